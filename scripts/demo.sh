@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# The two-minute tour: drop a quadruped and check the physics, then find a throw by gradient descent through contact.
+# What it writes goes to outputs/demo.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+"$root/scripts/setup_env.sh"
+export PATH="$root/.venv/bin:$PATH"  # torch looks there for ninja when it builds the native kernel
+cd "$root"
+
+echo "demo: 100 steps of the quadruped"
+torchdojo simulate quadruped --steps 100 --check --output outputs/demo
+echo "demo: throw to a target"
+python scripts/throw_to_target.py
