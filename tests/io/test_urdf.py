@@ -1,0 +1,441 @@
+"""URDF files written for the purpose: every convention of the reader, and a clear error for every kind of bad file."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchdojo.contacts import NonlinearContact
+from torchdojo.io import load, load_urdf
+from torchdojo.io.urdf_description import read_urdf
+from torchdojo.quaternion import rotation_matrix
+
+pytest.importorskip("urchin")
+pytestmark = pytest.mark.filterwarnings("ignore:kept on the joints")  # limits and friction, which the mechanism says it does not use yet
+
+INERTIAL = '<inertial><mass value="2"/><inertia ixx="0.1" ixy="0" ixz="0" iyy="0.1" iyz="0" izz="0.1"/></inertial>'
+LIMIT = '<limit lower="-1" upper="2" effort="3" velocity="4"/>'
+
+
+def link(name: str, content: str = INERTIAL) -> str:
+    return f'<link name="{name}">{content}</link>'
+
+
+def joint(name: str, kind: str, parent: str, child: str, content: str = LIMIT) -> str:
+    return f'<joint name="{name}" type="{kind}"><parent link="{parent}"/><child link="{child}"/>{content}</joint>'
+
+
+def inertial(mass: float, xyz: str = "0 0 0", rpy: str = "0 0 0", moments: tuple[float, float, float] = (0.1, 0.2, 0.25)) -> str:
+    x, y, z = moments
+    return (
+        f'<inertial><origin xyz="{xyz}" rpy="{rpy}"/><mass value="{mass}"/>'
+        f'<inertia ixx="{x}" ixy="0" ixz="0" iyy="{y}" iyz="0" izz="{z}"/></inertial>'
+    )
+
+
+def collision(geometry: str, xyz: str = "0 0 0", rpy: str = "0 0 0") -> str:
+    return f'<collision><origin xyz="{xyz}" rpy="{rpy}"/><geometry>{geometry}</geometry></collision>'
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write_urdf(*elements: str, robot: str = '<robot name="r">') -> Path:
+        path = tmp_path / "robot.urdf"
+        path.write_text(f'<?xml version="1.0"?>{robot}{"".join(elements)}</robot>')
+        return path
+
+    return write_urdf
+
+
+def pair(content: str = LIMIT, kind: str = "revolute") -> list[str]:
+    """Links a and b and the joint j between them."""
+    return [link("a"), link("b"), joint("j", kind, "a", "b", content)]
+
+
+TWO = pair()
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_anchors_offset_axis_and_options(write) -> None:
+    path = write(
+        link("a", inertial(1.0, xyz="0.1 0 0")),
+        link("b", inertial(2.0, xyz="0 0.2 0", rpy="0 0 1.5707963267948966")),
+        joint(
+            "j", "revolute", "a", "b",
+            '<origin xyz="1 2 3" rpy="0.1 0.2 0.3"/><axis xyz="0 3 4"/><dynamics damping="0.5" friction="0.25"/>' + LIMIT,
+        ),
+    )  # fmt: skip
+    mech = load_urdf(path, timestep=0.02)
+    hinge = mech.joints["j"]
+    assert type(hinge).__name__ == "Revolute"
+    assert hinge.parent_anchor.tolist() == pytest.approx([0.9, 2.0, 3.0])
+    assert hinge.child_anchor.tolist() == pytest.approx([0.0, -0.2, 0.0])
+    assert hinge.axis.tolist() == pytest.approx([0.0, 0.6, 0.8])
+
+    def turn(axis: int, angle: float) -> np.ndarray:
+        c, s, i, j = math.cos(angle), math.sin(angle), (axis + 1) % 3, (axis + 2) % 3
+        matrix = np.eye(3)
+        matrix[i, i], matrix[i, j], matrix[j, i], matrix[j, j] = c, -s, s, c
+        return matrix
+
+    # roll, pitch, yaw about fixed axes: yaw is applied last
+    expected = turn(2, 0.3) @ turn(1, 0.2) @ turn(0, 0.1)
+    np.testing.assert_allclose(rotation_matrix(hinge.orientation_offset).numpy(), expected, atol=1e-14)
+    assert (float(hinge.damper), float(hinge.friction)) == (0.5, 0.25)
+    assert [float(bound) for bound in hinge.limits] == [-1.0, 2.0]
+    assert (hinge.effort_limit, hinge.velocity_limit) == (3.0, 4.0)
+    # the inertia of b is given in axes turned by 90 degrees about z: x and y change places
+    assert mech.bodies["b"].inertia.diagonal().tolist() == pytest.approx([0.2, 0.1, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        ("revolute", LIMIT, "Revolute"),
+        ("continuous", "", "Revolute"),
+        ("prismatic", LIMIT, "Prismatic"),
+        ("planar", '<axis xyz="0 0 1"/>', "PlanarAxis"),
+        ("floating", "", "Floating"),
+    ],
+)
+def test_joint_types(write, kind: str, content: str, expected: str) -> None:
+    hinge = load_urdf(write(link("a"), link("b"), joint("j", kind, "a", "b", content))).joints["j"]
+    assert type(hinge).__name__ == expected
+    assert hinge.actuated == (kind != "floating")
+    assert (hinge.limits is None) == (kind not in ("revolute", "prismatic"))
+    assert hinge.axis.tolist() == ([0.0, 0.0, 1.0] if kind == "planar" else [1.0, 0.0, 0.0])  # URDF's default axis is x
+
+
+def test_limits_given_in_part(write) -> None:
+    def limits(content: str):
+        return read_urdf(write(link("a"), link("b"), joint("j", "prismatic", "a", "b", f"<limit {content}/>"))).joints["j"].options
+
+    assert limits('upper="2"') == {"limits": (0.0, 2.0)}  # URDF: a missing side is 0
+    assert limits('lower="-inf" upper="2" effort="5" velocity="inf"') == {"limits": (-math.inf, 2.0), "effort_limit": 5.0}
+    with pytest.warns(UserWarning, match="'j' gives neither lower nor upper limit"):
+        assert limits('effort="5" velocity="1"') == {"effort_limit": 5.0, "velocity_limit": 1.0}
+
+
+@pytest.mark.parametrize("kind", ["revolute", "prismatic"])
+def test_joint_without_range_is_fixed_at_its_coordinate(write, kind: str) -> None:
+    path = write(
+        link("a"), link("b"), joint("j", kind, "a", "b", '<origin xyz="0 0 1"/><axis xyz="0 0 1"/><limit lower="0.5" upper="0.5"/>')
+    )
+    with pytest.warns(UserWarning, match=r"'j' has equal limits 0\.5: it is read as fixed"):
+        robot = read_urdf(path)
+    assert list(robot.bodies) == ["a"]
+    b = robot.links["b"]
+    np.testing.assert_allclose(b.position - robot.links["a"].position, [0, 0, 1.0 if kind == "revolute" else 1.5], atol=1e-15)
+    assert b.rotation[1, 0] == pytest.approx(math.sin(0.5) if kind == "revolute" else 0.0)
+
+
+def test_merging_composes_mass_centre_and_inertia(write) -> None:
+    # two point-like cubes 1 m apart along the x axis of a, the second seen through a frame turned by 90 degrees about z
+    path = write(
+        link("a", inertial(1.0, moments=(0.1, 0.1, 0.1))),
+        link("frame", ""),
+        link("b", inertial(3.0, moments=(0.2, 0.3, 0.4))),
+        joint("f", "fixed", "a", "frame", '<origin xyz="1 0 0" rpy="0 0 1.5707963267948966"/>'),
+        joint("g", "fixed", "frame", "b", ""),
+        link("c"),
+        joint("j", "continuous", "b", "c", '<origin xyz="1 0 0"/>'),
+    )
+    robot = read_urdf(path)
+    body = robot.bodies["a"]
+    assert body.links == ("a", "frame", "b")
+    assert body.mass == 4.0
+    np.testing.assert_allclose(body.center, [0.75, 0, 0], atol=1e-15)
+    steiner = 1.0 * 0.75**2 + 3.0 * 0.25**2
+    np.testing.assert_allclose(body.inertia, np.diag([0.1 + 0.3, 0.1 + 0.2 + steiner, 0.1 + 0.4 + steiner]), atol=1e-14)
+    # x of b is y of a
+    np.testing.assert_allclose(robot.joints["j"].parent_anchor, [0.25, 1.0, 0.0], atol=1e-15)
+    assert robot.joints["j"].parent == "a"
+    assert list(robot.joints) == ["floating_base", "j"]
+
+    separate = read_urdf(path, merge_fixed_joints=False)
+    assert list(separate.bodies) == ["a", "b", "c"]
+    assert separate.bodies["a"].links == ("a", "frame")  # a frame without mass is merged all the same
+    assert separate.joints["g"].kind == "Fixed"
+    np.testing.assert_allclose(separate.joints["g"].parent_anchor, [1.0, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_root_frame_without_mass(write, merge: bool) -> None:
+    path = write(
+        link("root", ""),
+        link("a"),
+        joint("f", "fixed", "root", "a", '<origin xyz="0 0 1"/>'),
+        link("b"),
+        joint("j", "continuous", "a", "b", ""),
+    )
+    floating = read_urdf(path, merge_fixed_joints=merge)
+    assert list(floating.bodies) == ["root", "b"]
+    assert floating.joints["floating_base"].kind == "Floating"
+    # the coordinate of the base is the pose of the root link's frame, one metre below the centre of mass
+    np.testing.assert_allclose(floating.joints["floating_base"].child_anchor, [0, 0, -1])
+    fixed = read_urdf(path, merge_fixed_joints=merge, floating_base=False)
+    if merge:
+        assert list(fixed.bodies) == ["b"]
+        assert fixed.joints["j"].parent is None
+        np.testing.assert_allclose(fixed.joints["j"].parent_anchor, [0, 0, 1])
+    else:
+        assert list(fixed.bodies) == ["root", "b"]
+        assert fixed.joints["fixed_base"].kind == "Fixed"
+
+
+def test_root_named_world(write) -> None:
+    path = write(link("world", ""), link("a"), joint("f", "fixed", "world", "a", ""), link("b"), joint("j", "continuous", "a", "b", ""))
+    with pytest.warns(UserWarning, match=r"root link 'world' says that 'a' is fixed.*floating_base=False"):
+        mech = load_urdf(path)
+    assert list(mech.bodies) == ["a", "b"]  # "world" as a body name would be the world itself
+    assert (mech.joints["floating_base"].parent, mech.joints["floating_base"].child) == (None, "a")
+    assert list(load_urdf(path, floating_base=False).bodies) == ["b"]
+
+
+def test_base_joint_gives_way_to_a_name_in_the_file(write) -> None:
+    path = write(link("a"), link("b"), joint("floating_base", "continuous", "a", "b", ""))
+    assert list(read_urdf(path).joints) == ["a_floating_base", "floating_base"]
+
+
+def test_order_is_that_of_the_tree(write) -> None:
+    path = write(
+        joint("j2", "continuous", "b", "c", ""), joint("j3", "continuous", "a", "d", ""), joint("j1", "continuous", "a", "b", ""),
+        *(link(name) for name in "dcba"),
+    )  # fmt: skip
+    robot = read_urdf(path)
+    assert list(robot.bodies) == ["a", "d", "b", "c"]
+    assert list(robot.joints) == ["floating_base", "j3", "j1", "j2"]
+
+
+def test_names_are_cleaned(write) -> None:
+    path = write(
+        link("base.link"),
+        link("arm.1"),
+        joint("hinge.1", "revolute", "base.link", "arm.1"),
+        link("type"),
+        joint("t", "fixed", "arm.1", "type", ""),
+    )
+    mech = load_urdf(path, merge_fixed_joints=False)
+    assert list(mech.bodies) == ["base_link", "arm_1", "type_"]  # nn.ModuleDict has an attribute `type`
+    assert list(mech.joints) == ["floating_base", "hinge_1", "t"]
+
+
+def test_collision_contacts(write) -> None:
+    shapes = (
+        collision('<sphere radius="0.5"/>', xyz="0 0 1")
+        + collision('<box size="1 2 3"/>')
+        + collision('<cylinder radius="0.1" length="2"/>', rpy="1.5707963267948966 0 0")
+        + collision('<sphere radius="0"/>', xyz="0 0 -1")
+    )
+    path = write(
+        link("a", inertial(1.0, xyz="0 0 0.25") + shapes), link("b", collision('<sphere radius="0.1"/>')), joint("f", "fixed", "a", "b", "")
+    )
+    mech = load_urdf(path, friction=0.8, rim_points=6)
+    assert list(mech.contacts) == [f"a_{i}" for i in range(1 + 8 + 12 + 1)] + ["b_0"]
+    assert all(contact.body == "a" and float(contact.friction) == 0.8 for contact in mech.contacts.values())
+    assert float(mech.contacts["a_0"].radius) == 0.5
+    assert mech.contacts["a_0"].point.tolist() == pytest.approx([0.0, 0.0, 0.75])
+    assert sorted(abs(float(mech.contacts[f"a_{i}"].point[1])) for i in range(9, 21)) == pytest.approx([1.0] * 12)  # axis along y
+    assert mech.contacts["a_21"].point.tolist() == pytest.approx([0.0, 0.0, -1.25])  # a sphere of radius 0 is a bare point
+    assert float(mech.contacts["a_21"].radius) == 0.0
+    assert [type(shape).__name__ for shape in mech.bodies["a"].shapes] == ["Sphere", "Box", "Cylinder", "Sphere"]
+    for nothing in (None, {}):
+        assert len(load_urdf(path, contacts=nothing).contacts) == 0
+
+
+def test_given_contacts(write) -> None:
+    path = write(
+        link("a", inertial(1.0, xyz="0 0 0.25")),
+        link("tool", ""),
+        joint("f", "fixed", "a", "tool", '<origin xyz="0 0 1" rpy="0 1.5707963267948966 0"/>'),
+    )
+    given = {"own": NonlinearContact("a", point=(1.0, 0.0, 0.0)), "tip": {"link": "tool", "point": (0.5, 0.0, 0.0), "radius": 0.1}}
+    mech = load_urdf(path, contacts=given, friction=0.3)
+    assert mech.contacts["own"] is given["own"]
+    tip = mech.contacts["tip"]
+    assert tip.body == "a"
+    assert tip.point.tolist() == pytest.approx([0.0, 0.0, 1.0 - 0.25 - 0.5])  # x of the tool points down
+    assert (float(tip.radius), float(tip.friction)) == (0.1, 0.3)
+
+
+def test_contacts_of_the_world_are_dropped(write) -> None:
+    path = write(
+        link("a", INERTIAL + collision('<sphere radius="1"/>')),
+        link("b", INERTIAL + collision('<sphere radius="1"/>')),
+        joint("j", "revolute", "a", "b"),
+    )
+    assert list(load_urdf(path, floating_base=False).contacts) == ["b_0"]
+
+
+def test_mimic_joints(write) -> None:
+    path = write(*TWO, link("c"), joint("m.1", "revolute", "a", "c", LIMIT + '<mimic joint="j" multiplier="2"/>'))
+    with pytest.raises(ValueError, match=r"mimic joints are not supported: 'm_1' \(mimics 'j'\).*ignore=\('m_1',\)"):
+        load_urdf(path)
+    for ignore in ("m.1", ["m_1"]):
+        assert "m_1" in load_urdf(path, ignore=ignore).joints
+    with pytest.raises(ValueError, match=r"ignore names \['j'\], which are no mimic joints; mimic joints here: \['m_1'\]"):
+        load_urdf(path, ignore=("j", "m_1"))
+
+
+def test_harmless_elements_are_silent_and_unknown_ones_named(write) -> None:
+    harmless = (
+        '<material name="black"/><material name="black"/><gazebo reference="a"/><transmission name="t"><foo/></transmission>'
+        '<drake:thing xmlns:drake="https://drake.mit.edu/"/>'
+    )
+    visual = '<visual><geometry><mesh filename="package://nowhere/a.dae"/></geometry><material name="x"/></visual><sensor name="s"/>'
+    extra = LIMIT + '<safety_controller k_velocity="1"/><calibration rising="0"/>'
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_urdf(write(harmless, link("a", INERTIAL + visual), link("b"), joint("j", "revolute", "a", "b", extra)))
+    with pytest.warns(UserWarning, match=r"unknown elements are ignored: <spring> 's' in <robot>, <motor> in <joint> 'j'"):
+        read_urdf(write('<spring name="s"/>', link("a"), link("b"), joint("j", "revolute", "a", "b", LIMIT + "<motor/>")))
+
+
+def test_mesh_files_are_not_needed(write) -> None:
+    path = write(link("a", INERTIAL + collision('<mesh filename="package://nowhere/hull.stl"/>') + collision('<sphere radius="1"/>')))
+    with pytest.warns(UserWarning, match=r"mesh collision geometry is skipped.*a \(package://nowhere/hull\.stl\)"):
+        mech = load_urdf(path)
+    assert list(mech.contacts) == ["a_0"]
+
+
+def test_mass_zero_is_a_frame_and_its_inertia_is_reported(write) -> None:
+    path = write(link("a"), link("b", inertial(0.0)), joint("f", "fixed", "a", "b", ""))
+    with pytest.warns(UserWarning, match="link 'b' has an inertia but no mass"):
+        robot = read_urdf(path)
+    np.testing.assert_allclose(robot.bodies["a"].inertia, 0.1 * np.eye(3))
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------------------------
+
+BAD = {
+    "malformed": (["<link"], r"robot\.urdf: malformed XML: .*line 1"),
+    "no links": ([], r"the robot has no <link>"),
+    "unnamed link": (["<link/>"], r"a <link> has no name"),
+    "two links of one name": ([link("a"), link("a")], r"two links are named 'a'"),
+    "two joints of one name": ([*TWO, link("c"), joint("j", "revolute", "a", "c")], r"two joints are named 'j'"),
+    "names equal once cleaned": ([link("a.b"), link("a_b")], r"links 'a\.b' and 'a_b' both become 'a_b'"),
+    "unknown parent": ([link("b"), joint("j", "revolute", "x", "b")], r"joint 'j' names the parent link 'x', which is not .*; links: 'b'"),
+    "unknown child": ([link("a"), joint("j", "revolute", "a", "x")], r"joint 'j' names the child link 'x'"),
+    "no child": ([link("a"), '<joint name="j" type="fixed"><parent link="a"/></joint>'], r"joint 'j' has no <child link"),
+    "two parents": ([*TWO, joint("k", "revolute", "a", "b")], r"link 'b' is the child of two joints, 'j' and 'k'"),
+    "cycle": ([link("c"), *TWO, joint("k", "revolute", "b", "a")], r"the links a -> b -> a form a cycle"),
+    "two roots": ([link("a"), link("b")], r"links 'a', 'b' have no parent joint; a URDF has exactly one root"),
+    "joint type": (pair(kind="screw"), r"joint 'j' has type 'screw', which is unknown\. Only standard URDF"),
+    "ball joint": (pair(kind="ball"), r"joint 'j' has type 'ball', which belongs to Dojo's own dialect"),
+    "orbital joint": (pair(kind="orbital"), r"'orbital'.*dialect"),
+    "planaraxis joint": (pair(kind="planaraxis"), r"'planaraxis'.*dialect"),
+    "loop joint": ([*TWO, '<loop_joint name="l" type="continuous"/>'], r"<loop_joint> 'l' in <robot> belongs to Dojo's own dialect"),
+    "capsule": (
+        [link("a", INERTIAL + collision('<capsule radius="1" length="1"/>'))],
+        r"<capsule> in <geometry> of .*'a'.*dialect",
+    ),
+    "unknown geometry": ([link("a", INERTIAL + collision('<cone radius="1"/>'))], r"<cone> in <geometry> of .*'a' is no geometry of URDF"),
+    "no geometry": ([link("a", INERTIAL + "<collision/>")], r"a collision of link 'a' has the geometry \[\]"),
+    "two geometries": (
+        [link("a", INERTIAL + collision('<sphere radius="1"/><box size="1 1 1"/>'))],
+        r"link 'a' has the geometry \['sphere', 'box'\]; allowed: one of",
+    ),
+    "negative radius": (
+        [link("a", INERTIAL + collision('<sphere radius="-1"/>'))],
+        r"geometry of link 'a': Sphere radius: got -1",
+    ),
+    "two inertials": ([link("a", INERTIAL * 2)], r"<link> 'a' has more than one <inertial>"),
+    "no inertia": ([link("a", '<inertial><mass value="1"/></inertial>')], r"<inertial> of link 'a' lacks <inertia>"),
+    "negative mass": ([link("a", inertial(-1.0))], r"link 'a' has mass -1\.0 kg; allowed: positive"),
+    "mass that is no number": ([link("a", INERTIAL.replace('"2"', '"heavy"'))], r"<mass> of <inertial> of <link> 'a' has value='heavy'"),
+    "mass without value": ([link("a", INERTIAL.replace("value", "kg"))], r"<mass> of .* has no attribute 'value'"),
+    "not finite": ([link("a", INERTIAL.replace('"2"', '"nan"'))], r"has value='nan'; allowed: 1 finite number"),
+    "two numbers of three": (pair(LIMIT + '<origin xyz="1 2"/>'), r"<origin> of <joint> 'j' has xyz='1 2'"),
+    "negative damping": (pair(LIMIT + '<dynamics damping="-1"/>'), r"<dynamics> of <joint> 'j' has damping='-1'"),
+    "zero axis": (pair(LIMIT + '<axis xyz="0 0 0"/>'), r"revolute joint 'j' has the axis '0 0 0'"),
+    "no limit": (pair(""), r"revolute joint 'j' has no <limit>; give it one, or type=\"continuous\""),
+    "crossed limits": (pair('<limit lower="2" upper="1"/>', "prismatic"), r"joint 'j' has lower limit 2\.0 above upper"),
+    "moving link without mass": (
+        [TWO[0], link("b", ""), TWO[2]],
+        r"link 'b' would have to move on joint 'j' \(revolute\)",
+    ),
+    "moving frames without mass": (
+        [link("a"), link("b", ""), link("c", ""), joint("j", "revolute", "a", "b"), joint("f", "fixed", "b", "c")],
+        r"the links 'b', 'c' \(fixed to each other\) would have to move",
+    ),
+    "nothing has mass": ([link("a", "")], r"link 'a' at the root would have to move but has no mass"),
+    "xacro": (['<xacro:macro xmlns:xacro="http://www.ros.org/wiki/xacro" name="m"/>', link("a")], r"this is a xacro file.*expand it first"),
+    "impossible inertia": ([link("a", inertial(1.0, moments=(0.1, 0.1, 0.5)))], r"link 'a': Body.inertia.*repair_inertia=True"),
+    "indefinite inertia": ([link("a", inertial(1.0, moments=(0.1, 0.1, -0.1)))], r"robot\.urdf: link 'a': Body.inertia.*positive definite"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files(write, case: str) -> None:
+    elements, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        load_urdf(write(*elements))
+
+
+def test_not_a_robot(tmp_path: Path) -> None:
+    path = tmp_path / "robot.urdf"
+    path.write_text("<mujoco/>")
+    with pytest.raises(ValueError, match=r"the root element is <mujoco>; a URDF file has <robot>"):
+        load_urdf(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.urdf' does not exist"):
+        load_urdf(tmp_path / "nowhere.urdf")
+
+
+def test_missing_parser(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "urchin", None)
+    with pytest.raises(ImportError, match=r'pip install "torchdojo\[urdf\]"'):
+        load_urdf(write(link("a")))
+
+
+def test_everything_fixed_to_the_world(write) -> None:
+    with pytest.raises(ValueError, match="every link is fixed to the world; pass floating_base=True"):
+        load_urdf(write(link("a")), floating_base=False)
+
+
+@pytest.mark.parametrize(
+    ("contacts", "message"),
+    [
+        ("visual", r"contacts is 'visual'; allowed: 'collision', None, or a mapping"),
+        ({"tip": NonlinearContact("x")}, r"contact 'tip' is on 'x', which is no body of .*bodies: 'b'"),
+        ({"tip": NonlinearContact("c")}, r"contact 'tip' is on 'c'.*part of body 'b': name that body, or give a mapping with link="),
+        ({"tip": {"link": "x"}}, r"contact 'tip' has the link 'x'.*links: 'a', 'b', 'c'"),
+        ({"tip": {"point": (0, 0, 0)}}, r"contact 'tip' has the link None"),
+        ({"tip": {"link": "a"}}, r"link 'a' is part of the world and cannot touch"),
+        ({"tip": {"link": "b", "point": (0, 0)}}, r"contact 'tip' has the point \[0\.0, 0\.0\]"),
+        ({"tip": {"link": "b", "colour": 1}}, r"contact 'tip': .*colour"),
+        ({"tip": {"link": "b", "friction": -1.0}}, r"contact 'tip': .*friction"),
+    ],
+)
+def test_bad_contacts(write, contacts, message: str) -> None:
+    path = write(*TWO, link("c", ""), joint("f", "fixed", "b", "c", ""))
+    with pytest.raises(ValueError, match=message):
+        load_urdf(path, floating_base=False, contacts=contacts)
+
+
+def test_load_chooses_by_suffix(write, tmp_path: Path) -> None:
+    path = write(*TWO)
+    assert list(load(str(path), gravity=(0.0, 0.0, 0.0)).bodies) == ["a", "b"]
+    for name in ("robot.xml", "robot.MJCF"):
+        with pytest.raises(ValueError, match=r"MJCF import is not available yet"):
+            load(tmp_path / name)
+    with pytest.raises(ValueError, match=r"unknown suffix '\.sdf'; allowed: \.urdf"):
+        load(tmp_path / "robot.sdf")
+    with pytest.raises(ValueError, match=r"unknown suffix ''"):
+        load("quadruped")
+
+
+def test_urdf_numbers_are_double_precision(write) -> None:
+    mech = load_urdf(write(link("a", inertial(0.1234567890123456))))
+    assert mech.bodies["a"].mass.dtype == torch.float64
+    assert float(mech.bodies["a"].mass) == 0.1234567890123456

@@ -1,0 +1,162 @@
+"""Build a `Mechanism` from a URDF file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchdojo import joints
+from torchdojo.bodies import Body
+from torchdojo.contacts import Contact, NonlinearContact
+from torchdojo.io.urdf_description import LinkInfo, RobotInfo, read_urdf
+from torchdojo.io.urdf_xml import clean_name
+from torchdojo.mechanism import Mechanism
+from torchdojo.quaternion import from_rotation_matrix
+
+__all__ = ["load_urdf"]
+
+
+def load_urdf(
+    path: str | Path,
+    *,
+    timestep: float = 0.01,
+    gravity: Any = (0.0, 0.0, -9.81),
+    floating_base: bool = True,
+    contacts: str | Mapping[str, Any] | None = "collision",
+    friction: float = 0.5,
+    merge_fixed_joints: bool = True,
+    ignore: Sequence[str] = (),
+    rim_points: int = 4,
+    repair_inertia: bool = False,
+) -> Mechanism:
+    """Build a mechanism from a standard URDF file (parsed by `urchin`).
+
+    Frames: a body has the axes of its topmost link's frame and its origin at its centre of mass. At coordinate zero every joint has the
+    pose that the file draws. Names keep their spelling except that "." becomes "_". Joints are in tree order: a parent before its
+    children, children as in the file, the base first.
+
+    Joint types: revolute and continuous -> Revolute, prismatic -> Prismatic, fixed -> merged or Fixed, floating -> Floating (not
+    actuated), planar -> PlanarAxis (two translations perpendicular to the axis and a rotation about it). ``damping`` becomes ``damper``
+    [N s/m, N m s/rad]; ``friction`` [N, N m], the limits [m, rad] (a missing one of the two is 0, as URDF has it; both missing: none),
+    ``effort_limit`` [N, N m] and ``velocity_limit`` [m/s, rad/s] are kept on the joint. A joint whose two limits are equal is read as
+    fixed there, with a warning. Visual geometry, materials, transmissions, safety controllers, simulator tags and elements with a
+    namespace are ignored; mesh collision geometry is skipped and unknown elements are ignored with a warning that names them.
+
+    Args:
+        path: the file.
+        timestep: [s].
+        gravity: (3,) [m/s^2], world frame.
+        floating_base: True: the root moves freely, on a `Floating` joint ``floating_base`` whose coordinate is the pose of the root
+            link's frame. False: the root link, and with `merge_fixed_joints` all that is fixed to it, is part of the world: no body, no
+            contact, and its frame is the world's. Without `merge_fixed_joints` a root with mass is a body on a `Fixed` joint
+            ``fixed_base``. (Should the file use that name: ``<root>_floating_base``, ``<root>_fixed_base``.) A root link named
+            "world" does not weld the robot by itself: floating_base=True warns of it.
+        contacts: "collision": every collision shape touches the ground z = 0 with a `NonlinearContact` at each of its contact points,
+            named ``<link>_<i>``. None or an empty mapping: no contact. A mapping from names: exactly these, each a contact module (its
+            ``body`` a body, its point in that body's frame), or a mapping with ``link``, ``point`` (3,) in the frame of that link [m]
+            and further keywords of `NonlinearContact`, which works for merged links too.
+        friction: coefficient of the contacts made here.
+        merge_fixed_joints: links fixed to each other become one body, named after the topmost, masses and inertias composed. False:
+            `Fixed` joints instead; frames without mass are merged all the same.
+        ignore: names of mimic joints to load as independent joints; any other mimic joint is an error.
+        rim_points: contact points on each rim of a cylinder.
+        repair_inertia: replace an inertia that no rigid body can have (a triangle inequality violated) by the nearest possible one, with
+            a warning that gives both, instead of raising.
+
+    Raises:
+        ImportError: `urchin` is not installed.
+        FileNotFoundError: there is no such file.
+        ValueError: malformed or unsupported content, a moving link without mass, an impossible mass or inertia, unknown names; the
+            message names the file and the element.
+    """
+    if isinstance(contacts, str) and contacts != "collision":
+        raise ValueError(f"contacts is {contacts!r}; allowed: 'collision', None, or a mapping from names to contacts")
+    robot = read_urdf(
+        path,
+        floating_base=floating_base,
+        merge_fixed_joints=merge_fixed_joints,
+        ignore=ignore,
+        rim_points=rim_points,
+        repair_inertia=repair_inertia,
+    )
+    if contacts == "collision":
+        modules = _collision_contacts(robot, friction)
+    else:
+        assert contacts is None or isinstance(contacts, Mapping)
+        modules = {name: _given_contact(robot, name, value, friction) for name, value in (contacts or {}).items()}
+    return Mechanism(bodies=_bodies(robot), joints=_joints(robot), contacts=modules, timestep=timestep, gravity=gravity)
+
+
+def _bodies(robot: RobotInfo) -> dict[str, Body]:
+    bodies = {}
+    for name, info in robot.bodies.items():
+        try:
+            bodies[name] = Body(mass=info.mass, inertia=torch.as_tensor(info.inertia), shape=info.shapes or None)
+        except ValueError as error:
+            links = f"link {name!r}" if len(info.links) == 1 else f"the links {', '.join(map(repr, info.links))} fixed to each other"
+            raise ValueError(
+                f"{robot.path}: {links}: {error}. Correct the file, or pass repair_inertia=True to use the nearest possible inertia"
+            ) from error
+    return bodies
+
+
+def _joints(robot: RobotInfo) -> dict[str, joints.StandardJoint]:
+    modules = {}
+    for name, info in robot.joints.items():
+        try:
+            modules[name] = getattr(joints, info.kind)(
+                info.parent,
+                info.child,
+                axis=info.axis.tolist(),
+                parent_anchor=info.parent_anchor.tolist(),
+                child_anchor=info.child_anchor.tolist(),
+                orientation_offset=from_rotation_matrix(torch.as_tensor(info.rotation)),
+                **info.options,
+            )
+        except ValueError as error:
+            raise ValueError(f"{robot.path}: joint {name!r}: {error}") from error
+    return modules
+
+
+def _collision_contacts(robot: RobotInfo, friction: float) -> dict[str, Contact]:
+    modules: dict[str, Contact] = {}
+    for body, info in robot.bodies.items():
+        count = dict.fromkeys(info.links, 0)
+        for link, point, radius in info.contact_points:
+            modules[f"{link}_{count[link]}"] = NonlinearContact(body, point=point.tolist(), radius=radius, friction=friction)
+            count[link] += 1
+    return modules
+
+
+def _given_contact(robot: RobotInfo, name: str, value: Any, friction: float) -> Any:
+    if not isinstance(value, Mapping):
+        body = getattr(value, "body", None)
+        if body is not None and body not in robot.bodies:
+            where = _describe(robot.links[body]) if body in robot.links else f"bodies: {', '.join(map(repr, robot.bodies))}"
+            raise ValueError(f"contact {name!r} is on {body!r}, which is no body of {robot.path}; {where}")
+        return value
+    keywords = {"friction": friction, **value}
+    link = robot.links.get(clean_name(str(keywords.pop("link", ""))))
+    if link is None:
+        raise ValueError(
+            f"contact {name!r} has the link {value.get('link')!r}, which is not in {robot.path}; links: {', '.join(map(repr, robot.links))}"
+        )
+    if link.body is None:
+        raise ValueError(f"contact {name!r}: {_describe(link)} and cannot touch anything; remove it, or pass floating_base=True")
+    point = [float(number) for number in keywords.pop("point", (0.0, 0.0, 0.0))]
+    if len(point) != 3 or not all(math.isfinite(number) for number in point):
+        raise ValueError(f"contact {name!r} has the point {point}; allowed: three finite numbers [m] in the frame of link {link.name!r}")
+    try:
+        return NonlinearContact(link.body, point=(link.position + link.rotation @ point).tolist(), **keywords)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"contact {name!r}: {error}") from error
+
+
+def _describe(link: LinkInfo) -> str:
+    if link.body is None:
+        return f"link {link.name!r} is part of the world"
+    return f"link {link.name!r} is part of body {link.body!r}: name that body, or give a mapping with link= and point= in the link's frame"
