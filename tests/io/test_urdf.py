@@ -275,6 +275,20 @@ def test_contacts_of_the_world_are_dropped(write) -> None:
     assert list(load_urdf(path, floating_base=False).contacts) == ["b_0"]
 
 
+def test_no_contact_where_no_joint_can_change_the_height(write) -> None:
+    ball = INERTIAL + collision('<sphere radius="1"/>')
+    turntable, slide, arm = (
+        joint("t", "continuous", "base", "table", '<origin xyz="0 0 0.5" rpy="1.5707963267948966 0 0"/><axis xyz="0 1 0"/>'),  # vertical
+        joint("s", "prismatic", "table", "sled", '<axis xyz="1 0 0"/>' + LIMIT),
+        joint("a", "continuous", "sled", "arm", '<axis xyz="1 0 0"/>'),
+    )
+    path = write(link("base"), link("table", ball), link("sled", ball), link("arm", ball), turntable, slide, arm)
+    with pytest.warns(UserWarning, match=r"no ground contact for 'table', 'sled': no joint can change the height"):
+        assert list(load_urdf(path, floating_base=False).contacts) == ["arm_0"]
+    assert list(load_urdf(path).contacts) == ["table_0", "sled_0", "arm_0"]
+    assert list(load_urdf(path, floating_base=False, contacts={"own": {"link": "table"}}).contacts) == ["own"]
+
+
 def test_mimic_joints(write) -> None:
     path = write(*TWO, link("c"), joint("m.1", "revolute", "a", "c", LIMIT + '<mimic joint="j" multiplier="2"/>'))
     with pytest.raises(ValueError, match=r"mimic joints are not supported: 'm_1' \(mimics 'j'\).*ignore=\('m_1',\)"):

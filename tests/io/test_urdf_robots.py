@@ -16,6 +16,7 @@ from torchdojo.io.urdf_description import RobotInfo, read_urdf
 from torchdojo.quaternion import exp, rotation_matrix
 
 urchin = pytest.importorskip("urchin")
+pytestmark = pytest.mark.filterwarnings("ignore:kept on the joints", "ignore:.*its root link 'world'")
 
 FINGER = "panda_finger_joint2"
 # file -> bodies and mass [kg] with a floating base, and contacts; masses are those of shared/models/README.md
@@ -186,6 +187,14 @@ def test_panda_needs_its_mimic_joint_ignored() -> None:
     with pytest.raises(ValueError, match=r"'panda_finger_joint2' \(mimics 'panda_finger_joint1'\).*ignore=\('panda_finger_joint2',\)"):
         load_urdf(path)
     assert FINGER in load_urdf(path, ignore=FINGER).joints
+
+
+def test_first_link_of_a_fixed_arm_makes_no_contact() -> None:
+    # the shape of panda_link1 reaches 9 cm below the ground, and the joint above it is vertical: with that contact no step exists
+    path = shared_path("models", "franka_panda", "panda_collision.urdf")
+    with pytest.warns(UserWarning, match=r"no ground contact for 'panda_link1'"):
+        mech = load_urdf(path, floating_base=False, ignore=FINGER)
+    assert float(mech.distances(mech.initial_state()).min()) > 0.0
 
 
 def test_xarm6_has_impossible_inertias() -> None:

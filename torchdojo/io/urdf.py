@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchdojo import joints
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, NonlinearContact
-from torchdojo.io.urdf_description import LinkInfo, RobotInfo, read_urdf
+from torchdojo.io.urdf_description import Array, LinkInfo, RobotInfo, read_urdf
 from torchdojo.io.urdf_xml import clean_name
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
@@ -56,9 +58,10 @@ def load_urdf(
             ``fixed_base``. (Should the file use that name: ``<root>_floating_base``, ``<root>_fixed_base``.) A root link named
             "world" does not weld the robot by itself: floating_base=True warns of it.
         contacts: "collision": every collision shape touches the ground z = 0 with a `NonlinearContact` at each of its contact points,
-            named ``<link>_<i>``. None or an empty mapping: no contact. A mapping from names: exactly these, each a contact module (its
-            ``body`` a body, its point in that body's frame), or a mapping with ``link``, ``point`` (3,) in the frame of that link [m]
-            and further keywords of `NonlinearContact`, which works for merged links too.
+            named ``<link>_<i>``; except on bodies whose height no joint can change, which a warning names. None or an empty mapping: no
+            contact. A mapping from names: exactly these, each a contact module (its ``body`` a body, its point in that body's frame),
+            or a mapping with ``link``, ``point`` (3,) in the frame of that link [m] and further keywords of `NonlinearContact`, which
+            works for merged links too.
         friction: coefficient of the contacts made here.
         merge_fixed_joints: links fixed to each other become one body, named after the topmost, masses and inertias composed. False:
             `Fixed` joints instead; frames without mass are merged all the same.
@@ -124,12 +127,42 @@ def _joints(robot: RobotInfo) -> dict[str, joints.StandardJoint]:
 
 def _collision_contacts(robot: RobotInfo, friction: float) -> dict[str, Contact]:
     modules: dict[str, Contact] = {}
+    level = _bodies_of_constant_height(robot)
+    dropped = [body for body in level if robot.bodies[body].contact_points]
+    if dropped:
+        warnings.warn(
+            f"{robot.path}: no ground contact for {', '.join(map(repr, dropped))}: no joint can change the height of its points, so it "
+            "can neither reach the ground nor leave it; to have such contacts all the same, give them in contacts=",
+            stacklevel=3,
+        )
     for body, info in robot.bodies.items():
+        if body in level:
+            continue
         count = dict.fromkeys(info.links, 0)
         for link, point, radius in info.contact_points:
             modules[f"{link}_{count[link]}"] = NonlinearContact(body, point=point.tolist(), radius=radius, friction=friction)
             count[link] += 1
     return modules
+
+
+def _bodies_of_constant_height(robot: RobotInfo) -> list[str]:
+    """Bodies that can only turn about the vertical and slide in a horizontal plane, as the first link of most robot arms.
+
+    A contact there has a constant distance: where it is negative (the link reaches into the pedestal that z = 0 cuts off) no step exists.
+    """
+    frames: dict[str | None, Array] = {None: np.eye(3)}  # at coordinate zero; the vertical in it is the same at every other
+    for joint in robot.joints.values():
+        if joint.parent not in frames:
+            continue
+        frame = frames[joint.parent] @ joint.rotation
+        rise = abs(float((frame @ joint.axis)[2]))  # 1 for a vertical axis
+        if (
+            joint.kind == "Fixed"
+            or (joint.kind in ("Revolute", "PlanarAxis") and rise > 1.0 - 1e-9)
+            or (joint.kind == "Prismatic" and rise < 1e-9)
+        ):
+            frames[joint.child] = frame
+    return [body for body in robot.bodies if body in frames]
 
 
 def _given_contact(robot: RobotInfo, name: str, value: Any, friction: float) -> Any:
