@@ -1,0 +1,229 @@
+"""Minimal and maximal coordinates, tangent maps and initial states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchdojo as td
+from torchdojo import joints as joint_types
+from torchdojo import quaternion as quat
+
+H = 0.01
+NAMES = list(joint_types.JOINT_TYPES)
+BATCHES = [(), (1,), (3, 4)]
+
+
+def body() -> td.Body:
+    return td.Body(mass=1.0, inertia=(0.1, 0.2, 0.25))
+
+
+def random_joint(kind: str, parent: str | None, child: str) -> td.StandardJoint:
+    return getattr(td, kind)(
+        parent,
+        child,
+        axis=torch.randn(3),
+        parent_anchor=torch.randn(3),
+        child_anchor=torch.randn(3),
+        orientation_offset=quat.normalize(torch.randn(4)),
+    )
+
+
+def tree(kind: str) -> td.Mechanism:
+    """Three bodies: one on the world, one on that, a third on the world again, declared children first."""
+    joints = {"b_c": random_joint(kind, "b", "c"), "w_b": random_joint(kind, None, "b"), "w_a": random_joint(kind, "world", "a")}
+    return td.Mechanism({"a": body(), "b": body(), "c": body()}, joints, timestep=H)
+
+
+def random_coordinates(mechanism: td.Mechanism, batch: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    # Rotation vectors below π, so that the shorter turn is the one meant; rates of order 1.
+    return 0.8 * torch.randn(*batch, mechanism.num_coordinates).clamp(-1.5, 1.5), torch.randn(*batch, mechanism.num_coordinates)
+
+
+def one_step_earlier(z: Tensor) -> Tensor:
+    x, v, q, omega = z.unflatten(-1, (-1, 13)).split((3, 3, 4, 3), -1)
+    return torch.cat((x - H * v, v, quat.multiply(q, quat.conjugate(quat.increment(omega, H))), omega), -1).flatten(-2)
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("kind", NAMES)
+def test_round_trip(kind: str, batch: tuple[int, ...]) -> None:
+    mechanism = tree(kind)
+    q, qd = random_coordinates(mechanism, batch)
+    z = mechanism.to_maximal(q, qd)
+    assert z.shape == (*batch, 39)
+    back_q, back_qd = mechanism.to_minimal(z)
+    assert back_q.shape == back_qd.shape == q.shape
+    # Rounding of coordinates of order 10 m in the world, for the rates divided by h.
+    torch.testing.assert_close(back_q, q, rtol=0, atol=1e-13)
+    torch.testing.assert_close(back_qd, qd, rtol=0, atol=1e-11)
+    torch.testing.assert_close(mechanism.to_maximal(back_q, back_qd), z, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_assembled_now_and_one_step_earlier(kind: str) -> None:
+    mechanism = tree(kind)
+    z = mechanism.to_maximal(*random_coordinates(mechanism, (20,)))
+    # Rounding of positions of order 10 m.
+    assert (mechanism.joint_errors(z).abs() <= 1e-12).all()
+    assert (mechanism.joint_errors(one_step_earlier(z)).abs() <= 1e-12).all()
+    norms = torch.linalg.vector_norm(z.unflatten(-1, (-1, 13))[..., 6:10], dim=-1)
+    assert ((norms - 1).abs() <= 1e-14).all()
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_coordinates_mean_what_they_say(kind: str) -> None:
+    """One joint to the world without offsets: the body sits at the sum of free axes times coordinates, turned by the rotation vector."""
+    joint = getattr(td, kind)(None, "a", axis=(0.3, -0.5, 0.8))
+    mechanism = td.Mechanism({"a": body()}, {"j": joint}, timestep=H)
+    q, qd = random_coordinates(mechanism, ())
+    z = mechanism.to_maximal(q, qd)
+    split = joint.free_translations
+    torch.testing.assert_close(z[:3], q[:split] @ joint.free_translational_axes, rtol=0, atol=1e-14)
+    torch.testing.assert_close(z[3:6], qd[:split] @ joint.free_translational_axes, rtol=0, atol=1e-12)
+    turn = q[split:] @ joint.free_rotational_axes
+    torch.testing.assert_close(quat.rotation_vector(z[6:10]), turn, rtol=0, atol=1e-14)
+
+
+def test_gradients_of_the_maps() -> None:
+    mechanism = tree("PlanarOrbital")
+    q, qd = (value.requires_grad_() for value in random_coordinates(mechanism, ()))
+    assert torch.autograd.gradcheck(mechanism.to_maximal, (q, qd))
+    # Differences over h = 0.01 carry rounding of 1e-8 into finite differences.
+    assert torch.autograd.gradcheck(lambda *args: mechanism.to_minimal(mechanism.to_maximal(*args)), (q, qd), atol=1e-5)
+    at_rest = (torch.zeros_like(q).requires_grad_(), torch.zeros_like(qd).requires_grad_())
+    assert torch.autograd.gradcheck(lambda *args: mechanism.to_minimal(mechanism.to_maximal(*args)), at_rest, atol=1e-5)
+
+
+def test_random_trees_of_mixed_joints() -> None:
+    kinds = [NAMES[i] for i in torch.randperm(16).tolist()]
+    bodies = {f"b{i}": body() for i in range(16)}
+    joints = {f"j{i}": random_joint(kind, f"b{int(torch.randint(i, ()))}" if i else None, f"b{i}") for i, kind in enumerate(kinds)}
+    mechanism = td.Mechanism(bodies, joints, timestep=H)
+    q, qd = random_coordinates(mechanism, (2,))
+    z = mechanism.to_maximal(q, qd)
+    # Anchors up to 10 joints away: ten times the rounding of the three-body trees.
+    assert (mechanism.joint_errors(z).abs() <= 1e-12).all()
+    back_q, back_qd = mechanism.to_minimal(z)
+    torch.testing.assert_close(back_q, q, rtol=0, atol=1e-12)
+    torch.testing.assert_close(back_qd, qd, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_retract_and_difference_are_inverse(batch: tuple[int, ...]) -> None:
+    mechanism = tree("Floating")
+    z = mechanism.to_maximal(*random_coordinates(mechanism, batch))
+    delta = torch.randn(*batch, 36).clamp(-1.8, 1.8)  # turns below π: the shorter one is the one meant
+    moved = mechanism.retract(z, delta)
+    torch.testing.assert_close(mechanism.difference(moved, z), delta, rtol=0, atol=1e-13)  # rounding of order 10
+    torch.testing.assert_close(mechanism.difference(z, z), torch.zeros_like(delta), rtol=0, atol=1e-15)
+    quaternions = moved.unflatten(-1, (3, 13))[..., 6:10]
+    assert ((torch.linalg.vector_norm(quaternions, dim=-1) - 1).abs() <= 1e-14).all()
+    torch.testing.assert_close(mechanism.retract(z, mechanism.difference(moved, z)), moved, rtol=0, atol=1e-13)
+
+
+def test_fixed_joints_beside_others() -> None:
+    """A joint without coordinates starts in the vector where the next one does, and must not take its place."""
+    joints = {"weld": td.Fixed("a", "b"), "hinge": td.Revolute(None, "a"), "end": td.Fixed("b", "c")}
+    mechanism = td.Mechanism({"a": body(), "b": body(), "c": body()}, joints, timestep=H)
+    q, qd = mechanism.to_minimal(mechanism.initial_state(hinge=dict(q=0.3, qd=1.0)))
+    torch.testing.assert_close(q, torch.tensor([0.3]), rtol=0, atol=1e-15)
+    torch.testing.assert_close(qd, torch.tensor([1.0]), rtol=0, atol=1e-13)
+
+
+# -- what cannot be done ----------------------------------------------------------------------------------------
+
+
+def loop() -> td.Mechanism:
+    joints = {"j1": td.Revolute(None, "a"), "j2": td.Revolute("a", "b", parent_anchor=(1, 0, 0)), "j3": td.Revolute(None, "b")}
+    return td.Mechanism({"a": body(), "b": body()}, joints)
+
+
+@pytest.mark.parametrize("call", ["to_minimal", "to_maximal", "initial_state"])
+def test_loops_raise_and_name_the_body(call: str) -> None:
+    mechanism = loop()
+    arguments = {
+        "to_minimal": (mechanism.retract(torch.tensor([*[0.0] * 6, 1, *[0] * 6] * 2), torch.zeros(24)),),
+        "to_maximal": (torch.zeros(3),),
+    }
+    with pytest.raises(ValueError, match=r"'b' has two parents.*'j2'.*'j3'.*maximal state"):
+        getattr(mechanism, call)(*arguments.get(call, ()))
+
+
+def test_detached_cycle_raises_and_names_the_bodies() -> None:
+    joints = {"j1": td.Revolute("b", "a"), "j2": td.Revolute("a", "b")}
+    with pytest.raises(ValueError, match=r"no chain of joints connects the world.*'a', 'b'"):
+        td.Mechanism({"a": body(), "b": body()}, joints).initial_state()
+
+
+class Weld(td.Joint):
+    num_rows = 3
+
+    def constraint(self, parent: Any, child: Any) -> Tensor:
+        return child.x - parent.x
+
+
+def test_user_written_joints_have_no_coordinates() -> None:
+    with pytest.raises(ValueError, match=r"'weld'.*no coordinates"):
+        td.Mechanism({"a": body()}, {"weld": Weld(None, "a")}).initial_state()
+
+
+# -- initial states ---------------------------------------------------------------------------------------------
+
+
+def cart() -> td.Mechanism:
+    joints = {
+        "rail": td.Prismatic(None, "cart", axis=(1, 0, 0)),
+        "hinge": td.Revolute("cart", "pole", axis=(0, 1, 0), child_anchor=(0, 0, -0.5)),
+    }
+    return td.Mechanism({"cart": body(), "pole": body(), "ball": body()}, joints, timestep=H)
+
+
+def test_initial_state_by_joint_and_by_body() -> None:
+    mechanism = cart()
+    turned = quat.exp(torch.tensor([0.0, 0.0, 1.0]))
+    z = mechanism.initial_state(
+        rail=dict(q=0.5, qd=-1.0),
+        hinge=dict(q=[0.3]),
+        ball=dict(position=(1, 2, 3), velocity=(4, 5, 6), orientation=turned, angular_velocity=(7, 8, 9)),
+    )
+    q, qd = mechanism.to_minimal(z)
+    torch.testing.assert_close(q[:2], torch.tensor([0.5, 0.3]), rtol=0, atol=1e-15)
+    torch.testing.assert_close(qd[:2], torch.tensor([-1.0, 0.0]), rtol=0, atol=1e-13)
+    torch.testing.assert_close(z[26:], torch.cat((torch.arange(1.0, 7), turned, torch.arange(7.0, 10))), rtol=0, atol=0)
+    torch.testing.assert_close(mechanism.initial_state(), mechanism.to_maximal(torch.zeros(8)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "value"), [((3, 4), 0.3), ((), torch.rand(5)), ((5,), torch.rand(5, 1)), ((2, 5), torch.rand(5))], ids=str
+)
+def test_initial_state_batches_broadcast(batch: tuple[int, ...], value: Any) -> None:
+    z = cart().initial_state(batch, hinge=dict(q=value))
+    expected = torch.as_tensor(value)
+    expected = expected.squeeze(-1) if expected.ndim > 1 else expected
+    assert z.shape == (*torch.broadcast_shapes(batch, expected.shape), 39)
+    torch.testing.assert_close(cart().to_minimal(z)[0][..., 1], expected.expand(z.shape[:-1]), rtol=0, atol=1e-15)
+
+
+def test_initial_state_is_differentiable() -> None:
+    angle = torch.tensor(0.3, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a: cart().initial_state(hinge=dict(q=a)), angle)
+
+
+INITIAL_STATE_ERRORS = {
+    "unknown_name": (dict(wheel=dict(q=0.0)), r"'wheel'.*'rail'.*'hinge'.*'ball'"),
+    "jointed_body": (dict(pole=dict(position=(0, 0, 0))), r"unknown name 'pole'.*'rail'"),
+    "key_of_a_body": (dict(hinge=dict(position=(0, 0, 0))), r"'hinge' got 'position'; allowed: \['q', 'qd'\]"),
+    "key_of_a_joint": (dict(ball=dict(q=(0, 0, 0))), r"'ball' got 'q'; allowed: \['position'"),
+    "wrong_size": (dict(ball=dict(position=(0, 0))), r"ball\.position got shape \(2,\); allowed: .*3"),
+}
+
+
+@pytest.mark.parametrize("name", INITIAL_STATE_ERRORS)
+def test_initial_state_errors(name: str) -> None:
+    values, message = INITIAL_STATE_ERRORS[name]
+    with pytest.raises(ValueError, match=message):
+        cart().initial_state(**values)
