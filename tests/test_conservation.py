@@ -107,8 +107,8 @@ def test_joints_stay_together(name: str) -> None:
     assert float((norms - 1).abs().max()) <= 1e-13  # 100 products of unit quaternions
 
 
-# Relative to the kinetic energy at the start. The original's bars: 1e-8 for its free block, 2e-3 for the humanoid after 1 s. A free body of any
-# inertia conserves its energy exactly, as the map is that of Moser and Veselov (1991); what is left is 100 residuals of 1e-12.
+# Relative to the kinetic energy at the start. The original's bars: 1e-8 for its free block, 2e-3 for the humanoid after 1 s. A free body of
+# any inertia conserves its energy exactly, as the map is that of Moser and Veselov (1991); what is left is 100 residuals of 1e-12.
 ENERGY_BARS = {"free_cube": 1e-10, "free_body": 1e-10, "humanoid": 2e-3}
 
 
@@ -121,14 +121,14 @@ def test_energy(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_energy_does_not_drift_in_ten_seconds() -> None:
+def test_energy_does_not_drift_in_five_seconds() -> None:
     mechanism, z = simulated("humanoid")
     with torch.no_grad():
-        z = mechanism.rollout(z[:, 0], steps=1000).z
+        z = mechanism.rollout(z[:, 0], steps=500).z
     energy = mechanism.kinetic_energy(z[:, :-1], z[:, 1:])
-    # The bar of one second holds for the mean of the tenth second: an explicit or dissipative scheme loses several percent by then.
+    # The bar of one second holds for the mean of the fifth second: an explicit or dissipative scheme loses several percent by then.
     assert float((energy[:, -100:].mean(-1) / energy[:, :100].mean(-1) - 1).abs().max()) <= 2e-3
-    assert float((mechanism.momentum(z) - mechanism.momentum(z)[:, :1]).abs().max()) <= 1e-9  # ten times the bar of 100 steps
+    assert float((mechanism.momentum(z) - mechanism.momentum(z)[:, :1]).abs().max()) <= 5e-10  # five times the bar of 100 steps
 
 
 @pytest.mark.parametrize("kind", ["Prismatic", "Revolute", "PlanarOrbital", "Floating"])
