@@ -76,7 +76,7 @@ def test_tables_hold_what_they_should() -> None:
     assert len(FREE) >= 24 and len(CONTACT) >= 11 and len(HALF_LEVER) == 11
 
 
-# -- states and impulses ----------------------------------------------------------------------------------------------------------------
+# -- states and impulses --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -144,7 +144,7 @@ def _compare_multipliers(case: GoldenCase, out: td.StepOutput, golden: Tensor) -
     assert start == golden.shape[-1]
 
 
-# -- Jacobians --------------------------------------------------------------------------------------------------------------------------
+# -- Jacobians ------------------------------------------------------------------------------------------------------------------
 
 
 class OriginalInputs(td.StandardJoint):
@@ -233,7 +233,7 @@ def test_jacobians_with_half_lever(name: str, kappa_exponent: int) -> None:
     assert ((jac_u - B).abs() <= jacobian_tolerance(A)).all()
 
 
-# -- coordinates, energy, momentum ------------------------------------------------------------------------------------------------------
+# -- coordinates, energy, momentum ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -134,7 +134,7 @@ def test_fixed_joints_beside_others() -> None:
     torch.testing.assert_close(qd, torch.tensor([1.0]), rtol=0, atol=1e-13)
 
 
-# -- what cannot be done ----------------------------------------------------------------------------------------
+# -- what cannot be done ----------------------------------------------------------------------------------
 
 
 def loop() -> td.Mechanism:
@@ -171,7 +171,7 @@ def test_user_written_joints_have_no_coordinates() -> None:
         td.Mechanism({"a": body()}, {"weld": Weld(None, "a")}).initial_state()
 
 
-# -- initial states ---------------------------------------------------------------------------------------------
+# -- initial states ---------------------------------------------------------------------------------------
 
 
 def cart() -> td.Mechanism:
