@@ -1,0 +1,309 @@
+"""`torchdojo simulate`: drop a mechanism, step it, and say what the physics did."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchdojo import diagnostics, models, testing
+from torchdojo.commands.common import CommandError, print_table, progress, user_input, write_report
+from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.io import load
+from torchdojo.joints import StandardJoint
+from torchdojo.mechanism import Mechanism, StepOutput
+from torchdojo.solver.options import SolverOptions, Status
+
+__all__ = ["Recording", "build", "place", "record", "simulate"]
+
+CHECK_DIRECTIONS = 12  # of z and u, drawn at random: a robot has hundreds of them
+LARGE_GAP = 1e-3  # m
+FREE_FLIGHT = 1e-2  # m; a contact that stays farther away than this exerts at most κ/FREE_FLIGHT per step
+
+
+class Recording(NamedTuple):
+    """z (batch, T+1, 13 nb); status, iterations (batch, T); last: the last step's output; wall: duration of the steps [s]."""
+
+    z: Tensor
+    status: Tensor
+    iterations: Tensor
+    last: StepOutput
+    wall: float
+
+
+# -- building ----------------------------------------------------------------------------------------------------------------------------
+
+
+def build(
+    source: str,
+    *,
+    timestep: float,
+    kappa: float,
+    fixed_base: bool = False,
+    friction: float | None = None,
+    contacts: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> tuple[Mechanism, Tensor]:
+    """The mechanism that `source` names, and the state (13 nb,) it starts from before it is placed.
+
+    Raises:
+        CommandError: what the user gave does not make a mechanism.
+    """
+    options = SolverOptions(kappa=kappa)
+    if source in models.names():
+        if fixed_base or contacts or ignore:
+            raise CommandError("--fixed-base, --contact and --ignore are for robot files; built-in mechanisms are complete")
+        with user_input():
+            mech = models.make(source, timestep=timestep, **({} if friction is None else {"friction": friction}))
+            z = models.initial_state(source, mech)
+    else:
+        path = Path(source)
+        if not path.exists() and not path.suffix and "/" not in source:
+            raise CommandError(f"no built-in mechanism and no file {source!r}; built-in mechanisms: {', '.join(models.names())}")
+        given: dict[str, Any] = {"contacts": _contacts(contacts)} if contacts else {}
+        if friction is not None:
+            given["friction"] = friction
+        with user_input():
+            mech = load(path, timestep=timestep, floating_base=not fixed_base, ignore=_mimic_joints(path, ignore), **given)
+            z = _at_rest(mech)
+    mech.options = options
+    return mech, z
+
+
+def _contacts(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """LINK:X,Y,Z[,RADIUS] to the mapping that `td.load` takes."""
+    contacts: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        link, _, rest = text.rpartition(":")
+        try:
+            numbers = [float(word) for word in rest.split(",")]
+        except ValueError:
+            numbers = []
+        if not link or len(numbers) not in (3, 4) or not all(math.isfinite(number) for number in numbers):
+            raise CommandError(f"--contact {text!r} is not LINK:X,Y,Z or LINK:X,Y,Z,RADIUS (metres, in the frame of the link)")
+        count = sum(c["link"] == link for c in contacts.values())
+        contacts[f"{link.replace('.', '_')}_{count}"] = {
+            "link": link,
+            "point": numbers[:3],
+            "radius": numbers[3] if len(numbers) == 4 else 0.0,
+        }
+    return contacts
+
+
+def _mimic_joints(path: Path, given: Sequence[str]) -> list[str]:
+    """Names of all mimic joints of a URDF file, as `load` needs them, and a word to the user about those not given."""
+    try:
+        joints = ElementTree.parse(path).getroot().findall("joint")
+    except (OSError, ElementTree.ParseError):
+        return list(given)  # `load` explains
+    mimics = [joint.get("name", "") for joint in joints if joint.find("mimic") is not None]
+    silent = [name for name in mimics if name not in given]
+    if silent:
+        print(f"note: mimic joints move independently here: {', '.join(silent)} (--ignore JOINT says that you know)")
+    return list(dict.fromkeys([*given, *mimics]))
+
+
+def _at_rest(mech: Mechanism) -> Tensor:
+    """All joint coordinates zero, or at the nearest limit where zero is not allowed."""
+    q = mech.gravity.new_zeros(mech.num_coordinates)
+    start = 0
+    for joint in mech.joints.values():
+        if isinstance(joint, StandardJoint):
+            end = start + joint.num_coordinates
+            if joint.limits is not None:
+                q[start:end] = q[start:end].clamp(*(bound.to(q) for bound in joint.limits))
+            start = end
+    return mech.to_maximal(q)
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------------------------
+
+
+def place(mech: Mechanism, z: Tensor, height: float) -> Tensor:
+    """Lift or lower every part that is not joined to the world until its lowest contact is `height` [m] above the ground."""
+    distances = mech.distances(z)
+    bodies = list(mech.bodies)
+    names = list(mech.contacts.values())
+    z = z.clone()
+    for part in diagnostics.free_parts(mech):
+        columns = [i for i, contact in enumerate(names) if contact.body in part]
+        if columns:
+            lift = height - distances[..., columns].amin(-1)
+            for body in part:
+                z[..., STATE_SIZE * bodies.index(body) + 2] += lift
+    return z
+
+
+def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
+    """(batch, 13 nb): the first environment as given, the others with other joint velocities (0.1 m/s, 0.1 rad/s)."""
+    q, qd = mech.to_minimal(z)
+    noise = 0.1 * torch.randn(batch, len(qd), generator=torch.Generator().manual_seed(seed), dtype=z.dtype)
+    noise[0] = 0
+    moved = mech.to_maximal(q.expand(batch, -1), qd + noise)
+    return torch.cat((z[None], moved[1:]))
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------------------------
+
+
+def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
+    """Step without input, each step warm-started from the one before."""
+    states, status, iterations = [z], [], []
+    warm = None
+    start = time.perf_counter()
+    with torch.no_grad():
+        for _ in progress(range(steps), steps, "simulate"):
+            out = mech.step(z, warm_start=warm)
+            z, warm = out.z, out.solution
+            states.append(z)
+            status.append(out.status)
+            iterations.append(out.iterations)
+    wall = time.perf_counter() - start
+    return Recording(torch.stack(states, 1), torch.stack(status, 1), torch.stack(iterations, 1), out, wall)
+
+
+def simulate(
+    source: str,
+    *,
+    steps: int = 200,
+    timestep: float = 0.01,
+    kappa: float = 1e-6,
+    fixed_base: bool = False,
+    batch: int = 1,
+    height: float = 0.1,
+    friction: float | None = None,
+    contacts: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    check: bool = False,
+    seed: int = 0,
+    output: Path | None = None,
+) -> dict[str, Any]:
+    """Run the command; returns the report."""
+    mech, z = build(source, timestep=timestep, kappa=kappa, fixed_base=fixed_base, friction=friction, contacts=contacts, ignore=ignore)
+    with user_input():
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+        z = spread(mech, place(mech, z, height), batch, seed)
+    recording = record(mech, z, steps)
+    distances = mech.distances(recording.z)
+    report: dict[str, Any] = {
+        "source": source,
+        "bodies": mech.num_bodies,
+        "joints": len(mech.joints),
+        "contacts": len(mech.contacts),
+        "degrees_of_freedom": mech.num_coordinates,
+        "inputs": mech.num_inputs,
+        "environments": batch,
+        "steps": steps,
+        "timestep_s": timestep,
+        "kappa": kappa,
+        "steps_per_second": batch * steps / recording.wall,
+        "iterations_mean": float(recording.iterations.double().mean()),
+        "iterations_max": int(recording.iterations.max()),
+        "flagged_steps": int((recording.status != int(Status.SUCCESS)).sum()),
+        "smallest_distance_m": float(distances.min()) if distances.shape[-1] else None,
+        "largest_joint_error": float(mech.joint_errors(recording.z).abs().max()) if mech.joint_errors(z).shape[-1] else None,
+        **_contact_quality(mech, recording),
+        **_energy(mech, recording, distances),
+    }
+    if check:
+        report |= _gradients(mech, recording, batch, seed)
+    print(f"{source}: {steps} steps of {timestep:g} s" + (f" in {batch} environments" if batch > 1 else ""))
+    print_table(_rows(report))
+    if output is not None:
+        np.savez_compressed(
+            output / "trajectory.npz",
+            z=recording.z.numpy(),
+            u=np.zeros((batch, steps, mech.num_inputs)),
+            status=recording.status.numpy(),
+            iterations=recording.iterations.numpy(),
+            distances=distances.detach().numpy(),
+            timestep=timestep,
+            body_names=np.array(list(mech.bodies)),
+            contact_names=np.array(list(mech.contacts)),
+        )
+    write_report(report, output)
+    return report
+
+
+def _contact_quality(mech: Mechanism, recording: Recording) -> dict[str, Any]:
+    if not mech.contacts:
+        return {"resting_gap_m": None, "creep_m_per_s": None}
+    gap = diagnostics.resting_gap(mech)
+    if gap > LARGE_GAP:
+        better = diagnostics.kappa_for_gap(mech, 1e-5)
+        print(f"note: at kappa = {mech.options.kappa:g} contacts at rest float {1000 * gap:.2g} mm; kappa = {better:.1g} gives 0.01 mm")
+    slip = diagnostics.creep(mech, recording.last)
+    return {"resting_gap_m": gap, "creep_m_per_s": float(slip.max()) if slip.numel() else None}
+
+
+def _energy(mech: Mechanism, recording: Recording, distances: Tensor) -> dict[str, Any]:
+    """Energy at the first and the last configuration but one; its largest drift where nothing dissipates."""
+    z = recording.z
+    energy = mech.kinetic_energy(z[:, :-1], z[:, 1:]) + mech.potential_energy(z[:, :-1])
+    reasons = []
+    if any(isinstance(j, StandardJoint) and bool((j.damper > 0).any()) for j in mech.joints.values()):
+        reasons.append("dampers")
+    if distances.shape[-1] and float(distances.min()) < FREE_FLIGHT:
+        reasons.append("contact")
+    report: dict[str, Any] = {
+        "energy_start_J": float(energy[0, 0]),
+        "energy_end_J": float(energy[0, -1]),
+        "dissipates": reasons,
+        "energy_drift_relative": None,
+    }
+    if not reasons:
+        kinetic = mech.kinetic_energy(z[:, :-1], z[:, 1:]).amax(1)
+        drift = (energy - energy[:, :1]).abs().amax(1) / kinetic.clamp_min(torch.finfo(z.dtype).tiny)
+        report["energy_drift_relative"] = float(drift.max())
+    return report
+
+
+def _gradients(mech: Mechanism, recording: Recording, batch: int, seed: int) -> dict[str, Any]:
+    """Gradients with respect to state and input against finite differences, in the middle and at the end of the run."""
+    errors = []
+    steps = recording.status.shape[1]
+    for t in progress((steps // 2, steps), 2, "check gradients"):
+        try:
+            checked = testing.check_gradients(mech, recording.z[0, t], parameters=False, directions=CHECK_DIRECTIONS, seed=seed)
+        except ValueError as error:
+            print(f"note: no gradient check after {t} steps: {error}")
+            continue
+        errors.append(checked.max_relative_error)
+    return {"gradient_error_relative": max(errors) if errors else None}
+
+
+def _rows(r: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [
+        ("bodies, joints, contacts", f"{r['bodies']}, {r['joints']}, {r['contacts']}"),
+        ("degrees of freedom, inputs", f"{r['degrees_of_freedom']}, {r['inputs']}"),
+        ("steps per second", f"{r['steps_per_second']:.1f}"),
+        ("solver iterations", f"mean {r['iterations_mean']:.2f}, max {r['iterations_max']}"),
+        ("flagged steps", f"{r['flagged_steps']} of {r['steps'] * r['environments']}"),
+    ]
+    if r["smallest_distance_m"] is not None:
+        rows += [
+            ("smallest distance", f"{r['smallest_distance_m']:.3g} m"),
+            ("resting gap, estimate", f"{r['resting_gap_m']:.2g} m at kappa = {r['kappa']:g}"),
+        ]
+    if r["creep_m_per_s"] is not None:
+        rows.append(("creep at the end", f"{r['creep_m_per_s']:.2g} m/s"))
+    if r["largest_joint_error"] is not None:
+        rows.append(("largest joint error", f"{r['largest_joint_error']:.2g}"))
+    if r["dissipates"]:
+        rows.append(("energy", f"{r['energy_start_J']:.4g} J to {r['energy_end_J']:.4g} J; dissipates ({', '.join(r['dissipates'])})"))
+    else:
+        rows.append(("energy drift, largest", f"{r['energy_drift_relative']:.2g} of the largest kinetic energy"))
+    if "gradient_error_relative" in r:
+        error = r["gradient_error_relative"]
+        rows.append(
+            ("gradient against differences", "not checked" if error is None else f"{error:.2g} relative, {CHECK_DIRECTIONS} directions")
+        )
+    return rows
