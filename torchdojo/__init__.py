@@ -1,0 +1,75 @@
+"""torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
+
+from torchdojo import models, testing
+from torchdojo.bodies import Body
+from torchdojo.contacts import Contact, ImpactContact, NonlinearContact
+from torchdojo.diagnostics import creep, kappa_for_gap, resting_gap
+from torchdojo.io import load
+from torchdojo.joints import (
+    Cylindrical,
+    CylindricalFree,
+    Fixed,
+    FixedOrientation,
+    Floating,
+    FreeOrbital,
+    FreeRevolute,
+    Joint,
+    Orbital,
+    Planar,
+    PlanarAxis,
+    PlanarFree,
+    PlanarOrbital,
+    Prismatic,
+    PrismaticOrbital,
+    Revolute,
+    Spherical,
+    StandardJoint,
+)
+from torchdojo.mechanism import Mechanism, StepOutput, Trajectory
+from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
+from torchdojo.solver.options import SolverOptions, Status
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Body",
+    "Box",
+    "Capsule",
+    "Contact",
+    "Cylinder",
+    "Cylindrical",
+    "CylindricalFree",
+    "Ellipsoid",
+    "Fixed",
+    "FixedOrientation",
+    "Floating",
+    "FreeOrbital",
+    "FreeRevolute",
+    "ImpactContact",
+    "Joint",
+    "Mechanism",
+    "Mesh",
+    "NonlinearContact",
+    "Orbital",
+    "Planar",
+    "PlanarAxis",
+    "PlanarFree",
+    "PlanarOrbital",
+    "Prismatic",
+    "PrismaticOrbital",
+    "Revolute",
+    "Shape",
+    "SolverOptions",
+    "Sphere",
+    "Spherical",
+    "StandardJoint",
+    "Status",
+    "StepOutput",
+    "Trajectory",
+    "creep",
+    "kappa_for_gap",
+    "load",
+    "models",
+    "resting_gap",
+    "testing",
+]

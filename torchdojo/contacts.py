@@ -1,0 +1,162 @@
+"""Contacts of a point or sphere on a body with a surface of the world: frictionless, or with Coulomb friction in the second-order cone.
+
+With the contact point c (radius r) on the body, everything at the next configuration (design section 4; Howell et al. 2025, section III-C):
+
+    φ = sdf(x⁺ + R⁺c) − r      lever l = R⁺c − r n      impulse P = γ n + Tᵀβ      torque R⁺ᵀ(l × P)      v_t = T (v⁺ + (R⁺ω⁺) × l)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.elements import Cones, Element, Motion, Pose, orthonormal_complement, unit
+from torchdojo.parameters import require
+
+__all__ = ["Contact", "ImpactContact", "NonlinearContact"]
+
+
+class Contact(Element):
+    """Base class of contacts: the geometry. A user-written surface overrides `signed_distance` (and may override `surface_normal`).
+
+    Args:
+        body: name of the body.
+        point: contact point in the body frame, from the centre of mass [m], (..., 3).
+        radius: [m], (...,), >= 0.
+        normal: of the half-space, world frame, any positive length, (..., 3).
+        offset: height of the half-space along the unit normal [m], (...,).
+
+    Raises:
+        ValueError: a negative radius, a zero normal, shapes that do not fit.
+    """
+
+    fields = {"point": 1, "radius": 0, "normal": 1, "offset": 0}
+    point: Tensor
+    radius: Tensor
+    normal: Tensor
+    offset: Tensor
+
+    def __init__(self, body: str, *, point: Any = (0.0, 0.0, 0.0), radius: Any = 0.0, normal: Any = (0.0, 0.0, 1.0), offset: Any = 0.0) -> None:
+        super().__init__()
+        self.body = body
+        self.point = point
+        self.radius = radius
+        self.normal = normal
+        self.offset = offset
+
+    @property
+    def body_names(self) -> tuple[str | None, ...]:
+        return (self.body,)
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        value = super().check_field(name, value)
+        if self.fields[name] == 1 and value.shape[-1] != 3:
+            raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., 3)")
+        if name in ("radius", "friction"):
+            require(value >= 0, self.label(name), value, "values >= 0")
+        if name == "normal":
+            require(torch.linalg.vector_norm(value, dim=-1) > 0, self.label(name), value, "vectors of positive length")
+        return value
+
+    def signed_distance(self, point: Tensor) -> Tensor:
+        """Signed distance [m] of a world point (..., 3) to the surface, (...,): positive outside. Default: the half-space."""
+        return (unit(self.normal) * point).sum(-1) - self.offset
+
+    def surface_normal(self, point: Tensor) -> Tensor:
+        """Outward unit normal of the surface at (or nearest to) a world point, (..., 3). Default: the gradient of `signed_distance`."""
+        if type(self).signed_distance is Contact.signed_distance:
+            return unit(self.normal).expand(point.shape)
+        distance, pull = torch.func.vjp(self.signed_distance, point)
+        return unit(pull(torch.ones_like(distance))[0])
+
+    def distance(self, pose: Pose) -> Tensor:
+        """φ: signed distance between the contact sphere and the surface [m], (...,)."""
+        return self.signed_distance(pose.point(self.point)) - self.radius
+
+    def geometry(self, motion: Motion) -> tuple[Tensor, Tensor, Tensor]:
+        """φ (...,), unit normal (..., 3) and lever (..., 3) from the centre of mass to the point of contact, at the next pose."""
+        arm = quat.rotate(motion.next.q, self.point)
+        centre = motion.next.x + arm
+        normal = self.surface_normal(centre)
+        return self.signed_distance(centre) - self.radius, normal, arm - self.radius[..., None] * normal
+
+    def slip(self, motion: Motion, lever: Tensor) -> Tensor:
+        """Velocity of the material point at the contact, world frame [m/s], (..., 3)."""
+        return motion.twist.v + quat.cross(quat.rotate(motion.next.q, motion.twist.omega), lever)
+
+    def torque(self, motion: Motion, lever: Tensor, force: Tensor) -> Tensor:
+        """Angular impulse of `force` at the point of contact, in the next body frame, (..., 3)."""
+        return quat.inverse_rotate(motion.next.q, quat.cross(lever, force))
+
+
+class ImpactContact(Contact):
+    """Contact without friction: φ − s = 0, γ s = κ."""
+
+    cones = Cones(orthant=1)
+
+    def residual(
+        self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        (motion,) = motions
+        distance, normal, lever = self.geometry(motion)
+        force = impulse * normal
+        return [(force, self.torque(motion, lever, force))], distance[..., None] - slack
+
+    def start(self, motions: tuple[Motion, ...], level: float) -> tuple[Tensor, Tensor]:
+        gap = self.geometry(motions[0])[0].clamp_min(level**0.5)[..., None]
+        return level / gap, gap
+
+
+class NonlinearContact(Contact):
+    """Contact with Coulomb friction in the exact (second-order) cone, by the principle of maximum dissipation.
+
+    The impulse is (γ, ξ₁, ξ₂, ξ₃), the slack (s, η₁, η₂, η₃): φ − s = 0, ξ₁ − μγ = 0, v_t − η₂₃ = 0, γ s = κ, ξ ∘ η = κ e; β = ξ₂₃.
+    The tangents are `orthonormal_complement` of the normal: x and y for the ground.
+
+    Args:
+        friction: Coulomb coefficient μ, (...,), >= 0. The others are those of `Contact`.
+    """
+
+    fields = {**Contact.fields, "friction": 0}
+    cones = Cones(orthant=1, second_order=1)
+    friction: Tensor
+
+    def __init__(
+        self,
+        body: str,
+        *,
+        point: Any = (0.0, 0.0, 0.0),
+        radius: Any = 0.0,
+        friction: Any = 0.5,
+        normal: Any = (0.0, 0.0, 1.0),
+        offset: Any = 0.0,
+    ) -> None:
+        super().__init__(body, point=point, radius=radius, normal=normal, offset=offset)
+        self.friction = friction
+
+    def residual(
+        self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        (motion,) = motions
+        distance, normal, lever = self.geometry(motion)
+        tangents = orthonormal_complement(normal)
+        force = impulse[..., :1] * normal + (tangents * impulse[..., 2:4, None]).sum(-2)
+        cone_height = impulse[..., 1:2] - self.friction[..., None] * impulse[..., :1]
+        slip = (tangents * self.slip(motion, lever)[..., None, :]).sum(-1)
+        rows = torch.cat((distance[..., None] - slack[..., :1], cone_height, slip - slack[..., 2:4]), dim=-1)
+        return [(force, self.torque(motion, lever, force))], rows
+
+    def start(self, motions: tuple[Motion, ...], level: float) -> tuple[Tensor, Tensor]:
+        # The gap and slip of unchanged velocities, impulses to match: every equation but the balance of momentum nearly holds.
+        (motion,) = motions
+        distance, normal, lever = self.geometry(motion)
+        gap = distance.clamp_min(level**0.5)[..., None]
+        slip = (orthonormal_complement(normal) * self.slip(motion, lever)[..., None, :]).sum(-1)
+        speed = (slip * slip).sum(-1, keepdim=True)
+        height = (self.friction[..., None] * level / gap).clamp_min(level)
+        eta = (level + torch.sqrt(level * level + 4 * height * height * speed)) / (2 * height)
+        xi = (level / (eta * eta - speed)) * torch.cat((eta, -slip), dim=-1)
+        return torch.cat((level / gap, xi), dim=-1), torch.cat((gap, eta, slip), dim=-1)

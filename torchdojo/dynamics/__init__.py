@@ -1,0 +1,1 @@
+"""The discrete equations of motion: integrator, residual and its derivatives, energy and momentum."""

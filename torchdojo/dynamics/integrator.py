@@ -1,0 +1,78 @@
+"""State layout and the first-order variational integrator (Brüdigam and Manchester 2021; Howell et al. 2025, section III-A).
+
+Per body z = [x(3), v(3), q(4), omega(3)]; x, q are the current configuration, v (world), omega (body) the velocity that led to it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.elements import Pose, Twist
+
+__all__ = ["STATE_SIZE", "TANGENT_SIZE", "BodyStates", "body_momentum", "join_state", "momentum_change", "next_pose", "retract", "split_state"]
+
+STATE_SIZE = 13
+TANGENT_SIZE = 12
+
+
+class BodyStates(NamedTuple):
+    """States of all bodies: each (..., nb, 3 or 4)."""
+
+    pose: Pose
+    twist: Twist
+
+
+def split_state(z: Tensor) -> BodyStates:
+    """(..., 13 nb) to its parts. Quaternions are normalized, so gradients come back tangent to the unit sphere."""
+    x, v, q, omega = z.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
+    return BodyStates(Pose(x, quat.normalize(q)), Twist(v, omega))
+
+
+def join_state(pose: Pose, twist: Twist) -> Tensor:
+    """Inverse of `split_state`, (..., 13 nb)."""
+    parts = torch.broadcast_tensors(pose.x[..., :1], twist.v[..., :1], pose.q[..., :1], twist.omega[..., :1])
+    batch = parts[0].shape[:-1]
+    return torch.cat([t.expand(*batch, t.shape[-1]) for t in (pose.x, twist.v, pose.q, twist.omega)], dim=-1).flatten(-2)
+
+
+def next_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
+    """x⁺ = x + h v⁺, q⁺ = q ⊗ [√(1 − (h/2)²|ω⁺|²), (h/2) ω⁺]; `timestep` broadcastable to (..., 1)."""
+    return Pose(pose.x + timestep * twist.v, quat.multiply(pose.q, quat.increment(twist.omega, timestep)))
+
+
+def retract(pose: Pose, dx: Tensor, dphi: Tensor) -> Pose:
+    """Move a pose along the tangent: x + dx and q ⊗ [1, dphi/2], first order in the body-frame rotation vector dphi [rad]."""
+    return Pose(pose.x + dx, quat.multiply(pose.q, torch.cat((torch.ones_like(dphi[..., :1]), 0.5 * dphi), dim=-1)))
+
+
+def body_momentum(omega: Tensor, inertia: Tensor, timestep: Tensor, side: int) -> Tensor:
+    """Discrete angular momentum J ω s(ω) + side·(h/2) ω × Jω, body frame [N·m·s].
+
+    With side = +1 it is expressed in the frame at which the velocity starts, with −1 in the frame at which it ends.
+    """
+    spin = (inertia @ omega[..., None]).squeeze(-1)
+    scale = torch.sqrt(1 - (0.25 * timestep * timestep) * (omega * omega).sum(-1, keepdim=True))
+    return scale * spin + side * 0.5 * timestep * quat.cross(omega, spin)
+
+
+def momentum_change(
+    mass: Tensor, inertia: Tensor, before: Twist, after: Twist, acceleration: Tensor, wrench: Tensor, timestep: Tensor
+) -> Tensor:
+    """Change of momentum over the step that impulses of joints and contacts must account for, (..., nb, 6).
+
+    Args:
+        mass: (..., nb) [kg]; inertia: (..., nb, 3, 3) [kg·m²].
+        before, after: velocities that led to, and lead away from, the current configuration.
+        acceleration: of gravity, broadcastable to (..., nb, 3) [m/s²].
+        wrench: external force (world) and torque (body), (..., nb, 6) [N, N·m].
+        timestep: broadcastable to (..., nb, 1) [s].
+    """
+    m = mass[..., None]
+    linear = m * (after.v - before.v) - timestep * (m * acceleration + wrench[..., :3])
+    angular = body_momentum(after.omega, inertia, timestep, +1) - body_momentum(before.omega, inertia, timestep, -1) - timestep * wrench[..., 3:]
+    linear, angular = torch.broadcast_tensors(linear, angular)
+    return torch.cat((linear, angular), dim=-1)

@@ -1,0 +1,206 @@
+"""The residual of one step, for a flat batch of environments: the specification of the engine (design section 4).
+
+`StepProblem` holds everything that is known during the step. `residual(w)` is what the solver brings to zero (complementarity rows to κ),
+`linearize` its derivative with respect to the unknown, element by element, and `linearize_data` that with respect to z and u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.integrator import momentum_change, next_pose, retract, split_state
+from torchdojo.dynamics.system import Group, System
+from torchdojo.elements import Element, Motion, Pose, Twist
+from torchdojo.solver import cones
+
+__all__ = ["ElementJacobian", "StepProblem"]
+
+
+class ElementJacobian(NamedTuple):
+    """Derivatives of the elements of one group with respect to some local variables: impulses on the k bodies and the m own rows."""
+
+    wrench: Tensor  # (N, E, 6k, n)
+    rows: Tensor  # (N, E, m, n)
+
+
+class StepProblem:
+    """The equations of one step for N environments.
+
+    Args:
+        system: layout. parameters: of `System.stack_parameters`, batch dimensions flattened to N or 1.
+        z: (N, 13 nb); u: (N, nu); wrench: (N, 6 nb).
+    """
+
+    def __init__(self, system: System, parameters: Sequence[Tensor], z: Tensor, u: Tensor, wrench: Tensor) -> None:
+        self.system = system
+        self.parameters = parameters
+        self.z, self.u, self.wrench = z, u, wrench
+        self.timestep, self.gravity, self.mass, self.inertia = parameters[:4]
+        self.elements = system.bind_elements(parameters)
+        self.state = split_state(z)
+        pose = self.state.pose
+        # The world is one more body, at the origin and at rest.
+        origin = torch.zeros_like(pose.x[:, :1])
+        still = torch.cat((torch.ones_like(origin[..., :1]), origin), dim=-1)
+        self.pose = Pose(torch.cat((pose.x, origin), dim=1), torch.cat((pose.q, still), dim=1))
+
+    def select(self, index: Tensor) -> StepProblem:
+        """The same problem for the environments `index`."""
+        specs = self.system.parameter_specs()
+        parameters = [p[index] if spec.batched and p.shape[0] > 1 else p for p, spec in zip(self.parameters, specs, strict=True)]
+        return StepProblem(self.system, parameters, self.z[index], self.u[index], self.wrench[index])
+
+    # -- residual ------------------------------------------------------------------------------------------------------------------------
+
+    def body_twists(self, w: Tensor) -> Tensor:
+        """v⁺, ω⁺ of the bodies and of the world, (N, nb + 1, 6)."""
+        twist = w[:, : 6 * self.system.num_bodies].unflatten(-1, (-1, 6))
+        return torch.cat((twist, torch.zeros_like(twist[:, :1])), dim=1)
+
+    def body_residual(self, twist: Tensor) -> Tensor:
+        """Change of momentum without the impulses of elements, (N, nb, 6), for twists (N, nb, 6)."""
+        after = Twist(twist[..., :3], twist[..., 3:])
+        return momentum_change(
+            self.mass, self.inertia, self.state.twist, after, self.gravity[:, None], self.wrench.unflatten(-1, (-1, 6)), self.timestep[:, None, None]
+        )
+
+    def element_residual(
+        self, group: Group, element: Element, pose: Pose, twist: Tensor, impulse: Tensor, slack: Tensor, u: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(impulses on bodies (..., E, 6k), own rows (..., E, m)) from poses (..., E, k, ·), twists (..., E, k, 6) and local unknowns."""
+        wrenches, rows = element.residual(self.motions(pose, twist), impulse, slack, u, self.timestep[:, None, None])
+        return torch.cat([part for pair in wrenches for part in pair], dim=-1), rows
+
+    def motions(self, pose: Pose, twist: Tensor) -> tuple[Motion, ...]:
+        """One `Motion` per body of an element, from poses (..., E, k, ·) and twists (..., E, k, 6)."""
+        h = self.timestep[:, None, None]
+        result = []
+        for i in range(twist.shape[-2]):
+            here = Pose(pose.x[..., i, :], pose.q[..., i, :])
+            speed = Twist(twist[..., i, :3], twist[..., i, 3:])
+            result.append(Motion(here, speed, next_pose(here, speed, h)))
+        return tuple(result)
+
+    def gather(self, group: Group, w: Tensor, twists: Tensor) -> tuple[Pose, Tensor, Tensor, Tensor, Tensor]:
+        """Arguments of `element_residual` for one group."""
+        pose = Pose(self.pose.x[:, group.body_index], self.pose.q[:, group.body_index])
+        return pose, twists[:, group.body_index], w[:, group.impulse_index], w[:, group.slack_index], self.u[:, group.input_index]
+
+    def residual(self, w: Tensor) -> Tensor:
+        """(N, num_unknowns): momentum balance [N·s, N·m·s], joint and contact equations, complementarity products."""
+        system = self.system
+        twists = self.body_twists(w)
+        balance = torch.cat((self.body_residual(twists[:, :-1]), torch.zeros_like(twists[:, :1])), dim=1)
+        rows = []
+        order = []
+        for group, element in zip(system.groups, self.elements, strict=True):
+            wrench, own = self.element_residual(group, element, *self.gather(group, w, twists))
+            count = group.body_index.numel()
+            balance = balance.index_add(1, group.body_index.flatten(), -wrench.reshape(len(w), count, 6))
+            rows.append(own.flatten(1))
+            order.append(group.impulse_index.flatten())
+        products, product_index = cones.products(system, w)
+        rows.append(products)
+        order.append(product_index)
+        values = torch.cat(rows, dim=1)
+        r = torch.cat((balance[:, :-1].flatten(1), torch.zeros_like(values)), dim=1)
+        return r.index_copy(1, torch.cat(order), values)
+
+    def cold_start(self, level: float) -> Tensor:
+        """Velocities as before, no joint impulses, cone variables with products of about `level` (see `Element.start`), (N, n)."""
+        twist = torch.cat(self.state.twist, dim=-1).flatten(1)
+        w = torch.cat((twist, twist.new_zeros(len(twist), self.system.num_unknowns - twist.shape[1])), dim=1)
+        for group, element in zip(self.system.groups, self.elements, strict=True):
+            if group.slack_index.shape[-1]:
+                pose, twists, *_ = self.gather(group, w, self.body_twists(w))
+                impulse, slack = element.start(self.motions(pose, twists), level)
+                w[:, group.impulse_index], w[:, group.slack_index] = impulse, slack
+        return w
+
+    # -- derivatives ---------------------------------------------------------------------------------------------------------------------
+
+    def linearize(self, w: Tensor) -> tuple[Tensor, list[ElementJacobian]]:
+        """Derivative of `body_residual` (N, nb, 6, 6), and per group that with respect to [k twists (6k), impulse (m), slack (d)]."""
+        twists = self.body_twists(w)
+        _, body = local_jacobian(self.body_residual, twists[:, :-1])
+        blocks = []
+        for group, element in zip(self.system.groups, self.elements, strict=True):
+            pose, twist, impulse, slack, u = self.gather(group, w, twists)
+            k, m = twist.shape[2], impulse.shape[-1]
+
+            def local(y: Tensor, group: Group = group, element: Element = element, pose: Pose = pose, u: Tensor = u, k: int = k, m: int = m) -> Tensor:
+                parts = y[..., : 6 * k].unflatten(-1, (k, 6)), y[..., 6 * k : 6 * k + m], y[..., 6 * k + m :]
+                return torch.cat(self.element_residual(group, element, pose, *parts, u), dim=-1)
+
+            _, jacobian = local_jacobian(local, torch.cat((twist.flatten(-2), impulse, slack), dim=-1))
+            blocks.append(ElementJacobian(jacobian[..., : 6 * k, :], jacobian[..., 6 * k :, :]))
+        return body, blocks
+
+    def linearize_data(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivatives of the residual with respect to the tangent of z, (N, n, 12 nb), and to u, (N, n, nu)."""
+        system, nb = self.system, self.system.num_bodies
+        twists = self.body_twists(w)
+        jac_z = w.new_zeros(len(w), system.num_unknowns + 6, 12 * (nb + 1))
+        jac_u = w.new_zeros(len(w), system.num_unknowns + 6, system.num_inputs)
+        # Rows are laid out with the world's momentum after everything else; it is cut off at the end.
+        body_rows = torch.arange(6 * nb, device=w.device).reshape(nb, 6)
+        world_rows = torch.arange(system.num_unknowns, system.num_unknowns + 6, device=w.device)[None]
+        momentum_rows = torch.cat((body_rows, world_rows))
+
+        def balance(y: Tensor) -> Tensor:
+            before = Twist(y[..., :3], y[..., 3:])
+            after = Twist(twists[:, :-1, :3], twists[:, :-1, 3:])
+            wrench = self.wrench.unflatten(-1, (-1, 6))
+            return momentum_change(self.mass, self.inertia, before, after, self.gravity[:, None], wrench, self.timestep[:, None, None])
+
+        _, velocity = local_jacobian(balance, torch.cat(self.state.twist, dim=-1))
+        tangent = torch.arange(12 * (nb + 1), device=w.device).reshape(nb + 1, 4, 3)
+        velocity_columns = tangent[:nb, 1::2].reshape(nb, 6)
+        add_blocks(jac_z, body_rows, velocity_columns, velocity)
+
+        for group, element in zip(system.groups, self.elements, strict=True):
+            pose, twist, impulse, slack, u = self.gather(group, w, twists)
+            k, i = twist.shape[2], u.shape[-1]
+
+            def local(
+                y: Tensor, group: Group = group, element: Element = element, args: tuple[Pose, Tensor, Tensor, Tensor, int] = (pose, twist, impulse, slack, k)
+            ) -> Tensor:
+                pose, twist, impulse, slack, k = args
+                delta = y[..., : 6 * k].unflatten(-1, (k, 6))
+                wrench, rows = self.element_residual(group, element, retract(pose, delta[..., :3], delta[..., 3:]), twist, impulse, slack, y[..., 6 * k :])
+                return torch.cat((-wrench, rows), dim=-1)
+
+            _, jacobian = local_jacobian(local, torch.cat((torch.zeros_like(twist).flatten(-2), u), dim=-1))
+            rows = torch.cat((momentum_rows[group.body_index].flatten(-2), group.impulse_index), dim=-1)
+            columns = tangent[:, ::2].reshape(nb + 1, 6)[group.body_index].flatten(-2)
+            add_blocks(jac_z, rows, columns, jacobian[..., : 6 * k])
+            if i:
+                add_blocks(jac_u, rows, group.input_index, jacobian[..., 6 * k :])
+        return jac_z[:, : system.num_unknowns, : 12 * nb], jac_u[:, : system.num_unknowns]
+
+
+def add_blocks(matrix: Tensor, rows: Tensor, columns: Tensor, blocks: Tensor) -> None:
+    """Add blocks (N, E, a, b) into matrix (N, R, C), in place, at rows (E, a) and columns (E, b)."""
+    index = (rows[:, :, None] * matrix.shape[-1] + columns[:, None, :]).flatten()
+    matrix.view(len(matrix), -1).index_add_(1, index, blocks.expand(len(matrix), *blocks.shape[1:]).flatten(1))
+
+
+def local_jacobian(function: Callable[[Tensor], Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
+    """Value (..., m) and Jacobian (..., m, n) of a function (..., n) -> (..., m) that acts on each leading index by itself.
+
+    Reverse mode with a batch of cotangents. Measured on the 13-body quadruped with 148 contacts, one environment: 30 times faster than
+    `torch.func.jacfwd`, whose structured zeros go through Python.
+    """
+    with torch.enable_grad():
+        leaf = y.detach().requires_grad_()
+        value = function(leaf)
+        cotangents = torch.eye(value.shape[-1], dtype=y.dtype, device=y.device).reshape(-1, *(1,) * (value.ndim - 1), value.shape[-1])
+        cotangents = cotangents.expand(-1, *value.shape)
+        if not value.requires_grad:
+            return value, value.new_zeros(*value.shape, y.shape[-1])
+        (jacobian,) = torch.autograd.grad(value, leaf, cotangents, is_grads_batched=True)
+    return value.detach(), jacobian.movedim(0, -2)

@@ -1,0 +1,122 @@
+"""What joints and contacts have in common: a local residual between a few bodies, written for many elements at once.
+
+The residual of the whole mechanism is a sum over elements. Each sees only the bodies it touches, as tensors of shape (..., E, 3) or
+(..., E, 4) over E elements of one kind, and answers with the impulses that it exerts on them and with rows of its own that must vanish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.parameters import PhysicalModule
+
+__all__ = ["Cones", "Element", "Motion", "Pose", "Twist", "orthonormal_complement"]
+
+
+class Pose(NamedTuple):
+    """Position of the centre of mass (..., 3) [m], world frame, and orientation (..., 4), wxyz, body to world."""
+
+    x: Tensor
+    q: Tensor
+
+    def point(self, p: Tensor) -> Tensor:
+        """World position of the body-frame point p."""
+        return self.x + quat.rotate(self.q, p)
+
+
+class Twist(NamedTuple):
+    """Linear velocity (..., 3) [m/s], world frame, and angular velocity (..., 3) [rad/s], body frame."""
+
+    v: Tensor
+    omega: Tensor
+
+
+class Motion(NamedTuple):
+    """One body over one step: the current pose, the velocity that leads to the next pose, and that pose."""
+
+    pose: Pose
+    twist: Twist
+    next: Pose
+
+
+@dataclass(frozen=True)
+class Cones:
+    """Which cone the impulse (and, dual to it, the slack) of one element lies in: an orthant followed by second-order cones of size 3."""
+
+    orthant: int = 0
+    second_order: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.orthant + 3 * self.second_order
+
+
+class Element(PhysicalModule):
+    """Base class of joints and contacts.
+
+    An element acts between `body_names` (None is the world) and has `cones.size` impulses with as many slacks, or, with no cones,
+    `num_rows` equality rows with as many multipliers. Its `residual` is called on a clone whose fields are stacked over elements.
+    """
+
+    cones: ClassVar[Cones] = Cones()
+    num_rows: int = 0
+    num_inputs: int = 0
+
+    @property
+    def body_names(self) -> tuple[str | None, ...]:
+        raise NotImplementedError
+
+    def kind(self) -> tuple[object, ...]:
+        """Elements of equal kind are evaluated together, through one of them. User-written elements are evaluated one by one, since
+        they may depend on attributes that are not stacked."""
+        return (type(self),) if type(self).__module__.startswith("torchdojo.") else (id(self),)
+
+    def residual(
+        self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Impulses on each body and the element's equality rows.
+
+        Args:
+            motions: one per body of `body_names`.
+            impulse: (..., E, num_rows) multipliers, or (..., E, cones.size) cone impulses [N·s, N·m·s].
+            slack: (..., E, cones.size), empty for joints.
+            u: (..., E, num_inputs) inputs [N, N·m].
+            timestep: h [s], broadcastable to (..., E, 1).
+
+        Returns:
+            Per body (linear impulse (..., E, 3) world frame, angular impulse (..., E, 3) body frame); rows (..., E, num_rows or cones.size).
+        """
+        raise NotImplementedError
+
+    def start(self, motions: tuple[Motion, ...], level: float) -> tuple[Tensor, Tensor]:
+        """Interior impulses and slacks (..., E, cones.size) from which a cold solve starts; their products should be about `level`.
+
+        Default: √level times the identity of each cone. `motions` continue at the current velocity.
+        """
+        identity = motions[0].pose.x.new_zeros(*motions[0].pose.x.shape[:-1], self.cones.size)
+        identity[..., : self.cones.orthant] = level**0.5
+        identity[..., self.cones.orthant :: 3] = level**0.5
+        return identity, identity
+
+
+def orthonormal_complement(n: Tensor) -> Tensor:
+    """Two unit vectors t₁, t₂ with t₁ × t₂ = n for a unit vector n, (..., 2, 3): x and y for n = z.
+
+    The shortest rotation that takes z to n applied to x and y (Frisvad 2012), or, for n_z < −½, its mirror image: smooth around every
+    coordinate axis, so that impulses along t₁, t₂ can be differentiated with respect to the direction.
+    """
+    flip = n[..., 2:] < -0.5
+    x, y, z = torch.where(flip, -n, n).unbind(-1)
+    a = 1 / (1 + z)
+    first = torch.stack((1 - x * x * a, -x * y * a, -x), dim=-1)
+    second = torch.stack((-x * y * a, 1 - y * y * a, -y), dim=-1)
+    return torch.stack((first, torch.where(flip, -second, second)), dim=-2)
+
+
+def unit(vector: Tensor) -> Tensor:
+    return vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True)

@@ -1,0 +1,490 @@
+"""The mechanism: a graph of bodies, joints and contacts that takes steps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchdojo import quaternion as quat
+from torchdojo import state as minimal
+from torchdojo.autodiff import StepFunction, StepSettings, flatten_batch, smoothed, valid_environments
+from torchdojo.bodies import Body
+from torchdojo.contacts import Contact
+from torchdojo.dynamics import energy
+from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, next_pose, retract, split_state
+from torchdojo.dynamics.residual import StepProblem, local_jacobian
+from torchdojo.dynamics.system import System
+from torchdojo.elements import Element, Pose, Twist
+from torchdojo.joints import Floating, Joint, StandardJoint
+from torchdojo.parameters import PhysicalModule, require
+from torchdojo.solver.interior_point import solve_step
+from torchdojo.solver.kkt import KKT
+from torchdojo.solver.options import SolverOptions, Status
+
+__all__ = ["Mechanism", "StepOutput", "Trajectory"]
+
+Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+class StepOutput(NamedTuple):
+    """Result of one step. Everything has the batch dimensions of the call.
+
+    z: (..., 13 nb) next state, differentiable.
+    impulses: (..., n) joint multipliers and contact impulses [N·s, N·m·s] at the places `mech.impulse_layout` names, differentiable.
+    status: (...,) values of `td.Status`. iterations: (...,) Newton iterations.
+    solution: (..., num_unknowns) to be handed to the next step as `warm_start`.
+    """
+
+    z: Tensor
+    impulses: Tensor
+    status: Tensor
+    iterations: Tensor
+    solution: Tensor
+
+
+class Trajectory(NamedTuple):
+    """Result of a rollout: z (..., T+1, 13 nb), u (..., T, nu), impulses (..., T, n), status and iterations (..., T)."""
+
+    z: Tensor
+    u: Tensor
+    impulses: Tensor
+    status: Tensor
+    iterations: Tensor
+
+
+class Mechanism(PhysicalModule):
+    """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
+
+    Args:
+        bodies, joints, contacts: modules by name (a mapping, or (name, module) pairs). Joints and contacts refer to bodies by name. A body
+            that no joint leads to gets an unactuated `Floating` joint to the world, named "world_to_<body>".
+        timestep: h [s], (...,), positive. gravity: [m/s²], world frame, (..., 3).
+        options: `td.SolverOptions`; may be replaced at any time (`mech.options = ...`).
+
+    The state is z (..., 13 nb): per body, in order, [x(3) m, v(3) m/s, q(4) wxyz, omega(3) rad/s]; x and v in the world frame, omega in the
+    body frame. The input u (..., nu) holds forces and torques [N, N·m] on the free coordinates of actuated joints, in order.
+
+    Raises:
+        ValueError: names that are unknown, doubled or unusable, a body with no mass, non-positive timesteps.
+    """
+
+    fields = {"timestep": 0, "gravity": 1}
+    timestep: Tensor
+    gravity: Tensor
+    bodies: nn.ModuleDict
+    joints: nn.ModuleDict
+    contacts: nn.ModuleDict
+
+    def __init__(
+        self,
+        bodies: Modules,
+        joints: Modules = (),
+        contacts: Modules = (),
+        *,
+        timestep: Any = 0.01,
+        gravity: Any = (0.0, 0.0, -9.81),
+        options: SolverOptions | None = None,
+    ) -> None:
+        super().__init__()
+        self.timestep = timestep
+        self.gravity = gravity
+        self.options = options or SolverOptions()
+        self.bodies = _module_dict("bodies", bodies, Body)
+        self.joints = _module_dict("joints", joints, Joint)
+        self.contacts = _module_dict("contacts", contacts, Contact)
+        if not self.bodies:
+            raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
+        for kind, modules in (("joint", self.joints), ("contact", self.contacts)):
+            for name, element in modules.items():
+                for body in element.body_names:
+                    if body is not None and body not in self.bodies:
+                        raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
+        self._add_floating_joints()
+        self._system = System(self.bodies, self.joints, self.contacts)  # type: ignore[arg-type]
+        self._warn_of_inactive()
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        value = super().check_field(name, value)
+        if name == "timestep":
+            require(value > 0, self.label(name), value, "positive timesteps [s]")
+        elif value.shape[-1] != 3:
+            raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., 3)")
+        return value
+
+    def _add_floating_joints(self) -> None:
+        children = {joint.child for joint in self.joints.values()}
+        for name in self.bodies:
+            if name not in children:
+                self.joints[f"world_to_{name}"] = Floating(None, name, actuated=False)
+
+    def _warn_of_inactive(self) -> None:
+        kept = {}
+        for name, joint in self.joints.items():
+            if isinstance(joint, StandardJoint):
+                if joint.limits is not None and any(bool(torch.isfinite(bound).any()) for bound in joint.limits):
+                    kept.setdefault("limits", []).append(name)
+                for attribute in ("friction", "armature"):
+                    if torch.as_tensor(getattr(joint, attribute)).any():
+                        kept.setdefault(attribute, []).append(name)
+        if kept:
+            text = "; ".join(f"{key} of {names if len(names) < 4 else f'{len(names)} joints'}" for key, names in kept.items())
+            warnings.warn(f"kept on the joints, but not part of the step yet: {text}", stacklevel=3)
+
+    # -- sizes ---------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_bodies(self) -> int:
+        return self._system.num_bodies
+
+    @property
+    def num_inputs(self) -> int:
+        return self._system.num_inputs
+
+    @property
+    def num_coordinates(self) -> int:
+        """Number of minimal coordinates: the sum over joints (on a tree, the degrees of freedom)."""
+        return sum(joint.num_coordinates for joint in self.joints.values())
+
+    @property
+    def impulse_layout(self) -> dict[str, slice]:
+        """Where each element's impulses are in `StepOutput.impulses`: "joints.NAME" and "contacts.NAME" -> slice.
+
+        Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ, or (γ, ξ₁, ξ₂, ξ₃) with friction.
+        """
+        layout, start = {}, 0
+        for key, piece in self._system.impulse_layout.items():
+            layout[key] = slice(start, start + piece.stop - piece.start)
+            start += piece.stop - piece.start
+        return layout
+
+    @property
+    def input_layout(self) -> dict[str, slice]:
+        """Where each actuated joint's inputs are in u: name -> slice."""
+        return dict(self._system.input_layout)
+
+    # -- stepping ------------------------------------------------------------------------------------------------------------------------
+
+    def forward(self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None) -> Tensor:
+        """The next state, (..., 13 nb). As `step`, but invalid input raises, since no status is returned."""
+        return self._step(self._settings(raise_invalid=True), self._stacked(), z, u, None, wrench).z
+
+    def step(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, wrench: Tensor | None = None) -> StepOutput:
+        """One step.
+
+        Args:
+            z: (..., 13 nb). u: (..., nu) [N, N·m]; None is zero. Batch dimensions broadcast, with those of parameters too.
+            warm_start: `solution` of the previous step, (..., num_unknowns): fewer iterations, the same result.
+            wrench: external force (world) and torque (body frame) at each centre of mass, (..., 6 nb) [N, N·m].
+
+        Environments that fail, or whose input is not finite, keep their state, carry a `Status` that says so, and have zero gradients; with
+        `SolverOptions(on_failure="raise")` they raise instead.
+
+        Raises:
+            ValueError: wrong shapes, or quaternions that are not unit. TypeError: wrong dtype or device.
+        """
+        return self._step(self._settings(), self._stacked(), z, u, warm_start, wrench)
+
+    def rollout(
+        self, z: Tensor, u: Tensor | Callable[[Tensor], Tensor] | None = None, *, steps: int | None = None, wrench: Tensor | None = None
+    ) -> Trajectory:
+        """Many steps, each warm-started from the one before.
+
+        Args:
+            z: (..., 13 nb). u: (..., T, nu), or a policy z -> (..., nu) with `steps`, or None (zero) with `steps`.
+            steps: T. wrench: as in `step`, held over the rollout.
+
+        Raises:
+            ValueError: `steps` missing, or different from the length of u.
+        """
+        if isinstance(u, Tensor):
+            if u.ndim < 2 or (steps is not None and u.shape[-2] != steps):
+                raise ValueError(f"u: got shape {tuple(u.shape)} with steps={steps}; allowed: (..., T, {self.num_inputs}), with steps None or T")
+            steps = u.shape[-2]
+        if steps is None or steps < 1:
+            raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
+        settings, parameters = self._settings(), self._stacked()
+        states, inputs, outputs = [z], [], []
+        warm: Tensor | None = None
+        for t in range(steps):
+            now = u[..., t, :] if isinstance(u, Tensor) else z.new_zeros(self.num_inputs) if u is None else u(z)
+            out = self._step(settings, parameters, z, now, warm, wrench)
+            z, warm = out.z, out.solution.detach()
+            states.append(z)
+            inputs.append(now)
+            outputs.append(out)
+        batch = z.shape[:-1]
+
+        def stack(values: list[Tensor]) -> Tensor:
+            return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
+
+        return Trajectory(
+            stack(states),
+            stack(inputs),
+            stack([o.impulses for o in outputs]),
+            torch.stack([o.status for o in outputs], -1),
+            torch.stack([o.iterations for o in outputs], -1),
+        )
+
+    def _settings(self, raise_invalid: bool = False) -> StepSettings:
+        system = self._system
+        device = self.gravity.device
+        return StepSettings(system if device.type == "cpu" else system.to(device), self.options, raise_invalid)
+
+    def _stacked(self) -> list[Tensor]:
+        return self._system.stack_parameters(self.timestep, self.gravity)
+
+    def _step(
+        self, settings: StepSettings, parameters: Sequence[Tensor], z: Tensor, u: Tensor | None, warm_start: Tensor | None, wrench: Tensor | None
+    ) -> StepOutput:
+        system = self._system
+        z, u, wrench = self._check_inputs(z, u, wrench)
+        if warm_start is not None:
+            self._check_tensor("warm_start", warm_start, system.num_unknowns)
+        w, status, iterations = StepFunction.apply(settings, warm_start, z, u, wrench, *parameters)
+        ok = (status == int(Status.SUCCESS))[..., None]
+        # A flagged environment keeps its state; a neutral one stands in for it below, so that no gradient can become NaN.
+        state = split_state(torch.where(ok, z, self._neutral_state(z)))
+        twist = Twist(*w[..., : 6 * system.num_bodies].unflatten(-1, (-1, 6)).split(3, dim=-1))
+        pose = next_pose(state.pose, twist, parameters[0][..., None, None])
+        moved = join_state(pose, twist)
+        z_next = torch.where(ok, moved, z.detach())
+        pieces = [w[..., piece] for piece in system.impulse_layout.values()]
+        impulses = torch.cat(pieces, dim=-1) if pieces else w[..., :0]
+        return StepOutput(z_next, impulses, status, iterations, w.detach())
+
+    def jacobians(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Derivatives of the step on the tangent space, per body [dx, dv, dphi, domega] (dphi: body-frame rotation vector [rad]).
+
+        Returns:
+            (..., 12 nb, 12 nb) with respect to z, and (..., 12 nb, nu) with respect to u; zero for environments that fail. Not themselves
+            differentiable.
+        """
+        z, u, wrench = self._check_inputs(z, u, None)
+        settings = self._settings()
+        with torch.no_grad():
+            flat, batch = flatten_batch(settings.specs, [z, u, wrench, *self._stacked()])
+            nb, count = self.num_bodies, batch.numel()
+            size = TANGENT_SIZE * nb
+            jacobian = z.new_zeros(count, size, size + self.num_inputs)
+            index = valid_environments(settings, flat).nonzero().squeeze(-1)
+            problem = StepProblem(settings.system, flat[3:], *flat[:3])
+            problem = problem.select(index)
+            if warm_start is not None:
+                warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]
+            solution = solve_step(problem, warm_start, self.options)
+            good = (solution.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
+            index, problem, w = index[good], problem.select(good), solution.w[good]
+            right = torch.cat(problem.linearize_data(w_g := smoothed(problem, w, self.options)), dim=-1)
+            twist_change = -KKT(problem, w_g).solve(right, refinements=1)[:, : 6 * nb].unflatten(1, (nb, 6))
+            jacobian[index] = _tangent_of_next(problem, w, twist_change)
+        jacobian = jacobian.reshape(*batch, size, -1)
+        return jacobian[..., :size], jacobian[..., size:]
+
+    # -- states --------------------------------------------------------------------------------------------------------------------------
+
+    def initial_state(self, batch_shape: Sequence[int] = (), **values: Mapping[str, Any]) -> Tensor:
+        """A state from joint coordinates, `hinge=dict(q=.3, qd=1.)`, or for a free body `box=dict(position=..., velocity=...,
+        orientation=..., angular_velocity=...)`; what is not given is zero (the identity). Only for trees.
+
+        Raises:
+            ValueError: unknown names or keys, values that do not fit.
+        """
+        order = self._order()
+        by_name = {entry.name: entry for entry in order}
+        free = {self._system.body_names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1}
+        batch = tuple(batch_shape)
+        q = self.gravity.new_zeros(*batch, self.num_coordinates)
+        qd = torch.zeros_like(q)
+        for name, given in values.items():
+            keys = ("q", "qd") if name in by_name else ("position", "velocity", "orientation", "angular_velocity")
+            if name not in by_name and name not in free:
+                raise ValueError(f"initial_state: unknown name {name!r}; joints are {list(by_name)}, free bodies {list(free)}")
+            for key in given:
+                if key not in keys:
+                    raise ValueError(f"initial_state: {name!r} got {key!r}; allowed: {list(keys)}")
+            if name in by_name:
+                piece = by_name[name].coordinates
+                q = _put(q, piece, given.get("q", 0.0), f"{name}.q")
+                qd = _put(qd, piece, given.get("qd", 0.0), f"{name}.qd")
+        z = minimal.to_maximal(order, self.num_bodies, q, qd, self.timestep)
+        for name, given in values.items():
+            if name in by_name:
+                continue
+            start = STATE_SIZE * free[name].child
+            for key, piece in (("position", (0, 3)), ("velocity", (3, 6)), ("orientation", (6, 10)), ("angular_velocity", (10, 13))):
+                if key in given:
+                    z = _put(z, slice(start + piece[0], start + piece[1]), given[key], f"{name}.{key}")
+        return z
+
+    def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step, joints in order.
+
+        Raises:
+            ValueError: the mechanism is not a tree.
+        """
+        self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        return minimal.to_minimal(self._order(), self.num_bodies, z, self.timestep)
+
+    def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
+        """z (..., 13 nb) from joint coordinates; inverse of `to_minimal`."""
+        self._check_tensor("q", q, self.num_coordinates)
+        qd = torch.zeros_like(q) if qd is None else qd
+        self._check_tensor("qd", qd, self.num_coordinates)
+        q, qd = torch.broadcast_tensors(q, qd)
+        return minimal.to_maximal(self._order(), self.num_bodies, q, qd, self.timestep)
+
+    def retract(self, z: Tensor, delta: Tensor) -> Tensor:
+        """Move a state along the tangent (..., 12 nb), per body [dx, dv, dphi, domega]; quaternions stay unit."""
+        self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        self._check_tensor("delta", delta, TANGENT_SIZE * self.num_bodies)
+        state = split_state(z)
+        dx, dv, dphi, domega = delta.unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
+        pose = Pose(state.pose.x + dx, quat.multiply(state.pose.q, quat.exp(dphi)))
+        return join_state(pose, Twist(state.twist.v + dv, state.twist.omega + domega))
+
+    def difference(self, z: Tensor, reference: Tensor) -> Tensor:
+        """Tangent (..., 12 nb) that leads from `reference` to z; inverse of `retract`."""
+        self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        a, b = split_state(reference), split_state(z)
+        turn = quat.rotation_vector(quat.multiply(quat.conjugate(a.pose.q), b.pose.q))
+        return torch.cat((b.pose.x - a.pose.x, b.twist.v - a.twist.v, turn, b.twist.omega - a.twist.omega), dim=-1).flatten(-2)
+
+    # -- what a state tells --------------------------------------------------------------------------------------------------------------
+
+    def kinetic_energy(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
+        """[J], (...): of the step that led to z, or, with the state one step later, at the configuration z (discrete Legendre transform)."""
+        mass, inertia = self._stacked()[2:4]
+        return energy.kinetic_energy(mass, inertia, self.timestep, z, z_next)
+
+    def potential_energy(self, z: Tensor) -> Tensor:
+        """Gravity, zero at the origin, and joint springs [J], (...)."""
+        pose = split_state(z).pose
+        mass = self._stacked()[2]
+        total = -(mass * (self.gravity[..., None, :] * pose.x).sum(-1)).sum(-1)
+        world = Pose(z.new_zeros(3), quat.identity(z.dtype, z.device))
+        number = {name: i for i, name in enumerate(self._system.body_names)}
+        for joint in self.joints.values():
+            if isinstance(joint, StandardJoint):
+                ends = [world if name is None else Pose(pose.x[..., number[name], :], pose.q[..., number[name], :]) for name in joint.body_names]
+                total = total + joint.spring_energy(*ends)
+        return total
+
+    def momentum(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
+        """[linear N·s, angular about the common centre of mass N·m·s], world frame, (..., 6); conserved by the step when nothing external acts.
+
+        Of the step that led to z, or, with the state one step later, at the configuration z (discrete Legendre transform).
+        """
+        mass, inertia = self._stacked()[2:4]
+        return energy.momentum(mass, inertia, self.timestep, z, z_next)
+
+    def distances(self, z: Tensor) -> Tensor:
+        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
+        pose = split_state(z).pose
+        number = {name: i for i, name in enumerate(self._system.body_names)}
+        values = []
+        for contact in self.contacts.values():
+            here = Pose(pose.x[..., number[contact.body], :], pose.q[..., number[contact.body], :])
+            values.append(contact.distance(here))
+        return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
+
+    def joint_errors(self, z: Tensor) -> Tensor:
+        """Rows of all joint equations at z [m, half-angle], (..., n): zero when the mechanism is assembled."""
+        pose = split_state(z).pose
+        world = Pose(z.new_zeros(3), quat.identity(z.dtype, z.device))
+        number = {name: i for i, name in enumerate(self._system.body_names)}
+        rows = [z.new_zeros(*z.shape[:-1], 0)]
+        for joint in self.joints.values():
+            ends = [world if name is None else Pose(pose.x[..., number[name], :], pose.q[..., number[name], :]) for name in joint.body_names]
+            row = joint.constraint(*ends)
+            rows.append(row.expand(*torch.broadcast_shapes(row.shape[:-1], z.shape[:-1]), row.shape[-1]))
+        return torch.cat(rows, dim=-1)
+
+    # -- checks --------------------------------------------------------------------------------------------------------------------------
+
+    def _order(self) -> list[minimal.JointOrder]:
+        return minimal.spanning_order(self._system.body_names, self.joints)  # type: ignore[arg-type]
+
+    def _neutral_state(self, z: Tensor) -> Tensor:
+        neutral = z.new_zeros(self.num_bodies, STATE_SIZE)
+        neutral[:, 6] = 1
+        return neutral.flatten()
+
+    def _check_tensor(self, name: str, value: Any, size: int) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
+        if value.ndim < 1 or value.shape[-1] != size:
+            raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for a mechanism of {self.num_bodies} bodies")
+        if value.dtype != self.gravity.dtype:
+            raise TypeError(f"{name}: got {value.dtype}, the mechanism has {self.gravity.dtype}; convert one, for example mech.to({value.dtype})")
+        if value.device != self.gravity.device:
+            raise TypeError(f"{name}: on {value.device}, the mechanism on {self.gravity.device}; move one, for example mech.to({str(value.device)!r})")
+
+    def _check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        u = z.new_zeros(self.num_inputs) if u is None else u
+        self._check_tensor("u", u, self.num_inputs)
+        wrench = z.new_zeros(6 * self.num_bodies) if wrench is None else wrench
+        self._check_tensor("wrench", wrench, 6 * self.num_bodies)
+        return z, u, wrench
+
+
+def _tangent_of_next(problem: StepProblem, w: Tensor, twist_change: Tensor) -> Tensor:
+    """(N, 12 nb, n) from the derivative of the twists (N, nb, 6, n) with respect to [tangent of z, u]."""
+    pose, h = problem.state.pose, problem.timestep[:, None, None]
+    twist = problem.body_twists(w)[:, :-1]
+    count, nb, _, columns = twist_change.shape
+    after = next_pose(pose, Twist(twist[..., :3], twist[..., 3:]), h)
+
+    def attitude(y: Tensor) -> Tensor:
+        moved = retract(pose, torch.zeros_like(y[..., :3]), y[..., :3])
+        turned = quat.multiply(moved.q, quat.increment(y[..., 3:], h))
+        return 2 * quat.multiply(quat.conjugate(after.q), turned)[..., 1:]
+
+    _, turn = local_jacobian(attitude, torch.cat((torch.zeros_like(twist[..., :3]), twist[..., 3:]), dim=-1))
+    identity = torch.eye(columns, dtype=w.dtype, device=w.device)[: TANGENT_SIZE * nb].reshape(nb, 4, 3, columns).expand(count, -1, -1, -1, -1)
+    dv, domega = twist_change[:, :, :3], twist_change[:, :, 3:]
+    dx = identity[:, :, 0] + h[..., None] * dv
+    dphi = turn[..., :3] @ identity[:, :, 2] + turn[..., 3:] @ domega
+    return torch.stack((dx, dv, dphi, domega), dim=2).reshape(count, TANGENT_SIZE * nb, columns)
+
+
+def _put(tensor: Tensor, piece: slice, value: Any, name: str) -> Tensor:
+    """A copy of `tensor` with `value` in the last-dimension slice, broadcasting both batch shapes."""
+    value = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
+    size = piece.stop - piece.start
+    if value.ndim and value.shape[-1] != size and size != 1:
+        raise ValueError(f"initial_state: {name} got shape {tuple(value.shape)}; allowed: a number or (..., {size})")
+    if size == 1 and (value.ndim == 0 or value.shape[-1] != 1):
+        value = value[..., None]
+    batch = torch.broadcast_shapes(tensor.shape[:-1], value.shape[:-1])
+    tensor = tensor.expand(*batch, -1)
+    return torch.cat((tensor[..., : piece.start], value.expand(*batch, size), tensor[..., piece.stop :]), dim=-1)
+
+
+def _module_dict(kind: str, given: Modules, cls: type[nn.Module]) -> nn.ModuleDict:
+    """A ModuleDict in the given order.
+
+    Raises:
+        ValueError: doubled names, or names that cannot be module names. TypeError: values of the wrong type.
+    """
+    result = nn.ModuleDict()
+    for name, module in given.items() if isinstance(given, Mapping) else given:
+        if not isinstance(module, cls):
+            raise TypeError(f"{kind}[{name!r}]: got {type(module).__name__}; allowed: {cls.__name__}")
+        if name in result:
+            raise ValueError(f"{kind}: the name {name!r} is given twice; names must differ")
+        if not isinstance(name, str) or not name or "." in name or name == "world" or hasattr(result, name):
+            raise ValueError(f"{kind}: {name!r} cannot be a name; allowed: non-empty strings without dots, not 'world', not a method of nn.ModuleDict")
+        if any(module is other for other in result.values()):
+            raise ValueError(f"{kind}: {name!r} is the same object as another entry; make one module for each")
+        result[name] = module
+    return result
+
+
+def elements_of(mechanism: Mechanism) -> dict[str, Element]:
+    """All joints and contacts, by "joints.NAME" and "contacts.NAME"."""
+    return {**{f"joints.{k}": e for k, e in mechanism.joints.items()}, **{f"contacts.{k}": e for k, e in mechanism.contacts.items()}}

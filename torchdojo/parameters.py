@@ -1,0 +1,103 @@
+"""Physical parameters: named tensors of a module, checked when set, batched, and replaceable by any tensor that carries a graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["PhysicalModule", "bind"]
+
+
+def as_tensor(value: Any, name: str) -> Tensor:
+    """A floating-point tensor of `value`; plain numbers become float64."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"{name}: got a tensor of dtype {value.dtype}; give a floating-point tensor, for example value.double()")
+        return value
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: got {value!r}; give a number, a sequence of numbers or a floating-point tensor") from error
+
+
+def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
+    """Raise ValueError unless every element of `condition` holds. Skipped inside `torch.func` transforms, where values are not readable."""
+    if torch._C._functorch.maybe_current_level() is not None:  # type: ignore[attr-defined]
+        return
+    if not bool(condition.all()):
+        raise ValueError(f"{name}: got {value.detach().tolist()}; allowed: {allowed}")
+
+
+class PhysicalModule(nn.Module):
+    """A module whose physical parameters are listed in the table `fields`: name -> number of dimensions of one value.
+
+    A field is stored as an `nn.Parameter` that does not require grad until asked (`module.mass.requires_grad_()`), may carry leading batch
+    dimensions, and may be assigned a number or any tensor, one with a graph included (`contact.friction = network(x)`), which then takes
+    the place of the parameter. Assignments are validated by `check_field`.
+    """
+
+    fields: ClassVar[dict[str, int]] = {}
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        """Validate, and bring to its canonical shape, a new value of field `name`. Overridden by subclasses."""
+        if value.ndim < self.fields[name]:
+            raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: at least {self.fields[name]} dimension(s)")
+        require(torch.isfinite(value), self.label(name), value, "finite numbers")
+        return value
+
+    def label(self, name: str) -> str:
+        return f"{type(self).__name__}.{name}"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        parametrized = "parametrizations" in self.__dict__.get("_modules", {}) and name in self._modules["parametrizations"]
+        if name not in self.fields or parametrized:
+            super().__setattr__(name, value)
+            return
+        tensor = self.check_field(name, as_tensor(value, self.label(name)))
+        self._parameters.pop(name, None)
+        self._buffers.pop(name, None)
+        if isinstance(value, nn.Parameter) and tensor is value:
+            self.register_parameter(name, value)
+        elif tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor):  # type: ignore[attr-defined]
+            self.register_buffer(name, tensor)  # a tensor with a history (or a leaf of the user's own) is used as it is
+        else:
+            self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
+
+    def extra_state_names(self) -> list[str]:
+        """Names of tensors of user-written subclasses that are not physical fields (network weights, say)."""
+        own = [name for name, _ in self.named_parameters()] + [name for name, _ in self.named_buffers()]
+        # A parametrized field (torch.nn.utils.parametrize) is read through its attribute, so its originals are not extra state.
+        return [name for name in own if name not in self.fields and not name.startswith("parametrizations.")]
+
+
+def bind(module: nn.Module, tensors: Mapping[str, Tensor], cls: type[nn.Module] | None = None) -> Any:
+    """A shallow clone of `module` that reads `tensors` in place of its own parameters and buffers ("net.0.weight" reaches submodules).
+
+    The module itself is untouched, so one template can serve many stacked parameter sets. `cls` undoes the class change that
+    `torch.nn.utils.parametrize` makes.
+    """
+    clone = copy.copy(module)
+    if cls is not None:
+        clone.__class__ = cls
+    state = clone.__dict__
+    state["_parameters"] = dict(module._parameters)
+    state["_buffers"] = dict(module._buffers)
+    state["_modules"] = dict(module._modules)
+    nested: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        head, _, rest = name.partition(".")
+        if rest:
+            nested.setdefault(head, {})[rest] = tensor
+        elif head in state["_buffers"]:
+            state["_buffers"][head] = tensor
+        else:
+            state["_parameters"][head] = tensor
+    for name, child in nested.items():
+        submodule = module._modules[name]
+        assert submodule is not None
+        state["_modules"][name] = bind(submodule, child)
+    return clone

@@ -1,0 +1,1 @@
+"""The interior-point method that finds the step on the central path."""

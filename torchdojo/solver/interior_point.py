@@ -1,0 +1,162 @@
+"""Primal-dual interior-point method that lands on the central path (Mehrotra 1992; Howell et al. 2025, algorithm 1; design section 5).
+
+One factorization and two solves per iteration: an affine step decides how far to centre, a corrected step is taken. Once the wanted
+product is κ itself, the corrector's second-order term is dropped and the method is Newton's on the κ-problem, so it converges to the exact
+path. Convergence is decided for each environment by itself; converged ones leave the batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.residual import StepProblem
+from torchdojo.solver import cones
+from torchdojo.solver.kkt import KKT
+from torchdojo.solver.options import SolverOptions, Status
+
+__all__ = ["Solution", "follow_central_path", "solve_step"]
+
+STEP_TO_BOUNDARY = 0.95
+SHORT_STEP = 0.3
+STUCK_STEP = 0.1
+# Complementarity products at a cold start [N·s·m].
+START_LEVEL = 1e-2
+LINE_SEARCH_HALVINGS = 12
+
+
+class Solution(NamedTuple):
+    """w (N, num_unknowns); status (N,) of `Status` values; iterations (N,), all attempts counted."""
+
+    w: Tensor
+    status: Tensor
+    iterations: Tensor
+
+
+def violations(problem: StepProblem, r: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest absolute violation of the equations and of the complementarity rows, each (N,)."""
+    system = problem.system
+    rows = torch.cat((system.orthant_index[:, 1], system.second_order_index[:, 1].flatten()))
+    gap = r[:, rows] - kappa[:, None] * cones.identity_rows(system, r)[rows]
+    mask = torch.ones(system.num_unknowns, dtype=torch.bool, device=r.device)
+    mask[rows] = False
+    complementarity = gap.abs().amax(-1) if len(rows) else r.new_zeros(len(r))
+    return r[:, mask].abs().amax(-1), complementarity
+
+
+def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, stuck: Tensor) -> tuple[Tensor, Tensor]:
+    """Predictor-corrector direction, (N, n), and the product it aims at, (N,). Where `stuck` (N,), a step that only centres."""
+    system = problem.system
+    kkt = KKT(problem, w)
+    if not system.num_cones:
+        return kkt.solve(-r), kappa
+    identity = cones.identity_rows(system, r)
+    affine = kkt.solve(-r)
+    alpha = cones.max_step(system, w, affine).clamp_max(1)
+    mean = cones.mean_product(system, w)
+    affine_mean = cones.mean_product(system, w + alpha[:, None] * affine)
+    centered = (affine_mean / mean).clamp(0, 1) ** 3 * mean
+    target = torch.maximum(centered, kappa)
+    second_order, rows = cones.products(system, affine)
+    # Newton on the κ-problem, without the second-order term, is what makes the end point exact.
+    second_order = torch.where((centered > kappa)[:, None], second_order, torch.zeros_like(second_order))
+    corrected = (r - target[:, None] * identity).index_add(1, rows, second_order)
+    direction = kkt.solve(-corrected)
+    # A short step means that some pair is near the boundary and far from the others: without centring, the iteration would jam there.
+    short = stuck | (cones.max_step(system, w, direction) < SHORT_STEP)
+    if bool(short.any()):
+        wide = torch.maximum(mean, kappa)
+        centring = kkt.solve(wide[:, None] * identity - r)
+        direction = torch.where(short[:, None], centring, direction)
+        target = torch.where(short, wide, target)
+    return direction, target
+
+
+def follow_central_path(problem: StepProblem, start: Tensor, kappa: float, options: SolverOptions, max_iterations: int | None = None) -> Solution:
+    """Solve the κ-problem from an interior start, (N, num_unknowns)."""
+    residual_tol, path_tol = options.tolerances(start.dtype)
+    limit = options.max_iterations if max_iterations is None else max_iterations
+    w = start.clone(memory_format=torch.contiguous_format)
+    status = torch.full((len(w),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
+    iterations = torch.zeros_like(status)
+    index = torch.arange(len(w), device=w.device)
+    here, r = start, problem.residual(start)
+    goal = torch.full((len(w),), kappa, dtype=w.dtype, device=w.device)
+    stuck = torch.zeros_like(goal, dtype=torch.bool)
+    for iteration in range(limit + 1):
+        equality, complementarity = violations(problem, r, goal)
+        done = (equality <= residual_tol) & (complementarity <= path_tol * goal)
+        going = ~done & torch.isfinite(equality + complementarity)
+        if not bool(going.all()):
+            w[index] = here
+            status[index[done]] = int(Status.SUCCESS)
+            index, here, r, goal, stuck = index[going], here[going], r[going], goal[going], stuck[going]
+            equality, complementarity = equality[going], complementarity[going]
+            problem = problem.select(going.nonzero().squeeze(-1))
+        if not len(index) or iteration == limit:
+            break
+        iterations[index] += 1
+        direction, target = newton_direction(problem, here, r, goal, stuck)
+        here, r, alpha = line_search(problem, here, r, direction, target)
+        stuck = alpha < STUCK_STEP
+    if len(index):
+        w[index] = here
+    return Solution(w, status, iterations)
+
+
+def line_search(problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Step to a fraction of the boundary, halved until the equations or the complementarity rows improve; (w, residual, fraction)"""
+    equality, complementarity = violations(problem, r, target)
+    alpha = (STEP_TO_BOUNDARY * cones.max_step(problem.system, w, direction)).clamp_max(1)
+    accepted = torch.zeros_like(alpha, dtype=torch.bool)
+    trial, trial_r = w, r
+    for _ in range(LINE_SEARCH_HALVINGS):
+        # Where accepted, alpha is left alone and the same trial is evaluated again.
+        trial = w + alpha[:, None] * direction
+        trial_r = problem.residual(trial)
+        new_equality, new_complementarity = violations(problem, trial_r, target)
+        finite = torch.isfinite(new_equality + new_complementarity)
+        accepted = accepted | (finite & ((new_equality <= equality) | (new_complementarity <= complementarity)))
+        if bool(accepted.all()):
+            break
+        alpha = torch.where(accepted, alpha, 0.5 * alpha)
+    return trial, trial_r, alpha
+
+
+def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverOptions) -> Solution:
+    """Ladder of starts, climbed by each environment as far as it needs: warm, cold, continuation from larger kappa."""
+    kappa = options.kappa
+    count = len(problem.z)
+    w = problem.cold_start(START_LEVEL)
+    status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
+    iterations = torch.zeros_like(status)
+    if warm_start is not None:
+        usable = torch.isfinite(warm_start).all(-1) & cones.interior(problem.system, warm_start)
+        start = torch.where(usable[:, None], warm_start, w)
+        w, status, iterations = follow_central_path(problem, start, kappa, options, max_iterations=12)
+    for attempt in ("cold", "continuation"):
+        failed = (status != int(Status.SUCCESS)).nonzero().squeeze(-1)
+        if not len(failed):
+            break
+        sub = problem if len(failed) == count else problem.select(failed)
+        if attempt == "cold":
+            solution = follow_central_path(sub, sub.cold_start(START_LEVEL), kappa, options)
+        else:
+            solution = _continuation(sub, kappa, options)
+        w[failed], status[failed] = solution.w, solution.status
+        iterations[failed] += solution.iterations
+    return Solution(w, status, iterations)
+
+
+def _continuation(problem: StepProblem, kappa: float, options: SolverOptions) -> Solution:
+    """Solve at κ = 1e-1 or so and come down by factors of ten."""
+    solution = follow_central_path(problem, problem.cold_start(START_LEVEL), max(1e-1, kappa), options)
+    total = solution.iterations
+    current = max(1e-1, kappa)
+    while current > kappa:
+        current = max(kappa, 0.1 * current)
+        solution = follow_central_path(problem, solution.w, current, options)
+        total = total + solution.iterations
+    return Solution(solution.w, solution.status, total)

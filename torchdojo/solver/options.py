@@ -1,0 +1,104 @@
+"""Options of the solver, and the status that every environment comes back with."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["OnFailure", "SolverOptions", "Status"]
+
+
+class Status(enum.IntEnum):
+    """Outcome of one step of one environment. `explain` says what to do about it."""
+
+    SUCCESS = 0
+    MAX_ITERATIONS = 1
+    INVALID_INPUT = 2
+
+    @property
+    def explain(self) -> str:
+        return _EXPLANATIONS[self]
+
+
+_EXPLANATIONS = {
+    Status.SUCCESS: "the step satisfies every equation to its tolerance",
+    Status.MAX_ITERATIONS: (
+        "no start of the solver converged: warm, cold, and continuation from larger kappa; the state is unchanged. Usual causes: a body "
+        "spins close to 2/h rad/s, parts interpenetrate deeply, or joints are far from assembled. Try a smaller timestep or a larger kappa"
+    ),
+    Status.INVALID_INPUT: (
+        "the state, input, wrench or a parameter is not finite, a quaternion is not unit, or an angular velocity is 2/h rad/s or more; "
+        "the state is unchanged"
+    ),
+}
+
+
+class OnFailure(str, enum.Enum):
+    """What happens to an environment whose step fails: flag it in `StepOutput.status`, or raise for the whole batch."""
+
+    FLAG = "flag"
+    RAISE = "raise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolverOptions:
+    """Options of the step.
+
+    Args:
+        kappa: central-path parameter [N·s·m in gap rows, J in friction rows]: every complementarity product equals it.
+        grad_kappa: gradients are taken at this larger kappa instead (smoothed gradients). None: the same as `kappa`.
+        residual_tol: largest absolute violation of any equation [N·s, N·m·s, m, m/s]. None: 1e-9 in float64, 1e-5 in float32.
+        central_path_tol: largest violation of a complementarity row, as a fraction of kappa.
+        max_iterations: Newton iterations per attempt; a step may make several attempts (warm, cold, continuation).
+        on_failure: "flag" or "raise".
+        backend: "auto" or "reference". The compiled backend is not there yet; "auto" is the reference.
+
+    Raises:
+        ValueError: a value out of its range; the message says which.
+    """
+
+    kappa: float = 1e-6
+    grad_kappa: float | None = None
+    residual_tol: float | None = None
+    central_path_tol: float = 1e-3
+    max_iterations: int = 50
+    on_failure: OnFailure | str = OnFailure.FLAG
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("kappa", "grad_kappa", "residual_tol", "central_path_tol"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"SolverOptions.{name}: got {value}; allowed: positive finite numbers")
+        if self.grad_kappa is not None and self.grad_kappa < self.kappa:
+            raise ValueError(f"SolverOptions.grad_kappa: got {self.grad_kappa}; allowed: kappa = {self.kappa} or larger, or None")
+        if self.central_path_tol >= 1:
+            raise ValueError(f"SolverOptions.central_path_tol: got {self.central_path_tol}; allowed: below 1")
+        if self.max_iterations < 1:
+            raise ValueError(f"SolverOptions.max_iterations: got {self.max_iterations}; allowed: 1 or more")
+        try:
+            object.__setattr__(self, "on_failure", OnFailure(self.on_failure))
+        except ValueError:
+            raise ValueError(f"SolverOptions.on_failure: got {self.on_failure!r}; allowed: {[o.value for o in OnFailure]}") from None
+        if self.backend not in ("auto", "reference"):
+            raise ValueError(f"SolverOptions.backend: got {self.backend!r}; allowed: 'auto', 'reference'")
+
+    def tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
+        """(residual_tol, central_path_tol) for a dtype.
+
+        Raises:
+            ValueError: kappa or residual_tol are below what the dtype resolves.
+        """
+        if dtype == torch.float64:
+            return self.residual_tol or 1e-9, self.central_path_tol
+        if dtype != torch.float32:
+            raise ValueError(f"the step runs in float64 or float32; got {dtype}; use mech.to(torch.float64)")
+        if self.kappa < 1e-4:
+            raise ValueError(f"kappa = {self.kappa} is below what float32 resolves; use SolverOptions(kappa=1e-4) or larger, or mech.to(torch.float64)")
+        if self.residual_tol is not None and self.residual_tol < 1e-6:
+            raise ValueError(f"residual_tol = {self.residual_tol} is below what float32 resolves; use 1e-5, None, or mech.to(torch.float64)")
+        # A product of 1e-4 whose factors carry the rounding of positions of order 1 m is known to about 1 % in float32.
+        return self.residual_tol or 1e-5, max(self.central_path_tol, 1e-2)

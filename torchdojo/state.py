@@ -1,0 +1,159 @@
+"""Minimal coordinates of a tree, and the maps between them and the maximal state.
+
+The velocity of a joint is the backward difference of its coordinates over one step, (q(t) − q(t−h)) / h, as z holds the velocity that led to
+the current configuration. Built this way, a maximal state made from (q, qd) satisfies the joint equations at both ends of that step, and
+nothing has to settle when a simulation starts. For rotations it is F · rotation_vector(p⁻⁻¹ p) / h, with p⁻ the relative orientation before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.dynamics.integrator import join_state, split_state
+from torchdojo.elements import Pose, Twist
+from torchdojo.joints import Joint, StandardJoint
+
+__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal"]
+
+
+class JointOrder(NamedTuple):
+    """Tree joints from the world outwards: (name, joint, parent index or −1, child index, slice of the coordinate vector)."""
+
+    name: str
+    joint: StandardJoint
+    parent: int
+    child: int
+    coordinates: slice
+
+
+def spanning_order(body_names: Sequence[str], joints: Mapping[str, Joint]) -> list[JointOrder]:
+    """Order in which a tree is built up from the world.
+
+    Raises:
+        ValueError: a body with two parents (a closed loop), a user-written joint, or bodies that no chain of joints connects to the world.
+    """
+    number = {name: i for i, name in enumerate(body_names)}
+    parent_of: dict[str, str] = {}
+    entries: list[JointOrder] = []
+    offset = 0
+    for name, joint in joints.items():
+        if joint.child in parent_of:
+            raise ValueError(
+                f"minimal coordinates need a tree, but body {joint.child!r} has two parents: joints {parent_of[joint.child]!r} and {name!r}; "
+                "work with the maximal state z for mechanisms with loops"
+            )
+        if not isinstance(joint, StandardJoint):
+            raise ValueError(f"joint {name!r} ({type(joint).__name__}) has no coordinates; only the joints of td.joints.JOINT_TYPES have")
+        parent_of[joint.child] = name
+        parent = -1 if joint.parent is None else number[joint.parent]
+        entries.append(JointOrder(name, joint, parent, number[joint.child], slice(offset, offset + joint.num_coordinates)))
+        offset += joint.num_coordinates
+    ordered: list[JointOrder] = []
+    placed = {-1}
+    while len(ordered) < len(entries):
+        ready = [e for e in entries if e.parent in placed and e.child not in placed]
+        if not ready:
+            loose = sorted(body_names[e.child] for e in entries if e.child not in placed)
+            raise ValueError(f"minimal coordinates need a tree, but no chain of joints connects the world with bodies {loose}")
+        ordered += ready
+        placed |= {e.child for e in ready}
+    return ordered
+
+
+def _previous(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
+    """The pose one step earlier."""
+    return Pose(pose.x - timestep * twist.v, quat.multiply(pose.q, quat.conjugate(quat.increment(twist.omega, timestep))))
+
+
+def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
+    """(q, qd), each (..., n): coordinates of all joints in declared order."""
+    state = split_state(z)
+    h = timestep[..., None]
+    before = _previous(state.pose, state.twist, h[..., None])
+    # One entry more, with index −1: the world.
+    now, before = _with_world(state.pose), _with_world(before)
+    q: dict[int, Tensor] = {}
+    qd: dict[int, Tensor] = {}
+    for entry in order:
+        joint, split = entry.joint, entry.joint.free_translations
+        a, b = _body(now, entry.parent), _body(now, entry.child)
+        a_before, b_before = _body(before, entry.parent), _body(before, entry.child)
+        coordinates, earlier = joint.coordinates(a, b), joint.coordinates(a_before, b_before)
+        _, p = joint.displacement(a, b)
+        _, p_before = joint.displacement(a_before, b_before)
+        turn = quat.rotation_vector(quat.multiply(quat.conjugate(p_before), p))
+        rotation = (joint.free_rotational_axes * turn[..., None, :]).sum(-1)
+        q[entry.coordinates.start] = coordinates
+        qd[entry.coordinates.start] = torch.cat((coordinates[..., :split] - earlier[..., :split], rotation), dim=-1) / h
+    keys = [e.coordinates.start for e in sorted(order, key=lambda e: (e.coordinates.start, e.coordinates.stop))]
+    batch = z.shape[:-1]
+    join = [[values[k].expand(*batch, -1) for k in dict.fromkeys(keys) if values[k].shape[-1]] for values in (q, qd)]
+    empty = z.new_zeros(*batch, 0)
+    return (torch.cat(join[0], -1), torch.cat(join[1], -1)) if join[0] else (empty, empty)
+
+
+def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tensor, timestep: Tensor) -> Tensor:
+    """z (..., 13 nb) of an assembled tree."""
+    h = timestep[..., None]
+    origin = Pose(q.new_zeros(3), quat.identity(q.dtype, q.device))
+    now: dict[int, Pose] = {-1: origin}
+    before: dict[int, Pose] = {-1: origin}
+    for entry in order:
+        joint, split = entry.joint, entry.joint.free_translations
+        coordinates, rates = q[..., entry.coordinates], qd[..., entry.coordinates]
+        axes_t, axes_r = joint.free_translational_axes, joint.free_rotational_axes
+        p = quat.exp((axes_r * coordinates[..., split:, None]).sum(-2))
+        turn = _held_turn(joint, p, h * rates[..., split:])
+        p_before = quat.multiply(p, quat.conjugate(quat.exp(turn)))
+        shift = (axes_t * coordinates[..., :split, None]).sum(-2)
+        shift_before = (axes_t * (coordinates[..., :split] - h * rates[..., :split])[..., None]).sum(-2)
+        now[entry.child] = _place(joint, now[entry.parent], p, shift)
+        before[entry.child] = _place(joint, before[entry.parent], p_before, shift_before)
+    poses, twists = [], []
+    for i in range(num_bodies):
+        a, b = before[i], now[i]
+        step = quat.multiply(quat.conjugate(a.q), b.q)
+        step = torch.where(step[..., :1] < 0, -step, step)
+        poses.append(b)
+        twists.append(Twist((b.x - a.x) / h, 2 * step[..., 1:] / h))
+    batch = q.shape[:-1]
+
+    def stack(values: list[Tensor]) -> Tensor:
+        return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
+
+    pose = Pose(stack([p.x for p in poses]), stack([p.q for p in poses]))
+    return join_state(pose, Twist(stack([t.v for t in twists]), stack([t.omega for t in twists])))
+
+
+def _held_turn(joint: StandardJoint, p: Tensor, free: Tensor) -> Tensor:
+    """Rotation vector w with F w = free such that p ⊗ exp(−w) still satisfies the joint: C (p₀ w + p⃗ × w) = 0, since C p⃗ = 0."""
+    axes = joint.free_rotational_axes
+    if joint.free_rotations != 2:
+        return (axes * free[..., None]).sum(-2)
+    across = axes
+    axis = quat.cross(across[..., 0, :], across[..., 1, :])
+    turn = (across * free[..., None]).sum(-2)
+    held = -(axis * quat.cross(p[..., 1:], turn)).sum(-1, keepdim=True) / p[..., :1]
+    return turn + held * axis
+
+
+def _place(joint: StandardJoint, parent: Pose, p: Tensor, shift: Tensor) -> Pose:
+    """Pose of the child from the relative orientation p and the shift of its anchor in the parent frame."""
+    orientation = quat.multiply(quat.multiply(parent.q, joint.orientation_offset), p)
+    anchor = parent.x + quat.rotate(parent.q, joint.parent_anchor + shift)
+    return Pose(anchor - quat.rotate(orientation, joint.child_anchor), orientation)
+
+
+def _with_world(pose: Pose) -> Pose:
+    x, q = pose
+    world = torch.zeros_like(x[..., :1, :])
+    return Pose(torch.cat((x, world), -2), torch.cat((q, torch.cat((torch.ones_like(world[..., :1]), world), -1)), -2))
+
+
+def _body(pose: Pose, index: int) -> Pose:
+    return Pose(pose.x[..., index, :], pose.q[..., index, :])
