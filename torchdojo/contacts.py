@@ -105,9 +105,9 @@ class ImpactContact(Contact):
         force = impulse * normal
         return [(force, self.torque(motion, lever, force))], distance[..., None] - slack
 
-    def start(self, motions: tuple[Motion, ...], level: float) -> tuple[Tensor, Tensor]:
-        gap = self.geometry(motions[0])[0].clamp_min(level**0.5)[..., None]
-        return level / gap, gap
+    def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
+        gap = torch.maximum(self.geometry(motions[0])[0], level.sqrt())
+        return (level / gap)[..., None], gap[..., None]
 
 
 class NonlinearContact(Contact):
@@ -149,14 +149,17 @@ class NonlinearContact(Contact):
         rows = torch.cat((distance[..., None] - slack[..., :1], cone_height, slip - slack[..., 2:4]), dim=-1)
         return [(force, self.torque(motion, lever, force))], rows
 
-    def start(self, motions: tuple[Motion, ...], level: float) -> tuple[Tensor, Tensor]:
-        # The gap and slip of unchanged velocities, impulses to match: every equation but the balance of momentum nearly holds.
+    def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
+        # The gap and slip at these velocities, and impulses to match: every equation but the balance of momentum nearly holds.
         (motion,) = motions
         distance, normal, lever = self.geometry(motion)
-        gap = distance.clamp_min(level**0.5)[..., None]
+        gap = torch.maximum(distance, level.sqrt())
+        gamma = level / gap
         slip = (orthonormal_complement(normal) * self.slip(motion, lever)[..., None, :]).sum(-1)
-        speed = (slip * slip).sum(-1, keepdim=True)
-        height = (self.friction[..., None] * level / gap).clamp_min(level)
+        speed = (slip * slip).sum(-1)
+        # ξ = level η⁻¹ with ξ₁ = μγ, for η = (η₁, slip); a frictionless contact still needs an interior.
+        height = torch.maximum(self.friction * gamma, level)
         eta = (level + torch.sqrt(level * level + 4 * height * height * speed)) / (2 * height)
-        xi = (level / (eta * eta - speed)) * torch.cat((eta, -slip), dim=-1)
-        return torch.cat((level / gap, xi), dim=-1), torch.cat((gap, eta, slip), dim=-1)
+        slack = torch.stack((gap, eta, *slip.unbind(-1)), dim=-1)
+        xi = (level / (eta * eta - speed))[..., None] * torch.cat((eta[..., None], -slip), dim=-1)
+        return torch.cat((gamma[..., None], xi), dim=-1), slack

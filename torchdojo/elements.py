@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo import quaternion as quat
 from torchdojo.parameters import PhysicalModule
@@ -74,7 +75,8 @@ class Element(PhysicalModule):
     def kind(self) -> tuple[object, ...]:
         """Elements of equal kind are evaluated together, through one of them. User-written elements are evaluated one by one, since
         they may depend on attributes that are not stacked."""
-        return (type(self),) if type(self).__module__.startswith("torchdojo.") else (id(self),)
+        cls = type_before_parametrizations(self)
+        return (cls,) if cls.__module__.startswith("torchdojo.") else (id(self),)
 
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
@@ -93,14 +95,14 @@ class Element(PhysicalModule):
         """
         raise NotImplementedError
 
-    def start(self, motions: tuple[Motion, ...], level: float) -> tuple[Tensor, Tensor]:
-        """Interior impulses and slacks (..., E, cones.size) from which a cold solve starts; their products should be about `level`.
+    def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
+        """Interior impulses and slacks (..., E, cones.size) at given velocities, with products of about `level` (..., 1).
 
-        Default: √level times the identity of each cone. `motions` continue at the current velocity.
+        The solver starts from them, and returns to them at a higher level where it gets stuck. Default: √level times the identity.
         """
         identity = motions[0].pose.x.new_zeros(*motions[0].pose.x.shape[:-1], self.cones.size)
-        identity[..., : self.cones.orthant] = level**0.5
-        identity[..., self.cones.orthant :: 3] = level**0.5
+        for i in (*range(self.cones.orthant), *range(self.cones.orthant, self.cones.size, 3)):
+            identity[..., i] = level.sqrt()
         return identity, identity
 
 

@@ -349,6 +349,7 @@ class Mechanism(PhysicalModule):
     def difference(self, z: Tensor, reference: Tensor) -> Tensor:
         """Tangent (..., 12 nb) that leads from `reference` to z; inverse of `retract`."""
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        self._check_tensor("reference", reference, STATE_SIZE * self.num_bodies)
         a, b = split_state(reference), split_state(z)
         turn = quat.rotation_vector(quat.multiply(quat.conjugate(a.pose.q), b.pose.q))
         return torch.cat((b.pose.x - a.pose.x, b.twist.v - a.twist.v, turn, b.twist.omega - a.twist.omega), dim=-1).flatten(-2)

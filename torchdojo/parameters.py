@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -80,10 +79,9 @@ def bind(module: nn.Module, tensors: Mapping[str, Tensor], cls: type[nn.Module] 
     The module itself is untouched, so one template can serve many stacked parameter sets. `cls` undoes the class change that
     `torch.nn.utils.parametrize` makes.
     """
-    clone = copy.copy(module)
-    if cls is not None:
-        clone.__class__ = cls
+    clone = object.__new__(cls or type(module))
     state = clone.__dict__
+    state.update(module.__dict__)
     state["_parameters"] = dict(module._parameters)
     state["_buffers"] = dict(module._buffers)
     state["_modules"] = dict(module._modules)

@@ -77,8 +77,8 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
     before = _previous(state.pose, state.twist, h[..., None])
     # One entry more, with index −1: the world.
     now, before = _with_world(state.pose), _with_world(before)
-    q: dict[int, Tensor] = {}
-    qd: dict[int, Tensor] = {}
+    q: dict[str, Tensor] = {}
+    qd: dict[str, Tensor] = {}
     for entry in order:
         joint, split = entry.joint, entry.joint.free_translations
         a, b = _body(now, entry.parent), _body(now, entry.child)
@@ -88,13 +88,12 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
         _, p_before = joint.displacement(a_before, b_before)
         turn = quat.rotation_vector(quat.multiply(quat.conjugate(p_before), p))
         rotation = (joint.free_rotational_axes * turn[..., None, :]).sum(-1)
-        q[entry.coordinates.start] = coordinates
-        qd[entry.coordinates.start] = torch.cat((coordinates[..., :split] - earlier[..., :split], rotation), dim=-1) / h
-    keys = [e.coordinates.start for e in sorted(order, key=lambda e: (e.coordinates.start, e.coordinates.stop))]
-    batch = z.shape[:-1]
-    join = [[values[k].expand(*batch, -1) for k in dict.fromkeys(keys) if values[k].shape[-1]] for values in (q, qd)]
-    empty = z.new_zeros(*batch, 0)
-    return (torch.cat(join[0], -1), torch.cat(join[1], -1)) if join[0] else (empty, empty)
+        q[entry.name] = coordinates
+        qd[entry.name] = torch.cat((coordinates[..., :split] - earlier[..., :split], rotation), dim=-1) / h
+    names = [e.name for e in sorted(order, key=lambda e: e.coordinates.stop)]
+    batch = torch.broadcast_shapes(*(value.shape[:-1] for value in qd.values()))
+    stacked = [torch.cat([values[n].expand(*batch, values[n].shape[-1]) for n in names], dim=-1) for values in (q, qd)]
+    return stacked[0], stacked[1]
 
 
 def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tensor, timestep: Tensor) -> Tensor:

@@ -111,14 +111,19 @@ class StepProblem:
         return r.index_copy(1, torch.cat(order), values)
 
     def cold_start(self, level: float) -> Tensor:
-        """Velocities as before, no joint impulses, cone variables with products of about `level` (see `Element.start`), (N, n)."""
+        """Velocities as before, no joint impulses, cone variables with products of about `level`, (N, n)."""
         twist = torch.cat(self.state.twist, dim=-1).flatten(1)
         w = torch.cat((twist, twist.new_zeros(len(twist), self.system.num_unknowns - twist.shape[1])), dim=1)
+        return self.restart_cones(w, w.new_full((len(w),), level))
+
+    def restart_cones(self, w: Tensor, level: Tensor) -> Tensor:
+        """A copy of w with all cone variables set anew for its velocities, with products of about `level` (N,)."""
+        w = w.clone()
+        twists = self.body_twists(w)
         for group, element in zip(self.system.groups, self.elements, strict=True):
             if group.slack_index.shape[-1]:
-                pose, twists, *_ = self.gather(group, w, self.body_twists(w))
-                impulse, slack = element.start(self.motions(pose, twists), level)
-                w[:, group.impulse_index], w[:, group.slack_index] = impulse, slack
+                pose, twist, *_ = self.gather(group, w, twists)
+                w[:, group.impulse_index], w[:, group.slack_index] = element.start(self.motions(pose, twist), level[:, None])
         return w
 
     # -- derivatives ---------------------------------------------------------------------------------------------------------------------

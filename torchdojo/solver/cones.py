@@ -15,7 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from torchdojo.dynamics.system import System
 
-__all__ = ["arrow", "identity_rows", "interior", "max_step", "mean_product", "products"]
+__all__ = ["arrow", "identity_rows", "interior", "max_step", "mean_product", "product_rows", "products"]
 
 
 def cone_product(a: Tensor, b: Tensor) -> Tensor:
@@ -40,6 +40,14 @@ def identity_rows(system: System, like: Tensor) -> Tensor:
     rows = like.new_zeros(system.num_unknowns)
     rows[system.orthant_index[:, 1]] = 1
     rows[system.second_order_index[:, 1, 0]] = 1
+    return rows
+
+
+def product_rows(system: System, like: Tensor) -> Tensor:
+    """One in the complementarity rows of the residual and zero elsewhere, (num_unknowns,)."""
+    rows = like.new_zeros(system.num_unknowns)
+    rows[system.orthant_index[:, 1]] = 1
+    rows[system.second_order_index[:, 1].flatten()] = 1
     return rows
 
 

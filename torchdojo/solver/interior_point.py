@@ -22,8 +22,11 @@ __all__ = ["Solution", "follow_central_path", "solve_step"]
 STEP_TO_BOUNDARY = 0.95
 SHORT_STEP = 0.3
 STUCK_STEP = 0.1
+JAMMED_STEP = 0.02
+RAISE = 10.0
+MAX_LEVEL = 1.0
 # Complementarity products at a cold start [N·s·m].
-START_LEVEL = 1e-2
+START_LEVEL = 3e-2
 LINE_SEARCH_HALVINGS = 12
 
 
@@ -68,7 +71,10 @@ def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, 
     short = stuck | (cones.max_step(system, w, direction) < SHORT_STEP)
     if bool(short.any()):
         wide = torch.maximum(mean, kappa)
-        centring = kkt.solve(wide[:, None] * identity - r)
+        # Where that is so although all products are alike, they are too small for the equations still violated: back up along the path.
+        spread = ((r - mean[:, None] * identity) * cones.product_rows(system, r)).abs().amax(-1)
+        wide = torch.where(spread < 0.1 * mean, (RAISE * wide).clamp_max(MAX_LEVEL), wide)
+        centring = kkt.solve((wide[:, None] * identity - r) * cones.product_rows(system, r))
         direction = torch.where(short[:, None], centring, direction)
         target = torch.where(short, wide, target)
     return direction, target
@@ -101,6 +107,11 @@ def follow_central_path(problem: StepProblem, start: Tensor, kappa: float, optio
         direction, target = newton_direction(problem, here, r, goal, stuck)
         here, r, alpha = line_search(problem, here, r, direction, target)
         stuck = alpha < STUCK_STEP
+        jammed = alpha < JAMMED_STEP
+        if bool(jammed.any()):
+            level = (RAISE * cones.mean_product(problem.system, here)).clamp(kappa, MAX_LEVEL)
+            here = torch.where(jammed[:, None], problem.restart_cones(here, level), here)
+            r = problem.residual(here)
     if len(index):
         w[index] = here
     return Solution(w, status, iterations)
@@ -109,6 +120,8 @@ def follow_central_path(problem: StepProblem, start: Tensor, kappa: float, optio
 def line_search(problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Step to a fraction of the boundary, halved until the equations or the complementarity rows improve; (w, residual, fraction)"""
     equality, complementarity = violations(problem, r, target)
+    # Near the path, errors of the order of the products themselves are what the next Newton step removes.
+    allowed = torch.maximum(equality, cones.mean_product(problem.system, w))
     alpha = (STEP_TO_BOUNDARY * cones.max_step(problem.system, w, direction)).clamp_max(1)
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     trial, trial_r = w, r
@@ -118,7 +131,7 @@ def line_search(problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, t
         trial_r = problem.residual(trial)
         new_equality, new_complementarity = violations(problem, trial_r, target)
         finite = torch.isfinite(new_equality + new_complementarity)
-        accepted = accepted | (finite & ((new_equality <= equality) | (new_complementarity <= complementarity)))
+        accepted = accepted | (finite & ((new_equality <= allowed) | (new_complementarity <= complementarity)))
         if bool(accepted.all()):
             break
         alpha = torch.where(accepted, alpha, 0.5 * alpha)
