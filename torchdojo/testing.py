@@ -22,8 +22,9 @@ STEPS = tuple(1e-3 / 4**i for i in range(8))
 class GradientReport(NamedTuple):
     """One entry per input ("z", "u", and each parameter's name) and output ("state", "impulses").
 
-    errors: largest difference between analytic and numeric derivative, relative to the largest numeric derivative of that input and output.
-    analytic, numeric: the derivatives compared, (number of directions,). unresolved: inputs for which finite differences did not settle.
+    errors: largest difference between analytic and numeric derivative, relative to the largest numeric derivative of that input and output
+        (at least a thousandth of that with respect to the state, which is what finite differences resolve).
+    analytic, numeric: the derivatives compared, (number of directions,).
     """
 
     errors: dict[str, float]
@@ -67,7 +68,7 @@ def check_gradients(
     generator = torch.Generator().manual_seed(seed)
     options = mechanism.options
     # Differences need solutions far tighter than a simulation does; gradients are compared at kappa itself.
-    mechanism.options = dataclasses.replace(options, residual_tol=1e-11, central_path_tol=1e-9, grad_kappa=None)
+    mechanism.options = dataclasses.replace(options, residual_tol=1e-10, central_path_tol=1e-6, min_iterations=4, grad_kappa=None)
     try:
         return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)
     finally:
@@ -136,8 +137,8 @@ def _check(
             along = basis @ (torch.zeros(leaf.numel(), dtype=z.dtype) if value is None else value.reshape(-1))
             label = f"{name} -> {key}"
             analytic[label], numeric[label] = along, estimates[key]
-            # Derivatives far below the loss's own rounding over the smallest step are zero for a finite difference.
-            scale = max(float(estimates[key].abs().max()), 1e-6)
+            # The loss carries rounding in proportion to its sensitivity to the state: much smaller derivatives drown in it.
+            scale = max(float(estimates[key].abs().max()), 1e-3 * max(1.0, float(numeric.get(f"z -> {key}", along.new_zeros(1)).abs().max())))
             errors[label] = float((along - estimates[key]).abs().max()) / scale
             if not bool(torch.isfinite(along).all()):
                 raise AssertionError(f"check_gradients: the gradient {label} is not finite: {along.tolist()}")

@@ -93,7 +93,7 @@ def follow_central_path(problem: StepProblem, start: Tensor, kappa: float, optio
     stuck = torch.zeros_like(goal, dtype=torch.bool)
     for iteration in range(limit + 1):
         equality, complementarity = violations(problem, r, goal)
-        done = (equality <= residual_tol) & (complementarity <= path_tol * goal)
+        done = (equality <= residual_tol) & (complementarity <= path_tol * goal) & (iteration >= options.min_iterations)
         going = ~done & torch.isfinite(equality + complementarity)
         if not bool(going.all()):
             w[index] = here
@@ -105,7 +105,7 @@ def follow_central_path(problem: StepProblem, start: Tensor, kappa: float, optio
             break
         iterations[index] += 1
         direction, target = newton_direction(problem, here, r, goal, stuck)
-        here, r, alpha = line_search(problem, here, r, direction, target)
+        here, r, alpha = line_search(problem, here, r, direction, target, residual_tol)
         stuck = alpha < STUCK_STEP
         jammed = alpha < JAMMED_STEP
         if bool(jammed.any()):
@@ -117,11 +117,11 @@ def follow_central_path(problem: StepProblem, start: Tensor, kappa: float, optio
     return Solution(w, status, iterations)
 
 
-def line_search(problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def line_search(problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor, residual_tol: float) -> tuple[Tensor, Tensor, Tensor]:
     """Step to a fraction of the boundary, halved until the equations or the complementarity rows improve; (w, residual, fraction)"""
     equality, complementarity = violations(problem, r, target)
     # Near the path, errors of the order of the products themselves are what the next Newton step removes.
-    allowed = torch.maximum(equality, cones.mean_product(problem.system, w))
+    allowed = torch.maximum(equality, cones.mean_product(problem.system, w).clamp_min(residual_tol))
     alpha = (STEP_TO_BOUNDARY * cones.max_step(problem.system, w, direction)).clamp_max(1)
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     trial, trial_r = w, r

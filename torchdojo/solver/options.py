@@ -53,6 +53,8 @@ class SolverOptions:
         residual_tol: largest absolute violation of any equation [N·s, N·m·s, m, m/s]. None: 1e-9 in float64, 1e-5 in float32.
         central_path_tol: largest violation of a complementarity row, as a fraction of kappa.
         max_iterations: Newton iterations per attempt; a step may make several attempts (warm, cold, continuation).
+        min_iterations: Newton iterations made even where the tolerances hold already. They converge quadratically: one or two polish the
+            solution to rounding, as finite differences of the step need.
         on_failure: "flag" or "raise".
         backend: "auto" or "reference". The compiled backend is not there yet; "auto" is the reference.
 
@@ -65,6 +67,7 @@ class SolverOptions:
     residual_tol: float | None = None
     central_path_tol: float = 1e-3
     max_iterations: int = 50
+    min_iterations: int = 0
     on_failure: OnFailure | str = OnFailure.FLAG
     backend: str = "auto"
 
@@ -77,8 +80,11 @@ class SolverOptions:
             raise ValueError(f"SolverOptions.grad_kappa: got {self.grad_kappa}; allowed: kappa = {self.kappa} or larger, or None")
         if self.central_path_tol >= 1:
             raise ValueError(f"SolverOptions.central_path_tol: got {self.central_path_tol}; allowed: below 1")
-        if self.max_iterations < 1:
-            raise ValueError(f"SolverOptions.max_iterations: got {self.max_iterations}; allowed: 1 or more")
+        if self.max_iterations < 1 or not 0 <= self.min_iterations <= self.max_iterations:
+            raise ValueError(
+                f"SolverOptions: got max_iterations={self.max_iterations}, min_iterations={self.min_iterations}; "
+                "allowed: max_iterations of 1 or more, min_iterations from 0 to that"
+            )
         try:
             object.__setattr__(self, "on_failure", OnFailure(self.on_failure))
         except ValueError:
