@@ -62,8 +62,12 @@ def build(description: dict[str, Any]) -> td.Mechanism:
         # Their rest coordinates refer to their basis of a free plane; ours to ours.
         rest = torch.cat(
             (
-                spare.free_translational_axes @ _rows(j["free_translational_axes"]).T @ torch.tensor(j["spring_offset"]["translational"][:translations]),
-                spare.free_rotational_axes @ _rows(j["free_rotational_axes"]).T @ torch.tensor(j["spring_offset"]["rotational"][:rotations]),
+                spare.free_translational_axes
+                @ _rows(j["free_translational_axes"]).T
+                @ torch.tensor(j["spring_offset"]["translational"][:translations]),
+                spare.free_rotational_axes
+                @ _rows(j["free_rotational_axes"]).T
+                @ torch.tensor(j["spring_offset"]["rotational"][:rotations]),
             )
         )
         joints[j["name"]] = cls(
@@ -82,6 +86,8 @@ def build(description: dict[str, Any]) -> td.Mechanism:
         offset = float(np.dot(c["normal"], c["contact_offset"]))
         common = dict(point=c["contact_origin"], radius=c["radius"], normal=c["normal"], offset=offset)
         contacts[c["name"]] = (
-            td.ImpactContact(c["body"], **common) if c["model"] == "impact" else td.NonlinearContact(c["body"], friction=c["friction"], **common)
+            td.ImpactContact(c["body"], **common)
+            if c["model"] == "impact"
+            else td.NonlinearContact(c["body"], friction=c["friction"], **common)
         )
     return td.Mechanism(bodies, joints, contacts, timestep=description["timestep"], gravity=description["gravity"])

@@ -134,7 +134,9 @@ class Terrain(td.NonlinearContact):
 
 def terrain_ball() -> td.Mechanism:
     return td.Mechanism(
-        {"ball": td.Body(1.0, (0.1, 0.1, 0.1))}, contacts={"skin": Terrain("ball", radius=0.2, friction=0.4)}, options=td.SolverOptions(kappa=1e-4)
+        {"ball": td.Body(1.0, (0.1, 0.1, 0.1))},
+        contacts={"skin": Terrain("ball", radius=0.2, friction=0.4)},
+        options=td.SolverOptions(kappa=1e-4),
     )
 
 
@@ -159,7 +161,9 @@ def test_signed_distance_network_learns() -> None:
     z = truth.initial_state(ball=dict(position=(0.0, 0.0, height + 0.3), velocity=(0.3, 0.0, -1.0)))
     with torch.no_grad():
         target = truth.rollout(z, steps=30).z
-    optimizer = torch.optim.LBFGS([model.contacts["skin"].net[2].bias], max_iter=30, line_search_fn="strong_wolfe", tolerance_grad=1e-12, tolerance_change=1e-16)
+    optimizer = torch.optim.LBFGS(
+        [model.contacts["skin"].net[2].bias], max_iter=30, line_search_fn="strong_wolfe", tolerance_grad=1e-12, tolerance_change=1e-16
+    )
 
     def loss() -> Tensor:
         optimizer.zero_grad()
@@ -254,7 +258,9 @@ def test_second_derivatives_are_refused_by_name() -> None:
 
 def test_jacobians_match_autograd() -> None:
     mech = box(td.NonlinearContact, 1e-4)
-    z = mech.initial_state((3,), box=dict(position=(0, 0, 0.28), velocity=torch.randn(3, 3) - torch.tensor((0, 0, 3.0)), angular_velocity=torch.randn(3, 3)))
+    z = mech.initial_state(
+        (3,), box=dict(position=(0, 0, 0.28), velocity=torch.randn(3, 3) - torch.tensor((0, 0, 3.0)), angular_velocity=torch.randn(3, 3))
+    )
     u = torch.randn(3, 6)
     jac_z, jac_u = mech.jacobians(z, u)
     base = mech(z, u)

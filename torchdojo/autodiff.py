@@ -76,8 +76,8 @@ def valid_environments(settings: StepSettings, flat: Sequence[Tensor]) -> Tensor
     if bool(crooked.any()):
         worst = int(torch.where(crooked, error, 0).argmax())
         raise ValueError(
-            f"z: environment {worst} has a quaternion whose norm differs from 1 by {float(error[worst]):.2g}; allowed: unit quaternions wxyz "
-            f"(within {UNIT_TOLERANCE}); divide them by their norm, and check the order of the state, [x, v, q, omega] per body"
+            f"z: environment {worst} has a quaternion whose norm differs from 1 by {float(error[worst]):.2g}; allowed: unit quaternions "
+            f"wxyz (within {UNIT_TOLERANCE}); divide them by their norm, and check the order of the state, [x, v, q, omega] per body"
         )
     spin = torch.linalg.vector_norm(states[..., 10:13], dim=-1).amax(-1)
     valid = finite & (spin < 2 / flat[3])
@@ -91,7 +91,7 @@ class StepFunction(torch.autograd.Function):
     """(settings, warm_start, z, u, wrench, *parameters) -> (w, status, iterations); w is differentiable in z, u, wrench, parameters."""
 
     @staticmethod
-    def forward(settings: StepSettings, warm_start: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def forward(settings: StepSettings, warm_start: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         system, options = settings.system, settings.options
         flat, batch = flatten_batch(settings.specs, [t.detach() for t in tensors])
         z = flat[0]
@@ -123,7 +123,7 @@ class StepFunction(torch.autograd.Function):
         ctx.save_for_backward(w, status, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad_w: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_w: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         needs = tuple(ctx.needs_input_grad[2:])
         if not any(needs):
             return (None,) * (2 + len(needs))
@@ -148,7 +148,9 @@ class StepAdjointFunction(torch.autograd.Function):
     """(settings, needs, grad_w, w, status, z, u, wrench, *parameters) -> gradients of the last ones (None where not needed)."""
 
     @staticmethod
-    def forward(settings: StepSettings, needs: tuple[bool, ...], grad_w: Tensor, w: Tensor, status: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def forward(
+        settings: StepSettings, needs: tuple[bool, ...], grad_w: Tensor, w: Tensor, status: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor | None, ...]:
         system, options = settings.system, settings.options
         leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
         batch = torch.broadcast_shapes(grad_w.shape[:-1], w.shape[:-1])
@@ -216,7 +218,7 @@ def smoothed(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     return torch.where((solution.status == int(Status.SUCCESS))[:, None], solution.w, w)
 
 
-# -- vmap ------------------------------------------------------------------------------------------------------------------------------------
+# -- vmap ------------------------------------------------------------------------------------------------------------------------------
 
 
 def _align(specs: Sequence[ParameterSpec], dims: Sequence[int | None], values: Sequence[Tensor]) -> list[Tensor]:
@@ -236,7 +238,9 @@ def _unbatchable(specs: Sequence[ParameterSpec], dims: Sequence[int | None]) -> 
     return any(dim is not None and not spec.batched for spec, dim in zip(specs, dims, strict=True))
 
 
-def _loop(size: int, dims: Sequence[int | None], values: Sequence[Tensor], call: Callable[..., tuple[Tensor | None, ...]]) -> tuple[Any, ...]:
+def _loop(
+    size: int, dims: Sequence[int | None], values: Sequence[Tensor], call: Callable[..., tuple[Tensor | None, ...]]
+) -> tuple[Any, ...]:
     """One call per mapped sample: for weights of user-written modules, which have no batch dimension of their own."""
     results = [call(*[v if d is None else v.select(d, i) for v, d in zip(values, dims, strict=True)]) for i in range(size)]
     return tuple(None if column[0] is None else torch.stack(column) for column in zip(*results, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Body(PhysicalModule):
         ValueError: a mass that is not positive, an inertia that no rigid body can have, or neither inertia nor shape given.
     """
 
-    fields = {"mass": 0, "inertia": 2}
+    fields: ClassVar[dict[str, int]] = {"mass": 0, "inertia": 2}
     mass: Tensor
     inertia: Tensor
 
@@ -39,7 +39,9 @@ class Body(PhysicalModule):
         self.mass = mass
         if inertia is None:
             if len(self.shapes) != 1:
-                raise ValueError(f"Body: got no inertia and {len(self.shapes)} shapes; give inertia=, or exactly one shape to compute it from")
+                raise ValueError(
+                    f"Body: got no inertia and {len(self.shapes)} shapes; give inertia=, or exactly one shape to compute it from"
+                )
             inertia = self.shapes[0].inertia(as_tensor(mass, "Body.mass"))
         elif not isinstance(inertia, Tensor):
             inertia = as_tensor(inertia, "Body.inertia")

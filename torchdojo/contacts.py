@@ -7,7 +7,7 @@ With the contact point c (radius r) on the body, everything at the next configur
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,13 +33,15 @@ class Contact(Element):
         ValueError: a negative radius, a zero normal, shapes that do not fit.
     """
 
-    fields = {"point": 1, "radius": 0, "normal": 1, "offset": 0}
+    fields: ClassVar[dict[str, int]] = {"point": 1, "radius": 0, "normal": 1, "offset": 0}
     point: Tensor
     radius: Tensor
     normal: Tensor
     offset: Tensor
 
-    def __init__(self, body: str, *, point: Any = (0.0, 0.0, 0.0), radius: Any = 0.0, normal: Any = (0.0, 0.0, 1.0), offset: Any = 0.0) -> None:
+    def __init__(
+        self, body: str, *, point: Any = (0.0, 0.0, 0.0), radius: Any = 0.0, normal: Any = (0.0, 0.0, 1.0), offset: Any = 0.0
+    ) -> None:
         super().__init__()
         self.body = body
         self.point = point
@@ -69,8 +71,8 @@ class Contact(Element):
         """Outward unit normal of the surface at (or nearest to) a world point, (..., 3). Default: the gradient of `signed_distance`."""
         if type(self).signed_distance is Contact.signed_distance:
             return unit(self.normal).expand(point.shape)
-        distance, pull = torch.func.vjp(self.signed_distance, point)
-        return unit(pull(torch.ones_like(distance))[0])
+        pull = torch.func.vjp(self.signed_distance, point)[1]
+        return unit(pull(point.new_ones(point.shape[:-1]))[0])
 
     def distance(self, pose: Pose) -> Tensor:
         """φ: signed distance between the contact sphere and the surface [m], (...,)."""
@@ -120,7 +122,7 @@ class NonlinearContact(Contact):
         friction: Coulomb coefficient μ, (...,), >= 0. The others are those of `Contact`.
     """
 
-    fields = {**Contact.fields, "friction": 0}
+    fields: ClassVar[dict[str, int]] = {**Contact.fields, "friction": 0}
     cones = Cones(orthant=1, second_order=1)
     friction: Tensor
 

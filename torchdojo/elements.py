@@ -91,7 +91,8 @@ class Element(PhysicalModule):
             timestep: h [s], broadcastable to (..., E, 1).
 
         Returns:
-            Per body (linear impulse (..., E, 3) world frame, angular impulse (..., E, 3) body frame); rows (..., E, num_rows or cones.size).
+            Per body (linear impulse (..., E, 3) world frame, angular impulse (..., E, 3) body frame); rows (..., E, num_rows), or
+            (..., E, cones.size).
         """
         raise NotImplementedError
 

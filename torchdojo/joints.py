@@ -1,17 +1,18 @@
 """The sixteen joints, from one table, and the base class for joints written by users.
 
-A joint frame is fixed to the parent: at `parent_anchor`, turned by `orientation_offset` against the parent body. `axis`, coordinates, inputs
-and springs are expressed in it. With the parent a and the child b, the displacement of the child anchor and the relative orientation are
+A joint frame is fixed to the parent: at `parent_anchor`, turned by `orientation_offset` against the parent body. `axis`, coordinates,
+inputs and springs are expressed in it. With the parent a and the child b, the displacement of the child anchor and the relative
+orientation are
 
     d = R_offᵀ R_aᵀ (x_b + R_b p_b − x_a − R_a p_a)          p = q_off⁻¹ q_a⁻¹ q_b
 
-Free translations and rotations are rows F of these (d, rotation vector of p); the complementary rows C of (d, vec p) are held at zero at the
-next configuration, by impulses that act at the current one (design section 4; Howell et al. 2025, section III).
+Free translations and rotations are rows F of these (d, rotation vector of p); the complementary rows C of (d, vec p) are held at zero at
+the next configuration, by impulses that act at the current one (design section 4; Howell et al. 2025, section III).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,8 +49,8 @@ class Joint(Element):
 
     A user-written joint sets `num_rows` and overrides `constraint`; its impulses then act through the transposed Jacobian of that function
     at the current configuration, which is computed here. The standard joints override `residual` with the same thing in closed form.
-    Weights and tensors that the subclass registers receive gradients. A user-written joint has no coordinates, springs or inputs of its own:
-    a second joint between the same bodies can carry them.
+    Weights and tensors that the subclass registers receive gradients. A user-written joint has no coordinates, springs or inputs of its
+    own: a second joint between the same bodies can carry them.
     """
 
     num_coordinates: int = 0
@@ -59,7 +60,9 @@ class Joint(Element):
         self.parent = None if parent == "world" else parent
         self.child = child
         if not isinstance(child, str) or child == "world":
-            raise ValueError(f"{type(self).__name__}: got child={child!r}; the child is a body name, only the parent may be the world (None)")
+            raise ValueError(
+                f"{type(self).__name__}: got child={child!r}; the child is a body name, only the parent may be the world (None)"
+            )
         if self.parent == child:
             raise ValueError(f"{type(self).__name__}: got {child!r} as parent and as child; a joint connects two different bodies")
 
@@ -84,7 +87,7 @@ class Joint(Element):
             return self.constraint(*moved)
 
         zeros = [torch.zeros_like(motion.twist.v) for motion in motions for _ in range(2)]
-        _, transpose = torch.func.vjp(at_current, *zeros)
+        transpose = torch.func.vjp(at_current, *zeros)[1]
         wrench = transpose(impulse)
         return list(zip(wrench[::2], wrench[1::2], strict=True)), self.constraint(*[motion.next for motion in motions])
 
@@ -108,7 +111,15 @@ class StandardJoint(Joint):
         ValueError: a zero axis, a quaternion that is not unit, a negative damper, values that do not fit the number of free coordinates.
     """
 
-    fields = {"axis": 1, "parent_anchor": 1, "child_anchor": 1, "orientation_offset": 1, "spring": 1, "damper": 1, "rest": 1}
+    fields: ClassVar[dict[str, int]] = {
+        "axis": 1,
+        "parent_anchor": 1,
+        "child_anchor": 1,
+        "orientation_offset": 1,
+        "spring": 1,
+        "damper": 1,
+        "rest": 1,
+    }
     axis: Tensor
     parent_anchor: Tensor
     child_anchor: Tensor
@@ -175,7 +186,11 @@ class StandardJoint(Joint):
             value = value.expand(size)
         value = super().check_field(name, value)
         if value.shape[-1] != size:
-            per = "" if name in ("axis", "parent_anchor", "child_anchor", "orientation_offset") else f", one per free coordinate of a {type(self).__name__}"
+            per = (
+                ""
+                if name in ("axis", "parent_anchor", "child_anchor", "orientation_offset")
+                else f", one per free coordinate of a {type(self).__name__}"
+            )
             raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., {size}){per}")
         if name == "axis":
             require(torch.linalg.vector_norm(value, dim=-1) > 0, self.label(name), value, "vectors of positive length")

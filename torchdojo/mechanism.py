@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class Mechanism(PhysicalModule):
         ValueError: names that are unknown, doubled or unusable, a body with no mass, non-positive timesteps.
     """
 
-    fields = {"timestep": 0, "gravity": 1}
+    fields: ClassVar[dict[str, int]] = {"timestep": 0, "gravity": 1}
     timestep: Tensor
     gravity: Tensor
     bodies: nn.ModuleDict
@@ -98,13 +98,13 @@ class Mechanism(PhysicalModule):
         self.contacts = _module_dict("contacts", contacts, Contact)
         if not self.bodies:
             raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
-        for kind, modules in (("joint", self.joints), ("contact", self.contacts)):
-            for name, element in modules.items():
-                for body in element.body_names:
-                    if body is not None and body not in self.bodies:
-                        raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
+        for key, element in self._elements().items():
+            for body in element.body_names:
+                if body is not None and body not in self.bodies:
+                    kind, _, name = key.partition("s.")
+                    raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
         self._add_floating_joints()
-        self._system = System(self.bodies, self.joints, self.contacts)  # type: ignore[arg-type]
+        self._system = System(cast(Mapping[str, Body], self.bodies), self._elements())
         self._warn_of_inactive()
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -116,14 +116,14 @@ class Mechanism(PhysicalModule):
         return value
 
     def _add_floating_joints(self) -> None:
-        children = {joint.child for joint in self.joints.values()}
+        children = {joint.child for joint in self._joints().values()}
         for name in self.bodies:
             if name not in children:
                 self.joints[f"world_to_{name}"] = Floating(None, name, actuated=False)
 
     def _warn_of_inactive(self) -> None:
-        kept = {}
-        for name, joint in self.joints.items():
+        kept: dict[str, list[str]] = {}
+        for name, joint in self._joints().items():
             if isinstance(joint, StandardJoint):
                 if joint.limits is not None and any(bool(torch.isfinite(bound).any()) for bound in joint.limits):
                     kept.setdefault("limits", []).append(name)
@@ -147,7 +147,7 @@ class Mechanism(PhysicalModule):
     @property
     def num_coordinates(self) -> int:
         """Number of minimal coordinates: the sum over joints (on a tree, the degrees of freedom)."""
-        return sum(joint.num_coordinates for joint in self.joints.values())
+        return sum(joint.num_coordinates for joint in self._joints().values())
 
     @property
     def impulse_layout(self) -> dict[str, slice]:
@@ -202,7 +202,9 @@ class Mechanism(PhysicalModule):
         """
         if isinstance(u, Tensor):
             if u.ndim < 2 or (steps is not None and u.shape[-2] != steps):
-                raise ValueError(f"u: got shape {tuple(u.shape)} with steps={steps}; allowed: (..., T, {self.num_inputs}), with steps None or T")
+                raise ValueError(
+                    f"u: got shape {tuple(u.shape)} with steps={steps}; allowed: (..., T, {self.num_inputs}), with steps None or T"
+                )
             steps = u.shape[-2]
         if steps is None or steps < 1:
             raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
@@ -238,7 +240,13 @@ class Mechanism(PhysicalModule):
         return self._system.stack_parameters(self.timestep, self.gravity)
 
     def _step(
-        self, settings: StepSettings, parameters: Sequence[Tensor], z: Tensor, u: Tensor | None, warm_start: Tensor | None, wrench: Tensor | None
+        self,
+        settings: StepSettings,
+        parameters: Sequence[Tensor],
+        z: Tensor,
+        u: Tensor | None,
+        warm_start: Tensor | None,
+        wrench: Tensor | None,
     ) -> StepOutput:
         system = self._system
         z, u, wrench = self._check_inputs(z, u, wrench)
@@ -315,9 +323,9 @@ class Mechanism(PhysicalModule):
             if name in by_name:
                 continue
             start = STATE_SIZE * free[name].child
-            for key, piece in (("position", (0, 3)), ("velocity", (3, 6)), ("orientation", (6, 10)), ("angular_velocity", (10, 13))):
+            for key, first, last in (("position", 0, 3), ("velocity", 3, 6), ("orientation", 6, 10), ("angular_velocity", 10, 13)):
                 if key in given:
-                    z = _put(z, slice(start + piece[0], start + piece[1]), given[key], f"{name}.{key}")
+                    z = _put(z, slice(start + first, start + last), given[key], f"{name}.{key}")
         return z
 
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -357,57 +365,59 @@ class Mechanism(PhysicalModule):
     # -- what a state tells --------------------------------------------------------------------------------------------------------------
 
     def kinetic_energy(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
-        """[J], (...): of the step that led to z, or, with the state one step later, at the configuration z (discrete Legendre transform)."""
+        """[J], (...): of the step that led to z; with the state one step later, at the configuration z (discrete Legendre transform)."""
         mass, inertia = self._stacked()[2:4]
         return energy.kinetic_energy(mass, inertia, self.timestep, z, z_next)
 
     def potential_energy(self, z: Tensor) -> Tensor:
         """Gravity, zero at the origin, and joint springs [J], (...)."""
-        pose = split_state(z).pose
         mass = self._stacked()[2]
-        total = -(mass * (self.gravity[..., None, :] * pose.x).sum(-1)).sum(-1)
-        world = Pose(z.new_zeros(3), quat.identity(z.dtype, z.device))
-        number = {name: i for i, name in enumerate(self._system.body_names)}
-        for joint in self.joints.values():
+        total = -(mass * (self.gravity[..., None, :] * split_state(z).pose.x).sum(-1)).sum(-1)
+        for joint in self._joints().values():
             if isinstance(joint, StandardJoint):
-                ends = [world if name is None else Pose(pose.x[..., number[name], :], pose.q[..., number[name], :]) for name in joint.body_names]
-                total = total + joint.spring_energy(*ends)
+                total = total + joint.spring_energy(*self._poses(z, joint))
         return total
 
     def momentum(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
-        """[linear N·s, angular about the common centre of mass N·m·s], world frame, (..., 6); conserved by the step when nothing external acts.
+        """[linear N·s, angular about the common centre of mass N·m·s], world frame, (..., 6).
 
-        Of the step that led to z, or, with the state one step later, at the configuration z (discrete Legendre transform).
+        Conserved by the step when nothing external acts. Of the step that led to z; with the state one step later, at the configuration z
+        (discrete Legendre transform).
         """
         mass, inertia = self._stacked()[2:4]
         return energy.momentum(mass, inertia, self.timestep, z, z_next)
 
     def distances(self, z: Tensor) -> Tensor:
         """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
-        pose = split_state(z).pose
-        number = {name: i for i, name in enumerate(self._system.body_names)}
-        values = []
-        for contact in self.contacts.values():
-            here = Pose(pose.x[..., number[contact.body], :], pose.q[..., number[contact.body], :])
-            values.append(contact.distance(here))
+        contacts = cast(Mapping[str, Contact], self.contacts).values()
+        values = [contact.distance(*self._poses(z, contact)) for contact in contacts]
         return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
 
     def joint_errors(self, z: Tensor) -> Tensor:
         """Rows of all joint equations at z [m, half-angle], (..., n): zero when the mechanism is assembled."""
+        rows = [joint.constraint(*self._poses(z, joint)) for joint in self._joints().values()]
+        batch = torch.broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
+        return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)
+
+    def _poses(self, z: Tensor, element: Element) -> list[Pose]:
+        """Poses of the bodies of an element, the world's included."""
         pose = split_state(z).pose
-        world = Pose(z.new_zeros(3), quat.identity(z.dtype, z.device))
         number = {name: i for i, name in enumerate(self._system.body_names)}
-        rows = [z.new_zeros(*z.shape[:-1], 0)]
-        for joint in self.joints.values():
-            ends = [world if name is None else Pose(pose.x[..., number[name], :], pose.q[..., number[name], :]) for name in joint.body_names]
-            row = joint.constraint(*ends)
-            rows.append(row.expand(*torch.broadcast_shapes(row.shape[:-1], z.shape[:-1]), row.shape[-1]))
-        return torch.cat(rows, dim=-1)
+        world = Pose(z.new_zeros(3), quat.identity(z.dtype, z.device))
+        return [world if name is None else Pose(pose.x[..., number[name], :], pose.q[..., number[name], :]) for name in element.body_names]
+
+    def _joints(self) -> Mapping[str, Joint]:
+        return cast(Mapping[str, Joint], self.joints)
+
+    def _elements(self) -> dict[str, Element]:
+        """All joints and contacts, by "joints.NAME" and "contacts.NAME"."""
+        pairs = [(f"{kind}.{name}", element) for kind in ("joints", "contacts") for name, element in getattr(self, kind).items()]
+        return cast(dict[str, Element], dict(pairs))
 
     # -- checks --------------------------------------------------------------------------------------------------------------------------
 
     def _order(self) -> list[minimal.JointOrder]:
-        return minimal.spanning_order(self._system.body_names, self.joints)  # type: ignore[arg-type]
+        return minimal.spanning_order(self._system.body_names, self._joints())
 
     def _neutral_state(self, z: Tensor) -> Tensor:
         neutral = z.new_zeros(self.num_bodies, STATE_SIZE)
@@ -420,9 +430,13 @@ class Mechanism(PhysicalModule):
         if value.ndim < 1 or value.shape[-1] != size:
             raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for a mechanism of {self.num_bodies} bodies")
         if value.dtype != self.gravity.dtype:
-            raise TypeError(f"{name}: got {value.dtype}, the mechanism has {self.gravity.dtype}; convert one, for example mech.to({value.dtype})")
+            raise TypeError(
+                f"{name}: got {value.dtype}, the mechanism has {self.gravity.dtype}; convert one, for example mech.to({value.dtype})"
+            )
         if value.device != self.gravity.device:
-            raise TypeError(f"{name}: on {value.device}, the mechanism on {self.gravity.device}; move one, for example mech.to({str(value.device)!r})")
+            raise TypeError(
+                f"{name}: on {value.device}, the mechanism on {self.gravity.device}; move one, for example mech.to({str(value.device)!r})"
+            )
 
     def _check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
@@ -446,7 +460,9 @@ def _tangent_of_next(problem: StepProblem, w: Tensor, twist_change: Tensor) -> T
         return 2 * quat.multiply(quat.conjugate(after.q), turned)[..., 1:]
 
     _, turn = local_jacobian(attitude, torch.cat((torch.zeros_like(twist[..., :3]), twist[..., 3:]), dim=-1))
-    identity = torch.eye(columns, dtype=w.dtype, device=w.device)[: TANGENT_SIZE * nb].reshape(nb, 4, 3, columns).expand(count, -1, -1, -1, -1)
+    identity = (
+        torch.eye(columns, dtype=w.dtype, device=w.device)[: TANGENT_SIZE * nb].reshape(nb, 4, 3, columns).expand(count, -1, -1, -1, -1)
+    )
     dv, domega = twist_change[:, :, :3], twist_change[:, :, 3:]
     dx = identity[:, :, 0] + h[..., None] * dv
     dphi = turn[..., :3] @ identity[:, :, 2] + turn[..., 3:] @ domega
@@ -479,13 +495,10 @@ def _module_dict(kind: str, given: Modules, cls: type[nn.Module]) -> nn.ModuleDi
         if name in result:
             raise ValueError(f"{kind}: the name {name!r} is given twice; names must differ")
         if not isinstance(name, str) or not name or "." in name or name == "world" or hasattr(result, name):
-            raise ValueError(f"{kind}: {name!r} cannot be a name; allowed: non-empty strings without dots, not 'world', not a method of nn.ModuleDict")
+            raise ValueError(
+                f"{kind}: {name!r} cannot be a name; allowed: non-empty strings without dots, not 'world', not a method of nn.ModuleDict"
+            )
         if any(module is other for other in result.values()):
             raise ValueError(f"{kind}: {name!r} is the same object as another entry; make one module for each")
         result[name] = module
     return result
-
-
-def elements_of(mechanism: Mechanism) -> dict[str, Element]:
-    """All joints and contacts, by "joints.NAME" and "contacts.NAME"."""
-    return {**{f"joints.{k}": e for k, e in mechanism.joints.items()}, **{f"contacts.{k}": e for k, e in mechanism.contacts.items()}}

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 __all__ = ["PhysicalModule", "bind"]
 
@@ -25,7 +26,7 @@ def as_tensor(value: Any, name: str) -> Tensor:
 
 def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
     """Raise ValueError unless every element of `condition` holds. Skipped inside `torch.func` transforms, where values are not readable."""
-    if torch._C._functorch.maybe_current_level() is not None:  # type: ignore[attr-defined]
+    if torch._C._functorch.maybe_current_level() is not None:
         return
     if not bool(condition.all()):
         raise ValueError(f"{name}: got {value.detach().tolist()}; allowed: {allowed}")
@@ -52,8 +53,7 @@ class PhysicalModule(nn.Module):
         return f"{type(self).__name__}.{name}"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        parametrized = "parametrizations" in self.__dict__.get("_modules", {}) and name in self._modules["parametrizations"]
-        if name not in self.fields or parametrized:
+        if name not in self.fields or is_parametrized(self, name):
             super().__setattr__(name, value)
             return
         tensor = self.check_field(name, as_tensor(value, self.label(name)))
@@ -61,7 +61,7 @@ class PhysicalModule(nn.Module):
         self._buffers.pop(name, None)
         if isinstance(value, nn.Parameter) and tensor is value:
             self.register_parameter(name, value)
-        elif tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor):  # type: ignore[attr-defined]
+        elif tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor):
             self.register_buffer(name, tensor)  # a tensor with a history (or a leaf of the user's own) is used as it is
         else:
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))

@@ -36,10 +36,11 @@ def cross(a: Tensor, b: Tensor) -> Tensor:
 def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The Hamilton product as a matrix from outer products (16) to quaternions (4), and the signs of the conjugate."""
     product = torch.zeros(4, 4, 4, dtype=dtype)
-    table = ((0, 0, 0, 1), (1, 1, 0, -1), (2, 2, 0, -1), (3, 3, 0, -1), (0, 1, 1, 1), (1, 0, 1, 1), (2, 3, 1, 1), (3, 2, 1, -1))
-    table += ((0, 2, 2, 1), (1, 3, 2, -1), (2, 0, 2, 1), (3, 1, 2, 1), (0, 3, 3, 1), (1, 2, 3, 1), (2, 1, 3, -1), (3, 0, 3, 1))
-    for p, q, result, sign in table:
-        product[p, q, result] = sign
+    # 1, i, j, k are 0, 1, 2, 3: the index of p_i q_j is i XOR j, and the sign follows from ij = k.
+    negative = {(1, 1), (2, 2), (3, 3), (3, 2), (1, 3), (2, 1)}
+    for i in range(4):
+        for j in range(4):
+            product[i, j, i ^ j] = -1 if (i, j) in negative else 1
     return product.reshape(16, 4).to(device), torch.tensor((1.0, -1.0, -1.0, -1.0), dtype=dtype, device=device)
 
 

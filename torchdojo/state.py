@@ -1,8 +1,8 @@
 """Minimal coordinates of a tree, and the maps between them and the maximal state.
 
-The velocity of a joint is the backward difference of its coordinates over one step, (q(t) − q(t−h)) / h, as z holds the velocity that led to
-the current configuration. Built this way, a maximal state made from (q, qd) satisfies the joint equations at both ends of that step, and
-nothing has to settle when a simulation starts. For rotations it is F · rotation_vector(p⁻⁻¹ p) / h, with p⁻ the relative orientation before.
+The velocity of a joint is the backward difference of its coordinates over one step, (q(t) − q(t−h)) / h, as z holds the velocity that led
+to the current configuration. Built this way, a maximal state made from (q, qd) satisfies the joint equations at both ends of that step, and
+nothing has to settle when a simulation starts. For rotations it is F · rotation_vector(p⁻⁻¹ p) / h, p⁻ the relative orientation before.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def spanning_order(body_names: Sequence[str], joints: Mapping[str, Joint]) -> li
     for name, joint in joints.items():
         if joint.child in parent_of:
             raise ValueError(
-                f"minimal coordinates need a tree, but body {joint.child!r} has two parents: joints {parent_of[joint.child]!r} and {name!r}; "
-                "work with the maximal state z for mechanisms with loops"
+                f"minimal coordinates need a tree, but body {joint.child!r} has two parents: joints {parent_of[joint.child]!r} and "
+                f"{name!r}; work with the maximal state z for mechanisms with loops"
             )
         if not isinstance(joint, StandardJoint):
             raise ValueError(f"joint {name!r} ({type(joint).__name__}) has no coordinates; only the joints of td.joints.JOINT_TYPES have")

@@ -55,12 +55,13 @@ def check_gradients(
 
     Args:
         mechanism: float64. z: (13 nb,), one environment. u: (nu,) or None.
-        parameters: whether to check parameters too, or the beginnings of the names of those to check. directions: check along this many random directions of z and u, and of entries of
-            parameters, instead of all (large robots).
+        parameters: whether to check parameters too, or the beginnings of the names of those to check.
+        directions: check along this many random directions of each input instead of all its entries (large robots).
         tolerance: raise when the largest relative error exceeds it.
 
     Raises:
-        ValueError: a batched state, or a step that fails here. AssertionError: an error above `tolerance`, or a gradient that is not finite.
+        ValueError: a batched state, or a step that fails here.
+        AssertionError: an error above `tolerance`, or a gradient that is not finite.
     """
     if z.ndim != 1 or z.dtype != torch.float64:
         raise ValueError(f"check_gradients: got z of shape {tuple(z.shape)} and {z.dtype}; allowed: one environment, (13 nb,), float64")
@@ -138,7 +139,8 @@ def _check(
             label = f"{name} -> {key}"
             analytic[label], numeric[label] = along, estimates[key]
             # The loss carries rounding in proportion to its sensitivity to the state: much smaller derivatives drown in it.
-            scale = max(float(estimates[key].abs().max()), 1e-3 * max(1.0, float(numeric.get(f"z -> {key}", along.new_zeros(1)).abs().max())))
+            sensitivity = float(numeric[f"z -> {key}"].abs().max())
+            scale = max(float(estimates[key].abs().max()), 1e-3 * max(1.0, sensitivity))
             errors[label] = float((along - estimates[key]).abs().max()) / scale
             if not bool(torch.isfinite(along).all()):
                 raise AssertionError(f"check_gradients: the gradient {label} is not finite: {along.tolist()}")

@@ -23,7 +23,7 @@ from torchdojo.solver.options import SolverOptions, Status
 
 __all__ = ["Recording", "build", "place", "record", "simulate"]
 
-CHECK_DIRECTIONS = 12  # of z and u, drawn at random: a robot has hundreds of them
+CHECK_DIRECTIONS = 6  # of z and u, drawn at random: a robot has hundreds of them
 LARGE_GAP = 1e-3  # m
 FREE_FLIGHT = 1e-2  # m; a contact that stays farther away than this exerts at most κ/FREE_FLIGHT per step
 
@@ -154,7 +154,7 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
 
 
 def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
-    """Step without input, each step warm-started from the one before."""
+    """Step without input, each step warm-started from the one before. Ends early once every environment is flagged: a flagged one stays put."""
     states, status, iterations = [z], [], []
     warm = None
     start = time.perf_counter()
@@ -165,6 +165,9 @@ def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
             states.append(z)
             status.append(out.status)
             iterations.append(out.iterations)
+            if bool((out.status != int(Status.SUCCESS)).all()):
+                print(f"note: stopped at step {len(status)} of {steps}: {Status(int(out.status[0])).explain}")
+                break
     wall = time.perf_counter() - start
     return Recording(torch.stack(states, 1), torch.stack(status, 1), torch.stack(iterations, 1), out, wall)
 
@@ -192,6 +195,7 @@ def simulate(
             output.mkdir(parents=True, exist_ok=True)
         z = spread(mech, place(mech, z, height), batch, seed)
     recording = record(mech, z, steps)
+    done = recording.status.shape[1]
     distances = mech.distances(recording.z)
     report: dict[str, Any] = {
         "source": source,
@@ -201,10 +205,11 @@ def simulate(
         "degrees_of_freedom": mech.num_coordinates,
         "inputs": mech.num_inputs,
         "environments": batch,
-        "steps": steps,
+        "steps": done,
+        "steps_requested": steps,
         "timestep_s": timestep,
         "kappa": kappa,
-        "steps_per_second": batch * steps / recording.wall,
+        "steps_per_second": batch * done / recording.wall,
         "iterations_mean": float(recording.iterations.double().mean()),
         "iterations_max": int(recording.iterations.max()),
         "flagged_steps": int((recording.status != int(Status.SUCCESS)).sum()),
@@ -214,14 +219,14 @@ def simulate(
         **_energy(mech, recording, distances),
     }
     if check:
-        report |= _gradients(mech, recording, batch, seed)
-    print(f"{source}: {steps} steps of {timestep:g} s" + (f" in {batch} environments" if batch > 1 else ""))
+        report |= _gradients(mech, recording, seed)
+    print(f"{source}: {done} steps of {timestep:g} s" + (f" in {batch} environments" if batch > 1 else ""))
     print_table(_rows(report))
     if output is not None:
         np.savez_compressed(
             output / "trajectory.npz",
             z=recording.z.numpy(),
-            u=np.zeros((batch, steps, mech.num_inputs)),
+            u=np.zeros((batch, done, mech.num_inputs)),
             status=recording.status.numpy(),
             iterations=recording.iterations.numpy(),
             distances=distances.detach().numpy(),
@@ -247,7 +252,8 @@ def _contact_quality(mech: Mechanism, recording: Recording) -> dict[str, Any]:
 def _energy(mech: Mechanism, recording: Recording, distances: Tensor) -> dict[str, Any]:
     """Energy at the first and the last configuration but one; its largest drift where nothing dissipates."""
     z = recording.z
-    energy = mech.kinetic_energy(z[:, :-1], z[:, 1:]) + mech.potential_energy(z[:, :-1])
+    kinetic = mech.kinetic_energy(z[:, :-1], z[:, 1:])
+    energy = kinetic + mech.potential_energy(z[:, :-1])
     reasons = []
     if any(isinstance(j, StandardJoint) and bool((j.damper > 0).any()) for j in mech.joints.values()):
         reasons.append("dampers")
@@ -260,13 +266,12 @@ def _energy(mech: Mechanism, recording: Recording, distances: Tensor) -> dict[st
         "energy_drift_relative": None,
     }
     if not reasons:
-        kinetic = mech.kinetic_energy(z[:, :-1], z[:, 1:]).amax(1)
-        drift = (energy - energy[:, :1]).abs().amax(1) / kinetic.clamp_min(torch.finfo(z.dtype).tiny)
+        drift = (energy - energy[:, :1]).abs().amax(1) / kinetic.amax(1).clamp_min(torch.finfo(z.dtype).tiny)
         report["energy_drift_relative"] = float(drift.max())
     return report
 
 
-def _gradients(mech: Mechanism, recording: Recording, batch: int, seed: int) -> dict[str, Any]:
+def _gradients(mech: Mechanism, recording: Recording, seed: int) -> dict[str, Any]:
     """Gradients with respect to state and input against finite differences, in the middle and at the end of the run."""
     errors = []
     steps = recording.status.shape[1]

@@ -1,7 +1,7 @@
 """Energy and momentum of a mechanism.
 
-Over one step the velocity is constant, so a state alone gives the values of the step that led to it. At a configuration itself, the discrete
-Legendre transform gives the momentum: the mean of what arrives and what leaves (Marsden and West 2001, section 1.5).
+Over one step the velocity is constant, so a state alone gives the values of the step that led to it. At a configuration itself, the
+discrete Legendre transform gives the momentum: the mean of what arrives and what leaves (Marsden and West 2001, section 1.5).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torchdojo.dynamics.integrator import BodyStates, body_momentum, split_state
 __all__ = ["body_momenta", "kinetic_energy", "momentum"]
 
 
-def body_momenta(mass: Tensor, inertia: Tensor, timestep: Tensor, state: BodyStates, following: BodyStates | None = None) -> tuple[Tensor, Tensor]:
+def body_momenta(
+    mass: Tensor, inertia: Tensor, timestep: Tensor, state: BodyStates, following: BodyStates | None = None
+) -> tuple[Tensor, Tensor]:
     """Linear (world) and angular (body frame) momentum of each body at the configuration of `state`, each (..., nb, 3)."""
     h = timestep[..., None, None]
     linear = mass[..., None] * state.twist.v

@@ -13,7 +13,17 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements import Pose, Twist
 
-__all__ = ["STATE_SIZE", "TANGENT_SIZE", "BodyStates", "body_momentum", "join_state", "momentum_change", "next_pose", "retract", "split_state"]
+__all__ = [
+    "STATE_SIZE",
+    "TANGENT_SIZE",
+    "BodyStates",
+    "body_momentum",
+    "join_state",
+    "momentum_change",
+    "next_pose",
+    "retract",
+    "split_state",
+]
 
 STATE_SIZE = 13
 TANGENT_SIZE = 12
@@ -73,6 +83,8 @@ def momentum_change(
     """
     m = mass[..., None]
     linear = m * (after.v - before.v) - timestep * (m * acceleration + wrench[..., :3])
-    angular = body_momentum(after.omega, inertia, timestep, +1) - body_momentum(before.omega, inertia, timestep, -1) - timestep * wrench[..., 3:]
+    angular = (
+        body_momentum(after.omega, inertia, timestep, +1) - body_momentum(before.omega, inertia, timestep, -1) - timestep * wrench[..., 3:]
+    )
     linear, angular = torch.broadcast_tensors(linear, angular)
     return torch.cat((linear, angular), dim=-1)

@@ -65,7 +65,13 @@ class StepProblem:
         """Change of momentum without the impulses of elements, (N, nb, 6), for twists (N, nb, 6)."""
         after = Twist(twist[..., :3], twist[..., 3:])
         return momentum_change(
-            self.mass, self.inertia, self.state.twist, after, self.gravity[:, None], self.wrench.unflatten(-1, (-1, 6)), self.timestep[:, None, None]
+            self.mass,
+            self.inertia,
+            self.state.twist,
+            after,
+            self.gravity[:, None],
+            self.wrench.unflatten(-1, (-1, 6)),
+            self.timestep[:, None, None],
         )
 
     def element_residual(
@@ -137,7 +143,9 @@ class StepProblem:
             pose, twist, impulse, slack, u = self.gather(group, w, twists)
             k, m = twist.shape[2], impulse.shape[-1]
 
-            def local(y: Tensor, group: Group = group, element: Element = element, pose: Pose = pose, u: Tensor = u, k: int = k, m: int = m) -> Tensor:
+            def local(
+                y: Tensor, group: Group = group, element: Element = element, pose: Pose = pose, u: Tensor = u, k: int = k, m: int = m
+            ) -> Tensor:
                 parts = y[..., : 6 * k].unflatten(-1, (k, 6)), y[..., 6 * k : 6 * k + m], y[..., 6 * k + m :]
                 return torch.cat(self.element_residual(group, element, pose, *parts, u), dim=-1)
 
@@ -172,11 +180,16 @@ class StepProblem:
             k, i = twist.shape[2], u.shape[-1]
 
             def local(
-                y: Tensor, group: Group = group, element: Element = element, args: tuple[Pose, Tensor, Tensor, Tensor, int] = (pose, twist, impulse, slack, k)
+                y: Tensor,
+                group: Group = group,
+                element: Element = element,
+                args: tuple[Pose, Tensor, Tensor, Tensor, int] = (pose, twist, impulse, slack, k),
             ) -> Tensor:
                 pose, twist, impulse, slack, k = args
                 delta = y[..., : 6 * k].unflatten(-1, (k, 6))
-                wrench, rows = self.element_residual(group, element, retract(pose, delta[..., :3], delta[..., 3:]), twist, impulse, slack, y[..., 6 * k :])
+                wrench, rows = self.element_residual(
+                    group, element, retract(pose, delta[..., :3], delta[..., 3:]), twist, impulse, slack, y[..., 6 * k :]
+                )
                 return torch.cat((-wrench, rows), dim=-1)
 
             _, jacobian = local_jacobian(local, torch.cat((torch.zeros_like(twist).flatten(-2), u), dim=-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,8 +34,8 @@ class Group:
         return self.members[0]
 
     def to(self, device: torch.device) -> Group:
-        index = (self.body_index, self.impulse_index, self.slack_index, self.input_index)
-        return Group(self.members, self.cls, *(i.to(device) for i in index), self.extra)
+        names = ("body_index", "impulse_index", "slack_index", "input_index")
+        return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ class System:
 
     Unknown w = [v⁺, ω⁺ per body (6) | multipliers of joints, in order | per contact its impulses, then its slacks]; the residual has the
     balance of momentum, the joint equations, and per contact its equalities, then its complementarity products, in the same places.
+    `elements` are named "joints.NAME" and "contacts.NAME".
     """
 
-    def __init__(self, bodies: Mapping[str, Body], joints: Mapping[str, Element], contacts: Mapping[str, Element]) -> None:
+    def __init__(self, bodies: Mapping[str, Body], elements: Mapping[str, Element]) -> None:
         self.body_names = list(bodies)
         self.bodies = list(bodies.values())
         self.num_bodies = len(self.bodies)
@@ -63,7 +65,6 @@ class System:
         self.input_layout: dict[str, slice] = {}
         positions: dict[str, tuple[list[int], list[int], list[int]]] = {}
         offset, inputs = 6 * self.num_bodies, 0
-        elements = {**{f"joints.{k}": e for k, e in joints.items()}, **{f"contacts.{k}": e for k, e in contacts.items()}}
         # Eliminated first means last in w: elements with cones follow those without, whatever they are called.
         for key, element in sorted(elements.items(), key=lambda item: item[1].cones.size > 0):
             count = element.cones.size or element.num_rows

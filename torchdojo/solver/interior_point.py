@@ -80,7 +80,9 @@ def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, 
     return direction, target
 
 
-def follow_central_path(problem: StepProblem, start: Tensor, kappa: float, options: SolverOptions, max_iterations: int | None = None) -> Solution:
+def follow_central_path(
+    problem: StepProblem, start: Tensor, kappa: float, options: SolverOptions, max_iterations: int | None = None
+) -> Solution:
     """Solve the κ-problem from an interior start, (N, num_unknowns)."""
     residual_tol, path_tol = options.tolerances(start.dtype)
     limit = options.max_iterations if max_iterations is None else max_iterations
@@ -117,7 +119,9 @@ def follow_central_path(problem: StepProblem, start: Tensor, kappa: float, optio
     return Solution(w, status, iterations)
 
 
-def line_search(problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor, residual_tol: float) -> tuple[Tensor, Tensor, Tensor]:
+def line_search(
+    problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor, residual_tol: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Step to a fraction of the boundary, halved until the equations or the complementarity rows improve; (w, residual, fraction)"""
     equality, complementarity = violations(problem, r, target)
     # Near the path, errors of the order of the products themselves are what the next Newton step removes.

@@ -31,7 +31,7 @@ class _Cone(NamedTuple):
 
     group: Group
     body_rows: Tensor  # (E, 6k) positions in p, the world's behind the end
-    index: Tensor  # (E, 2d) positions of c in w
+    places: Tensor  # (E, 2d) positions of c in w
     wrench: Tensor  # B (N, E, 6k, 2d)
     rows: Tensor  # C (N, E, 2d, 6k)
     matrix: Tensor  # D (N, E, 2d, 2d)
@@ -73,8 +73,8 @@ class KKT:
             add_blocks(matrix, rows, rows, -block.wrench[..., :width])
             wrench = block.wrench[..., width:]
             add_blocks(condensed, rows, rows, wrench @ torch.linalg.lu_solve(factor, pivots, outer))
-            index = torch.cat((group.impulse_index, group.slack_index), dim=-1)
-            self.cones.append(_Cone(group, rows, index, wrench, outer, inner, factor, pivots))
+            places = torch.cat((group.impulse_index, group.slack_index), dim=-1)
+            self.cones.append(_Cone(group, rows, places, wrench, outer, inner, factor, pivots))
         self.matrix = matrix[:, :primal, :primal]
         condensed = self.matrix + condensed[:, :primal, :primal]
         multipliers = torch.arange(6 * nb, primal, device=device)
@@ -100,7 +100,7 @@ class KKT:
 
     def _solve(self, right: Tensor) -> Tensor:
         top = self._pad(right)
-        inner = [cone.solve(right[:, cone.index]) for cone in self.cones]
+        inner = [cone.solve(right[:, cone.places]) for cone in self.cones]
         for cone, value in zip(self.cones, inner, strict=True):
             top = top.index_add(1, cone.body_rows.flatten(), (cone.wrench @ value).flatten(1, 2))
         primal = torch.linalg.lu_solve(self.factor, self.pivots, top[:, : self.primal])
@@ -108,20 +108,20 @@ class KKT:
         delta = torch.cat((primal, torch.zeros_like(right[:, self.primal :])), dim=1)
         for cone, value in zip(self.cones, inner, strict=True):
             value = value - cone.solve(cone.rows @ padded[:, cone.body_rows])
-            delta = delta.index_copy(1, cone.index.flatten(), value.flatten(1, 2))
+            delta = delta.index_copy(1, cone.places.flatten(), value.flatten(1, 2))
         return delta
 
     def _solve_transposed(self, right: Tensor) -> Tensor:
         top = self._pad(right)
         for cone in self.cones:
-            value = cone.rows.mT @ cone.solve(right[:, cone.index], adjoint=True)
+            value = cone.rows.mT @ cone.solve(right[:, cone.places], adjoint=True)
             top = top.index_add(1, cone.body_rows.flatten(), -value.flatten(1, 2))
         primal = torch.linalg.lu_solve(self.factor, self.pivots, top[:, : self.primal], adjoint=True)
         padded = self._pad(primal)
         adjoint = torch.cat((primal, torch.zeros_like(right[:, self.primal :])), dim=1)
         for cone in self.cones:
-            value = cone.solve(right[:, cone.index] + cone.wrench.mT @ padded[:, cone.body_rows], adjoint=True)
-            adjoint = adjoint.index_copy(1, cone.index.flatten(), value.flatten(1, 2))
+            value = cone.solve(right[:, cone.places] + cone.wrench.mT @ padded[:, cone.body_rows], adjoint=True)
+            adjoint = adjoint.index_copy(1, cone.places.flatten(), value.flatten(1, 2))
         return adjoint
 
     def _multiply(self, delta: Tensor) -> Tensor:
@@ -129,10 +129,10 @@ class KKT:
         top = self._pad(self.matrix @ delta[:, : self.primal])
         out = torch.zeros_like(delta)
         for cone in self.cones:
-            value = delta[:, cone.index]
+            value = delta[:, cone.places]
             top = top.index_add(1, cone.body_rows.flatten(), -(cone.wrench @ value).flatten(1, 2))
             own = cone.rows @ padded[:, cone.body_rows] + cone.matrix @ value
-            out = out.index_copy(1, cone.index.flatten(), own.flatten(1, 2))
+            out = out.index_copy(1, cone.places.flatten(), own.flatten(1, 2))
         return torch.cat((top[:, : self.primal], out[:, self.primal :]), dim=1)
 
     def _multiply_transposed(self, adjoint: Tensor) -> Tensor:
@@ -140,10 +140,10 @@ class KKT:
         top = self._pad(self.matrix.mT @ adjoint[:, : self.primal])
         out = torch.zeros_like(adjoint)
         for cone in self.cones:
-            value = adjoint[:, cone.index]
+            value = adjoint[:, cone.places]
             top = top.index_add(1, cone.body_rows.flatten(), (cone.rows.mT @ value).flatten(1, 2))
             own = cone.matrix.mT @ value - cone.wrench.mT @ padded[:, cone.body_rows]
-            out = out.index_copy(1, cone.index.flatten(), own.flatten(1, 2))
+            out = out.index_copy(1, cone.places.flatten(), own.flatten(1, 2))
         return torch.cat((top[:, : self.primal], out[:, self.primal :]), dim=1)
 
     def _pad(self, columns: Tensor) -> Tensor:

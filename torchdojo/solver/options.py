@@ -103,8 +103,12 @@ class SolverOptions:
         if dtype != torch.float32:
             raise ValueError(f"the step runs in float64 or float32; got {dtype}; use mech.to(torch.float64)")
         if self.kappa < 1e-4:
-            raise ValueError(f"kappa = {self.kappa} is below what float32 resolves; use SolverOptions(kappa=1e-4) or larger, or mech.to(torch.float64)")
+            raise ValueError(
+                f"kappa = {self.kappa} is below what float32 resolves; use SolverOptions(kappa=1e-4) or larger, or mech.to(torch.float64)"
+            )
         if self.residual_tol is not None and self.residual_tol < 1e-6:
-            raise ValueError(f"residual_tol = {self.residual_tol} is below what float32 resolves; use 1e-5, None, or mech.to(torch.float64)")
+            raise ValueError(
+                f"residual_tol = {self.residual_tol} is below what float32 resolves; use 1e-5, None, or mech.to(torch.float64)"
+            )
         # A product of 1e-4 whose factors carry the rounding of positions of order 1 m is known to about 1 % in float32.
         return self.residual_tol or 1e-5, max(self.central_path_tol, 1e-2)
