@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 on success, 1 where the result is not what it should be, 2 on bad input."""
+    """Run a command; returns 0, or 2 on bad input (130 when interrupted)."""
     options = _parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--fixed-base", action="store_true", help="weld the root of a robot from a file to the world")
     simulate.add_argument("--batch", type=_whole, default=1, metavar="N", help="environments, each with other starting velocities")
     simulate.add_argument(
-        "--height", type=_height, default=0.1, metavar="M", help="of the lowest contact at the start [m] (default: %(default)s)"
+        "--height", type=_positive, default=0.1, metavar="M", help="of the lowest contact at the start [m] (default: %(default)s)"
     )
     simulate.add_argument("--friction", type=_not_negative, metavar="MU", help="Coulomb coefficient of all contacts")
     simulate.add_argument(
@@ -146,10 +146,6 @@ def _positive(text: str) -> float:
 
 def _not_negative(text: str) -> float:
     return _number(text, "non-negative finite", 0.0, True)
-
-
-def _height(text: str) -> float:
-    return _positive(text)
 
 
 if __name__ == "__main__":

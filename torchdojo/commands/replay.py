@@ -213,9 +213,7 @@ def replay(
         "iterations_max": int(rollout.iterations.max()),
         "wall_time_s": wall,
     }
-    print(
-        f"{path.name}: {report['tosses']} tosses, {report['samples']} samples, h = {timestep:.4g} s, kappa = {kappa:g}, friction = {friction:g}"
-    )
+    print(f"{path.name}: {len(final)} tosses, {len(position)} samples, h = {timestep:.4g} s, kappa = {kappa:g}, friction = {friction:g}")
     print_table(_rows(report))
     if output is not None:
         np.savez_compressed(

@@ -154,7 +154,7 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
 
 
 def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
-    """Step without input, each step warm-started from the one before. Ends early once every environment is flagged: a flagged one stays put."""
+    """Step without input, each step warm-started from the one before. Ends once every environment is flagged: a flagged one stays put."""
     states, status, iterations = [z], [], []
     warm = None
     start = time.perf_counter()
