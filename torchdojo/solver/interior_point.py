@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.solver import cones
+from torchdojo.solver.continuation import trace_central_path
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
 
@@ -25,6 +26,7 @@ STUCK_STEP = 0.1
 JAMMED_STEP = 0.02
 RAISE = 10.0
 MAX_LEVEL = 1.0
+CONTINUATION_STARTS = (1e-1, 1e-2, 1e-3, 1e-4)
 # Complementarity products at a cold start [N·s·m].
 START_LEVEL = 3e-2
 LINE_SEARCH_HALVINGS = 12
@@ -52,29 +54,30 @@ def violations(problem: StepProblem, r: Tensor, kappa: Tensor) -> tuple[Tensor, 
 def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, stuck: Tensor) -> tuple[Tensor, Tensor]:
     """Predictor-corrector direction, (N, n), and the product it aims at, (N,). Where `stuck` (N,), a step that only centres."""
     system = problem.system
-    kkt = KKT(problem, w)
     if not system.num_cones:
-        return kkt.solve(-r), kappa
-    identity = cones.identity_rows(system, r)
+        return KKT(problem, w).solve(-r), kappa
+    kkt = KKT(problem, w, scaled=True)
+    identity, own = cones.identity_rows(system, r), cones.product_rows(system, r)
+    values, rows = cones.scaled_products(system, w)
+    r = r.index_copy(1, rows, values)
     affine = kkt.solve(-r)
     alpha = cones.max_step(system, w, affine).clamp_max(1)
     mean = cones.mean_product(system, w)
     affine_mean = cones.mean_product(system, w + alpha[:, None] * affine)
     centered = (affine_mean / mean).clamp(0, 1) ** 3 * mean
     target = torch.maximum(centered, kappa)
-    second_order, rows = cones.products(system, affine)
+    second_order, rows = cones.scaled_products(system, w, affine)
     # Newton on the κ-problem, without the second-order term, is what makes the end point exact.
     second_order = torch.where((centered > kappa)[:, None], second_order, torch.zeros_like(second_order))
-    corrected = (r - target[:, None] * identity).index_add(1, rows, second_order)
-    direction = kkt.solve(-corrected)
+    direction = kkt.solve((target[:, None] * identity - r).index_add(1, rows, second_order, alpha=-1))
     # A short step means that some pair is near the boundary and far from the others: without centring, the iteration would jam there.
     short = stuck | (cones.max_step(system, w, direction) < SHORT_STEP)
     if bool(short.any()):
         wide = torch.maximum(mean, kappa)
         # Where that is so although all products are alike, they are too small for the equations still violated: back up along the path.
-        spread = ((r - mean[:, None] * identity) * cones.product_rows(system, r)).abs().amax(-1)
+        spread = ((r - mean[:, None] * identity) * own).abs().amax(-1)
         wide = torch.where(spread < 0.1 * mean, (RAISE * wide).clamp_max(MAX_LEVEL), wide)
-        centring = kkt.solve((wide[:, None] * identity - r) * cones.product_rows(system, r))
+        centring = kkt.solve((wide[:, None] * identity - r) * own)
         direction = torch.where(short[:, None], centring, direction)
         target = torch.where(short, wide, target)
     return direction, target
@@ -168,12 +171,26 @@ def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverO
 
 
 def _continuation(problem: StepProblem, kappa: float, options: SolverOptions) -> Solution:
-    """Solve at κ = 1e-1 or so and come down by factors of ten."""
-    solution = follow_central_path(problem, problem.cold_start(START_LEVEL), max(1e-1, kappa), options)
-    total = solution.iterations
-    current = max(1e-1, kappa)
-    while current > kappa:
-        current = max(kappa, 0.1 * current)
-        solution = follow_central_path(problem, solution.w, current, options)
-        total = total + solution.iterations
-    return Solution(solution.w, solution.status, total)
+    """Solve at a larger κ, the first of `CONTINUATION_STARTS` that works, and trace the central path down from there."""
+    count = len(problem.z)
+    w = problem.cold_start(START_LEVEL)
+    status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
+    iterations = torch.zeros_like(status)
+    for level in CONTINUATION_STARTS:
+        failed = (status != int(Status.SUCCESS)).nonzero().squeeze(-1)
+        if level <= kappa or not len(failed):
+            continue
+        sub = problem.select(failed)
+        solution = follow_central_path(sub, sub.cold_start(level), level, options)
+        iterations[failed] += solution.iterations
+        found = (solution.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
+        if not len(found):
+            continue
+        sub, index = sub.select(found), failed[found]
+        start = solution.w[found]
+        traced, reached, steps = trace_central_path(sub, start, start.new_full((len(start),), level), kappa)
+        landed = follow_central_path(sub, traced, kappa, options)
+        iterations[index] += steps + landed.iterations
+        done = reached & (landed.status == int(Status.SUCCESS))
+        w[index[done]], status[index[done]] = landed.w[done], int(Status.SUCCESS)
+    return Solution(w, status, iterations)

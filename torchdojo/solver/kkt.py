@@ -44,9 +44,12 @@ class _Cone(NamedTuple):
 
 
 class KKT:
-    """Factored derivative of the residual at w, (N, n, n), for repeated solves."""
+    """Factored derivative of the residual at w, (N, n, n), for repeated solves.
 
-    def __init__(self, problem: StepProblem, w: Tensor) -> None:
+    With `scaled`, complementarity rows are those of the Nesterov-Todd scaled variables: for directions, not for gradients.
+    """
+
+    def __init__(self, problem: StepProblem, w: Tensor, *, scaled: bool = False) -> None:
         system = problem.system
         count, primal, nb = len(w), system.num_primal, system.num_bodies
         self.primal = primal
@@ -65,8 +68,7 @@ class KKT:
                 add_blocks(matrix, local, local, torch.cat((-block.wrench, block.rows), dim=-2))
                 continue
             impulse, slack = w[:, group.impulse_index], w[:, group.slack_index]
-            orthant = group.template.cones.orthant
-            products = torch.cat((cones.arrow(orthant, slack), cones.arrow(orthant, impulse)), dim=-1)
+            products = torch.cat(cones.product_jacobian(group.template.cones, impulse, slack, scaled), dim=-1)
             inner = torch.cat((block.rows[..., width:], products), dim=-2)
             outer = torch.cat((block.rows[..., :width], torch.zeros_like(block.rows[..., :width])), dim=-2)
             factor, pivots, _ = torch.linalg.lu_factor_ex(inner)

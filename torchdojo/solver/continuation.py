@@ -1,0 +1,116 @@
+"""Pseudo-arclength continuation along the central path: the solver's last resort.
+
+Contact with friction is not a monotone problem, and its central path can fold: as κ decreases the solution being followed ends at some κ and
+turns back to larger ones, before it turns again (seen on a quadruped dropped in random poses: 2 of 9 states on which everything else fails).
+Newton's method at decreasing κ cannot pass such a point; with κ as one more unknown and the distance along the path as the parameter it can
+(Keller 1977; Allgower and Georg 2003, chapter 6). Lengths are measured relative to each cone variable, and in log κ.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.residual import StepProblem
+from torchdojo.solver import cones
+from torchdojo.solver.kkt import KKT
+
+__all__ = ["trace_central_path"]
+
+MAX_STEPS = 150
+CORRECTIONS = 6
+EASY = 3  # corrections after which the next step may be longer
+LONGEST, SHORTEST = 4.0, 1e-4
+
+
+class PathPoint(NamedTuple):
+    """w (N, n) on the path of log κ (N,), with the unit tangent there, (N, n) and (N,), and the metric's weights (N, n)."""
+
+    w: Tensor
+    tau: Tensor
+    dw: Tensor
+    dtau: Tensor
+    metric: Tensor
+
+
+def trace_central_path(problem: StepProblem, start: Tensor, kappa: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Follow the path from solutions `start` (N, n) at `kappa` (N,) until κ first reaches `goal`.
+
+    Returns:
+        The end points (N, n), just past `goal`; whether it was reached (N,); Newton iterations (N,).
+    """
+    result, reached = start.clone(), torch.zeros(len(start), dtype=torch.bool, device=start.device)
+    iterations = torch.zeros(len(start), dtype=torch.int64, device=start.device)
+    index = torch.arange(len(start), device=start.device)
+    zero = torch.zeros_like(kappa)
+    point = _tangent(problem, PathPoint(start, kappa.log(), torch.zeros_like(start), zero - 1, torch.zeros_like(start)))
+    length = torch.ones_like(kappa)
+    for _ in range(MAX_STEPS):
+        moved, good, taken = _advance(problem, point, length)
+        iterations[index] += taken
+        point = PathPoint(*(torch.where(good.reshape(-1, *(1,) * (new.ndim - 1)), new, old) for new, old in zip(moved, point, strict=True)))
+        length = torch.where(good, torch.where(taken <= EASY, 2 * length, length), length / 4).clamp_max(LONGEST)
+        arrived = point.tau <= math.log(goal)
+        result[index[arrived]], reached[index[arrived]] = point.w[arrived], True
+        going = ~arrived & (length > SHORTEST)
+        if not bool(going.all()):
+            index, length, point = index[going], length[going], PathPoint(*(part[going] for part in point))
+            if not len(index):
+                break
+            problem = problem.select(going.nonzero().squeeze(-1))
+    return result, reached, iterations
+
+
+def _metric(problem: StepProblem, w: Tensor) -> Tensor:
+    """Weights of a displacement of w: relative for cone variables, absolute for velocities, none for joint multipliers."""
+    system = problem.system
+    weights = torch.zeros_like(w)
+    weights[:, : 6 * system.num_bodies] = 1
+    pairs, triples = system.orthant_index.flatten(), system.second_order_index.flatten(0, 1)
+    weights[:, pairs] = 1 / w[:, pairs]
+    weights[:, triples.flatten()] = (1 / w[:, triples[:, 0]]).repeat_interleave(3, dim=1)
+    return weights
+
+
+def _tangent(problem: StepProblem, point: PathPoint) -> PathPoint:
+    """The tangent and metric at a point, oriented along the tangent that it carries."""
+    kappa = point.tau.exp()
+    slope = KKT(problem, point.w).solve(kappa[:, None] * cones.identity_rows(problem.system, point.w))
+    metric = _metric(problem, point.w)
+    size = torch.sqrt(1 + ((metric * slope) ** 2).sum(-1))
+    along = (metric * metric * slope * point.dw).sum(-1) + point.dtau
+    sign = torch.where(along < 0, -1.0, 1.0) / size
+    return PathPoint(point.w, point.tau, sign[:, None] * slope, sign, metric)
+
+
+def _advance(problem: StepProblem, point: PathPoint, length: Tensor) -> tuple[PathPoint, Tensor, Tensor]:
+    """One predictor along the tangent and corrections across it; (point, whether it converged, corrections made)."""
+    system = problem.system
+    identity, own = cones.identity_rows(system, point.w), cones.product_rows(system, point.w)
+    weights = point.metric**2
+    length = torch.minimum(length, 0.7 * cones.max_step(system, point.w, point.dw))
+    predicted, tau_predicted = point.w + length[:, None] * point.dw, point.tau + length * point.dtau
+    w, tau = predicted, tau_predicted
+    taken = torch.zeros(len(tau), dtype=torch.int64, device=tau.device)
+    for correction in range(CORRECTIONS + 1):
+        kappa = tau.exp()
+        r = problem.residual(w) - kappa[:, None] * identity
+        equality, products = (r * (1 - own)).abs().amax(-1), (r * own).abs().amax(-1)
+        good = (equality < 1e-7) & (products < 1e-2 * kappa)
+        if correction == CORRECTIONS or bool((good | ~torch.isfinite(equality)).all()):
+            break
+        taken = torch.where(good, taken, taken + 1)
+        kkt = KKT(problem, w)
+        newton, slope = kkt.solve(torch.stack((-r, kappa[:, None] * identity), dim=-1)).unbind(-1)
+        normal = weights * point.dw
+        offset = (normal * (w + newton - predicted)).sum(-1) + point.dtau * (tau - tau_predicted)
+        dtau = -offset / ((normal * slope).sum(-1) + point.dtau)
+        dw = newton + dtau[:, None] * slope
+        fraction = (0.9 * cones.max_step(system, w, dw)).clamp_max(1)
+        step = torch.where(good, torch.zeros_like(fraction), fraction)
+        w, tau = w + step[:, None] * dw, tau + step * dtau
+    w = torch.where(good[:, None], w, point.w)
+    return _tangent(problem, PathPoint(w, torch.where(good, tau, point.tau), point.dw, point.dtau, point.metric)), good, taken
