@@ -25,9 +25,10 @@ from torchdojo.joints import (
     Spherical,
     StandardJoint,
 )
-from torchdojo.mechanism import Mechanism, StepOutput, Trajectory
+from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.stepping import StepOutput
 
 __version__ = "0.1.0"
 

@@ -11,49 +11,33 @@ from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
-from torchdojo.autodiff import StepFunction, StepSettings, flatten_batch, smoothed, valid_environments
+from torchdojo import stepping
+from torchdojo.autodiff import StepSettings
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
 from torchdojo.dynamics import energy
-from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, next_pose, retract, split_state
-from torchdojo.dynamics.residual import StepProblem, local_jacobian
+from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, split_state
 from torchdojo.dynamics.system import System
 from torchdojo.elements import Element, Pose, Twist
 from torchdojo.joints import Floating, Joint, StandardJoint
 from torchdojo.parameters import PhysicalModule, require
-from torchdojo.solver.interior_point import solve_step
-from torchdojo.solver.kkt import KKT
-from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.solver.options import SolverOptions
+from torchdojo.stepping import StepOutput
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
-class StepOutput(NamedTuple):
-    """Result of one step. Everything has the batch dimensions of the call.
-
-    z: (..., 13 nb) next state, differentiable.
-    impulses: (..., n) joint multipliers and contact impulses [N·s, N·m·s] at the places `mech.impulse_layout` names, differentiable.
-    status: (...,) values of `td.Status`. iterations: (...,) Newton iterations.
-    solution: (..., num_unknowns) to be handed to the next step as `warm_start`.
-    """
-
-    z: Tensor
-    impulses: Tensor
-    status: Tensor
-    iterations: Tensor
-    solution: Tensor
-
-
 class Trajectory(NamedTuple):
-    """Result of a rollout: z (..., T+1, 13 nb), u (..., T, nu), impulses (..., T, n), status and iterations (..., T)."""
+    """Result of a rollout: z (..., T+1, 13 nb), u (..., T, nu), impulses (..., T, n), status, iterations and substeps (..., T)."""
 
     z: Tensor
     u: Tensor
     impulses: Tensor
     status: Tensor
     iterations: Tensor
+    substeps: Tensor
 
 
 class Mechanism(PhysicalModule):
@@ -229,6 +213,7 @@ class Mechanism(PhysicalModule):
             stack([o.impulses for o in outputs]),
             torch.stack([o.status for o in outputs], -1),
             torch.stack([o.iterations for o in outputs], -1),
+            torch.stack([o.substeps for o in outputs], -1),
         )
 
     def _settings(self, raise_invalid: bool = False) -> StepSettings:
@@ -248,21 +233,10 @@ class Mechanism(PhysicalModule):
         warm_start: Tensor | None,
         wrench: Tensor | None,
     ) -> StepOutput:
-        system = self._system
         z, u, wrench = self._check_inputs(z, u, wrench)
         if warm_start is not None:
-            self._check_tensor("warm_start", warm_start, system.num_unknowns)
-        w, status, iterations = StepFunction.apply(settings, warm_start, z, u, wrench, *parameters)
-        ok = (status == int(Status.SUCCESS))[..., None]
-        # A flagged environment keeps its state; a neutral one stands in for it below, so that no gradient can become NaN.
-        state = split_state(torch.where(ok, z, self._neutral_state(z)))
-        twist = Twist(*w[..., : 6 * system.num_bodies].unflatten(-1, (-1, 6)).split(3, dim=-1))
-        pose = next_pose(state.pose, twist, parameters[0][..., None, None])
-        moved = join_state(pose, twist)
-        z_next = torch.where(ok, moved, z.detach())
-        pieces = [w[..., piece] for piece in system.impulse_layout.values()]
-        impulses = torch.cat(pieces, dim=-1) if pieces else w[..., :0]
-        return StepOutput(z_next, impulses, status, iterations, w.detach())
+            self._check_tensor("warm_start", warm_start, self._system.num_unknowns)
+        return stepping.step(settings, parameters, z, u, wrench, warm_start)
 
     def jacobians(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Derivatives of the step on the tangent space, per body [dx, dv, dphi, domega] (dphi: body-frame rotation vector [rad]).
@@ -272,24 +246,9 @@ class Mechanism(PhysicalModule):
             differentiable.
         """
         z, u, wrench = self._check_inputs(z, u, None)
-        settings = self._settings()
         with torch.no_grad():
-            flat, batch = flatten_batch(settings.specs, [z, u, wrench, *self._stacked()])
-            nb, count = self.num_bodies, batch.numel()
-            size = TANGENT_SIZE * nb
-            jacobian = z.new_zeros(count, size, size + self.num_inputs)
-            index = valid_environments(settings, flat).nonzero().squeeze(-1)
-            problem = StepProblem(settings.system, flat[3:], *flat[:3])
-            problem = problem.select(index)
-            if warm_start is not None:
-                warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]
-            solution = solve_step(problem, warm_start, self.options)
-            good = (solution.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
-            index, problem, w = index[good], problem.select(good), solution.w[good]
-            right = torch.cat(problem.linearize_data(w_g := smoothed(problem, w, self.options)), dim=-1)
-            twist_change = -KKT(problem, w_g).solve(right, refinements=1)[:, : 6 * nb].unflatten(1, (nb, 6))
-            jacobian[index] = _tangent_of_next(problem, w, twist_change)
-        jacobian = jacobian.reshape(*batch, size, -1)
+            jacobian = stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
+        size = TANGENT_SIZE * self.num_bodies
         return jacobian[..., :size], jacobian[..., size:]
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
@@ -419,11 +378,6 @@ class Mechanism(PhysicalModule):
     def _order(self) -> list[minimal.JointOrder]:
         return minimal.spanning_order(self._system.body_names, self._joints())
 
-    def _neutral_state(self, z: Tensor) -> Tensor:
-        neutral = z.new_zeros(self.num_bodies, STATE_SIZE)
-        neutral[:, 6] = 1
-        return neutral.flatten()
-
     def _check_tensor(self, name: str, value: Any, size: int) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
@@ -445,28 +399,6 @@ class Mechanism(PhysicalModule):
         wrench = z.new_zeros(6 * self.num_bodies) if wrench is None else wrench
         self._check_tensor("wrench", wrench, 6 * self.num_bodies)
         return z, u, wrench
-
-
-def _tangent_of_next(problem: StepProblem, w: Tensor, twist_change: Tensor) -> Tensor:
-    """(N, 12 nb, n) from the derivative of the twists (N, nb, 6, n) with respect to [tangent of z, u]."""
-    pose, h = problem.state.pose, problem.timestep[:, None, None]
-    twist = problem.body_twists(w)[:, :-1]
-    count, nb, _, columns = twist_change.shape
-    after = next_pose(pose, Twist(twist[..., :3], twist[..., 3:]), h)
-
-    def attitude(y: Tensor) -> Tensor:
-        moved = retract(pose, torch.zeros_like(y[..., :3]), y[..., :3])
-        turned = quat.multiply(moved.q, quat.increment(y[..., 3:], h))
-        return 2 * quat.multiply(quat.conjugate(after.q), turned)[..., 1:]
-
-    _, turn = local_jacobian(attitude, torch.cat((torch.zeros_like(twist[..., :3]), twist[..., 3:]), dim=-1))
-    identity = (
-        torch.eye(columns, dtype=w.dtype, device=w.device)[: TANGENT_SIZE * nb].reshape(nb, 4, 3, columns).expand(count, -1, -1, -1, -1)
-    )
-    dv, domega = twist_change[:, :, :3], twist_change[:, :, 3:]
-    dx = identity[:, :, 0] + h[..., None] * dv
-    dphi = turn[..., :3] @ identity[:, :, 2] + turn[..., 3:] @ domega
-    return torch.stack((dx, dv, dphi, domega), dim=2).reshape(count, TANGENT_SIZE * nb, columns)
 
 
 def _put(tensor: Tensor, piece: slice, value: Any, name: str) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.integrator import TANGENT_SIZE
-from torchdojo.mechanism import Mechanism, StepOutput
+from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import Status
+from torchdojo.stepping import StepOutput
 
 __all__ = ["GradientReport", "check_gradients"]
 
@@ -69,7 +70,9 @@ def check_gradients(
     generator = torch.Generator().manual_seed(seed)
     options = mechanism.options
     # Differences need solutions far tighter than a simulation does; gradients are compared at kappa itself.
-    mechanism.options = dataclasses.replace(options, residual_tol=1e-10, central_path_tol=1e-6, min_iterations=4, grad_kappa=None)
+    mechanism.options = dataclasses.replace(
+        options, residual_tol=1e-10, central_path_tol=1e-6, min_iterations=4, max_halvings=0, grad_kappa=None
+    )
     try:
         return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)
     finally:

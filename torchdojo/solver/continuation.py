@@ -1,7 +1,11 @@
-"""Pseudo-arclength continuation along the central path: the solver's last resort.
+"""Pseudo-arclength continuation along the infeasible central path: the solver's last resort.
 
-Contact with friction is not a monotone problem, and its central path can fold: as κ decreases the solution being followed ends at some κ and
-turns back to larger ones, before it turns again (seen on a quadruped dropped in random poses: 2 of 9 states on which everything else fails).
+Any interior start w₀ whose products are about κ₀ lies on a path of its own, along which every row of the residual shrinks in proportion,
+
+    r(w) = (κ/κ₀) r(w₀),
+
+and which leads to the solution as κ comes down. Contact with friction is not a monotone problem, and such a path can fold: the branch that
+is followed turns back to larger κ before it turns down again (seen on quadrupeds dropped in random poses, where nothing else converged).
 Newton's method at decreasing κ cannot pass such a point; with κ as one more unknown and the distance along the path as the parameter it can
 (Keller 1977; Allgower and Georg 2003, chapter 6). Lengths are measured relative to each cone variable, and in log κ.
 """
@@ -20,24 +24,25 @@ from torchdojo.solver.kkt import KKT
 
 __all__ = ["trace_central_path"]
 
-MAX_STEPS = 150
+MAX_STEPS = 100
 CORRECTIONS = 6
 EASY = 3  # corrections after which the next step may be longer
-LONGEST, SHORTEST = 4.0, 1e-4
+LONGEST, SHORTEST = 100.0, 1e-4
 
 
 class PathPoint(NamedTuple):
-    """w (N, n) on the path of log κ (N,), with the unit tangent there, (N, n) and (N,), and the metric's weights (N, n)."""
+    """A point of the path r(w) = κ·rate, with τ = log κ, the unit tangent (dw, dτ) there, and the metric's weights."""
 
     w: Tensor
     tau: Tensor
+    rate: Tensor
     dw: Tensor
     dtau: Tensor
     metric: Tensor
 
 
-def trace_central_path(problem: StepProblem, start: Tensor, kappa: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Follow the path from solutions `start` (N, n) at `kappa` (N,) until κ first reaches `goal`.
+def trace_central_path(problem: StepProblem, start: Tensor, level: float, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Follow the path of `start` (N, n), whose products are about `level`, until κ first reaches `goal`.
 
     Returns:
         The end points (N, n), just past `goal`; whether it was reached (N,); Newton iterations (N,).
@@ -45,9 +50,12 @@ def trace_central_path(problem: StepProblem, start: Tensor, kappa: Tensor, goal:
     result, reached = start.clone(), torch.zeros(len(start), dtype=torch.bool, device=start.device)
     iterations = torch.zeros(len(start), dtype=torch.int64, device=start.device)
     index = torch.arange(len(start), device=start.device)
-    zero = torch.zeros_like(kappa)
-    point = _tangent(problem, PathPoint(start, kappa.log(), torch.zeros_like(start), zero - 1, torch.zeros_like(start)))
-    length = torch.ones_like(kappa)
+    tau = start.new_full((len(start),), math.log(level))
+    down = torch.full_like(tau, -1.0)
+    point = _tangent(
+        problem, PathPoint(start, tau, problem.residual(start) / level, torch.zeros_like(start), down, torch.zeros_like(start))
+    )
+    length = torch.ones_like(tau)
     for _ in range(MAX_STEPS):
         moved, good, taken = _advance(problem, point, length)
         iterations[index] += taken
@@ -78,18 +86,18 @@ def _metric(problem: StepProblem, w: Tensor) -> Tensor:
 def _tangent(problem: StepProblem, point: PathPoint) -> PathPoint:
     """The tangent and metric at a point, oriented along the tangent that it carries."""
     kappa = point.tau.exp()
-    slope = KKT(problem, point.w).solve(kappa[:, None] * cones.identity_rows(problem.system, point.w))
+    slope = KKT(problem, point.w).solve(kappa[:, None] * point.rate)
     metric = _metric(problem, point.w)
     size = torch.sqrt(1 + ((metric * slope) ** 2).sum(-1))
     along = (metric * metric * slope * point.dw).sum(-1) + point.dtau
     sign = torch.where(along < 0, -1.0, 1.0) / size
-    return PathPoint(point.w, point.tau, sign[:, None] * slope, sign, metric)
+    return point._replace(dw=sign[:, None] * slope, dtau=sign, metric=metric)
 
 
 def _advance(problem: StepProblem, point: PathPoint, length: Tensor) -> tuple[PathPoint, Tensor, Tensor]:
     """One predictor along the tangent and corrections across it; (point, whether it converged, corrections made)."""
     system = problem.system
-    identity, own = cones.identity_rows(system, point.w), cones.product_rows(system, point.w)
+    own = cones.product_rows(system, point.w)
     weights = point.metric**2
     length = torch.minimum(length, 0.7 * cones.max_step(system, point.w, point.dw))
     predicted, tau_predicted = point.w + length[:, None] * point.dw, point.tau + length * point.dtau
@@ -97,14 +105,14 @@ def _advance(problem: StepProblem, point: PathPoint, length: Tensor) -> tuple[Pa
     taken = torch.zeros(len(tau), dtype=torch.int64, device=tau.device)
     for correction in range(CORRECTIONS + 1):
         kappa = tau.exp()
-        r = problem.residual(w) - kappa[:, None] * identity
+        r = problem.residual(w) - kappa[:, None] * point.rate
         equality, products = (r * (1 - own)).abs().amax(-1), (r * own).abs().amax(-1)
         good = (equality < 1e-7) & (products < 1e-2 * kappa)
         if correction == CORRECTIONS or bool((good | ~torch.isfinite(equality)).all()):
             break
         taken = torch.where(good, taken, taken + 1)
         kkt = KKT(problem, w)
-        newton, slope = kkt.solve(torch.stack((-r, kappa[:, None] * identity), dim=-1)).unbind(-1)
+        newton, slope = kkt.solve(torch.stack((-r, kappa[:, None] * point.rate), dim=-1)).unbind(-1)
         normal = weights * point.dw
         offset = (normal * (w + newton - predicted)).sum(-1) + point.dtau * (tau - tau_predicted)
         dtau = -offset / ((normal * slope).sum(-1) + point.dtau)
@@ -113,4 +121,4 @@ def _advance(problem: StepProblem, point: PathPoint, length: Tensor) -> tuple[Pa
         step = torch.where(good, torch.zeros_like(fraction), fraction)
         w, tau = w + step[:, None] * dw, tau + step * dtau
     w = torch.where(good[:, None], w, point.w)
-    return _tangent(problem, PathPoint(w, torch.where(good, tau, point.tau), point.dw, point.dtau, point.metric)), good, taken
+    return _tangent(problem, point._replace(w=w, tau=torch.where(good, tau, point.tau))), good, taken

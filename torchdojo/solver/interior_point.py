@@ -26,7 +26,7 @@ STUCK_STEP = 0.1
 JAMMED_STEP = 0.02
 RAISE = 10.0
 MAX_LEVEL = 1.0
-CONTINUATION_STARTS = (1e-1, 1e-2, 1e-3, 1e-4)
+CONTINUATION_LEVELS = (1e-1, 1e-2)
 # Complementarity products at a cold start [N·s·m].
 START_LEVEL = 3e-2
 LINE_SEARCH_HALVINGS = 12
@@ -171,26 +171,18 @@ def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverO
 
 
 def _continuation(problem: StepProblem, kappa: float, options: SolverOptions) -> Solution:
-    """Solve at a larger κ, the first of `CONTINUATION_STARTS` that works, and trace the central path down from there."""
-    count = len(problem.z)
+    """Trace the infeasible central path from cold starts at the levels of `CONTINUATION_LEVELS`, in turn."""
     w = problem.cold_start(START_LEVEL)
-    status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
+    status = torch.full((len(w),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
     iterations = torch.zeros_like(status)
-    for level in CONTINUATION_STARTS:
+    for level in CONTINUATION_LEVELS:
         failed = (status != int(Status.SUCCESS)).nonzero().squeeze(-1)
         if level <= kappa or not len(failed):
             continue
         sub = problem.select(failed)
-        solution = follow_central_path(sub, sub.cold_start(level), level, options)
-        iterations[failed] += solution.iterations
-        found = (solution.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
-        if not len(found):
-            continue
-        sub, index = sub.select(found), failed[found]
-        start = solution.w[found]
-        traced, reached, steps = trace_central_path(sub, start, start.new_full((len(start),), level), kappa)
+        traced, reached, steps = trace_central_path(sub, sub.cold_start(level), level, kappa)
         landed = follow_central_path(sub, traced, kappa, options)
-        iterations[index] += steps + landed.iterations
+        iterations[failed] += steps + landed.iterations
         done = reached & (landed.status == int(Status.SUCCESS))
-        w[index[done]], status[index[done]] = landed.w[done], int(Status.SUCCESS)
+        w[failed[done]], status[failed[done]] = landed.w[done], int(Status.SUCCESS)
     return Solution(w, status, iterations)

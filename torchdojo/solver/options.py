@@ -26,7 +26,7 @@ class Status(enum.IntEnum):
 _EXPLANATIONS = {
     Status.SUCCESS: "the step satisfies every equation to its tolerance",
     Status.MAX_ITERATIONS: (
-        "no start of the solver converged: warm, cold, and continuation from larger kappa; the state is unchanged. Usual causes: a body "
+        "no start of the solver converged (warm, cold, continuation, shorter steps); the state is unchanged. Usual causes: a body "
         "spins close to 2/h rad/s, parts interpenetrate deeply, or joints are far from assembled. Try a smaller timestep or a larger kappa"
     ),
     Status.INVALID_INPUT: (
@@ -55,6 +55,7 @@ class SolverOptions:
         max_iterations: Newton iterations per attempt; a step may make several attempts (warm, cold, continuation).
         min_iterations: Newton iterations made even where the tolerances hold already. They converge quadratically: one or two polish the
             solution to rounding, as finite differences of the step need.
+        max_halvings: how often a step without a solution may be split into two of half its length (0: never).
         on_failure: "flag" or "raise".
         backend: "auto" or "reference". The compiled backend is not there yet; "auto" is the reference.
 
@@ -68,6 +69,7 @@ class SolverOptions:
     central_path_tol: float = 1e-3
     max_iterations: int = 50
     min_iterations: int = 0
+    max_halvings: int = 3
     on_failure: OnFailure | str = OnFailure.FLAG
     backend: str = "auto"
 
@@ -85,6 +87,8 @@ class SolverOptions:
                 f"SolverOptions: got max_iterations={self.max_iterations}, min_iterations={self.min_iterations}; "
                 "allowed: max_iterations of 1 or more, min_iterations from 0 to that"
             )
+        if self.max_halvings < 0:
+            raise ValueError(f"SolverOptions.max_halvings: got {self.max_halvings}; allowed: 0 or more")
         try:
             object.__setattr__(self, "on_failure", OnFailure(self.on_failure))
         except ValueError:
