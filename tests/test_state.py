@@ -198,7 +198,9 @@ def test_initial_state_by_joint_and_by_body() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "value"), [((3, 4), 0.3), ((), torch.rand(5)), ((5,), torch.rand(5, 1)), ((2, 5), torch.rand(5))], ids=str
+    ("batch", "value"),
+    [((3, 4), 0.3), ((), torch.linspace(0, 1, 5)), ((5,), torch.linspace(0, 1, 5)[:, None]), ((2, 5), torch.linspace(0, 1, 5))],
+    ids=["number", "from value", "column", "broadcast"],
 )
 def test_initial_state_batches_broadcast(batch: tuple[int, ...], value: Any) -> None:
     z = cart().initial_state(batch, hinge=dict(q=value))
