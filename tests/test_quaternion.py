@@ -44,7 +44,7 @@ def test_rotation_agrees_with_the_matrix(batch: tuple[int, ...]) -> None:
 HALF_TURN = quat.exp(torch.tensor([[math.pi, 0, 0], [0, math.pi, 0], [0, 0, math.pi], [0, 2.0, 2.4]]))
 
 
-@pytest.mark.parametrize("q", [*random_unit(4), *HALF_TURN, quat.identity(), -quat.identity()], ids=str)
+@pytest.mark.parametrize("q", [*random_unit(4), *HALF_TURN, quat.identity(), -quat.identity()], ids=range(10))
 def test_matrix_round_trip(q: Tensor) -> None:
     """q and −q are the same rotation; the one with non-negative real part comes back. Every pivot of the conversion is used."""
     back = quat.from_rotation_matrix(quat.rotation_matrix(q))
@@ -103,7 +103,11 @@ def test_gradients_of_quaternions(name: str, at: str) -> None:
     assert torch.autograd.gradcheck(GRADIENTS[name], q)
 
 
-@pytest.mark.parametrize("phi", [torch.zeros(3), torch.tensor([1e-7, 0, 0]), torch.tensor([1e-5, -2e-5, 0]), VECTOR, 5 * VECTOR], ids=str)
+@pytest.mark.parametrize(
+    "phi",
+    [torch.zeros(3), torch.tensor([1e-7, 0, 0]), torch.tensor([1e-5, -2e-5, 0]), VECTOR, 5 * VECTOR],
+    ids=["zero", "1e-7", "1e-5", "one", "long"],
+)
 @pytest.mark.parametrize("function", [quat.exp, lambda w: quat.increment(w, 0.01), lambda w: quat.rotation_vector(quat.exp(w))])
 def test_gradients_of_vectors(function: object, phi: Tensor) -> None:
     assert torch.autograd.gradcheck(function, phi.clone().requires_grad_())
