@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from torchdojo.commands.common import CommandError
 
 __all__ = ["main"]
@@ -19,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0, or 2 on bad input (130 when interrupted)."""
     options = _parser().parse_args(arguments)
     try:
+        torch.set_num_threads(options.threads)
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             report = options.run(options)
@@ -84,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
+    # The reference engine works on many small matrices, which more threads only slow down.
+    parser.add_argument("--threads", type=_whole, default=1, metavar="N", help="of the CPU (default: %(default)s)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write arrays (.npz) and report.json there")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object, the last line of stdout")
 

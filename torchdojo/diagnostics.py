@@ -15,7 +15,8 @@ from torchdojo.contacts import NonlinearContact
 from torchdojo.joints import Floating, Joint
 
 if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism, StepOutput
+    from torchdojo.mechanism import Mechanism
+    from torchdojo.stepping import StepOutput
 
 __all__ = ["creep", "free_parts", "kappa_for_gap", "resting_gap", "resting_impulse"]
 

@@ -18,8 +18,9 @@ from torchdojo.commands.common import CommandError, print_table, progress, user_
 from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.io import load
 from torchdojo.joints import StandardJoint
-from torchdojo.mechanism import Mechanism, StepOutput
+from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.stepping import StepOutput
 
 __all__ = ["Recording", "build", "place", "record", "simulate"]
 
@@ -29,11 +30,12 @@ FREE_FLIGHT = 1e-2  # m; a contact that stays farther away than this exerts at m
 
 
 class Recording(NamedTuple):
-    """z (batch, T+1, 13 nb); status, iterations (batch, T); last: the last step's output; wall: duration of the steps [s]."""
+    """z (batch, T+1, 13 nb); status, iterations, substeps (batch, T); last: the last step's output; wall: duration of the steps [s]."""
 
     z: Tensor
     status: Tensor
     iterations: Tensor
+    substeps: Tensor
     last: StepOutput
     wall: float
 
@@ -155,7 +157,7 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
 
 def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
     """Step without input, each step warm-started from the one before. Ends once every environment is flagged: a flagged one stays put."""
-    states, status, iterations = [z], [], []
+    states, status, iterations, substeps = [z], [], [], []
     warm = None
     start = time.perf_counter()
     with torch.no_grad():
@@ -165,11 +167,12 @@ def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
             states.append(z)
             status.append(out.status)
             iterations.append(out.iterations)
+            substeps.append(out.substeps)
             if bool((out.status != int(Status.SUCCESS)).all()):
                 print(f"note: stopped at step {len(status)} of {steps}: {Status(int(out.status[0])).explain}")
                 break
     wall = time.perf_counter() - start
-    return Recording(torch.stack(states, 1), torch.stack(status, 1), torch.stack(iterations, 1), out, wall)
+    return Recording(torch.stack(states, 1), torch.stack(status, 1), torch.stack(iterations, 1), torch.stack(substeps, 1), out, wall)
 
 
 def simulate(
@@ -213,6 +216,7 @@ def simulate(
         "iterations_mean": float(recording.iterations.double().mean()),
         "iterations_max": int(recording.iterations.max()),
         "flagged_steps": int((recording.status != int(Status.SUCCESS)).sum()),
+        "halved_steps": int((recording.substeps > 1).sum()),
         "smallest_distance_m": float(distances.min()) if distances.shape[-1] else None,
         "largest_joint_error": float(mech.joint_errors(recording.z).abs().max()) if mech.joint_errors(z).shape[-1] else None,
         **_contact_quality(mech, recording),
@@ -229,6 +233,7 @@ def simulate(
             u=np.zeros((batch, done, mech.num_inputs)),
             status=recording.status.numpy(),
             iterations=recording.iterations.numpy(),
+            substeps=recording.substeps.numpy(),
             distances=distances.detach().numpy(),
             timestep=timestep,
             body_names=np.array(list(mech.bodies)),
@@ -291,7 +296,7 @@ def _rows(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("degrees of freedom, inputs", f"{r['degrees_of_freedom']}, {r['inputs']}"),
         ("steps per second", f"{r['steps_per_second']:.1f}"),
         ("solver iterations", f"mean {r['iterations_mean']:.2f}, max {r['iterations_max']}"),
-        ("flagged steps", f"{r['flagged_steps']} of {r['steps'] * r['environments']}"),
+        ("flagged, halved steps", f"{r['flagged_steps']}, {r['halved_steps']} of {r['steps'] * r['environments']}"),
     ]
     if r["smallest_distance_m"] is not None:
         rows += [

@@ -82,10 +82,11 @@ class SolverOptions:
             raise ValueError(f"SolverOptions.grad_kappa: got {self.grad_kappa}; allowed: kappa = {self.kappa} or larger, or None")
         if self.central_path_tol >= 1:
             raise ValueError(f"SolverOptions.central_path_tol: got {self.central_path_tol}; allowed: below 1")
-        if self.max_iterations < 1 or not 0 <= self.min_iterations <= self.max_iterations:
+        if self.max_iterations < 1:
+            raise ValueError(f"SolverOptions.max_iterations: got {self.max_iterations}; allowed: 1 or more")
+        if not 0 <= self.min_iterations <= self.max_iterations:
             raise ValueError(
-                f"SolverOptions: got max_iterations={self.max_iterations}, min_iterations={self.min_iterations}; "
-                "allowed: max_iterations of 1 or more, min_iterations from 0 to that"
+                f"SolverOptions.min_iterations: got {self.min_iterations}; allowed: 0 to max_iterations = {self.max_iterations}"
             )
         if self.max_halvings < 0:
             raise ValueError(f"SolverOptions.max_halvings: got {self.max_halvings}; allowed: 0 or more")
