@@ -296,7 +296,8 @@ def _rows(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("degrees of freedom, inputs", f"{r['degrees_of_freedom']}, {r['inputs']}"),
         ("steps per second", f"{r['steps_per_second']:.1f}"),
         ("solver iterations", f"mean {r['iterations_mean']:.2f}, max {r['iterations_max']}"),
-        ("flagged, halved steps", f"{r['flagged_steps']}, {r['halved_steps']} of {r['steps'] * r['environments']}"),
+        ("flagged steps", f"{r['flagged_steps']} of {r['steps'] * r['environments']}"),
+        ("halved steps", f"{r['halved_steps']} of {r['steps'] * r['environments']}"),
     ]
     if r["smallest_distance_m"] is not None:
         rows += [
