@@ -115,6 +115,8 @@ def test_a_step_without_a_solution_is_halved() -> None:
     mech.options = dataclasses.replace(mech.options, max_halvings=0)
     flagged = mech.step(z, wrench=wrench)
     assert int(flagged.status) == td.Status.MAX_ITERATIONS and bool((flagged.z == z).all())
+    with pytest.warns(UserWarning, match="1 of 1 environments keep their state"):
+        mech(z, wrench=wrench)
 
 
 def test_gradient_through_halved_steps() -> None:

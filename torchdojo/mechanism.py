@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
 from torchdojo import stepping
-from torchdojo.autodiff import StepSettings
+from torchdojo.autodiff import StepSettings, transforming
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
 from torchdojo.dynamics import energy
@@ -21,7 +21,7 @@ from torchdojo.dynamics.system import System
 from torchdojo.elements import Element, Pose, Twist
 from torchdojo.joints import Floating, Joint, StandardJoint
 from torchdojo.parameters import PhysicalModule, require
-from torchdojo.solver.options import SolverOptions
+from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
@@ -153,8 +153,14 @@ class Mechanism(PhysicalModule):
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
 
     def forward(self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None) -> Tensor:
-        """The next state, (..., 13 nb). As `step`, but invalid input raises, since no status is returned."""
-        return self._step(self._settings(raise_invalid=True), self._stacked(), z, u, None, wrench).z
+        """The next state, (..., 13 nb). As `step`, but since no status is returned, invalid input raises and failed steps warn."""
+        out = self._step(self._settings(raise_invalid=True), self._stacked(), z, u, None, wrench)
+        if not transforming():
+            failed = int((out.status != int(Status.SUCCESS)).sum())
+            if failed:
+                text = f"{failed} of {out.status.numel()} environments keep their state: {Status.MAX_ITERATIONS.explain}"
+                warnings.warn(f"{text}. mech.step returns the status of each", stacklevel=3)
+        return out.z
 
     def step(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, wrench: Tensor | None = None) -> StepOutput:
         """One step.
