@@ -197,6 +197,8 @@ def simulate(
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
         z = spread(mech, place(mech, z, height), batch, seed)
+    if len(mech.contacts) and float(mech.distances(z).min()) < 0:
+        print(f"note: the start reaches {-float(mech.distances(z).min()):.3g} m into the ground; the first step pushes it out")
     recording = record(mech, z, steps)
     done = recording.status.shape[1]
     distances = mech.distances(recording.z)
@@ -217,7 +219,7 @@ def simulate(
         "iterations_max": int(recording.iterations.max()),
         "flagged_steps": int((recording.status != int(Status.SUCCESS)).sum()),
         "halved_steps": int((recording.substeps > 1).sum()),
-        "smallest_distance_m": float(distances.min()) if distances.shape[-1] else None,
+        "smallest_distance_m": float(distances[:, 1:].min()) if distances.shape[-1] else None,
         "largest_joint_error": float(mech.joint_errors(recording.z).abs().max()) if mech.joint_errors(z).shape[-1] else None,
         **_contact_quality(mech, recording),
         **_energy(mech, recording, distances),

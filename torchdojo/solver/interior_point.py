@@ -173,7 +173,10 @@ def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverO
 
 
 def _continuation(problem: StepProblem, kappa: float, options: SolverOptions) -> Solution:
-    """Trace the infeasible central path from cold starts at the levels of `CONTINUATION_LEVELS`, in turn."""
+    """Trace a path down to κ from the levels of `CONTINUATION_LEVELS`, in turn.
+
+    It starts at the solution for κ = level where the solver finds that (the central path), else at a cold start (an infeasible path).
+    """
     w = problem.cold_start(START_LEVEL)
     status = torch.full((len(w),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
     iterations = torch.zeros_like(status)
@@ -182,9 +185,12 @@ def _continuation(problem: StepProblem, kappa: float, options: SolverOptions) ->
         if level <= kappa or not len(failed):
             continue
         sub = problem.select(failed)
-        traced, reached, steps = trace_central_path(sub, sub.cold_start(level), level, kappa)
+        start = sub.cold_start(level)
+        first = follow_central_path(sub, start, level, options)
+        start = torch.where((first.status == int(Status.SUCCESS))[:, None], first.w, start)
+        traced, reached, steps = trace_central_path(sub, start, level, kappa)
         landed = follow_central_path(sub, traced, kappa, options)
-        iterations[failed] += steps + landed.iterations
+        iterations[failed] += first.iterations + steps + landed.iterations
         done = reached & (landed.status == int(Status.SUCCESS))
         w[failed[done]], status[failed[done]] = landed.w[done], int(Status.SUCCESS)
     return Solution(w, status, iterations)
