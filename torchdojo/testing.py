@@ -206,6 +206,8 @@ def _differences(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor) -> 
         central = (plus - minus) / (2 * torch.tensor(STEPS, dtype=value.dtype)[:, None])
         refined = (16 * central[1:] - central[:-1]) / 15
         change = (refined[1:] - refined[:-1]).abs()
+        # Two neighbouring changes and a floor for rounding, so that two noisy estimates which agree by chance are not taken for settled.
+        change = torch.maximum(change, torch.cat((change[1:], change[-1:]))) + 1e-13 / torch.tensor(STEPS[2:], dtype=value.dtype)[:, None]
         change = torch.where(torch.isfinite(change), change, torch.inf)
         # From the smallest step up: rounding falls until curvature sets in. Beyond that, estimates may settle again, on another slope
         # (a contact pressed in deeply answers as linearly as one at rest), so the search ends there.
