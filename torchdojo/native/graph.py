@@ -1,0 +1,234 @@
+"""Symbolic elimination: in which order a sparse block matrix is factored, and where its blocks lie in memory.
+
+The matrix has one row and column of blocks per node of a graph, and a pair of blocks (i, j), (j, i) per edge. Eliminating a node couples
+all its remaining neighbours with each other; couplings that were not there are fill-in. This runs once per mechanism; the numeric
+kernels (`src/ldu.hpp`) then run the table. Algorithms 1-4 of Brüdigam, Janeva, Sosnowski and Hirche, "Linear-time contact and friction
+dynamics in maximal coordinates using variational integrators".
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Schedule", "schedule"]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Elimination order of a block matrix, the place of every block in one flat array of scalars, and the program for `ldu.hpp`.
+
+    Blocks are row-major. Those touched by one elimination step are neighbours in memory: D_i, then U_ik, L_ki of each later neighbour k.
+    Right-hand sides are the vectors of the nodes in node order. The table of int32 is::
+
+        num_nodes, num_links, num_targets, num_values, num_rows, largest size
+        then for each node i in elimination order:
+            size_i, offset of D_i, row of i in the right-hand side, number m of later neighbours
+            m times: size_k, offset of U_ik, offset of L_ki, row of k          (k in elimination order)
+            m × m times: offset of A_jk, the target of A_jk −= L_ji U_ik       (row-major in j, k; the diagonal block where j = k)
+    """
+
+    sizes: tuple[int, ...]
+    order: tuple[int, ...]  # nodes, first eliminated first
+    fill: int  # pairs of off-diagonal blocks that the matrix lacks and its factors have
+    diagonal_offset: tuple[int, ...]  # by node
+    offset: Mapping[tuple[int, int], int]  # of off-diagonal blocks, both (i, j) and (j, i), fill-in included
+    num_values: int
+    rhs_offset: tuple[int, ...]  # by node
+    num_rows: int
+    num_operations: int  # block operations of one factorization: factor D_i, solve with it, multiply and subtract
+    table: NDArray[np.int32]
+
+
+def schedule(sizes: Sequence[int], edges: Iterable[tuple[int, int]], *, indefinite: Iterable[int] = ()) -> Schedule:
+    """Schedule for blocks of `sizes`, coupled by `edges` (in either direction, repeated or not; a node's own block is always there).
+
+    `indefinite` nodes are constraints, whose diagonal block may be zero. They are eliminated only when the blocks eliminated before
+    make it invertible; this assumes that the others are definite and that a constraint has full row rank in each neighbour.
+    """
+    sizes = tuple(operator.index(size) for size in sizes)
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"sizes of blocks must be at least 1, got {min(sizes)} at node {sizes.index(min(sizes))}")
+    graph = _Graph(sizes, edges, frozenset(operator.index(node) for node in indefinite))
+    order, later, fill = graph.eliminate()
+    return _layout(sizes, order, later, fill)
+
+
+class _Graph:
+    """The graph during elimination. Sets of nodes are bits of an int; fill-in counts are updated, never recomputed."""
+
+    def __init__(self, sizes: tuple[int, ...], edges: Iterable[tuple[int, int]], indefinite: frozenset[int]) -> None:
+        count = len(sizes)
+        self.sizes = sizes
+        self.adjacent = [0] * count
+        for i, j in edges:
+            if not (0 <= i < count and 0 <= j < count):
+                raise ValueError(f"edge ({i}, {j}) names a node that does not exist; there are {count} nodes, counted from 0")
+            if i != j:
+                self.adjacent[i] |= 1 << j
+                self.adjacent[j] |= 1 << i
+        self.fill = [sum(self._strangers(i, j) for j in _bits(near)) // 2 for i, near in enumerate(self.adjacent)]
+        if any(not 0 <= node < count for node in indefinite):
+            raise ValueError(f"indefinite names {sorted(indefinite)}; there are {count} nodes, counted from 0")
+        self.constraints = _Constraints(sizes, self.adjacent, indefinite)
+
+    def _strangers(self, i: int, j: int) -> int:
+        """How many neighbours of i, other than j, are no neighbours of j."""
+        return (self.adjacent[i] & ~self.adjacent[j] & ~(1 << j)).bit_count()
+
+    def eliminate(self) -> tuple[list[int], list[int], int]:
+        """Order, later neighbours of each node, and number of edges filled in, by greedy minimum fill-in."""
+        remaining = list(range(len(self.sizes)))
+        order: list[int] = []
+        later = [0] * len(self.sizes)
+        fill = 0
+
+        def cost(node: int) -> tuple[int, int, int, int]:
+            return self.fill[node], self.adjacent[node].bit_count(), self.sizes[node], node
+
+        while remaining:
+            best = min(remaining, key=cost)
+            if not self.constraints.ready(best):
+                best = next(node for node in sorted(remaining, key=cost) if self.constraints.ready(node))
+            remaining.remove(best)
+            order.append(best)
+            later[best] = self.adjacent[best]
+            fill += self.fill[best]
+            self._remove(best)
+            self.constraints.remove(best)
+        return order, later, fill
+
+    def _remove(self, node: int) -> None:
+        """Couple the neighbours of a node with each other, then take it out."""
+        near = self.adjacent[node]
+        for a in _bits(near):
+            for b in _bits(near & ~self.adjacent[a] & (-2 << a)):
+                for both in _bits(self.adjacent[a] & self.adjacent[b]):
+                    self.fill[both] -= 1
+                self.fill[a] += self._strangers(a, b)
+                self.fill[b] += self._strangers(b, a)
+                self.adjacent[a] |= 1 << b
+                self.adjacent[b] |= 1 << a
+        for a in _bits(near):
+            self.fill[a] -= self._strangers(a, node)
+        for a in _bits(near):
+            self.adjacent[a] &= ~(1 << node)
+
+
+class _Constraints:
+    """Which constraints have an invertible Schur complement, given the nodes eliminated so far.
+
+    Of the saddle matrix [[H, Jᵀ], [J, 0]] with H definite, the part on the eliminated nodes is invertible exactly if the part of J on
+    them has full row rank. It has if each eliminated constraint has an eliminated neighbour to itself (a matching, grown by augmenting
+    paths), barring loops in which all neighbours are eliminated: those have whole rows of J, so no order is better.
+    Two joints of one body are not enough for a body: 5 + 5 rows in 6 unknowns.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], adjacent: list[int], indefinite: frozenset[int]) -> None:
+        self.indefinite = indefinite
+        constraints = sum(1 << node for node in indefinite)
+        self.neighbours = {node: adjacent[node] & ~constraints for node in indefinite}
+        for node, near in self.neighbours.items():
+            if not near:
+                raise ValueError(f"indefinite node {node} has no neighbour that is not indefinite: its pivot would be singular")
+        self.partners = {node: [j for j in _bits(near) if sizes[j] >= sizes[node]] for node, near in self.neighbours.items()}
+        self.gone = 0
+        self.owner: dict[int, int] = {}
+
+    def ready(self, node: int) -> bool:
+        if node not in self.indefinite:
+            return True
+        visited: set[int] = set()
+        if self._path(node, visited) is not None:
+            return True
+        return all(not self.neighbours[other] & ~self.gone for other in visited)
+
+    def remove(self, node: int) -> None:
+        if node not in self.indefinite:
+            self.gone |= 1 << node
+            return
+        for constraint, partner in self._path(node, set()) or ():
+            self.owner[partner] = constraint
+
+    def _path(self, start: int, visited: set[int]) -> list[tuple[int, int]] | None:
+        """Pairs (constraint, its new partner) that give `start` a partner, or None; `visited` gets the constraints that were asked."""
+        visited.add(start)
+        came_from: dict[int, int] = {}  # partner: the constraint that asked for it
+        asks = [start]
+        wanted: dict[int, int] = {}  # constraint: its present partner
+        for constraint in asks:  # grows while it is walked: breadth first
+            for partner in self.partners[constraint]:
+                if not self.gone >> partner & 1 or partner in came_from:
+                    continue
+                came_from[partner] = constraint
+                owner = self.owner.get(partner)
+                if owner is None:
+                    pairs = [(constraint, partner)]
+                    while constraint != start:
+                        partner = wanted[constraint]
+                        constraint = came_from[partner]
+                        pairs.append((constraint, partner))
+                    return pairs
+                wanted[owner] = partner
+                visited.add(owner)
+                asks.append(owner)
+        return None
+
+
+def _layout(sizes: tuple[int, ...], order: list[int], later: list[int], fill: int) -> Schedule:
+    position = {node: step for step, node in enumerate(order)}
+    neighbours = {node: sorted(_bits(later[node]), key=position.__getitem__) for node in order}
+    rows = [0]
+    for size in sizes:
+        rows.append(rows[-1] + size)
+    diagonal = [0] * len(sizes)
+    offset: dict[tuple[int, int], int] = {}
+    end = 0
+    for i in order:
+        diagonal[i] = end
+        end += sizes[i] ** 2
+        for k in neighbours[i]:
+            offset[i, k] = end
+            offset[k, i] = end + sizes[i] * sizes[k]
+            end += 2 * sizes[i] * sizes[k]
+    if end > np.iinfo(np.int32).max:
+        raise ValueError(f"the factors have {end} numbers, more than {np.iinfo(np.int32).max}: too much fill-in for this solver")
+
+    program: list[int] = []
+    links = targets = 0
+    for i in order:
+        near = neighbours[i]
+        links += len(near)
+        targets += len(near) ** 2
+        program += (sizes[i], diagonal[i], rows[i], len(near))
+        for k in near:
+            program += (sizes[k], offset[i, k], offset[k, i], rows[k])
+        for j in near:
+            program += (diagonal[j] if j == k else offset[j, k] for k in near)
+    header = (len(sizes), links, targets, end, rows[-1], max(sizes, default=0))
+    table = np.array([*header, *program], dtype=np.int32)
+    table.flags.writeable = False
+    return Schedule(
+        sizes=sizes,
+        order=tuple(order),
+        fill=fill,
+        diagonal_offset=tuple(diagonal),
+        offset=MappingProxyType(offset),
+        num_values=end,
+        rhs_offset=tuple(rows[:-1]),
+        num_rows=rows[-1],
+        num_operations=len(sizes) + links + targets,
+        table=table,
+    )
+
+
+def _bits(nodes: int) -> Iterator[int]:
+    while nodes:
+        low = nodes & -nodes
+        yield low.bit_length() - 1
+        nodes ^= low
