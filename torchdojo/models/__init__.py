@@ -1,7 +1,8 @@
 """Built-in mechanisms: functions that build a `Mechanism`, and a table of them with a state to start from.
 
 `td.models.quadruped(friction=0.6)` and `td.models.make("quadruped", friction=0.6)` are the same. The numbers are those of the mechanisms of
-Dojo (Howell et al. 2025; DojoEnvironments, MIT licence), written down here in our own code.
+Dojo (Howell et al. 2025; DojoEnvironments, MIT licence), and for half-cheetah, ant and humanoid those of Gymnasium (MIT licence), written
+down here in our own code.
 """
 
 from __future__ import annotations
@@ -13,12 +14,27 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchdojo.mechanism import Mechanism
-from torchdojo.models import basic
+from torchdojo.models import basic, locomotion
 from torchdojo.models import quadruped as _quadruped
 from torchdojo.models.basic import box, cartpole, npendulum, pendulum, snake, sphere
+from torchdojo.models.locomotion import ant, half_cheetah, humanoid
 from torchdojo.models.quadruped import quadruped
 
-__all__ = ["box", "cartpole", "initial_state", "make", "names", "npendulum", "pendulum", "quadruped", "snake", "sphere"]
+__all__ = [
+    "ant",
+    "box",
+    "cartpole",
+    "half_cheetah",
+    "humanoid",
+    "initial_state",
+    "make",
+    "names",
+    "npendulum",
+    "pendulum",
+    "quadruped",
+    "snake",
+    "sphere",
+]
 
 
 class Model(NamedTuple):
@@ -36,6 +52,9 @@ _MODELS = {
     "sphere": Model(sphere, basic.sphere_start),
     "quadruped": Model(quadruped, _quadruped.quadruped_start),
     "snake": Model(snake, basic.snake_start),
+    "half_cheetah": Model(half_cheetah, locomotion.half_cheetah_start),
+    "ant": Model(ant, locomotion.ant_start),
+    "humanoid": Model(humanoid, locomotion.humanoid_start),
 }
 
 
