@@ -1,0 +1,498 @@
+"""Compiles the native kernel on first use, keeps the result in a cache folder, and opens it with ctypes.
+
+    <cache>/<key>/kernel-<sha256>.so   the library; its name is its checksum, so one atomic rename publishes both
+    <cache>/<key>/lock                 held (flock) by the process that compiles; the system releases it when that process dies
+    <cache>/<key>/build-*              private folder of the process that holds the lock; anybody else's is garbage
+
+The key covers everything the machine code depends on: the sources, the flags, the compiler, torch and the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+try:
+    import fcntl
+except ImportError:  # no such module on Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["NativeUnavailable", "available", "library"]
+
+SOURCES = Path(__file__).parent / "src"
+
+LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math")
+OPTIMISED = ("-O3",)
+SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+
+# Ways to ask for the same thing, best first, each as (compiler flags, linker flags): the first that the compiler takes is used.
+CPU_CHOICES = ((("-march=native",), ()), (("-mcpu=native",), ()), ((), ()))
+OPENMP_CHOICES = ((("-fopenmp",), ("-fopenmp",)), (("-Xpreprocessor", "-fopenmp"), ("-lomp",)), ((), ()))  # the second: Apple's clang
+
+COMPILE_SECONDS = 30  # for the announcement only
+LOCK_SECONDS = 600.0  # longer than any compile; then this process compiles for itself, which is safe without the lock too
+STALE_SECONDS = 86400.0
+
+
+class NativeUnavailable(RuntimeError):  # noqa: N818 (it reads as a state, and users catch it by this name)
+    """The native kernel cannot be used here. The message says what failed and how to mend it."""
+
+
+_lock = threading.Lock()
+_outcome: ctypes.CDLL | str | None = None  # the library, or why there is none
+_warned = False
+
+
+def _after_fork() -> None:
+    # A fork while another thread compiles would leave the child with a lock that nobody releases.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def library() -> ctypes.CDLL:
+    """The native kernel, compiled now if the cache does not hold it. Success and failure are both remembered for the process.
+
+    Raises:
+        NativeUnavailable: there is no kernel here; the message says why and what to do.
+    """
+    global _outcome
+    if _switched_off():
+        raise NativeUnavailable("the native kernel is switched off (TORCHDOJO_NATIVE=0); unset TORCHDOJO_NATIVE to use it")
+    with _lock:
+        if _outcome is None:
+            try:
+                _outcome = load_kernel(SOURCES)
+            except NativeUnavailable as error:
+                _outcome = str(error)
+        outcome = _outcome
+    if isinstance(outcome, str):
+        raise NativeUnavailable(outcome)
+    return outcome
+
+
+def available() -> bool:
+    """Whether the native kernel can be used; compiles it if need be. The first failure of a process is a warning with the remedy.
+
+    ``TORCHDOJO_NATIVE=0`` in the environment makes this False without a warning.
+    """
+    global _warned
+    if _switched_off():
+        return False
+    try:
+        library()
+    except NativeUnavailable as error:
+        with _lock:
+            warned, _warned = _warned, True
+        if not warned:
+            warnings.warn(
+                f"the native kernel is not available; the pure-torch reference runs instead, which is much slower. {error}\n"
+                "(TORCHDOJO_NATIVE=0 silences this.)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return False
+    return True
+
+
+def _switched_off() -> bool:
+    return os.environ.get("TORCHDOJO_NATIVE") == "0"
+
+
+# What is compiled, and the key of the result.
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One compile: what goes in, and the name of the cache folder that follows from it."""
+
+    source_dir: Path
+    sources: dict[str, bytes]  # path relative to `source_dir` -> contents
+    compiler: str
+    flags: tuple[str, ...]
+    sanitize: bool
+    key: str
+
+
+def make_recipe(source_dir: Path) -> Recipe:
+    """Read the sources and ask the compiler for its version.
+
+    Raises:
+        NativeUnavailable: no sources, no compiler, or no AddressSanitizer in the process although the kernel is to use it.
+    """
+    if sys.platform == "win32":
+        raise NativeUnavailable("The native kernel needs GCC or Clang and does not build on Windows; use WSL.")
+    paths = sorted(path for suffix in ("*.cpp", "*.hpp") for path in source_dir.rglob(suffix))
+    sources = {path.relative_to(source_dir).as_posix(): path.read_bytes() for path in paths}
+    if not any(name.endswith(".cpp") for name in sources):
+        raise NativeUnavailable(f"The sources of the native kernel are missing: no *.cpp in {source_dir}; reinstall torchdojo.")
+    compiler, compiler_flags = find_compiler()
+    sanitize = os.environ.get("TORCHDOJO_SANITIZE") == "1"
+    if sanitize:
+        _require_asan_runtime(compiler)
+    flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMISED), *compiler_flags)
+    ingredients = {
+        "sources": {name: hashlib.sha256(text).hexdigest() for name, text in sources.items()},
+        "flags": [flags, CPU_CHOICES, OPENMP_CHOICES],  # which of the choices is used follows from the compiler
+        "compiler": [compiler, compiler_version(compiler)],
+        "torch": torch.__version__,
+        "libc": _libc(),
+        "cpu": cpu_features(),
+    }
+    key = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()[:32]
+    return Recipe(source_dir, sources, compiler, flags, sanitize, key)
+
+
+def find_compiler() -> tuple[str, tuple[str, ...]]:
+    """(absolute path of the C++ compiler, flags given with it): $CXX, else the first of c++, g++ and clang++ on the PATH."""
+    chosen = os.environ.get("CXX", "").strip()
+    try:
+        words = [chosen] if shutil.which(chosen) else shlex.split(chosen)  # a path with a space, or `ccache g++ -m64`
+    except ValueError:  # an open quotation mark
+        words = [chosen]
+    if len(words) > 1 and os.path.basename(words[0]) in ("ccache", "sccache"):
+        del words[0]  # torch puts it in front by itself
+    for name in words[:1] or ("c++", "g++", "clang++"):
+        path = shutil.which(name)
+        if path is not None:
+            return os.path.abspath(path), tuple(words[1:])
+    missing = f"CXX={chosen} is not a program" if chosen else "there is no c++, g++ or clang++ on the PATH"
+    raise NativeUnavailable(f"No C++ compiler: {missing}. Install g++ or clang++, or set CXX to the path of one.")
+
+
+def compiler_version(compiler: str) -> str:
+    """Everything that ``compiler --version`` prints."""
+    try:
+        return _run_compiler([compiler, "--version"], check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NativeUnavailable(f"The C++ compiler {compiler} does not run: {error}. Install g++ or clang++, or set CXX.") from error
+
+
+def _run_compiler(command: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
+    # LD_PRELOAD may hold the AddressSanitizer, which is meant for this process and not for the compiler.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"LC_ALL": "C"}
+    return subprocess.run(
+        command, env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=check
+    )
+
+
+def cpu_features() -> list[str]:
+    """What tells this CPU from another: a home shared by unlike machines must never run code built for the other one."""
+    x86 = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags"}
+    others = {"Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "isa"}
+    found = [platform.machine()]
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if not line.strip() and len(found) > 1:
+                    break  # the first processor is enough, and reading all of 256 takes milliseconds
+                if name.strip() in x86 | others:
+                    found.append(f"{name.strip()}: {' '.join(sorted(value.split()))}")
+    except OSError:
+        pass
+    return found if len(found) > 1 else [*found, platform.processor(), platform.platform()]
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (AttributeError, OSError, ValueError):
+        return ""
+
+
+def _require_asan_runtime(compiler: str) -> None:
+    # Opening a library with AddressSanitizer in a process without its runtime ends the process on the spot.
+    if not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise NativeUnavailable(
+            "TORCHDOJO_SANITIZE=1: the runtime of the AddressSanitizer is not in this process. Start python with\n"
+            f'  LD_PRELOAD="$({compiler} -print-file-name=libasan.so) $({compiler} -print-file-name=libstdc++.so)" '
+            "ASAN_OPTIONS=detect_leaks=0"
+        )
+
+
+# Where the result is kept.
+
+
+def cache_roots() -> Iterator[Path]:
+    """The cache folder, then the one to fall back to where that cannot be written."""
+    home = os.path.expanduser("~")
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    if os.environ.get("TORCHDOJO_CACHE"):
+        yield Path(os.environ["TORCHDOJO_CACHE"]).expanduser().absolute()
+    elif os.path.isabs(xdg):  # a relative one is to be ignored, says the XDG specification
+        yield Path(xdg) / "torchdojo"
+    elif os.path.isabs(home):
+        yield Path(home) / ".cache" / "torchdojo"
+    yield _temporary_root()
+
+
+def _temporary_root() -> Path:
+    """A folder of this user below the system's temporary one, where anybody could have made a folder of that name before us."""
+    path = Path(tempfile.gettempdir()) / f"torchdojo-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+        return path
+    return Path(tempfile.mkdtemp(prefix="torchdojo-"))
+
+
+def load_kernel(source_dir: Path) -> ctypes.CDLL:
+    """The library built from the sources in a folder: from the cache, else compiled now.
+
+    Raises:
+        NativeUnavailable: it cannot be built or opened; the message says why and what to do.
+    """
+    try:
+        recipe = make_recipe(source_dir)
+    except OSError as error:
+        raise NativeUnavailable(f"The sources of the native kernel cannot be read: {error}") from error
+    unusable: list[str] = []
+    try:
+        for root in cache_roots():
+            try:
+                return _open_cached(root / recipe.key) or _build(root / recipe.key, recipe, unusable)
+            except OSError as error:
+                unusable.append(f"cannot write the cache folder {root} ({error})")
+    except OSError as error:  # not even a temporary folder
+        unusable.append(str(error))
+    raise NativeUnavailable(
+        f"No folder to compile the native kernel in: {'; '.join(unusable)}. Set TORCHDOJO_CACHE to a folder that can be written."
+    )
+
+
+def _open_cached(folder: Path) -> ctypes.CDLL | None:
+    """The library in a cache folder, or None where there is none, or only one that is damaged or does not open."""
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.glob("kernel-*.so")):
+            if path.stem == f"kernel-{_checksum(path)}":
+                return ctypes.CDLL(str(path))
+    return None
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _build(folder: Path, recipe: Recipe, notes: list[str]) -> ctypes.CDLL:
+    """Compile into a private folder, publish the library by a rename, and open it.
+
+    Raises:
+        OSError: the cache folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _compile_lock(folder) as locked:
+        kernel = _open_cached(folder)  # another process may have been faster
+        if kernel is not None:
+            return kernel
+        _sweep(folder, locked)
+        private = Path(tempfile.mkdtemp(prefix="build-" if locked else "unlocked-", dir=folder))
+        try:
+            for note in notes:
+                _say(f"{note}; using {folder.parent} instead. TORCHDOJO_CACHE chooses another.")
+            built = _compile(private, recipe)
+            published = folder / f"kernel-{_checksum(built)}.so"
+            os.replace(built, published)
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
+        try:
+            return ctypes.CDLL(str(published))
+        except OSError as error:
+            raise _cannot_open(error, folder) from error
+
+
+def _sweep(folder: Path, locked: bool) -> None:
+    """Remove what an interrupted compile or a damaged file left behind."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if path.name.startswith("unlocked-"):  # its owner holds no lock, so only its age tells
+                garbage = time.time() - path.stat().st_mtime > STALE_SECONDS
+            else:
+                garbage = locked and path.name.startswith(("build-", "kernel-"))
+            if garbage and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif garbage:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def _compile_lock(folder: Path) -> Iterator[bool]:
+    """Wait until no other process compiles in the folder. Gives False where the lock cannot be had, which costs a second compile only."""
+    if fcntl is None:
+        yield False
+        return
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)  # never inherited by the compiler, so it dies with us
+    try:
+        yield _acquire(descriptor)
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough while a forked child has a copy
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int) -> bool:
+    started = time.monotonic()
+    announced = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            waited = time.monotonic() - started
+        except OSError:  # a file system without locks
+            return False
+        if waited > LOCK_SECONDS:
+            return False
+        if waited > 1 and not announced:
+            announced = True
+            _say("waiting for another process that compiles the native kernel ...")
+        time.sleep(0.05)
+
+
+# The compile itself.
+
+
+def _compile(private: Path, recipe: Recipe) -> Path:
+    """Compile in an empty folder; returns the library there, which torch has already opened once."""
+    path = _build_path()
+    if shutil.which("ninja", path=path) is None:
+        raise NativeUnavailable('The build tool ninja is missing: pip install "torchdojo[native]"')
+    _say(f"compiling the native kernel for this CPU, once (about {COMPILE_SECONDS} s) ...")
+    # What went into the key is compiled, whatever happens to the files meanwhile; messages and debuggers name the files by #line.
+    sources = private / "src"
+    for name, text in recipe.sources.items():
+        (sources / name).parent.mkdir(parents=True, exist_ok=True)
+        (sources / name).write_bytes(f"#line 1 {json.dumps(str(recipe.source_dir / name), ensure_ascii=False)}\n".encode() + text)
+    compile_flags, link_flags = _settle_flags(private, recipe)
+    # torch names its own libraries to the linker; the kernel uses none of them, and `--as-needed` leaves them out.
+    link_flags = (["-Wl,--as-needed"] if sys.platform == "linux" else []) + link_flags
+    environment = {"PATH": path, "CXX": recipe.compiler, "LC_ALL": "C", "LD_PRELOAD": None, "TORCH_DONT_CHECK_COMPILER_ABI": "1"}
+    try:
+        from torch.utils import cpp_extension  # takes a second, so not at the top
+
+        with _environment(environment):
+            cpp_extension.load(
+                name="torchdojo_kernel",
+                sources=[str(sources / name) for name in recipe.sources if name.endswith(".cpp")],
+                extra_cflags=[shlex.quote(flag) for flag in compile_flags],
+                extra_ldflags=link_flags,
+                extra_include_paths=[str(sources)],
+                build_directory=str(private),
+                is_python_module=False,
+            )
+    except OSError as error:
+        if error.errno is not None:  # the folder, not the library
+            raise
+        raise _cannot_open(error, private.parent) from error
+    except ImportError as error:
+        raise NativeUnavailable(f"torch.utils.cpp_extension does not import: {error}. pip install setuptools") from error
+    except Exception as error:
+        output = _shorten(str(error))
+        raise NativeUnavailable(
+            f"Compiling the native kernel with {recipe.compiler} failed; try another compiler (set CXX) or report this:\n{output}"
+        ) from error
+    built = next(private.glob("*.so"), None)
+    if built is None:
+        raise NativeUnavailable(f"torch {torch.__version__} left no library named *.so in its build folder; report this.")
+    return built
+
+
+def _build_path() -> str:
+    """The PATH with ninja on it: it lies beside the interpreter of a virtual environment, which need not be activated."""
+    folders = [os.path.dirname(sys.executable)] if sys.executable else []
+    with contextlib.suppress(ImportError, AttributeError):
+        import ninja
+
+        folders.append(ninja.BIN_DIR)
+    return os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
+
+
+def _settle_flags(private: Path, recipe: Recipe) -> tuple[list[str], list[str]]:
+    """(compiler flags, linker flags): those of the recipe and the best of each choice that this compiler takes."""
+    compile_flags, link_flags = list(recipe.flags), list(SANITIZED[2:3]) if recipe.sanitize else []
+    if recipe.sanitize and "clang" in compiler_version(recipe.compiler):
+        link_flags.append("-shared-libasan")  # the default of GCC
+    probes = (
+        (CPU_CHOICES, "int probe() { return 0; }"),
+        (OPENMP_CHOICES, "#include <omp.h>\nint probe() { return omp_get_max_threads(); }"),
+    )
+    for choices, text in probes:
+        for compile_choice, link_choice in choices:
+            if not (compile_choice or link_choice):
+                _say(f"{recipe.compiler} does not take {' '.join(choices[0][0])}: the kernel is built without, and is slower")
+            elif not _compiles(private, [recipe.compiler, *compile_flags, *compile_choice], text, [*link_flags, *link_choice]):
+                continue
+            compile_flags += compile_choice
+            link_flags += link_choice
+            break
+    return compile_flags, link_flags
+
+
+def _compiles(private: Path, command: list[str], text: str, link_flags: list[str]) -> bool:
+    source, target = private / "probe.cpp", private / "probe.out"
+    source.write_text(text + "\n")
+    try:
+        done = _run_compiler([*command, "-fPIC", "-shared", str(source), "-o", str(target), *link_flags])
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str | None]) -> Iterator[None]:
+    """Environment variables set (or, with None, removed) for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        _set_environment(values)
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _cannot_open(error: OSError, folder: Path) -> NativeUnavailable:
+    return NativeUnavailable(
+        f"The native kernel was compiled but cannot be opened: {error.__cause__ or error}. "
+        f"If programs may not run from {folder} (a noexec mount), set TORCHDOJO_CACHE to another folder; "
+        "otherwise try another compiler (set CXX)."
+    )
+
+
+def _shorten(output: str, lines: int = 30, width: int = 300) -> str:
+    """The end of a compiler's output, after the first errors in what is left out."""
+    every = [line if len(line) <= width else line[:width] + " ..." for line in output.splitlines() if line.strip()]
+    head = [line for line in every[:-lines] if "error:" in line][:5]
+    return "\n".join([*head, *(["..."] if head else []), *every[-lines:]])
+
+
+def _say(message: str) -> None:
+    print(f"torchdojo: {message}", file=sys.stderr, flush=True)
