@@ -3,7 +3,7 @@
 // Environments are taken `pack_lanes` at a time. Their factors stay interleaved, num_values Packs per group; the environments left over
 // follow one after the other as plain numbers. So factors take batch * num_values numbers in all, in memory aligned as a Pack is.
 
-#include <memory>
+#include <algorithm>
 #include <new>
 
 #include "ldu.hpp"
@@ -92,7 +92,7 @@ void td_ldu_factor(const void *handle, const double *values, double *factors, in
         ldu_factor(schedule, here);
     }
     for (int64_t e = groups * pack_lanes; e < batch; ++e) {
-        std::memcpy(factors + e * count, values + e * count, count * sizeof(double));
+        std::copy_n(values + e * count, count, factors + e * count);
         ldu_factor(schedule, factors + e * count);
     }
 }
