@@ -8,7 +8,8 @@
 What is compared: both engines simulate the same robot at the same timestep (0.01 s) in float64 with the same number of threads, after
 settling, under random inputs drawn anew for every step and environment, uniform in +-effort times the largest torque of the actuator.
 Both are timed by turns; the numbers are medians. torchdojo runs `rollout` (each step warm-started); MuJoCo runs `mujoco.rollout`, many
-steps of many environments in one C call, with its Euler integrator, its Newton solver, and no collisions but those with the ground.
+steps of many environments in one C call, with its Euler integrator, its Newton solver, pyramidal cones, condim 3, and no collisions but
+those with the ground.
 
 MuJoCo's models: Gymnasium's files for half_cheetah, ant and humanoid; menagerie's A1 (from $TORCHDOJO_SHARED, without meshes, with motors)
 for the quadruped, which has a lighter trunk; for the others the very mechanism of torchdojo, written as MJCF. MuJoCo's half_cheetah, ant,
@@ -30,6 +31,7 @@ import platform
 import statistics
 import sys
 import time
+import warnings
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,6 +60,9 @@ A1_TORQUE = 33.5  # [N·m], menagerie's forcerange
 NEVER = "–"
 
 
+Start = tuple[Any, np.ndarray]  # mujoco.MjModel, qpos
+
+
 @dataclass
 class Case:
     """One mechanism of the benchmark.
@@ -65,7 +70,7 @@ class Case:
     Attributes:
         start: (13 nb,) state. limit: (nu,) largest inputs [N, N·m]; bias: (nu,) added to the random ones.
         effort: fraction of `limit` that random inputs reach. settle: steps before anything is timed.
-        mjcf: MuJoCo's model, or why there is none.
+        mjcf: MuJoCo's model and the qpos to start from; raises MissingError.
     """
 
     mech: td.Mechanism
@@ -73,7 +78,7 @@ class Case:
     limit: Tensor
     effort: float
     settle: int
-    mjcf: Callable[[Case], Any]
+    mjcf: Callable[[Case], Start]
     bias: Tensor | None = None
 
     def inputs(self, *shape: int) -> Tensor:
@@ -122,6 +127,8 @@ def _atlas() -> Case:
 def _arm() -> Case:
     path = _shared("franka_panda", "panda_collision.urdf")
     mech = td.load(path, timestep=TIMESTEP, floating_base=False, contacts=None, ignore=("panda_finger_joint2",))
+    for joint in mech.joints.values():  # the file has none, and the last links weigh little
+        joint.damper = 1.0 if joint.free_rotations else 10.0
     return Case(mech, mech.initial_state(), _effort_limits(mech), 0.1, 20, _export)
 
 
@@ -140,7 +147,7 @@ def _pendulum(n: int, joint: str) -> Callable[[], Case]:
                 name: td.Spherical(old.parent, old.child, parent_anchor=old.parent_anchor, child_anchor=old.child_anchor, damper=1e-3)
                 for name, old in mech.joints.items()
             }
-            mech = td.Mechanism(mech.bodies, joints, timestep=TIMESTEP)
+            mech = td.Mechanism(dict(mech.bodies.items()), joints, timestep=TIMESTEP)
         limit = torch.full((mech.num_inputs,), 0.05 / n, dtype=torch.float64)
         tilt = 0.5 if joint == "Revolute" else (0.5, 0.2, 0.0)
         return Case(mech, mech.initial_state(hinge1={"q": tilt}), limit, 1.0, 5, _export)
@@ -204,15 +211,16 @@ def _shared(*parts: str) -> Path:
 # -- MuJoCo's side -------------------------------------------------------------------------------------------------------------------------
 
 
-def _gym_model(name: str) -> Any:
+def _gym_model(name: str) -> Start:
     gymnasium = importlib.util.find_spec("gymnasium")
     if gymnasium is None or gymnasium.origin is None:
         raise MissingError("gymnasium, which brings the file, is not installed")
     path = Path(gymnasium.origin).parent / "envs" / "mujoco" / "assets" / f"{name}.xml"
-    return mujoco.MjModel.from_xml_path(str(path))
+    model = mujoco.MjModel.from_xml_path(str(path))
+    return model, model.qpos0
 
 
-def _a1_model() -> Any:
+def _a1_model() -> Start:
     """Menagerie's A1 with motors for its position servos, and without the meshes, which only its looks need."""
     root = ElementTree.parse(_shared("unitree_a1", "a1.xml")).getroot()
     asset = root.find("asset")
@@ -238,11 +246,10 @@ def _a1_model() -> Any:
         if part is not None:
             joint.attrib.update(stiffness=str(A1_SPRING), damping=str(A1_DAMPER), springref=str(A1_STANDING[part]))
     model = mujoco.MjModel.from_xml_string(ElementTree.tostring(root, encoding="unicode"))
-    model.qpos0[7:] = model.qpos_spring[7:]
-    return model
+    return model, np.concatenate((model.qpos0[:7], model.qpos_spring[7:]))
 
 
-def _export(case: Case) -> Any:
+def _export(case: Case) -> Start:
     """A tree of Revolute, Prismatic, Spherical and Floating joints as MJCF: frames, coordinates and inputs are those of torchdojo."""
     mech = case.mech
     root = ElementTree.Element("mujoco")
@@ -278,25 +285,25 @@ def _export(case: Case) -> Any:
         gears = {"ball": 3, "free": 6}.get(kind, 1)
         for i in range(gears if name in limits else 0):
             gear = [float(limits[name][i]) if i == j else 0.0 for j in range(gears)]
-            ElementTree.SubElement(actuators, "motor", joint=name, gear=_text(gear))
+            ElementTree.SubElement(actuators, "motor", jointinparent=name, gear=_text(gear))
     for contact in mech.contacts.values():
         attributes = {"type": "sphere", "mass": "0", "size": _text(max(float(contact.radius), 1e-4)), "pos": _text(contact.point)}
         ElementTree.SubElement(nodes[contact.body], "geom", {**attributes, "friction": f"{float(contact.friction)} 0 0"})
     model = mujoco.MjModel.from_xml_string(ElementTree.tostring(root, encoding="unicode"))
     pose = split_state(case.start).pose
     number = {name: i for i, name in enumerate(mech.bodies)}
-    coordinates, layout = mech.to_minimal(case.start)[0], 0
+    coordinates, layout, qpos = mech.to_minimal(case.start)[0], 0, model.qpos0.copy()
     for name, joint in mech.joints.items():
         address = model.joint(name).qposadr[0]
         child = number[joint.child]
         if joint.num_coordinates == 6:
-            model.qpos0[address : address + 7] = torch.cat((pose.x[child], pose.q[child]))
+            qpos[address : address + 7] = torch.cat((pose.x[child], pose.q[child]))
         elif joint.num_coordinates == 3:
-            model.qpos0[address : address + 4] = quat.exp(coordinates[layout : layout + 3])
+            qpos[address : address + 4] = quat.exp(coordinates[layout : layout + 3])
         else:
-            model.qpos0[address] = coordinates[layout]
+            qpos[address] = coordinates[layout]
         layout += joint.num_coordinates
-    return model
+    return model, qpos
 
 
 def _text(value: Any) -> str:
@@ -307,17 +314,21 @@ class MuJoCo:
     """The same workload in MuJoCo: settled states of `batch` environments, and what can be timed."""
 
     def __init__(self, case: Case, batch: int, settle: int) -> None:
-        model = case.mjcf(case)
+        model, qpos = case.mjcf(case)
         model.opt.timestep = TIMESTEP
         model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER
         model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         model.opt.iterations = 100
+        # Point contacts with plain friction, as here, in MuJoCo's default and fastest setting: menagerie's A1 asks for rolling friction and
+        # an elliptic cone with impratio 100, which takes six times as long.
+        model.geom_condim[:] = 3
+        model.opt.cone, model.opt.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
         floor = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
         model.geom_contype[:], model.geom_conaffinity[:] = ~floor, floor
         self.model, self.case = model, case
         data = mujoco.MjData(model)
         self.data = [data]  # one per thread
-        data.qpos[:] = model.qpos0
+        data.qpos[:] = qpos
         state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_FULLPHYSICS))
         mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_FULLPHYSICS)
         self.states = np.tile(state, (batch, 1))
@@ -515,7 +526,8 @@ def _report(sizes: Sizes, options: argparse.Namespace, tables: dict[str, tuple[S
         f"- {_cpu()}, {os.cpu_count()} cores; Python {platform.python_version()}, torch {torch.__version__}, "
         f"MuJoCo {mujoco.__version__ if mujoco else 'not installed'}; float64, timestep {TIMESTEP} s, kappa {solver.kappa:g}, "
         f"backend {options.backend}",
-        f"- per step and environment, from rollouts of {sizes.steps} steps (batch 1: {sizes.steps_alone}); medians of {sizes.repeats}; seed {options.seed}",
+        f"- per step and environment, from rollouts of {sizes.steps} steps (batch 1: {sizes.steps_alone}); medians of {sizes.repeats}; "
+        f"seed {options.seed}",
         *(f"- {note}" for note in notes),
     ]
     parts = [f"### {title}\n\n{_table(columns, rows)}" for title, (columns, rows) in tables.items() if rows]
@@ -560,6 +572,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = dataclasses.replace(sizes, **{key: value for key, value in given.items() if value is not None})
     if mujoco is not None:
         mujoco.set_mju_user_warning(lambda text: None)  # instead of a MUJOCO_LOG.TXT in the current folder
+    warnings.filterwarnings("ignore", "kept on the joints, but not part of the step yet")  # said in the description of this script
+    warnings.filterwarnings("ignore", ".*mesh collision geometry is skipped")
     notes: list[str] = []
 
     def say(text: str) -> None:
