@@ -328,4 +328,18 @@ void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x) {
     }
 }
 
+// y -= A^T x for a matrix that is laid out, but not factored.
+template <class T, class R>
+void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, const R *x, R *y) {
+    for (const Schedule::Step &step : schedule.steps) {
+        const R *here = x + step.row;
+        ldu::subtract_product_transposed<0>(y + step.row, values + step.diagonal, here, step.size, step.size);
+        for (int k = 0; k < step.num_links; ++k) {
+            const Schedule::Link link = step.links[k];
+            ldu::subtract_product_transposed<0>(y + link.row, values + link.upper, here, step.size, link.size);
+            ldu::subtract_product_transposed<0>(y + step.row, values + link.lower, x + link.row, link.size, step.size);
+        }
+    }
+}
+
 }  // namespace torchdojo

@@ -1,0 +1,186 @@
+"""Calls of the compiled kernel on flat batches: tensors in, tensors out, nothing differentiable."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
+from torchdojo.native.program import Program, kernel_library
+from torchdojo.solver.interior_point import WARM_ITERATIONS
+from torchdojo.solver.options import SolverOptions
+
+__all__ = ["CROOKED_QUATERNION", "Gradients", "Outputs", "Problem", "adjoint", "jacobian", "rollout"]
+
+CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
+
+
+class _Options(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in ("kappa", "grad_kappa", "residual_tol", "path_tol")] + [
+        (name, ctypes.c_int64) for name in ("max_iterations", "min_iterations", "max_halvings", "warm_iterations", "threads")
+    ]
+
+
+class _Rollout(ctypes.Structure):
+    _fields_ = [
+        ("environments", ctypes.c_int64),
+        ("steps", ctypes.c_int64),
+        ("parameters", ctypes.c_void_p),
+        ("parameter_stride", ctypes.c_int64),
+        ("z0", ctypes.c_void_p),
+        ("z0_stride", ctypes.c_int64),
+        ("u", ctypes.c_void_p),
+        ("wrench", ctypes.c_void_p),
+        ("warm", ctypes.c_void_p),
+        ("z", ctypes.c_void_p),
+        ("z_stride", ctypes.c_int64),
+        ("impulses", ctypes.c_void_p),
+        ("w", ctypes.c_void_p),
+        ("w_steps", ctypes.c_int64),
+        ("status", ctypes.c_void_p),
+        ("iterations", ctypes.c_void_p),
+        ("substeps", ctypes.c_void_p),
+    ]
+
+
+class _Gradient(ctypes.Structure):
+    _fields_ = [
+        ("grad_z", ctypes.c_void_p),
+        ("grad_z_stride", ctypes.c_int64),
+        ("grad_impulses", ctypes.c_void_p),
+        ("grad_z0", ctypes.c_void_p),
+        ("grad_u", ctypes.c_void_p),
+        ("grad_wrench", ctypes.c_void_p),
+        ("multiplier", ctypes.c_void_p),
+    ]
+
+
+class Problem(NamedTuple):
+    """N rollouts of T steps: flat stacked parameters (N or 1 each), z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), warm (N, n) or None."""
+
+    program: Program
+    options: SolverOptions
+    parameters: Sequence[Tensor]
+    z: Tensor
+    u: Tensor
+    wrench: Tensor
+    warm: Tensor | None
+
+
+class Outputs(NamedTuple):
+    """z (N, T + 1, 13 nb) with the initial state; impulses (N, T, ni); w (N, T, n) or (N, 1, n), the last; the rest (N, T), int64."""
+
+    z: Tensor
+    impulses: Tensor
+    w: Tensor
+    status: Tensor
+    iterations: Tensor
+    substeps: Tensor
+
+
+class Gradients(NamedTuple):
+    """Of z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb); multipliers of the residual (N, T, n), where wanted."""
+
+    z: Tensor
+    u: Tensor
+    wrench: Tensor
+    multiplier: Tensor | None
+
+
+def rollout(problem: Problem, keep_solutions: bool = True) -> Outputs:
+    """All steps. Solutions of every step are kept for the backward pass, or only the last one."""
+    count, steps = problem.u.shape[:2]
+    program = problem.program
+    new = problem.z.new_empty
+    z = new(count, steps + 1, STATE_SIZE * program.num_bodies)
+    z[:, 0] = problem.z
+    counts = torch.empty(3, count, steps, dtype=torch.int64)
+    w = new(count, steps if keep_solutions else 1, program.num_unknowns)
+    out = Outputs(z, new(count, steps, program.num_impulses), w, *counts.unbind())
+    with _Call(problem, out) as call:
+        call.kernel.td_rollout(call.handle, call.options, call.rollout)
+    return out
+
+
+def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, multipliers: bool) -> Gradients:
+    """Gradients from those of z (N, T + 1, 13 nb) and of the impulses (N, T, ni)."""
+    program = problem.program
+    grad_z = grad_z.contiguous()
+    found = Gradients(
+        torch.empty_like(problem.z),
+        torch.empty_like(problem.u),
+        torch.empty_like(problem.wrench),
+        torch.zeros(*problem.u.shape[:2], program.num_unknowns, dtype=problem.z.dtype) if multipliers else None,
+    )
+    impulses = None if grad_impulses is None else grad_impulses.contiguous()
+    gradient = _Gradient(
+        _address(grad_z[:, 1:]), grad_z.stride(0), _address(impulses), *(_address(tensor) for tensor in (*found[:3], found.multiplier))
+    )
+    with _Call(problem, out) as call:
+        call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
+    found.z.add_(grad_z[:, 0])
+    return found
+
+
+def jacobian(problem: Problem, out: Outputs) -> Tensor:
+    """(N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split."""
+    size = TANGENT_SIZE * problem.program.num_bodies
+    result = problem.z.new_empty(len(problem.z), size, size + problem.program.num_inputs)
+    with _Call(problem, out) as call:
+        call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))
+    return result
+
+
+class _Call:
+    """The arguments of one call, and the tensors that must live until it returns."""
+
+    def __init__(self, problem: Problem, out: Outputs) -> None:
+        program, options = problem.program, problem.options
+        residual_tol, path_tol = options.tolerances(problem.z.dtype)
+        self._options = _Options(
+            options.kappa,
+            options.grad_kappa or options.kappa,
+            residual_tol,
+            path_tol,
+            options.max_iterations,
+            options.min_iterations,
+            options.max_halvings,
+            WARM_ITERATIONS,
+            torch.get_num_threads(),
+        )
+        self._packed = program.pack(problem.parameters)
+        self._inputs = [None if t is None else t.contiguous() for t in (problem.z, problem.u, problem.wrench, problem.warm)]
+        z, u, wrench, warm = self._inputs
+        self._rollout = _Rollout(
+            *problem.u.shape[:2],
+            _address(self._packed),
+            self._packed.shape[1] if len(self._packed) > 1 else 0,
+            _address(z),
+            problem.z.shape[1],
+            _address(u) if program.num_inputs else None,
+            _address(wrench),
+            _address(warm),
+            _address(out.z[:, 1:]),
+            out.z.stride(0),
+            _address(out.impulses),
+            _address(out.w),
+            out.w.shape[1],
+            *(_address(tensor) for tensor in out[3:]),
+        )
+        self.kernel = kernel_library()
+        self.handle = program.handle(problem.parameters)
+        self.options, self.rollout = ctypes.byref(self._options), ctypes.byref(self._rollout)
+
+    def __enter__(self) -> _Call:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,231 @@
+"""From a `System` to what the kernel reads: tables of integers, the elimination schedule, and one vector of packed parameters."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchdojo import joints as joints_module
+from torchdojo.contacts import ImpactContact, NonlinearContact
+from torchdojo.dynamics.system import Group, System
+from torchdojo.elements import orthonormal_complement, unit
+from torchdojo.joints import StandardJoint
+from torchdojo.native import graph
+from torchdojo.native.loader import library
+
+__all__ = ["Program", "program", "supported"]
+
+JOINT_FIXED_PARAMETERS = 28  # two bases (9 + 9), two anchors (3 + 3), an orientation (4); then spring, damper and rest
+BODY_PARAMETERS = 10
+CONTACT_PARAMETERS = 15
+FIRST_BODY_PARAMETER = 4  # behind the timestep and gravity
+
+_JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYPES)
+
+
+def supported(system: System) -> bool:
+    """Whether the kernel knows every joint and contact: the built-in ones, not subclasses written by users."""
+    return all(group.cls in (*_JOINTS, ImpactContact, NonlinearContact) for group in system.groups)
+
+
+class Program:
+    """A system lowered for the kernel.
+
+    Springs and dampers that are zero in every environment cost nothing, so there is one table per combination of those that act.
+    """
+
+    def __init__(self, system: System) -> None:
+        # (not the system itself: the table of programs below must not keep its keys alive)
+        self.groups = system.groups
+        self.num_bodies, self.num_unknowns = system.num_bodies, system.num_unknowns
+        self.num_inputs, self.num_cones = system.num_inputs, system.num_cones
+        self.joint_groups = [g for g in system.groups if issubclass(g.cls, StandardJoint)]
+        self.contact_groups = [g for g in system.groups if not issubclass(g.cls, StandardJoint)]
+        self.impulse_index = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
+        self.num_impulses = len(self.impulse_index)
+        size = FIRST_BODY_PARAMETER + BODY_PARAMETERS * system.num_bodies
+        self.parameter_offset: list[list[int]] = []  # per group of `joint_groups + contact_groups`, per member
+        for group in self.joint_groups + self.contact_groups:
+            width = _parameter_width(group)
+            self.parameter_offset.append([size + width * e for e in range(len(group.members))])
+            size += width * len(group.members)
+        self.num_parameters = size
+        self._handles: dict[tuple[bool, ...], int] = {}
+        self._lock = threading.Lock()
+
+    # -- parameters ----------------------------------------------------------------------------------------------------------------------
+
+    def pack(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Stacked parameters (`System.stack_parameters`, batch dimensions flattened to N or 1) as (N or 1, num_parameters), float64.
+
+        Axes become bases, normals become contact frames: what the kernel needs is computed once per call.
+        """
+        count = max(p.shape[0] for p in parameters)
+
+        def column(value: Tensor) -> Tensor:
+            return value.reshape(value.shape[0], -1).expand(count, -1)
+
+        timestep, gravity, mass, inertia = parameters[:4]
+        columns = [column(timestep), column(gravity), column(torch.cat((mass[..., None], inertia.flatten(-2)), dim=-1))]
+        by_group = self._fields(parameters)
+        for group in self.joint_groups:
+            f = by_group[id(group)]
+            cls = group.cls
+            pieces = [
+                _basis(f["axis"], cls.free_translations),  # type: ignore[attr-defined]
+                _basis(f["axis"], cls.free_rotations),  # type: ignore[attr-defined]
+                *(f[name] for name in ("parent_anchor", "child_anchor", "orientation_offset", "spring", "damper", "rest")),
+            ]
+            columns.append(column(_concatenate(pieces)))
+        for group in self.contact_groups:
+            f = by_group[id(group)]
+            normal = unit(f["normal"])
+            tangents = orthonormal_complement(normal).flatten(-2)
+            friction = f.get("friction", torch.zeros_like(f["radius"]))
+            pieces = [f["point"], f["radius"][..., None], f["offset"][..., None], normal, tangents, friction[..., None]]
+            columns.append(column(_concatenate(pieces)))
+        return torch.cat(columns, dim=1).contiguous()
+
+    def _fields(self, parameters: Sequence[Tensor]) -> dict[int, dict[str, Tensor]]:
+        fields, start = {}, 4
+        for group in self.groups:
+            names = list(group.cls.fields)
+            fields[id(group)] = dict(zip(names, parameters[start : start + len(names)], strict=True))
+            start += len(names)
+        return fields
+
+    def _acting(self, parameters: Sequence[Tensor]) -> tuple[bool, ...]:
+        """Per joint group: whether any spring, and any damper, is not zero."""
+        fields = self._fields(parameters)
+        return tuple(bool(fields[id(group)][name].any()) for group in self.joint_groups for name in ("spring", "damper"))
+
+    # -- tables --------------------------------------------------------------------------------------------------------------------------
+
+    def handle(self, parameters: Sequence[Tensor]) -> int:
+        """The kernel's object for these parameters."""
+        acting = self._acting(parameters)
+        with self._lock:
+            if acting not in self._handles:
+                self._handles[acting] = self._create(acting)
+            return self._handles[acting]
+
+    def _create(self, acting: tuple[bool, ...]) -> int:
+        table, schedule = self.tables(acting)
+        kernel = kernel_library()
+        handle = kernel.td_mechanism_create(_pointer(table), _pointer(schedule.table))
+        weakref.finalize(self, kernel.td_mechanism_destroy, ctypes.c_void_p(handle))
+        return int(handle)
+
+    def tables(self, acting: tuple[bool, ...]) -> tuple[np.ndarray, graph.Schedule]:
+        """The table of `MechanismTable` in mechanism.hpp, and the schedule of the condensed matrix.
+
+        Nodes are bodies, then joints with rows: held directions, and the free ones of damped joints, whose impulses are rows of their own
+        so that a damper couples its bodies through the joint and not directly.
+        """
+        nb = self.num_bodies
+        sizes, edges, indefinite = [6] * nb, [], []
+        joints: list[tuple[Group, int, bool, bool, int, int]] = []
+        for number, group in enumerate(self.joint_groups):
+            has_spring, has_damper = acting[2 * number : 2 * number + 2]
+            held = group.impulse_index.shape[1]
+            rows = 6 if has_damper else held
+            for member, (parent, child) in enumerate(group.body_index.tolist()):
+                node = -1
+                if rows:
+                    node = len(sizes)
+                    sizes.append(rows)
+                    edges.append((child, node))
+                    if parent < nb:
+                        edges.append((parent, node))
+                    if held:
+                        indefinite.append(node)
+                joints.append((group, member, has_spring, has_damper, node, self.parameter_offset[number][member]))
+        schedule = graph.schedule(sizes, edges, indefinite=indefinite)
+
+        fill = sorted(set(schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
+        contacts = [
+            (group, member, offset)
+            for number, group in enumerate(self.contact_groups)
+            for member, offset in enumerate(self.parameter_offset[len(self.joint_groups) + number])
+        ]
+        table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses]
+        table += [self.num_cones, len(fill)]
+        for body in range(nb):
+            table += [schedule.diagonal_offset[body], schedule.rhs_offset[body]]
+        for group, member, has_spring, has_damper, node, offset in joints:
+            parent, child = group.body_index[member].tolist()
+            cls = group.cls
+            impulse, inputs = group.impulse_index[member].tolist(), group.input_index[member].tolist()
+            table += [parent, child, 3 - cls.free_translations, 3 - cls.free_rotations]  # type: ignore[attr-defined]
+            table += [impulse[0] if impulse else -1, inputs[0] if inputs else -1, offset, int(has_spring), int(has_damper)]
+            table += [sizes[node] if node >= 0 else 0, schedule.rhs_offset[node] if node >= 0 else -1]
+            table += [schedule.diagonal_offset[node] if node >= 0 else -1]
+            for pair in ((child, node), (node, child), (parent, node), (node, parent)):
+                table.append(schedule.offset.get(pair, -1))
+        for group, member, offset in contacts:
+            friction = int(group.cls is NonlinearContact)
+            impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
+            table += [group.body_index[member, 0].item(), friction, impulse[0], slack[0], offset]
+        table += self.impulse_index
+        for i, j in fill:
+            table += [schedule.offset[i, j], sizes[i] * sizes[j]]
+        return np.asarray(table, dtype=np.int32), schedule
+
+
+_programs: weakref.WeakKeyDictionary[System, Program] = weakref.WeakKeyDictionary()
+
+
+def program(system: System) -> Program:
+    """The program of a system, lowered at its first use."""
+    found = _programs.get(system)
+    if found is None:
+        found = _programs[system] = Program(system)
+    return found
+
+
+def _parameter_width(group: Group) -> int:
+    if issubclass(group.cls, StandardJoint):
+        return JOINT_FIXED_PARAMETERS + 3 * (group.cls.free_translations + group.cls.free_rotations)
+    return CONTACT_PARAMETERS
+
+
+def _basis(axis: Tensor, free: int) -> Tensor:
+    """Rows of held directions, then of free ones, (..., 9), as `StandardJoint._rows` chooses them."""
+    if free in (0, 3):
+        return torch.eye(3, dtype=axis.dtype).flatten().expand(*axis.shape[:-1], 9)
+    axis = unit(axis)
+    across = orthonormal_complement(axis).flatten(-2)
+    return torch.cat((across, axis) if free == 1 else (axis, across), dim=-1)
+
+
+def _concatenate(pieces: Sequence[Tensor]) -> Tensor:
+    """Along the last dimension, batch dimensions broadcast."""
+    count = max(piece.shape[0] for piece in pieces)
+    return torch.cat([piece.expand(count, *piece.shape[1:]) for piece in pieces], dim=-1)
+
+
+def _pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+@functools.cache
+def kernel_library() -> ctypes.CDLL:
+    """The loaded kernel with the argument types of step_api.cpp."""
+    kernel = library()
+    kernel.td_mechanism_create.restype = ctypes.c_void_p
+    kernel.td_mechanism_create.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    kernel.td_mechanism_destroy.restype = None
+    kernel.td_mechanism_destroy.argtypes = [ctypes.c_void_p]
+    kernel.td_lanes.restype = ctypes.c_int64
+    for name, count in (("td_rollout", 3), ("td_rollout_adjoint", 4), ("td_jacobian", 4)):
+        function = getattr(kernel, name)
+        function.restype = None
+        function.argtypes = [ctypes.c_void_p] * count
+    return kernel

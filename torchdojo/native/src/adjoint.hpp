@@ -1,0 +1,291 @@
+// Derivatives of the solved step by the implicit function theorem: the transposed system, and products with the derivatives of the residual
+// by the data (z, u, wrench).
+//
+// At the solution r(w; z, u, f) = 0. For a gradient g = ∂L/∂w, solve (∂r/∂w)ᵀ λ = g; then ∂L/∂(z, u, f) = −λᵀ ∂r/∂(z, u, f)  (Howell et al.
+// 2025, section V). Writing λ = (α_v, α_ω) per body, μ per multiplier and (ν_φ, ν_μ, ν_t) per contact, −λᵀr is, up to terms without data,
+//     Σ bodies  α·(known momentum)  +  Σ joints λᵀ(impulses on both bodies) − μᵀ(rows)  +  Σ contacts α_ω·(l × P) − ν_φ φ − ν_tᵀ slip,
+// and each term is differentiated by hand below. Scalars: the problem has T; the adjoint R, which is T, or Pack over a double problem with
+// one right-hand side per lane.
+#pragma once
+
+#include "solver.hpp"
+
+namespace torchdojo {
+
+// Gradient with respect to the tangent of the data: per body x, φ, v, ω; u; external force and torque.
+template <class R>
+struct DataGradient {
+    std::vector<Vec3<R>> x, phi, v, omega, force, torque;  // the world behind the bodies
+    std::vector<R> u;
+
+    explicit DataGradient(const MechanismTable &m)
+        : x(m.num_bodies + 1), phi(x), v(x), omega(x), force(x), torque(x), u(m.num_inputs) {}
+};
+
+template <class T, class R>
+class Adjoint {
+public:
+    explicit Adjoint(const MechanismTable &m)
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), right(m.schedule.num_rows), first(m.schedule.num_rows),
+          matrix(m.schedule.num_values), phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1) {}
+
+    const MechanismTable &mechanism;
+    DataGradient<R> gradient;
+    std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters)
+
+    // Factor the derivative at w, where `problem` has been prepared.
+    void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
+        cones.template condense<true>(problem, w);
+        problem.linearize(w);
+        matrix = problem.values;
+        Stepper<T>::regularize(mechanism, problem);
+        ldu_factor(mechanism.schedule, problem.values.data());
+    }
+
+    // λ for the gradient g of w (none for slacks), with one step of iterative refinement against the matrix without its regularization.
+    void solve(const Problem<T> &problem, const R *g) {
+        const MechanismTable &m = mechanism;
+        for (int i = 0; i < m.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
+        for (const JointTable &joint : m.joints)
+            for (int k = 0; k < joint.size; ++k) right[joint.right + k] = k < joint.held() ? g[joint.row + k] : R{};
+        for (int c = 0; c < m.num_contacts; ++c) {
+            R *b = &right[m.bodies[m.contacts[c].body].right];
+            const Vec3<R> nu = contact_multiplier(problem, c, g, nullptr);
+            const T *C = problem.contacts[c].rows;
+            for (int r = 0; r < (m.contacts[c].friction ? 3 : 1); ++r)
+                for (int k = 0; k < 6; ++k) b[k] -= C[6 * r + k] * nu[r];
+        }
+        first = right;
+        ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), first.data());
+        ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), first.data(), right.data());
+        ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
+        for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += first[k];
+
+        for (int i = 0; i < m.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
+        for (const JointTable &joint : m.joints)
+            for (int k = 0; k < joint.held(); ++k) multiplier[joint.row + k] = right[joint.right + k];
+        for (int c = 0; c < m.num_contacts; ++c) {
+            const ContactTable &contact = m.contacts[c];
+            const Vec3<R> nu = contact_multiplier(problem, c, g, &right[m.bodies[contact.body].right]);
+            multiplier[contact.impulse] = nu.x;
+            if (contact.friction) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
+        }
+    }
+
+    // −λᵀ ∂r/∂(z, u, f) into `gradient`, at the w of `factor`.
+    void multiply(const Problem<T> &problem, const T *w) {
+        const MechanismTable &m = mechanism;
+        const T h = problem.timestep();
+        for (int i = 0; i <= m.num_bodies; ++i)
+            gradient.x[i] = gradient.phi[i] = phi_next[i] = x_next[i] = Vec3<R>{};
+        for (R &value : gradient.u) value = R{};
+        for (int i = 0; i < m.num_bodies; ++i) {
+            const T *p = problem.body_parameters(i), *state = &problem.z[state_size * i];
+            const Mat3<T> J = load33(p + parameter::inertia);
+            const Vec3<T> omega = load3(state + 10), spin = J * omega;
+            const Vec3<R> linear = load3(&multiplier[6 * i]), angular = load3(&multiplier[6 * i + 3]);
+            const T scale = sqrt(1.0 - 0.25 * h * h * dot(omega, omega));
+            gradient.v[i] = p[parameter::mass] * linear;
+            // of α·(s Jω − (h/2) ω × Jω)
+            gradient.omega[i] = transposed_times(J, scale * angular - (0.5 * h) * cross(angular, omega)) -
+                                ((0.25 * h * h / scale) * dot(spin, angular)) * omega + (0.5 * h) * cross(angular, spin);
+            gradient.force[i] = h * linear;
+            gradient.torque[i] = h * angular;
+        }
+        for (int j = 0; j < m.num_joints; ++j) joint_product(problem, m.joints[j], problem.joints[j], w);
+        for (int c = 0; c < m.num_contacts; ++c) contact_product(problem, m.contacts[c], problem.contacts[c], w);
+        // The next pose moves with the current one: x⁺ = x + …, φ⁺ = R(increment)ᵀ φ.
+        for (int i = 0; i < m.num_bodies; ++i) {
+            gradient.x[i] = gradient.x[i] + x_next[i];
+            gradient.phi[i] = gradient.phi[i] + rotation_matrix(problem.bodies[i].increment) * phi_next[i];
+        }
+    }
+
+private:
+    std::vector<R> right, first;
+    std::vector<T> matrix;
+    std::vector<Vec3<R>> phi_next, x_next;
+
+    // (ν_φ, ν_t) of contact c from the body's λ (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
+    //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
+    TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *body) {
+        const ContactTable &contact = mechanism.contacts[c];
+        const ContactData<T> &data = problem.contacts[c];
+        R n = g[contact.impulse], q[2] = {R{}, R{}};
+        Vec3<R> nu{};
+        if (body)
+            for (int r = 0; r < 6; ++r) n += data.wrench[3 * r] * body[r];
+        if (contact.friction) {
+            for (int i = 0; i < 2; ++i) {
+                q[i] = g[contact.impulse + 2 + i];
+                if (body)
+                    for (int r = 0; r < 6; ++r) q[i] += data.wrench[3 * r + 1 + i] * body[r];
+            }
+            const R height = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
+            multiplier[contact.impulse + 1] = height;
+            n += problem.parameters[contact.parameters + parameter::friction] * height;
+            nu.y = data.compliance[0] * q[0] + data.compliance[2] * q[1];
+            nu.z = data.compliance[1] * q[0] + data.compliance[3] * q[1];
+        }
+        nu.x = data.stiffness * n;
+        return nu;
+    }
+
+    void joint_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const T *w) {
+        const bool free_acts = joint.has_spring || joint.has_damper || joint.input >= 0;
+        if (!joint.size && !free_acts) return;
+        const T h = problem.timestep();
+        const T *p = &problem.parameters[joint.parameters];
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const bool world = joint.parent == mechanism.num_bodies;
+        const Vec3<T> anchor = load3(p + parameter::child_anchor);
+        const int held = joint.held();
+        auto direction = [&](int k, bool &translation) {  // of the joint frame: held ones first, then the free ones
+            const bool is_free = k >= held;
+            const int i = is_free ? k - held : k, split = is_free ? joint.free_t() : joint.held_t;
+            translation = i < split;
+            const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
+            return load3(p + (translation ? parameter::translations : parameter::rotations) + 3 * row);
+        };
+
+        // Rows at the next configuration: −μᵀ ∂(C_T d, C_R vec p).
+        Vec3<R> mu_t{}, mu_r{};
+        Vec3<T> force{}, held_torque{}, free_torque{};
+        for (int k = 0; k < held; ++k) {
+            bool translation;
+            const Vec3<T> c = direction(k, translation);
+            const R mu = multiplier[joint.row + k];
+            const T impulse = w[joint.row + k];
+            if (translation) mu_t = mu_t + mu * c, force = force + impulse * c;
+            else mu_r = mu_r + mu * c, held_torque = held_torque + impulse * c;
+        }
+        if (joint.size) {
+            auto g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, mu_t);
+            add_rotation_gradient(g, data.offset, data.next.p, mu_r);
+            subtract(x_next, joint, g.x_child, -g.x_child);
+            subtract(phi_next, joint, g.phi_child, g.phi_parent);
+        }
+
+        const Vec3<R> a_v = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent]);
+        const Vec3<R> a_w = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent + 3]);
+        const Vec3<R> b_v = load3(&multiplier[6 * joint.child]), b_w = load3(&multiplier[6 * joint.child + 3]);
+
+        // Free directions: impulses of inputs, springs and dampers; gradients of what those depend on.
+        if (free_acts) {
+            const T *spring = p + parameter::free_values, *damper = spring + joint.free();
+            const Vec3<T> angle = joint.has_spring ? rotation_vector(data.now.p) : Vec3<T>{};
+            const T curvature = joint.has_spring ? rotation_vector_curvature(angle) : T{};
+            for (int k = held; k < 6; ++k) {
+                bool translation;
+                const Vec3<T> f = direction(k, translation);
+                const int i = k - held;
+                const T impulse = data.free_force[i] + (joint.has_damper ? data.damper[i] : T{});
+                if (translation) force = force + impulse * f;
+                else free_torque = free_torque + impulse * f;
+                const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
+                R power{};
+                for (int r = 0; r < 3; ++r) {
+                    power += on_child[6 * r] * b_v[r] + on_child[6 * (3 + r)] * b_w[r];
+                    power += on_parent[6 * r] * a_v[r] + on_parent[6 * (3 + r)] * a_w[r];
+                }
+                if (joint.input >= 0) gradient.u[joint.input + i] += h * power;
+                if (joint.has_spring) {
+                    const R weight = -h * spring[i] * power;
+                    if (translation) {
+                        add(translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, weight * f), joint);
+                    } else {
+                        gradient.phi[joint.child] = gradient.phi[joint.child] + weight * left_jacobian_inverse(angle, curvature, f);
+                        gradient.phi[joint.parent] =
+                            gradient.phi[joint.parent] - weight * (data.offset * right_jacobian_inverse(angle, curvature, f));
+                    }
+                }
+                if (joint.has_damper) damper_product(problem, joint, data, f, translation, -damper[i] * right[joint.right + k]);
+            }
+        }
+
+        // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
+        //   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
+        const Quat<T> &rel = data.now.p;
+        const Mat3<T> &Ra = parent.pose.R, &Rb = child.pose.R;
+        const Vec3<T> tau = 0.5 * (rel.w * held_torque + cross(rel.v, held_torque)) + free_torque;
+        const Vec3<T> f_a = data.offset * force, tau_a = data.offset * tau, F = Ra * f_a;
+        const Vec3<T> F_b = transposed_times(Rb, F), tau_b = transposed_times(Rb, Ra * tau_a);
+        const Vec3<R> swing = cross(b_w, anchor);
+        const Vec3<R> A = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(f_a, a_w);
+        const Vec3<R> world_k = Ra * k, turn_a = transposed_times(Ra, turn);
+        Vec3<R> phi_a = cross(f_a, transposed_times(Ra, A)) + cross(tau_a, turn_a) - cross(k, data.now.y_parent);
+        Vec3<R> phi_b = cross(swing, F_b) + cross(b_w, tau_b) - cross(anchor, transposed_times(Rb, world_k));
+        // The torque of held rotations, ½(p_w m + p_v × m), depends on the relative orientation; σ = ∂V/∂τ.
+        const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);
+        const R s0 = 0.5 * dot(held_torque, sigma);
+        const Vec3<R> sv = 0.5 * cross(held_torque, sigma);
+        const Vec3<R> straight = s0 * rel.v - rel.w * sv;
+        phi_b = phi_b - 0.5 * (straight - cross(sv, rel.v));
+        phi_a = phi_a + data.offset * (0.5 * (straight - cross(rel.v, sv)));
+        gradient.phi[joint.parent] = gradient.phi[joint.parent] + phi_a;
+        gradient.phi[joint.child] = gradient.phi[joint.child] + phi_b;
+        gradient.x[joint.parent] = gradient.x[joint.parent] + world_k;
+        gradient.x[joint.child] = gradient.x[joint.child] - world_k;
+    }
+
+    // weight · ∂(h rate)/∂pose of one damped direction; the rate is a backward difference, so the pose before takes part.
+    TD_INLINE void damper_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Vec3<T> &f,
+                                  bool translation, const R &weight) {
+        const T *p = &problem.parameters[joint.parameters];
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const Mat3<T> turn_child = rotation_matrix(child.increment), turn_parent = rotation_matrix(parent.increment);
+        Vec3<R> before_child, before_parent;
+        if (translation) {
+            const Vec3<T> anchor = load3(p + parameter::child_anchor);
+            const Vec3<R> weighted = weight * f;
+            add(translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, weighted), joint);
+            const auto g = translation_gradient(parent.before, child.before, data.offset, data.before, anchor, weighted);
+            gradient.x[joint.child] = gradient.x[joint.child] - g.x_child;
+            gradient.x[joint.parent] = gradient.x[joint.parent] + g.x_child;
+            before_child = g.phi_child, before_parent = g.phi_parent;
+        } else {
+            const Vec3<T> turn = rotation_vector(conjugate(data.before.p) * data.now.p);
+            const T curvature = rotation_vector_curvature(turn);
+            const Vec3<T> g = right_jacobian_inverse(turn, curvature, f);
+            const Vec3<T> in_parent = data.offset * (rotation_matrix(data.before.p) * g);
+            gradient.phi[joint.child] = gradient.phi[joint.child] + weight * left_jacobian_inverse(turn, curvature, f);
+            gradient.phi[joint.parent] = gradient.phi[joint.parent] - weight * in_parent;
+            before_child = weight * g, before_parent = -weight * in_parent;
+        }
+        gradient.phi[joint.child] = gradient.phi[joint.child] - transposed_times(turn_child, before_child);
+        gradient.phi[joint.parent] = gradient.phi[joint.parent] - transposed_times(turn_parent, before_parent);
+    }
+
+    void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
+        const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse;
+        const Vec3<T> omega = load3(w + 6 * contact.body + 3), sweep = cross(omega, data.lever);
+        const T radius = p[parameter::radius];
+        const R nu = multiplier[contact.impulse];
+        Vec3<T> force = impulse[0] * data.n;
+        Vec3<R> phi = -nu * cross(load3(p + parameter::point), data.n);
+        if (contact.friction) {
+            force = force + impulse[2] * data.t1 + impulse[3] * data.t2;
+            phi = phi - multiplier[contact.impulse + 2] * Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius) -
+                  multiplier[contact.impulse + 3] * Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
+        }
+        phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
+        phi_next[contact.body] = phi_next[contact.body] + phi;
+        x_next[contact.body] = x_next[contact.body] - nu * load3(p + parameter::normal);
+    }
+
+    TD_INLINE void subtract(std::vector<Vec3<R>> &to, const JointTable &joint, const Vec3<R> &child, const Vec3<R> &parent) {
+        to[joint.child] = to[joint.child] - child;
+        to[joint.parent] = to[joint.parent] - parent;
+    }
+
+    TD_INLINE void add(const RowGradient<T, R> &g, const JointTable &joint) {
+        gradient.x[joint.child] = gradient.x[joint.child] + g.x_child;
+        gradient.x[joint.parent] = gradient.x[joint.parent] - g.x_child;
+        gradient.phi[joint.child] = gradient.phi[joint.child] + g.phi_child;
+        gradient.phi[joint.parent] = gradient.phi[joint.parent] + g.phi_parent;
+    }
+};
+
+}  // namespace torchdojo

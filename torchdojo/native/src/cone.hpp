@@ -1,0 +1,285 @@
+// Contacts inside the interior-point method: their complementarity conditions, linearized, and condensed into the body.
+//
+// Unknowns of a contact: impulses (γ, ξ), slacks (s, η). Its rows, with J_n, J_t the derivatives of distance and slip by the body's twist δ:
+//     J_n δ − δs = −r₁       δξ₁ − μ δγ = −r₂       J_t δ − δη₂₃ = −r₃₄       s δγ + γ δs = ρ₀       δη + H δξ = q
+// Elimination leaves (δγ, δξ₂₃) = (γ̂, ξ̂₂₃) − K (J_n, J_t) δ with N = H₂₂⁻¹, m = −N H₂₁, K = [[γ/s, 0], [μ (γ/s) m, N]], and the
+// body's block gains B K J. The last row, for λ∘(W δξ + W⁻¹ δη) = ρ or for ξ∘δη + η∘δξ = ρ:
+//   Nesterov-Todd scaled (directions):  H = W²,  q = W (λ⁻¹∘ρ).
+//   plain (derivatives, continuation; on the path the same):  H = A(ξ)⁻¹A(η) with the arrow matrices A,  q = A(ξ)⁻¹ρ. In closed form, with
+//     Y = (I + η₂₃ξ₂₃ᵀ/(ξ₁η₁ − ξ₂₃·η₂₃))/η₁:  Nᵀ = (ξ₁ I − ξ₂₃ξ₂₃ᵀ/ξ₁) Y,  m = −Yᵀ (η₂₃ − η₁ξ₂₃/ξ₁).
+// Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
+#pragma once
+
+#include "problem.hpp"
+
+namespace torchdojo {
+
+// √(x₁² − |x₂₃|²) of an interior point
+template <class T>
+TD_INLINE T hyperbolic_norm(const Vec3<T> &x) {
+    const T tail = sqrt(x.y * x.y + x.z * x.z);
+    return sqrt(max((x.x - tail) * (x.x + tail), broadcast<T>(std::numeric_limits<double>::min())));
+}
+
+template <class T>
+TD_INLINE Vec3<T> cone_product(const Vec3<T> &a, const Vec3<T> &b) {
+    return {dot(a, b), a.x * b.y + b.x * a.y, a.x * b.z + b.x * a.z};
+}
+
+// y with x∘y = ρ
+template <class T>
+TD_INLINE Vec3<T> arrow_solve(const Vec3<T> &x, const Vec3<T> &rho) {
+    const T inverse = 1.0 / x.x, y = (x.x * rho.x - x.y * rho.y - x.z * rho.z) / (x.x * x.x - x.y * x.y - x.z * x.z);
+    return {y, (rho.y - y * x.y) * inverse, (rho.z - y * x.z) * inverse};
+}
+
+template <class T>
+struct ConeScaling {
+    Vec3<T> v, middle, point;         // W = θ (2 v vᵀ − diag(1, −1, −1)), H = θ² (2 m mᵀ − diag(1, −1, −1)), λ = W ξ
+    T theta;
+
+    TD_INLINE Vec3<T> weigh(const Vec3<T> &x) const {
+        const T twice = 2.0 * dot(v, x);
+        return {theta * (twice * v.x - x.x), theta * (twice * v.y + x.y), theta * (twice * v.z + x.z)};
+    }
+    TD_INLINE Vec3<T> unweigh(const Vec3<T> &x) const {  // W⁻¹ x
+        const T twice = 2.0 * (v.x * x.x - v.y * x.y - v.z * x.z), inverse = 1.0 / theta;
+        return {inverse * (twice * v.x - x.x), inverse * (x.y - twice * v.y), inverse * (x.z - twice * v.z)};
+    }
+};
+
+template <class T>
+TD_INLINE ConeScaling<T> cone_scaling(const Vec3<T> &xi, const Vec3<T> &eta) {
+    ConeScaling<T> s;
+    const T xi_norm = hyperbolic_norm(xi), eta_norm = hyperbolic_norm(eta);
+    const Vec3<T> a = (1.0 / xi_norm) * xi, b = (1.0 / eta_norm) * eta;
+    const T inverse = 1.0 / sqrt(2.0 * (1.0 + dot(a, b)));
+    s.middle = {(b.x + a.x) * inverse, (b.y - a.y) * inverse, (b.z - a.z) * inverse};
+    const T root = 1.0 / sqrt(2.0 * (s.middle.x + 1.0));
+    s.v = {(s.middle.x + 1.0) * root, s.middle.y * root, s.middle.z * root};
+    s.theta = sqrt(eta_norm / xi_norm);
+    s.point = s.weigh(xi);
+    return s;
+}
+
+// Right-hand side of the complementarity rows of one contact.
+template <class T>
+struct ContactRight {
+    T rho;
+    Vec3<T> q;
+};
+
+template <class T>
+struct ContactDirection {
+    T gamma, slack;
+    Vec3<T> xi, eta;
+};
+
+template <class T>
+struct Cones {
+    const MechanismTable &mechanism;
+    std::vector<ConeScaling<T>> scaling;
+    std::vector<ContactRight<T>> right;
+    std::vector<ContactDirection<T>> direction;
+
+    explicit Cones(const MechanismTable &m) : mechanism(m), scaling(m.num_contacts), right(m.num_contacts), direction(m.num_contacts) {}
+
+    // K of all contacts at w; the plain one for derivatives, the scaled one for directions.
+    template <bool plain>
+    void condense(Problem<T> &problem, const T *w) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            ContactData<T> &data = problem.contacts[c];
+            const T gamma = w[contact.impulse], s = w[contact.slack];
+            data.stiffness = gamma / s;
+            if (!contact.friction) continue;
+            const T mu = problem.parameters[contact.parameters + parameter::friction];
+            const Vec3<T> xi = load3(w + contact.impulse + 1), eta = load3(w + contact.slack + 1);
+            T m[2], *N = data.compliance;
+            if constexpr (plain) {
+                const T scale = 1.0 / eta.x, y = scale / (xi.x * eta.x - xi.y * eta.y - xi.z * eta.z), ratio = 1.0 / xi.x;
+                const T Y[4] = {scale + y * eta.y * xi.y, y * eta.y * xi.z, y * eta.z * xi.y, scale + y * eta.z * xi.z};
+                const T P[4] = {xi.x - ratio * xi.y * xi.y, -ratio * xi.y * xi.z, -ratio * xi.y * xi.z, xi.x - ratio * xi.z * xi.z};
+                for (int i = 0; i < 2; ++i)
+                    for (int j = 0; j < 2; ++j) N[2 * j + i] = P[2 * i] * Y[j] + P[2 * i + 1] * Y[2 + j];
+                const T g[2] = {eta.y - eta.x * ratio * xi.y, eta.z - eta.x * ratio * xi.z};
+                for (int i = 0; i < 2; ++i) m[i] = -(Y[i] * g[0] + Y[2 + i] * g[1]);
+                const T inverse = 1.0 / (xi.x * xi.x - xi.y * xi.y - xi.z * xi.z);
+                data.top = inverse * Vec3<T>{xi.x * eta.x - xi.y * eta.y - xi.z * eta.z, xi.x * eta.y - eta.x * xi.y, xi.x * eta.z - eta.x * xi.z};
+            } else {
+                const ConeScaling<T> &s = scaling[c] = cone_scaling(xi, eta);
+                const T square = s.theta * s.theta, b = 2.0 * s.middle.y, d = 2.0 * s.middle.z;
+                // H22 = θ² (I + 2 m₂₃ m₂₃ᵀ)
+                const T inverse = 1.0 / square, shrink = inverse / (1.0 + b * s.middle.y + d * s.middle.z);
+                N[0] = inverse - shrink * b * s.middle.y, N[1] = N[2] = -shrink * b * s.middle.z, N[3] = inverse - shrink * d * s.middle.z;
+                data.top = {square * (2.0 * s.middle.x * s.middle.x - 1.0), square * b * s.middle.x, square * d * s.middle.x};
+                for (int i = 0; i < 2; ++i) m[i] = -(N[2 * i] * data.top.y + N[2 * i + 1] * data.top.z);
+            }
+            for (int i = 0; i < 2; ++i) data.coupling[i] = mu * data.stiffness * m[i], data.cone_coupling[i] = m[i];
+        }
+    }
+
+    // Products aimed at: `target` e, minus the second-order term of `second` where that is not null (0 or 1 per lane in `weight`).
+    void aim(const T *w, const T &target, const T *weight) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            ContactRight<T> &r = right[c];
+            const ContactDirection<T> &d = direction[c];
+            r.rho = target - w[contact.impulse] * w[contact.slack];
+            if (weight) r.rho -= *weight * d.gamma * d.slack;
+            if (!contact.friction) continue;
+            const ConeScaling<T> &s = scaling[c];
+            Vec3<T> rho = -cone_product(s.point, s.point);
+            rho.x += target;
+            if (weight) rho = rho - *weight * cone_product(s.weigh(d.xi), s.unweigh(d.eta));
+            r.q = s.weigh(arrow_solve(s.point, rho));
+        }
+    }
+
+    // With the factored matrix of the problem: x becomes the direction of bodies and multipliers, `direction` that of the contacts. It
+    // removes `residual` (in the places of w; null: the equations are left as they are) and fills `right`.
+    void solve(const Problem<T> &problem, const T *w, const T *residual, T *x) {
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
+        for (const JointTable &joint : mechanism.joints)
+            for (int k = 0; k < joint.size; ++k) x[joint.right + k] = residual && k < joint.held() ? -residual[joint.row + k] : T{};
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            const ContactData<T> &data = problem.contacts[c];
+            eliminate(problem, w, c, residual, Vec3<T>{});
+            const ContactDirection<T> &d = direction[c];
+            T *b = x + mechanism.bodies[contact.body].right;
+            for (int r = 0; r < 6; ++r) {
+                b[r] += data.wrench[3 * r] * d.gamma;
+                if (contact.friction) b[r] += data.wrench[3 * r + 1] * d.xi.y + data.wrench[3 * r + 2] * d.xi.z;
+            }
+        }
+        ldu_solve<T, T>(mechanism.schedule, problem.values.data(), x);
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            const T *C = problem.contacts[c].rows, *b = x + mechanism.bodies[contact.body].right;
+            Vec3<T> move{};
+            for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+                for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * b[k];
+            eliminate(problem, w, c, residual, move);
+        }
+    }
+
+    // Largest inverse step to the boundary of the cones along `direction`.
+    T inverse_step(const T *w) const {
+        T inverse{};
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            const ContactDirection<T> &d = direction[c];
+            inverse = max(inverse, max(-d.gamma / w[contact.impulse], -d.slack / w[contact.slack]));
+            if (!contact.friction) continue;
+            inverse = max(inverse, max(cone_limit(load3(w + contact.impulse + 1), d.xi), cone_limit(load3(w + contact.slack + 1), d.eta)));
+        }
+        return inverse;
+    }
+
+    // Mean over cones of impulseᵀ slack at w + α·direction (α null: at w).
+    T mean_product(const T *w, const T *alpha) const {
+        T sum{};
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            const ContactDirection<T> &d = direction[c];
+            T gamma = w[contact.impulse], s = w[contact.slack];
+            if (alpha) gamma += *alpha * d.gamma, s += *alpha * d.slack;
+            sum += gamma * s;
+            if (!contact.friction) continue;
+            Vec3<T> xi = load3(w + contact.impulse + 1), eta = load3(w + contact.slack + 1);
+            if (alpha) xi = xi + *alpha * d.xi, eta = eta + *alpha * d.eta;
+            sum += dot(xi, eta);
+        }
+        return sum / double(mechanism.num_cones > 0 ? mechanism.num_cones : 1);
+    }
+
+    // Largest deviation of the products from `target` e, and the sum of all of them (not finite where one is not).
+    T violation(const T *w, const T &target, T &sum) const {
+        T worst{};
+        for (const ContactTable &contact : mechanism.contacts) {
+            const T gap = w[contact.impulse] * w[contact.slack] - target;
+            worst = max(worst, abs(gap)), sum += gap;
+            if (!contact.friction) continue;
+            Vec3<T> p = cone_product(load3(w + contact.impulse + 1), load3(w + contact.slack + 1));
+            p.x -= target;
+            worst = max(worst, max(abs(p.x), max(abs(p.y), abs(p.z)))), sum += p.x + p.y + p.z;
+        }
+        return worst;
+    }
+
+    // The same of the scaled products: how far they are from being alike.
+    T spread(const T *w, const T &target) const {
+        T worst{};
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            worst = max(worst, abs(w[contact.impulse] * w[contact.slack] - target));
+            if (!contact.friction) continue;
+            const Vec3<T> p = cone_product(scaling[c].point, scaling[c].point);
+            worst = max(worst, max(abs(p.x - target), max(abs(p.y), abs(p.z))));
+        }
+        return worst;
+    }
+
+    // Cone variables for the velocities in w with products of about `level`, so that every equation but the balance of momentum nearly
+    // holds (NonlinearContact.start), in the lanes of `mask`.
+    void start(const Problem<T> &problem, T *w, const T &level, const Mask<T> &mask) const {
+        const T h = problem.timestep(), root = sqrt(level);
+        for (const ContactTable &contact : mechanism.contacts) {
+            const BodyPose<T> &pose = problem.bodies[contact.body].pose;
+            const T *p = &problem.parameters[contact.parameters], *twist = w + 6 * contact.body;
+            const Vec3<T> v = load3(twist), omega = load3(twist + 3), a = (0.5 * h) * omega, normal = load3(p + parameter::normal);
+            const Mat3<T> R = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
+            const Vec3<T> arm = R * load3(p + parameter::point);
+            const T distance = dot(normal, pose.x + h * v + arm) - p[parameter::offset] - p[parameter::radius];
+            const T gap = max(distance, root), gamma = level / gap;
+            T *impulse = w + contact.impulse, *slack = w + contact.slack;
+            impulse[0] = select(mask, gamma, impulse[0]), slack[0] = select(mask, gap, slack[0]);
+            if (!contact.friction) continue;
+            const Vec3<T> velocity = v + cross(R * omega, arm - p[parameter::radius] * normal);
+            const T s1 = dot(load3(p + parameter::tangents), velocity), s2 = dot(load3(p + parameter::tangents + 3), velocity);
+            const T speed = s1 * s1 + s2 * s2, height = max(p[parameter::friction] * gamma, level);
+            const T eta = (level + sqrt(level * level + 4.0 * height * height * speed)) / (2.0 * height);
+            const T scale = level / (eta * eta - speed);
+            const T values[6] = {scale * eta, -scale * s1, -scale * s2, eta, s1, s2};
+            for (int k = 0; k < 3; ++k) {
+                impulse[1 + k] = select(mask, values[k], impulse[1 + k]);
+                slack[1 + k] = select(mask, values[3 + k], slack[1 + k]);
+            }
+        }
+    }
+
+private:
+    // Direction of contact c for the derivatives `move` of distance and slip along the body's direction.
+    TD_INLINE void eliminate(const Problem<T> &problem, const T *w, int c, const T *residual, const Vec3<T> &move) {
+        const ContactTable &contact = mechanism.contacts[c];
+        const ContactData<T> &data = problem.contacts[c];
+        const ContactRight<T> &r = right[c];
+        ContactDirection<T> &d = direction[c];
+        T row[4] = {};
+        if (residual)
+            for (int k = 0; k < (contact.friction ? 4 : 1); ++k) row[k] = residual[contact.impulse + k];
+        d.slack = move.x + row[0];
+        d.gamma = (r.rho - w[contact.impulse] * d.slack) / w[contact.slack];
+        if (!contact.friction) return;
+        const T *N = data.compliance;
+        d.xi.x = problem.parameters[contact.parameters + parameter::friction] * d.gamma - row[1];
+        d.eta.y = move.y + row[2], d.eta.z = move.z + row[3];
+        const T b0 = r.q.y - d.eta.y, b1 = r.q.z - d.eta.z;
+        d.xi.y = N[0] * b0 + N[1] * b1 + data.cone_coupling[0] * d.xi.x;
+        d.xi.z = N[2] * b0 + N[3] * b1 + data.cone_coupling[1] * d.xi.x;
+        d.eta.x = r.q.x - dot(data.top, d.xi);
+    }
+
+    // 1/α at which x + α d leaves the cone: the most negative eigenvalue of d in the frame in which x is the identity.
+    static TD_INLINE T cone_limit(const Vec3<T> &x, const Vec3<T> &d) {
+        const T inverse = 1.0 / hyperbolic_norm(x);
+        const Vec3<T> a = inverse * x, b = inverse * d;
+        const T first = a.x * b.x - a.y * b.y - a.z * b.z, ratio = (first + b.x) / (a.x + 1.0);
+        const T y = b.y - ratio * a.y, z = b.z - ratio * a.z;
+        return sqrt(y * y + z * z) - first;
+    }
+};
+
+}  // namespace torchdojo

@@ -1,0 +1,181 @@
+// The backward pass of steps: from gradients of the next state and the impulses to gradients of state, input and wrench.
+//
+//   x⁺ = x + h v⁺,  φ⁺ = R(increment)ᵀ φ + M ω⁺: a gradient of z⁺ falls on w = (v⁺, ω⁺, …) and directly on the current pose. What falls on w
+// goes through the transposed system of adjoint.hpp. Gradients of quaternions are ambient and tangent to the sphere: that of a rotation
+// vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
+#pragma once
+
+#include "adjoint.hpp"
+#include "recovery.hpp"
+
+namespace torchdojo {
+
+struct GradientJob {
+    Job step;                         // z, u, wrench, parameters of the step
+    const double *w, *grad_z_next, *grad_impulses;  // impulses: may be null
+    double *grad_z, *grad_u, *grad_wrench, *multiplier;  // the last three may be null
+};
+
+template <class T>
+class StepGradient {
+public:
+    explicit StepGradient(const MechanismTable &m)
+        : mechanism(m), stepper(m), adjoint(m), w(m.num_unknowns), solution(m.num_unknowns), grad_w(m.num_unknowns),
+          grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), smooth(size_t(lanes<T>) * m.num_unknowns),
+          scratch_z(size_t(lanes<T>) * state_size * m.num_bodies), scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
+
+    // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one.
+    void run(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
+        load(jobs, count, options, grad_kappa, shared);
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const GradientJob &job = jobs[std::min(lane, count - 1)];
+            for (int k = 0; k < state_size * mechanism.num_bodies; ++k) set(grad_next[k], lane, job.grad_z_next[k]);
+            for (int k = 0; k < mechanism.num_impulses; ++k) set(grad_impulses[k], lane, job.grad_impulses ? job.grad_impulses[k] : 0.0);
+        }
+        adjoint.factor(stepper.problem, stepper.cones, solution.data());
+        pull_back();
+        adjoint.solve(stepper.problem, grad_w.data());
+        adjoint.multiply(stepper.problem, solution.data());
+        for (int lane = 0; lane < count; ++lane) store(jobs[lane], lane);
+    }
+
+    // The problems of the jobs, with their solutions in w and, at the κ at which derivatives are taken, in `solution`.
+    void load(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
+        const bool smoothed = grad_kappa != options.kappa;
+        if (smoothed) soften(jobs, count, options, grad_kappa, shared);
+        stepper.bind(options, shared);
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const int j = std::min(lane, count - 1);
+            stepper.load(lane, jobs[j].step);
+            const double *at = smoothed && softened[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : jobs[j].w;
+            for (int k = 0; k < mechanism.num_unknowns; ++k) set(w[k], lane, jobs[j].w[k]), set(solution[k], lane, at[k]);
+        }
+        stepper.problem.prepare();
+    }
+
+    const MechanismTable &mechanism;
+    Stepper<T> stepper;
+    Adjoint<T, T> adjoint;
+    std::vector<T> w, solution;
+
+private:
+    std::vector<T> grad_w, grad_next, grad_impulses;
+    std::vector<double> smooth, scratch_z, scratch_impulses;
+    bool softened[lanes<T>];
+
+    // The solutions continued to the larger κ at which smoothed gradients are taken.
+    void soften(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
+        Options own = options;
+        own.kappa = grad_kappa;
+        own.warm_iterations = options.max_iterations;
+        own.cold_start = false;
+        int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
+        struct Feed {
+            Job jobs[lanes<T>];
+            int at = 0, count;
+            bool next(int, Job &job) {
+                if (at == count) return false;
+                job = jobs[at++];
+                return true;
+            }
+            void finished(int, const Job &, bool) {}
+        } feed;
+        feed.count = count;
+        for (int j = 0; j < count; ++j) {
+            Job &job = feed.jobs[j] = jobs[j].step;
+            job.warm = jobs[j].w;
+            job.w = &smooth[size_t(j) * mechanism.num_unknowns];
+            job.z_next = &scratch_z[size_t(j) * state_size * mechanism.num_bodies];
+            job.impulses = &scratch_impulses[size_t(j) * mechanism.num_impulses];
+            job.status = &status[j], job.iterations = &iterations[j], job.substeps = &substeps[j];
+        }
+        stepper.run(feed, own, shared);
+        for (int j = 0; j < count; ++j) softened[j] = status[j] == success;
+    }
+
+    // grad_next and grad_impulses to grad_w; the direct part for the pose stays in grad_next (x) and `direct` (φ).
+    void pull_back() {
+        const T h = stepper.problem.timestep();
+        std::fill(grad_w.begin(), grad_w.end(), T{});
+        for (int k = 0; k < mechanism.num_impulses; ++k) grad_w[mechanism.impulses[k]] = grad_impulses[k];
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const T *g = &grad_next[state_size * i];
+            const Vec3<T> a = (0.5 * h) * load3(&w[6 * i + 3]);
+            const T c = sqrt(1.0 - dot(a, a));
+            const Quat<T> increment{c, a}, next = stepper.problem.bodies[i].pose.q * increment;
+            const Vec3<T> phi = 0.5 * (conjugate(next) * load4(g + 6)).v;
+            // Mᵀ φ = h (c φ + a (a·φ)/c + a × φ)
+            store3(&grad_w[6 * i], load3(g + 3) + h * load3(g));
+            store3(&grad_w[6 * i + 3], load3(g + 10) + h * (c * phi + (dot(a, phi) / c) * a + cross(a, phi)));
+            store3(&grad_next[state_size * i + 6], rotation_matrix(increment) * phi);
+        }
+    }
+
+    void store(const GradientJob &job, int lane) {
+        const DataGradient<T> &g = adjoint.gradient;
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const BodyData<T> &body = stepper.problem.bodies[i];
+            double *out = job.grad_z + state_size * i;
+            const T *direct = &grad_next[state_size * i];
+            const Vec3<T> phi = g.phi[i] + load3(direct + 6);
+            const Quat<T> q = body.pose.q * Quat<T>{T{}, phi};
+            const T scale = 2.0 / body.q_norm;
+            for (int k = 0; k < 3; ++k) {
+                out[k] = get(g.x[i][k], lane) + get(direct[k], lane);
+                out[3 + k] = get(g.v[i][k], lane);
+                out[7 + k] = get(scale * q.v[k], lane);
+                out[10 + k] = get(g.omega[i][k], lane);
+                if (job.grad_wrench) {
+                    job.grad_wrench[6 * i + k] = get(g.force[i][k], lane);
+                    job.grad_wrench[6 * i + 3 + k] = get(g.torque[i][k], lane);
+                }
+            }
+            out[6] = get(scale * q.w, lane);
+        }
+        if (job.grad_u)
+            for (int k = 0; k < mechanism.num_inputs; ++k) job.grad_u[k] = get(g.u[k], lane);
+        if (job.multiplier)
+            for (int k = 0; k < mechanism.num_unknowns; ++k) job.multiplier[k] = get(adjoint.multiplier[k], lane);
+    }
+};
+
+// Gradients of a step that was split in two: both halves are solved again (to the same bits), then differentiated in turn. Parameters are
+// left to the caller (multipliers are zero).
+class SplitGradient {
+public:
+    explicit SplitGradient(const MechanismTable &m) : mechanism(m), gradient(m), recovery(m) {}
+
+    void run(const GradientJob &job, const Options &options, double grad_kappa, const double *shared, int64_t depth = 0) {
+        const int nz = state_size * mechanism.num_bodies, nu = mechanism.num_inputs, nf = 6 * mechanism.num_bodies;
+        std::fill_n(job.grad_z, nz, 0.0);
+        if (job.grad_u) std::fill_n(job.grad_u, nu, 0.0);
+        if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
+        if (job.multiplier) std::fill_n(job.multiplier, mechanism.num_unknowns, 0.0);
+        // Levels of `recovery` are overwritten by deeper ones of its own only, so what is needed here is copied.
+        if (!recovery.run_halves(job.step, options, shared, depth, recovery.halves(depth))) return;
+        const Recovery::Halves level = recovery.halves(depth);
+        std::vector<double> middle(nz), u(nu), wrench(nf);
+        for (int which = 1; which >= 0; --which) {
+            Recovery::Halves copy = level;
+            GradientJob half{Recovery::half_job(job.step, copy, which), which ? level.second.data() : level.first.data(),
+                             which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(), nullptr};
+            std::vector<double> z(nz);
+            half.grad_z = z.data();
+            if (level.substeps[which] > 1) run(half, options, grad_kappa, shared, depth + 1);
+            else gradient.run(&half, 1, options, grad_kappa, shared);
+            middle = z;
+            if (job.grad_u)
+                for (int k = 0; k < nu; ++k) job.grad_u[k] += u[k];
+            if (job.grad_wrench)
+                for (int k = 0; k < nf; ++k) job.grad_wrench[k] += wrench[k];
+        }
+        std::copy(middle.begin(), middle.end(), job.grad_z);
+    }
+
+private:
+    const MechanismTable &mechanism;
+    StepGradient<double> gradient;
+    Recovery recovery;
+};
+
+}  // namespace torchdojo

@@ -1,0 +1,83 @@
+// The mechanism as tables, decoded once from what `torchdojo/native/program.py` packs: which numbers belong to which body, joint, contact.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ldu.hpp"
+
+namespace torchdojo {
+
+// Positions inside the packed parameters of one environment: [h, gravity(3) | bodies | joints | contacts].
+namespace parameter {
+constexpr int timestep = 0, gravity = 1, bodies = 4;
+constexpr int mass = 0, inertia = 1, body_size = 10;
+// Rows of the two bases: held directions first, then free ones, in the joint frame.
+constexpr int translations = 0, rotations = 9, parent_anchor = 18, child_anchor = 21, orientation = 24, free_values = 28;
+constexpr int point = 0, radius = 3, offset = 4, normal = 5, tangents = 8, friction = 14;
+}  // namespace parameter
+
+constexpr int state_size = 13, tangent_size = 12;
+
+struct JointTable {
+    int32_t parent, child;            // the world is the number of bodies
+    int32_t held_t, held_r;           // constrained directions
+    int32_t row, input;               // positions in w and in u (-1: not actuated)
+    int32_t parameters;               // position in the packed parameters
+    int32_t has_spring, has_damper;
+    int32_t size;                     // rows of its node: held directions, and free ones where a damper acts; 0: no node
+    int32_t right;                    // position in the right-hand side
+    int32_t diagonal, child_joint, joint_child, parent_joint, joint_parent;  // blocks of the condensed matrix
+
+    int held() const { return held_t + held_r; }
+    int free_t() const { return 3 - held_t; }
+    int free_r() const { return 3 - held_r; }
+    int free() const { return 6 - held(); }
+};
+
+struct ContactTable {
+    int32_t body, friction;           // friction: 0 for an impact contact, 1 for a second-order cone
+    int32_t impulse, slack;           // positions in w
+    int32_t parameters;
+};
+
+struct BodyTable {
+    int32_t diagonal, right;
+};
+
+struct Fill {
+    int32_t offset, count;
+};
+
+struct MechanismTable {
+    int32_t num_bodies, num_unknowns, num_inputs, num_parameters, num_joints, num_contacts, num_impulses, num_cones, num_fill;
+    std::vector<BodyTable> bodies;
+    std::vector<JointTable> joints;
+    std::vector<ContactTable> contacts;
+    std::vector<int32_t> impulses;    // positions in w of StepOutput.impulses
+    std::vector<Fill> fill;           // blocks that the matrix lacks and its factors have
+    Schedule schedule;
+
+    MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
+        const int32_t *p = table;
+        for (int32_t *field : {&num_bodies, &num_unknowns, &num_inputs, &num_parameters, &num_joints, &num_contacts, &num_impulses,
+                               &num_cones, &num_fill})
+            *field = *p++;
+        p = read(p, bodies, num_bodies);
+        p = read(p, joints, num_joints);
+        p = read(p, contacts, num_contacts);
+        impulses.assign(p, p + num_impulses);
+        read(p + num_impulses, fill, num_fill);
+    }
+
+private:
+    template <class Row>
+    static const int32_t *read(const int32_t *p, std::vector<Row> &rows, int count) {
+        constexpr int width = sizeof(Row) / sizeof(int32_t);
+        rows.resize(count);
+        if (count) std::memcpy(rows.data(), p, sizeof(Row) * count);
+        return p + width * count;
+    }
+};
+
+}  // namespace torchdojo

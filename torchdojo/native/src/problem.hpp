@@ -1,0 +1,433 @@
+// The equations of one step and their derivatives by hand (the same equations as dynamics/residual.py, which is the specification).
+//
+// Names: x, R, q pose; v, ω velocity; + the next configuration; M = dφ⁺/dω⁺ where φ⁺ is the body-frame rotation vector of the next
+// orientation. With a = (h/2) ω⁺ and c = √(1 − |a|²), the next orientation is q ⊗ (c, a), and
+//     M = h (c I + a aᵀ/c − [a]×).
+// Joints: Q = R_a R_off is the joint frame, y = x_b + R_b p_b − x_a, d = Qᵀ y − R_offᵀ p_a, p = q_off⁻¹ q_a⁻¹ q_b.
+#pragma once
+
+#include <algorithm>
+
+#include "math.hpp"
+#include "mechanism.hpp"
+
+namespace torchdojo {
+
+template <class T>
+struct BodyPose {
+    Vec3<T> x;
+    Quat<T> q;
+    Mat3<T> R;
+};
+
+template <class T>
+struct BodyData {
+    BodyPose<T> pose, next, before;   // before: the current pose moved back by the next velocity (dampers measure against it)
+    T q_norm;                         // of the quaternion as given
+    Vec3<T> linear, angular;          // known part of the balance of momentum, impulses of springs and inputs included
+    Quat<T> increment;
+    Mat3<T> M;
+};
+
+// A displacement and a relative orientation seen from the joint frame.
+template <class T>
+struct Relative {
+    Vec3<T> y;                        // child anchor from the parent's centre of mass, world frame
+    Vec3<T> y_parent;                 // the same in the parent's frame
+    Quat<T> p;
+};
+
+template <class T>
+struct JointData {
+    Mat3<T> offset;                   // R_off
+    Quat<T> offset_quaternion;
+    Relative<T> now, next, before;
+    T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
+    T free_force[6];                  // of springs and inputs on the free directions [N·s, N·m·s]
+    T damper[6];                      // impulses of the dampers
+};
+
+template <class T>
+struct ContactData {
+    Vec3<T> n, t1, t2;                // contact frame in the next body frame
+    Vec3<T> lever;                    // l = c − r n in the next body frame
+    T wrench[18];                     // impulses on the body per (γ, ξ2, ξ3), 6 x 3
+    T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
+    T stiffness;                      // K of the condensed contact: see cone.hpp
+    T coupling[2], compliance[4], cone_coupling[2];
+    Vec3<T> top;                      // first row of H
+};
+
+// Gradient of μ_T·d + μ_R·vec(p) with respect to (x_b, φ_b, φ_a); that for x_a is −x_b's. At any configuration.
+template <class T, class R>
+struct RowGradient {
+    Vec3<Product<T, R>> x_child, phi_child, phi_parent;
+};
+
+template <class T, class R>
+TD_INLINE RowGradient<T, R> translation_gradient(const BodyPose<T> &parent, const BodyPose<T> &child, const Mat3<T> &offset,
+                                                 const Relative<T> &relative, const Vec3<T> &child_anchor, const Vec3<R> &mu) {
+    const auto in_parent = offset * mu;
+    const auto world = parent.R * in_parent;
+    return {world, cross(child_anchor, transposed_times(child.R, world)), cross(in_parent, relative.y_parent)};
+}
+
+template <class T, class R>
+TD_INLINE void add_rotation_gradient(RowGradient<T, R> &g, const Mat3<T> &offset, const Quat<T> &p, const Vec3<R> &mu) {
+    const auto turned = cross(mu, p.v);
+    const auto straight = p.w * mu;
+    g.phi_child = g.phi_child + 0.5 * (straight + turned);
+    g.phi_parent = g.phi_parent - offset * (0.5 * (straight - turned));
+}
+
+template <class T>
+struct Problem {
+    const MechanismTable &mechanism;
+    std::vector<T> parameters, z, u, wrench;
+    std::vector<BodyData<T>> bodies;  // and the world behind them
+    std::vector<JointData<T>> joints;
+    std::vector<ContactData<T>> contacts;
+    std::vector<T> residual;          // rows of the equations, in the places of w; complementarity rows are left to cone.hpp
+    std::vector<T> values;            // the condensed matrix
+
+    explicit Problem(const MechanismTable &m)
+        : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), residual(m.num_unknowns),
+          values(m.schedule.num_values) {
+        BodyPose<T> origin{};
+        origin.q.w = broadcast<T>(1.0);
+        origin.R = rotation_matrix(origin.q);
+        BodyData<T> &world = bodies[m.num_bodies];
+        world = BodyData<T>{};
+        world.pose = world.next = world.before = origin;
+        world.increment.w = broadcast<T>(1.0);
+    }
+
+    TD_INLINE T timestep() const { return parameters[parameter::timestep]; }
+    TD_INLINE const T *body_parameters(int i) const { return &parameters[parameter::bodies + parameter::body_size * i]; }
+
+    // What stays the same during the step.
+    void prepare() {
+        const T h = timestep();
+        const Vec3<T> gravity = load3(&parameters[parameter::gravity]);
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const T *state = &z[state_size * i], *force = &wrench[6 * i], *p = body_parameters(i);
+            BodyData<T> &body = bodies[i];
+            const T mass = p[parameter::mass];
+            const Mat3<T> inertia = load33(p + parameter::inertia);
+            const Quat<T> q = load4(state + 6);
+            body.q_norm = sqrt(q.w * q.w + dot(q.v, q.v));
+            const T inverse = 1.0 / body.q_norm;
+            body.pose.x = load3(state);
+            body.pose.q = {inverse * q.w, inverse * q.v};
+            body.pose.R = rotation_matrix(body.pose.q);
+            const Vec3<T> v = load3(state + 3), omega = load3(state + 10);
+            const Vec3<T> spin = inertia * omega;
+            const T scale = sqrt(1.0 - 0.25 * h * h * dot(omega, omega));
+            body.linear = mass * v + h * (mass * gravity + load3(force));
+            body.angular = scale * spin - (0.5 * h) * cross(omega, spin) + h * load3(force + 3);
+        }
+        for (int j = 0; j < mechanism.num_joints; ++j) prepare_joint(mechanism.joints[j], joints[j]);
+    }
+
+    // Residual and condensed matrix at w, with K of each contact as cone.hpp has set it.
+    void linearize(const T *w) {
+        for (const auto &[offset, count] : mechanism.fill) std::fill_n(&values[offset], count, T{});
+        for (int i = 0; i < mechanism.num_bodies; ++i) linearize_body(i, w);
+        for (int j = 0; j < mechanism.num_joints; ++j) linearize_joint(mechanism.joints[j], joints[j], w);
+        for (int c = 0; c < mechanism.num_contacts; ++c) linearize_contact(mechanism.contacts[c], contacts[c], w);
+    }
+
+    TD_INLINE Relative<T> relative(const JointTable &joint, const BodyPose<T> &parent, const BodyPose<T> &child,
+                                   const Quat<T> &offset) const {
+        const T *p = &parameters[joint.parameters];
+        Relative<T> r;
+        r.y = child.x + child.R * load3(p + parameter::child_anchor) - parent.x;
+        r.y_parent = transposed_times(parent.R, r.y);
+        r.p = conjugate(parent.q * offset) * child.q;
+        return r;
+    }
+
+    // d, in the joint frame
+    TD_INLINE Vec3<T> displacement(const JointTable &joint, const JointData<T> &data, const Relative<T> &r) const {
+        const T *p = &parameters[joint.parameters];
+        return transposed_times(data.offset, r.y_parent - load3(p + parameter::parent_anchor));
+    }
+
+private:
+    // Impulses on child and parent of one direction of the joint frame, at the current configuration.
+    TD_INLINE void wrench_column(const JointTable &joint, JointData<T> &data, int column, bool translation, const Vec3<T> &direction) {
+        const BodyPose<T> &parent = bodies[joint.parent].pose, &child = bodies[joint.child].pose;
+        const T *p = &parameters[joint.parameters];
+        T *on_child = data.wrench_child + column, *on_parent = data.wrench_parent + column;
+        const Vec3<T> in_parent = data.offset * direction;
+        const Vec3<T> in_child = transposed_times(child.R, parent.R * in_parent);
+        Vec3<T> force{}, torque_child, torque_parent;
+        if (translation) {
+            force = parent.R * in_parent;
+            torque_child = cross(load3(p + parameter::child_anchor), in_child);
+            torque_parent = cross(in_parent, data.now.y_parent);
+        } else {
+            torque_child = in_child;
+            torque_parent = -in_parent;
+        }
+        for (int r = 0; r < 3; ++r) {
+            on_child[r * 6] = force[r];
+            on_child[(3 + r) * 6] = torque_child[r];
+            on_parent[r * 6] = -force[r];
+            on_parent[(3 + r) * 6] = torque_parent[r];
+        }
+    }
+
+    void prepare_joint(const JointTable &joint, JointData<T> &data) {
+        const T h = timestep();
+        const T *p = &parameters[joint.parameters];
+        const BodyPose<T> &parent = bodies[joint.parent].pose, &child = bodies[joint.child].pose;
+        data.offset_quaternion = load4(p + parameter::orientation);
+        data.offset = rotation_matrix(data.offset_quaternion);
+        data.now = relative(joint, parent, child, data.offset_quaternion);
+        const Quat<T> &rel = data.now.p;
+        int column = 0;
+        for (int i = 0; i < joint.held_t; ++i) wrench_column(joint, data, column++, true, load3(p + parameter::translations + 3 * i));
+        for (int i = 0; i < joint.held_r; ++i) {
+            const Vec3<T> c = load3(p + parameter::rotations + 3 * i);
+            wrench_column(joint, data, column++, false, 0.5 * (rel.w * c + cross(rel.v, c)));
+        }
+        if (!joint.has_spring && !joint.has_damper && joint.input < 0) return;
+        for (int i = joint.held_t; i < 3; ++i) wrench_column(joint, data, column++, true, load3(p + parameter::translations + 3 * i));
+        for (int i = joint.held_r; i < 3; ++i) wrench_column(joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
+
+        const int free = joint.free();
+        const T *spring = p + parameter::free_values, *rest = spring + 2 * free;
+        for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * u[joint.input + i];
+        if (joint.has_spring) {
+            const Vec3<T> d = displacement(joint, data, data.now), angle = rotation_vector(rel);
+            for (int i = 0; i < free; ++i) {
+                const bool translation = i < joint.free_t();
+                const int row = translation ? joint.held_t + i : joint.held_r + i - joint.free_t();
+                const T coordinate = translation ? dot(load3(p + parameter::translations + 3 * row), d)
+                                                 : dot(load3(p + parameter::rotations + 3 * row), angle);
+                data.free_force[i] += h * spring[i] * (rest[i] - coordinate);
+            }
+        }
+        for (int i = 0; i < free; ++i) add_impulse(joint, data, joint.held() + i, data.free_force[i]);
+    }
+
+    // To the known part of the balance: + impulse on child and parent.
+    TD_INLINE void add_impulse(const JointTable &joint, const JointData<T> &data, int column, const T &impulse) {
+        auto add = [&](BodyData<T> &body, const T *b) {
+            body.linear = body.linear + impulse * Vec3<T>{b[0], b[6], b[12]};
+            body.angular = body.angular + impulse * Vec3<T>{b[18], b[24], b[30]};
+        };
+        add(bodies[joint.child], data.wrench_child + column);
+        add(bodies[joint.parent], data.wrench_parent + column);
+    }
+
+    void linearize_body(int i, const T *w) {
+        const T h = timestep();
+        const T *p = body_parameters(i);
+        BodyData<T> &body = bodies[i];
+        const T mass = p[parameter::mass];
+        const Mat3<T> J = load33(p + parameter::inertia);
+        const Vec3<T> v = load3(w + 6 * i), omega = load3(w + 6 * i + 3), a = (0.5 * h) * omega;
+        const T c = sqrt(1.0 - dot(a, a)), inverse = 1.0 / c;
+        body.increment = {c, a};
+        body.next.x = body.pose.x + h * v;
+        body.next.q = body.pose.q * body.increment;
+        body.next.R = rotation_matrix(body.next.q);
+        const T hc = h * c, hi = h * inverse;
+        body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z,
+                   hc + hi * a.y * a.y, hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x,
+                   hc + hi * a.z * a.z}};
+        const Vec3<T> spin = J * omega;
+        store3(&residual[6 * i], mass * v - body.linear);
+        store3(&residual[6 * i + 3], c * spin + cross(a, spin) - body.angular);
+        T *D = &values[mechanism.bodies[i].diagonal];
+        for (int k = 0; k < 36; ++k) D[k] = T{};
+        for (int k = 0; k < 3; ++k) D[7 * k] = mass;
+        // d/dω (c Jω + a × Jω) = c J − (h/2) Jω aᵀ/c + [a]× J − (h/2) [Jω]×
+        for (int k = 0; k < 3; ++k) {
+            const Vec3<T> column = c * J.column(k) + cross(a, J.column(k)) - ((0.5 * h) * inverse * a[k]) * spin;
+            D[21 + k] = column.x, D[27 + k] = column.y, D[33 + k] = column.z;
+        }
+        const Vec3<T> half = (0.5 * h) * spin;
+        D[22] += half.z, D[23] -= half.y, D[27] -= half.z, D[29] += half.x, D[33] += half.y, D[34] -= half.x;
+    }
+
+    void linearize_joint(const JointTable &joint, JointData<T> &data, const T *w) {
+        if (!joint.size) return;
+        const T h = timestep();
+        const T *p = &parameters[joint.parameters];
+        const BodyData<T> &parent = bodies[joint.parent], &child = bodies[joint.child];
+        const bool world = joint.parent == mechanism.num_bodies;
+        const Vec3<T> anchor = load3(p + parameter::child_anchor);
+        const int K = joint.size, held = joint.held();
+        data.next = relative(joint, parent.next, child.next, data.offset_quaternion);
+        T *D = &values[joint.diagonal], *Cc = &values[joint.joint_child], *Bc = &values[joint.child_joint];
+        T *Cp = world ? nullptr : &values[joint.joint_parent], *Bp = world ? nullptr : &values[joint.parent_joint];
+        for (int k = 0; k < K * K; ++k) D[k] = T{};
+        auto store_row = [&](int row, const Vec3<T> &linear, const Vec3<T> &at_child, const Vec3<T> &at_parent) {
+            store3(Cc + 6 * row, linear), store3(Cc + 6 * row + 3, at_child);
+            if (!world) store3(Cp + 6 * row, -linear), store3(Cp + 6 * row + 3, at_parent);
+        };
+
+        const Vec3<T> d = displacement(joint, data, data.next);
+        for (int i = 0; i < joint.held_t; ++i) {
+            const Vec3<T> c = load3(p + parameter::translations + 3 * i);
+            const auto g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, c);
+            residual[joint.row + i] = dot(c, d);
+            store_row(i, h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
+        }
+        for (int i = 0; i < joint.held_r; ++i) {
+            const Vec3<T> c = load3(p + parameter::rotations + 3 * i);
+            RowGradient<T, T> g{};
+            add_rotation_gradient(g, data.offset, data.next.p, c);
+            residual[joint.row + joint.held_t + i] = dot(c, data.next.p.v);
+            store_row(joint.held_t + i, Vec3<T>{}, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
+        }
+        if (joint.has_damper) linearize_damper(joint, data, store_row);
+
+        T impulse[6];
+        for (int k = 0; k < K; ++k) impulse[k] = k < held ? w[joint.row + k] : data.damper[k - held];
+        auto apply = [&](int body, const T *b, T *block) {
+            for (int r = 0; r < 6; ++r) {
+                T sum{};
+                for (int k = 0; k < K; ++k) {
+                    sum += b[r * 6 + k] * impulse[k];
+                    block[r * K + k] = -b[r * 6 + k];
+                }
+                residual[6 * body + r] -= sum;
+            }
+        };
+        apply(joint.child, data.wrench_child, Bc);
+        if (!world) apply(joint.parent, data.wrench_parent, Bp);
+    }
+
+    // Rows δλ + h·damper·(∂rate/∂w) δw = 0 of the impulses λ = −h·damper·rate. As rows of their own they keep the two bodies uncoupled.
+    // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
+    template <class Store>
+    void linearize_damper(const JointTable &joint, JointData<T> &data, const Store &store_row) {
+        const T h = timestep();
+        const T *p = &parameters[joint.parameters];
+        const Vec3<T> anchor = load3(p + parameter::child_anchor);
+        const int held = joint.held();
+        const T *damper = p + parameter::free_values + joint.free();
+        BodyData<T> &parent = bodies[joint.parent], &child = bodies[joint.child];
+        for (BodyData<T> *body : {&parent, &child}) {
+            body->before.x = 2.0 * body->pose.x - body->next.x;
+            body->before.q = body->pose.q * conjugate(body->increment);
+            body->before.R = rotation_matrix(body->before.q);
+        }
+        data.before = relative(joint, parent.before, child.before, data.offset_quaternion);
+        auto back = [&](const BodyData<T> &body, const Vec3<T> &g) {  // Nᵀ g
+            const Vec3<T> &a = body.increment.v;
+            return body.increment.w * g + (dot(a, g) / body.increment.w) * a - cross(a, g);
+        };
+        const Vec3<T> change = displacement(joint, data, data.now) - displacement(joint, data, data.before);
+        const Vec3<T> turn = rotation_vector(conjugate(data.before.p) * data.now.p);
+        const T curvature = rotation_vector_curvature(turn);
+        const Mat3<T> before = rotation_matrix(data.before.p);
+        for (int i = 0; i < joint.free(); ++i) {
+            const bool translation = i < joint.free_t();
+            Vec3<T> linear{}, at_child, at_parent;
+            T rate;
+            if (translation) {
+                const Vec3<T> f = load3(p + parameter::translations + 3 * (joint.held_t + i));
+                const auto g = translation_gradient(parent.before, child.before, data.offset, data.before, anchor, f);
+                rate = dot(f, change) / h;
+                linear = g.x_child, at_child = back(child, g.phi_child), at_parent = back(parent, g.phi_parent);
+            } else {
+                const Vec3<T> f = load3(p + parameter::rotations + 3 * (joint.held_r + i - joint.free_t()));
+                const Vec3<T> g = right_jacobian_inverse(turn, curvature, f);
+                rate = dot(f, turn) / h;
+                at_child = back(child, g), at_parent = -back(parent, data.offset * (before * g));
+            }
+            const T scale = h * damper[i];
+            data.damper[i] = -scale * rate;
+            store_row(held + i, scale * linear, scale * at_child, scale * at_parent);
+            values[joint.diagonal + (held + i) * (joint.size + 1)] = broadcast<T>(1.0);
+        }
+    }
+
+    void linearize_contact(const ContactTable &contact, ContactData<T> &data, const T *w) {
+        const T h = timestep();
+        const T *p = &parameters[contact.parameters];
+        const BodyData<T> &body = bodies[contact.body];
+        const Vec3<T> point = load3(p + parameter::point), normal = load3(p + parameter::normal), omega = load3(w + 6 * contact.body + 3);
+        const Vec3<T> v = load3(w + 6 * contact.body);
+        const T radius = p[parameter::radius];
+        const T *impulse = w + contact.impulse, *slack = w + contact.slack;
+        T *row = &residual[contact.impulse];
+        data.n = transposed_times(body.next.R, normal);
+        data.lever = point - radius * data.n;
+        row[0] = dot(normal, body.next.x) + dot(data.n, point) - p[parameter::offset] - radius - slack[0];
+
+        T *D = &values[mechanism.bodies[contact.body].diagonal], *B = data.wrench, *C = data.rows;
+        auto store_column = [&](int column, const Vec3<T> &direction, const Vec3<T> &local) {
+            const Vec3<T> torque = cross(data.lever, local);
+            for (int r = 0; r < 3; ++r) B[3 * r + column] = direction[r], B[3 * (3 + r) + column] = torque[r];
+            return torque;
+        };
+        store_column(0, normal, data.n);
+        store3(C, h * normal), store3(C + 3, transposed_times(body.M, cross(point, data.n)));
+        Vec3<T> force = impulse[0] * data.n;  // in the next body frame
+        const int size = contact.friction ? 3 : 1;
+        if (contact.friction) {
+            const Vec3<T> world[2] = {load3(p + parameter::tangents), load3(p + parameter::tangents + 3)};
+            const Vec3<T> sweep = cross(omega, data.lever);
+            for (int i = 0; i < 2; ++i) {
+                const Vec3<T> t = transposed_times(body.next.R, world[i]);
+                (i ? data.t2 : data.t1) = t;
+                const Vec3<T> moment = store_column(1 + i, world[i], t);
+                row[2 + i] = dot(world[i], v) + dot(moment, omega) - slack[2 + i];
+                const Vec3<T> turn = slip_gradient(data, t, omega, sweep, radius);
+                store3(C + 6 * (1 + i), world[i]), store3(C + 6 * (1 + i) + 3, moment + transposed_times(body.M, turn));
+                force = force + impulse[2 + i] * t;
+            }
+            row[1] = impulse[1] - p[parameter::friction] * impulse[0];
+        }
+        for (int r = 0; r < 6; ++r) {
+            T sum = B[3 * r] * impulse[0];
+            if (contact.friction) sum += B[3 * r + 1] * impulse[2] + B[3 * r + 2] * impulse[3];
+            residual[6 * contact.body + r] -= sum;
+        }
+        // The torque l × R⁺ᵀP turns with the body: its derivative is S M.
+        const Mat3<T> S = torque_gradient(data, force, radius), SM = S * body.M;
+        for (int r = 0; r < 3; ++r)
+            for (int c = 0; c < 3; ++c) D[21 + 6 * r + c] -= SM.m[3 * r + c];
+        // Condensed cones: B K C.
+        T KC[18];
+        for (int c = 0; c < 6; ++c) {
+            KC[c] = data.stiffness * C[c];
+            if (contact.friction)
+                for (int i = 0; i < 2; ++i)
+                    KC[6 * (1 + i) + c] = data.coupling[i] * C[c] + data.compliance[2 * i] * C[6 + c] + data.compliance[2 * i + 1] * C[12 + c];
+        }
+        for (int r = 0; r < 6; ++r)
+            for (int c = 0; c < 6; ++c) {
+                T sum = B[3 * r] * KC[c];
+                if (size == 3) sum += B[3 * r + 1] * KC[6 + c] + B[3 * r + 2] * KC[12 + c];
+                D[6 * r + c] += sum;
+            }
+    }
+
+public:
+    // Derivative of the slip along t (both in the next body frame) with respect to φ⁺: (ω × l) × t − r (t × ω) × n.
+    static TD_INLINE Vec3<T> slip_gradient(const ContactData<T> &data, const Vec3<T> &t, const Vec3<T> &omega, const Vec3<T> &sweep,
+                                           const T &radius) {
+        return cross(sweep, t) - radius * cross(cross(t, omega), data.n);
+    }
+    // Derivative of l × P with respect to φ⁺: P lᵀ − (l·P) I + r (n Pᵀ − (n·P) I), all in the next body frame.
+    static TD_INLINE Mat3<T> torque_gradient(const ContactData<T> &data, const Vec3<T> &force, const T &radius) {
+        const T trace = dot(data.lever, force) + radius * dot(data.n, force);
+        Mat3<T> S;
+        for (int r = 0; r < 3; ++r)
+            for (int c = 0; c < 3; ++c) {
+                const T value = force[r] * data.lever[c] + radius * data.n[r] * force[c];
+                S.m[3 * r + c] = r == c ? value - trace : value;
+            }
+        return S;
+    }
+};
+
+}  // namespace torchdojo

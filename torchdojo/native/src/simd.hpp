@@ -1,0 +1,113 @@
+// The scalar types of the kernel: `double` for one environment, `Pack` for several side by side in one vector register.
+//
+// Everything else is a template on the scalar T and is written once. A comparison of scalars gives a Mask<T>; `select` chooses lane by
+// lane. No operation mixes lanes, so what happens in one lane (a NaN included) changes no bit of another.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+namespace torchdojo {
+
+#if defined(__AVX512F__)
+constexpr int pack_lanes = 8;
+#else
+constexpr int pack_lanes = 4;
+#endif
+
+typedef double Pack __attribute__((vector_size(8 * pack_lanes)));
+typedef int64_t PackMask __attribute__((vector_size(8 * pack_lanes)));
+
+template <class T>
+struct Traits;
+
+template <>
+struct Traits<double> {
+    static constexpr int lanes = 1;
+    using Mask = bool;
+};
+
+template <>
+struct Traits<Pack> {
+    static constexpr int lanes = pack_lanes;
+    using Mask = PackMask;
+};
+
+template <class T>
+using Mask = typename Traits<T>::Mask;
+
+template <class T>
+constexpr int lanes = Traits<T>::lanes;
+
+#define TD_INLINE inline __attribute__((always_inline))
+
+template <class T>
+TD_INLINE T broadcast(double x) {
+    return x - T{};  // (x + T{} would turn -0 into +0)
+}
+
+TD_INLINE double get(double x, int) { return x; }
+TD_INLINE double get(const Pack &x, int lane) { return x[lane]; }
+TD_INLINE void set(double &x, int, double value) { x = value; }
+TD_INLINE void set(Pack &x, int lane, double value) { x[lane] = value; }
+
+TD_INLINE bool get_mask(bool m, int) { return m; }
+TD_INLINE bool get_mask(const PackMask &m, int lane) { return m[lane] != 0; }
+TD_INLINE void set_mask(bool &m, int, bool value) { m = value; }
+TD_INLINE void set_mask(PackMask &m, int lane, bool value) { m[lane] = value ? -1 : 0; }
+
+TD_INLINE bool any(bool m) { return m; }
+TD_INLINE bool any(const PackMask &m) {
+    int64_t all = 0;
+    for (int i = 0; i < pack_lanes; ++i) all |= m[i];
+    return all != 0;
+}
+
+TD_INLINE double select(bool m, double a, double b) { return m ? a : b; }
+TD_INLINE Pack select(const PackMask &m, const Pack &a, const Pack &b) { return m ? a : b; }
+TD_INLINE bool select_mask(bool m, bool a, bool b) { return m ? a : b; }
+TD_INLINE PackMask select_mask(const PackMask &m, const PackMask &a, const PackMask &b) { return (m & a) | (~m & b); }
+TD_INLINE bool negate(bool m) { return !m; }
+TD_INLINE PackMask negate(const PackMask &m) { return ~m; }
+
+template <class T>
+TD_INLINE T max(const T &a, const T &b) {  // a NaN in b wins, as in std::max(b, a)
+    return select(a > b, a, b);
+}
+template <class T>
+TD_INLINE T min(const T &a, const T &b) {
+    return select(a < b, a, b);
+}
+template <class T>
+TD_INLINE T abs(const T &a) {
+    return select(a < T{}, -a, a);
+}
+
+TD_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
+TD_INLINE Pack sqrt(const Pack &x) {
+    Pack r;
+    for (int i = 0; i < pack_lanes; ++i) r[i] = __builtin_sqrt(x[i]);
+    return r;
+}
+
+template <class T, class F>
+TD_INLINE T each_lane(F &&function, const T &a) {
+    T r = a;
+    for (int i = 0; i < lanes<T>; ++i) set(r, i, function(get(a, i)));
+    return r;
+}
+template <class T, class F>
+TD_INLINE T each_lane(F &&function, const T &a, const T &b) {
+    T r = a;
+    for (int i = 0; i < lanes<T>; ++i) set(r, i, function(get(a, i), get(b, i)));
+    return r;
+}
+
+template <class T>
+TD_INLINE Mask<T> finite(const T &x) {  // false for infinities and NaN
+    return abs(x) <= broadcast<T>(std::numeric_limits<double>::max());
+}
+
+}  // namespace torchdojo

@@ -1,0 +1,348 @@
+// The interior-point method of solver/interior_point.py (see there for the method and its constants), for the lanes of one scalar.
+//
+// Lanes work independently of each other: each has its own step of its own environment, at its own iteration. A lane that has converged
+// stores its result and takes the next job while the others go on, so nobody waits for the slowest. One `tick` evaluates the trial points
+// of all lanes and, where they are accepted, computes the next directions.
+#pragma once
+
+#include <algorithm>
+
+#include "cone.hpp"
+
+namespace torchdojo {
+
+struct Options {
+    double kappa, residual_tol, path_tol;
+    int64_t max_iterations, min_iterations, max_halvings;
+    int64_t warm_iterations;          // of an attempt from a warm start
+    bool cold_start = true;           // whether a cold start follows a warm one that fails
+};
+
+enum Status : int64_t { success = 0, max_iterations = 1, invalid_input = 2, crooked_quaternion = 3 };
+
+// Pointers into the caller's arrays for one step of one environment. Null where not given or not wanted.
+struct Job {
+    const double *parameters, *z, *u, *wrench, *warm;
+    double *z_next, *impulses, *w;
+    int64_t *status, *iterations, *substeps;
+    double timestep_factor = 1.0;     // of the timestep in `parameters`: shorter steps stand for one without a solution
+};
+
+namespace constant {
+constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, jammed_step = 0.02, raise = 10.0, max_level = 1.0,
+                 start_level = 3e-2, unit_tolerance = 1e-6, regularization = 1e-10;
+constexpr int line_search_halvings = 12;
+}  // namespace constant
+
+template <class T>
+class Stepper {
+public:
+    explicit Stepper(const MechanismTable &m)
+        : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns),
+          right(m.schedule.num_rows) {}
+
+    // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
+    // shared: parameters of all environments, or null where each job has its own.
+    template <class Feed>
+    void run(Feed &feed, const Options &options, const double *shared) {
+        bind(options, shared);
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            phase[lane] = idle;
+            take(feed, lane);
+        }
+        while (any_active()) tick(feed);
+    }
+
+    void bind(const Options &options, const double *shared) {
+        this->options = options;
+        shared_parameters = shared;
+        if (shared)
+            for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);
+    }
+
+    const MechanismTable &mechanism;
+    Problem<T> problem;
+    Cones<T> cones;
+
+    // Held multipliers carry a little compliance, so that redundant constraints (planar loops in space) can be solved.
+    static void regularize(const MechanismTable &m, Problem<T> &problem) {
+        const T value = constant::regularization * problem.timestep();
+        for (const JointTable &joint : m.joints)
+            for (int k = 0; k < std::min<int>(joint.held(), joint.size); ++k)
+                problem.values[joint.diagonal + k * (joint.size + 1)] += value;
+    }
+
+    // Largest residual of the equations, and the sum of all of them: not finite where one is not.
+    static T largest_residual(const MechanismTable &m, const Problem<T> &problem, T &sum) {
+        T worst{};
+        auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
+        for (int k = 0; k < 6 * m.num_bodies; ++k) add(problem.residual[k]);
+        for (const JointTable &joint : m.joints)
+            for (int k = 0; k < joint.held(); ++k) add(problem.residual[joint.row + k]);
+        for (int c = 0; c < m.num_contacts; ++c)
+            for (int k = 0; k < (m.contacts[c].friction ? 4 : 1); ++k) add(problem.residual[m.contacts[c].impulse + k]);
+        return worst;
+    }
+
+    // Copies the data of a job into a lane; the status is `invalid_input` or `crooked_quaternion` where they are that.
+    Status load(int lane, const Job &job) {
+        const MechanismTable &m = mechanism;
+        bool fine = true;
+        auto copy = [&](std::vector<T> &to, const double *from, int count) {
+            for (int k = 0; k < count; ++k) {
+                const double value = from ? from[k] : 0.0;
+                fine = fine && std::isfinite(value);
+                set(to[k], lane, value);
+            }
+        };
+        copy(problem.z, job.z, state_size * m.num_bodies);
+        copy(problem.u, job.u, m.num_inputs);
+        copy(problem.wrench, job.wrench, 6 * m.num_bodies);
+        if (!shared_parameters) copy(problem.parameters, job.parameters, m.num_parameters);
+        else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
+        const double h = get(problem.parameters[parameter::timestep], lane) * job.timestep_factor;
+        set(problem.parameters[parameter::timestep], lane, h);
+        if (!fine) return invalid_input;
+        for (int i = 0; i < m.num_bodies; ++i) {
+            const double *s = job.z + state_size * i;
+            const double norm = std::sqrt(s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9]);
+            if (!(std::fabs(norm - 1.0) <= constant::unit_tolerance)) return crooked_quaternion;
+            if (!(std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]) < 2.0 / h)) return invalid_input;
+        }
+        return success;
+    }
+
+private:
+    enum Phase : uint8_t { idle, evaluate, searching };
+    enum Attempt : uint8_t { warm, cold };
+
+    Options options;
+    const double *shared_parameters = nullptr;
+    std::vector<T> w, trial, direction, right;
+    Job jobs[lanes<T>];
+    Phase phase[lanes<T>];
+    Attempt attempt[lanes<T>];
+    bool stuck[lanes<T>], loaded = false;
+    int iteration[lanes<T>], halvings[lanes<T>];
+    T alpha{}, target{}, allowed{}, reference{}, level{};
+    Mask<T> restart{};
+
+    bool any_active() const {
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (phase[lane] != idle) return true;
+        return false;
+    }
+
+    // The next job with valid input for a lane; jobs with invalid input are finished at once.
+    template <class Feed>
+    void take(Feed &feed, int lane) {
+        Job &job = jobs[lane];
+        while (feed.next(lane, job)) {
+            *job.iterations = 0;
+            *job.substeps = 1;
+            loaded = true;
+            *job.status = load(lane, job);
+            if (*job.status == success) return begin(lane);
+            keep_state(job);
+            feed.finished(lane, job, false);
+        }
+        phase[lane] = idle;
+    }
+
+    void keep_state(const Job &job) {
+        std::copy_n(job.z, state_size * mechanism.num_bodies, job.z_next);
+        std::fill_n(job.impulses, mechanism.num_impulses, 0.0);
+        std::fill_n(job.w, mechanism.num_unknowns, 0.0);
+    }
+
+    void begin(int lane) {
+        const double *start = jobs[lane].warm;
+        phase[lane] = evaluate;
+        iteration[lane] = 0;
+        stuck[lane] = false;
+        attempt[lane] = start && interior(start) ? warm : cold;
+        if (attempt[lane] == warm)
+            for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, start[k]);
+        else
+            begin_cold(lane);
+    }
+
+    void begin_cold(int lane) {
+        phase[lane] = evaluate;
+        attempt[lane] = cold;
+        iteration[lane] = 0;
+        stuck[lane] = false;
+        for (int k = 6 * mechanism.num_bodies; k < mechanism.num_unknowns; ++k) set(trial[k], lane, 0.0);
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 3; ++k) {
+                set(trial[6 * i + k], lane, get(problem.z[state_size * i + 3 + k], lane));
+                set(trial[6 * i + 3 + k], lane, get(problem.z[state_size * i + 10 + k], lane));
+            }
+        set_mask(restart, lane, true);
+        set(level, lane, std::max(constant::start_level, options.kappa));
+    }
+
+    bool interior(const double *start) const {
+        for (int k = 0; k < mechanism.num_unknowns; ++k)
+            if (!std::isfinite(start[k])) return false;
+        for (const ContactTable &contact : mechanism.contacts)
+            for (const double *x : {start + contact.impulse, start + contact.slack})
+                if (!(x[0] > 0) || (contact.friction && !(x[1] > std::sqrt(x[2] * x[2] + x[3] * x[3])))) return false;
+        return true;
+    }
+
+    template <class Feed>
+    void tick(Feed &feed) {
+        if (loaded) problem.prepare(), loaded = false;
+        if (any(restart)) cones.start(problem, trial.data(), level, restart), restart = Mask<T>{};
+        cones.template condense<false>(problem, trial.data());
+        problem.linearize(trial.data());
+
+        const T kappa = broadcast<T>(options.kappa);
+        T sum{};
+        const T equality = largest_residual(mechanism, problem, sum);
+        const T off_path = cones.violation(trial.data(), kappa, sum), off_target = cones.violation(trial.data(), target, sum);
+        const Mask<T> sound = finite(sum);
+
+        Mask<T> accepted{}, advance{};
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            if (phase[lane] == idle) continue;
+            const double e = get(equality, lane), c = get(off_path, lane);
+            const bool ok = get_mask(sound, lane);
+            if (phase[lane] == searching) {
+                const double step = get(alpha, lane);
+                // Near the path, errors of the order of the products themselves are what the next Newton step removes.
+                const bool better = ok && (e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
+                if (!better && ++halvings[lane] < constant::line_search_halvings) {
+                    set(alpha, lane, 0.5 * step);
+                    continue;
+                }
+                set_mask(accepted, lane, true);
+                stuck[lane] = step < constant::stuck_step;
+                if (step < constant::jammed_step && mechanism.num_contacts) {
+                    phase[lane] = evaluate;
+                    set_mask(restart, lane, true);
+                    continue;
+                }
+            }
+            set_mask(accepted, lane, true);
+            phase[lane] = searching;
+            const bool done = e <= options.residual_tol && c <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
+            if (ok && done) {
+                finish(feed, lane);
+            } else if (!ok || iteration[lane] >= (attempt[lane] == warm ? options.warm_iterations : options.max_iterations)) {
+                fail(feed, lane);
+            } else {
+                ++iteration[lane];
+                ++*jobs[lane].iterations;
+                set_mask(advance, lane, true);
+            }
+        }
+        for (int k = 0; k < mechanism.num_unknowns; ++k) w[k] = select(accepted, trial[k], w[k]);
+        if (any(restart)) {
+            const T mean = constant::raise * cones.mean_product(w.data(), nullptr);
+            for (int lane = 0; lane < lanes<T>; ++lane)
+                if (get_mask(restart, lane) && iteration[lane] > 0)
+                    set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
+        }
+        if (any(advance)) advance_lanes(advance, equality);
+        // Trials of lanes that are not evaluated anew (those begin with what `begin` or `restart` put there).
+        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(accepted, lane, phase[lane] == searching);
+        for (int k = 0; k < mechanism.num_unknowns; ++k) trial[k] = select(accepted, w[k] + alpha * direction[k], trial[k]);
+    }
+
+    // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
+    void advance_lanes(const Mask<T> &mask, const T &equality) {
+        const T kappa = broadcast<T>(options.kappa), one = broadcast<T>(1.0);
+        const T *here = trial.data();
+        regularize(mechanism, problem);
+        ldu_factor(mechanism.schedule, problem.values.data());
+        T goal = kappa, inverse{}, mean{};
+        if (mechanism.num_cones) {
+            cones.aim(here, T{}, nullptr);
+            cones.solve(problem, here, problem.residual.data(), right.data());
+            const T step = one / max(cones.inverse_step(here), one);
+            mean = cones.mean_product(here, nullptr);
+            const T ratio = min(max(cones.mean_product(here, &step) / mean, T{}), one);
+            const T centered = ratio * ratio * ratio * mean;
+            goal = max(centered, kappa);
+            // Newton on the κ-problem, without the second-order term, is what makes the end point exact.
+            const T weight = select(centered > kappa, one, T{});
+            cones.aim(here, goal, &weight);
+        }
+        cones.solve(problem, here, problem.residual.data(), right.data());
+        inverse = cones.inverse_step(here);
+        store_direction(mask);
+        Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            set_mask(wide, lane, get_mask(mask, lane) && mechanism.num_cones && (get_mask(wide, lane) || stuck[lane]));
+        if (any(wide)) {
+            // Some pair is near the boundary and far from the others: centre, or the iteration would jam there. Where that is so although
+            // all products are alike, they are too small for the equations still violated: back up along the path.
+            T product = max(mean, kappa);
+            const Mask<T> alike = cones.spread(here, mean) < 0.1 * mean;
+            product = select(alike, min(constant::raise * product, broadcast<T>(constant::max_level)), product);
+            cones.aim(here, product, nullptr);
+            cones.solve(problem, here, nullptr, right.data());
+            store_direction(wide);
+            inverse = select(wide, cones.inverse_step(here), inverse);
+            goal = select(wide, product, goal);
+        }
+        T unused{};
+        target = select(mask, goal, target);
+        reference = select(mask, cones.violation(here, goal, unused), reference);
+        allowed = select(mask, max(equality, max(mean, broadcast<T>(options.residual_tol))), allowed);
+        // (a direction that is not a number gives a trial that is not, and the line search answers that)
+        const T step = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
+        alpha = select(mask, step, alpha);
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (get_mask(mask, lane)) halvings[lane] = 0;
+    }
+
+    void store_direction(const Mask<T> &mask) {
+        auto put = [&](int k, const T &value) { direction[k] = select(mask, value, direction[k]); };
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) put(6 * i + k, right[mechanism.bodies[i].right + k]);
+        for (const JointTable &joint : mechanism.joints)
+            for (int k = 0; k < joint.held(); ++k) put(joint.row + k, right[joint.right + k]);
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            const ContactDirection<T> &d = cones.direction[c];
+            put(contact.impulse, d.gamma), put(contact.slack, d.slack);
+            if (!contact.friction) continue;
+            for (int k = 0; k < 3; ++k) put(contact.impulse + 1 + k, d.xi[k]), put(contact.slack + 1 + k, d.eta[k]);
+        }
+    }
+
+    template <class Feed>
+    void finish(Feed &feed, int lane) {
+        const Job &job = jobs[lane];
+        *job.status = success;
+        for (int k = 0; k < mechanism.num_unknowns; ++k) job.w[k] = get(trial[k], lane);
+        for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = job.w[mechanism.impulses[k]];
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const BodyPose<T> &next = problem.bodies[i].next;
+            double *out = job.z_next + state_size * i;
+            for (int k = 0; k < 3; ++k) {
+                out[k] = get(next.x[k], lane);
+                out[3 + k] = get(trial[6 * i + k], lane);
+                out[7 + k] = get(next.q.v[k], lane);
+                out[10 + k] = get(trial[6 * i + 3 + k], lane);
+            }
+            out[6] = get(next.q.w, lane);
+        }
+        feed.finished(lane, job, true);
+        take(feed, lane);
+    }
+
+    template <class Feed>
+    void fail(Feed &feed, int lane) {
+        if (attempt[lane] == warm && options.cold_start) return begin_cold(lane);
+        *jobs[lane].status = max_iterations;
+        keep_state(jobs[lane]);
+        feed.finished(lane, jobs[lane], false);
+        take(feed, lane);
+    }
+};
+
+}  // namespace torchdojo

@@ -1,0 +1,316 @@
+// The C ABI of the step: `program.py` fills these structures, `ops.py` calls them.
+//
+// A workspace belongs to one thread for the length of a call and goes back to its mechanism's pool, so steps allocate nothing.
+#include <memory>
+#include <mutex>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+#include "jacobian.hpp"
+
+namespace torchdojo {
+
+template <class Workspace>
+class Pool {
+public:
+    explicit Pool(const MechanismTable &m) : mechanism(m) {}
+    struct Return {
+        Pool *pool;
+        void operator()(Workspace *workspace) const {
+            std::lock_guard<std::mutex> lock(pool->mutex);
+            pool->idle.emplace_back(workspace);
+        }
+    };
+    std::unique_ptr<Workspace, Return> take() {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (idle.empty()) return {new Workspace(mechanism), Return{this}};
+        Workspace *workspace = idle.back().release();
+        idle.pop_back();
+        return {workspace, Return{this}};
+    }
+
+private:
+    const MechanismTable &mechanism;
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Workspace>> idle;
+};
+
+template <class T>
+struct ForwardWorkspace {
+    Stepper<T> stepper;
+    Recovery recovery;
+    explicit ForwardWorkspace(const MechanismTable &m) : stepper(m), recovery(m) {}
+};
+
+template <class T>
+struct BackwardWorkspace {
+    StepGradient<T> gradient;
+    SplitGradient split;
+    std::vector<double> grad_z, carried, grad_u, grad_wrench;
+    explicit BackwardWorkspace(const MechanismTable &m)
+        : gradient(m), split(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
+          grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
+};
+
+template <class T, class R>
+struct JacobianWorkspace {
+    StepGradient<T> gradient;
+    StepJacobian<T, R> jacobian;
+    explicit JacobianWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
+};
+
+struct Handle {
+    MechanismTable table;
+    Pool<ForwardWorkspace<double>> forward_one{table};
+    Pool<ForwardWorkspace<Pack>> forward_many{table};
+    Pool<BackwardWorkspace<double>> backward_one{table};
+    Pool<BackwardWorkspace<Pack>> backward_many{table};
+    Pool<JacobianWorkspace<double, Pack>> jacobian_one{table};
+    Pool<JacobianWorkspace<Pack, Pack>> jacobian_many{table};
+
+    Handle(const int32_t *table_, const int32_t *schedule) : table(table_, schedule) {}
+
+    template <class T>
+    auto &forward() {
+        if constexpr (lanes<T> == 1) return forward_one;
+        else return forward_many;
+    }
+    template <class T>
+    auto &backward() {
+        if constexpr (lanes<T> == 1) return backward_one;
+        else return backward_many;
+    }
+};
+
+}  // namespace torchdojo
+
+using namespace torchdojo;
+
+extern "C" {
+
+struct TdOptions {
+    double kappa, grad_kappa, residual_tol, path_tol;
+    int64_t max_iterations, min_iterations, max_halvings, warm_iterations, threads;
+};
+
+// N environments, T steps. Strides are in numbers; a stride of zero shares the array. Arrays are contiguous otherwise.
+struct TdRollout {
+    int64_t environments, steps;
+    const double *parameters;         // (N or 1, P)
+    int64_t parameter_stride;
+    const double *z0;                 // (N, 13 nb)
+    int64_t z0_stride;
+    const double *u;                  // (N, T, nu), or null
+    const double *wrench;             // (N, 6 nb), or null
+    const double *warm;               // (N, n), or null
+    double *z;                        // (N, T, 13 nb), environments `z_stride` apart
+    int64_t z_stride;
+    double *impulses;                 // (N, T, ni)
+    double *w;                        // (N, T, n), or (N, n) where w_steps is 1: the last solution only
+    int64_t w_steps;
+    int64_t *status, *iterations, *substeps;  // (N, T)
+};
+
+struct TdGradient {
+    const double *grad_z;             // (N, T, 13 nb) of the states after each step, environments `grad_z_stride` apart
+    int64_t grad_z_stride;
+    const double *grad_impulses;      // (N, T, ni), or null
+    double *grad_z0;                  // (N, 13 nb)
+    double *grad_u;                   // (N, T, nu), or null
+    double *grad_wrench;              // (N, 6 nb), or null
+    double *multiplier;               // (N, T, n), or null
+};
+
+void *td_mechanism_create(const int32_t *table, const int32_t *schedule) { return new Handle(table, schedule); }
+void td_mechanism_destroy(void *handle) { delete static_cast<Handle *>(handle); }
+int64_t td_lanes() { return pack_lanes; }
+
+}  // extern "C"
+
+namespace {
+
+Options native_options(const TdOptions &o) {
+    Options options;
+    options.kappa = o.kappa, options.residual_tol = o.residual_tol, options.path_tol = o.path_tol;
+    options.max_iterations = o.max_iterations, options.min_iterations = o.min_iterations;
+    options.max_halvings = o.max_halvings, options.warm_iterations = o.warm_iterations;
+    return options;
+}
+
+Job step_job(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t) {
+    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, at = n * r.steps + t;
+    Job job;
+    job.parameters = r.parameters + n * r.parameter_stride;
+    job.z = t ? r.z + n * r.z_stride + (t - 1) * nz : r.z0 + n * r.z0_stride;
+    job.u = r.u ? r.u + at * m.num_inputs : nullptr;
+    job.wrench = r.wrench ? r.wrench + n * 6 * m.num_bodies : nullptr;
+    auto solution = [&](int64_t step) { return r.w + (n * r.w_steps + (r.w_steps > 1 ? step : 0)) * nw; };
+    job.warm = t ? solution(t - 1) : r.warm ? r.warm + n * nw : nullptr;
+    job.z_next = r.z + n * r.z_stride + t * nz;
+    job.impulses = r.impulses + at * m.num_impulses;
+    job.w = solution(t);
+    job.status = r.status + at, job.iterations = r.iterations + at, job.substeps = r.substeps + at;
+    return job;
+}
+
+const double *shared_parameters(const TdRollout &r) { return r.parameter_stride ? nullptr : r.parameters; }
+
+// Environments first … last: each lane follows one of them through all its steps, then takes the next one.
+template <class T>
+struct RolloutFeed {
+    const MechanismTable &mechanism;
+    const TdRollout &rollout;
+    const Options &options;
+    Recovery &recovery;
+    int64_t next_environment, last, environment[lanes<T>] = {}, step[lanes<T>];
+
+    RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, Recovery &recovery, int64_t first, int64_t last)
+        : mechanism(m), rollout(r), options(o), recovery(recovery), next_environment(first), last(last) {
+        for (int lane = 0; lane < lanes<T>; ++lane) step[lane] = r.steps;
+    }
+    bool next(int lane, Job &job) {
+        if (step[lane] == rollout.steps) {
+            if (next_environment == last) return false;
+            environment[lane] = next_environment++;
+            step[lane] = 0;
+        }
+        job = step_job(mechanism, rollout, environment[lane], step[lane]++);
+        return true;
+    }
+    void finished(int, const Job &job, bool solved) {
+        if (!solved && *job.status == max_iterations) recovery.recover(job, options, shared_parameters(rollout));
+    }
+};
+
+template <class T>
+void forward(Handle &handle, const Options &options, const TdRollout &r, int64_t first, int64_t last) {
+    auto workspace = handle.forward<T>().take();
+    RolloutFeed<T> feed(handle.table, r, options, workspace->recovery, first, last);
+    workspace->stepper.run(feed, options, shared_parameters(r));
+}
+
+template <class T>
+void backward(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, int64_t first,
+              int64_t last) {
+    auto workspace = handle.backward<T>().take();
+    const MechanismTable &m = handle.table;
+    const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs, nw = m.num_unknowns;
+    GradientJob jobs[lanes<T>];
+    for (int64_t start = first; start < last; start += lanes<T>) {
+        const int count = int(std::min<int64_t>(lanes<T>, last - start));
+        std::fill(workspace->carried.begin(), workspace->carried.end(), 0.0);
+        if (g.grad_wrench) std::fill_n(g.grad_wrench + start * nf, count * nf, 0.0);
+        for (int64_t t = r.steps - 1; t >= 0; --t) {
+            int active = 0;
+            for (int j = 0; j < count; ++j) {
+                const int64_t n = start + j, at = n * r.steps + t;
+                double *carried = &workspace->carried[j * nz];
+                const double *upstream = g.grad_z + n * g.grad_z_stride + t * nz;
+                for (int64_t k = 0; k < nz; ++k) carried[k] += upstream[k];
+                GradientJob job{};
+                job.step = step_job(m, r, n, t);
+                job.w = job.step.w;
+                job.grad_z_next = carried;
+                job.grad_impulses = g.grad_impulses ? g.grad_impulses + at * m.num_impulses : nullptr;
+                job.grad_z = &workspace->grad_z[j * nz];
+                job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
+                job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
+                job.multiplier = g.multiplier ? g.multiplier + at * nw : nullptr;
+                if (r.status[at] == success && r.substeps[at] == 1) {
+                    jobs[active++] = job;
+                    continue;
+                }
+                std::fill_n(job.grad_z, nz, 0.0);
+                if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
+                if (r.status[at] == success) {
+                    workspace->split.run(job, options, grad_kappa, shared_parameters(r));
+                } else {
+                    if (job.grad_u) std::fill_n(job.grad_u, nu, 0.0);
+                    if (job.multiplier) std::fill_n(job.multiplier, nw, 0.0);
+                }
+            }
+            if (active) workspace->gradient.run(jobs, active, options, grad_kappa, shared_parameters(r));
+            std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
+            if (g.grad_wrench)
+                for (int64_t k = 0; k < count * nf; ++k) g.grad_wrench[start * nf + k] += workspace->grad_wrench[k];
+        }
+        std::copy_n(workspace->carried.begin(), count * nz, g.grad_z0 + start * nz);
+    }
+}
+
+template <class T, class R>
+void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, const Options &options, double grad_kappa, const TdRollout &r,
+              double *out, int64_t first, int64_t last) {
+    auto workspace = pool.take();
+    const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
+    GradientJob jobs[lanes<T>];
+    double *outputs[lanes<T>];
+    int count = 0;
+    for (int64_t n = first; n < last; ++n) {
+        if (r.status[n] == success && r.substeps[n] == 1) {
+            jobs[count].step = step_job(m, r, n, 0);
+            jobs[count].w = jobs[count].step.w;
+            outputs[count++] = out + n * size;
+        } else {
+            std::fill_n(out + n * size, size, 0.0);
+        }
+        if (count == lanes<T> || (n + 1 == last && count)) {
+            workspace->jacobian.run(jobs, outputs, count, options, grad_kappa, shared_parameters(r), workspace->gradient);
+            count = 0;
+        }
+    }
+}
+
+// Calls part(first, last, many) on blocks of environments, one per thread; `many`: whether the block is worth a vector register.
+template <class F>
+void in_parallel(int64_t environments, int64_t threads, F &&part) {
+    const int64_t useful = (environments + pack_lanes - 1) / pack_lanes;
+    const int64_t blocks = std::max<int64_t>(1, std::min(threads, useful));
+    auto run = [&](int64_t block) {
+        const int64_t first = environments * block / blocks, last = environments * (block + 1) / blocks;
+        if (first < last) part(first, last, last - first > 1);
+    };
+#if defined(_OPENMP)
+    if (blocks > 1) {
+#pragma omp parallel for num_threads(int(blocks)) schedule(static, 1)
+        for (int64_t block = 0; block < blocks; ++block) run(block);
+        return;
+    }
+#endif
+    for (int64_t block = 0; block < blocks; ++block) run(block);
+}
+
+}  // namespace
+
+extern "C" {
+
+void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many) {
+        many ? forward<Pack>(h, options, *r, first, last) : forward<double>(h, options, *r, first, last);
+    });
+}
+
+void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdGradient *g) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many) {
+        many ? backward<Pack>(h, options, o->grad_kappa, *r, *g, first, last)
+             : backward<double>(h, options, o->grad_kappa, *r, *g, first, last);
+    });
+}
+
+// out: (N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split.
+void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *out) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many) {
+        many ? jacobian(h.jacobian_many, h.table, options, o->grad_kappa, *r, out, first, last)
+             : jacobian(h.jacobian_one, h.table, options, o->grad_kappa, *r, out, first, last);
+    });
+}
+
+}  // extern "C"
