@@ -57,6 +57,7 @@ SHARED = Path(os.environ.get("TORCHDOJO_SHARED") or Path(__file__).resolve().par
 TIMESTEP = 0.01  # [s], both engines
 ACTIVE_GAP = 1e-3  # [m]: a contact counts as active below it
 A1_TORQUE = 33.5  # [N·m], menagerie's forcerange
+SHORTEST = 0.05  # [s], of one timing
 NEVER = "–"
 
 
@@ -383,14 +384,21 @@ class Sizes:
 
 
 def by_turns(repeats: int, *runs: Callable[[], Any] | None) -> list[float | None]:
-    """Median seconds of each run, one after the other `repeats` times; the first round is not counted if there are others."""
+    """Median seconds of each run, one after the other `repeats` times; the first round is not counted if there are others.
+
+    A run shorter than `SHORTEST` is repeated within its turn until it takes that long, so that caches left cold by the other engine do not
+    count.
+    """
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats + (repeats > 1)):
         for mine, run in zip(seconds, runs, strict=True):
             if run is not None:
-                start = time.perf_counter()
-                run()
-                mine.append(time.perf_counter() - start)
+                start, elapsed, count = time.perf_counter(), 0.0, 0
+                while elapsed < SHORTEST:
+                    run()
+                    count += 1
+                    elapsed = time.perf_counter() - start
+                mine.append(elapsed / count)
     return [statistics.median(mine[1:] if repeats > 1 else mine) if mine else None for mine in seconds]
 
 
