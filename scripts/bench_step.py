@@ -71,6 +71,7 @@ class Case:
     Attributes:
         start: (13 nb,) state. limit: (nu,) largest inputs [N, N·m]; bias: (nu,) added to the random ones.
         effort: fraction of `limit` that random inputs reach. settle: steps before anything is timed.
+        most: environments at most, whatever is asked for; an eighth of it for Jacobians (MuJoCo takes 9 s for one of spheres100).
         mjcf: MuJoCo's model and the qpos to start from; raises MissingError.
     """
 
@@ -81,6 +82,7 @@ class Case:
     settle: int
     mjcf: Callable[[Case], Start]
     bias: Tensor | None = None
+    most: int = 1_000_000
 
     def inputs(self, *shape: int) -> Tensor:
         u = self.effort * self.limit * (2 * torch.rand(*shape, self.limit.numel(), dtype=torch.float64) - 1)
@@ -151,7 +153,7 @@ def _pendulum(n: int, joint: str) -> Callable[[], Case]:
             mech = td.Mechanism(dict(mech.bodies.items()), joints, timestep=TIMESTEP)
         limit = torch.full((mech.num_inputs,), 0.05 / n, dtype=torch.float64)
         tilt = 0.5 if joint == "Revolute" else (0.5, 0.2, 0.0)
-        return Case(mech, mech.initial_state(hinge1={"q": tilt}), limit, 1.0, 5, _export)
+        return Case(mech, mech.initial_state(hinge1={"q": tilt}), limit, 1.0, 5, _export, most=_most(n))
 
     return build
 
@@ -169,9 +171,13 @@ def _spheres(n: int) -> Callable[[], Case]:
         mech = td.Mechanism(bodies, joints, contacts, timestep=TIMESTEP)
         limit = torch.full((mech.num_inputs,), 0.01, dtype=torch.float64)
         z = mech.initial_state(base={"q": (0.0, 0.0, radius + 1e-3, 0.0, 0.0, 0.0)})
-        return Case(mech, z, limit, 1.0, 20, _export)
+        return Case(mech, z, limit, 1.0, 20, _export, most=_most(n))
 
     return build
+
+
+def _most(n: int) -> int:
+    return 1_000_000 if n < 50 else 16
 
 
 # The ant's torques are made for an armature of 1 kg·m², on which the step does not act: without it, 0.75 N·m are plenty for its feet
@@ -405,7 +411,9 @@ def by_turns(repeats: int, *runs: Callable[[], Any] | None) -> list[float | None
 def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> tuple[list[list[str]], list[str]]:
     """Rows of the table of steps, and one of the table of Jacobians."""
     mech, settle = case.mech, max(1, round(sizes.settle * case.settle))
-    most = max(*sizes.batches, sizes.jacobians)
+    batches = sorted({min(batch, case.most) for batch in sizes.batches})
+    count = min(sizes.jacobians, max(1, case.most // 8))
+    most = max(*batches, count)
     with torch.no_grad():
         z = mech.rollout(case.start, case.inputs(most, settle)).z[..., -1, :].contiguous()
     reference: MuJoCo | None = None
@@ -417,7 +425,7 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
         except MissingError as reason:
             say(f"{name}: not in MuJoCo: {reason}")
     rows = []
-    for batch in sizes.batches:
+    for batch in batches:
         steps = sizes.steps_alone if batch == 1 else sizes.steps
         u = case.inputs(batch, steps)
         controls = None if reference is None else reference.controls(batch, steps)
@@ -452,7 +460,6 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
             ])  # fmt: skip
             say(f"{name}: batch {batch}, {threads} thread(s): {rows[-1][6]} µs, MuJoCo {rows[-1][7]} µs per step")
     torch.set_num_threads(sizes.threads[0])
-    count = sizes.jacobians
     u = case.inputs(count)
     run = None if reference is None else lambda: reference.jacobians(count)
     ours, theirs = by_turns(sizes.repeats, lambda: mech.jacobians(z[:count], u), run)
