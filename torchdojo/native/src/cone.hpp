@@ -75,6 +75,10 @@ struct ContactDirection {
     Vec3<T> xi, eta;
 };
 
+namespace constant {
+constexpr double least_height = 1e-12;  // of a friction cone [N·s]: a frictionless contact needs an interior, too
+}
+
 template <class T>
 struct Cones {
     const MechanismTable &mechanism;
@@ -165,6 +169,15 @@ struct Cones {
         }
     }
 
+    void set_direction(const T *delta) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            ContactDirection<T> &d = direction[c];
+            d.gamma = delta[contact.impulse], d.slack = delta[contact.slack];
+            if (contact.friction) d.xi = load3(delta + contact.impulse + 1), d.eta = load3(delta + contact.slack + 1);
+        }
+    }
+
     // Largest inverse step to the boundary of the cones along `direction`.
     T inverse_step(const T *w) const {
         T inverse{};
@@ -250,7 +263,53 @@ struct Cones {
         }
     }
 
+    // The cone variables at w + α·direction moved onto the central path, in the lanes of `mask`: a smoothed projection.
+    //   orthant: with c = a γ − s/a, γ = (c + √(c² + 4κ))/2a and s = κ/γ (Chen and Harker 1993; Kanzow 1996; Smale 1987);
+    //   friction: with the height ξ₁ = μγ given, t = b β − η₂₃/b is split into β inside the disc of that radius and the slip.
+    // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: a² = 3h/m, b² = 1/m (of the body; for
+    // quadrupeds, ants and humanoids within a factor of 3 of the best, and half that or less is bad for b).
+    void project(const Problem<T> &problem, const T *w, const T &alpha, const T &kappa, const Mask<T> &mask, T *to) const {
+        for (int i = 0; i < mechanism.num_contacts; ++i) {
+            const ContactTable &contact = mechanism.contacts[i];
+            const ContactDirection<T> &d = direction[i];
+            const T mass = problem.body_parameters(contact.body)[parameter::mass];
+            const T *impulse = w + contact.impulse, *slack = w + contact.slack;
+            T *new_impulse = to + contact.impulse, *new_slack = to + contact.slack;
+            const T a = sqrt(3.0 * problem.timestep() / mass), ia = 1.0 / a;
+            const T c = a * (impulse[0] + alpha * d.gamma) - ia * (slack[0] + alpha * d.slack);
+            const T root = sqrt(c * c + 4.0 * kappa);
+            const T x = select(c > T{}, 0.5 * (c + root), 2.0 * kappa / (root - c)), gamma = ia * x;
+            new_impulse[0] = select(mask, gamma, new_impulse[0]), new_slack[0] = select(mask, kappa / gamma, new_slack[0]);
+            if (!contact.friction) continue;
+            const T mu = problem.parameters[contact.parameters + parameter::friction];
+            const T height = max(mu * gamma, broadcast<T>(constant::least_height)), b = sqrt(1.0 / mass), ib = 1.0 / b;
+            const T t1 = b * (impulse[2] + alpha * d.xi.y) - ib * (slack[2] + alpha * d.eta.y);
+            const T t2 = b * (impulse[3] + alpha * d.xi.z) - ib * (slack[3] + alpha * d.eta.z);
+            const T length = sqrt(t1 * t1 + t2 * t2), inverse = 1.0 / max(length, broadcast<T>(std::numeric_limits<double>::min()));
+            const T gap = disc_gap(length / (height * b), kappa / (height * height * b * b));
+            const T eta = kappa / (height * gap * (2.0 - gap)), force = height * (1.0 - gap) * inverse, slip = -(1.0 - gap) * eta * inverse;
+            const T values[6] = {height, force * t1, force * t2, eta, slip * t1, slip * t2};
+            for (int k = 0; k < 3; ++k) {
+                new_impulse[1 + k] = select(mask, values[k], new_impulse[1 + k]);
+                new_slack[1 + k] = select(mask, values[3 + k], new_slack[1 + k]);
+            }
+        }
+    }
+
 private:
+    // g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1): how far a friction impulse stays inside its disc. Newton's method from the root for
+    // small g; five steps reach rounding for all τ ≥ 0, ε > 0.
+    static TD_INLINE T disc_gap(const T &tau, const T &epsilon) {
+        const T excess = tau - 1.0, root = sqrt(excess * excess + 2.0 * epsilon), one = broadcast<T>(1.0);
+        T g = min(select(excess > T{}, epsilon / (excess + root), 0.5 * (root - excess)), one);
+        for (int k = 0; k < 5; ++k) {
+            const T q = g * (2.0 - g), r = excess + g;
+            g = g - (q * r - epsilon * (1.0 - g)) / (2.0 * (1.0 - g) * r + q + epsilon);
+            g = min(max(g, broadcast<T>(std::numeric_limits<double>::min())), one);
+        }
+        return g;
+    }
+
     // Direction of contact c for the derivatives `move` of distance and slip along the body's direction.
     TD_INLINE void eliminate(const Problem<T> &problem, const T *w, int c, const T *residual, const Vec3<T> &move) {
         const ContactTable &contact = mechanism.contacts[c];

@@ -110,8 +110,7 @@ private:
     bool follow(const Job &job, const Options &options, const double *shared, double kappa, const double *from, double *to, bool keep) {
         Options own = options;
         own.kappa = kappa;
-        own.warm_iterations = options.max_iterations;
-        own.cold_start = false;
+        own.interior = true;
         int64_t status, iterations, substeps;
         Job same = job;
         same.warm = from;
@@ -190,14 +189,8 @@ private:
     }
 
     double limit(const double *v, const double *delta) {  // largest step in the cones
-        Cones<double> &cones = stepper.cones;
-        for (int c = 0; c < mechanism.num_contacts; ++c) {
-            const ContactTable &contact = mechanism.contacts[c];
-            ContactDirection<double> &d = cones.direction[c];
-            d.gamma = delta[contact.impulse], d.slack = delta[contact.slack];
-            if (contact.friction) d.xi = load3(delta + contact.impulse + 1), d.eta = load3(delta + contact.slack + 1);
-        }
-        return 1.0 / cones.inverse_step(v);
+        stepper.cones.set_direction(delta);
+        return 1.0 / stepper.cones.inverse_step(v);
     }
 
     // The unit tangent (dw, dτ) and the metric at w, oriented along the tangent that is there.

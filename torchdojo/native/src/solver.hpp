@@ -1,4 +1,5 @@
-// The interior-point method of solver/interior_point.py (see there for the method and its constants), for the lanes of one scalar.
+// The methods of solver/path_newton.py (from a warm start) and solver/interior_point.py (from a cold one), for the lanes of one scalar. See
+// there for what they do and why, and for their constants.
 //
 // Lanes work independently of each other: each has its own step of its own environment, at its own iteration. A lane that has converged
 // stores its result and takes the next job while the others go on, so nobody waits for the slowest. One `tick` evaluates the trial points
@@ -15,7 +16,7 @@ struct Options {
     double kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings;
     int64_t warm_iterations;          // of an attempt from a warm start
-    bool cold_start = true;           // whether a cold start follows a warm one that fails
+    bool interior = false;            // the interior-point method from the warm start, and no cold one after it
 };
 
 enum Status : int64_t { success = 0, max_iterations = 1, invalid_input = 2, crooked_quaternion = 3 };
@@ -114,7 +115,7 @@ public:
 
 private:
     enum Phase : uint8_t { idle, evaluate, searching };
-    enum Attempt : uint8_t { warm, cold };
+    enum Attempt : uint8_t { warm, warm_interior, cold };  // Newton on the path; the interior-point method from either start
 
     Options options;
     const double *shared_parameters = nullptr;
@@ -125,7 +126,7 @@ private:
     bool stuck[lanes<T>], loaded = false;
     int iteration[lanes<T>], halvings[lanes<T>];
     T alpha{}, target{}, allowed{}, reference{}, level{};
-    Mask<T> restart{};
+    Mask<T> restart{}, lifted{};
 
     bool any_active() const {
         for (int lane = 0; lane < lanes<T>; ++lane)
@@ -160,11 +161,11 @@ private:
         phase[lane] = evaluate;
         iteration[lane] = 0;
         stuck[lane] = false;
-        attempt[lane] = start && interior(start) ? warm : cold;
-        if (attempt[lane] == warm)
-            for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, start[k]);
-        else
-            begin_cold(lane);
+        if (!start || !interior(start)) return begin_cold(lane);
+        attempt[lane] = options.interior ? warm_interior : warm;
+        for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, start[k]);
+        // (a start from another κ is brought onto the path)
+        set_mask(lifted, lane, attempt[lane] == warm);
     }
 
     void begin_cold(int lane) {
@@ -195,10 +196,15 @@ private:
     void tick(Feed &feed) {
         if (loaded) problem.prepare(), loaded = false;
         if (any(restart)) cones.start(problem, trial.data(), level, restart), restart = Mask<T>{};
+        const T kappa = broadcast<T>(options.kappa);
+        if (any(lifted)) {
+            std::fill(cones.direction.begin(), cones.direction.end(), ContactDirection<T>{});
+            cones.project(problem, trial.data(), T{}, kappa, lifted, trial.data());
+            lifted = Mask<T>{};
+        }
         cones.template condense<false>(problem, trial.data());
         problem.linearize(trial.data());
 
-        const T kappa = broadcast<T>(options.kappa);
         T sum{};
         const T equality = largest_residual(mechanism, problem, sum);
         const T off_path = cones.violation(trial.data(), kappa, sum), off_target = cones.violation(trial.data(), target, sum);
@@ -212,14 +218,16 @@ private:
             if (phase[lane] == searching) {
                 const double step = get(alpha, lane);
                 // Near the path, errors of the order of the products themselves are what the next Newton step removes.
-                const bool better = ok && (e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
+                // Newton's method on the path takes every step that can be evaluated.
+                const bool better =
+                    ok && (attempt[lane] == warm || e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
                 if (!better && ++halvings[lane] < constant::line_search_halvings) {
                     set(alpha, lane, 0.5 * step);
                     continue;
                 }
                 set_mask(accepted, lane, true);
                 stuck[lane] = step < constant::stuck_step;
-                if (step < constant::jammed_step && mechanism.num_contacts) {
+                if (attempt[lane] != warm && step < constant::jammed_step && mechanism.num_contacts) {
                     phase[lane] = evaluate;
                     set_mask(restart, lane, true);
                     continue;
@@ -247,8 +255,16 @@ private:
         }
         if (any(advance)) advance_lanes(advance, equality);
         // Trials of lanes that are not evaluated anew (those begin with what `begin` or `restart` put there).
-        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(accepted, lane, phase[lane] == searching);
+        Mask<T> on_path{};
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            set_mask(accepted, lane, phase[lane] == searching);
+            set_mask(on_path, lane, phase[lane] == searching && attempt[lane] == warm);
+        }
         for (int k = 0; k < mechanism.num_unknowns; ++k) trial[k] = select(accepted, w[k] + alpha * direction[k], trial[k]);
+        if (any(on_path)) {
+            cones.set_direction(direction.data());
+            cones.project(problem, w.data(), alpha, kappa, on_path, trial.data());
+        }
     }
 
     // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
@@ -257,25 +273,27 @@ private:
         const T *here = trial.data();
         regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
-        T goal = kappa, inverse{}, mean{};
-        if (mechanism.num_cones) {
+        Mask<T> inside{};  // lanes of the interior-point method
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            set_mask(inside, lane, get_mask(mask, lane) && attempt[lane] != warm && mechanism.num_cones);
+        T goal = kappa, inverse{}, mean{}, weight{};
+        if (any(inside)) {
             cones.aim(here, T{}, nullptr);
             cones.solve(problem, here, problem.residual.data(), right.data());
             const T step = one / max(cones.inverse_step(here), one);
             mean = cones.mean_product(here, nullptr);
             const T ratio = min(max(cones.mean_product(here, &step) / mean, T{}), one);
             const T centered = ratio * ratio * ratio * mean;
-            goal = max(centered, kappa);
+            goal = select(inside, max(centered, kappa), kappa);
             // Newton on the κ-problem, without the second-order term, is what makes the end point exact.
-            const T weight = select(centered > kappa, one, T{});
-            cones.aim(here, goal, &weight);
+            weight = select(inside, select(centered > kappa, one, T{}), T{});
         }
+        cones.aim(here, goal, any(inside) ? &weight : nullptr);
         cones.solve(problem, here, problem.residual.data(), right.data());
-        inverse = cones.inverse_step(here);
         store_direction(mask);
+        if (any(inside)) inverse = select(inside, cones.inverse_step(here), T{});
         Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
-        for (int lane = 0; lane < lanes<T>; ++lane)
-            set_mask(wide, lane, get_mask(mask, lane) && mechanism.num_cones && (get_mask(wide, lane) || stuck[lane]));
+        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(wide, lane, get_mask(inside, lane) && (get_mask(wide, lane) || stuck[lane]));
         if (any(wide)) {
             // Some pair is near the boundary and far from the others: centre, or the iteration would jam there. Where that is so although
             // all products are alike, they are too small for the equations still violated: back up along the path.
@@ -337,7 +355,7 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
-        if (attempt[lane] == warm && options.cold_start) return begin_cold(lane);
+        if (attempt[lane] == warm) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(jobs[lane]);
         feed.finished(lane, jobs[lane], false);
