@@ -207,7 +207,7 @@ OPTIONS: dict[str, tuple[Call, type[Exception], str]] = {
         ValueError,
         r"on_failure: got 'ignore'; allowed: \['flag', 'raise'\]",
     ),
-    "unknown_backend": (lambda: td.SolverOptions(backend="cuda"), ValueError, r"backend: got 'cuda'; allowed: 'auto', 'reference'"),
+    "unknown_backend": (lambda: td.SolverOptions(backend="cuda"), ValueError, r"backend: got 'cuda'; allowed: \['auto', 'reference', 'native'\]"),
     "positional": (lambda: td.SolverOptions(1e-6), TypeError, r"positional argument"),
 }
 

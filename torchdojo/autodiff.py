@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ class StepSettings:
     system: System
     options: SolverOptions
     raise_invalid: bool = False
+
+    @property
+    def raises_invalid(self) -> bool:
+        return self.raise_invalid or self.options.on_failure is OnFailure.RAISE
 
     @property
     def specs(self) -> list[ParameterSpec]:
@@ -75,8 +79,17 @@ def valid_environments(settings: StepSettings, flat: Sequence[Tensor]) -> Tensor
         if tensor.numel() and not bool(torch.isfinite(tensor).all()):
             rows = torch.isfinite(tensor).flatten(1).all(-1) if tensor.ndim > 1 and len(tensor) == len(z) else torch.isfinite(tensor).all()
             finite = finite & rows
-    states = z.unflatten(-1, (-1, STATE_SIZE))
-    error = (torch.linalg.vector_norm(states[..., 6:10], dim=-1) - 1).abs().amax(-1)
+    check_quaternions(z, finite)
+    spin = torch.linalg.vector_norm(z.unflatten(-1, (-1, STATE_SIZE))[..., 10:13], dim=-1).amax(-1)
+    valid = finite & (spin < 2 / flat[3])
+    if settings.raises_invalid:
+        check_valid(valid)
+    return valid
+
+
+def check_quaternions(z: Tensor, finite: Tensor) -> None:
+    """Raise ValueError if a finite state of z (N, 13 nb) has a quaternion off the unit sphere."""
+    error = (torch.linalg.vector_norm(z.unflatten(-1, (-1, STATE_SIZE))[..., 6:10], dim=-1) - 1).abs().amax(-1)
     crooked = finite & (error > max(UNIT_TOLERANCE, 8 * torch.finfo(z.dtype).eps))
     if bool(crooked.any()):
         worst = int(torch.where(crooked, error, 0).argmax())
@@ -84,12 +97,21 @@ def valid_environments(settings: StepSettings, flat: Sequence[Tensor]) -> Tensor
             f"z: environment {worst} has a quaternion whose norm differs from 1 by {float(error[worst]):.2g}; allowed: unit quaternions "
             f"wxyz (within {UNIT_TOLERANCE}); divide them by their norm, and check the order of the state, [x, v, q, omega] per body"
         )
-    spin = torch.linalg.vector_norm(states[..., 10:13], dim=-1).amax(-1)
-    valid = finite & (spin < 2 / flat[3])
-    if (settings.raise_invalid or settings.options.on_failure is OnFailure.RAISE) and not bool(valid.all()):
+
+
+def check_valid(valid: Tensor) -> None:
+    """Raise ValueError unless all environments (N,) are valid."""
+    if not bool(valid.all()):
         first = int((~valid).nonzero()[0])
-        raise ValueError(f"z, u, wrench or parameters: environment {first} of {len(z)} is invalid: {Status.INVALID_INPUT.explain}")
-    return valid
+        raise ValueError(f"z, u, wrench or parameters: environment {first} of {len(valid)} is invalid: {Status.INVALID_INPUT.explain}")
+
+
+def check_solved(status: Tensor) -> None:
+    """Raise RuntimeError unless all environments (...,) succeeded."""
+    failed = status != int(Status.SUCCESS)
+    if bool(failed.any()):
+        first = int(failed.reshape(-1).nonzero()[0, 0])
+        raise RuntimeError(f"environment {first} of {status.numel()}: {Status.MAX_ITERATIONS.explain}")
 
 
 class StepFunction(torch.autograd.Function):
@@ -143,7 +165,7 @@ class StepFunction(torch.autograd.Function):
 
         if _unbatchable(specs, dims):
             return _loop(info.batch_size, dims, values, call), (0, 0, 0)
-        return call(*_align(specs, dims, values)), (0, 0, 0)
+        return call(*align(specs, dims, values)), (0, 0, 0)
 
 
 class StepAdjointFunction(torch.autograd.Function):
@@ -183,10 +205,7 @@ class StepAdjointFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            "torchdojo: second derivatives through the step are not implemented; differentiate first derivatives "
-            "(mech.jacobians) by finite differences instead"
-        )
+        refuse_second_derivative()
 
     @staticmethod
     def vmap(
@@ -202,14 +221,17 @@ class StepAdjointFunction(torch.autograd.Function):
         out_dims = tuple(0 if need else None for need in needs)
         if any(not s.batched for s in specs):
             return _loop(info.batch_size, dims, list(values), call), out_dims
-        # Gradients are wanted per mapped sample, so inputs that are not mapped are expanded rather than broadcast.
-        mapped = [v.expand(info.batch_size, *v.shape) if d is None else v.movedim(d, 0) for v, d in zip(values, dims, strict=True)]
-        grads = call(*_align(specs, [0] * len(mapped), mapped))
-        shaped = []
-        for grad, value, dim in zip(grads, values[3:], dims[3:], strict=True):
-            own = value.shape if dim is None else value.movedim(dim, 0).shape[1:]
-            shaped.append(None if grad is None else grad.reshape(info.batch_size, *own))
+        mapped = map_all(info.batch_size, dims, values)
+        grads = call(*align(specs, [0] * len(mapped), mapped))
+        shaped = [None if grad is None else grad.reshape(value.shape) for grad, value in zip(grads, mapped[3:], strict=True)]
         return tuple(shaped), out_dims
+
+
+def refuse_second_derivative() -> NoReturn:
+    raise RuntimeError(
+        "torchdojo: second derivatives through the step are not implemented; differentiate first derivatives "
+        "(mech.jacobians) by finite differences instead"
+    )
 
 
 def smoothed(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
@@ -223,7 +245,7 @@ def smoothed(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
 # -- vmap ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _align(specs: Sequence[ParameterSpec], dims: Sequence[int | None], values: Sequence[Tensor]) -> list[Tensor]:
+def align(specs: Sequence[ParameterSpec], dims: Sequence[int | None], values: Sequence[Tensor]) -> list[Tensor]:
     """Bring mapped dimensions to the front, in front of equally many batch dimensions, so that ordinary broadcasting does the rest."""
     lead = max(v.ndim - s.ndim - (d is not None) for s, d, v in zip(specs, dims, values, strict=True) if s.batched)
     aligned = []
@@ -234,6 +256,11 @@ def _align(specs: Sequence[ParameterSpec], dims: Sequence[int | None], values: S
             value = value.reshape(value.shape[0], *(1,) * (lead - own), *value.shape[1:])
         aligned.append(value)
     return aligned
+
+
+def map_all(size: int, dims: Sequence[int | None], values: Sequence[Tensor]) -> list[Tensor]:
+    """Mapped dimensions at the front of every tensor: gradients are wanted per mapped sample, so what is not mapped is expanded."""
+    return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for v, d in zip(values, dims, strict=True)]
 
 
 def _unbatchable(specs: Sequence[ParameterSpec], dims: Sequence[int | None]) -> bool:

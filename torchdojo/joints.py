@@ -228,11 +228,16 @@ class StandardJoint(Joint):
         return (along, across) if free == 1 else (across, along)
 
     @property
+    def _offset(self) -> Tensor:
+        """`orientation_offset` as a rotation, also where an optimizer moved it off the unit sphere; its gradients are tangent."""
+        return quat.normalize(self.orientation_offset)
+
+    @property
     def free_translational_axes(self) -> Tensor:
         """Directions of the free translations in the PARENT frame, (..., free_translations, 3)."""
         free, _ = self._rows(self.free_translations)
         rows = torch.eye(3, dtype=self.axis.dtype, device=self.axis.device) if free is None else free
-        return quat.rotate(self.orientation_offset[..., None, :], rows)
+        return quat.rotate(self._offset[..., None, :], rows)
 
     @property
     def free_rotational_axes(self) -> Tensor:
@@ -244,7 +249,7 @@ class StandardJoint(Joint):
 
     def displacement(self, parent: Pose, child: Pose) -> tuple[Tensor, Tensor]:
         """(d (..., 3), p (..., 4)): displacement of the child anchor and relative orientation, in the joint frame."""
-        frame = quat.multiply(parent.q, self.orientation_offset)
+        frame = quat.multiply(parent.q, self._offset)
         d = quat.inverse_rotate(frame, child.point(self.child_anchor) - parent.point(self.parent_anchor))
         return d, quat.multiply(quat.conjugate(frame), child.q)
 
@@ -272,7 +277,7 @@ class StandardJoint(Joint):
         free_r, held_r = self._rows(self.free_rotations)
         rows_t = 3 - self.free_translations
 
-        frame = quat.multiply(parent.pose.q, self.orientation_offset)
+        frame = quat.multiply(parent.pose.q, self._offset)
         p = quat.multiply(quat.conjugate(frame), child.pose.q)
         child_lever = quat.rotate(child.pose.q, self.child_anchor)
         parent_lever = child.pose.x + child_lever - parent.pose.x

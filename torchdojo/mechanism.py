@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,12 @@ from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, 
 from torchdojo.dynamics.system import System
 from torchdojo.elements import Element, Pose, Twist
 from torchdojo.joints import Floating, Joint, StandardJoint
+from torchdojo.native import ops
+from torchdojo.native.cache import ParameterCache, Parameters
+from torchdojo.native.loader import library
+from torchdojo.native.program import program, supported, unsupported
 from torchdojo.parameters import PhysicalModule, require
-from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.solver.options import Backend, SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
@@ -89,6 +94,8 @@ class Mechanism(PhysicalModule):
                     raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
         self._add_floating_joints()
         self._system = System(cast(Mapping[str, Body], self.bodies), self._elements())
+        self._program = program(self._system) if supported(self._system) else None
+        self._cache = ParameterCache()
         self._warn_of_inactive()
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -154,8 +161,8 @@ class Mechanism(PhysicalModule):
 
     def forward(self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None) -> Tensor:
         """The next state, (..., 13 nb). As `step`, but since no status is returned, invalid input raises and failed steps warn."""
-        out = self._step(self._settings(raise_invalid=True), self._stacked(), z, u, None, wrench)
-        if not transforming():
+        out = self._stepper(raise_invalid=True)(*self._check_inputs(z, u, wrench), None)
+        if not (transforming() or torch.compiler.is_compiling()):
             failed = int((out.status != int(Status.SUCCESS)).sum())
             if failed:
                 text = f"{failed} of {out.status.numel()} environments keep their state: {Status.MAX_ITERATIONS.explain}"
@@ -176,7 +183,9 @@ class Mechanism(PhysicalModule):
         Raises:
             ValueError: wrong shapes, or quaternions that are not unit. TypeError: wrong dtype or device.
         """
-        return self._step(self._settings(), self._stacked(), z, u, warm_start, wrench)
+        if warm_start is not None:
+            self._check_tensor("warm_start", warm_start, self._system.num_unknowns)
+        return self._stepper()(*self._check_inputs(z, u, wrench), warm_start)
 
     def rollout(
         self, z: Tensor, u: Tensor | Callable[[Tensor], Tensor] | None = None, *, steps: int | None = None, wrench: Tensor | None = None
@@ -198,12 +207,17 @@ class Mechanism(PhysicalModule):
             steps = u.shape[-2]
         if steps is None or steps < 1:
             raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
-        settings, parameters = self._settings(), self._stacked()
+        native = None if callable(u) else self._native()
+        if native is not None:
+            z, now, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
+            path, impulses, _, *counts = ops.rollout(native, self._known(native), z, now, wrench, None)
+            return Trajectory(path, now.expand(*path.shape[:-2], *now.shape[-2:]), impulses, *counts)
+        take = self._stepper()
         states, inputs, outputs = [z], [], []
         warm: Tensor | None = None
         for t in range(steps):
             now = u[..., t, :] if isinstance(u, Tensor) else z.new_zeros(self.num_inputs) if u is None else u(z)
-            out = self._step(settings, parameters, z, now, warm, wrench)
+            out = take(*self._check_inputs(z, now, wrench), warm)
             z, warm = out.z, out.solution.detach()
             states.append(z)
             inputs.append(now)
@@ -222,6 +236,46 @@ class Mechanism(PhysicalModule):
             torch.stack([o.substeps for o in outputs], -1),
         )
 
+    # -- backends ------------------------------------------------------------------------------------------------------------------------
+
+    def _stepper(self, raise_invalid: bool = False) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], StepOutput]:
+        """(z, u, wrench, warm_start) -> output, on the backend that the options ask for."""
+        native = self._native(raise_invalid)
+        if native is not None:
+            return functools.partial(ops.step, native, self._known(native))
+        return functools.partial(stepping.step, self._settings(raise_invalid), self._stacked())
+
+    def _native(self, raise_invalid: bool = False) -> ops.Settings | None:
+        """Settings for the kernel, or None where the reference takes the step.
+
+        Raises:
+            RuntimeError: `backend="native"` where the kernel cannot be used.
+        """
+        backend = self.options.backend
+        if backend is Backend.REFERENCE:
+            return None
+        lowered, number = self._program, self.gravity
+        if lowered is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
+            if backend is Backend.NATIVE:
+                self._refuse_native()
+            return None
+        return ops.Settings(lowered, self.options, raise_invalid)
+
+    def _refuse_native(self) -> NoReturn:
+        number, reason = self.gravity, unsupported(self._system)
+        if reason is None and number.dtype != torch.float64:
+            reason = f"it computes in float64, the mechanism has {number.dtype}; use mech.to(torch.float64)"
+        if reason is None and number.device.type != "cpu":
+            reason = f"it runs on the CPU, the mechanism is on {number.device}; use mech.to('cpu')"
+        if reason is None:
+            library()  # raises, and says what is the matter
+        raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
+
+    def _known(self, native: ops.Settings) -> Parameters:
+        if transforming() or torch.compiler.is_compiling():
+            return Parameters(native.program, self._stacked())
+        return self._cache.get(native.program, self, self._stacked)
+
     def _settings(self, raise_invalid: bool = False) -> StepSettings:
         system = self._system
         device = self.gravity.device
@@ -229,20 +283,6 @@ class Mechanism(PhysicalModule):
 
     def _stacked(self) -> list[Tensor]:
         return self._system.stack_parameters(self.timestep, self.gravity)
-
-    def _step(
-        self,
-        settings: StepSettings,
-        parameters: Sequence[Tensor],
-        z: Tensor,
-        u: Tensor | None,
-        warm_start: Tensor | None,
-        wrench: Tensor | None,
-    ) -> StepOutput:
-        z, u, wrench = self._check_inputs(z, u, wrench)
-        if warm_start is not None:
-            self._check_tensor("warm_start", warm_start, self._system.num_unknowns)
-        return stepping.step(settings, parameters, z, u, wrench, warm_start)
 
     def jacobians(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Derivatives of the step on the tangent space, per body [dx, dv, dphi, domega] (dphi: body-frame rotation vector [rad]).
@@ -252,8 +292,12 @@ class Mechanism(PhysicalModule):
             differentiable.
         """
         z, u, wrench = self._check_inputs(z, u, None)
+        native = self._native()
         with torch.no_grad():
-            jacobian = stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
+            if native is not None:
+                jacobian = ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
+            else:
+                jacobian = stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
         size = TANGENT_SIZE * self.num_bodies
         return jacobian[..., :size], jacobian[..., size:]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.autodiff import StepFunction, StepSettings, flatten_batch, smoothed, transforming, valid_environments
+from torchdojo.autodiff import StepFunction, StepSettings, check_solved, flatten_batch, smoothed, transforming, valid_environments
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, next_pose, retract, split_state
 from torchdojo.dynamics.residual import StepProblem, local_jacobian
 from torchdojo.elements import Twist
@@ -22,7 +22,7 @@ from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import OnFailure, Status
 
-__all__ = ["StepOutput", "jacobian", "step"]
+__all__ = ["StepOutput", "halve", "halved_jacobian", "jacobian", "step"]
 
 
 class StepOutput(NamedTuple):
@@ -70,10 +70,9 @@ def step(
     halvings = options.max_halvings if halvings is None else halvings
     failed = status == int(Status.MAX_ITERATIONS)
     if halvings and bool(failed.any()):
-        out = _halve(settings, [z, u, wrench, *parameters], out, failed, halvings - 1)
-    if options.on_failure is OnFailure.RAISE and halvings == options.max_halvings and bool((out.status != int(Status.SUCCESS)).any()):
-        first = int((out.status != int(Status.SUCCESS)).reshape(-1).nonzero()[0, 0])
-        raise RuntimeError(f"environment {first} of {out.status.numel()}: {Status.MAX_ITERATIONS.explain}")
+        out = halve(settings, [z, u, wrench, *parameters], out, failed, halvings - 1)
+    if options.on_failure is OnFailure.RAISE and halvings == options.max_halvings:
+        check_solved(out.status)
     return out
 
 
@@ -85,7 +84,7 @@ def _select_half(settings: StepSettings, tensors: Sequence[Tensor], index: Tenso
     return part
 
 
-def _halve(settings: StepSettings, tensors: Sequence[Tensor], out: StepOutput, failed: Tensor, halvings: int) -> StepOutput:
+def halve(settings: StepSettings, tensors: Sequence[Tensor], out: StepOutput, failed: Tensor, halvings: int) -> StepOutput:
     """Replace the failed environments of `out` by two half steps each."""
     index = failed.reshape(-1).nonzero().squeeze(-1)
     z, u, wrench, *parameters = _select_half(settings, tensors, index)
@@ -138,14 +137,20 @@ def jacobian(
         result[index[good]] = tangent_of_next(problem, w, twist_change)
     halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):
-        z, u, wrench, *parameters = _select_half(settings, tensors, failed)
-        middle = step(settings, parameters, z, u, wrench, None, halvings - 1).z
-        first = jacobian(settings, parameters, z, u, wrench, None, halvings - 1)
-        second = jacobian(settings, parameters, middle, u, wrench, None, halvings - 1)
-        chained = second[..., :size] @ first
-        chained[..., size:] += second[..., size:]
-        result[failed] = chained
+        result[failed] = halved_jacobian(settings, tensors, failed, halvings - 1)
     return result.reshape(*batch, size, -1)
+
+
+def halved_jacobian(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor, halvings: int) -> Tensor:
+    """`jacobian` of the environments `index` of z, u, wrench and parameters as two half steps each."""
+    z, u, wrench, *parameters = _select_half(settings, tensors, index)
+    middle = step(settings, parameters, z, u, wrench, None, halvings).z
+    first = jacobian(settings, parameters, z, u, wrench, None, halvings)
+    second = jacobian(settings, parameters, middle, u, wrench, None, halvings)
+    size = first.shape[-2]
+    chained = second[..., :size] @ first
+    chained[..., size:] += second[..., size:]
+    return chained
 
 
 def tangent_of_next(problem: StepProblem, w: Tensor, twist_change: Tensor) -> Tensor:

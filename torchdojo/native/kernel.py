@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
-from torchdojo.native.program import Program, kernel_library
+from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.solver.interior_point import WARM_ITERATIONS
 from torchdojo.solver.options import SolverOptions
 
@@ -56,11 +57,16 @@ class _Gradient(ctypes.Structure):
         ("grad_u", ctypes.c_void_p),
         ("grad_wrench", ctypes.c_void_p),
         ("multiplier", ctypes.c_void_p),
+        ("solution", ctypes.c_void_p),
+        ("carried", ctypes.c_void_p),
     ]
 
 
 class Problem(NamedTuple):
-    """N rollouts of T steps: flat stacked parameters (N or 1 each), z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), warm (N, n) or None."""
+    """N rollouts of T steps: flat stacked parameters (N or 1 each), z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), warm (N, n) or None.
+
+    `packed` parameters, where they are known already, take the place of `parameters`.
+    """
 
     program: Program
     options: SolverOptions
@@ -69,6 +75,7 @@ class Problem(NamedTuple):
     u: Tensor
     wrench: Tensor
     warm: Tensor | None
+    packed: Packed | None = None
 
 
 class Outputs(NamedTuple):
@@ -83,12 +90,19 @@ class Outputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb); multipliers of the residual (N, T, n), where wanted."""
+    """Of z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb); where wanted, what gradients of parameters are made of.
+
+    That is, by step: the multiplier of the residual (N, T, n), zero where the step failed or was split; the solution at which derivatives
+    were taken (N, T, n), which differs from w where `grad_kappa` does; and the gradient of the state after it, which includes what
+    comes back from later steps, (N, T, 13 nb).
+    """
 
     z: Tensor
     u: Tensor
     wrench: Tensor
     multiplier: Tensor | None
+    solution: Tensor | None
+    carried: Tensor | None
 
 
 def rollout(problem: Problem, keep_solutions: bool = True) -> Outputs:
@@ -110,15 +124,24 @@ def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tenso
     """Gradients from those of z (N, T + 1, 13 nb) and of the impulses (N, T, ni)."""
     program = problem.program
     grad_z = grad_z.contiguous()
+    steps, new = problem.u.shape[:2], problem.z.new_empty
+    smooth = (problem.options.grad_kappa or problem.options.kappa) != problem.options.kappa
     found = Gradients(
-        torch.empty_like(problem.z),
-        torch.empty_like(problem.u),
-        torch.empty_like(problem.wrench),
-        torch.zeros(*problem.u.shape[:2], program.num_unknowns, dtype=problem.z.dtype) if multipliers else None,
+        new(problem.z.shape),
+        new(problem.u.shape),
+        new(problem.wrench.shape),
+        new(*steps, program.num_unknowns) if multipliers else None,
+        (out.w.clone() if smooth else out.w) if multipliers else None,
+        new(*steps, STATE_SIZE * program.num_bodies) if multipliers else None,
     )
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
     gradient = _Gradient(
-        _address(grad_z[:, 1:]), grad_z.stride(0), _address(impulses), *(_address(tensor) for tensor in (*found[:3], found.multiplier))
+        _address(grad_z[:, 1:]),
+        grad_z.stride(0),
+        _address(impulses),
+        *(_address(tensor) for tensor in found[:4]),
+        _address(found.solution) if smooth else None,
+        _address(found.carried),
     )
     with _Call(problem, out) as call:
         call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
@@ -135,24 +158,29 @@ def jacobian(problem: Problem, out: Outputs) -> Tensor:
     return result
 
 
+@functools.lru_cache(maxsize=64)
+def _options(options: SolverOptions, threads: int) -> _Options:
+    residual_tol, path_tol = options.tolerances(torch.float64)
+    return _Options(
+        options.kappa,
+        options.grad_kappa or options.kappa,
+        residual_tol,
+        path_tol,
+        options.max_iterations,
+        options.min_iterations,
+        options.max_halvings,
+        WARM_ITERATIONS,
+        threads,
+    )
+
+
 class _Call:
     """The arguments of one call, and the tensors that must live until it returns."""
 
     def __init__(self, problem: Problem, out: Outputs) -> None:
-        program, options = problem.program, problem.options
-        residual_tol, path_tol = options.tolerances(problem.z.dtype)
-        self._options = _Options(
-            options.kappa,
-            options.grad_kappa or options.kappa,
-            residual_tol,
-            path_tol,
-            options.max_iterations,
-            options.min_iterations,
-            options.max_halvings,
-            WARM_ITERATIONS,
-            torch.get_num_threads(),
-        )
-        self._packed = program.pack(problem.parameters)
+        program = problem.program
+        self._options = _options(problem.options, torch.get_num_threads())
+        self._packed, self.handle = problem.packed or program.packed(problem.parameters)
         self._inputs = [None if t is None else t.contiguous() for t in (problem.z, problem.u, problem.wrench, problem.warm)]
         z, u, wrench, warm = self._inputs
         self._rollout = _Rollout(
@@ -172,7 +200,6 @@ class _Call:
             *(_address(tensor) for tensor in out[3:]),
         )
         self.kernel = kernel_library()
-        self.handle = program.handle(problem.parameters)
         self.options, self.rollout = ctypes.byref(self._options), ctypes.byref(self._rollout)
 
     def __enter__(self) -> _Call:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,13 +16,14 @@ from torch import Tensor
 
 from torchdojo import joints as joints_module
 from torchdojo.contacts import ImpactContact, NonlinearContact
-from torchdojo.dynamics.system import Group, System
+from torchdojo.dynamics.system import Group, ParameterSpec, System
 from torchdojo.elements import orthonormal_complement, unit
 from torchdojo.joints import StandardJoint
 from torchdojo.native import graph
 from torchdojo.native.loader import library
+from torchdojo.quaternion import normalize
 
-__all__ = ["Program", "program", "supported"]
+__all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupported"]
 
 JOINT_FIXED_PARAMETERS = 28  # two bases (9 + 9), two anchors (3 + 3), an orientation (4); then spring, damper and rest
 BODY_PARAMETERS = 10
@@ -30,19 +33,37 @@ FIRST_BODY_PARAMETER = 4  # behind the timestep and gravity
 _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYPES)
 
 
+def unsupported(system: System) -> str | None:
+    """What the kernel does not know of a system: a joint or contact written by a user, or one with tensors of its own; None if nothing."""
+    for group in system.groups:
+        if group.cls not in (*_JOINTS, ImpactContact, NonlinearContact):
+            return f"{group.cls.__name__} is not a built-in joint or contact"
+        if group.extra:
+            return f"a {group.cls.__name__} has tensors that are not physical fields: {list(group.extra)}"
+    return None
+
+
 def supported(system: System) -> bool:
     """Whether the kernel knows every joint and contact: the built-in ones, not subclasses written by users."""
-    return all(group.cls in (*_JOINTS, ImpactContact, NonlinearContact) for group in system.groups)
+    return unsupported(system) is None
+
+
+class Packed(NamedTuple):
+    """Parameters as the kernel reads them: (N or 1, num_parameters), and its object for the springs and dampers that act in them."""
+
+    values: Tensor
+    handle: int
 
 
 class Program:
     """A system lowered for the kernel.
 
     Springs and dampers that are zero in every environment cost nothing, so there is one table per combination of those that act.
+    Operators know a program by its `number`. Copies and unpickled programs are programs of their own, lowered anew.
     """
 
     def __init__(self, system: System) -> None:
-        # (not the system itself: the table of programs below must not keep its keys alive)
+        self.system = system
         self.groups = system.groups
         self.num_bodies, self.num_unknowns = system.num_bodies, system.num_unknowns
         self.num_inputs, self.num_cones = system.num_inputs, system.num_cones
@@ -57,8 +78,22 @@ class Program:
             self.parameter_offset.append([size + width * e for e in range(len(group.members))])
             size += width * len(group.members)
         self.num_parameters = size
+        self.parameter_specs: list[ParameterSpec] = system.parameter_specs()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.number = next(_numbers)
         self._handles: dict[tuple[bool, ...], int] = {}
         self._lock = threading.Lock()
+        _by_number[self.number] = self
+        _by_system[id(self.system)] = self  # (a program keeps its system, so that the id stays taken)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("number", "_handles", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
@@ -73,7 +108,7 @@ class Program:
             return value.reshape(value.shape[0], -1).expand(count, -1)
 
         timestep, gravity, mass, inertia = parameters[:4]
-        columns = [column(timestep), column(gravity), column(torch.cat((mass[..., None], inertia.flatten(-2)), dim=-1))]
+        columns = [column(timestep), column(gravity), column(_concatenate((mass[..., None], inertia.flatten(-2))))]
         by_group = self._fields(parameters)
         for group in self.joint_groups:
             f = by_group[id(group)]
@@ -81,7 +116,9 @@ class Program:
             pieces = [
                 _basis(f["axis"], cls.free_translations),  # type: ignore[attr-defined]
                 _basis(f["axis"], cls.free_rotations),  # type: ignore[attr-defined]
-                *(f[name] for name in ("parent_anchor", "child_anchor", "orientation_offset", "spring", "damper", "rest")),
+                *(f[name] for name in ("parent_anchor", "child_anchor")),
+                normalize(f["orientation_offset"]),
+                *(f[name] for name in ("spring", "damper", "rest")),
             ]
             columns.append(column(_concatenate(pieces)))
         for group in self.contact_groups:
@@ -115,6 +152,10 @@ class Program:
             if acting not in self._handles:
                 self._handles[acting] = self._create(acting)
             return self._handles[acting]
+
+    def packed(self, parameters: Sequence[Tensor]) -> Packed:
+        """`pack` and `handle` of parameters whose batch dimensions are flattened to N or 1."""
+        return Packed(self.pack(parameters), self.handle(parameters))
 
     def _create(self, acting: tuple[bool, ...]) -> int:
         table, schedule = self.tables(acting)
@@ -172,21 +213,32 @@ class Program:
         for group, member, offset in contacts:
             friction = int(group.cls is NonlinearContact)
             impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
-            table += [group.body_index[member, 0].item(), friction, impulse[0], slack[0], offset]
+            table += [int(group.body_index[member, 0]), friction, impulse[0], slack[0], offset]
         table += self.impulse_index
         for i, j in fill:
             table += [schedule.offset[i, j], sizes[i] * sizes[j]]
         return np.asarray(table, dtype=np.int32), schedule
 
 
-_programs: weakref.WeakKeyDictionary[System, Program] = weakref.WeakKeyDictionary()
+_numbers = itertools.count()
+_by_number: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
+_by_system: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDictionary()
 
 
 def program(system: System) -> Program:
-    """The program of a system, lowered at its first use."""
-    found = _programs.get(system)
+    """The program of a system, lowered at its first use and kept by whoever asked for it."""
+    return _by_system.get(id(system)) or Program(system)
+
+
+def by_number(number: int) -> Program:
+    """The program that an operator was given the number of.
+
+    Raises:
+        RuntimeError: it is gone, together with its mechanism.
+    """
+    found = _by_number.get(number)
     if found is None:
-        found = _programs[system] = Program(system)
+        raise RuntimeError("torchdojo: the mechanism of this step no longer exists; keep it alive until its gradients are taken")
     return found
 
 
@@ -208,7 +260,7 @@ def _basis(axis: Tensor, free: int) -> Tensor:
 def _concatenate(pieces: Sequence[Tensor]) -> Tensor:
     """Along the last dimension, batch dimensions broadcast."""
     count = max(piece.shape[0] for piece in pieces)
-    return torch.cat([piece.expand(count, *piece.shape[1:]) for piece in pieces], dim=-1)
+    return torch.cat([piece if len(piece) == count else piece.expand(count, *piece.shape[1:]) for piece in pieces], dim=-1)
 
 
 def _pointer(array: np.ndarray) -> ctypes.c_void_p:
@@ -224,6 +276,8 @@ def kernel_library() -> ctypes.CDLL:
     kernel.td_mechanism_destroy.restype = None
     kernel.td_mechanism_destroy.argtypes = [ctypes.c_void_p]
     kernel.td_lanes.restype = ctypes.c_int64
+    kernel.td_same.restype = ctypes.c_int64
+    kernel.td_same.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
     for name, count in (("td_rollout", 3), ("td_rollout_adjoint", 4), ("td_jacobian", 4)):
         function = getattr(kernel, name)
         function.restype = None

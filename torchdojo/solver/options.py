@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["OnFailure", "SolverOptions", "Status"]
+__all__ = ["Backend", "OnFailure", "SolverOptions", "Status"]
 
 
 class Status(enum.IntEnum):
@@ -43,6 +43,14 @@ class OnFailure(str, enum.Enum):
     RAISE = "raise"
 
 
+class Backend(str, enum.Enum):
+    """What takes the steps: the compiled kernel, the reference in PyTorch, or the kernel wherever it can."""
+
+    AUTO = "auto"
+    REFERENCE = "reference"
+    NATIVE = "native"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SolverOptions:
     """Options of the step.
@@ -57,7 +65,8 @@ class SolverOptions:
             solution to rounding, as finite differences of the step need.
         max_halvings: how often a step without a solution may be split into two of half its length (0: never).
         on_failure: "flag" or "raise".
-        backend: "auto" or "reference". The compiled backend is not there yet; "auto" is the reference.
+        backend: "auto": the compiled kernel in float64 on the CPU where all joints and contacts are built in and a compiler was found, the
+            reference elsewhere. "reference", or "native", which raises where the kernel cannot be used.
 
     Raises:
         ValueError: a value out of its range; the message says which.
@@ -71,7 +80,7 @@ class SolverOptions:
     min_iterations: int = 0
     max_halvings: int = 3
     on_failure: OnFailure | str = OnFailure.FLAG
-    backend: str = "auto"
+    backend: Backend | str = Backend.AUTO
 
     def __post_init__(self) -> None:
         for name in ("kappa", "grad_kappa", "residual_tol", "central_path_tol"):
@@ -90,12 +99,11 @@ class SolverOptions:
             )
         if self.max_halvings < 0:
             raise ValueError(f"SolverOptions.max_halvings: got {self.max_halvings}; allowed: 0 or more")
-        try:
-            object.__setattr__(self, "on_failure", OnFailure(self.on_failure))
-        except ValueError:
-            raise ValueError(f"SolverOptions.on_failure: got {self.on_failure!r}; allowed: {[o.value for o in OnFailure]}") from None
-        if self.backend not in ("auto", "reference"):
-            raise ValueError(f"SolverOptions.backend: got {self.backend!r}; allowed: 'auto', 'reference'")
+        for name, choices in (("on_failure", OnFailure), ("backend", Backend)):
+            try:
+                object.__setattr__(self, name, choices(getattr(self, name)))
+            except ValueError:
+                raise ValueError(f"SolverOptions.{name}: got {getattr(self, name)!r}; allowed: {[c.value for c in choices]}") from None
 
     def tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
         """(residual_tol, central_path_tol) for a dtype.

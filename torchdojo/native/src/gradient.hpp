@@ -13,7 +13,7 @@ namespace torchdojo {
 struct GradientJob {
     Job step;                         // z, u, wrench, parameters of the step
     const double *w, *grad_z_next, *grad_impulses;  // impulses: may be null
-    double *grad_z, *grad_u, *grad_wrench, *multiplier;  // the last three may be null
+    double *grad_z, *grad_u, *grad_wrench, *multiplier, *solution;  // the last four may be null
 };
 
 template <class T>
@@ -67,8 +67,7 @@ private:
     void soften(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
         Options own = options;
         own.kappa = grad_kappa;
-        own.warm_iterations = options.max_iterations;
-        own.cold_start = false;
+        own.interior = true;
         int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
         struct Feed {
             Job jobs[lanes<T>];
@@ -136,6 +135,8 @@ private:
             for (int k = 0; k < mechanism.num_inputs; ++k) job.grad_u[k] = get(g.u[k], lane);
         if (job.multiplier)
             for (int k = 0; k < mechanism.num_unknowns; ++k) job.multiplier[k] = get(adjoint.multiplier[k], lane);
+        if (job.solution)
+            for (int k = 0; k < mechanism.num_unknowns; ++k) job.solution[k] = get(solution[k], lane);
     }
 };
 
@@ -158,7 +159,7 @@ public:
         for (int which = 1; which >= 0; --which) {
             Recovery::Halves copy = level;
             GradientJob half{Recovery::half_job(job.step, copy, which), which ? level.second.data() : level.first.data(),
-                             which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(), nullptr};
+                             which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(), nullptr, nullptr};
             std::vector<double> z(nz);
             half.grad_z = z.data();
             if (level.substeps[which] > 1) run(half, options, grad_kappa, shared, depth + 1);

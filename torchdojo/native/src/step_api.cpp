@@ -1,6 +1,7 @@
 // The C ABI of the step: `program.py` fills these structures, `ops.py` calls them.
 //
 // A workspace belongs to one thread for the length of a call and goes back to its mechanism's pool, so steps allocate nothing.
+#include <cstring>
 #include <memory>
 #include <mutex>
 
@@ -120,12 +121,21 @@ struct TdGradient {
     double *grad_z0;                  // (N, 13 nb)
     double *grad_u;                   // (N, T, nu), or null
     double *grad_wrench;              // (N, 6 nb), or null
-    double *multiplier;               // (N, T, n), or null
+    double *multiplier;               // (N, T, n), or null: zero where a step failed or was split
+    double *solution;                 // (N, T, n), or null: where multipliers are not zero, the solution at which derivatives were taken
+    double *carried;                  // (N, T, 13 nb), or null: gradients of the states after each step, later steps included
 };
 
 void *td_mechanism_create(const int32_t *table, const int32_t *schedule) { return new Handle(table, schedule); }
 void td_mechanism_destroy(void *handle) { delete static_cast<Handle *>(handle); }
 int64_t td_lanes() { return pack_lanes; }
+
+// Whether `count` arrays of `bytes` each hold what `copy` holds, one after the other.
+int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, const char *copy) {
+    for (int64_t i = 0; i < count; copy += bytes[i++])
+        if (std::memcmp(arrays[i], copy, size_t(bytes[i]))) return 0;
+    return 1;
+}
 
 }  // extern "C"
 
@@ -209,6 +219,7 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 double *carried = &workspace->carried[j * nz];
                 const double *upstream = g.grad_z + n * g.grad_z_stride + t * nz;
                 for (int64_t k = 0; k < nz; ++k) carried[k] += upstream[k];
+                if (g.carried) std::copy_n(carried, nz, g.carried + at * nz);
                 GradientJob job{};
                 job.step = step_job(m, r, n, t);
                 job.w = job.step.w;
@@ -218,6 +229,7 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
                 job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
                 job.multiplier = g.multiplier ? g.multiplier + at * nw : nullptr;
+                job.solution = g.solution ? g.solution + at * nw : nullptr;
                 if (r.status[at] == success && r.substeps[at] == 1) {
                     jobs[active++] = job;
                     continue;

@@ -1,0 +1,115 @@
+"""What is computed of the parameters of a mechanism before a step, kept while they stay the same.
+
+Stacking and packing the 179 tensors of a quadruped takes 0.4 ms, a step of it 0.15 ms (one core, July 2026).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchdojo.autodiff import flatten_batch
+from torchdojo.native.program import Packed, Program, kernel_library
+from torchdojo.parameters import PhysicalModule
+
+__all__ = ["ParameterCache", "Parameters", "Snapshot"]
+
+
+class Parameters:
+    """Stacked parameters, and, where no batch dimensions distinguish environments, the form that the kernel reads."""
+
+    def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
+        self._program = program
+        self.tensors = tensors
+
+    @functools.cached_property
+    def requires_grad(self) -> bool:
+        return any(t.requires_grad for t in self.tensors)
+
+    @functools.cached_property
+    def _flattened(self) -> tuple[list[Tensor], torch.Size]:
+        tensors = [t.detach() for t in self.tensors]
+        none = torch.empty(1)
+        flat, batch = flatten_batch([*[self._program.parameter_specs[1]] * 3, *self._program.parameter_specs], [none, none, none, *tensors])
+        return flat[3:], batch
+
+    @property
+    def flat(self) -> list[Tensor]:
+        return self._flattened[0]
+
+    @property
+    def batch(self) -> torch.Size:
+        return self._flattened[1]
+
+    @functools.cached_property
+    def packed(self) -> Packed | None:
+        return self._program.packed(self.flat) if self.batch.numel() == 1 else None
+
+
+class Snapshot:
+    """The parameters of modules as they are now: which tensors, at which addresses, with which numbers."""
+
+    def __init__(self, slots: list[tuple[dict[str, nn.Parameter | None], str, Tensor, int]]) -> None:
+        self._slots = slots
+        tensors = [tensor for _, _, tensor, _ in slots]
+        self._addresses = np.array([address for *_, address in slots], dtype=np.uintp)
+        self._sizes = np.array([t.numel() * t.element_size() for t in tensors], dtype=np.int64)
+        self._copy = torch.cat([t.detach().reshape(-1) for t in tensors])
+
+    @staticmethod
+    def of(modules: Iterable[PhysicalModule]) -> Snapshot | None:
+        """None where parameters require grad, are computed (parametrized), or are not plain arrays of float64."""
+        slots: list[tuple[dict[str, nn.Parameter | None], str, Tensor, int]] = []
+        for module in modules:
+            for name in module.fields:
+                tensor = module._parameters.get(name)
+                if tensor is None or tensor.requires_grad or tensor.dtype != torch.float64 or not tensor.is_contiguous():
+                    return None
+                slots.append((module._parameters, name, tensor, tensor.data_ptr()))
+        return Snapshot(slots)
+
+    def holds(self) -> bool:
+        """Whether the modules still have these parameters with these numbers.
+
+        The numbers are compared because writing to `parameter.data` leaves no other trace; that takes about 1 µs.
+        """
+        for owner, name, tensor, address in self._slots:
+            # (the object is the same, so its data are alive as long as it has the same address)
+            if owner.get(name) is not tensor or tensor.data_ptr() != address or tensor.requires_grad:
+                return False
+        return bool(
+            kernel_library().td_same(
+                len(self._slots),
+                ctypes.c_void_p(self._addresses.ctypes.data),
+                ctypes.c_void_p(self._sizes.ctypes.data),
+                ctypes.c_void_p(self._copy.data_ptr()),
+            )
+        )
+
+
+class ParameterCache:
+    """The last `Parameters` of a mechanism. Copies and unpickled ones are empty."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Snapshot, Parameters] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ParameterCache, ()
+
+    def get(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters:
+        last = self._last
+        if last is not None and last[0].holds():
+            return last[1]
+        system = program.system
+        members: list[PhysicalModule] = [member for group in system.groups for member in group.members]
+        snapshot = Snapshot.of([mechanism, *system.bodies, *members])
+        with torch.set_grad_enabled(snapshot is None and torch.is_grad_enabled()):
+            known = Parameters(program, stack())
+        self._last = None if snapshot is None else (snapshot, known)
+        return known
