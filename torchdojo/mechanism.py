@@ -162,7 +162,7 @@ class Mechanism(PhysicalModule):
     def forward(self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None) -> Tensor:
         """The next state, (..., 13 nb). As `step`, but since no status is returned, invalid input raises and failed steps warn."""
         out = self._stepper(raise_invalid=True)(*self._check_inputs(z, u, wrench), None)
-        if not (transforming() or torch.compiler.is_compiling()):
+        if not (torch.compiler.is_compiling() or transforming()):
             failed = int((out.status != int(Status.SUCCESS)).sum())
             if failed:
                 text = f"{failed} of {out.status.numel()} environments keep their state: {Status.MAX_ITERATIONS.explain}"
@@ -272,7 +272,7 @@ class Mechanism(PhysicalModule):
         raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
 
     def _known(self, native: ops.Settings) -> Parameters:
-        if transforming() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or transforming():
             return Parameters(native.program, self._stacked())
         return self._cache.get(native.program, self, self._stacked)
 

@@ -105,16 +105,22 @@ class Gradients(NamedTuple):
     carried: Tensor | None
 
 
-def rollout(problem: Problem, keep_solutions: bool = True) -> Outputs:
-    """All steps. Solutions of every step are kept for the backward pass, or only the last one."""
+def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] | None = None) -> Outputs:
+    """All steps. Solutions of every step are kept for the backward pass, or only the last one.
+
+    Outputs have the dimensions `batch`, of N elements together, in the place of N.
+    """
     count, steps = problem.u.shape[:2]
+    shape = (count,) if batch is None else batch
     program = problem.program
     new = problem.z.new_empty
-    z = new(count, steps + 1, STATE_SIZE * program.num_bodies)
-    z[:, 0] = problem.z
-    counts = torch.empty(3, count, steps, dtype=torch.int64)
-    w = new(count, steps if keep_solutions else 1, program.num_unknowns)
-    out = Outputs(z, new(count, steps, program.num_impulses), w, *counts.unbind())
+    out = Outputs(
+        new(*shape, steps + 1, STATE_SIZE * program.num_bodies),
+        new(*shape, steps, program.num_impulses),
+        new(*shape, steps if keep_solutions else 1, program.num_unknowns),
+        *(new(*shape, steps, dtype=torch.int64) for _ in range(3)),
+    )
+    out.z.select(-2, 0).copy_(problem.z if batch is None else problem.z.view(*shape, -1))
     with _Call(problem, out) as call:
         call.kernel.td_rollout(call.handle, call.options, call.rollout)
     return out
@@ -136,8 +142,8 @@ def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tenso
     )
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
     gradient = _Gradient(
-        _address(grad_z[:, 1:]),
-        grad_z.stride(0),
+        grad_z.data_ptr() + 8 * grad_z.shape[2],
+        grad_z.shape[1] * grad_z.shape[2],
         _address(impulses),
         *(_address(tensor) for tensor in found[:4]),
         _address(found.solution) if smooth else None,
@@ -192,11 +198,11 @@ class _Call:
             _address(u) if program.num_inputs else None,
             _address(wrench),
             _address(warm),
-            _address(out.z[:, 1:]),
-            out.z.stride(0),
+            out.z.data_ptr() + 8 * problem.z.shape[1],
+            (problem.u.shape[1] + 1) * problem.z.shape[1],
             _address(out.impulses),
             _address(out.w),
-            out.w.shape[1],
+            out.w.shape[-2],
             *(_address(tensor) for tensor in out[3:]),
         )
         self.kernel = kernel_library()
