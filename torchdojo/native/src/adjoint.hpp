@@ -175,8 +175,6 @@ private:
         // Free directions: impulses of inputs, springs and dampers; gradients of what those depend on.
         if (free_acts) {
             const T *spring = p + parameter::free_values, *damper = spring + joint.free();
-            const Vec3<T> angle = joint.has_spring ? rotation_vector(data.now.p) : Vec3<T>{};
-            const T curvature = joint.has_spring ? rotation_vector_curvature(angle) : T{};
             for (int k = held; k < 6; ++k) {
                 bool translation;
                 const Vec3<T> f = direction(k, translation);
@@ -196,9 +194,9 @@ private:
                     if (translation) {
                         add(translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, weight * f), joint);
                     } else {
-                        gradient.phi[joint.child] = gradient.phi[joint.child] + weight * left_jacobian_inverse(angle, curvature, f);
+                        gradient.phi[joint.child] = gradient.phi[joint.child] + weight * left_jacobian_inverse(data.angle, f);
                         gradient.phi[joint.parent] =
-                            gradient.phi[joint.parent] - weight * (data.offset * right_jacobian_inverse(angle, curvature, f));
+                            gradient.phi[joint.parent] - weight * (data.offset * right_jacobian_inverse(data.angle, f));
                     }
                 }
                 if (joint.has_damper) damper_product(problem, joint, data, f, translation, -damper[i] * right[joint.right + k]);
@@ -246,11 +244,9 @@ private:
             gradient.x[joint.parent] = gradient.x[joint.parent] + g.x_child;
             before_child = g.phi_child, before_parent = g.phi_parent;
         } else {
-            const Vec3<T> turn = rotation_vector(conjugate(data.before.p) * data.now.p);
-            const T curvature = rotation_vector_curvature(turn);
-            const Vec3<T> g = right_jacobian_inverse(turn, curvature, f);
+            const Vec3<T> g = right_jacobian_inverse(data.turn, f);
             const Vec3<T> in_parent = data.offset * (rotation_matrix(data.before.p) * g);
-            gradient.phi[joint.child] = gradient.phi[joint.child] + weight * left_jacobian_inverse(turn, curvature, f);
+            gradient.phi[joint.child] = gradient.phi[joint.child] + weight * left_jacobian_inverse(data.turn, f);
             gradient.phi[joint.parent] = gradient.phi[joint.parent] - weight * in_parent;
             before_child = weight * g, before_parent = -weight * in_parent;
         }

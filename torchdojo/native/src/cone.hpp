@@ -264,30 +264,30 @@ struct Cones {
     }
 
     // The cone variables at w + α·direction moved onto the central path, in the lanes of `mask`: a smoothed projection.
-    //   orthant: with c = a γ − s/a, γ = (c + √(c² + 4κ))/2a and s = κ/γ (Chen and Harker 1993; Kanzow 1996; Smale 1987);
-    //   friction: with the height ξ₁ = μγ given, t = b β − η₂₃/b is split into β inside the disc of that radius and the slip.
-    // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: a² = 3h/m, b² = 1/m (of the body; for
-    // quadrupeds, ants and humanoids within a factor of 3 of the best, and half that or less is bad for b).
+    //   orthant: with c = γ − a s, γ = (c + √(c² + 4κa))/2 and s = κ/γ (Chen and Harker 1993; Kanzow 1996; Smale 1987);
+    //   friction: with the height ξ₁ = μγ given, t = β − b η₂₃ is split into β inside the disc of that radius and the slip.
+    // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: a = m/3h, b = m (of the body; for
+    // quadrupeds, ants and humanoids within a factor of 3 of the best, and twice that or more is bad for b).
     void project(const Problem<T> &problem, const T *w, const T &alpha, const T &kappa, const Mask<T> &mask, T *to) const {
+        const T third = 1.0 / (3.0 * problem.timestep());
         for (int i = 0; i < mechanism.num_contacts; ++i) {
             const ContactTable &contact = mechanism.contacts[i];
             const ContactDirection<T> &d = direction[i];
             const T mass = problem.body_parameters(contact.body)[parameter::mass];
             const T *impulse = w + contact.impulse, *slack = w + contact.slack;
             T *new_impulse = to + contact.impulse, *new_slack = to + contact.slack;
-            const T a = sqrt(3.0 * problem.timestep() / mass), ia = 1.0 / a;
-            const T c = a * (impulse[0] + alpha * d.gamma) - ia * (slack[0] + alpha * d.slack);
-            const T root = sqrt(c * c + 4.0 * kappa);
-            const T x = select(c > T{}, 0.5 * (c + root), 2.0 * kappa / (root - c)), gamma = ia * x;
+            const T a = third * mass, level = kappa * a;
+            const T c = impulse[0] + alpha * d.gamma - a * (slack[0] + alpha * d.slack), root = sqrt(c * c + 4.0 * level);
+            const T gamma = select(c > T{}, 0.5 * (c + root), 2.0 * level / (root - c));
             new_impulse[0] = select(mask, gamma, new_impulse[0]), new_slack[0] = select(mask, kappa / gamma, new_slack[0]);
             if (!contact.friction) continue;
             const T mu = problem.parameters[contact.parameters + parameter::friction];
-            const T height = max(mu * gamma, broadcast<T>(constant::least_height)), b = sqrt(1.0 / mass), ib = 1.0 / b;
-            const T t1 = b * (impulse[2] + alpha * d.xi.y) - ib * (slack[2] + alpha * d.eta.y);
-            const T t2 = b * (impulse[3] + alpha * d.xi.z) - ib * (slack[3] + alpha * d.eta.z);
-            const T length = sqrt(t1 * t1 + t2 * t2), inverse = 1.0 / max(length, broadcast<T>(std::numeric_limits<double>::min()));
-            const T gap = disc_gap(length / (height * b), kappa / (height * height * b * b));
-            const T eta = kappa / (height * gap * (2.0 - gap)), force = height * (1.0 - gap) * inverse, slip = -(1.0 - gap) * eta * inverse;
+            const T height = max(mu * gamma, broadcast<T>(constant::least_height)), inverse_height = 1.0 / height;
+            const T t1 = impulse[2] + alpha * d.xi.y - mass * (slack[2] + alpha * d.eta.y);
+            const T t2 = impulse[3] + alpha * d.xi.z - mass * (slack[3] + alpha * d.eta.z);
+            const T length = sqrt(max(t1 * t1 + t2 * t2, broadcast<T>(std::numeric_limits<double>::min()))), base = kappa * inverse_height;
+            const T gap = disc_gap(length * inverse_height, base * inverse_height * mass), inside = (1.0 - gap) / length;
+            const T eta = base / (gap * (2.0 - gap)), force = height * inside, slip = -eta * inside;
             const T values[6] = {height, force * t1, force * t2, eta, slip * t1, slip * t2};
             for (int k = 0; k < 3; ++k) {
                 new_impulse[1 + k] = select(mask, values[k], new_impulse[1 + k]);
@@ -298,7 +298,7 @@ struct Cones {
 
 private:
     // g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1): how far a friction impulse stays inside its disc. Newton's method from the root for
-    // small g; five steps reach rounding for all τ ≥ 0, ε > 0.
+    // small g; after four steps the relative error is below 3e-12 for all τ ≥ 0, ε > 0, after five it is rounding.
     static TD_INLINE T disc_gap(const T &tau, const T &epsilon) {
         const T excess = tau - 1.0, root = sqrt(excess * excess + 2.0 * epsilon), one = broadcast<T>(1.0);
         T g = min(select(excess > T{}, epsilon / (excess + root), 0.5 * (root - excess)), one);

@@ -113,39 +113,54 @@ TD_INLINE Mat3<T> rotation_matrix(const Quat<T> &q) {
              1.0 - 2.0 * (x * x + y * y)}};
 }
 
-// Axis times angle of the shorter of the rotations q and −q.
+// atan2(s, c) for s, c >= 0, in lanes: reduced to |x| <= tan(π/8), then a rational approximation (coefficients of Moshier's Cephes library,
+// good to 2e-16 there).
 template <class T>
-TD_INLINE Vec3<T> rotation_vector(const Quat<T> &q) {
-    const T sign = select(q.w < T{}, broadcast<T>(-1.0), broadcast<T>(1.0));
-    const Vec3<T> u = sign * q.v;
-    const T squared = dot(u, u);
-    const Mask<T> small = squared < broadcast<T>(1e-16);
-    const T sine = sqrt(select(small, broadcast<T>(1.0), squared));
-    const T angle = each_lane<T>([](double s, double c) { return std::atan2(s, c); }, sine, sign * q.w);
-    return select(small, 2.0 - squared / 3.0, 2.0 * angle / sine) * u;
+TD_INLINE T first_quadrant_angle(const T &s, const T &c) {
+    const Mask<T> steep = s > c;
+    const T small = select(steep, c, s), large = select(steep, s, c);
+    const Mask<T> middle = small > 0.41421356237309503 * large;
+    const T x = select(middle, small - large, small) / select(middle, small + large, large), z = x * x;
+    const T p = (((-8.750608600031904122785e-1 * z - 1.615753718733365076637e1) * z - 7.500855792314704667340e1) * z -
+                 1.228866684490136173410e2) * z - 6.485021904942025371773e1;
+    const T q = ((((z + 2.485846490142306297962e1) * z + 1.650270098316988542046e2) * z + 4.328810604912902668951e2) * z +
+                 4.853903996359136964868e2) * z + 1.945506571482613964425e2;
+    const T angle = select(middle, broadcast<T>(0.78539816339744830962), T{}) + (x + x * (z * (p / q)));
+    return select(steep, 1.57079632679489661923 - angle, angle);
 }
 
-// The rotation vector θ changes by J_r⁻¹ φ when its rotation is followed by a small rotation φ in its own (body) frame, and by J_l⁻¹ φ when
-// preceded by one:   J_r⁻¹ = I + ½[θ]× + c [θ]×²,   J_l⁻¹ = I − ½[θ]× + c [θ]×²,   c = 1/θ² − (1 + cos θ) / (2 θ sin θ).
+// Axis times angle θ of the shorter of the rotations q and −q, and how it changes: by J_r⁻¹ φ when the rotation is followed by a small
+// rotation φ in its own (body) frame, by J_l⁻¹ φ when preceded by one, with
+//     J_r⁻¹ = I + ½[θ]× + c [θ]×²,   J_l⁻¹ = I − ½[θ]× + c [θ]×²,   c = (1 − (|θ|/2) cot(|θ|/2)) / |θ|².
 template <class T>
-TD_INLINE T rotation_vector_curvature(const Vec3<T> &theta) {
-    const T squared = dot(theta, theta);
-    const Mask<T> small = squared < broadcast<T>(1e-6);
-    const T safe = select(small, broadcast<T>(1.0), squared);
-    const T angle = sqrt(safe);
-    const T half_cotangent = each_lane<T>([](double a) { return 0.5 * a / std::tan(0.5 * a); }, angle);
-    return select(small, 1.0 / 12.0 + squared / 720.0, (1.0 - half_cotangent) / safe);
+struct RotationVector {
+    Vec3<T> theta;
+    T curvature;
+};
+
+template <class T>
+TD_INLINE RotationVector<T> rotation_vector(const Quat<T> &q) {
+    const T sign = select(q.w < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), cosine = sign * q.w;
+    const Vec3<T> u = sign * q.v;
+    const T squared = dot(u, u);
+    const Mask<T> tiny = squared < broadcast<T>(1e-16), small = squared < broadcast<T>(1e-6);
+    const T sine = sqrt(select(tiny, broadcast<T>(1.0), squared)), angle = 2.0 * first_quadrant_angle(sine, cosine);
+    const T scale = select(tiny, 2.0 - squared / 3.0, angle / sine);
+    // (the series where 1 − (θ/2) cot(θ/2) would cancel; θ² = 4 sin²(θ/2) there to the order that counts)
+    const T curvature = select(small, 1.0 / 12.0 + squared / 180.0, (1.0 - 0.5 * scale * cosine) / (angle * angle));
+    return {scale * u, curvature};
 }
+
 // J_r⁻ᵀ v = J_l⁻¹ v and J_l⁻ᵀ v = J_r⁻¹ v.
 template <class A, class B>
-TD_INLINE Vec3<Product<A, B>> left_jacobian_inverse(const Vec3<A> &theta, const A &curvature, const Vec3<B> &v) {
-    const auto t = cross(theta, v);
-    return v - 0.5 * t + curvature * cross(theta, t);
+TD_INLINE Vec3<Product<A, B>> left_jacobian_inverse(const RotationVector<A> &r, const Vec3<B> &v) {
+    const auto t = cross(r.theta, v);
+    return v - 0.5 * t + r.curvature * cross(r.theta, t);
 }
 template <class A, class B>
-TD_INLINE Vec3<Product<A, B>> right_jacobian_inverse(const Vec3<A> &theta, const A &curvature, const Vec3<B> &v) {
-    const auto t = cross(theta, v);
-    return v + 0.5 * t + curvature * cross(theta, t);
+TD_INLINE Vec3<Product<A, B>> right_jacobian_inverse(const RotationVector<A> &r, const Vec3<B> &v) {
+    const auto t = cross(r.theta, v);
+    return v + 0.5 * t + r.curvature * cross(r.theta, t);
 }
 
 }  // namespace torchdojo

@@ -45,6 +45,7 @@ struct JointData {
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
     T free_force[6];                  // of springs and inputs on the free directions [N·s, N·m·s]
     T damper[6];                      // impulses of the dampers
+    RotationVector<T> angle, turn;    // of p (springs), and from p one step back to p (dampers)
 };
 
 template <class T>
@@ -201,12 +202,13 @@ private:
         const T *spring = p + parameter::free_values, *rest = spring + 2 * free;
         for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * u[joint.input + i];
         if (joint.has_spring) {
-            const Vec3<T> d = displacement(joint, data, data.now), angle = rotation_vector(rel);
+            const Vec3<T> d = displacement(joint, data, data.now);
+            data.angle = rotation_vector(rel);
             for (int i = 0; i < free; ++i) {
                 const bool translation = i < joint.free_t();
                 const int row = translation ? joint.held_t + i : joint.held_r + i - joint.free_t();
                 const T coordinate = translation ? dot(load3(p + parameter::translations + 3 * row), d)
-                                                 : dot(load3(p + parameter::rotations + 3 * row), angle);
+                                                 : dot(load3(p + parameter::rotations + 3 * row), data.angle.theta);
                 data.free_force[i] += h * spring[i] * (rest[i] - coordinate);
             }
         }
@@ -324,8 +326,7 @@ private:
             return body.increment.w * g + (dot(a, g) / body.increment.w) * a - cross(a, g);
         };
         const Vec3<T> change = displacement(joint, data, data.now) - displacement(joint, data, data.before);
-        const Vec3<T> turn = rotation_vector(conjugate(data.before.p) * data.now.p);
-        const T curvature = rotation_vector_curvature(turn);
+        if (joint.free_r()) data.turn = rotation_vector(conjugate(data.before.p) * data.now.p);
         const Mat3<T> before = rotation_matrix(data.before.p);
         for (int i = 0; i < joint.free(); ++i) {
             const bool translation = i < joint.free_t();
@@ -338,8 +339,8 @@ private:
                 linear = g.x_child, at_child = back(child, g.phi_child), at_parent = back(parent, g.phi_parent);
             } else {
                 const Vec3<T> f = load3(p + parameter::rotations + 3 * (joint.held_r + i - joint.free_t()));
-                const Vec3<T> g = right_jacobian_inverse(turn, curvature, f);
-                rate = dot(f, turn) / h;
+                const Vec3<T> g = right_jacobian_inverse(data.turn, f);
+                rate = dot(f, data.turn.theta) / h;
                 at_child = back(child, g), at_parent = -back(parent, data.offset * (before * g));
             }
             const T scale = h * damper[i];

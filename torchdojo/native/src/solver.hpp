@@ -33,6 +33,9 @@ namespace constant {
 constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, jammed_step = 0.02, raise = 10.0, max_level = 1.0,
                  start_level = 3e-2, unit_tolerance = 1e-6, regularization = 1e-10;
 constexpr int line_search_halvings = 12;
+// Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
+constexpr double path_level = 1e-3, path_shrink = 0.3, path_residual = 1.0;
+constexpr int path_iterations = 25, path_free_iterations = 4, path_halvings = 3;
 }  // namespace constant
 
 template <class T>
@@ -115,7 +118,9 @@ public:
 
 private:
     enum Phase : uint8_t { idle, evaluate, searching };
-    enum Attempt : uint8_t { warm, warm_interior, cold };  // Newton on the path; the interior-point method from either start
+    // Newton on the path from a warm start, at κ and then from a larger one; the interior-point method from a warm or a cold start.
+    enum Attempt : uint8_t { warm, lowered, warm_interior, cold };
+    static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
     Options options;
     const double *shared_parameters = nullptr;
@@ -125,7 +130,7 @@ private:
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
     int iteration[lanes<T>], halvings[lanes<T>];
-    T alpha{}, target{}, allowed{}, reference{}, level{};
+    T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
     Mask<T> restart{}, lifted{};
 
     bool any_active() const {
@@ -164,8 +169,25 @@ private:
         if (!start || !interior(start)) return begin_cold(lane);
         attempt[lane] = options.interior ? warm_interior : warm;
         for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, start[k]);
-        // (a start from another κ is brought onto the path)
-        set_mask(lifted, lane, attempt[lane] == warm);
+        lift(lane, options.kappa);
+    }
+
+    // Bring the start in the trial onto the path at κ = `value`.
+    void lift(int lane, double value) {
+        set(path_kappa, lane, std::max(options.kappa, value));
+        set_mask(lifted, lane, on_path(attempt[lane]));
+    }
+
+    void begin_lowered(int lane) {
+        phase[lane] = evaluate;
+        attempt[lane] = lowered;
+        iteration[lane] = 0;
+        for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
+        lift(lane, constant::path_level);
+    }
+
+    int64_t limit(Attempt attempt) const {
+        return attempt == warm ? options.warm_iterations : attempt == lowered ? constant::path_iterations : options.max_iterations;
     }
 
     void begin_cold(int lane) {
@@ -199,7 +221,7 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         if (any(lifted)) {
             std::fill(cones.direction.begin(), cones.direction.end(), ContactDirection<T>{});
-            cones.project(problem, trial.data(), T{}, kappa, lifted, trial.data());
+            cones.project(problem, trial.data(), T{}, path_kappa, lifted, trial.data());
             lifted = Mask<T>{};
         }
         cones.template condense<false>(problem, trial.data());
@@ -218,16 +240,17 @@ private:
             if (phase[lane] == searching) {
                 const double step = get(alpha, lane);
                 // Near the path, errors of the order of the products themselves are what the next Newton step removes.
-                // Newton's method on the path takes every step that can be evaluated.
-                const bool better =
-                    ok && (attempt[lane] == warm || e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
+                const bool better = ok && (on_path(attempt[lane])
+                                               ? attempt[lane] == warm || iteration[lane] <= constant::path_free_iterations ||
+                                                     halvings[lane] >= constant::path_halvings || e <= get(allowed, lane)
+                                               : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
                 if (!better && ++halvings[lane] < constant::line_search_halvings) {
                     set(alpha, lane, 0.5 * step);
                     continue;
                 }
                 set_mask(accepted, lane, true);
                 stuck[lane] = step < constant::stuck_step;
-                if (attempt[lane] != warm && step < constant::jammed_step && mechanism.num_contacts) {
+                if (!on_path(attempt[lane]) && step < constant::jammed_step && mechanism.num_contacts) {
                     phase[lane] = evaluate;
                     set_mask(restart, lane, true);
                     continue;
@@ -238,7 +261,7 @@ private:
             const bool done = e <= options.residual_tol && c <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
             if (ok && done) {
                 finish(feed, lane);
-            } else if (!ok || iteration[lane] >= (attempt[lane] == warm ? options.warm_iterations : options.max_iterations)) {
+            } else if (!ok || iteration[lane] >= limit(attempt[lane])) {
                 fail(feed, lane);
             } else {
                 ++iteration[lane];
@@ -255,15 +278,15 @@ private:
         }
         if (any(advance)) advance_lanes(advance, equality);
         // Trials of lanes that are not evaluated anew (those begin with what `begin` or `restart` put there).
-        Mask<T> on_path{};
+        Mask<T> moved{};  // along the path
         for (int lane = 0; lane < lanes<T>; ++lane) {
             set_mask(accepted, lane, phase[lane] == searching);
-            set_mask(on_path, lane, phase[lane] == searching && attempt[lane] == warm);
+            set_mask(moved, lane, phase[lane] == searching && on_path(attempt[lane]));
         }
         for (int k = 0; k < mechanism.num_unknowns; ++k) trial[k] = select(accepted, w[k] + alpha * direction[k], trial[k]);
-        if (any(on_path)) {
+        if (any(moved)) {
             cones.set_direction(direction.data());
-            cones.project(problem, w.data(), alpha, kappa, on_path, trial.data());
+            cones.project(problem, w.data(), alpha, path_kappa, moved, trial.data());
         }
     }
 
@@ -275,7 +298,7 @@ private:
         ldu_factor(mechanism.schedule, problem.values.data());
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane)
-            set_mask(inside, lane, get_mask(mask, lane) && attempt[lane] != warm && mechanism.num_cones);
+            set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
         T goal = kappa, inverse{}, mean{}, weight{};
         if (any(inside)) {
             cones.aim(here, T{}, nullptr);
@@ -288,6 +311,12 @@ private:
             // Newton on the κ-problem, without the second-order term, is what makes the end point exact.
             weight = select(inside, select(centered > kappa, one, T{}), T{});
         }
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (get_mask(mask, lane) && on_path(attempt[lane])) {
+                const double now = get(path_kappa, lane);
+                if (get(equality, lane) < constant::path_residual) set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
+                set(goal, lane, get(path_kappa, lane));
+            }
         cones.aim(here, goal, any(inside) ? &weight : nullptr);
         cones.solve(problem, here, problem.residual.data(), right.data());
         store_direction(mask);
@@ -309,7 +338,7 @@ private:
         T unused{};
         target = select(mask, goal, target);
         reference = select(mask, cones.violation(here, goal, unused), reference);
-        allowed = select(mask, max(equality, max(mean, broadcast<T>(options.residual_tol))), allowed);
+        allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
         // (a direction that is not a number gives a trial that is not, and the line search answers that)
         const T step = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
         alpha = select(mask, step, alpha);
@@ -355,7 +384,8 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
-        if (attempt[lane] == warm) return begin_cold(lane);
+        if (attempt[lane] == warm) return begin_lowered(lane);
+        if (attempt[lane] == lowered) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(jobs[lane]);
         feed.finished(lane, jobs[lane], false);
