@@ -95,7 +95,7 @@ def _problem(
         # The kernel checks the parameters of each environment only where they differ.
         packed = packed._replace(values=packed.values.expand(len(z), -1).contiguous())
     if warm is not None:
-        warm = warm.expand(*batch, warm.shape[-1]).reshape(batch.numel(), -1)
+        warm = warm.expand(*batch, warm.shape[-1]).reshape(batch.numel(), warm.shape[-1])
     return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed), batch
 
 
@@ -125,7 +125,7 @@ def _check(settings: Settings, problem: kernel.Problem, status: Tensor) -> None:
     """Raise what the reference raises, from the status (..., T) of the kernel."""
     if not status.numel() or not status.max().item():
         return
-    status = status.reshape(len(problem.z), -1)
+    status = status.reshape(len(problem.z), status.shape[-1])
     if bool((status == kernel.CROOKED_QUATERNION).any()):
         check_quaternions(problem.z, status[:, 0] == kernel.CROOKED_QUATERNION)
     if settings.reference.raises_invalid:

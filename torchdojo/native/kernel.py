@@ -120,7 +120,7 @@ def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] 
         new(*shape, steps if keep_solutions else 1, program.num_unknowns),
         *(new(*shape, steps, dtype=torch.int64) for _ in range(3)),
     )
-    out.z.select(-2, 0).copy_(problem.z if batch is None else problem.z.view(*shape, -1))
+    out.z.select(-2, 0).copy_(problem.z if batch is None else problem.z.view(*shape, problem.z.shape[1]))
     with _Call(problem, out) as call:
         call.kernel.td_rollout(call.handle, call.options, call.rollout)
     return out

@@ -1,0 +1,569 @@
+"""The kernel as the default backend: operators, transforms, compilation, caches and copies."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import gc
+import io
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchdojo as td
+from torchdojo.native import execution, loader, program
+
+pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
+
+# Both backends converge to rounding, so that what differs is not the solver's tolerance.
+EXACT = td.SolverOptions(kappa=1e-4, residual_tol=1e-12, central_path_tol=1e-9)
+ROUNDING = dict(rtol=0.0, atol=1e-10)  # gradients of contact steps reach 1e3
+
+
+def hopper(options: td.SolverOptions = EXACT) -> td.Mechanism:
+    """A ball with a leg: a spring, a damper, an input, both kinds of contact."""
+    return td.Mechanism(
+        bodies={"ball": td.Body(mass=1.0, inertia=(0.01, 0.012, 0.014)), "leg": td.Body(mass=0.3, inertia=(0.002, 0.002, 0.0005))},
+        joints={
+            "base": td.Floating(None, "ball", actuated=False),
+            "hip": td.Revolute("ball", "leg", axis=(0, 1, 0), child_anchor=(0, 0, 0.2), spring=0.5, damper=0.05),
+        },
+        contacts={
+            "foot": td.NonlinearContact("leg", point=(0, 0, -0.2), radius=0.02, friction=0.5),
+            "top": td.ImpactContact("ball", radius=0.1),
+        },
+        timestep=0.01,
+        options=options,
+    )
+
+
+def states(mechanism: td.Mechanism, *batch: int) -> Tensor:
+    """In flight, in impact and sliding: the foot ends up to 1 cm above the ground, moving down and sideways."""
+    height = 0.423 + 0.01 * torch.rand(*batch, 1)
+    q = torch.cat((torch.randn(*batch, 2), height, 0.1 * torch.randn(*batch, 4)), -1)
+    qd = torch.cat((torch.randn(*batch, 2), -torch.rand(*batch, 1), torch.randn(*batch, 4)), -1)
+    return mechanism.to_maximal(q, qd)
+
+
+def on(mechanism: td.Mechanism, backend: str) -> td.Mechanism:
+    mechanism.options = dataclasses.replace(mechanism.options, backend=backend)
+    return mechanism
+
+
+def require_grad(mechanism: td.Mechanism) -> list[nn.Parameter]:
+    parameters = list(mechanism.parameters())
+    for parameter in parameters:
+        parameter.requires_grad_()
+    return parameters
+
+
+def loss(*tensors: Tensor) -> Tensor:
+    """A linear function with weights that differ from entry to entry."""
+    return torch.stack([(t * torch.cos(torch.arange(t.numel(), dtype=t.dtype) ** 2).reshape(t.shape)).sum() for t in tensors]).sum()
+
+
+def same(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, **ROUNDING)
+
+
+# -- against the reference ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad_kappa", [None, 1e-2])
+@pytest.mark.parametrize("batched", [False, True])
+def test_gradients_of_everything(batched: bool, grad_kappa: float | None) -> None:
+    """z, u, wrench and every parameter, shared or one per environment, the state broadcast over them."""
+    mechanism = hopper(dataclasses.replace(EXACT, grad_kappa=grad_kappa))
+    z = states(mechanism, *(() if batched else (3,)))
+    if batched:
+        mechanism.bodies["leg"].mass = torch.tensor([0.2, 0.3, 0.4])
+        mechanism.contacts["foot"].friction = torch.tensor([0.2, 0.5, 0.8])
+        mechanism.timestep = torch.tensor([0.008, 0.01, 0.012])
+    parameters = require_grad(mechanism)
+    z.requires_grad_()
+    u = torch.randn(3, 1).requires_grad_()
+    wrench = torch.randn(12).requires_grad_()
+    inputs = [z, u, wrench, *parameters]
+    found = {}
+    for backend in ("native", "reference"):
+        out = on(mechanism, backend).step(z, u, wrench=wrench)
+        assert not out.status.any()
+        found[backend] = torch.autograd.grad(loss(out.z, out.impulses), inputs, allow_unused=True, materialize_grads=True)
+    assert all(float(g.abs().max()) > 0 for g in found["reference"][:3])
+    for actual, expected in zip(*found.values(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("chunk", [3, 4096])
+def test_gradients_through_a_rollout(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "CHUNK", chunk)
+    mechanism = hopper()
+    parameters = require_grad(mechanism)
+    z, u = states(mechanism, 2).detach().requires_grad_(), 0.1 * torch.randn(2, 5, 1)
+    u.requires_grad_()
+    found = []
+    for backend in ("native", "reference"):
+        run = on(mechanism, backend).rollout(z, u)
+        found.append(torch.autograd.grad(loss(run.z, run.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
+    for actual, expected in zip(*found, strict=True):
+        # Each step amplifies what differs in the one before.
+        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-7)
+
+
+def spinning() -> tuple[td.Mechanism, Tensor, Tensor]:
+    """A ball that spins so fast that one step with this input has no solution, and one that does not."""
+    mechanism = td.Mechanism(
+        {"ball": td.Body(1.0, (1.0, 1.0, 1.0))}, {"base": td.Floating(None, "ball")}, timestep=0.1, gravity=(0, 0, 0), options=EXACT
+    )
+    z = mechanism.initial_state((2,), ball=dict(angular_velocity=torch.tensor([[0.0, 0.0, 13.0], [0.0, 1.0, 2.0]])))
+    return mechanism, z, torch.tensor((0.0, 0.0, 0.0, 0.0, 0.0, 5.0))
+
+
+def test_split_steps() -> None:
+    mechanism, z, u = spinning()
+    parameters = require_grad(mechanism)
+    z, u = z.detach().requires_grad_(), u.requires_grad_()
+    found, jacobians = [], []
+    for backend in ("native", "reference"):
+        out = on(mechanism, backend).step(z, u)
+        assert out.substeps.tolist() == [2, 1]
+        found.append(torch.autograd.grad(loss(out.z, out.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
+        jacobians.append(mechanism.jacobians(z, u))
+    same(found[0], found[1])
+    same(jacobians[0], jacobians[1])
+
+
+def test_flagged_steps_keep_their_state_and_have_no_gradient() -> None:
+    mechanism = hopper()
+    parameters = require_grad(mechanism)
+    bad = states(mechanism, 3).detach()
+    bad[1, 3] = torch.nan
+    z = bad.requires_grad_()
+    out = mechanism.step(z)
+    assert out.status.tolist() == [0, int(td.Status.INVALID_INPUT), 0]
+    grads = torch.autograd.grad(loss(out.z[0], out.impulses[0], out.impulses[1]), [z, *parameters], allow_unused=True)
+    assert all(g is None or bool(torch.isfinite(g).all()) for g in grads)
+    assert not grads[0][1].any()
+
+
+def test_a_rollout_is_its_steps() -> None:
+    mechanism = hopper()
+    z, u = states(mechanism, 4), 0.1 * torch.randn(4, 6, 1)
+    run, warm, now = mechanism.rollout(z, u), None, z
+    for t in range(6):
+        out = mechanism.step(now, u[:, t], warm_start=warm)
+        now, warm = out.z, out.solution
+        same(run.z[:, t + 1], out.z)
+        same(run.impulses[:, t], out.impulses)
+        assert torch.equal(run.iterations[:, t], out.iterations)
+    policy = mechanism.rollout(z, lambda z: z.new_zeros(1), steps=3)
+    same(policy.z, mechanism.rollout(z, steps=3).z)
+
+
+def test_one_environment_off_the_sphere_raises_as_in_the_reference() -> None:
+    z = states(hopper(), 3)
+    z[2, 6:10] *= 1.1
+    messages = []
+    for backend in ("native", "reference"):
+        with pytest.raises(ValueError, match="environment 2 has a quaternion whose norm differs") as error:
+            on(hopper(), backend).step(z)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+# -- which backend --------------------------------------------------------------------------------------------
+
+
+class Spring(td.Revolute):
+    """Written by a user: the kernel does not know it."""
+
+
+def test_native_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism, calls = hopper(), []
+    original = execution.forward
+    monkeypatch.setattr(execution, "forward", lambda *args: (calls.append(1), original(*args))[1])
+    mechanism.step(states(mechanism))
+    assert calls == [1]
+    on(mechanism, "reference").step(states(mechanism))
+    assert calls == [1]
+
+
+def test_why_the_kernel_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    single = on(hopper(td.SolverOptions(kappa=1e-4)), "native").to(torch.float32)
+    with pytest.raises(RuntimeError, match=r"float64, the mechanism has torch.float32; use mech.to\(torch.float64\)"):
+        single.step(states(hopper()).float())
+    user = td.Mechanism({"a": td.Body(1.0, (1.0, 1.0, 1.0))}, {"j": Spring(None, "a", axis=(0, 1, 0))})
+    z = user.initial_state()
+    user.step(z)
+    with pytest.raises(RuntimeError, match="Spring is not a built-in joint or contact"):
+        on(user, "native").step(z)
+    extra = hopper()
+    extra.joints["hip"].register_buffer("colour", torch.zeros(3))
+    extra = td.Mechanism(dict(extra.bodies), dict(extra.joints), options=EXACT)
+    with pytest.raises(RuntimeError, match=r"a Revolute has tensors that are not physical fields: \['colour'\]"):
+        on(extra, "native").step(z.new_zeros(26))
+    monkeypatch.setenv("TORCHDOJO_NATIVE", "0")
+    mechanism = hopper()
+    mechanism.step(states(mechanism))
+    with pytest.raises(loader.NativeUnavailable, match="switched off"):
+        on(mechanism, "native").step(states(mechanism))
+
+
+# -- operators ------------------------------------------------------------------------------------------------
+
+
+def operator_arguments(batched: bool) -> tuple[Any, list[Any], list[Any]]:
+    mechanism = hopper()
+    settings = mechanism._native()
+    parameters = [p.detach().clone().requires_grad_() for p in mechanism._stacked()]
+    if batched:
+        parameters[2] = (torch.tensor([[1.0], [1.1], [0.9]]) * parameters[2].detach()).requires_grad_()
+    z, u, wrench = states(mechanism, 3).requires_grad_(), torch.randn(2, 1).requires_grad_(), torch.zeros(12)
+    return settings, [z, u, wrench], parameters
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_opcheck(batched: bool) -> None:
+    settings, tensors, parameters = operator_arguments(batched)
+    ops = torch.ops.torchdojo
+    arguments = (*tensors, None, parameters, *settings.numbers(), True)
+    torch.library.opcheck(ops.rollout.default, arguments)
+    z, _, w, status, _, substeps = ops.rollout(*arguments)
+    saved = [z.detach(), w, status, substeps]
+    inputs = [t.detach() for t in (*tensors, *parameters)]
+    needs = [i % 2 == 0 for i in range(len(inputs))]
+    torch.library.opcheck(ops.rollout_adjoint.default, (torch.ones_like(z), None, saved, inputs, *settings.numbers(), needs))
+    plain = [t.detach() for t in parameters]
+    torch.library.opcheck(
+        ops.step_jacobian.default, (tensors[0].detach(), tensors[1][:1].detach(), tensors[2], None, plain, *settings.numbers())
+    )
+
+
+def test_operators_outlive_no_mechanism() -> None:
+    settings, tensors, parameters = operator_arguments(False)
+    numbers = settings.numbers()
+    del settings
+    gc.collect()
+    with pytest.raises(RuntimeError, match="the mechanism of this step no longer exists"):
+        torch.ops.torchdojo.rollout(*tensors, None, parameters, *numbers, True)
+
+
+def test_backward_keeps_states_and_solutions_only() -> None:
+    mechanism = hopper()
+    z, u = states(mechanism, 4).requires_grad_(), torch.zeros(4, 50, 1)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        run = mechanism.rollout(z, u)
+    states_and_solutions = run.z.numel() + 4 * 50 * mechanism._system.num_unknowns
+    counts = 2 * run.status.numel()
+    small = sum(p.numel() for p in mechanism.parameters()) + z.numel() + u.numel() + 12
+    assert sum(kept.values()) == 8 * (states_and_solutions + counts + small)
+
+
+# -- torch.func -----------------------------------------------------------------------------------------------
+
+
+def test_vmap() -> None:
+    mechanism = hopper()
+    z, u = states(mechanism, 4, 3), torch.randn(3, 1)
+    whole = mechanism.step(z, u).z
+    same(torch.func.vmap(lambda z: mechanism.step(z, u).z)(z), whole)
+    same(torch.func.vmap(torch.func.vmap(lambda z, u: mechanism.step(z, u).z), in_dims=(0, None))(z, u), whole)
+    same(torch.func.vmap(lambda u: mechanism.step(z, u).z, out_dims=1)(u[:, None]), mechanism.step(z[:, None], u[:, None]).z.movedim(1, 1))
+    warm = mechanism.step(z, u).solution
+    same(torch.func.vmap(lambda z, warm: mechanism.step(z, u, warm_start=warm).z)(z, warm), whole)
+    jacobians = torch.func.vmap(lambda z: mechanism.jacobians(z, u)[0])(z)
+    same(jacobians, mechanism.jacobians(z, u)[0])
+
+
+def test_vmap_over_parameters() -> None:
+    mechanism = hopper()
+    z, masses = states(mechanism, 2), torch.tensor([0.2, 0.3, 0.4])
+
+    def after(mass: Tensor) -> Tensor:
+        return torch.func.functional_call(mechanism, {"bodies.leg.mass": mass}, (z,))
+
+    expected = torch.stack([after(mass) for mass in masses])
+    same(torch.func.vmap(after)(masses), expected)
+    grads = torch.func.vmap(torch.func.grad(lambda mass: loss(after(mass))))(masses)
+    same(grads, torch.stack([torch.func.grad(lambda mass: loss(after(mass)))(mass) for mass in masses]))
+
+
+def test_grad_and_jacrev() -> None:
+    mechanism = hopper()
+    z, u = states(mechanism), torch.randn(1)
+    leaf = z.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(mechanism(leaf, u)), leaf)
+    same(torch.func.grad(lambda z: loss(mechanism(z, u)))(z), expected)
+    same(torch.func.jacrev(lambda z: mechanism(z, u))(z), torch.autograd.functional.jacobian(lambda z: mechanism(z, u), z))
+    with pytest.raises(RuntimeError, match="second derivatives through the step are not implemented"):
+        torch.func.jacrev(torch.func.jacrev(lambda z: mechanism(z, u)))(z)
+    (first,) = torch.autograd.grad(loss(mechanism(leaf, u)), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives through the step are not implemented"):
+        first.sum().backward()
+
+
+# -- torch.compile --------------------------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[td.Mechanism, Tensor, Tensor], Tensor]] = {
+    "forward": lambda m, z, u: m(z, u[..., 0, :]),
+    "step": lambda m, z, u: torch.cat(m.step(z, u[..., 0, :])[:2], -1),
+    "rollout": lambda m, z, u: m.rollout(z, u).z,
+    "policy": lambda m, z, u: m.rollout(z, lambda z: 0.1 * z[..., :1] + u[..., 0, :], steps=2).impulses,
+}
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, **({"backend": "aot_eager"} | options))
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_compile(name: str, parameters: bool) -> None:
+    mechanism, call = hopper(), CALLS[name]
+    leaves = require_grad(mechanism) if parameters else []
+    z, u = states(mechanism, 3).detach().requires_grad_(), torch.randn(3, 4, 1).requires_grad_()
+    value, expected = compiled(call)(mechanism, z, u), call(mechanism, z, u)
+    same(value, expected)
+    pairs = [torch.autograd.grad(loss(v), [z, u, *leaves], allow_unused=True, materialize_grads=True) for v in (value, expected)]
+    same(*pairs)
+    with torch.no_grad():
+        same(compiled(call)(mechanism, z, u), expected)
+
+
+def test_compile_jacobians_and_vmap() -> None:
+    mechanism, z = hopper(), states(hopper(), 3)
+    same(compiled(lambda z: mechanism.jacobians(z)[0])(z), mechanism.jacobians(z)[0])
+    same(compiled(torch.func.vmap(lambda z: mechanism(z)))(z), mechanism(z))
+
+
+def test_compile_any_batch_size() -> None:
+    mechanism = hopper()
+    function = compiled(lambda z, u: mechanism.rollout(z, u).z, dynamic=True)
+    for count in (3, 5, 7):
+        z, u = states(mechanism, count).detach().requires_grad_(), torch.randn(count, count + 1, 1)
+        value = function(z, u)
+        same(torch.autograd.grad(loss(value), z), torch.autograd.grad(loss(mechanism.rollout(z, u).z), z))
+
+
+def chain(order: tuple[str, str, str]) -> td.Mechanism:
+    joints, parent = {}, None
+    for name in order:
+        joints[f"to_{len(joints)}"] = td.Revolute(parent, name, axis=(0, 1, 0), child_anchor=(0, 0, 0.5))
+        parent = name
+    return td.Mechanism({name: td.Body(1.0, (0.1, 0.1, 0.1)) for name in "abc"}, joints)
+
+
+def test_compiled_code_knows_mechanisms_options_and_values_apart() -> None:
+    function = compiled(lambda m, z: m.step(z).z)
+    first = chain(("a", "b", "c"))
+    for mechanism in (first, chain(("a", "c", "b")), copy.deepcopy(first)):
+        z = mechanism.to_maximal(torch.tensor([0.1, 0.2, 0.3]))
+        same(function(mechanism, z), mechanism.step(z).z)
+    z = first.to_maximal(torch.tensor([0.1, 0.2, 0.3]))
+    first.timestep.data.fill_(0.02)
+    same(function(first, z), first.step(z).z)
+    hop = hopper()
+    for kappa in (1e-3, 1e-5):
+        hop.options = td.SolverOptions(kappa=kappa)
+        z = states(hop)
+        same(function(hop, z), hop.step(z).z)
+
+
+def test_compiled_errors() -> None:
+    function = compiled(lambda m, z: m.step(z).z)
+    mechanism = hopper(dataclasses.replace(EXACT, on_failure="raise"))
+    z = states(mechanism)
+    function(mechanism, z)
+    with pytest.raises(ValueError, match="has a quaternion whose norm differs"):
+        function(mechanism, 1.1 * z)
+    with pytest.raises(ValueError, match="environment 0 of 1 is invalid"):
+        function(mechanism, z * torch.nan)
+
+
+@pytest.mark.slow
+def test_compiled_training() -> None:
+    """With the default compiler: a network is trained through a rollout, and a parameter with it."""
+    losses = []
+    for wrap in (lambda f: f, lambda f: compiled(f, backend="inductor")):
+        torch.manual_seed(0)
+        mechanism, net = hopper(), nn.Linear(26, 1)
+        mechanism.joints["hip"].spring.requires_grad_()
+        optimizer = torch.optim.Adam([*net.parameters(), mechanism.joints["hip"].spring], lr=1e-2)
+        z = states(mechanism, 4).detach()
+        objective = wrap(lambda z: mechanism.rollout(z, lambda z: net(z), steps=3).z.square().mean())  # noqa: B023
+        for _ in range(4):
+            optimizer.zero_grad()
+            value = objective(z)
+            value.backward()
+            optimizer.step()
+        losses.append(float(value))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+
+
+# -- what is kept between calls --------------------------------------------------------------------------------
+
+
+def set_in_place(mechanism: td.Mechanism) -> None:
+    with torch.no_grad():
+        mechanism.bodies["ball"].mass.mul_(2)
+
+
+def optimize(mechanism: td.Mechanism) -> None:
+    friction = mechanism.contacts["foot"].friction.requires_grad_()
+    optimizer = torch.optim.SGD([friction], lr=1e-3)
+    mechanism(states(mechanism, 8)).sum().backward()
+    friction.grad = torch.ones_like(friction)
+    optimizer.step()
+    friction.requires_grad_(False)
+
+
+def load(mechanism: td.Mechanism) -> None:
+    values = {name: 1.1 * value if name.endswith("mass") else value for name, value in mechanism.state_dict().items()}
+    mechanism.load_state_dict(values)
+
+
+def load_assign(mechanism: td.Mechanism) -> None:
+    values = {name: 1.1 * value if name.endswith("mass") else value for name, value in mechanism.state_dict().items()}
+    mechanism.load_state_dict(values, assign=True)
+
+
+def parametrize(mechanism: td.Mechanism) -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    nn.utils.parametrize.register_parametrization(mechanism.bodies["leg"], "mass", Double())
+
+
+CHANGES: dict[str, Callable[[td.Mechanism], Any]] = {
+    "assigned": lambda m: setattr(m.bodies["ball"], "mass", 2.0),
+    "assigned with a graph": lambda m: setattr(m.bodies["ball"], "mass", torch.tensor(2.0, requires_grad=True) * 1.5),
+    "assigned a batch": lambda m: setattr(m.bodies["ball"], "mass", torch.tensor([1.0, 2.0])),
+    "in place": set_in_place,
+    "through data": lambda m: m.timestep.data.fill_(0.02),
+    "other data": lambda m: setattr(m.gravity, "data", torch.tensor([0.0, 1.0, -5.0])),
+    "optimizer": optimize,
+    "state dict": load,
+    "state dict, assigned": load_assign,
+    "parametrized": parametrize,
+    "damper from zero": lambda m: setattr(m.joints["hip"], "damper", 0.0),
+    "not finite": lambda m: m.gravity.data.fill_(torch.nan),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_parameters_are_seen(name: str) -> None:
+    mechanism = hopper()
+    z = states(mechanism, 2)
+    before = mechanism.step(z)
+    again = mechanism.step(z)
+    assert torch.equal(before.z, again.z)
+    CHANGES[name](mechanism)
+    after = mechanism.step(z)
+    expected = on(copy.deepcopy(mechanism) if name != "assigned with a graph" else mechanism, "reference").step(z)
+    same(after.z, expected.z)
+    assert torch.equal(after.status, expected.status)
+    assert not torch.equal(before.z, after.z) or bool(after.status.any())
+
+
+def test_parameters_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mechanism, packs = hopper(), []
+    original = program.Program.pack
+    monkeypatch.setattr(program.Program, "pack", lambda self, p: (packs.append(1), original(self, p))[1])
+    z = states(mechanism, 3)
+    for _ in range(3):
+        mechanism.step(z)
+        mechanism.rollout(z, steps=2)
+        mechanism.jacobians(z)
+    assert packs == [1]
+    loss(mechanism(z.requires_grad_())).backward()
+    assert packs == [1]
+
+
+def test_copies_and_pickles() -> None:
+    mechanism = hopper()
+    z = states(mechanism, 2)
+    expected = mechanism.step(z).z
+    saved = io.BytesIO()
+    torch.save(mechanism, saved)
+    saved.seek(0)
+    for other in (copy.deepcopy(mechanism), pickle.loads(pickle.dumps(mechanism)), torch.load(saved, weights_only=False)):
+        assert torch.equal(other.step(z).z, expected)
+        assert other._program is not mechanism._program and other._program.number != mechanism._program.number
+        assert other._program.system is other._system
+        other.bodies["ball"].mass = 3.0
+        assert not torch.equal(other.step(z).z, expected) and torch.equal(mechanism.step(z).z, expected)
+
+
+def test_programs_go_with_their_mechanisms() -> None:
+    mechanism = hopper()
+    mechanism.step(states(mechanism))
+    number, alive = mechanism._program.number, weakref.ref(mechanism._program)
+    z = states(mechanism).requires_grad_()
+    value = loss(mechanism(z))
+    del mechanism
+    value.backward()  # what a graph needs it keeps
+    assert bool(torch.isfinite(z.grad).all())
+    del value
+    gc.collect()
+    assert alive() is None and number not in program._by_number
+
+
+def test_threads() -> None:
+    mechanism = hopper()
+    z = states(mechanism, 8, 16)
+    expected = mechanism.rollout(z, steps=20).z
+    results: dict[int, Tensor] = {}
+
+    def work(i: int) -> None:
+        results[i] = mechanism.rollout(z[i], steps=20).z
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same(torch.stack([results[i] for i in range(8)]), expected)
+
+
+class Rollouts(torch.utils.data.Dataset[Tensor]):
+    def __init__(self, mechanism: td.Mechanism, z: Tensor) -> None:
+        self.mechanism, self.z = mechanism, z
+
+    def __len__(self) -> int:
+        return len(self.z)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.mechanism.rollout(self.z[i], steps=3).z
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_data_loader(context: str) -> None:
+    mechanism = hopper()
+    z = states(mechanism, 4)
+    expected = mechanism.rollout(z, steps=3).z
+    loader_ = torch.utils.data.DataLoader(Rollouts(mechanism, z), batch_size=2, num_workers=1, multiprocessing_context=context)
+    same(torch.cat(list(loader_)), expected)
+
+
+def test_empty_batches() -> None:
+    mechanism = hopper()
+    z = states(mechanism, 0).requires_grad_()
+    out = mechanism.step(z)
+    assert out.z.shape == (0, 26) and out.status.shape == (0,)
+    out.z.sum().backward()
+    assert z.grad.shape == (0, 26)
