@@ -197,7 +197,11 @@ class Program:
             for member, offset in enumerate(self.parameter_offset[len(self.joint_groups) + number])
         ]
         table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses]
-        table += [self.num_cones, len(fill)]
+        table += [
+            self.num_cones,
+            int(_has_loops(nb, [tuple(pair) for g in self.joint_groups for pair in g.body_index.tolist()])),
+            len(fill),
+        ]
         for body in range(nb):
             table += [schedule.diagonal_offset[body], schedule.rhs_offset[body]]
         for group, member, has_spring, has_damper, node, offset in joints:
@@ -240,6 +244,23 @@ def by_number(number: int) -> Program:
     if found is None:
         raise RuntimeError("torchdojo: the mechanism of this step no longer exists; keep it alive until its gradients are taken")
     return found
+
+
+def _has_loops(num_bodies: int, joints: Sequence[tuple[int, int]]) -> bool:
+    """Whether joints (pairs of bodies, the world counted as one) close a loop."""
+    root = list(range(num_bodies + 1))
+
+    def find(body: int) -> int:
+        while root[body] != body:
+            body = root[body]
+        return body
+
+    for parent, child in joints:
+        a, b = find(parent), find(child)
+        if a == b:
+            return True
+        root[a] = b
+    return False
 
 
 def _parameter_width(group: Group) -> int:

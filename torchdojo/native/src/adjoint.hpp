@@ -37,12 +37,12 @@ public:
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.template condense<true>(problem, w);
         problem.linearize(w);
-        matrix = problem.values;
+        if (mechanism.has_loops) matrix = problem.values;
         Stepper<T>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
     }
 
-    // λ for the gradient g of w (none for slacks), with one step of iterative refinement against the matrix without its regularization.
+    // λ for the gradient g of w (none for slacks). Where the matrix was regularized, one step of iterative refinement undoes that.
     void solve(const Problem<T> &problem, const R *g) {
         const MechanismTable &m = mechanism;
         for (int i = 0; i < m.num_bodies; ++i)
@@ -56,11 +56,14 @@ public:
             for (int r = 0; r < (m.contacts[c].friction ? 3 : 1); ++r)
                 for (int k = 0; k < 6; ++k) b[k] -= C[6 * r + k] * nu[r];
         }
-        first = right;
-        ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), first.data());
-        ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), first.data(), right.data());
+        if (m.has_loops) {
+            first = right;
+            ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), first.data());
+            ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), first.data(), right.data());
+        }
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
-        for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += first[k];
+        if (m.has_loops)
+            for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += first[k];
 
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];

@@ -50,7 +50,7 @@ struct Fill {
 };
 
 struct MechanismTable {
-    int32_t num_bodies, num_unknowns, num_inputs, num_parameters, num_joints, num_contacts, num_impulses, num_cones, num_fill;
+    int32_t num_bodies, num_unknowns, num_inputs, num_parameters, num_joints, num_contacts, num_impulses, num_cones, has_loops, num_fill;
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;
     std::vector<ContactTable> contacts;
@@ -61,7 +61,7 @@ struct MechanismTable {
     MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
         const int32_t *p = table;
         for (int32_t *field : {&num_bodies, &num_unknowns, &num_inputs, &num_parameters, &num_joints, &num_contacts, &num_impulses,
-                               &num_cones, &num_fill})
+                               &num_cones, &has_loops, &num_fill})
             *field = *p++;
         p = read(p, bodies, num_bodies);
         p = read(p, joints, num_joints);

@@ -68,8 +68,9 @@ public:
     Problem<T> problem;
     Cones<T> cones;
 
-    // Held multipliers carry a little compliance, so that redundant constraints (planar loops in space) can be solved.
+    // In kinematic loops held multipliers carry a little compliance, so that redundant constraints (planar loops in space) can be solved.
     static void regularize(const MechanismTable &m, Problem<T> &problem) {
+        if (!m.has_loops) return;
         const T value = constant::regularization * problem.timestep();
         for (const JointTable &joint : m.joints)
             for (int k = 0; k < std::min<int>(joint.held(), joint.size); ++k)
