@@ -18,6 +18,11 @@ from torchdojo.parameters import require
 
 __all__ = ["Contact", "ImpactContact", "NonlinearContact"]
 
+# Of `on_path`: how much impulse a gap is worth, in units of m/h, where a contact opens or closes (a slip is worth m, where one sticks or
+# slips). For quadrupeds, ants and humanoids within a factor of 3 of the best; twice the m of slips or more is bad.
+IMPULSE_WEIGHT = 1 / 3
+LEAST_HEIGHT = 1e-12  # of a friction cone [N·s]: a frictionless contact needs an interior, too
+
 
 class Contact(Element):
     """Base class of contacts: the geometry. A user-written surface overrides `signed_distance` (and may override `surface_normal`).
@@ -111,6 +116,10 @@ class ImpactContact(Contact):
         gap = torch.maximum(self.geometry(motions[0])[0], level.sqrt())
         return (level / gap)[..., None], gap[..., None]
 
+    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
+        return gamma[..., None], (kappa / gamma)[..., None]
+
 
 class NonlinearContact(Contact):
     """Contact with Coulomb friction in the exact (second-order) cone, by the principle of maximum dissipation.
@@ -165,3 +174,38 @@ class NonlinearContact(Contact):
         slack = torch.stack((gap, eta, *slip.unbind(-1)), dim=-1)
         xi = (level / (eta * eta - speed))[..., None] * torch.cat((eta[..., None], -slip), dim=-1)
         return torch.cat((gamma[..., None], xi), dim=-1), slack
+
+    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
+        height = (self.friction * gamma).clamp_min(LEAST_HEIGHT)
+        tangent = impulse[..., 2:4] - mass * slack[..., 2:4]
+        length = torch.sqrt((tangent * tangent).sum(-1).clamp_min(torch.finfo(impulse.dtype).tiny))
+        base = kappa / height
+        gap = disc_gap(length / height, base / height * mass[..., 0])
+        eta, inside = base / (gap * (2 - gap)), ((1 - gap) / length)[..., None] * tangent
+        xi = torch.cat((gamma[..., None], height[..., None], height[..., None] * inside), dim=-1)
+        return xi, torch.cat(((kappa / gamma)[..., None], eta[..., None], -eta[..., None] * inside), dim=-1)
+
+
+def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> Tensor:
+    """γ > 0 with γ − a κ/γ = `gamma` − a `gap`, (...,): the positive root, without cancellation."""
+    weight = IMPULSE_WEIGHT * mass / timestep
+    c, level = gamma - weight * gap, kappa * weight
+    root = torch.sqrt(c * c + 4 * level)
+    return torch.where(c > 0, 0.5 * (c + root), 2 * level / (root - c))
+
+
+def disc_gap(tau: Tensor, epsilon: Tensor) -> Tensor:
+    """g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1), (...,): how far a friction impulse stays inside its disc.
+
+    Newton's method from the root for small g. After four steps the relative error is below 3e-12 for all τ >= 0, ε > 0; after five it is
+    rounding.
+    """
+    excess, tiny = tau - 1, torch.finfo(tau.dtype).tiny
+    root = torch.sqrt(excess * excess + 2 * epsilon)
+    g = torch.where(excess > 0, epsilon / (excess + root), 0.5 * (root - excess)).clamp_max(1)
+    for _ in range(5):
+        q, r = g * (2 - g), excess + g
+        g = g - (q * r - epsilon * (1 - g)) / (2 * (1 - g) * r + q + epsilon)
+        g = g.clamp(tiny, 1)
+    return g

@@ -106,6 +106,18 @@ class Element(PhysicalModule):
             identity[..., i] = level.sqrt()
         return identity, identity
 
+    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Impulses and slacks (..., E, cones.size) with products of exactly κ for any real ones, and those unchanged that have such.
+
+        With it, warm starts take the steps of `solver.path_newton`. Default: None, and they take those of the interior-point method.
+
+        Args:
+            impulse, slack: (..., E, cones.size), inside their cones or not.
+            kappa: broadcastable to (..., E). mass: of the element's bodies (..., E, k) [kg], infinite for the world.
+            timestep: h [s], broadcastable to (..., E).
+        """
+        return None
+
 
 def orthonormal_complement(n: Tensor) -> Tensor:
     """Two unit vectors t₁, t₂ with t₁ × t₂ = n for a unit vector n, (..., 2, 3): x and y for n = z.

@@ -7,7 +7,7 @@ path. Convergence is decided for each environment by itself; converged ones leav
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from torchdojo.solver import cones
 from torchdojo.solver.continuation import trace_central_path
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.solver.path_newton import newton_on_path
+from torchdojo.solver.solution import Solution, violations
 
 __all__ = ["Solution", "follow_central_path", "solve_step"]
 
@@ -30,27 +32,9 @@ RAISE = 10.0  # factor by which the products go up where they are too small for 
 MAX_LEVEL = 1.0  # largest product to go up to [N·s·m]
 START_LEVEL = 3e-2  # products at a cold start [N·s·m]
 CONTINUATION_LEVELS = (1e-1, 1e-2)  # products from which paths are traced, in turn
-WARM_ITERATIONS = 12  # of an attempt from a warm start, before the cold one
+WARM_ITERATIONS = 12  # of an attempt from a warm start, before the next one
+LOWERED_LEVEL, LOWERED_ITERATIONS = 1e-3, 25  # of the second one: products that it starts from [N·s·m]
 LINE_SEARCH_HALVINGS = 12
-
-
-class Solution(NamedTuple):
-    """w (N, num_unknowns); status (N,) of `Status` values; iterations (N,), all attempts counted."""
-
-    w: Tensor
-    status: Tensor
-    iterations: Tensor
-
-
-def violations(problem: StepProblem, r: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest absolute violation of the equations and of the complementarity rows, each (N,)."""
-    system = problem.system
-    rows = torch.cat((system.orthant_index[:, 1], system.second_order_index[:, 1].flatten()))
-    gap = r[:, rows] - kappa[:, None] * cones.identity_rows(system, r)[rows]
-    mask = torch.ones(system.num_unknowns, dtype=torch.bool, device=r.device)
-    mask[rows] = False
-    complementarity = gap.abs().amax(-1) if len(rows) else r.new_zeros(len(r))
-    return r[:, mask].abs().amax(-1), complementarity
 
 
 def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, stuck: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +83,7 @@ def follow_central_path(
     goal = torch.full((len(w),), kappa, dtype=w.dtype, device=w.device)
     stuck = torch.zeros_like(goal, dtype=torch.bool)
     for iteration in range(limit + 1):
-        equality, complementarity = violations(problem, r, goal)
+        equality, complementarity = violations(problem.system, r, goal)
         done = (equality <= residual_tol) & (complementarity <= path_tol * goal) & (iteration >= options.min_iterations)
         going = ~done & torch.isfinite(equality + complementarity)
         if not bool(going.all()):
@@ -128,7 +112,7 @@ def line_search(
     problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor, residual_tol: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Step to a fraction of the boundary, halved until the equations or the complementarity rows improve; (w, residual, fraction)."""
-    equality, complementarity = violations(problem, r, target)
+    equality, complementarity = violations(problem.system, r, target)
     # Near the path, errors of the order of the products themselves are what the next Newton step removes.
     allowed = torch.maximum(equality, cones.mean_product(problem.system, w).clamp_min(residual_tol))
     alpha = (STEP_TO_BOUNDARY * cones.max_step(problem.system, w, direction)).clamp_max(1)
@@ -138,7 +122,7 @@ def line_search(
         # Where accepted, alpha is left alone and the same trial is evaluated again.
         trial = w + alpha[:, None] * direction
         trial_r = problem.residual(trial)
-        new_equality, new_complementarity = violations(problem, trial_r, target)
+        new_equality, new_complementarity = violations(problem.system, trial_r, target)
         finite = torch.isfinite(new_equality + new_complementarity)
         accepted = accepted | (finite & ((new_equality <= allowed) | (new_complementarity <= complementarity)))
         if bool(accepted.all()):
@@ -149,48 +133,67 @@ def line_search(
 
 def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverOptions) -> Solution:
     """Ladder of starts, climbed by each environment as far as it needs: warm, cold, continuation along its path."""
-    kappa = options.kappa
-    count, level = len(problem.z), max(START_LEVEL, options.kappa)
-    w = problem.cold_start(level)
-    status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
-    iterations = torch.zeros_like(status)
+    kappa, level = options.kappa, max(START_LEVEL, options.kappa)
+    solution = _unsolved(problem)
     if warm_start is not None:
-        usable = torch.isfinite(warm_start).all(-1) & cones.interior(problem.system, warm_start)
-        start = torch.where(usable[:, None], warm_start, w)
-        w, status, iterations = follow_central_path(problem, start, kappa, options, max_iterations=WARM_ITERATIONS)
-    for attempt in ("cold", "continuation"):
-        failed = (status != int(Status.SUCCESS)).nonzero().squeeze(-1)
-        if not len(failed):
-            break
-        sub = problem if len(failed) == count else problem.select(failed)
-        if attempt == "cold":
-            solution = follow_central_path(sub, sub.cold_start(level), kappa, options)
-        else:
-            solution = _continuation(sub, kappa, options)
-        w[failed], status[failed] = solution.w, solution.status
-        iterations[failed] += solution.iterations
-    return Solution(w, status, iterations)
+        start = warm_start
+        usable = torch.isfinite(start).all(-1) & cones.interior(problem.system, start)
+        _retry(problem, solution, lambda sub, index: _from_warm_start(sub, start[index], options), usable)
+    _retry(problem, solution, lambda sub, _: follow_central_path(sub, sub.cold_start(level), kappa, options))
+    _retry(problem, solution, lambda sub, _: _continuation(sub, options))
+    return solution
 
 
-def _continuation(problem: StepProblem, kappa: float, options: SolverOptions) -> Solution:
+def _unsolved(problem: StepProblem) -> Solution:
+    status = torch.full((len(problem.z),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=problem.z.device)
+    return Solution(problem.z.new_zeros(len(problem.z), problem.system.num_unknowns), status, torch.zeros_like(status))
+
+
+def _retry(
+    problem: StepProblem, solution: Solution, method: Callable[[StepProblem, Tensor], Solution], candidates: Tensor | None = None
+) -> None:
+    """Give the environments without a solution (of `candidates` (N,), if any) to a method, and put what it finds into `solution`."""
+    failed = solution.status != int(Status.SUCCESS)
+    index = (failed if candidates is None else failed & candidates).nonzero().squeeze(-1)
+    if not len(index):
+        return
+    found = method(problem if len(index) == len(failed) else problem.select(index), index)
+    solution.w[index], solution.status[index] = found.w, found.status
+    solution.iterations[index] += found.iterations
+
+
+def _from_warm_start(problem: StepProblem, start: Tensor, options: SolverOptions) -> Solution:
+    """On the path at κ, then from a larger κ; by the interior-point method where some element cannot tell where the path is."""
+    solution = newton_on_path(problem, start, options, WARM_ITERATIONS)
+    if solution is None:
+        return follow_central_path(problem, start, options.kappa, options, max_iterations=WARM_ITERATIONS)
+
+    def lowered(sub: StepProblem, index: Tensor) -> Solution:
+        found = newton_on_path(sub, start[index], options, LOWERED_ITERATIONS, LOWERED_LEVEL)
+        assert found is not None  # as all elements could tell before
+        return found
+
+    _retry(problem, solution, lowered)
+    return solution
+
+
+def _continuation(problem: StepProblem, options: SolverOptions) -> Solution:
     """Trace a path down to κ from the levels of `CONTINUATION_LEVELS`, in turn.
 
     It starts at the solution for κ = level where the solver finds that (the central path), else at a cold start (an infeasible path).
     """
-    w = problem.cold_start(START_LEVEL)
-    status = torch.full((len(w),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
-    iterations = torch.zeros_like(status)
-    for level in CONTINUATION_LEVELS:
-        failed = (status != int(Status.SUCCESS)).nonzero().squeeze(-1)
-        if level <= kappa or not len(failed):
-            continue
-        sub = problem.select(failed)
+    kappa, solution = options.kappa, _unsolved(problem)
+
+    def trace(sub: StepProblem, level: float) -> Solution:
         start = sub.cold_start(level)
         first = follow_central_path(sub, start, level, options)
         start = torch.where((first.status == int(Status.SUCCESS))[:, None], first.w, start)
         traced, reached, steps = trace_central_path(sub, start, level, kappa)
         landed = follow_central_path(sub, traced, kappa, options)
-        iterations[failed] += first.iterations + steps + landed.iterations
-        done = reached & (landed.status == int(Status.SUCCESS))
-        w[failed[done]], status[failed[done]] = landed.w[done], int(Status.SUCCESS)
-    return Solution(w, status, iterations)
+        status = torch.where(reached, landed.status, int(Status.MAX_ITERATIONS))
+        return Solution(landed.w, status, first.iterations + steps + landed.iterations)
+
+    for level in CONTINUATION_LEVELS:
+        if level > kappa:
+            _retry(problem, solution, lambda sub, _, level=level: trace(sub, level))  # type: ignore[misc]
+    return solution
