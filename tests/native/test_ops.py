@@ -166,6 +166,15 @@ def test_a_rollout_is_its_steps() -> None:
     same(policy.z, mechanism.rollout(z, steps=3).z)
 
 
+def test_the_next_state_may_be_written_to() -> None:
+    mechanism = hopper()
+    z = states(mechanism).requires_grad_()
+    after = mechanism(z)
+    after[0] += 1.0
+    (expected,) = torch.autograd.grad(loss(mechanism(z)), z)
+    same(torch.autograd.grad(loss(after), z)[0], expected)
+
+
 def test_one_environment_off_the_sphere_raises_as_in_the_reference() -> None:
     z = states(hopper(), 3)
     z[2, 6:10] *= 1.1

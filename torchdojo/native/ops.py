@@ -274,7 +274,15 @@ def rollout(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wr
 def step(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None) -> StepOutput:
     """`Mechanism.step`: a rollout of one step."""
     states, impulses, w, status, iterations, substeps = rollout(settings, parameters, z, u.unsqueeze(-2), wrench, warm)
-    return StepOutput(states[..., 1, :], impulses[..., 0, :], status[..., 0], iterations[..., 0], w[..., 0, :].detach(), substeps[..., 0])
+    after = states.select(-2, 1)
+    return StepOutput(
+        after.clone() if after.requires_grad else after,  # (backward keeps the trajectory, and callers may write to what they get)
+        impulses.select(-2, 0),
+        status.select(-1, 0),
+        iterations.select(-1, 0),
+        w.select(-2, 0).detach(),
+        substeps.select(-1, 0),
+    )
 
 
 def jacobian(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None) -> Tensor:

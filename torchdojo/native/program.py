@@ -85,11 +85,12 @@ class Program:
         self.number = next(_numbers)
         self._handles: dict[tuple[bool, ...], int] = {}
         self._lock = threading.Lock()
+        self._last: tuple[Tensor, Packed] | None = None
         _by_number[self.number] = self
         _by_system[id(self.system)] = self  # (a program keeps its system, so that the id stays taken)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("number", "_handles", "_lock")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("number", "_handles", "_lock", "_last")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -154,8 +155,14 @@ class Program:
             return self._handles[acting]
 
     def packed(self, parameters: Sequence[Tensor]) -> Packed:
-        """`pack` and `handle` of parameters whose batch dimensions are flattened to N or 1."""
-        return Packed(self.pack(parameters), self.handle(parameters))
+        """`pack` and `handle` of parameters whose batch dimensions are flattened to N or 1; those of the last call if they are the same."""
+        if max(len(p) for p in parameters) > 1:
+            return Packed(self.pack(parameters), self.handle(parameters))
+        numbers = torch.cat([p.reshape(-1) for p in parameters])
+        last = self._last
+        if last is None or not torch.equal(last[0], numbers):
+            last = self._last = numbers, Packed(self.pack(parameters), self.handle(parameters))
+        return last[1]
 
     def _create(self, acting: tuple[bool, ...]) -> int:
         table, schedule = self.tables(acting)
