@@ -1,0 +1,479 @@
+"""The compiled kernel against the reference in PyTorch: two implementations of one step, equal to rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+from typing import Any
+
+import pytest
+import torch
+from mechanisms import Sample, all_joints, four_bar, random_tree
+from torch import Tensor
+
+import torchdojo as td
+from conftest import SHARED
+from golden import load_case
+from torchdojo import quaternion as quat
+
+VERBOSE = os.environ.get("PARITY_VERBOSE")
+
+
+def exact(kappa: float = 1e-6, **given: Any) -> td.SolverOptions:
+    """Both sides converge to rounding, so that what remains is not the solver's tolerance. Products of variables of order 1 that solve a
+    linear system come no closer to kappa than 1e-13."""
+    return td.SolverOptions(**(dict(kappa=kappa, residual_tol=1e-12, central_path_tol=1e-12 / kappa, max_halvings=0) | given))
+
+
+Leaves = dict[str, Tensor]
+
+
+def derivatives(mech: td.Mechanism, out: td.StepOutput, leaves: Leaves, weights: tuple[Tensor, Tensor]) -> Leaves:
+    """Gradients of a weighted sum of the state and the impulses by every input and parameter."""
+    leaves = leaves | dict(mech.named_parameters())
+    loss = (out.z * weights[0]).sum() + (out.impulses * weights[1]).sum()
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference relative to max(1, magnitude), entry by entry."""
+    return float(((found - wanted).abs() / wanted.abs().clamp_min(1)).max()) if wanted.numel() else 0.0
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    """Largest difference relative to the largest entry, environment by environment (the first dimension)."""
+    if not wanted.numel():
+        return 0.0
+    count = len(wanted) if wanted.ndim else 1
+    difference, size = (t.reshape(count, -1).abs().amax(-1) for t in (found - wanted, wanted))
+    return float((difference / size.clamp_min(torch.finfo(wanted.dtype).tiny)).max())
+
+
+def parameter_errors(found: Leaves, wanted: Leaves) -> dict[str, float]:
+    """By kind of parameter (mass, friction, ...), relative to its largest gradient; kinds that hardly matter, to the others."""
+    kinds: dict[str, list[str]] = {}
+    for name in wanted:
+        kinds.setdefault(name.rpartition(".")[2], []).append(name)
+    largest = {kind: max(float(wanted[name].abs().max()) for name in names if wanted[name].numel()) for kind, names in kinds.items()}
+    floor = 1e-4 * max(largest.values())
+    return {
+        f"grad_{kind}": max(float((found[name] - wanted[name]).abs().max()) for name in names if wanted[name].numel())
+        / max(largest[kind], floor)
+        for kind, names in kinds.items()
+    }
+
+
+def rounding(mech: td.Mechanism, solution: Tensor) -> float:
+    """What condensing contacts into their bodies costs the kernel's derivatives, relative to their size.
+
+    A pressed contact adds h gamma / s = h gamma² / kappa to a block of masses of order 1, whose digits are lost in proportion. The
+    reference makes up for it by iterative refinement against the matrix before the contacts were condensed. The factor is ten times what
+    boxes, quadrupeds and the mechanisms of this file showed.
+    """
+    stiffness = [
+        (solution[..., piece.start] / solution[..., piece.stop]).max()
+        for key, piece in mech._system.impulse_layout.items()
+        if key.startswith("contacts.")
+    ]
+    return 100 * torch.finfo(solution.dtype).eps * float(mech.timestep.detach().max() * torch.stack(stiffness).max()) if stiffness else 0.0
+
+
+#: Parameters that displace a joint: without meaning to first order where joints repeat each other, as the loop would come apart.
+GEOMETRY = {"grad_axis", "grad_parent_anchor", "grad_child_anchor", "grad_orientation_offset"}
+
+
+def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None, *, redundant: bool = False) -> td.StepOutput:
+    """Both sides succeed from a cold start, with equal states, impulses and derivatives; returns what the kernel found.
+
+    Derivatives are taken at one solution, that of the kernel, which is handed to the reference as a warm start with nothing left to
+    improve. They depend on the slack of a pressed contact (kappa / impulse, 1e-7 m and less) and on the internal stress of redundant
+    joints, which each solver knows to rounding of 1 m and 1 N·s only: derivatives at two solutions equal to 1e-13 differ by up to 1e-6.
+    """
+    options = mech.options
+    native, reference = (dataclasses.replace(options, backend=backend) for backend in ("native", "reference"))
+    for parameter in mech.parameters():
+        parameter.requires_grad_()
+    leaves = {name: value.clone().requires_grad_() for name, value in dict(z=z, u=u, wrench=wrench).items() if value is not None}
+    weights = torch.randn(z.shape[-1]), torch.randn(max(piece.stop for piece in mech.impulse_layout.values())) * (not redundant)
+
+    mech.options = reference
+    with torch.no_grad():
+        wanted = mech.step(z, u, wrench=wrench)
+    mech.options = native
+    with torch.no_grad():
+        found = mech.step(z, u, wrench=wrench)
+    assert wanted.status.eq(0).all() and torch.equal(found.status, wanted.status)
+    assert wanted.substeps.eq(1).all() and torch.equal(found.substeps, wanted.substeps)
+    errors = {"z": error(found.z, wanted.z)}
+    if not redundant:
+        errors["impulses"] = error(found.impulses, wanted.impulses)
+
+    settled = mech.step(**leaves, warm_start=found.solution)
+    ours = derivatives(mech, settled, leaves, weights)
+    warm = settled.solution if wrench is None else None
+    jacobian = torch.cat(mech.jacobians(z, u, warm_start=warm), dim=-1)
+    mech.options = reference
+    same = mech.step(**leaves, warm_start=settled.solution)
+    theirs = derivatives(mech, same, leaves, weights)
+    their_jacobian = torch.cat(mech.jacobians(z, u, warm_start=warm), dim=-1)
+    mech.options = options
+    errors["solution"] = error(same.solution, settled.solution)
+
+    for name in leaves:
+        errors[f"grad_{name}"] = relative(ours[name], theirs[name])
+    names = [name for name, _ in mech.named_parameters()]
+    errors |= parameter_errors({name: ours[name] for name in names}, {name: theirs[name] for name in names})
+    errors["jacobian"] = relative(jacobian, their_jacobian)
+    if VERBOSE:
+        print({name: f"{value:.0e}" for name, value in errors.items()}, wanted.iterations.tolist()[:9], found.iterations.tolist()[:9])
+    loose = rounding(mech, settled.solution)
+    wrong = {
+        name: value
+        for name, value in errors.items()
+        if not value <= 1e-10 + loose * (name not in ("z", "impulses")) and not (redundant and name in GEOMETRY)
+    }
+    assert not wrong, loose
+    return found
+
+
+# -- joints ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("actuated", [True, False])
+@pytest.mark.parametrize("damper", [False, True])
+@pytest.mark.parametrize("spring", [False, True])
+def test_every_joint(spring: bool, damper: bool, actuated: bool) -> None:
+    mech, z, u = all_joints(spring, damper, actuated, 3)
+    mech.options = exact()
+    check(mech, z, u, torch.randn(3, 6 * mech.num_bodies))
+
+
+# -- random mechanisms -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "bodies", "contacts", "roots"), [(1, 5, 6, 1), (2, 16, 12, 3), (3, 40, 10, 1)])
+def test_random_trees(seed: int, bodies: int, contacts: int, roots: int) -> None:
+    mech, z, u = random_tree(seed, bodies, 3, contacts=contacts, roots=roots)
+    mech.options = exact()
+    check(mech, z, u)
+
+
+FREE = ("Spherical", "Orbital", "FreeRevolute", "Floating", "CylindricalFree", "PlanarOrbital")  # mobile enough to close loops of
+
+
+@pytest.mark.parametrize(
+    ("seed", "loops"),
+    [
+        (10, ("Spherical", "PlanarFree")),
+        (11, ("CylindricalFree", "FreeRevolute", "Orbital")),
+        (12, ("PlanarFree",) * 4),
+        (13, ("Floating", "PlanarOrbital")),
+    ],
+)
+def test_random_loops(seed: int, loops: tuple[str, ...]) -> None:
+    mech, z, u = random_tree(seed, 6, 3, contacts=4, kinds=FREE, roots=2, loops=loops)
+    mech.options = exact()
+    check(mech, z, u)
+
+
+def test_four_bar() -> None:
+    mech, z, u = four_bar(3)
+    mech.options = exact()
+    check(mech, z, u, redundant=True)
+
+
+# -- golden cases ------------------------------------------------------------------------------------------------------------------------
+
+FOLDER = SHARED / "golden"
+
+
+def golden_names() -> list[str]:
+    """Those without joint limits and linear contacts, which neither side has yet."""
+    names = []
+    for path in sorted(FOLDER.glob("*.npz")):
+        description = json.loads(path.with_suffix(".json").read_text())
+        limits = any(joint["impulse_layout"][part][0] for joint in description["joints"] for part in ("translational", "rotational"))
+        if not limits and all(contact["model"] != "linear" for contact in description["contacts"]):
+            names.append(path.stem)
+    return names
+
+
+@pytest.mark.parametrize("name", golden_names())
+def test_golden_cases(name: str) -> None:
+    case = load_case(FOLDER, name)
+    z, u = case.arrays["z"][:2], (case.arrays["u"] @ case.input_map.T)[:2]
+    for kappa in (1e-3, 1e-4, 1e-6) if case.description["contacts"] else (1e-6,):
+        case.mechanism.options = exact(kappa)
+        check(case.mechanism, z, u, redundant=name.startswith("fourbar"))
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------------------------
+
+
+def thrown_box(count: int, seed: int = 0) -> Sample:
+    """A box with eight corners on the ground, one after the other of its phases: flight, impact, sliding, rest."""
+    torch.manual_seed(seed)
+    corners = list(itertools.product((-0.25, 0.25), repeat=3))
+    points = {f"corner{i}": td.NonlinearContact("box", point=p, radius=0.01 * (i % 2), friction=0.3) for i, p in enumerate(corners)}
+    base = td.Floating(None, "box", damper=0.1, child_anchor=(0.1, 0.0, 0.05))
+    mech = td.Mechanism({"box": td.Body(1.0, (0.04, 0.045, 0.05))}, {"base": base}, points, options=exact())
+    phase = torch.arange(count) % 4
+    height = torch.tensor((1.0, 0.28, 0.261, 0.2602))[phase]
+    speed = torch.tensor((1.0, 1.0, 1.0, 0.0))[phase][:, None]
+    spin = torch.tensor((3.0, 0.5, 0.0, 0.0))[phase][:, None] * torch.randn(count, 3)
+    down = torch.tensor((0.0, -5.0, 0.0, 0.0))[phase]
+    velocity = torch.cat((speed * torch.randn(count, 2), down[:, None]), dim=-1)
+    position = torch.cat((torch.zeros(count, 2), height[:, None]), dim=-1)
+    z = torch.cat((position, velocity, torch.eye(4)[:1].expand(count, 4), spin), dim=-1)
+    return Sample(mech, z, torch.randn(count, 6))
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 9, 1000])
+def test_batches(count: int) -> None:
+    check(*thrown_box(count))
+
+
+def test_batch_dimensions_broadcast() -> None:
+    """No batch, several dimensions, and inputs with fewer of them than the state."""
+    mech, z, u = thrown_box(6)
+    for state, push in ((z[0], u[0]), (z.reshape(2, 3, 13), u.reshape(2, 3, 6)), (z.reshape(2, 3, 13), u[0]), (z[1], u)):
+        out = {}
+        for backend in ("reference", "native"):
+            mech.options = exact(backend=backend)
+            leaves = dict(z=state.clone().requires_grad_(), u=push.clone().requires_grad_())
+            found = mech.step(**leaves)
+            grads = torch.autograd.grad(found.z.sum(), list(leaves.values()))
+            out[backend] = (found, grads, mech.jacobians(state, push))
+        (found, grads, jacobians), (wanted, their_grads, their_jacobians) = out["native"], out["reference"]
+        assert [t.shape for t in found] == [t.shape for t in wanted] and torch.equal(found.status, wanted.status)
+        pairs = zip((*found[:2], *grads, *jacobians), (*wanted[:2], *their_grads, *their_jacobians), strict=True)
+        # Each at its own solution, so 1e-6 (see `check`) for derivatives, of size up to 100 here.
+        assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in pairs)
+
+
+PER_ENVIRONMENT = {
+    "mass": lambda mech, n: setattr(mech.bodies["box"], "mass", 0.5 + torch.rand(n)),
+    "inertia": lambda mech, n: setattr(mech.bodies["box"], "inertia", (0.04 + 0.02 * torch.rand(n, 3)).diag_embed()),
+    "friction": lambda mech, n: setattr(mech.contacts["corner3"], "friction", torch.rand(n)),
+    "point": lambda mech, n: setattr(mech.contacts["corner2"], "point", mech.contacts["corner2"].point + 0.01 * torch.rand(n, 3)),
+    "normal": lambda mech, n: setattr(mech.contacts["corner1"], "normal", torch.tensor((0.0, 0.0, 1.0)) + 0.1 * torch.randn(n, 3)),
+    "anchor": lambda mech, n: setattr(mech.joints["base"], "child_anchor", 0.1 * torch.randn(n, 3)),
+    "damper": lambda mech, n: setattr(mech.joints["base"], "damper", torch.rand(n, 6)),
+    "spring": lambda mech, n: setattr(mech.joints["base"], "spring", torch.rand(n, 6)),
+    "timestep": lambda mech, n: setattr(mech, "timestep", 0.005 + 0.01 * torch.rand(n)),
+    "gravity": lambda mech, n: setattr(mech, "gravity", torch.tensor((0.0, 0.0, -9.81)) + torch.randn(n, 3)),
+}
+
+
+@pytest.mark.parametrize("which", [*PER_ENVIRONMENT, "all"])
+def test_parameters_of_each_environment(which: str) -> None:
+    mech, z, u = thrown_box(12)
+    for name, change in PER_ENVIRONMENT.items():
+        if which in (name, "all"):
+            change(mech, 12)
+    check(mech, z, u)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        exact(1e-3),
+        exact(1e-8),
+        exact(1e-6, grad_kappa=1e-3),
+        exact(1e-5, grad_kappa=1e-4),
+        exact(1e-5, min_iterations=12),
+        exact(1e-2),
+        exact(1.0),
+    ],
+    ids=["1e-3", "1e-8", "grad_kappa", "grad_kappa near", "min_iterations", "1e-2", "1"],
+)
+def test_options(options: td.SolverOptions) -> None:
+    mech, z, u = thrown_box(8)
+    mech.options = options
+    check(mech, z, u)
+    mech, z, u = random_tree(1, 5, 3, contacts=6)
+    mech.options = options
+    check(mech, z, u)
+
+
+def test_wrench_with_contact() -> None:
+    mech, z, u = thrown_box(8)
+    check(mech, z, u, torch.randn(8, 6))
+
+
+# -- rollouts ----------------------------------------------------------------------------------------------------------------------------
+
+
+def trajectory(mech: td.Mechanism, z: Tensor, u: Tensor, steps: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+    start = z.clone().requires_grad_()
+    push = u[:, None].expand(-1, steps, -1).clone().requires_grad_()
+    found = mech.rollout(start, push)
+    weights = torch.linspace(-1, 1, z.shape[-1])
+    leaves = [start, push, *(p for p in mech.parameters() if p.requires_grad)]
+    return found.z.detach(), found.status, list(torch.autograd.grad((found.z[:, -1] @ weights).sum(), leaves))
+
+
+@pytest.mark.parametrize("kind", ["box", "tree"])
+def test_rollouts(kind: str) -> None:
+    """One call of ten steps against ten steps of the reference, through impacts, and the gradient of the end by the beginning."""
+    mech, z, u = thrown_box(8) if kind == "box" else random_tree(1, 5, 3, contacts=6)
+    weight = next(iter(mech.bodies.values())).mass.requires_grad_()
+    assert weight.requires_grad
+    # A larger kappa than elsewhere: ten steps multiply what separates two solutions (see `check`) by the chaos of ten impacts.
+    results = []
+    for backend in ("reference", "native"):
+        mech.options = exact(1e-4, backend=backend)
+        results.append(trajectory(mech, z, u, 10))
+    (states, status, grads), (our_states, our_status, our_grads) = results
+    assert status.eq(0).all() and our_status.eq(0).all()
+    assert float(mech.distances(states[:, 1:]).min()) < 1e-3
+    errors = [error(our_states, states), *(relative(a, b) for a, b in zip(our_grads, grads, strict=True))]
+    if VERBOSE:
+        print(errors)
+    assert max(errors) < 1e-9
+
+
+# -- isolation ---------------------------------------------------------------------------------------------------------------------------
+
+
+def outputs(mech: td.Mechanism, z: Tensor, u: Tensor, rows: Tensor | None = None) -> list[Tensor]:
+    """State, impulses, counts, gradients and Jacobian of the environments `rows`; all are computed together."""
+    z, u = z.clone().requires_grad_(), u.clone().requires_grad_()
+    out = mech.step(z, u)
+    grads = torch.autograd.grad((out.z * torch.linspace(1, 2, z.shape[-1])).sum() + out.impulses.sum(), (z, u))
+    jacobians = mech.jacobians(z.detach(), u.detach())
+    found = [t.detach() for t in (*out, *grads, *jacobians)]
+    return found if rows is None else [t[rows] for t in found]
+
+
+def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def nan_state(z: Tensor, u: Tensor) -> None:
+    z[5, 3] = torch.nan
+
+
+def infinite_input(z: Tensor, u: Tensor) -> None:
+    u[5, 2] = torch.inf
+
+
+def absurd_velocity(z: Tensor, u: Tensor) -> None:
+    z[5, 3:6] = 1e30
+
+
+def fast_spin(z: Tensor, u: Tensor) -> None:
+    z[5, 10] = 1e5
+
+
+@pytest.mark.parametrize("spoil", [nan_state, infinite_input, absurd_velocity, fast_spin])
+@pytest.mark.parametrize("kind", ["box", "quadruped"])
+def test_bad_environment_harms_no_other(spoil: Any, kind: str) -> None:
+    if kind == "box":
+        mech, z, u = thrown_box(16)
+    else:
+        mech = td.models.quadruped()
+        z = td.models.initial_state("quadruped", mech, (16,))
+        u = torch.randn(16, mech.num_inputs)
+    mech.options = td.SolverOptions(backend="native", max_halvings=1)
+    others = torch.arange(16) != 5
+    clean = outputs(mech, z, u, others)
+    spoil(z, u)
+    spoiled = outputs(mech, z, u)
+    assert same_bits(clean, [t[others] for t in spoiled])
+    next_state, _, status, *_, grad_z, grad_u, jac_z, jac_u = (t[5] for t in spoiled)
+    if spoil is absurd_velocity and int(status) == 0:
+        # A box may just fly off that fast.
+        assert torch.isfinite(next_state).all()
+        return
+    assert int(status) == (td.Status.MAX_ITERATIONS if spoil is absurd_velocity else td.Status.INVALID_INPUT)
+    assert torch.equal(torch.nan_to_num(next_state), torch.nan_to_num(z[5]))
+    assert not any(bool(t.any()) for t in (grad_z, grad_u, jac_z, jac_u))
+
+
+def test_crooked_quaternion_is_refused() -> None:
+    mech, z, u = thrown_box(16)
+    mech.options = td.SolverOptions(backend="native")
+    z[5, 6] = 1.1
+    with pytest.raises(ValueError, match="environment 5 has a quaternion"):
+        mech.step(z, u)
+
+
+def test_results_do_not_depend_on_the_batch() -> None:
+    """Bit for bit: neither on the place in the batch, nor on its size (of two or more), nor on threads."""
+    mech, z, u = thrown_box(40)
+    mech.options = td.SolverOptions(backend="native")
+    everything = outputs(mech, z, u)
+    for rows in (torch.arange(40).flip(0), torch.randperm(40), torch.arange(7), torch.tensor((39, 2)), torch.arange(3, 30, 2)):
+        assert same_bits([t[rows] for t in everything], outputs(mech, z[rows], u[rows]))
+    threads = torch.get_num_threads()
+    try:
+        for count in (2, 3, 5):
+            torch.set_num_threads(count)
+            assert same_bits(everything, outputs(mech, z, u))
+    finally:
+        torch.set_num_threads(threads)
+    # One environment alone goes through other instructions (no vectors), so only to rounding.
+    alone = outputs(mech, z[:1], u[:1])
+    assert all(torch.allclose(a[:1].double(), b.double(), rtol=1e-8, atol=1e-8) for a, b in zip(everything[:2], alone[:2], strict=True))
+
+
+# -- where steps fail --------------------------------------------------------------------------------------------------------------------
+
+
+def thrown_quadrupeds(count: int) -> Sample:
+    """In random orientations, onto their backs and legs: long steps that need every rung of the solver's ladder."""
+    mech = td.models.quadruped()
+    mech.timestep = 0.05
+    z = td.models.initial_state("quadruped", mech, (count,)).unflatten(-1, (-1, 13))
+    turn = quat.normalize(torch.randn(count, 1, 4))
+    middle = z[..., :3].mean(-2, keepdim=True)
+    z[..., :3] = quat.rotate(turn, z[..., :3] - middle)
+    z[..., 2] -= z[..., 2].amin(-1, keepdim=True) - 0.05
+    z[..., 6:10] = quat.multiply(turn, z[..., 6:10])
+    spin = 3 * torch.randn(count, 1, 3)
+    z[..., 3:6] = torch.randn(count, 1, 3) - torch.tensor((0.0, 0.0, 3.0)) + quat.cross(spin, z[..., :3])
+    z[..., 10:13] = quat.inverse_rotate(z[..., 6:10], spin)
+    return Sample(mech, z.flatten(-2), torch.zeros(count, mech.num_inputs))
+
+
+def compare_failures(count: int) -> None:
+    mech, z, u = thrown_quadrupeds(count)
+    results = []
+    for backend in ("reference", "native"):
+        mech.options = exact(max_halvings=2, backend=backend)
+        start = z.clone().requires_grad_()
+        out = mech.step(start, u)
+        (grad,) = torch.autograd.grad((out.z * torch.linspace(-1, 1, z.shape[-1])).sum(), start)
+        results.append((td.StepOutput(*(t.detach() for t in out)), grad))
+    (wanted, their_grad), (found, grad) = results
+    whole = (wanted.status == 0) & (found.status == 0) & (wanted.substeps == 1) & (found.substeps == 1)
+    distance = (found.z - wanted.z).abs().amax(-1)
+    agree = distance < 1e-7
+    print(
+        f"{count}: solved {int((wanted.status == 0).sum())} / {int((found.status == 0).sum())}, split {int((wanted.substeps > 1).sum())} / "
+        f"{int((found.substeps > 1).sum())}, whole {int(whole.sum())}, agree {int((whole & agree).sum())}"
+    )
+    worst = float(distance[whole & agree].max())
+    print("worst", worst, "grad", relative(grad[whole & agree], their_grad[whole & agree]))
+    split = (wanted.status == 0) & (found.status == 0) & (wanted.substeps == found.substeps) & (found.substeps > 1)
+    print(
+        "split",
+        int(split.sum()),
+        distance[split],
+        [(relative(grad[i : i + 1], their_grad[i : i + 1])) for i in split.nonzero().flatten().tolist()],
+    )
+
+
+def test_long_steps_of_thrown_quadrupeds() -> None:
+    compare_failures(24)
+
+
+@pytest.mark.slow
+def test_long_steps_of_many_thrown_quadrupeds() -> None:
+    compare_failures(300)
