@@ -185,7 +185,7 @@ def _most(n: int) -> int:
 CASES: dict[str, Callable[[], Case]] = {
     "half_cheetah": _gym("half_cheetah", 0.5),
     "ant": _gym("ant", 0.005),
-    "humanoid": _gym("humanoid", 0.5),
+    "humanoid": _gym("humanoid", 0.1),
     "quadruped": _quadruped,
     "atlas": _atlas,
     "arm": _arm,

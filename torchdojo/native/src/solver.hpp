@@ -35,7 +35,8 @@ constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, ja
 constexpr int line_search_halvings = 12;
 // Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
 constexpr double path_level = 1e-3, path_shrink = 0.3, path_residual = 1.0;
-constexpr int path_iterations = 25, path_free_iterations = 4, path_halvings = 3;
+constexpr double near_residual = 1e-2;  // below it a warm start goes on for up to `near_iterations`
+constexpr int near_iterations = 20, path_iterations = 25, path_free_iterations = 4, path_halvings = 3;
 }  // namespace constant
 
 template <class T>
@@ -187,7 +188,8 @@ private:
         lift(lane, constant::path_level);
     }
 
-    int64_t limit(Attempt attempt) const {
+    int64_t limit(Attempt attempt, double residual) const {
+        if (attempt == warm && residual < constant::near_residual) return constant::near_iterations;
         return attempt == warm ? options.warm_iterations : attempt == lowered ? constant::path_iterations : options.max_iterations;
     }
 
@@ -262,7 +264,7 @@ private:
             const bool done = e <= options.residual_tol && c <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
             if (ok && done) {
                 finish(feed, lane);
-            } else if (!ok || iteration[lane] >= limit(attempt[lane])) {
+            } else if (!ok || iteration[lane] >= limit(attempt[lane], e)) {
                 fail(feed, lane);
             } else {
                 ++iteration[lane];
