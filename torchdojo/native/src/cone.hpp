@@ -3,10 +3,10 @@
 // Unknowns of a contact: impulses (γ, ξ), slacks (s, η). Its rows, with J_n, J_t the derivatives of distance and slip by the body's twist δ:
 //     J_n δ − δs = −r₁       δξ₁ − μ δγ = −r₂       J_t δ − δη₂₃ = −r₃₄       s δγ + γ δs = ρ₀       δη + H δξ = q
 // Elimination leaves (δγ, δξ₂₃) = (γ̂, ξ̂₂₃) − K (J_n, J_t) δ with N = H₂₂⁻¹, m = −N H₂₁, K = [[γ/s, 0], [μ (γ/s) m, N]], and the
-// body's block gains B K J. The last row, for λ∘(W δξ + W⁻¹ δη) = ρ or for ξ∘δη + η∘δξ = ρ:
-//   Nesterov-Todd scaled (directions):  H = W²,  q = W (λ⁻¹∘ρ).
+// body's block gains B K J; then δη₁ = p + a·δη₂₃ − b·δξ. The last row, for λ∘(W δξ + W⁻¹ δη) = ρ or for ξ∘δη + η∘δξ = ρ:
+//   Nesterov-Todd scaled (directions):  H = W²,  q = W (λ⁻¹∘ρ); a, b, p from the first row of H⁻¹δη + δξ = W⁻¹(λ⁻¹∘ρ).
 //   plain (derivatives, continuation; on the path the same):  H = A(ξ)⁻¹A(η) with the arrow matrices A,  q = A(ξ)⁻¹ρ. In closed form, with
-//     Y = (I + η₂₃ξ₂₃ᵀ/(ξ₁η₁ − ξ₂₃·η₂₃))/η₁:  Nᵀ = (ξ₁ I − ξ₂₃ξ₂₃ᵀ/ξ₁) Y,  m = −Yᵀ (η₂₃ − η₁ξ₂₃/ξ₁).
+//     Y = (I + η₂₃ξ₂₃ᵀ/(ξ₁η₁ − ξ₂₃·η₂₃))/η₁:  Nᵀ = (ξ₁ I − ξ₂₃ξ₂₃ᵀ/ξ₁) Y,  m = −Yᵀ (η₂₃ − η₁ξ₂₃/ξ₁); a = −ξ₂₃/ξ₁, b = η/ξ₁, p = ρ₁/ξ₁.
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
 #pragma once
 
@@ -54,7 +54,8 @@ TD_INLINE ConeScaling<T> cone_scaling(const Vec3<T> &xi, const Vec3<T> &eta) {
     const T xi_norm = hyperbolic_norm(xi), eta_norm = hyperbolic_norm(eta);
     const Vec3<T> a = (1.0 / xi_norm) * xi, b = (1.0 / eta_norm) * eta;
     const T inverse = 1.0 / sqrt(2.0 * (1.0 + dot(a, b)));
-    s.middle = {(b.x + a.x) * inverse, (b.y - a.y) * inverse, (b.z - a.z) * inverse};
+    s.middle.y = (b.y - a.y) * inverse, s.middle.z = (b.z - a.z) * inverse;
+    s.middle.x = sqrt(1.0 + s.middle.y * s.middle.y + s.middle.z * s.middle.z);
     const T root = 1.0 / sqrt(2.0 * (s.middle.x + 1.0));
     s.v = {(s.middle.x + 1.0) * root, s.middle.y * root, s.middle.z * root};
     s.theta = sqrt(eta_norm / xi_norm);
@@ -62,7 +63,7 @@ TD_INLINE ConeScaling<T> cone_scaling(const Vec3<T> &xi, const Vec3<T> &eta) {
     return s;
 }
 
-// Right-hand side of the complementarity rows of one contact.
+// Right-hand side of the complementarity rows of one contact: ρ₀, and (p, q₂₃) of the cone (see `eliminate`).
 template <class T>
 struct ContactRight {
     T rho;
@@ -108,16 +109,18 @@ struct Cones {
                     for (int j = 0; j < 2; ++j) N[2 * j + i] = P[2 * i] * Y[j] + P[2 * i + 1] * Y[2 + j];
                 const T g[2] = {eta.y - eta.x * ratio * xi.y, eta.z - eta.x * ratio * xi.z};
                 for (int i = 0; i < 2; ++i) m[i] = -(Y[i] * g[0] + Y[2 + i] * g[1]);
-                const T inverse = 1.0 / (xi.x * xi.x - xi.y * xi.y - xi.z * xi.z);
-                data.top = inverse * Vec3<T>{xi.x * eta.x - xi.y * eta.y - xi.z * eta.z, xi.x * eta.y - eta.x * xi.y, xi.x * eta.z - eta.x * xi.z};
+                data.eta_slip[0] = -ratio * xi.y, data.eta_slip[1] = -ratio * xi.z;
+                data.eta_xi = ratio * eta;
             } else {
                 const ConeScaling<T> &s = scaling[c] = cone_scaling(xi, eta);
-                const T square = s.theta * s.theta, b = 2.0 * s.middle.y, d = 2.0 * s.middle.z;
-                // H22 = θ² (I + 2 m₂₃ m₂₃ᵀ)
-                const T inverse = 1.0 / square, shrink = inverse / (1.0 + b * s.middle.y + d * s.middle.z);
-                N[0] = inverse - shrink * b * s.middle.y, N[1] = N[2] = -shrink * b * s.middle.z, N[3] = inverse - shrink * d * s.middle.z;
-                data.top = {square * (2.0 * s.middle.x * s.middle.x - 1.0), square * b * s.middle.x, square * d * s.middle.x};
-                for (int i = 0; i < 2; ++i) m[i] = -(N[2 * i] * data.top.y + N[2 * i + 1] * data.top.z);
+                // With u = m₂₃, H₂₂ = θ² (I + 2uuᵀ). Far out on the boundary |u| is 1e4 and more: nothing here may cancel, or the direction
+                // leaves the cone (with H₂₂⁻¹ H₂₁ multiplied out, cold starts at κ = 1e-9 failed).
+                const T u0 = s.middle.y, u1 = s.middle.z, stretch = 1.0 / (1.0 + 2.0 * (u0 * u0 + u1 * u1));
+                const T scale = stretch / (s.theta * s.theta), ratio = 2.0 * s.middle.x * stretch;
+                N[0] = scale * (1.0 + 2.0 * u1 * u1), N[1] = N[2] = -2.0 * scale * u0 * u1, N[3] = scale * (1.0 + 2.0 * u0 * u0);
+                m[0] = -ratio * u0, m[1] = -ratio * u1;
+                data.eta_slip[0] = ratio * u0, data.eta_slip[1] = ratio * u1;
+                data.eta_xi = {s.theta * s.theta * stretch, T{}, T{}};
             }
             for (int i = 0; i < 2; ++i) data.coupling[i] = mu * data.stiffness * m[i], data.cone_coupling[i] = m[i];
         }
@@ -136,7 +139,9 @@ struct Cones {
             Vec3<T> rho = -cone_product(s.point, s.point);
             rho.x += target;
             if (weight) rho = rho - *weight * cone_product(s.weigh(d.xi), s.unweigh(d.eta));
-            r.q = s.weigh(arrow_solve(s.point, rho));
+            const Vec3<T> t = arrow_solve(s.point, rho);
+            const Vec3<T> q = s.weigh(t);
+            r.q = {s.theta * s.theta * s.unweigh(t).x / (1.0 + 2.0 * (s.middle.y * s.middle.y + s.middle.z * s.middle.z)), q.y, q.z};
         }
     }
 
@@ -328,7 +333,7 @@ private:
         const T b0 = r.q.y - d.eta.y, b1 = r.q.z - d.eta.z;
         d.xi.y = N[0] * b0 + N[1] * b1 + data.cone_coupling[0] * d.xi.x;
         d.xi.z = N[2] * b0 + N[3] * b1 + data.cone_coupling[1] * d.xi.x;
-        d.eta.x = r.q.x - dot(data.top, d.xi);
+        d.eta.x = r.q.x + data.eta_slip[0] * d.eta.y + data.eta_slip[1] * d.eta.z - dot(data.eta_xi, d.xi);
     }
 
     // 1/α at which x + α d leaves the cone: the most negative eigenvalue of d in the frame in which x is the identity.
