@@ -56,7 +56,8 @@ struct ContactData {
     T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
     T stiffness;                      // K of the condensed contact: see cone.hpp
     T coupling[2], compliance[4], cone_coupling[2];
-    Vec3<T> top;                      // first row of H
+    T eta_slip[2];                    // a and b of the row of δη₁
+    Vec3<T> eta_xi;
 };
 
 // Gradient of μ_T·d + μ_R·vec(p) with respect to (x_b, φ_b, φ_a); that for x_a is −x_b's. At any configuration.

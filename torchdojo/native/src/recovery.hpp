@@ -173,7 +173,9 @@ private:
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             cones.right[c].rho = -delta[contact.slack];
-            if (contact.friction) cones.right[c].q = arrow_solve(load3(v + contact.impulse + 1), -load3(delta + contact.slack + 1));
+            if (!contact.friction) continue;
+            const Vec3<double> xi = load3(v + contact.impulse + 1), rho = -load3(delta + contact.slack + 1), q = arrow_solve(xi, rho);
+            cones.right[c].q = {rho.x / xi.x, q.y, q.z};
         }
         cones.solve(stepper.problem, v, delta, right.data());
         for (int i = 0; i < mechanism.num_bodies; ++i)
