@@ -25,6 +25,8 @@ and after: quadruped 25 and 9.7, ant 25 and 4.4, half-cheetah 18 and 4.1. Withou
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,7 @@ from torchdojo.solver.solution import Solution, violations
 __all__ = ["newton_on_path", "onto_path"]
 
 # The compiled kernel has the same (native/src/solver.hpp), so that both take the same decisions.
+NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself that is this near, in all equations, may go on for so long
 PATH_SHRINK = 0.3  # factor by which κ goes down in an iteration …
 PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this
 FREE_ITERATIONS = 4  # after which, from a larger κ, a step must not enlarge that violation …
@@ -77,22 +80,23 @@ def newton_on_path(
     if here is None:
         return None
     w, r = here.clone(), problem.residual(here)
-    for iteration in range(max_iterations + 1):
+    for iteration in itertools.count():
         equality, complementarity = violations(system, r, torch.full_like(now, kappa))
         done = (equality <= residual_tol) & (complementarity <= path_tol * kappa) & (iteration >= options.min_iterations)
         going = ~done & torch.isfinite(equality + complementarity)
+        if iteration >= max_iterations:
+            going &= (equality < NEAR_RESIDUAL) & (level is None and iteration < NEAR_ITERATIONS)
         if not bool(going.all()):
             w[index], status[index[done]] = here, int(Status.SUCCESS)
             index, here, r, now, equality = index[going], here[going], r[going], now[going], equality[going]
             problem = problem.select(going.nonzero().squeeze(-1))
-        if not len(index) or iteration == max_iterations:
+        if not len(index):
             break
         iterations[index] += 1
         now = torch.where(equality < PATH_RESIDUAL, (PATH_SHRINK * now).clamp_min(kappa), now)
         direction = _direction(problem, here, r, now)
         allowed = equality if level is not None and iteration >= FREE_ITERATIONS else torch.full_like(equality, torch.inf)
         here, r = _move(problem, here, direction, now, allowed)
-    w[index] = here
     return Solution(w, status, iterations)
 
 
