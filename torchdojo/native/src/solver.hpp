@@ -34,7 +34,7 @@ constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, ja
                  start_level = 3e-2, unit_tolerance = 1e-6, regularization = 1e-10;
 constexpr int line_search_halvings = 12;
 // Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
-constexpr double path_level = 1e-3, path_shrink = 0.3, path_residual = 1.0;
+constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0;
 constexpr double near_residual = 1e-2;  // below it a warm start goes on for up to `near_iterations`
 constexpr int near_iterations = 20, path_iterations = 25, path_free_iterations = 4, path_halvings = 3;
 }  // namespace constant
@@ -120,7 +120,7 @@ public:
 
 private:
     enum Phase : uint8_t { idle, evaluate, searching };
-    // Newton on the path from a warm start, at κ and then from a larger one; the interior-point method from a warm or a cold start.
+    // Newton on the path from a warm start at κ, then from a larger κ; the interior-point method from a warm or a cold start.
     enum Attempt : uint8_t { warm, lowered, warm_interior, cold };
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
@@ -168,7 +168,7 @@ private:
         phase[lane] = evaluate;
         iteration[lane] = 0;
         stuck[lane] = false;
-        if (!start || !interior(start)) return begin_cold(lane);
+        if (!start || !interior(start)) return begin_lowered(lane, false);
         attempt[lane] = options.interior ? warm_interior : warm;
         for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, start[k]);
         lift(lane, options.kappa);
@@ -180,12 +180,20 @@ private:
         set_mask(lifted, lane, on_path(attempt[lane]));
     }
 
-    void begin_lowered(int lane) {
+    // From a larger κ: the warm start brought there, or a cold one.
+    void begin_lowered(int lane, bool from_warm) {
+        if (options.interior || !from_warm) begin_cold(lane);
+        if (options.interior) return;
         phase[lane] = evaluate;
         attempt[lane] = lowered;
         iteration[lane] = 0;
-        for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
-        lift(lane, constant::path_level);
+        const double first = std::max(options.kappa, constant::path_level);
+        if (from_warm) {
+            for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
+            lift(lane, first);
+        } else {
+            set(level, lane, first), set(path_kappa, lane, first);
+        }
     }
 
     int64_t limit(Attempt attempt, double residual) const {
@@ -387,7 +395,7 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
-        if (attempt[lane] == warm) return begin_lowered(lane);
+        if (attempt[lane] == warm) return begin_lowered(lane, true);
         if (attempt[lane] == lowered) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(jobs[lane]);
