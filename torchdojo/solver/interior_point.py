@@ -33,7 +33,7 @@ MAX_LEVEL = 1.0  # largest product to go up to [N·s·m]
 START_LEVEL = 3e-2  # products at a cold start [N·s·m]
 CONTINUATION_LEVELS = (1e-1, 1e-2)  # products from which paths are traced, in turn
 WARM_ITERATIONS = 12  # of an attempt from a warm start, before the next one
-LOWERED_LEVEL, LOWERED_ITERATIONS = 1e-3, 25  # of the second one: products that it starts from [N·s·m]
+LOWERED_LEVEL, LOWERED_ITERATIONS = 1e-2, 25  # of an attempt on the path from a larger κ [N·s·m]
 LINE_SEARCH_HALVINGS = 12
 
 
@@ -132,13 +132,27 @@ def line_search(
 
 
 def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverOptions) -> Solution:
-    """Ladder of starts, climbed by each environment as far as it needs: warm, cold, continuation along its path."""
-    kappa, level = options.kappa, max(START_LEVEL, options.kappa)
-    solution = _unsolved(problem)
+    """Ladder of starts, climbed by each environment as far as it needs.
+
+    On the path from a warm start; on the path from a larger κ, from that warm start or, where there is none, from a cold one; the
+    interior-point method from a cold start; continuation along its path. Where some element cannot tell where the path is, the first is
+    the interior-point method's, too, and there is no second.
+    """
+    kappa, solution = options.kappa, _unsolved(problem)
+    cold = torch.ones_like(solution.status, dtype=torch.bool)
+    lowered, level = max(LOWERED_LEVEL, kappa), max(START_LEVEL, kappa)
     if warm_start is not None:
         start = warm_start
-        usable = torch.isfinite(start).all(-1) & cones.interior(problem.system, start)
-        _retry(problem, solution, lambda sub, index: _from_warm_start(sub, start[index], options), usable)
+        warm = torch.isfinite(start).all(-1) & cones.interior(problem.system, start)
+        cold = ~warm
+        _retry(problem, solution, lambda sub, index: _from_warm_start(sub, start[index], options), warm)
+        _retry(problem, solution, lambda sub, index: newton_on_path(sub, start[index], options, LOWERED_ITERATIONS, lowered), warm)
+    _retry(
+        problem,
+        solution,
+        lambda sub, _: newton_on_path(sub, sub.cold_start(lowered), options, LOWERED_ITERATIONS, lowered, lift=False),
+        cold,
+    )
     _retry(problem, solution, lambda sub, _: follow_central_path(sub, sub.cold_start(level), kappa, options))
     _retry(problem, solution, lambda sub, _: _continuation(sub, options))
     return solution
@@ -150,7 +164,7 @@ def _unsolved(problem: StepProblem) -> Solution:
 
 
 def _retry(
-    problem: StepProblem, solution: Solution, method: Callable[[StepProblem, Tensor], Solution], candidates: Tensor | None = None
+    problem: StepProblem, solution: Solution, method: Callable[[StepProblem, Tensor], Solution | None], candidates: Tensor | None = None
 ) -> None:
     """Give the environments without a solution (of `candidates` (N,), if any) to a method, and put what it finds into `solution`."""
     failed = solution.status != int(Status.SUCCESS)
@@ -158,22 +172,15 @@ def _retry(
     if not len(index):
         return
     found = method(problem if len(index) == len(failed) else problem.select(index), index)
-    solution.w[index], solution.status[index] = found.w, found.status
-    solution.iterations[index] += found.iterations
+    if found is not None:
+        solution.w[index], solution.status[index] = found.w, found.status
+        solution.iterations[index] += found.iterations
 
 
 def _from_warm_start(problem: StepProblem, start: Tensor, options: SolverOptions) -> Solution:
-    """On the path at κ, then from a larger κ; by the interior-point method where some element cannot tell where the path is."""
     solution = newton_on_path(problem, start, options, WARM_ITERATIONS)
     if solution is None:
-        return follow_central_path(problem, start, options.kappa, options, max_iterations=WARM_ITERATIONS)
-
-    def lowered(sub: StepProblem, index: Tensor) -> Solution:
-        found = newton_on_path(sub, start[index], options, LOWERED_ITERATIONS, LOWERED_LEVEL)
-        assert found is not None  # as all elements could tell before
-        return found
-
-    _retry(problem, solution, lowered)
+        solution = follow_central_path(problem, start, options.kappa, options, max_iterations=WARM_ITERATIONS)
     return solution
 
 
