@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ import torchdojo as td
 from conftest import SHARED
 from golden import load_case
 from torchdojo import quaternion as quat
-
-VERBOSE = os.environ.get("PARITY_VERBOSE")
 
 
 def exact(kappa: float = 1e-6, **given: Any) -> td.SolverOptions:
@@ -80,6 +77,19 @@ def rounding(mech: td.Mechanism, solution: Tensor) -> float:
     return 100 * torch.finfo(solution.dtype).eps * float(mech.timestep.detach().max() * torch.stack(stiffness).max()) if stiffness else 0.0
 
 
+def polished(mech: td.Mechanism, options: td.SolverOptions, z: Tensor, u: Tensor, wrench: Tensor | None) -> td.StepOutput:
+    """The step from a cold start, and two more Newton steps: a gap known to 1e-12 m leaves the impulse of a pressed contact, kappa / gap,
+    to be known to 1e-6 only."""
+    with torch.no_grad():
+        mech.options = options
+        out = mech.step(z, u, wrench=wrench)
+        assert out.status.eq(0).all() and out.substeps.eq(1).all()
+        mech.options = dataclasses.replace(options, min_iterations=2)
+        again = mech.step(z, u, wrench=wrench, warm_start=out.solution)
+    assert again.status.eq(0).all() and float((again.z - out.z).abs().max()) < 1e-6
+    return again
+
+
 #: Parameters that displace a joint: without meaning to first order where joints repeat each other, as the loop would come apart.
 GEOMETRY = {"grad_axis", "grad_parent_anchor", "grad_child_anchor", "grad_orientation_offset"}
 
@@ -98,43 +108,32 @@ def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None
     leaves = {name: value.clone().requires_grad_() for name, value in dict(z=z, u=u, wrench=wrench).items() if value is not None}
     weights = torch.randn(z.shape[-1]), torch.randn(max(piece.stop for piece in mech.impulse_layout.values())) * (not redundant)
 
-    mech.options = reference
-    with torch.no_grad():
-        wanted = mech.step(z, u, wrench=wrench)
-    mech.options = native
-    with torch.no_grad():
-        found = mech.step(z, u, wrench=wrench)
-    assert wanted.status.eq(0).all() and torch.equal(found.status, wanted.status)
-    assert wanted.substeps.eq(1).all() and torch.equal(found.substeps, wanted.substeps)
+    found, wanted = polished(mech, native, z, u, wrench), polished(mech, reference, z, u, wrench)
     errors = {"z": error(found.z, wanted.z)}
     if not redundant:
         errors["impulses"] = error(found.impulses, wanted.impulses)
 
+    mech.options = native
     settled = mech.step(**leaves, warm_start=found.solution)
     ours = derivatives(mech, settled, leaves, weights)
-    warm = settled.solution if wrench is None else None
-    jacobian = torch.cat(mech.jacobians(z, u, warm_start=warm), dim=-1)
+    jacobian = torch.cat(mech.jacobians(z, u, warm_start=settled.solution), dim=-1)
     mech.options = reference
     same = mech.step(**leaves, warm_start=settled.solution)
     theirs = derivatives(mech, same, leaves, weights)
-    their_jacobian = torch.cat(mech.jacobians(z, u, warm_start=warm), dim=-1)
+    their_jacobian = torch.cat(mech.jacobians(z, u, warm_start=settled.solution), dim=-1)
     mech.options = options
     errors["solution"] = error(same.solution, settled.solution)
-
     for name in leaves:
         errors[f"grad_{name}"] = relative(ours[name], theirs[name])
     names = [name for name, _ in mech.named_parameters()]
     errors |= parameter_errors({name: ours[name] for name in names}, {name: theirs[name] for name in names})
-    errors["jacobian"] = relative(jacobian, their_jacobian)
-    if VERBOSE:
-        print({name: f"{value:.0e}" for name, value in errors.items()}, wanted.iterations.tolist()[:9], found.iterations.tolist()[:9])
-    loose = rounding(mech, settled.solution)
-    wrong = {
-        name: value
-        for name, value in errors.items()
-        if not value <= 1e-10 + loose * (name not in ("z", "impulses")) and not (redundant and name in GEOMETRY)
-    }
-    assert not wrong, loose
+    if wrench is None or not mech.contacts:  # Jacobians are those of the step without wrench, whose solution is another one
+        errors["jacobian"] = relative(jacobian, their_jacobian)
+    # How a box's four corners share its weight is decided by kappa alone, so those impulses are known to rounding / kappa.
+    allowed = {"z": 1e-10, "impulses": 1e-10 + 1e-17 / options.kappa}
+    other = 1e-10 + rounding(mech, settled.solution)
+    wrong = {name: value for name, value in errors.items() if not value <= allowed.get(name, other)}
+    assert not (wrong.keys() - GEOMETRY if redundant else wrong), wrong
     return found
 
 
@@ -322,8 +321,7 @@ def trajectory(mech: td.Mechanism, z: Tensor, u: Tensor, steps: int) -> tuple[Te
 def test_rollouts(kind: str) -> None:
     """One call of ten steps against ten steps of the reference, through impacts, and the gradient of the end by the beginning."""
     mech, z, u = thrown_box(8) if kind == "box" else random_tree(1, 5, 3, contacts=6)
-    weight = next(iter(mech.bodies.values())).mass.requires_grad_()
-    assert weight.requires_grad
+    next(iter(mech.bodies.values())).mass.requires_grad_()
     # A larger kappa than elsewhere: ten steps multiply what separates two solutions (see `check`) by the chaos of ten impacts.
     results = []
     for backend in ("reference", "native"):
@@ -333,8 +331,6 @@ def test_rollouts(kind: str) -> None:
     assert status.eq(0).all() and our_status.eq(0).all()
     assert float(mech.distances(states[:, 1:]).min()) < 1e-3
     errors = [error(our_states, states), *(relative(a, b) for a, b in zip(our_grads, grads, strict=True))]
-    if VERBOSE:
-        print(errors)
     assert max(errors) < 1e-9
 
 
@@ -442,38 +438,35 @@ def thrown_quadrupeds(count: int) -> Sample:
     return Sample(mech, z.flatten(-2), torch.zeros(count, mech.num_inputs))
 
 
-def compare_failures(count: int) -> None:
-    mech, z, u = thrown_quadrupeds(count)
+def compare_ladders(hardest: int, count: int) -> None:
+    """`count` of 300 throws, in the order of the iterations they take: those that are split into two steps or more come first."""
+    mech, z, u = thrown_quadrupeds(300)
+    mech.options = exact(max_halvings=2, backend="native")
+    with torch.no_grad():
+        chosen = mech.step(z, u).iterations.argsort(descending=True)[hardest : hardest + count]
+    z, u = z[chosen].requires_grad_(), u[chosen].requires_grad_()
     results = []
     for backend in ("reference", "native"):
         mech.options = exact(max_halvings=2, backend=backend)
-        start = z.clone().requires_grad_()
-        out = mech.step(start, u)
-        (grad,) = torch.autograd.grad((out.z * torch.linspace(-1, 1, z.shape[-1])).sum(), start)
-        results.append((td.StepOutput(*(t.detach() for t in out)), grad))
-    (wanted, their_grad), (found, grad) = results
-    whole = (wanted.status == 0) & (found.status == 0) & (wanted.substeps == 1) & (found.substeps == 1)
-    distance = (found.z - wanted.z).abs().amax(-1)
-    agree = distance < 1e-7
-    print(
-        f"{count}: solved {int((wanted.status == 0).sum())} / {int((found.status == 0).sum())}, split {int((wanted.substeps > 1).sum())} / "
-        f"{int((found.substeps > 1).sum())}, whole {int(whole.sum())}, agree {int((whole & agree).sum())}"
-    )
-    worst = float(distance[whole & agree].max())
-    print("worst", worst, "grad", relative(grad[whole & agree], their_grad[whole & agree]))
-    split = (wanted.status == 0) & (found.status == 0) & (wanted.substeps == found.substeps) & (found.substeps > 1)
-    print(
-        "split",
-        int(split.sum()),
-        distance[split],
-        [(relative(grad[i : i + 1], their_grad[i : i + 1])) for i in split.nonzero().flatten().tolist()],
-    )
+        out = mech.step(z, u)
+        gradients = torch.autograd.grad((out.z * torch.linspace(-1, 1, z.shape[-1])).sum(), (z, u))
+        results.append((td.StepOutput(*(value.detach() for value in out)), *gradients))
+    (wanted, *their_gradients), (found, *gradients) = results
+    assert torch.equal(found.status, wanted.status) and wanted.status.eq(0).all()
+    if not hardest:
+        assert int(found.substeps.max()) > 1
+    # Such a step may have several solutions, and rounding decides which is found; so far it was the same one in all of 300 throws.
+    same = (found.substeps == wanted.substeps) & ((found.z - wanted.z).abs().amax(-1) < 1e-6)
+    assert int(same.sum()) >= 0.9 * len(same)
+    # At two solutions, neither of them polished, so only to what `check` says about that: 1e-6, and, over several steps, a little more.
+    assert error(found.z[same], wanted.z[same]) < 1e-8
+    assert all(relative(ours[same], theirs[same]) < 1e-5 for ours, theirs in zip(gradients, their_gradients, strict=True))
 
 
 def test_long_steps_of_thrown_quadrupeds() -> None:
-    compare_failures(24)
+    compare_ladders(20, 8)
 
 
 @pytest.mark.slow
-def test_long_steps_of_many_thrown_quadrupeds() -> None:
-    compare_failures(300)
+def test_hardest_steps_of_thrown_quadrupeds() -> None:
+    compare_ladders(0, 40)
