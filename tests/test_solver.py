@@ -12,27 +12,29 @@ import torchdojo as td
 from torchdojo import quaternion as quat
 from torchdojo.autodiff import flatten_batch
 from torchdojo.dynamics.residual import StepProblem
+from torchdojo.native import loader
 from torchdojo.solver import cones
 from torchdojo.solver.continuation import trace_central_path
 from torchdojo.solver.interior_point import follow_central_path
+from torchdojo.solver.path_newton import onto_path
 
 CORNERS = [(0.25 * a, 0.25 * b, 0.25 * c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]
 
 
-def cube(timestep: float, kappa: float, **options: object) -> td.Mechanism:
+def cube(timestep: float, kappa: float, backend: str = "reference", **options: object) -> td.Mechanism:
     """The cube of the design's table: 1 kg, 0.5 m, eight corners with friction 0.5."""
     return td.Mechanism(
         {"box": td.Body(1.0, (1 / 24, 1 / 24, 1 / 24))},
         contacts={f"corner{i}": td.NonlinearContact("box", point=p, friction=0.5) for i, p in enumerate(CORNERS)},
         timestep=timestep,
-        options=td.SolverOptions(kappa=kappa, **options),
+        options=td.SolverOptions(kappa=kappa, backend=backend, **options),
     )
 
 
-def throws(mech: td.Mechanism) -> Tensor:
-    spin = torch.randn(6, 3)
+def throws(mech: td.Mechanism, count: int = 6) -> Tensor:
+    spin = torch.randn(count, 3)
     spin = 5 * spin / spin.norm(dim=-1, keepdim=True)
-    return mech.initial_state((6,), box=dict(position=(0, 0, 0.6), velocity=(2.0, 1.0, 0.0), angular_velocity=spin))
+    return mech.initial_state((count,), box=dict(position=(0, 0, 0.6), velocity=(2.0, 1.0, 0.0), angular_velocity=spin))
 
 
 def problem(mech: td.Mechanism, z: Tensor) -> StepProblem:
@@ -41,11 +43,23 @@ def problem(mech: td.Mechanism, z: Tensor) -> StepProblem:
     return StepProblem(settings.system, flat[3:], *flat[:3])
 
 
-#: h, kappa, steps, and mean iterations of the design's table for cold and warm starts, which are not to be exceeded by more than one.
-TABLE = [(0.05, 1e-4, 20, 8.0, 7.6), (0.01, 1e-4, 100, 8.6, 3.6), (0.01, 1e-6, 100, 10.4, 4.6), (0.01, 1e-8, 100, 10.9, 9.0)]
+#: h, kappa, steps; mean iterations of the reference from cold and from warm starts (6 throws), of the kernel from warm ones (1000 throws).
+#: Interior-point warm starts took 7.6, 3.6, 4.6, 9.0, 10.8 and 2.0, cold ones 8.0, 8.6, 10.4, 10.9, 12.4 and 9.6 (design section 5).
+TABLE = [
+    (0.05, 1e-4, 20, 5.3, 5.0, 5.0),
+    (0.01, 1e-4, 100, 4.8, 3.1, 3.1),
+    (0.01, 1e-6, 100, 5.9, 2.1, 2.3),
+    (0.01, 1e-8, 100, 7.1, 1.9, 2.1),
+    (0.01, 1e-10, 100, 8.7, 1.9, 2.1),
+    (0.002, 1e-6, 200, 5.3, 2.2, 2.2),
+]
+# Found by 1 of 1000 throws at h = 0.05: a step whose halves end on the far branch of ω √(1 − (h/2)²ω²), faster than a whole step allows.
+SPINS_UP = pytest.mark.xfail(strict=False, reason="halved steps may leave a body faster than 2/h, which the next step refuses")
+TABLE_OF_KERNEL = [pytest.param(*row[:3], row[5], marks=SPINS_UP if row[0] == 0.05 else []) for row in TABLE]
+TABLE_OF_REFERENCE = [pytest.param(*row[:5], marks=[] if row[0] == 0.05 else pytest.mark.slow) for row in TABLE]
 
 
-@pytest.mark.parametrize(("timestep", "kappa", "steps", "cold", "warm"), TABLE)
+@pytest.mark.parametrize(("timestep", "kappa", "steps", "cold", "warm"), TABLE_OF_REFERENCE)
 def test_table_of_the_design(timestep: float, kappa: float, steps: int, cold: float, warm: float) -> None:
     mech = cube(timestep, kappa)
     with torch.no_grad():
@@ -53,9 +67,114 @@ def test_table_of_the_design(timestep: float, kappa: float, steps: int, cold: fl
         cold_run = mech.step(warm_run.z[:, :-1:3])
     assert int((warm_run.status != td.Status.SUCCESS).sum()) == int((cold_run.status != td.Status.SUCCESS).sum()) == 0
     assert int((cold_run.substeps > 1).sum()) == 0
-    assert float(warm_run.iterations.double().mean()) <= warm + 1
-    assert float(cold_run.iterations.double().mean()) <= cold + 1
+    # (Which of a few throws need the rungs below the first differs with rounding: it is 0.1 in the mean.)
+    assert float(warm_run.iterations.double().mean()) <= warm + 0.3
+    assert float(cold_run.iterations.double().mean()) <= cold + 0.3
     assert float(mech.distances(warm_run.z[:, 1:]).min()) > 0
+
+
+@pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
+@pytest.mark.parametrize(("timestep", "kappa", "steps", "warm"), TABLE_OF_KERNEL)
+def test_table_of_the_design_in_the_kernel(timestep: float, kappa: float, steps: int, warm: float) -> None:
+    mech = cube(timestep, kappa, backend="native")
+    with torch.no_grad():
+        run = mech.rollout(throws(mech, 1000), steps=steps)
+    assert int((run.status != td.Status.SUCCESS).sum()) == 0
+    assert int((run.substeps > 1).sum()) <= (10 if timestep == 0.05 else 0)
+    assert float(run.iterations.double().mean()) <= warm + 0.3
+    assert float(mech.distances(run.z[:, 1:]).min()) > 0
+
+
+@pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
+@pytest.mark.parametrize("kappa", [1e-4, 1e-6, 1e-8])
+def test_the_kernel_takes_the_same_decisions(kappa: float) -> None:
+    mech = cube(0.01, kappa)
+    with torch.no_grad():
+        wanted = mech.rollout(throws(mech, 3), steps=40)
+        mech.options = dataclasses.replace(mech.options, backend="native")
+        found = mech.rollout(wanted.z[:, 0], steps=40)
+    assert bool((found.status == wanted.status).all())
+    assert float((found.iterations == wanted.iterations).double().mean()) >= 0.98  # all, but rounding may turn one
+    assert float((found.z - wanted.z).abs().max()) < 1e-8
+
+
+def pairs(mech: td.Mechanism, count: int) -> tuple[StepProblem, Tensor]:
+    """Unknowns whose impulses and slacks are anything, inside their cones or not: 1e-4 to 1 in size."""
+    p = problem(mech, mech.initial_state((count,)))
+    return p, torch.randn(count, p.system.num_unknowns) * 10 ** (4 * torch.rand(count, p.system.num_unknowns) - 4)
+
+
+@pytest.mark.parametrize("kappa", [1e-3, 1e-6, 1e-9])
+def test_on_path(kappa: float) -> None:
+    mech = cube(0.01, kappa)
+    mech.contacts["plain"] = td.ImpactContact("box")
+    mech = td.Mechanism(dict(mech.bodies), {}, dict(mech.contacts), timestep=0.01)
+    p, w = pairs(mech, 500)
+    level = torch.full((500,), kappa)
+    once = onto_path(p, w, level)
+    twice = onto_path(p, once, level)
+    rows = cones.products(p.system, once)[0]
+    wanted = kappa * cones.identity_rows(p.system, w)[cones.products(p.system, once)[1]]
+    # Rounding of factors up to 1 (impulses) and 1e3 (slips).
+    assert float((rows - wanted).abs().max()) < 1e-13 + 1e-12 * kappa
+    assert bool(cones.interior(p.system, once).all())
+    assert float(((twice - once).abs() / once.abs().clamp_min(kappa)).max()) < 1e-10
+    assert float((twice - once).abs().max()) < 1e-12
+    height = 0.5 * once[:, p.system.orthant_index[:8, 0]]
+    assert float((once[:, p.system.second_order_index[:, 0, 0]] - height).abs().max()) < 1e-15
+
+
+def friction_on_path(slack_tail: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
+    """A contact with γ = 1 N·s, μ = 0.5, on a body of 1 kg, for β − η₂₃ = (tail, 0); (impulse, slack)."""
+    count = len(slack_tail)
+    gamma = torch.ones(count)
+    impulse = torch.stack((gamma, 0 * gamma, 0 * gamma, 0 * gamma), dim=-1)
+    slack = torch.stack((kappa / gamma, 0 * gamma, -slack_tail, 0 * gamma), dim=-1)
+    contact = td.NonlinearContact("box", friction=0.5)
+    return contact.on_path(impulse, slack, torch.full((count,), kappa), torch.ones(count, 1), torch.tensor(0.01))
+
+
+def test_on_path_from_stick_to_slip() -> None:
+    kappa = 1e-8
+    tail = torch.linspace(-1.0, 1.0, 2001)
+    impulse, slack = friction_on_path(tail, kappa)
+    force, slip = impulse[:, 2], -slack[:, 2]
+    # What one takes of the sum the other leaves; both rise with it, without a jump at the edge of the disc, |t| = 0.5.
+    assert float((force + slip - tail).abs().max()) < 1e-14
+    assert float(force.diff().min()) > 0 and float(slip.diff().min()) > 0
+    assert float(force.diff().max()) < 1.001e-3 and float(slip.diff().max()) < 1.001e-3
+    # As κ vanishes: the projection onto the disc.
+    assert float((force - tail.clamp(-0.5, 0.5)).abs().max()) < 2 * kappa**0.5
+
+
+def test_on_path_of_far_gaps_and_deep_impulses() -> None:
+    contact = td.ImpactContact("box")
+    mass, h, kappa = torch.ones(4, 1), torch.tensor(0.01), torch.full((4,), 1e-6)
+    c = torch.tensor((-100.0, -1.0, 1.0, 100.0))
+    impulse, slack = contact.on_path(c[:, None], torch.zeros(4, 1), kappa, mass, h)
+    weight = 1 / (3 * 0.01)
+    assert float((impulse[:, 0] - weight * slack[:, 0] - c).abs().max()) < 1e-13
+    assert float((impulse[2:, 0] - c[2:]).abs().max()) < 1e-4 and float((slack[:2, 0] + c[:2] / weight).abs().max()) < 1e-4
+    assert float((impulse * slack / 1e-6 - 1).abs().max()) < 1e-14
+
+
+class Bumper(td.ImpactContact):
+    """A contact whose author knows nothing of paths."""
+
+    def on_path(self, *_: Tensor) -> None:
+        return None
+
+
+def test_cones_without_a_path_take_interior_point_warm_starts() -> None:
+    def ball(contact: type[td.ImpactContact]) -> td.Trajectory:
+        mech = td.Mechanism({"ball": td.Body(1.0, (0.1, 0.1, 0.1))}, contacts={"c": contact("ball", radius=0.1)}, options=options)
+        with torch.no_grad():
+            return mech.rollout(mech.initial_state(ball=dict(position=(0, 0, 0.12))), steps=30)
+
+    options = td.SolverOptions(backend="reference", residual_tol=1e-12, central_path_tol=1e-9)
+    with_path, without = ball(td.ImpactContact), ball(Bumper)
+    assert bool((without.status == td.Status.SUCCESS).all())
+    assert float((with_path.z - without.z).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("kappa", [1e-3, 1e-6, 1e-9])
@@ -98,9 +217,11 @@ def test_tracing_arrives_where_the_solver_does() -> None:
     assert float((landed.w[:, :6] - direct.solution[:, :6]).abs().max()) < 1e-4
 
 
-def top(**options: object) -> tuple[td.Mechanism, Tensor, Tensor]:
+def top(backend: str = "reference", **options: object) -> tuple[td.Mechanism, Tensor, Tensor]:
     """A ball so fast that a torque takes it past 1/h, where ω √(1 − (h/2)²ω²) has its maximum: no step of this length exists."""
-    mech = td.Mechanism({"ball": td.Body(1.0, (1.0, 1.0, 1.0))}, timestep=0.1, gravity=(0, 0, 0), options=td.SolverOptions(**options))
+    mech = td.Mechanism(
+        {"ball": td.Body(1.0, (1.0, 1.0, 1.0))}, timestep=0.1, gravity=(0, 0, 0), options=td.SolverOptions(backend=backend, **options)
+    )
     z = mech.initial_state(ball=dict(angular_velocity=(0.0, 0.0, 13.0)))
     return mech, z, torch.tensor((0.0, 0.0, 0.0, 0.0, 0.0, 5.0))
 
@@ -141,6 +262,7 @@ def test_gradient_through_halved_steps() -> None:
 def test_jacobians_through_halved_steps() -> None:
     _, spun, _ = top()
     joint = td.Mechanism({"ball": td.Body(1.0, (1.0, 1.0, 1.0))}, {"base": td.Floating(None, "ball")}, timestep=0.1, gravity=(0, 0, 0))
+    joint.options = td.SolverOptions(backend="reference")
     u = torch.tensor((0.0, 0.0, 0.0, 0.0, 0.0, 5.0))
     assert int(joint.step(spun, u).substeps) == 2
     jac_z, jac_u = joint.jacobians(spun, u)
@@ -176,6 +298,7 @@ def test_scaling_of_cones() -> None:
 def test_random_drops_of_the_quadruped(timestep: float, steps: int) -> None:
     """60 random orientations and joint angles, legs swinging freely: the states in which folds of the central path were found."""
     mech = td.models.quadruped(timestep=timestep)
+    mech.options = td.SolverOptions(backend="reference")
     n = mech.num_coordinates
     q = 0.5 * torch.randn(60, n)
     q[:, :3] = 0
