@@ -4,29 +4,54 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
+from torchdojo.io.mjcf import load_mjcf, mjcf_state
+from torchdojo.io.mjcf_description import read_mjcf
 from torchdojo.io.urdf import load_urdf
 
 if TYPE_CHECKING:
     from torchdojo.mechanism import Mechanism
 
-__all__ = ["load", "load_urdf"]
+__all__ = ["load", "load_mjcf", "load_urdf", "mjcf_state", "read_mjcf"]
 
 
 def load(path: str | Path, **options: Any) -> Mechanism:
     """Build a `Mechanism` from a robot description file.
 
     Args:
-        path: the file; its suffix chooses the reader. ``.urdf``: `load_urdf`.
+        path: the file; its suffix chooses the reader. ``.urdf``: `load_urdf`. ``.mjcf``: `load_mjcf`. ``.xml``: the one that its root
+            element asks for, <robot> or <mujoco>.
         options: keywords of that reader (``timestep`` [s], ``gravity`` [m/s^2], ``floating_base``, ``contacts``, ...).
 
     Raises:
-        ValueError: a suffix without a reader, or what the reader refuses.
+        ValueError: a suffix or a content without a reader, or what the reader refuses.
         FileNotFoundError: there is no such file.
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".urdf":
         return load_urdf(path, **options)
-    if suffix in (".xml", ".mjcf"):
-        raise ValueError(f"cannot load {str(path)!r}: MJCF import is not available yet; use a URDF file of the robot (.urdf, load_urdf)")
-    raise ValueError(f"cannot load {str(path)!r}: unknown suffix {suffix!r}; allowed: .urdf (for a URDF under another suffix, load_urdf)")
+    if suffix == ".mjcf":
+        return load_mjcf(path, **options)
+    if suffix == ".xml":
+        return load_urdf(path, **options) if _root(Path(path)) == "robot" else load_mjcf(path, **options)
+    raise ValueError(
+        f"cannot load {str(path)!r}: unknown suffix {suffix!r}; allowed: .urdf, .xml, .mjcf (for others, load_urdf or load_mjcf)"
+    )
+
+
+def _root(path: Path) -> str:
+    """Tag of the root element.
+
+    Raises:
+        ValueError: neither a robot nor a MuJoCo model.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"robot file {str(path)!r} does not exist (working directory {str(Path.cwd())!r})")
+    try:
+        tag = next(str(element.tag) for _, element in ElementTree.iterparse(path, events=("start",)))
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path}: malformed XML: {error}") from error
+    if tag not in ("robot", "mujoco"):
+        raise ValueError(f"{path}: the root element is <{tag}>; allowed: <mujoco> (MJCF) or <robot> (URDF)")
+    return tag
