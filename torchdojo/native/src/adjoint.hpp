@@ -22,12 +22,19 @@ struct DataGradient {
         : x(m.num_bodies + 1), phi(x), v(x), omega(x), force(x), torque(x), u(m.num_inputs) {}
 };
 
+// Derivatives by the current poses (x of the child, that of the parent being its negative; φ of both) of what free directions depend on:
+// coordinates for springs, h times backward differences of coordinates for dampers.
+template <class T>
+struct FreeGradient {
+    RowGradient<T, T> coordinate[6], difference[6];
+};
+
 template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), right(m.schedule.num_rows), first(m.schedule.num_rows),
-          matrix(m.schedule.num_values), phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1) {}
+          matrix(m.schedule.num_values), phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), turn(m.num_bodies + 1), free(m.num_joints) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -40,6 +47,8 @@ public:
         if (mechanism.has_loops) matrix = problem.values;
         Stepper<T>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
+        for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);
+        for (int j = 0; j < mechanism.num_joints; ++j) differentiate_free(problem, mechanism.joints[j], problem.joints[j], free[j]);
     }
 
     // λ for the gradient g of w (none for slacks). Where the matrix was regularized, one step of iterative refinement undoes that.
@@ -97,12 +106,12 @@ public:
             gradient.force[i] = h * linear;
             gradient.torque[i] = h * angular;
         }
-        for (int j = 0; j < m.num_joints; ++j) joint_product(problem, m.joints[j], problem.joints[j], w);
+        for (int j = 0; j < m.num_joints; ++j) joint_product(problem, m.joints[j], problem.joints[j], free[j], w);
         for (int c = 0; c < m.num_contacts; ++c) contact_product(problem, m.contacts[c], problem.contacts[c], w);
         // The next pose moves with the current one: x⁺ = x + …, φ⁺ = R(increment)ᵀ φ.
         for (int i = 0; i < m.num_bodies; ++i) {
             gradient.x[i] = gradient.x[i] + x_next[i];
-            gradient.phi[i] = gradient.phi[i] + rotation_matrix(problem.bodies[i].increment) * phi_next[i];
+            gradient.phi[i] = gradient.phi[i] + turn[i] * phi_next[i];
         }
     }
 
@@ -110,6 +119,8 @@ private:
     std::vector<R> right, first;
     std::vector<T> matrix;
     std::vector<Vec3<R>> phi_next, x_next;
+    std::vector<Mat3<T>> turn;        // of the increments
+    std::vector<FreeGradient<T>> free;
 
     // (ν_φ, ν_t) of contact c from the body's λ (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
@@ -136,7 +147,46 @@ private:
         return nu;
     }
 
-    void joint_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const T *w) {
+    // Direction k of the joint frame: held ones first, then the free ones.
+    TD_INLINE Vec3<T> direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) const {
+        const bool is_free = k >= joint.held();
+        const int i = is_free ? k - joint.held() : k, split = is_free ? joint.free_t() : joint.held_t;
+        translation = i < split;
+        const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
+        return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
+    }
+
+    // The pose before is the current one turned back by the increment: its φ is R(increment) φ.
+    void differentiate_free(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeGradient<T> &out) const {
+        if (!joint.has_spring && !joint.has_damper) return;
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        const Mat3<T> before = rotation_matrix(data.before.p);
+        for (int i = 0; i < joint.free(); ++i) {
+            bool translation;
+            const Vec3<T> f = direction(problem, joint, joint.held() + i, translation);
+            RowGradient<T, T> &now = out.coordinate[i], &change = out.difference[i], then;
+            if (translation) {
+                now = change = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
+                if (joint.has_damper) then = translation_gradient(parent.before, child.before, data.offset, data.before, anchor, f);
+            } else {
+                if (joint.has_spring)
+                    now = {Vec3<T>{}, left_jacobian_inverse(data.angle, f), -(data.offset * right_jacobian_inverse(data.angle, f))};
+                if (joint.has_damper) {
+                    const Vec3<T> g = right_jacobian_inverse(data.turn, f), in_parent = data.offset * (before * g);
+                    change = {Vec3<T>{}, left_jacobian_inverse(data.turn, f), -in_parent};
+                    then = {Vec3<T>{}, g, -in_parent};
+                }
+            }
+            if (!joint.has_damper) continue;
+            change.x_child = change.x_child - then.x_child;
+            change.phi_child = change.phi_child - transposed_times(turn[joint.child], then.phi_child);
+            change.phi_parent = change.phi_parent - transposed_times(turn[joint.parent], then.phi_parent);
+        }
+    }
+
+    void joint_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const FreeGradient<T> &free,
+                       const T *w) {
         const bool free_acts = joint.has_spring || joint.has_damper || joint.input >= 0;
         if (!joint.size && !free_acts) return;
         const T h = problem.timestep();
@@ -145,20 +195,13 @@ private:
         const bool world = joint.parent == mechanism.num_bodies;
         const Vec3<T> anchor = load3(p + parameter::child_anchor);
         const int held = joint.held();
-        auto direction = [&](int k, bool &translation) {  // of the joint frame: held ones first, then the free ones
-            const bool is_free = k >= held;
-            const int i = is_free ? k - held : k, split = is_free ? joint.free_t() : joint.held_t;
-            translation = i < split;
-            const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
-            return load3(p + (translation ? parameter::translations : parameter::rotations) + 3 * row);
-        };
 
         // Rows at the next configuration: −μᵀ ∂(C_T d, C_R vec p).
         Vec3<R> mu_t{}, mu_r{};
         Vec3<T> force{}, held_torque{}, free_torque{};
         for (int k = 0; k < held; ++k) {
             bool translation;
-            const Vec3<T> c = direction(k, translation);
+            const Vec3<T> c = direction(problem, joint, k, translation);
             const R mu = multiplier[joint.row + k];
             const T impulse = w[joint.row + k];
             if (translation) mu_t = mu_t + mu * c, force = force + impulse * c;
@@ -180,7 +223,7 @@ private:
             const T *spring = p + parameter::free_values, *damper = spring + joint.free();
             for (int k = held; k < 6; ++k) {
                 bool translation;
-                const Vec3<T> f = direction(k, translation);
+                const Vec3<T> f = direction(problem, joint, k, translation);
                 const int i = k - held;
                 const T impulse = data.free_force[i] + (joint.has_damper ? data.damper[i] : T{});
                 if (translation) force = force + impulse * f;
@@ -192,17 +235,8 @@ private:
                     power += on_parent[6 * r] * a_v[r] + on_parent[6 * (3 + r)] * a_w[r];
                 }
                 if (joint.input >= 0) gradient.u[joint.input + i] += h * power;
-                if (joint.has_spring) {
-                    const R weight = -h * spring[i] * power;
-                    if (translation) {
-                        add(translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, weight * f), joint);
-                    } else {
-                        gradient.phi[joint.child] = gradient.phi[joint.child] + weight * left_jacobian_inverse(data.angle, f);
-                        gradient.phi[joint.parent] =
-                            gradient.phi[joint.parent] - weight * (data.offset * right_jacobian_inverse(data.angle, f));
-                    }
-                }
-                if (joint.has_damper) damper_product(problem, joint, data, f, translation, -damper[i] * right[joint.right + k]);
+                if (joint.has_spring) add(-h * spring[i] * power, free.coordinate[i], joint);
+                if (joint.has_damper) add(-damper[i] * right[joint.right + k], free.difference[i], joint);
             }
         }
 
@@ -231,32 +265,6 @@ private:
         gradient.x[joint.child] = gradient.x[joint.child] - world_k;
     }
 
-    // weight · ∂(h rate)/∂pose of one damped direction; the rate is a backward difference, so the pose before takes part.
-    TD_INLINE void damper_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Vec3<T> &f,
-                                  bool translation, const R &weight) {
-        const T *p = &problem.parameters[joint.parameters];
-        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
-        const Mat3<T> turn_child = rotation_matrix(child.increment), turn_parent = rotation_matrix(parent.increment);
-        Vec3<R> before_child, before_parent;
-        if (translation) {
-            const Vec3<T> anchor = load3(p + parameter::child_anchor);
-            const Vec3<R> weighted = weight * f;
-            add(translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, weighted), joint);
-            const auto g = translation_gradient(parent.before, child.before, data.offset, data.before, anchor, weighted);
-            gradient.x[joint.child] = gradient.x[joint.child] - g.x_child;
-            gradient.x[joint.parent] = gradient.x[joint.parent] + g.x_child;
-            before_child = g.phi_child, before_parent = g.phi_parent;
-        } else {
-            const Vec3<T> g = right_jacobian_inverse(data.turn, f);
-            const Vec3<T> in_parent = data.offset * (rotation_matrix(data.before.p) * g);
-            gradient.phi[joint.child] = gradient.phi[joint.child] + weight * left_jacobian_inverse(data.turn, f);
-            gradient.phi[joint.parent] = gradient.phi[joint.parent] - weight * in_parent;
-            before_child = weight * g, before_parent = -weight * in_parent;
-        }
-        gradient.phi[joint.child] = gradient.phi[joint.child] - transposed_times(turn_child, before_child);
-        gradient.phi[joint.parent] = gradient.phi[joint.parent] - transposed_times(turn_parent, before_parent);
-    }
-
     void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
         const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse;
         const Vec3<T> omega = load3(w + 6 * contact.body + 3), sweep = cross(omega, data.lever);
@@ -279,11 +287,12 @@ private:
         to[joint.parent] = to[joint.parent] - parent;
     }
 
-    TD_INLINE void add(const RowGradient<T, R> &g, const JointTable &joint) {
-        gradient.x[joint.child] = gradient.x[joint.child] + g.x_child;
-        gradient.x[joint.parent] = gradient.x[joint.parent] - g.x_child;
-        gradient.phi[joint.child] = gradient.phi[joint.child] + g.phi_child;
-        gradient.phi[joint.parent] = gradient.phi[joint.parent] + g.phi_parent;
+    TD_INLINE void add(const R &weight, const RowGradient<T, T> &g, const JointTable &joint) {
+        const Vec3<R> x = weight * g.x_child;
+        gradient.x[joint.child] = gradient.x[joint.child] + x;
+        gradient.x[joint.parent] = gradient.x[joint.parent] - x;
+        gradient.phi[joint.child] = gradient.phi[joint.child] + weight * g.phi_child;
+        gradient.phi[joint.parent] = gradient.phi[joint.parent] + weight * g.phi_parent;
     }
 };
 
