@@ -77,7 +77,7 @@ def load_mjcf(
     if isinstance(contacts, str) and contacts != "collision":
         raise ValueError(f"contacts is {contacts!r}; allowed: 'collision', None, or a mapping from names to contacts")
     robot = read_mjcf(path, floating_base=floating_base, merge_fixed_joints=merge_fixed_joints, ignore=ignore, rim_points=rim_points)
-    for note in robot.notes:
+    for note in (*robot.notes, *(robot.contact_notes if contacts == "collision" else ())):
         warnings.warn(note, UserWarning, stacklevel=2)
     if contacts == "collision":
         modules = _collision_contacts(robot, friction)

@@ -37,7 +37,8 @@ def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Arr
             elsewhere.append(name or f"actuator{i}")
             continue
         joint = str(model.joint(j).name) or f"joint{j}"
-        name = name or f"{joint}_actuator" if f"{joint}_actuator" not in drives else f"actuator{i}"
+        if not name:
+            name = f"{joint}_actuator" if f"{joint}_actuator" not in drives else f"actuator{i}"
         motor = (
             model.actuator_dyntype[i] == int(mujoco.mjtDyn.mjDYN_NONE)
             and model.actuator_gaintype[i] == int(mujoco.mjtGain.mjGAIN_FIXED)

@@ -33,6 +33,7 @@ class MjcfInfo(RobotInfo):
     gravity: tuple[float, float, float]  #: [m/s^2]
     timestep: float  #: [s]
     notes: tuple[str, ...]  #: what the mechanism does not have, in words
+    contact_notes: tuple[str, ...]  #: the same of `contacts`
     compiled: CompiledMjcf
     tops: dict[str, int]  #: body -> MJCF id of its topmost link
 
@@ -104,7 +105,6 @@ class _Reader:
         self._note_joints(joints, coordinates, fits)
         joints.update(self._loops(names, links))
         contacts = geoms.contacts(links, {t: fits[t].frame for t in moving}, self.floating_base)
-        self.notes += geoms.notes
         self._note_model()
         gravity = np.zeros(3) if self._disabled("GRAVITY") else model.opt.gravity
         return MjcfInfo(
@@ -118,6 +118,7 @@ class _Reader:
             (float(gravity[0]), float(gravity[1]), float(gravity[2])),
             float(model.opt.timestep),
             tuple(self.notes),
+            tuple(geoms.notes),
             self.compiled,
             {self.names[t]: t for t in moving},
         )

@@ -1,0 +1,284 @@
+"""Published robots in MJCF: masses, inertias, kinematics and accelerations held against MuJoCo's own."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import shared_path
+from torchdojo import quaternion as quat
+from torchdojo.dynamics.integrator import split_state
+from torchdojo.io import load, mjcf_state, read_mjcf
+from torchdojo.io.mjcf_description import MjcfInfo
+from torchdojo.mechanism import Mechanism
+from torchdojo.solver.options import SolverOptions, Status
+
+mujoco = pytest.importorskip("mujoco")
+pytestmark = pytest.mark.filterwarnings("ignore")  # what each file has that does not act: tested in test_mjcf
+
+# file -> bodies, degrees of freedom, inputs, contacts
+ROBOTS = {
+    ("ant", "ant.xml"): (9, 14, 8, 21),
+    ("ant", "brax_ant.xml"): (9, 14, 8, 4),
+    ("classic", "inverted_pendulum.xml"): (2, 2, 1, 1),
+    ("classic", "inverted_double_pendulum.xml"): (3, 3, 1, 0),
+    ("classic", "reacher.xml"): (3, 4, 2, 0),
+    ("classic", "swimmer.xml"): (3, 5, 2, 0),
+    ("franka_panda", "panda.xml"): (9, 9, 7, 80),
+    ("franka_panda", "mjx_panda_nohand.xml"): (7, 7, 7, 0),
+    ("half_cheetah", "half_cheetah.xml"): (7, 9, 6, 16),
+    ("half_cheetah", "brax_half_cheetah.xml"): (7, 9, 6, 10),
+    ("hopper", "hopper.xml"): (4, 6, 3, 8),
+    ("hopper", "brax_hopper.xml"): (4, 6, 3, 2),
+    ("humanoid", "humanoid.xml"): (11, 23, 17, 29),
+    ("humanoid", "brax_humanoid.xml"): (11, 23, 17, 2),
+    ("skydio_x2", "x2.xml"): (1, 6, 0, 28),
+    ("unitree_a1", "a1.xml"): (13, 18, 12, 96),
+    ("unitree_go1", "go1.xml"): (13, 18, 12, 144),
+    ("unitree_h1", "h1.xml"): (20, 25, 19, 94),
+    ("ur5", "ur5e.xml"): (6, 6, 6, 19),
+    ("walker2d", "walker2d_v5.xml"): (7, 9, 6, 14),
+    ("walker2d", "brax_walker2d.xml"): (7, 9, 6, 6),
+}
+FIXED = [robot for robot in ROBOTS if robot[0] in ("classic", "franka_panda", "ur5")]
+
+
+@pytest.fixture(params=ROBOTS, ids="/".join)
+def robot(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+def path_of(robot: tuple[str, str]) -> Path:
+    return shared_path("models", *robot)
+
+
+def groups(info: MjcfInfo) -> dict[str, list[int]]:
+    """Our bodies -> MJCF bodies that MuJoCo moves as one."""
+    weld = info.compiled.model.body_weldid
+    return {name: [b for b in range(1, len(weld)) if weld[b] == t] for name, t in info.tops.items()}
+
+
+def world_of_mujoco(info: MjcfInfo, qpos: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mass (nb,), centre of mass (nb, 3) and inertia about it in world axes (nb, 3, 3) of what moves as one."""
+    model = info.compiled.model
+    data = mujoco.MjData(model)
+    data.qpos[:] = qpos
+    mujoco.mj_forward(model, data)
+    masses, centers, inertias = [], [], []
+    for group in groups(info).values():
+        mass = model.body_mass[group].sum()
+        center = (model.body_mass[group] @ data.xipos[group]) / mass
+        inertia = np.zeros((3, 3))
+        for b in group:
+            axes, d = data.ximat[b].reshape(3, 3), data.xipos[b] - center
+            inertia += axes @ np.diag(model.body_inertia[b]) @ axes.T + model.body_mass[b] * (d @ d * np.eye(3) - np.outer(d, d))
+        masses.append(mass)
+        centers.append(center)
+        inertias.append(inertia)
+    return np.array(masses), np.array(centers), np.array(inertias)
+
+
+def world_of(mech: Mechanism, z: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    pose = split_state(z).pose
+    rotation = quat.rotation_matrix(pose.q)
+    inertia = torch.stack([body.inertia for body in mech.bodies.values()])
+    return np.array([float(b.mass) for b in mech.bodies.values()]), pose.x.numpy(), (rotation @ inertia @ rotation.mT).numpy()
+
+
+def random_qpos(info: MjcfInfo, generator: np.random.Generator) -> np.ndarray:
+    """Of the two hinges of an orbital joint only one is turned: there it is exactly MuJoCo's."""
+    model = info.compiled.model
+    step = generator.uniform(-0.8, 0.8, model.nv)
+    for name, joint in info.joints.items():
+        if joint.kind == "Orbital":
+            for label, _ in info.coordinates[name][generator.integers(2) :][:1]:
+                step[model.jnt_dofadr[model.joint(label).id]] = 0.0
+    qpos = model.qpos0.copy()
+    mujoco.mj_integratePos(model, qpos, step, 1.0)
+    return qpos
+
+
+def test_counts(robot: tuple[str, str]) -> None:
+    mech = load(path_of(robot))
+    assert (mech.num_bodies, mech.num_coordinates, mech.num_inputs, len(mech.contacts)) == ROBOTS[robot]
+    model = read_mjcf(path_of(robot)).compiled.model
+    assert mech.num_coordinates == model.nv
+    assert float(mech.timestep) == model.opt.timestep
+    assert mech.gravity.tolist() == model.opt.gravity.tolist()
+
+
+def test_masses_centres_inertias_and_kinematics(robot: tuple[str, str]) -> None:
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    generator = np.random.default_rng(0)
+    for qpos in (info.compiled.model.qpos0, *(random_qpos(info, generator) for _ in range(4))):
+        z = mjcf_state(mech, info, qpos=qpos)
+        assert (mech.joint_errors(z).abs() <= 1e-12).all()
+        (mass, center, inertia), expected = world_of(mech, z), world_of_mujoco(info, qpos)
+        np.testing.assert_allclose(mass, expected[0], rtol=1e-12)
+        np.testing.assert_allclose(center, expected[1], rtol=0, atol=1e-9)
+        scale = np.abs(expected[2]).max(axis=(1, 2), keepdims=True)
+        np.testing.assert_allclose(inertia / scale, expected[2] / scale, rtol=0, atol=1e-9)  # the orientations, too
+
+
+def test_orientations(robot: tuple[str, str]) -> None:
+    """An inertia does not see turns by 180 degrees: the frames of all links, from the poses of our bodies."""
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    data = mujoco.MjData(info.compiled.model)
+    data.qpos[:] = random_qpos(info, np.random.default_rng(1))
+    mujoco.mj_kinematics(info.compiled.model, data)
+    pose = split_state(mjcf_state(mech, info, qpos=data.qpos)).pose
+    rotation = quat.rotation_matrix(pose.q).numpy()
+    numbers = {name: i for i, name in enumerate(mech.bodies)}
+    for b, link in enumerate(info.links.values(), start=1):
+        if link.body is not None:
+            i = numbers[link.body]
+            np.testing.assert_allclose(rotation[i] @ link.rotation, data.xmat[b].reshape(3, 3), rtol=0, atol=1e-9)
+            np.testing.assert_allclose(rotation[i] @ link.position + pose.x[i].numpy(), data.xpos[b], rtol=0, atol=1e-9)
+
+
+def test_coordinates_are_those_of_the_file(robot: tuple[str, str]) -> None:
+    """Each hinge and slide moved by itself is the coordinate that `coordinates` says, times the sign, less qpos0."""
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    model = info.compiled.model
+    assert mech.initial_state().tolist() == pytest.approx(mjcf_state(mech, info).tolist(), abs=1e-12)
+    flat = [entry for name in mech.joints for entry in info.coordinates[name]]
+    for number, (label, sign) in enumerate(flat):
+        j = next((j for j in range(model.njnt) if model.joint(j).name == label), None)
+        if j is None or model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE:
+            continue
+        qpos, expected = model.qpos0.copy(), np.zeros(mech.num_coordinates)
+        qpos[model.jnt_qposadr[j]] += 0.3
+        expected[number] = 0.3 * sign
+        np.testing.assert_allclose(mech.to_minimal(mjcf_state(mech, info, qpos=qpos))[0].numpy(), expected, rtol=0, atol=1e-9)
+
+
+def test_options_are_those_of_the_file(robot: tuple[str, str]) -> None:
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    model = info.compiled.model
+    for name, joint in mech.joints.items():
+        for i, (label, sign) in enumerate(info.coordinates[name]):
+            j = next((j for j in range(model.njnt) if model.joint(j).name == label), None)
+            if j is None or joint.num_coordinates == 6:
+                continue
+            dof, zero = model.jnt_dofadr[j], model.qpos0[model.jnt_qposadr[j]]
+            assert float(joint.spring[i]) == model.jnt_stiffness[j]
+            assert float(joint.damper[i]) == model.dof_damping[dof]
+            assert np.broadcast_to(joint.armature, joint.num_coordinates)[i] == model.dof_armature[dof]
+            assert np.broadcast_to(joint.friction, joint.num_coordinates)[i] == model.dof_frictionloss[dof]
+            if model.jnt_limited[j]:
+                found = sorted(sign * float(bound[i]) for bound in joint.limits)
+                assert found == pytest.approx((model.jnt_range[j] - zero).tolist())
+            driven = [a for a in range(model.nu) if model.actuator_trntype[a] == 0 and model.actuator_trnid[a, 0] == j]
+            assert joint.actuated or not driven
+            if driven and model.actuator_ctrllimited[driven[0]] and model.actuator_biastype[driven[0]] == 0:
+                effort = model.actuator_gear[driven[0], 0] * np.abs(model.actuator_ctrlrange[driven[0]]).max()
+                assert joint.effort_limit[i] == pytest.approx(effort)
+
+
+def test_lowest_point(robot: tuple[str, str]) -> None:
+    """The smallest distance at qpos0 is that of the lowest point of the geoms that have a contact."""
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    if not mech.contacts:
+        return
+    model, data = info.compiled.model, info.compiled.data
+    types, lowest, slack = mujoco.mjtGeom, [], 0.0
+    for g in range(model.ngeom):
+        label = str(model.geom(g).name) or f"{model.body(model.geom_bodyid[g]).name}_{g - model.body_geomadr[model.geom_bodyid[g]]}"
+        if not any(name == label or name.startswith(f"{label}_") for name in mech.contacts):
+            continue
+        up, size, height = np.abs(data.geom_xmat[g].reshape(3, 3)[2]), model.geom_size[g], data.geom_xpos[g, 2]
+        kind = model.geom_type[g]
+        if kind == types.mjGEOM_CYLINDER:
+            lowest.append(height - up[2] * size[1] - np.hypot(up[0], up[1]) * size[0])
+            slack = max(slack, size[0] * (1 - np.cos(np.pi / 4)))  # between two rim points
+        else:
+            reach = {types.mjGEOM_SPHERE: size[0], types.mjGEOM_CAPSULE: size[0] + up[2] * size[1], types.mjGEOM_BOX: up @ size}
+            lowest.append(height - float(reach[types(int(kind))]))
+    smallest = float(mech.distances(mech.initial_state()).min())
+    if robot in FIXED:  # there the lowest point of a geom may be one that no joint moves
+        assert smallest >= min(lowest) - 1e-9
+    else:
+        assert min(lowest) - 1e-9 <= smallest <= min(lowest) + 1e-9 + slack
+
+
+def test_five_steps(robot: tuple[str, str]) -> None:
+    mech = load(path_of(robot))
+    path = mech.rollout(mech.initial_state(), steps=5)
+    assert (path.status == int(Status.SUCCESS)).all()
+    assert (mech.joint_errors(path.z).abs() <= 1e-8).all()
+
+
+@pytest.mark.parametrize("robot", [r for r in ROBOTS if r[0] not in ("humanoid", "skydio_x2")], ids="/".join)
+def test_accelerations_are_those_of_mujoco(robot: tuple[str, str]) -> None:
+    """From rest in a random configuration, springs and actuators included; without what the step does not act on."""
+    h = 1e-6
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None)
+    mech.options = SolverOptions(residual_tol=1e-14)
+    for joint in mech.joints.values():
+        joint.damper = 0.0  # ours is implicit: without armature it slows even a step of h from rest
+    model = info.compiled.model
+    for name in ("dof_armature", "dof_frictionloss", "tendon_frictionloss"):
+        getattr(model, name)[:] = 0
+    for flag in ("CONTACT", "LIMIT", "EQUALITY", "FRICTIONLOSS"):
+        model.opt.disableflags |= int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{flag}"))
+    model.opt.density = model.opt.viscosity = 0
+    model.actuator_gainprm[:] = 0  # torques are given below
+    model.actuator_biasprm[:] = 0
+    generator = np.random.default_rng(2)
+    data = mujoco.MjData(model)
+    data.qpos[:] = random_qpos(info, generator)
+    u = 0.05 * torch.as_tensor(generator.uniform(-1, 1, mech.num_inputs))
+    moved = mech.to_minimal(mech.step(mjcf_state(mech, info, qpos=data.qpos), u).z)[1] / h
+    labels = [entry for name in mech.joints for entry in info.coordinates[name]]
+    inputs = [entry for name, joint in mech.joints.items() if joint.actuated for entry in info.coordinates[name]]
+    for (label, sign), torque in zip(inputs, u.tolist(), strict=True):
+        data.qfrc_applied[model.jnt_dofadr[model.joint(label).id]] = sign * torque
+    mujoco.mj_forward(model, data)
+    scale = np.abs(data.qacc).max()
+    compared = 0
+    for number, (label, sign) in enumerate(labels):
+        j = next((j for j in range(model.njnt) if model.joint(j).name == label), None)
+        if j is not None and model.jnt_type[j] != mujoco.mjtJoint.mjJNT_FREE:
+            compared += 1
+            # coordinates to 1e-16, divided by h twice
+            assert float(moved[number]) == pytest.approx(sign * data.qacc[model.jnt_dofadr[j]], abs=1e-4 * (1 + scale))
+    assert compared == sum(model.jnt_type != mujoco.mjtJoint.mjJNT_FREE)
+
+
+@pytest.mark.parametrize("robot", [("unitree_a1", "a1.xml"), ("humanoid", "humanoid.xml")], ids="/".join)
+def test_floating_base_false(robot: tuple[str, str]) -> None:
+    free, held = load(path_of(robot)), load(path_of(robot), floating_base=False)
+    (base,) = set(free.bodies) - set(held.bodies)
+    poses = dict(zip(free.bodies, split_state(free.initial_state()).pose.x, strict=True))
+    for name, x in zip(held.bodies, split_state(held.initial_state()).pose.x, strict=True):
+        torch.testing.assert_close(x, poses[name], rtol=0, atol=1e-12)
+    assert all(contact.body != base for contact in held.contacts.values())
+    path = held.rollout(held.initial_state(), steps=3)
+    assert (path.status == int(Status.SUCCESS)).all()
+
+
+def test_a1_in_detail() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mech = load(shared_path("models", "unitree_a1", "a1.xml"))
+    assert any("the laws of actuators other than motors" in str(w.message) and "FR_calf" in str(w.message) for w in caught)
+    knee = mech.joints["FL_calf_joint"]
+    assert (knee.parent, knee.child) == ("FL_thigh", "FL_calf")
+    assert knee.effort_limit == [33.5]
+    assert [float(bound) for bound in knee.limits] == pytest.approx([-2.69653, -0.916298])
+    assert (knee.friction, knee.armature) == ([0.2], [0.01])
+    feet = {name: contact for name, contact in mech.contacts.items() if contact.friction == 0.8}
+    assert {contact.body for contact in feet.values()} == {"FL_calf", "FR_calf", "RL_calf", "RR_calf"}
+    assert all(float(contact.radius) == 0.02 for contact in feet.values())
+
+
+def test_keyframe_of_panda() -> None:
+    path = shared_path("models", "franka_panda", "panda.xml")
+    info, mech = read_mjcf(path), load(path)
+    q, qd = mech.to_minimal(mjcf_state(mech, info, "home"))
+    assert q.tolist() == pytest.approx([0, 0, 0, -1.57079, 0, 1.57079, -0.7853, 0.04, 0.04], abs=1e-9)
+    assert qd.abs().max() <= 1e-12
