@@ -170,19 +170,16 @@ class GeomReader:
     def _planes(self) -> list[_Plane]:
         """Planes of the world. A file without any, as of a robot without its scene, gets the ground z = 0."""
         model, data = self.model, self.compiled.data
-        planes, obstacles, carried = [], [], []
+        planes, obstacles = [], []
         for g in range(model.ngeom):
-            fixed = model.body_weldid[model.geom_bodyid[g]] == 0
-            plane = model.geom_type[g] == int(self.types.mjGEOM_PLANE)
-            if fixed and plane:
+            if model.body_weldid[model.geom_bodyid[g]]:
+                continue
+            if model.geom_type[g] == int(self.types.mjGEOM_PLANE):
                 normal = np.array(data.geom_xmat[g].reshape(3, 3)[:, 2])
                 planes.append(_Plane(g, normal, float(normal @ data.geom_xpos[g])))
-            elif plane:
-                carried.append(self._label(g, g))
-            elif fixed and (model.geom_contype[g] or model.geom_conaffinity[g]):
+            elif model.geom_contype[g] or model.geom_conaffinity[g]:
                 obstacles.append(self._label(g, g))
         self._note("geoms of the world other than planes touch nothing", obstacles)
-        self._note("planes on moving bodies touch nothing", carried)
         return planes or [_Plane(-1, np.array([0.0, 0.0, 1.0]), 0.0)]
 
     def _surface(self, plane: _Plane, g: int) -> tuple[float, int] | None:

@@ -84,7 +84,8 @@ def fit_joint(model: Any, body: int, actuated: frozenset[int]) -> Fit:
                 continue
             flipped = [c.joint for c in found if c.sign < 0]
             order = [c.joint for c in found]
-            key = (sum(j in actuated for j in flipped), rank > 0, len(flipped), order != sorted(order), axis.sum() < 0)
+            backward = sum(j in slides for j in flipped)  # better an angle than a height
+            key = (sum(j in actuated for j in flipped), rank > 0, len(flipped), backward, order != sorted(order), axis.sum() < 0)
             if best is None or key < best[0]:
                 best = key, Fit(kind, anchor, frame, axis, tuple(found))
     if best is None:
@@ -122,7 +123,7 @@ def _anchor(model: Any, hinges: list[int]) -> Array:
     distance = np.linalg.norm((projections @ (point - points)[:, :, None])[:, :, 0], axis=1)
     if distance.max() > SAME_POINT:
         names = ", ".join(_name(model, j) for j in hinges)
-        raise ValueError(f"the axes of the hinges {names} do not meet in one point: they pass each other at {distance.max():.3g} m")
+        raise ValueError(f"the axes of the hinges {names} do not meet in one point: the nearest one is {distance.max():.3g} m off")
     return np.asarray(point)
 
 

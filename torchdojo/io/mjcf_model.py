@@ -10,6 +10,7 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 __all__ = ["CompiledMjcf", "compile_mjcf", "import_mujoco"]
 
@@ -53,7 +54,7 @@ def compile_mjcf(path: str | Path) -> CompiledMjcf:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old attributes of the format, which the compiler still understands
-            spec = mujoco.MjSpec.from_file(str(path))
+            spec = _parse(mujoco, path)
             notes = _drop_missing_meshes(mujoco, spec, path)
             _drop_textures(spec)
             model = spec.compile()
@@ -64,6 +65,20 @@ def compile_mjcf(path: str | Path) -> CompiledMjcf:
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
     return CompiledMjcf(path, model, spec, data, notes)
+
+
+def _parse(mujoco: Any, path: Path) -> Any:
+    """Under another suffix than .xml MuJoCo does not read a file by its name; then its includes, one level deep, are given along."""
+    if path.suffix == ".xml":
+        return mujoco.MjSpec.from_file(str(path))
+    try:
+        names = [str(element.get("file")) for element in ElementTree.parse(path).getroot().iter("include")]
+    except ElementTree.ParseError as error:
+        raise ValueError(f"malformed XML: {error}") from error
+    files = {name: (path.parent / name).read_bytes() for name in names if (path.parent / name).is_file()}
+    spec = mujoco.MjSpec.from_string(path.read_text(), include=files)
+    spec.modelfiledir = str(path.parent)
+    return spec
 
 
 class _RefusedError(ValueError):

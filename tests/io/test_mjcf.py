@@ -1,0 +1,585 @@
+"""The MJCF reader, feature by feature and error by error, on small files."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchdojo import quaternion as quat
+from torchdojo.cli import main
+from torchdojo.contacts import ImpactContact
+from torchdojo.dynamics.integrator import split_state
+from torchdojo.io import load, load_mjcf, mjcf_state, read_mjcf
+from torchdojo.solver.options import Status
+
+mujoco = pytest.importorskip("mujoco")
+pytestmark = pytest.mark.filterwarnings("ignore:kept on the joints")
+
+Write = Callable[..., Path]
+GEOM = '<geom type="box" size=".1 .2 .3" pos=".05 .02 .01"/>'
+TETRAHEDRON = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
+FLOOR = '<geom name="floor" type="plane" size="1 1 1"/>'
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def file(world: str, rest: str = "", name: str = "robot.xml") -> Path:
+        path = tmp_path / name
+        path.write_text(f'<mujoco><compiler angle="radian" autolimits="true"/>{rest}<worldbody>{world}</worldbody></mujoco>')
+        return path
+
+    return file
+
+
+def body(joints: str, content: str = GEOM, inside: str = "", name: str = "a", place: str = 'pos="1 2 3" euler=".1 .2 .3"') -> str:
+    return f'<body name="{name}" {place}>{joints}{content}{inside}</body>'
+
+
+def quiet(path: Path, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load(path, **options)
+
+
+def notes(path: Path, **options: Any) -> str:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load(path, **options)
+    return "\n".join(str(w.message) for w in caught)
+
+
+# -- joints ------------------------------------------------------------------------------------------------------------------------------
+
+X, Y, Z = '"1 0 0"', '"0 1 0"', '"0 0 1"'
+
+
+def hinge(name: str, axis: str, more: str = "") -> str:
+    return f'<joint name="{name}" axis={axis} pos=".3 -.1 .2" {more}/>'
+
+
+def slide(name: str, axis: str, more: str = "") -> str:
+    return f'<joint name="{name}" type="slide" axis={axis} {more}/>'
+
+
+BALL = '<joint name="ball" type="ball" pos=".3 -.1 .2"/>'
+TILTED = ('"1 1 0"', '"-1 1 1"', '"1 -1 2"')  # perpendicular to each other
+# joints of the file -> our joint, and the MJCF joint and sign of each coordinate
+STACKS: dict[str, tuple[str, str, list[tuple[str, float]]]] = {
+    "free": ('<freejoint name="f"/>', "Floating", [("f", 1)] * 6),
+    "ball": (BALL, "Spherical", [("ball", 1)] * 3),
+    "hinge": (hinge("h", '"1 2 3"'), "Revolute", [("h", 1)]),
+    "slide": (slide("s", '"1 2 3"'), "Prismatic", [("s", 1)]),
+    "two hinges": (hinge("h1", Y) + hinge("h2", Z), "Orbital", [("h2", 1), ("h1", 1)]),
+    "two tilted hinges": (hinge("h1", TILTED[0]) + hinge("h2", TILTED[1]), "Orbital", [("h1", 1), ("h2", 1)]),
+    "three hinges": (hinge("h1", X) + hinge("h2", Y) + hinge("h3", Z), "Spherical", [("h1", 1), ("h2", 1), ("h3", 1)]),
+    "left-handed hinges": (hinge("h1", X) + hinge("h2", Z) + hinge("h3", Y), "Spherical", [("h1", 1), ("h3", 1), ("h2", 1)]),
+    "backward hinges": (hinge("h1", '"-1 0 0"') + hinge("h2", Y) + hinge("h3", Z), "Spherical", [("h1", -1), ("h2", 1), ("h3", 1)]),
+    "three tilted hinges": ("".join(hinge(f"h{i}", a) for i, a in enumerate(TILTED)), "Spherical", [("h0", 1), ("h1", 1), ("h2", 1)]),
+    "two slides": (slide("s1", X) + slide("s2", Z), "Planar", [("s1", 1), ("s2", 1)]),
+    "three slides": (slide("s1", X) + slide("s2", Y) + slide("s3", Z), "FixedOrientation", [("s1", 1), ("s2", 1), ("s3", 1)]),
+    "three tilted slides": ("".join(slide(f"s{i}", a) for i, a in enumerate(TILTED)), "FixedOrientation",
+                            [("s0", 1), ("s1", 1), ("s2", 1)]),
+    "cylinder": (slide("s", '"1 2 3"') + hinge("h", '"1 2 3"'), "Cylindrical", [("s", 1), ("h", 1)]),
+    "backward cylinder": (slide("s", '"1 2 3"') + hinge("h", '"-1 -2 -3"'), "Cylindrical", [("s", 1), ("h", -1)]),
+    "hinge before slide": (hinge("h", Z) + slide("s", Z), "Cylindrical", [("s", 1), ("h", 1)]),
+    "planar root": (slide("rootx", X) + slide("rootz", Z) + hinge("rooty", Y), "PlanarAxis", [("rootx", 1), ("rootz", 1), ("rooty", -1)]),
+    "tilted plane": (slide("s1", TILTED[0]) + slide("s2", TILTED[1]) + hinge("h", TILTED[2]), "PlanarAxis",
+                     [("s1", 1), ("s2", 1), ("h", 1)]),
+    "gantry": (slide("s1", X) + slide("s2", Y) + slide("s3", Z) + hinge("h", '"1 2 3"'), "FreeRevolute",
+               [("s1", 1), ("s2", 1), ("s3", 1), ("h", 1)]),
+    "slide and two hinges": (slide("s", X) + hinge("h1", Y) + hinge("h2", Z), "PrismaticOrbital", [("s", 1), ("h2", -1), ("h1", 1)]),
+    "slide and ball": (slide("s", '"1 2 3"') + BALL, "CylindricalFree", [("s", 1)] + [("ball", 1)] * 3),
+    "two slides and ball": (slide("s1", X) + slide("s2", Y) + BALL, "PlanarFree", [("s1", 1), ("s2", 1)] + [("ball", 1)] * 3),
+    "three slides and ball": (slide("s1", X) + slide("s2", Y) + slide("s3", Z) + BALL, "Floating",
+                              [("s1", 1), ("s2", 1), ("s3", 1)] + [("ball", 1)] * 3),
+}  # fmt: skip
+
+
+@pytest.fixture(params=STACKS)
+def stack(request: pytest.FixtureRequest) -> tuple[str, str, list[tuple[str, float]]]:
+    return STACKS[request.param]
+
+
+def test_stacks_become_joints_of_the_table(write: Write, stack: tuple[str, str, list[tuple[str, float]]]) -> None:
+    joints, kind, coordinates = stack
+    path = write(body(joints))
+    (joint,) = quiet(path).joints.values()
+    assert type(joint).__name__ == kind
+    (found,) = read_mjcf(path).coordinates.values()
+    assert list(found) == coordinates
+
+
+@pytest.mark.parametrize("parent", ["world", "body", "turned body"])
+def test_stacks_move_as_in_mujoco(write: Write, stack: tuple[str, str, list[tuple[str, float]]], parent: str) -> None:
+    """All coordinates at once, but for one of two hinges; on the world, on a moving body, and on one whose frame is not MuJoCo's."""
+    joints, kind, _ = stack
+    above = {"world": "", "body": hinge("p", '"1 -1 2"'), "turned body": hinge("p1", TILTED[2]) + hinge("p2", TILTED[0])}[parent]
+    if kind == "Floating" and "freejoint" in joints:
+        parent = "world"
+    path = write(body(joints) if parent == "world" else body(above, inside=body(joints, name="b"), place='pos="0 1 0" euler="0 1 0"'))
+    info, mech = read_mjcf(path), quiet(path)
+    model, generator = info.compiled.model, np.random.default_rng(0)
+    for _ in range(3):
+        data, step = mujoco.MjData(model), generator.uniform(-0.7, 0.7, model.nv)
+        for name, other in info.joints.items():
+            if "Orbital" in other.kind:
+                step[model.jnt_dofadr[model.joint(info.coordinates[name][-1][0]).id]] = 0
+        mujoco.mj_integratePos(model, data.qpos, step, 1.0)
+        mujoco.mj_kinematics(model, data)
+        z = mjcf_state(mech, info, qpos=data.qpos)
+        assert (mech.joint_errors(z).abs() <= 1e-12).all()
+        pose = split_state(z).pose
+        np.testing.assert_allclose(pose.x.numpy(), data.xipos[1:], rtol=0, atol=1e-9)
+        for i, link in enumerate(info.links.values()):
+            turned = quat.rotation_matrix(pose.q[i]).numpy() @ link.rotation
+            np.testing.assert_allclose(turned, data.xmat[i + 1].reshape(3, 3), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("joints", "message"),
+    [
+        (hinge("h", Z) + slide("s", X), r"'h', 's': the slide 's' comes after 'h', which turns its axis"),
+        (BALL + slide("s", X), r"the slide 's' comes after 'ball'"),
+        (hinge("h1", X) + hinge("h2", '"1 1 0"'), r"the hinges 'h1' and 'h2' are not perpendicular"),
+        (slide("s1", X) + slide("s2", X), r"the slides 's1' and 's2' are not perpendicular"),
+        (
+            hinge("h1", X) + f'<joint name="h2" axis={Y}/>',
+            r"the axes of the hinges 'h1', 'h2' do not meet in one point: the nearest one is 0\.1 m off",
+        ),
+        (slide("s", '"1 1 0"') + hinge("h", X), r"their axes are not those of a Cylindrical joint"),
+        (slide("s1", X) + slide("s2", Y) + hinge("h", X), r"their axes are not those of a PlanarAxis joint"),
+        (hinge("h", X) + BALL, r"0 translations and 4 rotations; allowed: up to 3 of each"),
+    ],
+)
+def test_stacks_that_are_no_joint(write: Write, joints: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"robot\.xml: body 'a' has the joints .*{message}.*Supported on one body: slides"):
+        load(write(body(joints)))
+
+
+def test_hinges_whose_axes_meet_elsewhere(write: Write) -> None:
+    """Anchors anywhere on the axes: the joint is where they meet."""
+    path = write(body(f'<joint name="h1" axis={X} pos="5 .2 .3"/><joint name="h2" axis={Y} pos=".1 -3 .3"/>', place=""))
+    assert quiet(path).joints["h"].parent_anchor.tolist() == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_joint_options(write: Write) -> None:
+    more = 'ref=".2" springref=".5" stiffness="3" damping="2" frictionloss=".4" armature=".6" range="-1 1.5"'
+    mech = quiet(write(body(hinge("h", Z, more))))
+    joint = mech.joints["h"]
+    assert (joint.spring.tolist(), joint.damper.tolist(), joint.friction, joint.armature) == ([3.0], [2.0], [0.4], [0.6])
+    assert joint.rest.tolist() == pytest.approx([0.3])  # coordinates count from the pose that the file draws
+    assert [bound.tolist() for bound in joint.limits] == [pytest.approx([-1.2]), pytest.approx([1.3])]
+    assert (joint.actuated, joint.effort_limit) == (False, None)
+
+
+def test_backward_coordinates_carry_their_numbers_along(write: Write) -> None:
+    joints = slide("rootx", X) + slide("rootz", Z, 'range="0 2"') + hinge("rooty", Y, 'range="-.5 1" stiffness="2" springref=".3"')
+    root = quiet(write(body(joints))).joints["root"]
+    assert root.spring.tolist() == [0, 0, 2]
+    assert root.rest.tolist() == pytest.approx([0, 0, -0.3])
+    assert root.limits[0].tolist() == pytest.approx([-math.inf, 0, -1])
+    assert root.limits[1].tolist() == pytest.approx([math.inf, 2, 0.5])
+
+
+def test_actuated_coordinates_keep_their_sign(write: Write) -> None:
+    joints = hinge("h1", '"-1 0 0"') + hinge("h2", Y) + hinge("h3", Z)
+    path = write(body(joints), '<actuator><motor joint="h1" gear="2" ctrlrange="-3 1"/><motor joint="h2"/></actuator>')
+    assert {sign for _, sign in read_mjcf(path).coordinates["h"]} == {1.0}
+    joint = quiet(path).joints["h"]
+    efforts = dict(zip((label for label, _ in read_mjcf(path).coordinates["h"]), joint.effort_limit, strict=True))
+    assert efforts == {"h1": 6.0, "h2": math.inf, "h3": 0.0}
+    assert joint.actuated
+
+
+def test_limited_ball_is_named(write: Write) -> None:
+    path = write(body('<joint name="b" type="ball" range="0 1" stiffness="2" damping="3"/>'))
+    assert "the cone that limits a ball joint is left out: b" in notes(path)
+    joint = quiet(path).joints["b"]
+    assert (joint.limits, joint.spring.tolist(), joint.damper.tolist()) == (None, [2.0] * 3, [3.0] * 3)
+
+
+def test_names(write: Write) -> None:
+    world = "".join(
+        [
+            body(hinge("arm.x", X) + hinge("arm.y", Y), name="a.b"),
+            body(slide("p", X) + slide("q", Y), name="c"),
+            f"<body><joint/>{GEOM}</body>",
+            f'<body name="d"><freejoint/>{GEOM}</body>',
+            f'<body name="e"><freejoint/>{GEOM}</body>',
+            body(hinge("keys", X), name="training"),
+        ]
+    )
+    mech = quiet(write(world))
+    assert list(mech.bodies) == ["a_b", "c", "body3", "d", "e", "training_"]
+    assert list(mech.joints) == ["arm", "c", "body3", "floating_base", "e", "keys_"]
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------------------------
+
+TREE = body(hinge("h", Z), inside=body("", '<inertial mass="2" pos=".1 .2 .3" fullinertia=".2 .3 .4 .01 .02 .03"/>', name="b"))
+
+
+def test_bodies_without_joints_are_merged(write: Write) -> None:
+    path = write(TREE)
+    mech = quiet(path)
+    model = read_mjcf(path).compiled.model
+    assert list(mech.bodies) == ["a"]
+    assert float(mech.bodies["a"].mass) == pytest.approx(model.body_mass.sum(), rel=1e-12)
+    split = quiet(path, merge_fixed_joints=False)
+    assert list(split.bodies) == ["a", "b"]
+    assert type(split.joints["b"]).__name__ == "Fixed"
+    # the same momentum from the same turn
+    state = {"h": {"q": 0.3, "qd": 2.0}}
+    torch.testing.assert_close(
+        mech.momentum(mech.initial_state(**state))[:3], split.momentum(split.initial_state(**state))[:3], rtol=1e-9, atol=1e-9
+    )
+
+
+def test_floating_base(write: Write) -> None:
+    path = write(f'<body name="a" pos="0 0 2" euler=".3 0 0"><freejoint/>{GEOM}{body(hinge("h", X), name="b")}</body>')
+    free, held = quiet(path), quiet(path, floating_base=False)
+    assert (list(free.bodies), list(held.bodies)) == (["a", "b"], ["b"])
+    assert not free.joints["floating_base"].actuated
+    torch.testing.assert_close(free.initial_state()[13:], held.initial_state(), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"no body can move: none has a joint; pass floating_base=True"):
+        load(write(f'<body name="a"><freejoint/>{GEOM}</body>'), floating_base=False)
+
+
+def test_nothing_moves(write: Write) -> None:
+    with pytest.raises(ValueError, match=r"robot\.xml: no body can move: none has a joint$"):
+        load(write(GEOM))
+
+
+def test_moving_body_without_mass(write: Write) -> None:
+    with pytest.raises(ValueError, match=r"robot\.xml: MuJoCo refuses the file: mass and inertia of moving bodies"):
+        load(write(body(hinge("h", X), "")))
+
+
+def test_inertia_that_no_body_can_have(write: Write) -> None:
+    inertial = '<inertial mass="1" pos="0 0 0" diaginertia="1 1 3"/>'
+    with pytest.raises(ValueError, match=r"MuJoCo refuses the file: inertia must satisfy A \+ B >= C"):
+        load(write(body(hinge("h", X), inertial)))
+
+
+# -- contacts ----------------------------------------------------------------------------------------------------------------------------
+
+
+def free_body(geoms: str, place: str = 'pos="0 0 1" euler=".3 .2 .1"') -> str:
+    return f'<body name="a" {place}><freejoint/>{geoms}</body>'
+
+
+@pytest.mark.parametrize(
+    ("geom", "count", "radius", "gap"),
+    [
+        ('type="sphere" size=".2"', 1, 0.2, lambda up: 0.8),
+        ('type="capsule" size=".1 .3"', 2, 0.1, lambda up: 0.9 - 0.3 * abs(up[2])),
+        ('type="box" size=".1 .2 .3"', 8, 0.0, lambda up: 1 - float(np.abs(up) @ [0.1, 0.2, 0.3])),
+        ('type="cylinder" size=".1 .3"', 24, 0.0, lambda up: 1 - 0.3 * abs(up[2]) - 0.1 * math.hypot(up[0], up[1])),
+    ],
+    ids=["sphere", "capsule", "box", "cylinder"],
+)
+def test_geoms_become_contacts(write: Write, geom: str, count: int, radius: float, gap: Callable[[np.ndarray], float]) -> None:
+    path = write(FLOOR + free_body(f'<geom name="g" {geom}/>'))
+    mech = quiet(path, rim_points=12)
+    assert list(mech.contacts) == (["g"] if count == 1 else [f"g_{i}" for i in range(count)])
+    assert {float(contact.radius) for contact in mech.contacts.values()} == {radius}
+    up = read_mjcf(path).compiled.data.geom_xmat[1].reshape(3, 3)[2]
+    slack = 0.1 * (1 - math.cos(math.pi / 12)) if count == 24 else 0.0
+    expected = gap(up)
+    assert expected - 1e-12 <= float(mech.distances(mech.initial_state()).min()) <= expected + slack + 1e-12
+
+
+@pytest.mark.parametrize("geom", ['type="ellipsoid" size=".1 .2 .3"', 'type="mesh" mesh="m"'], ids=["ellipsoid", "mesh"])
+def test_geoms_without_contact_points_are_named(write: Write, geom: str) -> None:
+    mesh = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>'
+    path = write(FLOOR + free_body(f'<geom name="g" {geom}/><geom name="ball" size=".1"/>'), mesh)
+    assert "geoms without contact points (mesh, ellipsoid, ...) make no contact: g" in notes(path)
+    assert list(quiet(path).contacts) == ["ball"]
+    assert "contact points" not in notes(path, contacts=None)
+
+
+def test_planes(write: Write) -> None:
+    tilted = '<geom name="ramp" type="plane" size="1 1 1" pos="0 0 -1" euler=".4 0 0"/>'
+    mech = quiet(write(FLOOR + tilted + free_body('<geom name="g" size=".1"/>')))
+    assert list(mech.contacts) == ["g_floor", "g_ramp"]
+    ramp = mech.contacts["g_ramp"]
+    assert ramp.normal.tolist() == pytest.approx([0, -math.sin(0.4), math.cos(0.4)])
+    assert float(ramp.offset) == pytest.approx(-math.cos(0.4))
+    assert mech.distances(mech.initial_state()).tolist() == pytest.approx([0.9, 2 * math.cos(0.4) - 0.1])
+
+
+def test_file_without_a_plane_has_the_ground(write: Write) -> None:
+    contact = quiet(write(free_body('<geom name="g" size=".1" friction=".7"/>'))).contacts["g"]
+    assert (contact.normal.tolist(), float(contact.offset), float(contact.friction)) == ([0, 0, 1], 0.0, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("plane", "geom", "friction"),
+    [
+        ("", 'friction=".3"', 1.0),  # the larger one
+        ('friction=".2"', 'friction=".3"', 0.3),
+        ('friction=".8"', 'friction=".3" priority="1"', 0.3),
+        ('friction=".8" priority="2"', 'friction=".3" priority="1"', 0.8),
+        ('condim="1"', 'condim="1"', None),
+        ('condim="1"', 'condim="3"', 1.0),
+        ('contype="0"', "", 1.0),
+        ('contype="0"', 'contype="0"', "none"),
+        ('contype="2" conaffinity="2"', "", "none"),
+        ('contype="2" conaffinity="2"', 'conaffinity="3"', 1.0),
+    ],
+)
+def test_surfaces_combine_as_in_mujoco(write: Write, plane: str, geom: str, friction: float | str | None) -> None:
+    path = write(f'<geom type="plane" size="1 1 1" {plane}/>' + free_body(f'<geom name="g" size=".1" {geom}/>'))
+    contacts = quiet(path).contacts
+    if friction == "none":
+        assert not contacts
+    elif friction is None:
+        assert isinstance(contacts["g"], ImpactContact)
+        assert isinstance(quiet(path, friction=0.9).contacts["g"], ImpactContact)
+    else:
+        assert float(contacts["g"].friction) == friction
+        assert float(quiet(path, friction=0.9).contacts["g"].friction) == 0.9
+
+
+def test_pairs_excludes_and_flags(write: Write) -> None:
+    world = FLOOR + free_body('<geom name="g" size=".1" contype="0" conaffinity="0"/>')
+    assert not quiet(write(world)).contacts
+    pair = '<contact><pair geom1="g" geom2="floor" friction=".25 .25 0 0 0"/></contact>'
+    assert float(quiet(write(world, pair)).contacts["g"].friction) == 0.25
+    world = FLOOR + free_body('<geom name="g" size=".1"/>')
+    assert not quiet(write(world, '<contact><exclude body1="world" body2="a"/></contact>')).contacts
+    assert not quiet(write(world, '<option><flag contact="disable"/></option>')).contacts
+    assert quiet(write(world, '<option><flag gravity="disable"/></option>')).gravity.tolist() == [0, 0, 0]
+
+
+def test_points_inside_another_ball_or_at_constant_height_are_left_out(write: Write) -> None:
+    inner = '<geom name="ball" size=".2"/><geom name="arm" type="capsule" size=".1" fromto="0 0 0 1 0 0"/><geom name="same" size=".2"/>'
+    assert list(quiet(write(FLOOR + free_body(inner))).contacts) == ["ball", "arm_0"]  # its end at x = 1
+    pole = '<geom name="pole" type="capsule" size=".1" fromto="0 0 0 0 0 1"/>'
+    path = write(FLOOR + f'<body name="a">{hinge("h", Y).replace(".3 -.1 .2", "0 0 0")}{pole}</body>')
+    assert "no contact for points whose height no joint can change (contacts= can give some): pole" in notes(path)
+    mech = quiet(path)
+    assert list(mech.contacts) == ["pole_0"]
+    assert (mech.rollout(mech.initial_state(), steps=5).status == int(Status.SUCCESS)).all()
+
+
+def test_contacts_of_the_user(write: Write) -> None:
+    path = write(FLOOR + TREE)
+    mech = quiet(path, contacts={"tip": {"link": "b", "point": (0.1, 0, 0), "radius": 0.05}}, friction=0.3)
+    info = read_mjcf(path)
+    tip = mech.contacts["tip"]
+    assert (tip.body, float(tip.friction)) == ("a", 0.3)
+    x = split_state(mech.initial_state()).pose
+    world = x.x[0] + quat.rotate(x.q[0], tip.point)
+    data = info.compiled.data
+    assert world.tolist() == pytest.approx((data.xpos[2] + data.xmat[2].reshape(3, 3) @ [0.1, 0, 0]).tolist())
+    with pytest.raises(ValueError, match=r"has the link 'c', which is not in .*; links: 'a', 'b'"):
+        load(path, contacts={"tip": {"link": "c"}})
+    with pytest.raises(ValueError, match=r"contacts is 'all'; allowed: 'collision', None"):
+        load(path, contacts="all")
+
+
+# -- loops -------------------------------------------------------------------------------------------------------------------------------
+
+FOURBAR = (
+    '<body name="a"><joint name="ha" axis="0 1 0"/><geom type="capsule" size=".02" fromto="0 0 0 0 0 1"/>'
+    '<body name="b" pos="0 0 1"><joint name="hb" axis="0 1 0"/><geom type="capsule" size=".02" fromto="0 0 0 1 0 0"/></body></body>'
+    '<body name="c" pos="1 0 0"><joint name="hc" axis="0 1 0"/><geom type="capsule" size=".02" fromto="0 0 0 0 0 1"/></body>'
+)
+
+
+def test_connect_closes_a_loop(write: Write) -> None:
+    path = write(FOURBAR, '<equality><connect name="pin" body1="b" body2="c" anchor="1 0 0"/></equality>')
+    mech = quiet(path, contacts=None)
+    pin = mech.joints["pin"]
+    assert (type(pin).__name__, pin.parent, pin.child, pin.actuated) == ("Spherical", "b", "c", False)
+    z = mjcf_state(mech, read_mjcf(path))
+    assert (mech.joint_errors(z).abs() <= 1e-12).all()
+    path_z = mech.rollout(z, steps=20)
+    assert (path_z.status == int(Status.SUCCESS)).all()
+    assert (mech.joint_errors(path_z.z).abs() <= 1e-8).all()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "parent", "child"),
+    [('body1="b" body2="c"', "b", "c"), ('body1="b"', None, "b"), ('site1="sb" site2="sc"', "b", "c")],
+    ids=["bodies", "world", "sites"],
+)
+def test_weld(write: Write, constraint: str, parent: str | None, child: str) -> None:
+    sites = FOURBAR.replace('<geom type="capsule" size=".02" fromto="0 0 0 1 0 0"/>', '<geom size=".1"/><site name="sb" pos="1 0 0"/>')
+    sites = sites.replace('fromto="0 0 0 0 0 1"/></body>', 'fromto="0 0 0 0 0 1"/><site name="sc" pos="0 0 1"/></body>')
+    path = write(sites, f"<equality><weld {constraint}/></equality>")
+    mech = quiet(path)
+    joint = mech.joints["weld_0"]
+    assert (type(joint).__name__, joint.parent, joint.child) == ("Fixed", parent, child)
+    assert (mech.joint_errors(mjcf_state(mech, read_mjcf(path))).abs() <= 1e-12).all()
+
+
+def test_couplings_and_inactive_constraints_are_named(write: Write) -> None:
+    rest = (
+        '<equality><joint name="gear" joint1="ha" joint2="hb"/><connect name="off" body1="b" body2="c" anchor="1 0 0" active="false"/>'
+        "</equality>"
+    )
+    text = notes(write(FOURBAR, rest))
+    assert "equality constraints of type joint do not act (what they couple moves independently): gear" in text
+    assert "equality constraints that are not active at the start are left out: off" in text
+    assert "equality" not in notes(write(FOURBAR, rest), ignore=("gear", "off"))
+    with pytest.raises(ValueError, match=r"ignore names \['x'\], which are no equality constraints; there are 'gear', 'off'"):
+        load(write(FOURBAR, rest), ignore="x")
+
+
+# -- what does not act -------------------------------------------------------------------------------------------------------------------
+
+
+def test_actuators(write: Write) -> None:
+    rest = (
+        '<tendon><fixed name="t"><joint joint="ha" coef="1"/></fixed></tendon><actuator>'
+        '<motor name="m" joint="ha" gear="-5" ctrlrange="-2 1"/><position name="p" joint="hb" kp="10" forcerange="-3 3"/>'
+        '<motor name="on_tendon" tendon="t"/><motor joint="hc" forcerange="-1 4" gear="2"/></actuator>'
+    )
+    path = write(FOURBAR, rest)
+    text = notes(path)
+    assert "the laws of actuators other than motors (servos, muscles, ...) do not act" in text
+    assert text.count("force or torque: p\n") == 1
+    assert "actuators that do not drive a joint do not act (step has wrench=): on_tendon" in text
+    joints = quiet(path).joints
+    assert {name: joint.effort_limit for name, joint in joints.items()} == {"ha": [10.0], "hb": [3.0], "hc": [8.0]}
+    drives = read_mjcf(path).drives
+    assert (drives["m"].gear, drives["m"].ctrlrange, drives["m"].motor) == (-5.0, (-2.0, 1.0), True)
+    assert (drives["p"].motor, drives["hc_actuator"].joint) == (False, "hc")
+
+
+@pytest.mark.parametrize(
+    ("world", "rest", "message"),
+    [
+        (FOURBAR, '<tendon><fixed name="t" stiffness="3"><joint joint="ha" coef="1"/></fixed></tendon>', "tendons do not act: t"),
+        (FOURBAR, '<option density="1.2"/>', r"the medium (density 1.2 kg/m^3, viscosity 0 Pa s) does not act"),
+        (TREE.replace('name="a"', 'name="a" gravcomp="1"'), "", "gravity compensation does not act: a"),
+        (FOURBAR + '<body name="mo" mocap="true"/>', "", "mocap bodies stay where the file has them: mo"),
+        (body(hinge("h", X, 'damping="1 2"')), "", "springs and dampers that are not linear keep their linear part: h"),
+        (TREE + '<geom name="rock" size="1" pos="9 0 0"/>', "", "geoms of the world other than planes touch nothing: rock"),
+        (body(hinge("h1", X) + hinge("h2", Y)), "", "several hinges become one joint: 'h' (h1, h2). Its coordinates"),
+    ],
+)
+def test_what_does_not_act_is_named(write: Write, world: str, rest: str, message: str) -> None:
+    assert notes(write(world, rest)).count(message) == 1
+
+
+def test_tendons_without_physics_and_sites_pass_in_silence(write: Write) -> None:
+    rest = '<tendon><fixed name="t"><joint joint="ha" coef="1"/></fixed></tendon><sensor><jointpos joint="ha"/></sensor>'
+    assert notes(write(FOURBAR + '<site name="s"/><camera name="c"/><light/>', rest), contacts=None) == ""
+
+
+# -- states ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_keyframes(write: Write) -> None:
+    keys = '<keyframe><key name="up" qpos=".1 .2 .3" qvel="1 2 3"/><key qpos="0 0 0"/></keyframe>'
+    path = write(FOURBAR, keys)
+    mech, info = quiet(path), read_mjcf(path)
+    q, qd = mech.to_minimal(mjcf_state(mech, info, "up"))
+    assert q.tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert qd.tolist() == pytest.approx([1, 2, 3])
+    assert mjcf_state(mech, info, 1).tolist() == pytest.approx(mech.initial_state().tolist())
+    with pytest.raises(ValueError, match=r"has no keyframe 'down'; there are 2: \['up', ''\]"):
+        mjcf_state(mech, info, "down")
+    with pytest.raises(ValueError, match=r"qpos: got shape \(2,\); allowed: \(3,\)"):
+        mjcf_state(mech, info, qpos=[0, 0])
+    with pytest.raises(ValueError, match=r"give a keyframe, or qpos and qvel, not both"):
+        mjcf_state(mech, info, 0, qpos=[0, 0, 0])
+    with pytest.raises(ValueError, match=r"are not those of the mechanism, \['a'\]"):
+        mjcf_state(quiet(write(TREE, name="other.xml")), info)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_timestep_and_gravity(write: Write) -> None:
+    path = write(TREE, '<option timestep=".004" gravity="0 0 -3"/>')
+    mech = quiet(path)
+    assert (float(mech.timestep), mech.gravity.tolist()) == (0.004, [0, 0, -3])
+    mech = quiet(path, timestep=0.01, gravity=(0, 0, 0))
+    assert (float(mech.timestep), mech.gravity.tolist()) == (0.01, [0, 0, 0])
+
+
+def test_missing_meshes(write: Write) -> None:
+    assets = '<asset><mesh file="no.stl"/><texture name="t" type="2d" file="no.png"/><material name="m" texture="t"/></asset>'
+    weighed = '<inertial mass="1" pos="0 0 0" diaginertia="1 1 1"/><geom size=".1" material="m"/>'
+    drawn = '<geom type="mesh" mesh="no" contype="0" conaffinity="0" material="m"/>'
+    assert "meshes" not in notes(write(free_body(weighed + drawn), assets))
+    collides = '<geom type="mesh" mesh="no"/>'
+    assert "collision meshes that are not there are left out: no.stl on body 'a'" in notes(write(free_body(weighed + collides), assets))
+    with pytest.raises(ValueError, match=r"the mass of body 'a' is computed from the mesh 'no\.stl', which is not there"):
+        load(write(free_body(drawn + '<geom size=".1"/>'), assets))
+    with pytest.raises(ValueError, match=r"the mass of body 'b' is computed from the mesh"):
+        load(write(free_body(weighed + f'<body name="b">{drawn}</body>'), assets))
+    quiet(write(free_body(weighed) + f'<body name="static">{drawn}</body>', assets))
+
+
+def test_meshes_that_are_there(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "m.obj").write_text(TETRAHEDRON)
+    path = write(free_body('<geom type="mesh" mesh="m" density="6"/>'), '<asset><mesh file="m.obj"/></asset>')
+    assert float(quiet(path).bodies["a"].mass) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_load_chooses_by_suffix_and_content(write: Write, tmp_path: Path) -> None:
+    for name in ("robot.xml", "robot.XML", "robot.mjcf"):
+        assert list(quiet(write(TREE, name=name)).bodies) == ["a"]
+    other = tmp_path / "other.xml"
+    other.write_text("<sdf/>")
+    with pytest.raises(ValueError, match=r"the root element is <sdf>; allowed: <mujoco> \(MJCF\) or <robot> \(URDF\)"):
+        load(other)
+    other.write_text("<mujoco")
+    with pytest.raises(ValueError, match=r"malformed XML"):
+        load(other)
+    with pytest.raises(FileNotFoundError, match=r"'.*nowhere\.xml' does not exist"):
+        load(tmp_path / "nowhere.xml")
+    with pytest.raises(FileNotFoundError, match=r"MJCF file '.*nowhere\.mjcf' does not exist"):
+        load(tmp_path / "nowhere.mjcf")
+
+
+def test_what_mujoco_refuses(write: Write) -> None:
+    with pytest.raises(ValueError, match=r"robot\.xml: MuJoCo refuses the file: .*unrecognized element"):
+        load(write("<bodie/>"))
+    with pytest.raises(ValueError, match=r"robot\.xml: MuJoCo refuses the file: .*unknown"):
+        load(write(TREE, '<actuator><motor joint="nothing"/></actuator>'))
+
+
+def test_without_mujoco(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def no_mujoco(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "mujoco":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_mujoco)
+    with pytest.raises(ImportError, match=r'needs the package mujoco: pip install "torchdojo\[mjcf\]"'):
+        load_mjcf(write(TREE))
+
+
+def test_other_suffixes_find_their_files_too(write: Write, tmp_path: Path) -> None:
+    write(body(hinge("h", X), '<geom type="mesh" mesh="m"/>'), name="part.xml")
+    (tmp_path / "m.obj").write_text(TETRAHEDRON)
+    path = tmp_path / "robot.mjcf"
+    path.write_text('<mujoco><asset><mesh file="m.obj"/></asset><include file="part.xml"/></mujoco>')
+    assert list(quiet(path).bodies) == ["a"]
+    path.write_text("<mujoco")
+    with pytest.raises(ValueError, match=r"robot\.mjcf: MuJoCo refuses the file: malformed XML"):
+        load(path)
+
+
+def test_simulate_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(FLOOR + free_body('<geom name="g" size=".1"/>'))
+    assert main(["simulate", str(path), "--steps", "5", "--friction", ".3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (report["bodies"], report["contacts"], report["flagged_steps"]) == (1, 1, 0)
