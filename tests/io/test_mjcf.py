@@ -467,6 +467,7 @@ def test_actuators(write: Write) -> None:
         (FOURBAR + '<body name="mo" mocap="true"/>', "", "mocap bodies stay where the file has them: mo"),
         (body(hinge("h", X, 'damping="1 2"')), "", "springs and dampers that are not linear keep their linear part: h"),
         (TREE + '<geom name="rock" size="1" pos="9 0 0"/>', "", "geoms of the world other than planes touch nothing: rock"),
+        (FOURBAR, '<actuator><motor name="m" joint="ha" armature="2"/></actuator>', "damping and armature of actuators do not act"),
         (body(hinge("h1", X) + hinge("h2", Y)), "", "several hinges become one joint: 'h' (h1, h2). Its coordinates"),
     ],
 )

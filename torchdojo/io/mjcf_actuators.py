@@ -28,7 +28,7 @@ def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Arr
     mujoco, model = import_mujoco(), compiled.model
     drives: dict[str, Drive] = {}
     efforts: dict[int, Array] = {}
-    servos, elsewhere = [], []
+    servos, elsewhere, heavy = [], [], []
     for i in range(len(model.actuator_trntype)):
         name = str(model.actuator(i).name)
         on_joint = model.actuator_trntype[i] in (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
@@ -46,6 +46,8 @@ def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Arr
         )
         if not motor:
             servos.append(name)
+        if model.actuator_damping[i] or model.actuator_armature[i]:
+            heavy.append(name)
         ball = model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_BALL)
         gears = model.actuator_gear[i, : 3 if ball else 1]
         gain = float(model.actuator_gainprm[i, 0]) if motor else 1.0
@@ -70,6 +72,8 @@ def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Arr
             f"{compiled.path}: the laws of actuators other than motors (servos, muscles, ...) do not act, the input u of their joints is a "
             f"force or torque: {', '.join(servos)}"
         )
+    if heavy:
+        notes.append(f"{compiled.path}: damping and armature of actuators do not act (those of joints are kept): {', '.join(heavy)}")
     if elsewhere:
         notes.append(f"{compiled.path}: actuators that do not drive a joint do not act (step has wrench=): {', '.join(elsewhere)}")
     return drives, efforts, notes
