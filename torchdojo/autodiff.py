@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.dynamics.integrator import LARGEST_SINE, STATE_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec, System
 from torchdojo.solver.interior_point import follow_central_path, solve_step
@@ -81,7 +81,9 @@ def valid_environments(settings: StepSettings, flat: Sequence[Tensor]) -> Tensor
             finite = finite & rows
     check_quaternions(z, finite)
     spin = torch.linalg.vector_norm(z.unflatten(-1, (-1, STATE_SIZE))[..., 10:13], dim=-1).amax(-1)
-    valid = finite & (spin < 2 / flat[3])
+    # Too fast for the step, but not for the shortest one it may be split into: that is left to the solver, which then fails.
+    shortest = flat[3] * 0.5**settings.options.max_halvings
+    valid = finite & (shortest * spin < 2 * LARGEST_SINE)
     if settings.raises_invalid:
         check_valid(valid)
     return valid

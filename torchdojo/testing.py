@@ -71,7 +71,7 @@ def check_gradients(
     options = mechanism.options
     # Differences need solutions far tighter than a simulation does; gradients are compared at kappa itself.
     mechanism.options = dataclasses.replace(
-        options, residual_tol=1e-10, central_path_tol=1e-6, min_iterations=4, max_halvings=0, grad_kappa=None
+        options, residual_tol=1e-10, central_path_tol=1e-6, min_iterations=8, max_halvings=0, grad_kappa=None
     )
     try:
         return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)

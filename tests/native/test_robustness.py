@@ -47,39 +47,23 @@ def drops(mechanism: td.Mechanism, count: int) -> Iterator[Tensor]:
         yield mechanism.to_maximal(q, velocity)
 
 
-@pytest.mark.parametrize(
-    ("timestep", "steps", "kappa", "count", "mean", "known"),
-    [
-        # (At h = 0.05 legs move 5 to 20 cm in a step: 2 % of the steps have no solution and are halved.)
-        (0.05, 12, 1e-6, 10_000, 40, 178),
-        (0.01, 60, 1e-6, 10_000, 5.5, 2),
-        (0.002, 250, 1e-6, 10_000, 3.5, 0),
-        (0.05, 12, 1e-8, 500, 45, 8),
-        (0.01, 60, 1e-8, 2000, 6, 1),
-        (0.002, 250, 1e-8, 1000, 3.5, 0),
-        (0.05, 12, 1e-10, 500, 45, 10),
-        (0.01, 60, 1e-10, 1000, 6.5, 0),
-        (0.002, 250, 1e-10, 500, 3.5, 0),
-    ],
-)
-def test_drops_of_the_quadruped(timestep: float, steps: int, kappa: float, count: int, mean: float, known: int) -> None:
-    """Over 0.5 or 0.6 s: on average 70, 65 and 56 % of the states touch the ground. Measured: 16 to 25 µs per step, 400 µs at h = 0.05.
+@pytest.mark.parametrize("kappa", [1e-6, 1e-8, 1e-10])
+@pytest.mark.parametrize(("timestep", "steps", "mean"), [(0.05, 12, 28), (0.01, 60, 6), (0.002, 250, 3.5)])
+def test_drops_of_the_quadruped(timestep: float, steps: int, mean: float, kappa: float) -> None:
+    """10,000 drops over 0.5 or 0.6 s: on average 70, 65 and 56 % of the states touch the ground, and no step is flagged.
 
-    `known`: drops in which some step is flagged so far. In 95 % of them the step before was halved and left a body faster than 2/h.
+    At h = 0.05 legs move 5 to 20 cm in a step: 3 % of the steps have no solution and are halved. Measured: 9 to 25 s each, one thread.
     """
+    count = 10_000
     mechanism = td.models.quadruped(timestep=timestep)
     mechanism.options = td.SolverOptions(kappa=kappa, backend="native")
-    flagged, failed_drops, iterations, lowest = 0, 0, 0, torch.inf
+    flagged, iterations, lowest = 0, 0, torch.inf
     for z in drops(mechanism, count):
         with torch.no_grad():
             run = mechanism.rollout(z, steps=steps)
-        bad = run.status != td.Status.SUCCESS
-        flagged, failed_drops = flagged + int(bad.sum()), failed_drops + int(bad.any(-1).sum())
+        flagged += int((run.status != td.Status.SUCCESS).sum())
         iterations += int(run.iterations.sum())
         lowest = min(lowest, float(mechanism.distances(run.z).min()))
+    assert flagged == 0
     assert lowest > 0
     assert iterations <= mean * count * steps
-    assert failed_drops <= 1.5 * known + 2 * (known > 0)
-    if known and flagged:
-        pytest.xfail(f"{flagged} of {count * steps} steps, in {failed_drops} of {count} drops")
-    assert flagged <= (1e-4 * count * steps if kappa == 1e-10 else 0)

@@ -5,6 +5,7 @@ Per body z = [x(3), v(3), q(4), omega(3)]; x, q are the current configuration, v
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torchdojo import quaternion as quat
 from torchdojo.elements import Pose, Twist
 
 __all__ = [
+    "LARGEST_SINE",
     "STATE_SIZE",
     "TANGENT_SIZE",
     "BodyStates",
@@ -27,6 +29,7 @@ __all__ = [
 
 STATE_SIZE = 13
 TANGENT_SIZE = 12
+LARGEST_SINE = math.sqrt(0.5)  # of half the angle that a body turns in one step (see StepProblem.residual)
 
 
 class BodyStates(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import momentum_change, next_pose, retract, split_state
+from torchdojo.dynamics.integrator import LARGEST_SINE, momentum_change, next_pose, retract, split_state
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements import Element, Motion, Pose, Twist
 from torchdojo.solver import cones
@@ -100,7 +100,12 @@ class StepProblem:
         """(N, num_unknowns): momentum balance [N·s, N·m·s], joint and contact equations, complementarity products."""
         system = self.system
         twists = self.body_twists(w)
-        balance = torch.cat((self.body_residual(twists[:, :-1]), torch.zeros_like(twists[:, :1])), dim=1)
+        own = self.body_residual(twists[:, :-1])
+        # The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the equations, too, but on a
+        # branch that is not the motion's (thrown cubes at h = 0.05 landed there in 47 of 100,000 steps): not a number.
+        sine = 0.5 * self.timestep[:, None] * torch.linalg.vector_norm(twists[:, :-1, 3:], dim=-1)
+        own = torch.where((sine > LARGEST_SINE)[..., None], torch.nan, own)
+        balance = torch.cat((own, torch.zeros_like(twists[:, :1])), dim=1)
         rows = []
         order = []
         for group, element in zip(system.groups, self.elements, strict=True):

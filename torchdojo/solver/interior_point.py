@@ -33,7 +33,7 @@ MAX_LEVEL = 1.0  # largest product to go up to [N·s·m]
 START_LEVEL = 3e-2  # products at a cold start [N·s·m]
 CONTINUATION_LEVELS = (1e-1, 1e-2)  # products from which paths are traced, in turn
 WARM_ITERATIONS = 12  # of an attempt from a warm start, before the next one
-LOWERED_LEVEL, LOWERED_ITERATIONS = 1e-2, 25  # of an attempt on the path from a larger κ [N·s·m]
+LOWERED_LEVEL, LOWERED_ITERATIONS = 1e-2, 50  # of an attempt on the path from a larger κ [N·s·m]
 LINE_SEARCH_HALVINGS = 12
 
 

@@ -26,12 +26,12 @@ class Status(enum.IntEnum):
 _EXPLANATIONS = {
     Status.SUCCESS: "the step satisfies every equation to its tolerance",
     Status.MAX_ITERATIONS: (
-        "no start of the solver converged (warm, cold, continuation, shorter steps); the state is unchanged. Usual causes: a body "
-        "spins close to 2/h rad/s, parts interpenetrate deeply, or joints are far from assembled. Try a smaller timestep or a larger kappa"
+        "no start of the solver converged (warm, cold, continuation, shorter steps); the state is unchanged. Usual causes: a body spins "
+        "faster than √2/h rad/s, parts interpenetrate deeply, or joints are far from assembled. Try a smaller timestep or a larger kappa"
     ),
     Status.INVALID_INPUT: (
-        "the state, input, wrench or a parameter is not finite, a quaternion is not unit, or an angular velocity is 2/h rad/s or more; "
-        "the state is unchanged"
+        "the state, input, wrench or a parameter is not finite, a quaternion is not unit, or a body spins at √2/h rad/s or more, h being "
+        "the shortest substep; the state is unchanged"
     ),
 }
 
@@ -78,7 +78,7 @@ class SolverOptions:
     central_path_tol: float = 1e-3
     max_iterations: int = 50
     min_iterations: int = 0
-    max_halvings: int = 3
+    max_halvings: int = 5
     on_failure: OnFailure | str = OnFailure.FLAG
     backend: Backend | str = Backend.AUTO
 

@@ -36,7 +36,7 @@ constexpr int line_search_halvings = 12;
 // Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
 constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0;
 constexpr double near_residual = 1e-2;  // below it a warm start goes on for up to `near_iterations`
-constexpr int near_iterations = 20, path_iterations = 25, path_free_iterations = 4, path_halvings = 3;
+constexpr int near_iterations = 20, path_iterations = 50, path_free_iterations = 4, path_halvings = 3;
 }  // namespace constant
 
 template <class T>
@@ -106,14 +106,16 @@ public:
         copy(problem.wrench, job.wrench, 6 * m.num_bodies);
         if (!shared_parameters) copy(problem.parameters, job.parameters, m.num_parameters);
         else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
-        const double h = get(problem.parameters[parameter::timestep], lane) * job.timestep_factor;
+        const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
+        const double shortest = whole * std::ldexp(1.0, -int(options.max_halvings));
         set(problem.parameters[parameter::timestep], lane, h);
         if (!fine) return invalid_input;
         for (int i = 0; i < m.num_bodies; ++i) {
             const double *s = job.z + state_size * i;
             const double norm = std::sqrt(s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9]);
             if (!(std::fabs(norm - 1.0) <= constant::unit_tolerance)) return crooked_quaternion;
-            if (!(std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]) < 2.0 / h)) return invalid_input;
+            // (faster than the step allows, but not than the shortest one: no attempt will converge, and the step is halved)
+            if (!(constant::largest_sine * 2.0 > shortest * std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]))) return invalid_input;
         }
         return success;
     }
@@ -197,8 +199,11 @@ private:
     }
 
     int64_t limit(Attempt attempt, double residual) const {
-        if (attempt == warm && residual < constant::near_residual) return constant::near_iterations;
-        return attempt == warm ? options.warm_iterations : attempt == lowered ? constant::path_iterations : options.max_iterations;
+        if (!on_path(attempt)) return options.max_iterations;
+        const int64_t own = attempt == lowered                          ? constant::path_iterations
+                            : residual < constant::near_residual ? constant::near_iterations
+                                                                 : options.warm_iterations;
+        return std::min(own, options.max_iterations);
     }
 
     void begin_cold(int lane) {
