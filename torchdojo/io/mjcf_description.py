@@ -359,7 +359,8 @@ class _Reader:
         dofs = [self._joint_label(int(model.dof_jntid[i])) for i in np.flatnonzero(np.abs(model.dof_dampingpoly).sum(-1))]
         stiff = [self._joint_label(int(j)) for j in np.flatnonzero(np.abs(model.jnt_stiffnesspoly).sum(-1))]
         self._note("springs and dampers that are not linear keep their linear part", dict.fromkeys([*stiff, *dofs]))
-        self._note("springs that yield do not", [self._joint_label(int(j)) for j in np.flatnonzero(model.jnt_springyield)])
+        yielding = getattr(model, "jnt_springyield", np.zeros(model.njnt))  # new in MuJoCo 4
+        self._note("springs that yield do not", [self._joint_label(int(j)) for j in np.flatnonzero(yielding)])
         self._note("gravity compensation does not act", [self.names[b] for b in bodies if model.body_gravcomp[b]])
         self._note("mocap bodies stay where the file has them", [self.names[b] for b in range(model.nbody) if model.body_mocapid[b] >= 0])
         tendons = [
