@@ -1,5 +1,5 @@
-// The methods of solver/path_newton.py (from a warm start) and solver/interior_point.py (from a cold one), for the lanes of one scalar. See
-// there for what they do and why, and for their constants.
+// The methods of solver/path_newton.py and, where that fails, solver/interior_point.py, for the lanes of one scalar. See there for what they
+// do and why, and for their constants.
 //
 // Lanes work independently of each other: each has its own step of its own environment, at its own iteration. A lane that has converged
 // stores its result and takes the next job while the others go on, so nobody waits for the slowest. One `tick` evaluates the trial points
