@@ -15,7 +15,7 @@ from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.io.mjcf_description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf_model import import_mujoco
-from torchdojo.io.urdf import _given_contact, _joints
+from torchdojo.io.urdf import given_contact, standard_joints
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
 
@@ -84,10 +84,10 @@ def load_mjcf(
     else:
         assert contacts is None or isinstance(contacts, Mapping)
         given = 0.5 if friction is None else friction
-        modules = {name: _given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
+        modules = {name: given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
     return Mechanism(
         bodies=_bodies(robot),
-        joints=_joints(robot),
+        joints=standard_joints(robot),
         contacts=modules,
         timestep=robot.timestep if timestep is None else timestep,
         gravity=robot.gravity if gravity is None else gravity,

@@ -90,8 +90,8 @@ def load_urdf(
         modules = _collision_contacts(robot, friction)
     else:
         assert contacts is None or isinstance(contacts, Mapping)
-        modules = {name: _given_contact(robot, name, value, friction) for name, value in (contacts or {}).items()}
-    return Mechanism(bodies=_bodies(robot), joints=_joints(robot), contacts=modules, timestep=timestep, gravity=gravity)
+        modules = {name: given_contact(robot, name, value, friction) for name, value in (contacts or {}).items()}
+    return Mechanism(bodies=_bodies(robot), joints=standard_joints(robot), contacts=modules, timestep=timestep, gravity=gravity)
 
 
 def _bodies(robot: RobotInfo) -> dict[str, Body]:
@@ -107,7 +107,7 @@ def _bodies(robot: RobotInfo) -> dict[str, Body]:
     return bodies
 
 
-def _joints(robot: RobotInfo) -> dict[str, joints.StandardJoint]:
+def standard_joints(robot: RobotInfo) -> dict[str, joints.StandardJoint]:
     modules = {}
     for name, info in robot.joints.items():
         try:
@@ -165,7 +165,7 @@ def _bodies_of_constant_height(robot: RobotInfo) -> list[str]:
     return [body for body in robot.bodies if body in frames]
 
 
-def _given_contact(robot: RobotInfo, name: str, value: Any, friction: float) -> Any:
+def given_contact(robot: RobotInfo, name: str, value: Any, friction: float) -> Any:
     if not isinstance(value, Mapping):
         body = getattr(value, "body", None)
         if body is not None and body not in robot.bodies:
