@@ -38,11 +38,12 @@ class Twist(NamedTuple):
 
 
 class Motion(NamedTuple):
-    """One body over one step: the current pose, the velocity that leads to the next pose, and that pose."""
+    """One body over one step: the current pose, the velocity that leads to the next pose, that pose, and the velocity that led here."""
 
     pose: Pose
     twist: Twist
     next: Pose
+    incoming: Twist
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Element(PhysicalModule):
     cones: ClassVar[Cones] = Cones()
     num_rows: int = 0
     num_inputs: int = 0
+    reads_incoming: bool = False  # whether `residual` depends on `Motion.incoming`, which derivatives then follow
 
     @property
     def body_names(self) -> tuple[str | None, ...]:
@@ -106,6 +108,16 @@ class Element(PhysicalModule):
             identity[..., i] = level.sqrt()
         return identity, identity
 
+    def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor) -> Tensor:
+        """How much impulse a change of velocity takes, (..., E, 1) or one value per cone: a scale for `on_path`, of no other effect.
+
+        Default: the reduced mass of the bodies [kg].
+
+        Args:
+            poses: one per body of `body_names`. mass: (..., E, k) [kg] and inertia: (..., E, k, 3, 3) [kg·m²], infinite for the world.
+        """
+        return 1 / (1 / mass).sum(-1, keepdim=True)
+
     def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor] | None:
         """Impulses and slacks (..., E, cones.size) with products of exactly κ for any real ones, and those unchanged that have such.
 
@@ -113,7 +125,7 @@ class Element(PhysicalModule):
 
         Args:
             impulse, slack: (..., E, cones.size), inside their cones or not.
-            kappa: broadcastable to (..., E). mass: of the element's bodies (..., E, k) [kg], infinite for the world.
+            kappa: broadcastable to (..., E). mass: of `effective_mass`.
             timestep: h [s], broadcastable to (..., E).
         """
         return None

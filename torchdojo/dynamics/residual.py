@@ -47,6 +47,7 @@ class StepProblem:
         origin = torch.zeros_like(pose.x[:, :1])
         still = torch.cat((torch.ones_like(origin[..., :1]), origin), dim=-1)
         self.pose = Pose(torch.cat((pose.x, origin), dim=1), torch.cat((pose.q, still), dim=1))
+        self.incoming = torch.cat((torch.cat(self.state.twist, dim=-1), torch.cat((origin, origin), dim=-1)), dim=1)  # (N, nb + 1, 6)
 
     def select(self, index: Tensor) -> StepProblem:
         """The same problem for the environments `index`."""
@@ -75,26 +76,42 @@ class StepProblem:
         )
 
     def element_residual(
-        self, group: Group, element: Element, pose: Pose, twist: Tensor, impulse: Tensor, slack: Tensor, u: Tensor
+        self, element: Element, pose: Pose, twist: Tensor, incoming: Tensor, impulse: Tensor, slack: Tensor, u: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(impulses on bodies (..., E, 6k), own rows (..., E, m)) from poses (..., E, k, ·), twists (..., E, k, 6) and local unknowns."""
-        wrenches, rows = element.residual(self.motions(pose, twist), impulse, slack, u, self.timestep[:, None, None])
+        wrenches, rows = element.residual(self.motions(pose, twist, incoming), impulse, slack, u, self.timestep[:, None, None])
         return torch.cat([part for pair in wrenches for part in pair], dim=-1), rows
 
-    def motions(self, pose: Pose, twist: Tensor) -> tuple[Motion, ...]:
+    def motions(self, pose: Pose, twist: Tensor, incoming: Tensor) -> tuple[Motion, ...]:
         """One `Motion` per body of an element, from poses (..., E, k, ·) and twists (..., E, k, 6)."""
         h = self.timestep[:, None, None]
         result = []
         for i in range(twist.shape[-2]):
             here = Pose(pose.x[..., i, :], pose.q[..., i, :])
             speed = Twist(twist[..., i, :3], twist[..., i, 3:])
-            result.append(Motion(here, speed, next_pose(here, speed, h)))
+            before = Twist(incoming[..., i, :3], incoming[..., i, 3:])
+            result.append(Motion(here, speed, next_pose(here, speed, h), before))
         return tuple(result)
 
-    def gather(self, group: Group, w: Tensor, twists: Tensor) -> tuple[Pose, Tensor, Tensor, Tensor, Tensor]:
+    def gather(self, group: Group, w: Tensor, twists: Tensor) -> tuple[Pose, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Arguments of `element_residual` for one group."""
-        pose = Pose(self.pose.x[:, group.body_index], self.pose.q[:, group.body_index])
-        return pose, twists[:, group.body_index], w[:, group.impulse_index], w[:, group.slack_index], self.u[:, group.input_index]
+        bodies = group.body_index
+        pose = Pose(self.pose.x[:, bodies], self.pose.q[:, bodies])
+        local = w[:, group.impulse_index], w[:, group.slack_index], self.u[:, group.input_index]
+        return pose, twists[:, bodies], self.incoming[:, bodies], *local
+
+    def effective_masses(self) -> list[Tensor]:
+        """`Element.effective_mass` per group."""
+        # Nothing moves the world.
+        mass = torch.cat((self.mass, torch.full_like(self.mass[:, :1], torch.inf)), dim=1)
+        rigid = torch.full_like(self.inertia[:, :1], torch.inf)
+        inertia = torch.cat((self.inertia, rigid), dim=1)
+        result = []
+        for group, element in zip(self.system.groups, self.elements, strict=True):
+            bodies = group.body_index
+            poses = tuple(Pose(self.pose.x[:, body], self.pose.q[:, body]) for body in bodies.unbind(-1))
+            result.append(element.effective_mass(poses, mass[:, bodies], inertia[:, bodies]))
+        return result
 
     def residual(self, w: Tensor) -> Tensor:
         """(N, num_unknowns): momentum balance [N·s, N·m·s], joint and contact equations, complementarity products."""
@@ -109,7 +126,7 @@ class StepProblem:
         rows = []
         order = []
         for group, element in zip(system.groups, self.elements, strict=True):
-            wrench, own = self.element_residual(group, element, *self.gather(group, w, twists))
+            wrench, own = self.element_residual(element, *self.gather(group, w, twists))
             count = group.body_index.numel()
             balance = balance.index_add(1, group.body_index.flatten(), -wrench.reshape(len(w), count, 6))
             rows.append(own.flatten(1))
@@ -133,8 +150,8 @@ class StepProblem:
         twists = self.body_twists(w)
         for group, element in zip(self.system.groups, self.elements, strict=True):
             if group.slack_index.shape[-1]:
-                pose, twist, *_ = self.gather(group, w, twists)
-                w[:, group.impulse_index], w[:, group.slack_index] = element.start(self.motions(pose, twist), level[:, None])
+                motions = self.motions(*self.gather(group, w, twists)[:3])
+                w[:, group.impulse_index], w[:, group.slack_index] = element.start(motions, level[:, None])
         return w
 
     # -- derivatives ---------------------------------------------------------------------------------------------------------------------
@@ -145,14 +162,17 @@ class StepProblem:
         _, body = local_jacobian(self.body_residual, twists[:, :-1])
         blocks = []
         for group, element in zip(self.system.groups, self.elements, strict=True):
-            pose, twist, impulse, slack, u = self.gather(group, w, twists)
+            pose, twist, incoming, impulse, slack, u = self.gather(group, w, twists)
             k, m = twist.shape[2], impulse.shape[-1]
 
             def local(
-                y: Tensor, group: Group = group, element: Element = element, pose: Pose = pose, u: Tensor = u, k: int = k, m: int = m
+                y: Tensor,
+                element: Element = element,
+                args: tuple[Pose, Tensor, Tensor, int, int] = (pose, incoming, u, k, m),
             ) -> Tensor:
-                parts = y[..., : 6 * k].unflatten(-1, (k, 6)), y[..., 6 * k : 6 * k + m], y[..., 6 * k + m :]
-                return torch.cat(self.element_residual(group, element, pose, *parts, u), dim=-1)
+                pose, incoming, u, k, m = args
+                twist, impulse, slack = y[..., : 6 * k].unflatten(-1, (k, 6)), y[..., 6 * k : 6 * k + m], y[..., 6 * k + m :]
+                return torch.cat(self.element_residual(element, pose, twist, incoming, impulse, slack, u), dim=-1)
 
             _, jacobian = local_jacobian(local, torch.cat((twist.flatten(-2), impulse, slack), dim=-1))
             blocks.append(ElementJacobian(jacobian[..., : 6 * k, :], jacobian[..., 6 * k :, :]))
@@ -181,28 +201,33 @@ class StepProblem:
         add_blocks(jac_z, body_rows, velocity_columns, velocity)
 
         for group, element in zip(system.groups, self.elements, strict=True):
-            pose, twist, impulse, slack, u = self.gather(group, w, twists)
-            k, i = twist.shape[2], u.shape[-1]
+            pose, twist, incoming, impulse, slack, u = self.gather(group, w, twists)
+            k = twist.shape[2]
+            moving = element.reads_incoming
 
             def local(
                 y: Tensor,
-                group: Group = group,
                 element: Element = element,
-                args: tuple[Pose, Tensor, Tensor, Tensor, int] = (pose, twist, impulse, slack, k),
+                args: tuple[Pose, Tensor, Tensor, Tensor, Tensor, int] = (pose, twist, incoming, impulse, slack, k),
             ) -> Tensor:
-                pose, twist, impulse, slack, k = args
-                delta = y[..., : 6 * k].unflatten(-1, (k, 6))
-                wrench, rows = self.element_residual(
-                    group, element, retract(pose, delta[..., :3], delta[..., 3:]), twist, impulse, slack, y[..., 6 * k :]
-                )
+                pose, twist, incoming, impulse, slack, k = args
+                delta, y = y[..., : 6 * k].unflatten(-1, (k, 6)), y[..., 6 * k :]
+                if element.reads_incoming:
+                    incoming, y = y[..., : 6 * k].unflatten(-1, (k, 6)), y[..., 6 * k :]
+                here = retract(pose, delta[..., :3], delta[..., 3:])
+                wrench, rows = self.element_residual(element, here, twist, incoming, impulse, slack, y)
                 return torch.cat((-wrench, rows), dim=-1)
 
-            _, jacobian = local_jacobian(local, torch.cat((torch.zeros_like(twist).flatten(-2), u), dim=-1))
+            data = (torch.zeros_like(twist).flatten(-2), *([incoming.flatten(-2)] if moving else []), u)
+            _, jacobian = local_jacobian(local, torch.cat(data, dim=-1))
             rows = torch.cat((momentum_rows[group.body_index].flatten(-2), group.impulse_index), dim=-1)
-            columns = tangent[:, ::2].reshape(nb + 1, 6)[group.body_index].flatten(-2)
-            add_blocks(jac_z, rows, columns, jacobian[..., : 6 * k])
-            if i:
-                add_blocks(jac_u, rows, group.input_index, jacobian[..., 6 * k :])
+            poses, jacobian = jacobian[..., : 6 * k], jacobian[..., 6 * k :]
+            add_blocks(jac_z, rows, tangent[:, ::2].reshape(nb + 1, 6)[group.body_index].flatten(-2), poses)
+            if moving:
+                velocities, jacobian = jacobian[..., : 6 * k], jacobian[..., 6 * k :]
+                add_blocks(jac_z, rows, tangent[:, 1::2].reshape(nb + 1, 6)[group.body_index].flatten(-2), velocities)
+            if u.shape[-1]:
+                add_blocks(jac_u, rows, group.input_index, jacobian)
         return jac_z[:, : system.num_unknowns, : 12 * nb], jac_u[:, : system.num_unknowns]
 
 

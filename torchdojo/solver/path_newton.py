@@ -50,12 +50,10 @@ LINE_SEARCH_HALVINGS = 12  # as often as this where a point cannot be evaluated
 def onto_path(problem: StepProblem, w: Tensor, kappa: Tensor) -> Tensor | None:
     """A copy of w (N, n) with all cone variables moved onto the central path at `kappa` (N,). None where some element cannot tell how."""
     system, w = problem.system, w.clone()
-    # The world is one more body, and nothing moves it.
-    mass = torch.cat((problem.mass, torch.full_like(problem.mass[:, :1], torch.inf)), dim=1)
-    for group, element in zip(system.groups, problem.elements, strict=True):
+    for group, element, mass in zip(system.groups, problem.elements, problem.effective_masses(), strict=True):
         if group.slack_index.shape[-1]:
             impulse, slack = w[:, group.impulse_index], w[:, group.slack_index]
-            pair = element.on_path(impulse, slack, kappa[:, None], mass[:, group.body_index], problem.timestep[:, None])
+            pair = element.on_path(impulse, slack, kappa[:, None], mass, problem.timestep[:, None])
             if pair is None:
                 return None
             w[:, group.impulse_index], w[:, group.slack_index] = pair
