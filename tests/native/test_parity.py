@@ -62,21 +62,6 @@ def parameter_errors(found: Leaves, wanted: Leaves) -> dict[str, float]:
     }
 
 
-def rounding(mech: td.Mechanism, solution: Tensor) -> float:
-    """What condensing contacts into their bodies costs the kernel's derivatives, relative to their size.
-
-    A pressed contact adds h gamma / s = h gamma² / kappa to a block of masses of order 1, whose digits are lost in proportion. The
-    reference makes up for it by iterative refinement against the matrix before the contacts were condensed. The factor is ten times what
-    boxes, quadrupeds and the mechanisms of this file showed.
-    """
-    stiffness = [
-        (solution[..., piece.start] / solution[..., piece.stop]).max()
-        for key, piece in mech._system.impulse_layout.items()
-        if key.startswith("contacts.")
-    ]
-    return 100 * torch.finfo(solution.dtype).eps * float(mech.timestep.detach().max() * torch.stack(stiffness).max()) if stiffness else 0.0
-
-
 def polished(mech: td.Mechanism, options: td.SolverOptions, z: Tensor, u: Tensor, wrench: Tensor | None) -> td.StepOutput:
     """The step from a cold start, and two more Newton steps: a gap known to 1e-12 m leaves the impulse of a pressed contact, kappa / gap,
     to be known to 1e-6 only."""
@@ -129,10 +114,10 @@ def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None
     errors |= parameter_errors({name: ours[name] for name in names}, {name: theirs[name] for name in names})
     if wrench is None or not mech.contacts:  # Jacobians are those of the step without wrench, whose solution is another one
         errors["jacobian"] = relative(jacobian, their_jacobian)
-    # How a box's four corners share its weight is decided by kappa alone, so those impulses are known to rounding / kappa.
-    allowed = {"z": 1e-10, "impulses": 1e-10 + 1e-17 / options.kappa}
-    other = 1e-10 + rounding(mech, settled.solution)
-    wrong = {name: value for name, value in errors.items() if not value <= allowed.get(name, other)}
+    # How a box's four corners share its weight is decided by kappa alone, so impulses and their derivatives are known to rounding / kappa
+    # (at 1e-8 the reference's gradients differ from its own, with the contacts in another order, by 1e-9).
+    other = 1e-10 + 1e-17 / options.kappa
+    wrong = {name: value for name, value in errors.items() if not value <= (1e-10 if name == "z" else other)}
     assert not (wrong.keys() - GEOMETRY if redundant else wrong), wrong
     return found
 

@@ -33,8 +33,8 @@ template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), right(m.schedule.num_rows), first(m.schedule.num_rows),
-          matrix(m.schedule.num_values), phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), turn(m.num_bodies + 1), free(m.num_joints) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
+          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), free(m.num_joints) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -43,36 +43,31 @@ public:
     // Factor the derivative at w, where `problem` has been prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.template condense<true>(problem, w);
-        problem.linearize(w);
-        if (mechanism.has_loops) matrix = problem.values;
+        problem.template linearize<false>(w);
+        if (refined) matrix = problem.values;
+        problem.condense();
         Stepper<T>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
         for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);
         for (int j = 0; j < mechanism.num_joints; ++j) differentiate_free(problem, mechanism.joints[j], problem.joints[j], free[j]);
     }
 
-    // λ for the gradient g of w (none for slacks). Where the matrix was regularized, one step of iterative refinement undoes that.
+    // λ for the gradient g of w (none for slacks).
     void solve(const Problem<T> &problem, const R *g) {
         const MechanismTable &m = mechanism;
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
         for (const JointTable &joint : m.joints)
             for (int k = 0; k < joint.size; ++k) right[joint.right + k] = k < joint.held() ? g[joint.row + k] : R{};
-        for (int c = 0; c < m.num_contacts; ++c) {
-            R *b = &right[m.bodies[m.contacts[c].body].right];
-            const Vec3<R> nu = contact_multiplier(problem, c, g, nullptr);
-            const T *C = problem.contacts[c].rows;
-            for (int r = 0; r < (m.contacts[c].friction ? 3 : 1); ++r)
-                for (int k = 0; k < 6; ++k) b[k] -= C[6 * r + k] * nu[r];
-        }
-        if (m.has_loops) {
-            first = right;
-            ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), first.data());
-            ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), first.data(), right.data());
-        }
+        if (refined) misfit = right;
+        for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, nullptr, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
-        if (m.has_loops)
-            for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += first[k];
+        if (refined) {
+            ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
+            for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, right.data(), misfit.data());
+            ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
+            for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
+        }
 
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
@@ -116,11 +111,24 @@ public:
     }
 
 private:
-    std::vector<R> right, first;
-    std::vector<T> matrix;
+    // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
+    // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
+    const bool refined;
+    std::vector<R> right, misfit;     // by rows of the matrix
+    std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<FreeGradient<T>> free;
+
+    // y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
+    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+        const ContactTable &contact = mechanism.contacts[c];
+        const int32_t at = mechanism.bodies[contact.body].right;
+        const Vec3<R> nu = contact_multiplier(problem, c, g, x ? x + at : nullptr);
+        const T *C = problem.contacts[c].rows;
+        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+            for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
+    }
 
     // (ν_φ, ν_t) of contact c from the body's λ (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t

@@ -333,11 +333,19 @@ template <class T, class R>
 void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, const R *x, R *y) {
     for (const Schedule::Step &step : schedule.steps) {
         const R *here = x + step.row;
-        ldu::subtract_product_transposed<0>(y + step.row, values + step.diagonal, here, step.size, step.size);
+        ldu::with_size(step.size, [&](auto size) {
+            constexpr int N = decltype(size)::value;
+            ldu::subtract_product_transposed<N>(y + step.row, values + step.diagonal, here, step.size, step.size);
+            for (int k = 0; k < step.num_links; ++k) {
+                const Schedule::Link link = step.links[k];
+                ldu::subtract_product_transposed<N>(y + step.row, values + link.lower, x + link.row, link.size, step.size);
+            }
+        });
         for (int k = 0; k < step.num_links; ++k) {
             const Schedule::Link link = step.links[k];
-            ldu::subtract_product_transposed<0>(y + link.row, values + link.upper, here, step.size, link.size);
-            ldu::subtract_product_transposed<0>(y + step.row, values + link.lower, x + link.row, link.size, step.size);
+            ldu::with_size(link.size, [&](auto size) {
+                ldu::subtract_product_transposed<decltype(size)::value>(y + link.row, values + link.upper, here, step.size, link.size);
+            });
         }
     }
 }

@@ -136,12 +136,20 @@ struct Problem {
         for (int j = 0; j < mechanism.num_joints; ++j) prepare_joint(mechanism.joints[j], joints[j]);
     }
 
-    // Residual and condensed matrix at w, with K of each contact as cone.hpp has set it.
+    // Residual and condensed matrix at w, with K of each contact as cone.hpp has set it; or without B K C, which `condense` adds later.
+    template <bool condensed = true>
     void linearize(const T *w) {
         for (const auto &[offset, count] : mechanism.fill) std::fill_n(&values[offset], count, T{});
         for (int i = 0; i < mechanism.num_bodies; ++i) linearize_body(i, w);
         for (int j = 0; j < mechanism.num_joints; ++j) linearize_joint(mechanism.joints[j], joints[j], w);
-        for (int c = 0; c < mechanism.num_contacts; ++c) linearize_contact(mechanism.contacts[c], contacts[c], w);
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            linearize_contact(mechanism.contacts[c], contacts[c], w);
+            if constexpr (condensed) condense(mechanism.contacts[c], contacts[c]);
+        }
+    }
+
+    void condense() {
+        for (int c = 0; c < mechanism.num_contacts; ++c) condense(mechanism.contacts[c], contacts[c]);
     }
 
     TD_INLINE Relative<T> relative(const JointTable &joint, const BodyPose<T> &parent, const BodyPose<T> &child,
@@ -381,7 +389,6 @@ private:
         store_column(0, normal, data.n);
         store3(C, h * normal), store3(C + 3, transposed_times(body.M, cross(point, data.n)));
         Vec3<T> force = impulse[0] * data.n;  // in the next body frame
-        const int size = contact.friction ? 3 : 1;
         if (contact.friction) {
             const Vec3<T> world[2] = {load3(p + parameter::tangents), load3(p + parameter::tangents + 3)};
             const Vec3<T> sweep = cross(omega, data.lever);
@@ -405,7 +412,13 @@ private:
         const Mat3<T> S = torque_gradient(data, force, radius), SM = S * body.M;
         for (int r = 0; r < 3; ++r)
             for (int c = 0; c < 3; ++c) D[21 + 6 * r + c] -= SM.m[3 * r + c];
-        // Condensed cones: B K C.
+    }
+
+    // The condensed cones: B K C.
+    TD_INLINE void condense(const ContactTable &contact, const ContactData<T> &data) {
+        const int size = contact.friction ? 3 : 1;
+        T *D = &values[mechanism.bodies[contact.body].diagonal];
+        const T *B = data.wrench, *C = data.rows;
         T KC[18];
         for (int c = 0; c < 6; ++c) {
             KC[c] = data.stiffness * C[c];
