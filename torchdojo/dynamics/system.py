@@ -97,6 +97,12 @@ class System:
                     extra=tuple(members[0].extra_state_names()),
                 )
             )
+        # Bodies, and the world behind them, that no joint holds in any direction.
+        self.free_bodies = torch.ones(self.num_bodies + 1, dtype=torch.bool)
+        for group in self.groups:
+            if group.impulse_index.shape[-1] and not group.slack_index.shape[-1]:
+                self.free_bodies[group.body_index.flatten()] = False
+        self.free_bodies[-1] = True
         self._set_cones()
 
     def _set_cones(self) -> None:
@@ -123,6 +129,7 @@ class System:
         clone = object.__new__(System)
         clone.__dict__.update(self.__dict__)
         clone.groups = [group.to(device) for group in self.groups]
+        clone.free_bodies = self.free_bodies.to(device)
         clone.orthant_index = self.orthant_index.to(device)
         clone.second_order_index = self.second_order_index.to(device)
         return clone

@@ -44,6 +44,7 @@ PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
 PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this
 FREE_ITERATIONS = 4  # after which, from a larger κ, a step must not enlarge that violation …
 PATH_HALVINGS = 3  # … or is halved, as often as this at most
+DISTANT = 100.0  # times √(κ h/m) is wide: the impulse of such a contact is 1e-4 of what its gap is worth
 LINE_SEARCH_HALVINGS = 12  # as often as this where a point cannot be evaluated
 
 
@@ -57,6 +58,41 @@ def onto_path(problem: StepProblem, w: Tensor, kappa: Tensor) -> Tensor | None:
             if pair is None:
                 return None
             w[:, group.impulse_index], w[:, group.slack_index] = pair
+    return w
+
+
+def forecast_flight(problem: StepProblem, w: Tensor, kappa: float) -> Tensor:
+    """A copy of w (N, n) with the contacts of flying bodies at the gap and slip that gravity and the wrench alone lead to.
+
+    The pairs of a warm start are those of the step before, which one Newton step mends up to second order in the change of slip: in flight
+    that is just too little. From the forecast, flight takes one step. A body flies that no joint holds and whose contacts are all distant:
+    their gaps are wide against that at which the impulse begins to matter, √(κ h/m), before and after.
+    """
+    system, twist = problem.system, torch.cat(problem.state.twist, dim=-1)
+    if not bool(system.free_bodies[:-1].any()):
+        return w
+    flying = system.free_bodies.repeat(len(w), 1)
+    zero = torch.zeros_like(twist[..., :3])
+    wrench = problem.wrench.unflatten(-1, (-1, 6))[..., :3]
+    drift = problem.timestep[:, None, None] * (problem.gravity[:, None] + wrench / problem.mass[..., None])
+    twists = torch.cat((twist + torch.cat((drift, zero), dim=-1), torch.zeros_like(twist[:, :1])), dim=1)
+    forecasts = []
+    for group, element, mass in zip(system.groups, problem.elements, problem.effective_masses(), strict=True):
+        if not group.slack_index.shape[-1]:
+            continue
+        impulse, slack = element.start(problem.motions(*problem.gather(group, w, twists)[:3]), w.new_full((len(w), 1), kappa))
+        forecasts.append((group, impulse, slack))
+        wide = DISTANT * torch.sqrt(kappa * problem.timestep[:, None] / mass[..., 0])
+        near = ~((w[:, group.slack_index[:, 0]] > wide) & (slack[..., 0] > wide))
+        for body in group.body_index.unbind(-1):
+            index = torch.where(near, body, system.num_bodies)  # (the world takes those that are distant, and is set right below)
+            flying = flying.scatter(1, index, torch.zeros_like(near))
+    flying[:, -1] = True
+    w = w.clone()
+    for group, impulse, slack in forecasts:
+        mine = flying[:, group.body_index].all(-1)[..., None]
+        w[:, group.impulse_index] = torch.where(mine, impulse, w[:, group.impulse_index])
+        w[:, group.slack_index] = torch.where(mine, slack, w[:, group.slack_index])
     return w
 
 
@@ -74,6 +110,8 @@ def newton_on_path(
     iterations = torch.zeros_like(status)
     index = torch.arange(count, device=start.device)
     now = start.new_full((count,), max(kappa, level or kappa))
+    if level is None:
+        start = forecast_flight(problem, start, kappa)
     here = onto_path(problem, start, now)
     if here is None:
         return None

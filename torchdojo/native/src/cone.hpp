@@ -77,6 +77,7 @@ struct ContactDirection {
 };
 
 namespace constant {
+constexpr double distant = 100.0;       // times √(κ h/m) is wide (DISTANT in path_newton.py)
 constexpr double least_height = 1e-12;  // of a friction cone [N·s]: a frictionless contact needs an interior, too
 }
 
@@ -86,8 +87,10 @@ struct Cones {
     std::vector<ConeScaling<T>> scaling;
     std::vector<ContactRight<T>> right;
     std::vector<ContactDirection<T>> direction;
+    std::vector<Mask<T>> flying;      // per body
 
-    explicit Cones(const MechanismTable &m) : mechanism(m), scaling(m.num_contacts), right(m.num_contacts), direction(m.num_contacts) {}
+    explicit Cones(const MechanismTable &m)
+        : mechanism(m), scaling(m.num_contacts), right(m.num_contacts), direction(m.num_contacts), flying(m.num_bodies) {}
 
     // K of all contacts at w; the plain one for derivatives, the scaled one for directions.
     template <bool plain>
@@ -243,28 +246,37 @@ struct Cones {
     // Cone variables for the velocities in w with products of about `level`, so that every equation but the balance of momentum nearly
     // holds (NonlinearContact.start), in the lanes of `mask`.
     void start(const Problem<T> &problem, T *w, const T &level, const Mask<T> &mask) const {
-        const T h = problem.timestep(), root = sqrt(level);
         for (const ContactTable &contact : mechanism.contacts) {
-            const BodyPose<T> &pose = problem.bodies[contact.body].pose;
-            const T *p = &problem.parameters[contact.parameters], *twist = w + 6 * contact.body;
-            const Vec3<T> v = load3(twist), omega = load3(twist + 3), a = (0.5 * h) * omega, normal = load3(p + parameter::normal);
-            const Mat3<T> R = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
-            const Vec3<T> arm = R * load3(p + parameter::point);
-            const T distance = dot(normal, pose.x + h * v + arm) - p[parameter::offset] - p[parameter::radius];
-            const T gap = max(distance, root), gamma = level / gap;
-            T *impulse = w + contact.impulse, *slack = w + contact.slack;
-            impulse[0] = select(mask, gamma, impulse[0]), slack[0] = select(mask, gap, slack[0]);
-            if (!contact.friction) continue;
-            const Vec3<T> velocity = v + cross(R * omega, arm - p[parameter::radius] * normal);
-            const T s1 = dot(load3(p + parameter::tangents), velocity), s2 = dot(load3(p + parameter::tangents + 3), velocity);
-            const T speed = s1 * s1 + s2 * s2, height = max(p[parameter::friction] * gamma, level);
-            const T eta = (level + sqrt(level * level + 4.0 * height * height * speed)) / (2.0 * height);
-            const T scale = level / (eta * eta - speed);
-            const T values[6] = {scale * eta, -scale * s1, -scale * s2, eta, s1, s2};
-            for (int k = 0; k < 3; ++k) {
-                impulse[1 + k] = select(mask, values[k], impulse[1 + k]);
-                slack[1 + k] = select(mask, values[3 + k], slack[1 + k]);
-            }
+            const T *twist = w + 6 * contact.body;
+            T values[8];
+            start(problem, contact, load3(twist), load3(twist + 3), level, values);
+            store(contact, values, mask, w);
+        }
+    }
+
+    // Contacts of flying bodies at the gap and slip that gravity and the wrench alone lead to (forecast_flight in path_newton.py).
+    void forecast(const Problem<T> &problem, T *w, const T &kappa, const Mask<T> &mask) {
+        const T h = problem.timestep();
+        auto fall = [&](const ContactTable &contact, T *values) {
+            const T inverse = 1.0 / problem.body_parameters(contact.body)[parameter::mass];
+            const T *state = &problem.z[state_size * contact.body];
+            const Vec3<T> force = inverse * load3(&problem.wrench[6 * contact.body]);
+            const Vec3<T> drift = h * (load3(&problem.parameters[parameter::gravity]) + force);
+            start(problem, contact, load3(state + 3) + drift, load3(state + 10), kappa, values);
+            return constant::distant * sqrt(kappa * h * inverse);
+        };
+        std::fill(flying.begin(), flying.end(), mask);
+        T values[8];
+        for (const ContactTable &contact : mechanism.contacts) {
+            if (!mechanism.is_free[contact.body]) continue;
+            const T wide = fall(contact, values);
+            const Mask<T> far = select_mask(w[contact.slack] > wide, values[4] > wide, Mask<T>{});
+            flying[contact.body] = select_mask(far, flying[contact.body], Mask<T>{});
+        }
+        for (const ContactTable &contact : mechanism.contacts) {
+            if (!mechanism.is_free[contact.body] || !any(flying[contact.body])) continue;
+            fall(contact, values);
+            store(contact, values, flying[contact.body], w);
         }
     }
 
@@ -302,6 +314,34 @@ struct Cones {
     }
 
 private:
+    // (γ, ξ, s, η) of one contact; without friction (γ, ·, s, ·).
+    TD_INLINE void start(const Problem<T> &problem, const ContactTable &contact, const Vec3<T> &v, const Vec3<T> &omega, const T &level,
+                         T *values) const {
+        const T h = problem.timestep();
+        const BodyPose<T> &pose = problem.bodies[contact.body].pose;
+        const T *p = &problem.parameters[contact.parameters];
+        const Vec3<T> a = (0.5 * h) * omega, normal = load3(p + parameter::normal);
+        const Mat3<T> R = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
+        const Vec3<T> arm = R * load3(p + parameter::point);
+        const T gap = max(dot(normal, pose.x + h * v + arm) - p[parameter::offset] - p[parameter::radius], sqrt(level));
+        values[0] = level / gap, values[4] = gap;
+        if (!contact.friction) return;
+        const Vec3<T> velocity = v + cross(R * omega, arm - p[parameter::radius] * normal);
+        const T s1 = dot(load3(p + parameter::tangents), velocity), s2 = dot(load3(p + parameter::tangents + 3), velocity);
+        const T speed = s1 * s1 + s2 * s2, height = max(p[parameter::friction] * values[0], level);
+        const T eta = (level + sqrt(level * level + 4.0 * height * height * speed)) / (2.0 * height);
+        const T scale = level / (eta * eta - speed);
+        values[1] = scale * eta, values[2] = -scale * s1, values[3] = -scale * s2;
+        values[5] = eta, values[6] = s1, values[7] = s2;
+    }
+
+    TD_INLINE void store(const ContactTable &contact, const T *values, const Mask<T> &mask, T *w) const {
+        for (int k = 0; k < (contact.friction ? 4 : 1); ++k) {
+            T &impulse = w[contact.impulse + k], &slack = w[contact.slack + k];
+            impulse = select(mask, values[k], impulse), slack = select(mask, values[4 + k], slack);
+        }
+    }
+
     // g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1): how far a friction impulse stays inside its disc. Newton's method from the root for
     // small g; after four steps the relative error is below 3e-12 for all τ ≥ 0, ε > 0, after five it is rounding.
     static TD_INLINE T disc_gap(const T &tau, const T &epsilon) {

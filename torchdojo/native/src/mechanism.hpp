@@ -56,6 +56,7 @@ struct MechanismTable {
     std::vector<ContactTable> contacts;
     std::vector<int32_t> impulses;    // positions in w of StepOutput.impulses
     std::vector<Fill> fill;           // blocks that the matrix lacks and its factors have
+    std::vector<char> is_free;        // per body: no joint holds it in any direction
     Schedule schedule;
 
     MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
@@ -68,6 +69,9 @@ struct MechanismTable {
         p = read(p, contacts, num_contacts);
         impulses.assign(p, p + num_impulses);
         read(p + num_impulses, fill, num_fill);
+        is_free.assign(num_bodies + 1, 1);
+        for (const JointTable &joint : joints)
+            if (joint.held()) is_free[joint.child] = is_free[joint.parent] = 0;
     }
 
 private:

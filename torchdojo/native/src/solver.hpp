@@ -135,7 +135,7 @@ private:
     bool stuck[lanes<T>], loaded = false;
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
-    Mask<T> restart{}, lifted{};
+    Mask<T> restart{}, lifted{}, forecast{};
 
     bool any_active() const {
         for (int lane = 0; lane < lanes<T>; ++lane)
@@ -180,6 +180,7 @@ private:
     void lift(int lane, double value) {
         set(path_kappa, lane, std::max(options.kappa, value));
         set_mask(lifted, lane, on_path(attempt[lane]));
+        set_mask(forecast, lane, attempt[lane] == warm);
     }
 
     // From a larger κ: the warm start brought there, or a cold one.
@@ -237,6 +238,7 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         if (any(lifted)) {
             std::fill(cones.direction.begin(), cones.direction.end(), ContactDirection<T>{});
+            if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast), forecast = Mask<T>{};
             cones.project(problem, trial.data(), T{}, path_kappa, lifted, trial.data());
             lifted = Mask<T>{};
         }
