@@ -74,7 +74,8 @@ def standing_a1(timestep: float) -> tuple[Mechanism, Tensor]:
 def atlas_drop(setting: Setting) -> Outcome:
     """Atlas falls 0.1 m; h = 0.1, 0.01 and 0.001 s (Howell et al. 2025, Table II), 2 s: held in its posture, and limp, when it collapses.
 
-    The smallest distance is that of all contacts at all steps. MuJoCo: the same file, springs, dampers and spheres, its own defaults.
+    The smallest distance is that of all contacts at all steps. MuJoCo: the same file, springs, dampers and spheres, its own defaults. Its
+    Atlas does not come to rest with h = 0.1 and 0.01 s, but bounces until it topples; its figure is that of the whole 2 s.
     """
     rows: list[Measurement] = []
     published = {0.1: "MuJoCo fails (Dojo, Table II)", 0.01: "MuJoCo −28 mm (Dojo, Table II)", 0.001: "MuJoCo −46 mm (Dojo, Table II)"}
@@ -96,9 +97,9 @@ def atlas_drop(setting: Setting) -> Outcome:
 
 
 def _mujoco_drop(setting: Setting, timestep: float, steps: int) -> float | None:
-    """Smallest distance [m] of Atlas' soles in MuJoCo; not a number where the simulation diverges. None: no MuJoCo."""
+    """Smallest distance [m] of Atlas' soles in MuJoCo; not a number where the simulation diverges. None: no MuJoCo, or one before 3.3."""
     mujoco = setting.mujoco
-    if mujoco is None:
+    if mujoco is None or not hasattr(getattr(mujoco, "MjSpec", None), "body"):
         return None
     root = ElementTree.parse(setting.robot("atlas", "atlas.urdf")).getroot()
     for link in root.iter("link"):
