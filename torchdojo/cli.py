@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0, or 2 on bad input (130 when interrupted)."""
+    """Run a command; returns 0, 1 where `evaluate` misses a bound, or 2 on bad input (130 when interrupted)."""
     options = _parser().parse_args(arguments)
     try:
         torch.set_num_threads(options.threads)
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     if options.json:
         print(json.dumps(report))
-    return 0
+    return 0 if report.get("passed", True) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,13 +83,28 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--friction", type=_not_negative, metavar="MU", help="Coulomb coefficient (default: mu_reported of the file)")
     replay.add_argument("--half-side", type=_positive, metavar="M", help="half the cube's edge [m] (default: half_side of the file)")
     _add_output(replay)
+
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="run experiments with known outcomes",
+        description="Run the experiments of a topic: what they measure beside bounds, published figures and MuJoCo's (where installed). "
+        "Exit status 1 where a bound is missed.",
+    )
+    evaluate.set_defaults(run=_evaluate)
+    evaluate.add_argument("topic", metavar="TOPIC", help="physics")
+    evaluate.add_argument("--quick", action="store_true", help="shorter versions, together under a minute")
+    evaluate.add_argument("--only", nargs="+", action="extend", default=[], metavar="NAME", help="only these experiments")
+    evaluate.add_argument(
+        "--models", type=Path, metavar="DIR", help="folder with robot files (default: $TORCHDOJO_SHARED/models, else ../shared/models)"
+    )
+    _add_output(evaluate)
     return parser
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
     # The reference engine works on many small matrices, which more threads only slow down.
     parser.add_argument("--threads", type=_whole, default=1, metavar="N", help="of the CPU (default: %(default)s)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write arrays (.npz) and report.json there")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="write report.json, arrays (.npz) and plots (.png), if any, there")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object, the last line of stdout")
 
 
@@ -125,6 +140,12 @@ def _replay(options: argparse.Namespace) -> dict[str, Any]:
         half_side=options.half_side,
         output=options.output,
     )
+
+
+def _evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    from torchdojo.commands.evaluate import evaluate
+
+    return evaluate(options.topic, only=options.only, quick=options.quick, models=options.models, output=options.output)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

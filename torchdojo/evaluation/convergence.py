@@ -1,0 +1,153 @@
+"""How fast a step converges, and how well conditioned its linear systems are (Howell et al. 2025, Figures 9 and 10).
+
+What is counted: Newton iterations (one factorization each) of one step from a cold start (the velocities of the state, no impulses,
+κ = 1e-2), until every equation holds to 1e-8 (N·s, N·m·s, m, m/s) and every complementarity product equals κ = 1e-8 to 1e-3 κ. A rollout
+starts each step from the solution of the one before and needs fewer; where that start fails, the failed attempt is counted, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo import models
+from torchdojo.autodiff import flatten_batch
+from torchdojo.dynamics.residual import StepProblem
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, SkippedError, count_flagged
+from torchdojo.evaluation.robots import atlas, atlas_start, standing_a1
+from torchdojo.mechanism import Mechanism
+from torchdojo.solver.interior_point import LOWERED_LEVEL
+from torchdojo.solver.path_newton import newton_on_path
+from torchdojo.solver.solution import violations
+
+__all__ = ["Drop", "balanced", "convergence", "derivative", "drops", "step_problem"]
+
+KAPPA, TOLERANCE, LIMIT = 1e-8, 1e-8, 15
+TIMESTEP = 0.01  # [s]
+MOST_BALANCING = 2000  # rounds; entries span fifteen orders of magnitude where a gap is a nanometre
+
+
+class Drop(NamedTuple):
+    """A mechanism, the states (T+1, 13 nb) of its drop, and the statuses and iterations (T,) of the warm-started rollout."""
+
+    mech: Mechanism
+    z: Tensor
+    status: Tensor
+    iterations: Tensor
+
+
+def drops(setting: Setting, steps: int) -> dict[str, Callable[[], Drop]]:
+    """The three mechanisms of the figures: a thrown box, the A1 and Atlas, the robots held in their posture."""
+
+    def drop(mech: Mechanism, z: Tensor) -> Drop:
+        mech.options = dataclasses.replace(mech.options, kappa=KAPPA, residual_tol=TOLERANCE)
+        path = mech.rollout(z, steps=steps)
+        return Drop(mech, path.z, path.status, path.iterations)
+
+    def box() -> Drop:
+        mech = models.box(timestep=TIMESTEP)
+        return drop(mech, models.initial_state("box", mech))
+
+    def robot() -> Drop:
+        mech = atlas(setting, TIMESTEP)
+        return drop(mech, atlas_start(mech, 0.1))
+
+    return {"box": box, "quadruped": lambda: drop(*standing_a1(TIMESTEP)), "Atlas": robot}
+
+
+def convergence(setting: Setting) -> Outcome:
+    """A thrown box, the A1 and Atlas (held in their posture) fall onto the ground: iterations of each step, and condition numbers.
+
+    The matrix is the derivative of all equations with respect to all unknowns (velocities, joint multipliers, contact impulses and
+    slacks) at the solution, as the gradient uses it: unscaled, and with rows and columns balanced to unit length. The unscaled number
+    depends on units (rows in N·s and in m, columns in m/s and in N·s), the balanced one does not; the bound is for the balanced one.
+    """
+    steps = 100 if setting.quick else 200
+    rows: list[Measurement] = []
+    lines: dict[str, Line] = {}
+    products: dict[str, Line] = {}
+    notes: list[str] = []
+    for name, build in drops(setting, steps).items():
+        try:
+            mech, z, status, iterations = build()
+        except SkippedError as reason:
+            notes.append(f"{name} is left out: {reason}")
+            continue
+        cold = mech.step(z[:-1])
+        counts = cold.iterations.double()
+        distances = mech.distances(z).amin(-1)
+        touch = int((distances[1:] < 1e-4).nonzero()[0, 0])
+        key = name.lower()
+        rows += [
+            Measurement(f"{key}_touchdown_iterations", f"{name}: iterations at the first touch", int(counts[touch]), at_most=LIMIT),
+            Measurement(f"{key}_rest_iterations", "iterations of the last step", int(counts[-1]), at_most=LIMIT),
+            Measurement(f"{key}_iterations_p99", f"99th percentile of {steps} steps", float(counts.quantile(0.99)), at_most=LIMIT),
+            Measurement(f"{key}_iterations_worst", "worst of them", int(counts.max())),
+            Measurement(f"{key}_warm_iterations_mean", "mean iterations in a rollout (warm start)", float(iterations.double().mean())),
+        ]  # fmt: skip
+        worst = {"unscaled": 0.0, "balanced": 0.0}
+        chosen = [touch, touch + 1, steps // 2, steps - 1] if setting.quick else sorted({touch, touch + 1, *range(0, steps, 20), steps - 1})
+        for t in chosen:
+            matrix = derivative(step_problem(mech, z[t]), cold.solution[t])
+            worst["unscaled"] = max(worst["unscaled"], float(torch.linalg.cond(matrix)))
+            worst["balanced"] = max(worst["balanced"], float(torch.linalg.cond(balanced(matrix))))
+        rows += [
+            Measurement(
+                f"{key}_condition_balanced", f"condition number, balanced ({len(matrix)} unknowns)", worst["balanced"], at_most=1e9
+            ),
+            Measurement(f"{key}_condition_unscaled", "condition number, unscaled", worst["unscaled"]),
+            Measurement(f"{key}_flagged_steps", "flagged steps", count_flagged(status) + count_flagged(cold.status), at_most=0),
+        ]
+        equations, gaps = _history(mech, z[touch], int(counts[touch]))
+        lines[name] = Line(range(len(equations)), equations)
+        products[name] = Line(range(len(gaps)), gaps)
+    plots = [
+        Plot("equations", "Step of the first touch, kappa 1e-8", "iteration", "largest violation of an equation", lines, log="y"),
+        Plot("products", "Step of the first touch, kappa 1e-8", "iteration", "largest error of a product", products, log="y"),
+    ]
+    return Outcome(rows, plots, notes=notes)
+
+
+def step_problem(mech: Mechanism, z: Tensor) -> StepProblem:
+    """The equations of one step from z (13 nb,) without input."""
+    tensors = [z, z.new_zeros(mech.num_inputs), z.new_zeros(6 * mech.num_bodies), *mech._stacked()]
+    flat, _ = flatten_batch(mech._settings().specs, tensors)
+    return StepProblem(mech._system, flat[3:], *flat[:3])
+
+
+def derivative(problem: StepProblem, w: Tensor) -> Tensor:
+    """Of the residual of one environment with respect to its unknowns w (n,), (n, n)."""
+    jacobian: Tensor = torch.func.jacfwd(lambda y: problem.residual(y[None])[0])(w)
+    return jacobian
+
+
+def balanced(matrix: Tensor) -> Tensor:
+    """Rows and columns scaled until all have length 1 to within a percent, (n, n) (Ruiz 2001)."""
+    for _ in range(MOST_BALANCING):
+        for dim in (0, 1):
+            matrix = matrix / torch.linalg.vector_norm(matrix, dim=dim, keepdim=True).sqrt()
+        if all(float((torch.linalg.vector_norm(matrix, dim=dim) - 1).abs().max()) < 0.01 for dim in (0, 1)):
+            break
+    return matrix
+
+
+def _history(mech: Mechanism, z: Tensor, iterations: int) -> tuple[list[float], list[float]]:
+    """Largest violations of equations and of products after 0, 1, ... iterations of the first attempt from a cold start.
+
+    By the reference, whose method and decisions are the kernel's.
+    """
+    problem = step_problem(mech, z)
+    level = max(LOWERED_LEVEL, KAPPA)
+    start, goal = problem.cold_start(level), z.new_full((1,), KAPPA)
+    equations, products = [], []
+    for count in range(iterations + 1):
+        found = newton_on_path(problem, start, mech.options, count, level, lift=False)
+        assert found is not None  # built-in contacts know where the path is
+        equality, product = violations(problem.system, problem.residual(found.w), goal)
+        equations.append(float(equality))
+        products.append(float(product))
+    return equations, products

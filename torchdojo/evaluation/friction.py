@@ -1,0 +1,210 @@
+"""Coulomb friction: boxes that slide straight and stop where they should, and boxes that stick on slopes.
+
+A box of 0.5 m x 0.5 m x 0.2 m, 1 kg, friction 0.5, on four lower corners. A slope is gravity turned about y.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchdojo import contacts, models
+from torchdojo import quaternion as quat
+from torchdojo.contacts import Contact
+from torchdojo.diagnostics import resting_gap
+from torchdojo.evaluation import mujoco_reference as reference
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.mechanism import Mechanism
+from torchdojo.solver.options import SolverOptions
+
+__all__ = ["sliding_box", "slope"]
+
+SIZE, MASS, FRICTION, GRAVITY, TIMESTEP = (0.5, 0.5, 0.2), 1.0, 0.5, 9.81, 0.01
+HALF = (0.25, 0.25, 0.1)
+HEADINGS = 8
+LINEAR: type[Contact] | None = getattr(contacts, "LinearContact", None)  # the pyramid, in versions that have it
+
+
+def sliding_box(setting: Setting) -> Outcome:
+    """Boxes start at 1, 2 and 4 m/s in eight headings, and slide until they stop.
+
+    Headings are 50.625 degrees apart: all around, and, within the quarter turn that box and pyramid repeat in, evenly spread. After n steps
+    with the deceleration μg the implicit step has covered v²/(2μg) − v h/2, since the first step is made with the velocity at its end.
+    """
+    speeds = (1.0, 2.0, 4.0)
+    heading = torch.deg2rad(50.625 * torch.arange(HEADINGS, dtype=torch.float64))
+    along = torch.stack((heading.cos(), heading.sin(), torch.zeros_like(heading)), -1)
+    rows: list[Measurement] = []
+    lines: dict[str, Line] = {}
+    arrays = {}
+    for speed in speeds:
+        steps = round(1.3 * speed / (FRICTION * GRAVITY) / TIMESTEP) + 50
+        ours = _slides(_box(kappa=1e-6), speed, along, steps)
+        theirs = {cone: _mujoco_slides(setting, cone, speed, along, steps) for cone in ("pyramidal", "elliptic")}
+        known = {cone: slides for cone, slides in theirs.items() if slides is not None}
+        name = f"{speed:g}_m_per_s"
+        rows += [
+            Measurement(
+                f"{name}_drift_m", f"{speed:g} m/s: lateral drift, largest of {HEADINGS} headings", ours.drift, "m", at_most=1e-3,
+                published="MuJoCo: pyramidal 213-262 mm, elliptic to 44 mm", mujoco={k: v.drift for k, v in known.items()} or None,
+            ),
+            Measurement(
+                f"{name}_yaw_degrees", "largest yaw", ours.yaw, "°", published="MuJoCo: elliptic 25°",
+                mujoco={k: v.yaw for k, v in known.items()} or None,
+            ),
+            Measurement(
+                f"{name}_stopping_error_percent", "stopping distance against v²/(2μg) − vh/2", ours.error, "%", at_most=0.5,
+                mujoco={k: v.error for k, v in known.items()} or None,
+            ),
+            Measurement(f"{name}_flagged_steps", "flagged steps", ours.flagged, at_most=0),
+        ]  # fmt: skip
+        if LINEAR is not None:
+            pyramid = _slides(_box(kappa=1e-6, contact=LINEAR), speed, along, steps)
+            rows.append(Measurement(f"{name}_pyramid_drift_m", "lateral drift with LinearContact's pyramid", pyramid.drift, "m"))
+        arrays[f"{name}_forward"], arrays[f"{name}_sideways"] = ours.forward, ours.sideways
+        if speed == speeds[-1]:
+            for label, found in {"torchdojo, exact cone": ours, **{f"MuJoCo {cone}": slides for cone, slides in known.items()}}.items():
+                most = int(found.sideways[:, -1].abs().argmax())
+                lines[label] = Line(found.forward[most], 1e3 * found.sideways[most])
+    plot = Plot("drift", "Box from 4 m/s, the heading that drifts most", "along the heading [m]", "across it [mm]", lines)
+    return Outcome(rows, [plot], arrays)
+
+
+def slope(setting: Setting) -> Outcome:
+    """A box on a slope: what creeps below the friction angle, and how it slides above it.
+
+    A sticking contact creeps at κ|ξ₂₃|/(ξ₁² − |ξ₂₃|²): predicted here with the weight shared equally by the four corners, and compared with
+    the way covered in the last half of the run. Above the angle: acceleration g (sin α − μ cos α).
+    """
+    seconds = 6 if setting.quick else 60
+    steps = round(seconds / TIMESTEP)
+    limit = math.atan(FRICTION)
+    rows: list[Measurement] = []
+    lines: dict[str, Line] = {}
+    flagged = 0
+    for fraction, kappa, most in ((0.95, 1e-6, None), (0.95, 1e-8, None), (0.95, 1e-10, 10e-6), (0.5, 1e-10, 1e-6)):
+        mech = _box(kappa=kappa, slope=fraction * limit)
+        z = mech.rollout(_lying(mech, torch.zeros(3, dtype=torch.float64)), steps=100).z[-1]  # one second to settle
+        path = mech.rollout(z, steps=steps)
+        flagged += count_flagged(path.status)
+        way = (path.z[:, 0] - path.z[0, 0]).abs()
+        half = steps // 2
+        speed = float(way[-1] - way[half]) / (TIMESTEP * (steps - half))
+        predicted = _predicted_creep(kappa, fraction * limit)
+        name = f"{fraction:g}_angle_kappa_{kappa:.0e}".replace("e-0", "e-").replace(".", "_")
+        rows += [
+            Measurement(
+                f"{name}_way_m", f"{fraction:.0%} of the friction angle, kappa {kappa:g}: way in {seconds} s", float(way[-1]), "m",
+                at_most=most, mujoco=_mujoco_creep(setting, fraction * limit, steps),
+            ),
+            Measurement(f"{name}_creep_m_per_s", f"creep (central path: {predicted:.3g})", speed, "m/s"),
+            Measurement(
+                f"{name}_creep_error_percent", "creep against the central path's prediction", 100 * abs(speed / predicted - 1), "%",
+                at_most=1.0,
+            ),
+        ]  # fmt: skip
+        if fraction == 0.95:
+            lines[f"kappa {kappa:g}"] = Line(TIMESTEP * np.arange(1, steps + 1), way[1:].clamp_min(1e-12))
+    for factor in (1.1, 1.5):
+        angle = factor * limit
+        mech = _box(kappa=1e-6, slope=angle)
+        path = mech.rollout(_lying(mech, torch.zeros(3, dtype=torch.float64)), steps=100)
+        flagged += count_flagged(path.status)
+        velocity = path.z[:, 3].abs()
+        acceleration = float(velocity[-1] - velocity[50]) / (50 * TIMESTEP)
+        exact = GRAVITY * (math.sin(angle) - FRICTION * math.cos(angle))
+        rows.append(
+            Measurement(
+                f"{factor:g}_angle_acceleration_error_percent".replace(".", "_"),
+                f"{factor:.0%} of the friction angle: acceleration against g (sin α − μ cos α)",
+                100 * abs(acceleration / exact - 1), "%", at_most=0.5,
+            )
+        )  # fmt: skip
+    rows.append(Measurement("flagged_steps", "flagged steps", flagged, at_most=0))
+    return Outcome(rows, [Plot("creep", "Box at 95 % of the friction angle", "time [s]", "way [m]", lines, log="xy")])
+
+
+# -- torchdojo -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _box(*, kappa: float, slope: float = 0.0, contact: type[Contact] | None = None) -> Mechanism:
+    """The box, its corners of another contact model where one is given."""
+    gravity = (GRAVITY * math.sin(slope), 0.0, -GRAVITY * math.cos(slope))
+    mech = models.box(size=SIZE, mass=MASS, friction=FRICTION, timestep=TIMESTEP, gravity=gravity)
+    if contact is not None:
+        corners = {name: contact("box", point=c.point, friction=FRICTION) for name, c in mech.contacts.items()}  # type: ignore[call-arg]
+        mech = Mechanism(dict(mech.bodies.items()), (), corners, timestep=TIMESTEP, gravity=gravity)
+    # Creep at kappa 1e-10 is a few nm/s: the equations must hold to less.
+    mech.options = SolverOptions(kappa=kappa, residual_tol=1e-12)
+    return mech
+
+
+class Slides(NamedTuple):
+    """Slides in all headings: ways along and across (n, T+1) [m], the largest drift [m], yaw [degrees] and stopping error [%]."""
+
+    forward: Tensor
+    sideways: Tensor
+    drift: float
+    yaw: float
+    error: float
+    flagged: int
+
+
+def _slides(mech: Mechanism, speed: float, along: Tensor, steps: int) -> Slides:
+    path = mech.rollout(_lying(mech, speed * along), steps=steps)
+    return _evaluate(path.z[..., :3], path.z[..., 6:10], speed, along, count_flagged(path.status))
+
+
+def _evaluate(x: Tensor, q: Tensor, speed: float, along: Tensor, flagged: int = 0) -> Slides:
+    """From positions (n, T+1, 3) and orientations (n, T+1, 4)."""
+    across = torch.stack((-along[:, 1], along[:, 0], torch.zeros_like(along[:, 0])), -1)
+    moved = x - x[:, :1]
+    forward, sideways = (moved * along[:, None]).sum(-1), (moved * across[:, None]).sum(-1)
+    yaw = math.degrees(float(quat.rotation_vector(q)[..., 2].abs().max()))
+    expected = speed**2 / (2 * FRICTION * GRAVITY) - 0.5 * speed * TIMESTEP
+    error = 100 * float((forward[:, -1] / expected - 1).abs().max())
+    return Slides(forward, sideways, float(sideways.abs().max()), yaw, error, flagged)
+
+
+def _lying(mech: Mechanism, velocity: Tensor) -> Tensor:
+    """At the height at which the central path lets it rest, with `velocity` (..., 3) [m/s]."""
+    height = 0.5 * SIZE[2] + resting_gap(mech, contacts=4)
+    return mech.initial_state(velocity.shape[:-1], box={"position": (0.0, 0.0, height), "velocity": velocity})
+
+
+def _predicted_creep(kappa: float, angle: float) -> float:
+    """κ|ξ₂₃|/(ξ₁² − |ξ₂₃|²) [m/s] with a quarter of the weight on each corner."""
+    weight = 0.25 * MASS * GRAVITY * TIMESTEP
+    bound, tangential = FRICTION * weight * math.cos(angle), weight * math.sin(angle)
+    return kappa * tangential / (bound**2 - tangential**2)
+
+
+# -- MuJoCo --------------------------------------------------------------------------------------------------------------------------------
+
+
+def _mujoco_slides(setting: Setting, cone: str, speed: float, along: Tensor, steps: int) -> Slides | None:
+    """The same from MuJoCo, with its box geom, settled before it is pushed."""
+    if setting.mujoco is None:
+        return None
+    scene = reference.box_scene(half=HALF, mass=MASS, friction=FRICTION, timestep=TIMESTEP, gravity=(0.0, 0.0, -GRAVITY), cone=cone)
+    settled = reference.simulate(setting.mujoco, scene, 200)[1][-1]
+    paths = []
+    for direction in along:
+        push = (*(speed * direction).tolist(), 0, 0, 0)
+        paths.append(reference.simulate(setting.mujoco, scene, steps, qpos=(0, 0, settled[2], 1, 0, 0, 0), qvel=push)[1])
+    q = torch.from_numpy(np.stack(paths))
+    return _evaluate(q[..., :3], q[..., 3:7], speed, along)
+
+
+def _mujoco_creep(setting: Setting, angle: float, steps: int) -> float | None:
+    """Way of a settled box in `steps` [m], elliptic cone."""
+    if setting.mujoco is None:
+        return None
+    gravity = (GRAVITY * math.sin(angle), 0.0, -GRAVITY * math.cos(angle))
+    scene = reference.box_scene(half=HALF, mass=MASS, friction=FRICTION, timestep=TIMESTEP, gravity=gravity, cone="elliptic")
+    _, q, _ = reference.simulate(setting.mujoco, scene, 100 + steps)
+    return float(abs(q[-1, 0] - q[100, 0]))

@@ -1,0 +1,90 @@
+"""Planar linkages of rods, given by the points that they connect: loops, four-bars and chains of them, in the y-z plane, hinges along x."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from torchdojo import shapes
+from torchdojo.bodies import Body
+from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.joints import Joint, Revolute
+from torchdojo.mechanism import Mechanism
+from torchdojo.solver.options import SolverOptions
+
+__all__ = ["hinged", "planar_rod", "planar_state", "rods_to_points"]
+
+Point = tuple[float, float]  # y, z [m]
+Rods = Mapping[str, tuple[str, str]]  # name of the rod -> names of its ends
+
+
+def planar_rod(length: float, mass: float = 1.0, width: float = 0.05) -> Body:
+    """A rod along its z axis with a square cross-section; length, width [m], mass [kg]."""
+    return Body(mass, shape=shapes.Box((width, width, length)))
+
+
+def hinged(
+    rods: Rods,
+    points: Mapping[str, Point],
+    *,
+    fixed: Sequence[str],
+    timestep: float,
+    options: SolverOptions | None = None,
+    mass: float = 1.0,
+) -> Mechanism:
+    """Rods hinged about x where they meet, and to the world at the points `fixed`; every rod's upper end (+z) is its first.
+
+    At a point with k rods the first is hinged to the world (if fixed) and the others to the first, one hinge each.
+    """
+    bodies = {name: planar_rod(math.dist(points[a], points[b]), mass) for name, (a, b) in rods.items()}
+    joints: dict[str, Joint] = {}
+    for point in points:
+        meeting = [(name, _end(rods, points, name, point)) for name, ends in rods.items() if point in ends]
+        first, first_end = meeting[0]
+        if point in fixed:
+            joints[f"{point}_{first}"] = _hinge(None, first, (0.0, *points[point]), first_end)
+        for name, end in meeting[1:]:
+            joints[f"{point}_{name}"] = _hinge(first, name, first_end, end)
+    return Mechanism(bodies, joints, timestep=timestep, options=options)
+
+
+def _hinge(parent: str | None, child: str, parent_anchor: Sequence[float], child_anchor: Sequence[float]) -> Joint:
+    return Revolute(parent, child, axis=(1.0, 0.0, 0.0), parent_anchor=parent_anchor, child_anchor=child_anchor, actuated=False)
+
+
+def _end(rods: Rods, points: Mapping[str, Point], name: str, point: str) -> tuple[float, float, float]:
+    """The end of a rod at `point`, in the rod's frame."""
+    a, b = rods[name]
+    half = 0.5 * math.dist(points[a], points[b])
+    return (0.0, 0.0, half if point == a else -half)
+
+
+def rods_to_points(rods: Rods, points: Mapping[str, Point]) -> dict[str, tuple[Point, Point]]:
+    """Positions of the ends of each rod."""
+    return {name: (points[a], points[b]) for name, (a, b) in rods.items()}
+
+
+def planar_state(
+    mech: Mechanism, ends: Mapping[str, tuple[Point, Point]], velocities: Mapping[str, tuple[Point, Point]] | None = None
+) -> Tensor:
+    """State (13 nb,) with every rod between the given ends, which move with `velocities` [m/s] (default: at rest).
+
+    Closed loops have no tree of coordinates from which `Mechanism.initial_state` could build it.
+    """
+    parts = []
+    for name in mech.bodies:
+        (ay, az), (by, bz) = ends[name]
+        (vay, vaz), (vby, vbz) = (velocities or {}).get(name, ((0.0, 0.0), (0.0, 0.0)))
+        angle = math.atan2(by - ay, -(bz - az))
+        length2 = (by - ay) ** 2 + (bz - az) ** 2
+        rate = ((by - ay) * (vbz - vaz) - (bz - az) * (vby - vay)) / length2
+        x = [0.0, 0.5 * (ay + by), 0.5 * (az + bz)]
+        v = [0.0, 0.5 * (vay + vby), 0.5 * (vaz + vbz)]
+        q = [math.cos(0.5 * angle), math.sin(0.5 * angle), 0.0, 0.0]
+        parts.append(torch.tensor([*x, *v, *q, rate, 0.0, 0.0], dtype=torch.float64))
+    z = torch.cat(parts)
+    assert z.numel() == STATE_SIZE * mech.num_bodies
+    return z

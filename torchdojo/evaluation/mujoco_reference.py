@@ -1,0 +1,77 @@
+"""MuJoCo's side of the experiments: models written here, stepped with MuJoCo's defaults except for what is named."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+__all__ = ["box_scene", "geom_distances", "pendulum_scene", "simulate", "total_energy"]
+
+
+def simulate(mujoco: ModuleType, xml: str, steps: int, *, qpos: Any = None, qvel: Any = None) -> tuple[Any, np.ndarray, np.ndarray]:
+    """(model, qpos (steps + 1, nq), qvel (steps + 1, nv)) of a model given as MJCF text."""
+    model = mujoco.MjModel.from_xml_string(xml)
+    data = mujoco.MjData(model)
+    for target, given in ((data.qpos, qpos), (data.qvel, qvel)):
+        if given is not None:
+            target[:] = given
+    positions, velocities = [data.qpos.copy()], [data.qvel.copy()]
+    for _ in range(steps):
+        mujoco.mj_step(model, data)
+        positions.append(data.qpos.copy())
+        velocities.append(data.qvel.copy())
+    return model, np.array(positions), np.array(velocities)
+
+
+def total_energy(mujoco: ModuleType, model: Any, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
+    """Kinetic and potential energy [J] of each sample, (n,)."""
+    data, found = mujoco.MjData(model), []
+    for q, v in zip(qpos, qvel, strict=True):
+        data.qpos[:], data.qvel[:] = q, v
+        mujoco.mj_forward(model, data)
+        mujoco.mj_energyPos(model, data)
+        mujoco.mj_energyVel(model, data)
+        found.append(float(data.energy.sum()))
+    return np.array(found)
+
+
+def geom_distances(mujoco: ModuleType, model: Any, qpos: np.ndarray) -> np.ndarray:
+    """Smallest distance [m] of any detected contact in each sample, (n,); infinite where there is none, negative where geoms overlap."""
+    data, found = mujoco.MjData(model), []
+    for q in qpos:
+        data.qpos[:] = q
+        mujoco.mj_fwdPosition(model, data)
+        found.append(float(data.contact.dist.min()) if data.ncon else np.inf)
+    return np.array(found)
+
+
+def box_scene(
+    *, half: tuple[float, float, float], mass: float, friction: float, timestep: float, gravity: tuple[float, float, float], cone: str
+) -> str:
+    """A free box over the plane z = 0, as MJCF; plain friction (condim 3). cone: "pyramidal" or "elliptic". Other settings: defaults."""
+    size, pull = " ".join(map(str, half)), " ".join(map(str, gravity))
+    return f"""<mujoco>
+      <option timestep="{timestep}" gravity="{pull}" cone="{cone}"/>
+      <worldbody>
+        <geom name="floor" type="plane" size="0 0 1" friction="{friction} 0 0" condim="3"/>
+        <body name="box" pos="0 0 {half[2]}">
+          <freejoint/>
+          <geom type="box" size="{size}" mass="{mass}" friction="{friction} 0 0" condim="3"/>
+        </body>
+      </worldbody>
+    </mujoco>"""
+
+
+def pendulum_scene(links: int, *, width: float, length: float, mass: float, timestep: float, integrator: str) -> str:
+    """A chain of boxes hinged about x, hanging at coordinate zero, as MJCF. integrator: "Euler" or "RK4"."""
+    inner = ""
+    for i in reversed(range(links)):
+        place = f"0 0 {-length}" if i else "0 0 0"
+        inner = f"""<body pos="{place}"><joint type="hinge" axis="1 0 0"/>
+          <geom type="box" size="{width / 2} {width / 2} {length / 2}" pos="0 0 {-length / 2}" mass="{mass}"/>{inner}</body>"""
+    return f"""<mujoco>
+      <option timestep="{timestep}" integrator="{integrator}"><flag contact="disable" energy="enable"/></option>
+      <worldbody>{inner}</worldbody>
+    </mujoco>"""

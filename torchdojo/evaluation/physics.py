@@ -1,0 +1,30 @@
+"""The experiments of `torchdojo evaluate physics`: a function each, in the order in which they run.
+
+To add one, write a function `Setting -> Outcome` and give it a line here; the command, its report and tests/test_physics.py follow.
+"""
+
+from __future__ import annotations
+
+from torchdojo.evaluation import chains, conservation, convergence, friction, impact, robots, spinning
+from torchdojo.evaluation.experiment import Experiment
+
+__all__ = ["EXPERIMENTS"]
+
+EXPERIMENTS = (
+    Experiment("three-link-loop", "A closed loop stays closed", conservation.three_link_loop),
+    Experiment("double-pendulum", "Energy without drift", conservation.double_pendulum),
+    Experiment("damped-pendulum", "Energy of a damped pendulum, long steps", conservation.damped_pendulum),
+    Experiment("cube-drop", "A cube dropped on the floor", impact.cube_drop),
+    Experiment("atlas-drop", "Atlas dropped, three step lengths", robots.atlas_drop),
+    Experiment("torso-height", "A1 and Atlas come to rest at the same height at every rate", robots.torso_height),
+    Experiment("sliding-box", "A box slides straight and stops where it should", friction.sliding_box),
+    Experiment("slope", "A box on a slope: stiction and sliding", friction.slope),
+    Experiment("long-pendulums", "Pendulums of up to 100 links", chains.long_pendulums),
+    Experiment("sphere-chains", "Chains of up to 100 balls on the ground", chains.sphere_chains),
+    Experiment("four-bar-chains", "Chains of up to 20 loops of four rods", chains.four_bar_chain),
+    Experiment("double-four-bar", "A linkage through its singular position", chains.double_four_bar),
+    Experiment("scaled-pendulums", "Pendulums of three sizes over two decades of step lengths", chains.scaled_pendulums),
+    Experiment("convergence", "Iterations and condition numbers", convergence.convergence),
+    Experiment("dzhanibekov", "Flips about the intermediate axis", spinning.dzhanibekov),
+    Experiment("tippe-top", "A top that turns over", spinning.tippe_top),
+)

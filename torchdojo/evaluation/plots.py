@@ -1,0 +1,40 @@
+"""Drawing of curves, where matplotlib is installed; without a display."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from torchdojo.evaluation.experiment import Plot
+
+__all__ = ["available", "save"]
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def save(plot: Plot, path: Path) -> None:
+    """Draw a plot into a file (.png)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # A figure of its own, not pyplot's: nothing global, and the caller's backend stays what it is.
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for label, line in plot.lines.items():
+        x, y = np.asarray(line.x), np.asarray(line.y)
+        axes.plot(x, y, label=label, linewidth=1.2, marker="o" if len(x) < 20 else None)
+    axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
+    axes.set_xscale("log" if "x" in plot.log else "linear")
+    axes.set_yscale("log" if "y" in plot.log else "linear")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
