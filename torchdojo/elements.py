@@ -7,7 +7,7 @@ The residual of the whole mechanism is a sum over elements. Each sees only the b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,12 +38,14 @@ class Twist(NamedTuple):
 
 
 class Motion(NamedTuple):
-    """One body over one step: the current pose, the velocity that leads to the next pose, that pose, and the velocity that led here."""
+    """One body over one step of length `timestep` [s], broadcastable to (..., 1): the current pose, the velocity that leads to the next
+    pose, that pose, and the velocity that led here."""
 
     pose: Pose
     twist: Twist
     next: Pose
     incoming: Twist
+    timestep: Tensor
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Element(PhysicalModule):
     `num_rows` equality rows with as many multipliers. Its `residual` is called on a clone whose fields are stacked over elements.
     """
 
-    cones: ClassVar[Cones] = Cones()
+    cones: Cones = Cones()
     num_rows: int = 0
     num_inputs: int = 0
     reads_incoming: bool = False  # whether `residual` depends on `Motion.incoming`, which derivatives then follow
@@ -73,6 +75,11 @@ class Element(PhysicalModule):
     @property
     def body_names(self) -> tuple[str | None, ...]:
         raise NotImplementedError
+
+    @property
+    def stacked_fields(self) -> dict[str, int]:
+        """Those of `fields` that `residual` reads."""
+        return self.fields
 
     def kind(self) -> tuple[object, ...]:
         """Elements of equal kind are evaluated together, through one of them. User-written elements are evaluated one by one, since

@@ -12,10 +12,12 @@ the next configuration, by impulses that act at the current one (design section 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from torchdojo import quaternion as quat
 from torchdojo.elements import Element, Motion, Pose, Twist, orthonormal_complement, unit
@@ -42,6 +44,9 @@ __all__ = [
     "Spherical",
     "StandardJoint",
 ]
+
+BOUNDS = ("lower", "upper")
+OPTIONAL = ("friction", "armature", *BOUNDS)  # fields of the standard joints that are built with them
 
 
 class Joint(Element):
@@ -102,13 +107,21 @@ class StandardJoint(Joint):
         orientation_offset: orientation of the child relative to the parent at coordinate zero, wxyz, (..., 4).
         spring: stiffness [N/m, N·m/rad]; damper [N·s/m, N·m·s/rad]; rest: coordinate at which the spring is relaxed [m, rad]. Scalars, or
             (..., n) with one value per free coordinate, translations first. The damper is implicit, the spring explicit.
-        limits: (lower, upper) of the free coordinates [m, rad]; friction: Coulomb friction [N, N·m]; armature: reflected inertia
-            [kg, kg·m²]; effort_limit [N, N·m] and velocity_limit [m/s, rad/s]. Kept on the joint for the user and for file formats;
-            the step does not act on them yet, and the mechanism warns of those that are set.
+        limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration (`JointLimits`).
+        friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
+        armature: inertia [kg, kg·m²] that moves with the coordinate's rate, of a motor seen through its gear: energy ½ a rate².
+        effort_limit [N, N·m] and velocity_limit [m/s, rad/s]: kept on the joint for the user and for file formats; they do not act.
         actuated: whether the joint's free coordinates appear in the input u.
 
+    Limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere. Their
+    numbers may change later and be learned; whether they act, and which limits do, stays. The angle of a single rotation is counted from
+    the middle of its limits, so that (2.5, 3.6) rad, say, can be limits; from a lower limit alone it reaches from π/2 below it to 3π/2
+    above, from an upper one alone the other way around. Of two or three rotations, the components of the rotation vector, at most π long,
+    are limited. Limits that can never be reached (a range of 2π or more; π for components of a rotation vector) do not act.
+
     Raises:
-        ValueError: a zero axis, a quaternion that is not unit, a negative damper, values that do not fit the number of free coordinates.
+        ValueError: a zero axis, a quaternion that is not unit, a negative damper, friction or armature, limits without room between them,
+            values that do not fit the number of free coordinates.
     """
 
     fields: ClassVar[dict[str, int]] = {
@@ -127,6 +140,10 @@ class StandardJoint(Joint):
     spring: Tensor
     damper: Tensor
     rest: Tensor
+    friction: Tensor | None
+    armature: Tensor | None
+    lower: Tensor | None
+    upper: Tensor | None
     free_translations: int
     free_rotations: int
 
@@ -143,8 +160,8 @@ class StandardJoint(Joint):
         damper: Any = 0.0,
         rest: Any = 0.0,
         limits: tuple[Any, Any] | None = None,
-        friction: Any = 0.0,
-        armature: Any = 0.0,
+        friction: Any = None,
+        armature: Any = None,
         effort_limit: Any = None,
         velocity_limit: Any = None,
         actuated: bool = True,
@@ -157,13 +174,20 @@ class StandardJoint(Joint):
         self.spring = spring
         self.damper = damper
         self.rest = rest
-        self.limits = limits
-        self.friction = friction
-        self.armature = armature
         self.effort_limit = effort_limit
         self.velocity_limit = velocity_limit
         self.actuated = actuated
-        self._check_limits()
+        optional = {"friction": friction, "armature": armature}
+        present = [name for name, value in optional.items() if self.num_coordinates and _acts(value, self.label(name))]
+        self.__dict__["fields"] = {**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)}
+        for name in (*optional, *BOUNDS):
+            self.register_parameter(name, None)
+        for name in present:
+            setattr(self, name, optional[name])
+        #: Free coordinates whose lower, and whose upper limit acts.
+        self.limited: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        if limits is not None:
+            self._set_limits(limits, built=False)
 
     @property
     def num_coordinates(self) -> int:  # type: ignore[override]
@@ -177,14 +201,40 @@ class StandardJoint(Joint):
     def num_inputs(self) -> int:  # type: ignore[override]
         return self.num_coordinates if self.actuated else 0
 
+    @property
+    def reads_incoming(self) -> bool:  # type: ignore[override]
+        return "armature" in self.fields
+
+    @property
+    def stacked_fields(self) -> dict[str, int]:
+        # Limits and friction are elements of their own.
+        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", *BOUNDS)}
+
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind(), self.actuated)
+        return (*super().kind(), self.actuated, "armature" in self.fields)
+
+    # -- parameters ----------------------------------------------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTIONAL and name not in self.fields:
+            if value is not None and (name in BOUNDS or _acts(value, self.label(name))):
+                keyword = "limits" if name in BOUNDS else name
+                raise ValueError(f"{self.label(name)}: got {value!r} for a joint built without {keyword}; build it with {keyword}=")
+            return
+        if name in BOUNDS and not is_parametrized(self, name):
+            new = self.check_field(name, as_tensor(value, self.label(name)))
+            self._check_limited(*(new if bound == name else getattr(self, bound) for bound in BOUNDS))
+        super().__setattr__(name, value)
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
-        if name in ("spring", "damper", "rest") and value.ndim == 0:
+        if name in ("spring", "damper", "rest", *OPTIONAL) and value.ndim == 0:
             value = value.expand(size)
-        value = super().check_field(name, value)
+        if name in BOUNDS:
+            open_side = -torch.inf if name == "lower" else torch.inf
+            require(torch.isfinite(value) | (value == open_side), self.label(name), value, f"finite numbers, or {open_side} for no limit")
+        else:
+            value = super().check_field(name, value)
         if value.shape[-1] != size:
             per = (
                 ""
@@ -198,22 +248,70 @@ class StandardJoint(Joint):
             norm = torch.linalg.vector_norm(value, dim=-1)
             require((norm - 1).abs() <= 1e-6, self.label(name), value, "unit quaternions wxyz (within 1e-6); divide by the norm")
             value = quat.normalize(value)
-        if name in ("spring", "damper"):
+        if name in ("spring", "damper", "friction", "armature"):
             require(value >= 0, self.label(name), value, "values >= 0")
         return value
 
-    def _check_limits(self) -> None:
-        if self.limits is None:
+    @property
+    def limits(self) -> tuple[Tensor, Tensor] | None:
+        """(lower, upper), each (..., num_coordinates) [m, rad], or None. Assign a pair to change both at once."""
+        return None if self.lower is None or self.upper is None else (self.lower, self.upper)
+
+    @limits.setter
+    def limits(self, pair: tuple[Any, Any] | None) -> None:
+        if pair is None and self.lower is None:
             return
-        lower, upper = (as_tensor(bound, self.label("limits")) for bound in self.limits)
-        for bound in (lower, upper):
-            if bound.ndim and bound.shape[-1] != self.num_coordinates:
-                raise ValueError(
-                    f"{self.label('limits')}: got shape {tuple(bound.shape)}; allowed: a scalar or one value per free coordinate, "
-                    f"{self.num_coordinates} for a {type(self).__name__}"
-                )
-        require(lower <= upper, self.label("limits"), lower, f"lower limits not above the upper ones, {upper.tolist()}")
-        self.limits = (lower, upper)
+        if pair is None or self.lower is None:
+            built = "without" if self.lower is None else "with"
+            raise ValueError(f"{self.label('limits')}: got {pair!r} for a joint built {built} limits; that cannot change")
+        self._set_limits(pair)
+
+    def _set_limits(self, pair: tuple[Any, Any], built: bool = True) -> None:
+        try:
+            lower, upper = pair
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.label('limits')}: got {pair!r}; allowed: a pair (lower, upper)") from error
+        given = dict(zip(BOUNDS, (lower, upper), strict=True))
+        checked = {name: self.check_field(name, as_tensor(value, self.label(name))) for name, value in given.items()}
+        if built:
+            self._check_limited(*checked.values())
+        else:
+            self.limited = self._limited_sides(*checked.values())
+        for name, value in given.items():
+            if is_parametrized(self, name):
+                super().__setattr__(name, value)
+            else:
+                self._store(name, value, checked[name])
+
+    def _check_limited(self, lower: Tensor, upper: Tensor) -> None:
+        if torch._C._functorch.maybe_current_level() is not None:
+            return  # values are not readable
+        limited = self._limited_sides(lower, upper)
+        if limited != self.limited:
+            raise ValueError(
+                f"{self.label('limits')}: got lower {lower.tolist()} and upper {upper.tolist()}, which act on the coordinates {limited} "
+                f"(below, above); allowed: limits that act on those that the joint was built with limits for, {self.limited}"
+            )
+
+    def _limited_sides(self, lower: Tensor, upper: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Coordinates whose lower, and whose upper limit can be reached."""
+        lower, upper = torch.broadcast_tensors(lower.detach(), upper.detach())
+        require(lower < upper, self.label("limits"), lower, f"lower limits below the upper ones, {upper.tolist()}; to hold it use td.Fixed")
+        reached = [torch.isfinite(lower), torch.isfinite(upper)]
+        turning = torch.arange(self.num_coordinates) >= self.free_translations
+        if self.free_rotations == 1:
+            reached = [side & ~(turning & (upper - lower >= 2 * torch.pi)) for side in reached]
+        elif self.free_rotations:
+            outside = turning & ((lower >= torch.pi) | (upper <= -torch.pi))
+            require(
+                ~outside, self.label("limits"), lower, f"ranges that a rotation vector of at most π can reach (upper: {upper.tolist()})"
+            )
+            reached = [reached[0] & ~(turning & (lower <= -torch.pi)), reached[1] & ~(turning & (upper >= torch.pi))]
+        for side in reached:
+            some, every = (getattr(side.reshape(-1, self.num_coordinates), which)(0) for which in ("any", "all"))
+            require(some == every, self.label("limits"), lower, f"a limit in all environments, or in none (upper: {upper.tolist()})")
+        below, above = (side.reshape(-1, self.num_coordinates)[0].nonzero().flatten().tolist() for side in reached)
+        return tuple(below), tuple(above)
 
     # -- the directions ------------------------------------------------------------------------------------------------------------------
 
@@ -267,6 +365,16 @@ class StandardJoint(Joint):
         rotational, _ = self._rows(self.free_rotations)
         return torch.cat((_project(translational, d), _project(rotational, quat.rotation_vector(p))), dim=-1)
 
+    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor) -> Tensor:
+        """Mean rates of the free coordinates between two configurations of (parent, child) one step apart [m/s, rad/s], (..., n).
+
+        (F_T (d⁺ − d)/h, F_R (rotation vector of p⁺ p⁻¹)/h): directions of the joint frame, fixed to the parent.
+        """
+        (d, p), (d_after, p_after) = self.displacement(*before), self.displacement(*after)
+        free_t, free_r = self._rows(self.free_translations)[0], self._rows(self.free_rotations)[0]
+        turn = quat.rotation_vector(quat.multiply(p_after, quat.conjugate(p)))
+        return torch.cat((_project(free_t, d_after - d), _project(free_r, turn)), dim=-1) / timestep
+
     # -- dynamics ------------------------------------------------------------------------------------------------------------------------
 
     def residual(
@@ -276,11 +384,7 @@ class StandardJoint(Joint):
         free_t, held_t = self._rows(self.free_translations)
         free_r, held_r = self._rows(self.free_rotations)
         rows_t = 3 - self.free_translations
-
-        frame = quat.multiply(parent.pose.q, self._offset)
-        p = quat.multiply(quat.conjugate(frame), child.pose.q)
-        child_lever = quat.rotate(child.pose.q, self.child_anchor)
-        parent_lever = child.pose.x + child_lever - parent.pose.x
+        p = quat.multiply(quat.conjugate(quat.multiply(parent.pose.q, self._offset)), child.pose.q)
 
         # Impulses in the joint frame. The Jacobian of vec(p) with respect to a rotation of the parent side is ½ (w I + [v]×)ᵀ.
         force = _expand(held_t, impulse[..., :rows_t])
@@ -290,13 +394,29 @@ class StandardJoint(Joint):
             free = timestep * self._free_force(motions, free_t, free_r, timestep)
             if self.num_inputs:
                 free = free + timestep * u
+            if self.armature is not None:
+                free = free - self.armature * self._rate_change(motions, timestep)
             force = force + _expand(free_t, free[..., : self.free_translations])
             torque = torque + _expand(free_r, free[..., self.free_translations :])
+        return self.act(parent.pose, child.pose, force, torque), self.constraint(parent.next, child.next)
 
+    def act(self, parent: Pose, child: Pose, force: Tensor, torque: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What a force at the child anchor and a torque (..., 3), joint frame, do to parent (the opposite) and child.
+
+        Per body (linear (..., 3) world frame, angular (..., 3) body frame); forces and torques, or impulses.
+        """
+        frame = quat.multiply(parent.q, self._offset)
+        child_lever = quat.rotate(child.q, self.child_anchor)
+        parent_lever = child.x + child_lever - parent.x
         force, torque = quat.rotate(frame, force), quat.rotate(frame, torque)
-        on_parent = (-force, -quat.inverse_rotate(parent.pose.q, torque + quat.cross(parent_lever, force)))
-        on_child = (force, quat.inverse_rotate(child.pose.q, torque + quat.cross(child_lever, force)))
-        return [on_parent, on_child], self.constraint(parent.next, child.next)
+        on_parent = (-force, -quat.inverse_rotate(parent.q, torque + quat.cross(parent_lever, force)))
+        return [on_parent, (force, quat.inverse_rotate(child.q, torque + quat.cross(child_lever, force)))]
+
+    def _rate_change(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
+        """Rates of this step less those of the step before, (..., num_coordinates)."""
+        now, after = [m.pose for m in motions], [m.next for m in motions]
+        before = [previous_pose(m.pose, m.incoming, timestep) for m in motions]
+        return self.rate(now, after, timestep) - self.rate(before, now, timestep)
 
     def _free_force(self, motions: tuple[Motion, ...], free_t: Tensor | None, free_r: Tensor | None, timestep: Tensor) -> Tensor:
         """Spring (at the current coordinate) and damper (at the next velocity) on the free coordinates [N, N·m]."""
@@ -307,6 +427,10 @@ class StandardJoint(Joint):
         rate = torch.cat((_project(free_t, d - d_before), _project(free_r, turn)), dim=-1) / timestep
         return self.spring * (self.rest - self.coordinates(parent.pose, child.pose)) - self.damper * rate
 
+    def armature_energy(self, rate: Tensor) -> Tensor:
+        """½ a rate², summed over the free coordinates [J], (...)."""
+        return rate.new_zeros(rate.shape[:-1]) if self.armature is None else 0.5 * (self.armature * rate**2).sum(-1)
+
     def spring_energy(self, parent: Pose, child: Pose) -> Tensor:
         """½ k (rest − coordinate)², summed over the free coordinates [J], (...)."""
         return 0.5 * (self.spring * (self.rest - self.coordinates(parent, child)) ** 2).sum(-1)
@@ -315,6 +439,14 @@ class StandardJoint(Joint):
 def previous_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
     """The pose from which one step at this twist leads to `pose`."""
     return Pose(pose.x - timestep * twist.v, quat.multiply(pose.q, quat.conjugate(quat.increment(twist.omega, timestep))))
+
+
+def _acts(value: Any, label: str) -> bool:
+    """Whether a friction or an armature does anything, now or after training."""
+    if value is None:
+        return False
+    tensor = as_tensor(value, label)
+    return tensor.requires_grad or bool(tensor.any())
 
 
 def _project(rows: Tensor | None, vector: Tensor) -> Tensor:

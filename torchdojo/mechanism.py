@@ -20,7 +20,8 @@ from torchdojo.dynamics import energy
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, split_state
 from torchdojo.dynamics.system import System
 from torchdojo.elements import Element, Pose, Twist
-from torchdojo.joints import Floating, Joint, StandardJoint
+from torchdojo.joint_cones import JointFriction, JointLimits
+from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.native import ops
 from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
@@ -96,7 +97,6 @@ class Mechanism(PhysicalModule):
         self._system = System(cast(Mapping[str, Body], self.bodies), self._elements())
         self._program = program(self._system) if supported(self._system) else None
         self._cache = ParameterCache()
-        self._warn_of_inactive()
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
@@ -111,19 +111,6 @@ class Mechanism(PhysicalModule):
         for name in self.bodies:
             if name not in children:
                 self.joints[f"world_to_{name}"] = Floating(None, name, actuated=False)
-
-    def _warn_of_inactive(self) -> None:
-        kept: dict[str, list[str]] = {}
-        for name, joint in self._joints().items():
-            if isinstance(joint, StandardJoint):
-                if joint.limits is not None and any(bool(torch.isfinite(bound).any()) for bound in joint.limits):
-                    kept.setdefault("limits", []).append(name)
-                for attribute in ("friction", "armature"):
-                    if torch.as_tensor(getattr(joint, attribute)).any():
-                        kept.setdefault(attribute, []).append(name)
-        if kept:
-            text = "; ".join(f"{key} of {names if len(names) < 4 else f'{len(names)} joints'}" for key, names in kept.items())
-            warnings.warn(f"kept on the joints, but not part of the step yet: {text}", stacklevel=3)
 
     # -- sizes ---------------------------------------------------------------------------------------------------------------------------
 
@@ -142,9 +129,11 @@ class Mechanism(PhysicalModule):
 
     @property
     def impulse_layout(self) -> dict[str, slice]:
-        """Where each element's impulses are in `StepOutput.impulses`: "joints.NAME" and "contacts.NAME" -> slice.
+        """Where each element's impulses are in `StepOutput.impulses`: "joints.NAME", "contacts.NAME", ... -> slice.
 
         Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ, or (γ, ξ₁, ξ₂, ξ₃) with friction.
+        "limits.NAME", of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper ones.
+        "frictions.NAME", of a joint with friction: p of all free coordinates, then q; the friction impulse is (p − q)/2.
         """
         layout, start = {}, 0
         for key, piece in self._system.impulse_layout.items():
@@ -376,7 +365,19 @@ class Mechanism(PhysicalModule):
     def kinetic_energy(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
         """[J], (...): of the step that led to z; with the state one step later, at the configuration z (discrete Legendre transform)."""
         mass, inertia = self._stacked()[2:4]
-        return energy.kinetic_energy(mass, inertia, self.timestep, z, z_next)
+        total = energy.kinetic_energy(mass, inertia, self.timestep, z, z_next)
+        for joint in self._joints().values():
+            if isinstance(joint, StandardJoint) and joint.armature is not None:
+                total = total + joint.armature_energy(self._rate(joint, z, z_next))
+        return total
+
+    def _rate(self, joint: StandardJoint, z: Tensor, z_next: Tensor | None) -> Tensor:
+        """Rates of a joint's coordinates over the step that led to z, or the mean of these and those of the next step."""
+        h = self.timestep[..., None]
+        states = self._states(z, joint)
+        now, before = [pose for pose, _ in states], [previous_pose(*state, h) for state in states]
+        rate = joint.rate(before, now, h)
+        return rate if z_next is None else 0.5 * (rate + joint.rate(now, self._poses(z_next, joint), h))
 
     def potential_energy(self, z: Tensor) -> Tensor:
         """Gravity, zero at the origin, and joint springs [J], (...)."""
@@ -410,17 +411,25 @@ class Mechanism(PhysicalModule):
 
     def _poses(self, z: Tensor, element: Element) -> list[Pose]:
         """Poses of the bodies of an element, the world's included."""
-        pose = split_state(z).pose
-        number = {name: i for i, name in enumerate(self._system.body_names)}
-        world = Pose(z.new_zeros(3), quat.identity(z.dtype, z.device))
-        return [world if name is None else Pose(pose.x[..., number[name], :], pose.q[..., number[name], :]) for name in element.body_names]
+        return [pose for pose, _ in self._states(z, element)]
+
+    def _states(self, z: Tensor, element: Element) -> list[tuple[Pose, Twist]]:
+        """Poses, and the velocities that led there, of the bodies of an element, the world's included."""
+        (x, q), (v, omega) = split_state(z)
+        origin, number = z.new_zeros(3), {name: i for i, name in enumerate(self._system.body_names)}
+        world = Pose(origin, quat.identity(z.dtype, z.device)), Twist(origin, origin)
+        places = [None if name is None else number[name] for name in element.body_names]
+        return [world if i is None else (Pose(x[..., i, :], q[..., i, :]), Twist(v[..., i, :], omega[..., i, :])) for i in places]
 
     def _joints(self) -> Mapping[str, Joint]:
         return cast(Mapping[str, Joint], self.joints)
 
     def _elements(self) -> dict[str, Element]:
-        """All joints and contacts, by "joints.NAME" and "contacts.NAME"."""
+        """All joints and contacts, by "joints.NAME" and "contacts.NAME", and what acts on joints: "limits.NAME", "frictions.NAME"."""
         pairs = [(f"{kind}.{name}", element) for kind in ("joints", "contacts") for name, element in getattr(self, kind).items()]
+        standard = {name: joint for name, joint in self._joints().items() if isinstance(joint, StandardJoint)}
+        pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in standard.items() if any(joint.limited)]
+        pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
         return cast(dict[str, Element], dict(pairs))
 
     # -- checks --------------------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,10 @@ class PhysicalModule(nn.Module):
         if name not in self.fields or is_parametrized(self, name):
             super().__setattr__(name, value)
             return
-        tensor = self.check_field(name, as_tensor(value, self.label(name)))
+        self._store(name, value, self.check_field(name, as_tensor(value, self.label(name))))
+
+    def _store(self, name: str, value: Any, tensor: Tensor) -> None:
+        """Keep field `name`: the checked `tensor` that was made of `value`."""
         self._parameters.pop(name, None)
         self._buffers.pop(name, None)
         if isinstance(value, nn.Parameter) and tensor is value:

@@ -90,7 +90,7 @@ class StepProblem:
             here = Pose(pose.x[..., i, :], pose.q[..., i, :])
             speed = Twist(twist[..., i, :3], twist[..., i, 3:])
             before = Twist(incoming[..., i, :3], incoming[..., i, 3:])
-            result.append(Motion(here, speed, next_pose(here, speed, h), before))
+            result.append(Motion(here, speed, next_pose(here, speed, h), before, h))
         return tuple(result)
 
     def gather(self, group: Group, w: Tensor, twists: Tensor) -> tuple[Pose, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -33,6 +33,11 @@ class Group:
     def template(self) -> Element:
         return self.members[0]
 
+    @property
+    def fields(self) -> dict[str, int]:
+        """Physical fields that are stacked: name -> dimensions of one value."""
+        return self.template.stacked_fields
+
     def to(self, device: torch.device) -> Group:
         names = ("body_index", "impulse_index", "slack_index", "input_index")
         return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in names})
@@ -51,7 +56,7 @@ class System:
 
     Unknown w = [v⁺, ω⁺ per body (6) | multipliers of joints, in order | per contact its impulses, then its slacks]; the residual has the
     balance of momentum, the joint equations, and per contact its equalities, then its complementarity products, in the same places.
-    `elements` are named "joints.NAME" and "contacts.NAME".
+    `elements` are named "joints.NAME", "contacts.NAME", "limits.NAME" and "frictions.NAME".
     """
 
     def __init__(self, bodies: Mapping[str, Body], elements: Mapping[str, Element]) -> None:
@@ -140,7 +145,7 @@ class System:
         """One entry per tensor of `stack_parameters`."""
         specs = [ParameterSpec(0, True), ParameterSpec(1, True), ParameterSpec(1, True), ParameterSpec(3, True)]
         for group in self.groups:
-            specs += [ParameterSpec(1 + ndim, True) for ndim in group.cls.fields.values()]
+            specs += [ParameterSpec(1 + ndim, True) for ndim in group.fields.values()]
             specs += [ParameterSpec(0, False) for _ in group.extra]
         return specs
 
@@ -152,7 +157,7 @@ class System:
         """
         tensors = [timestep, gravity, _stack([b.mass for b in self.bodies], 0), _stack([b.inertia for b in self.bodies], 2)]
         for group in self.groups:
-            for name, ndim in group.cls.fields.items():
+            for name, ndim in group.fields.items():
                 tensors.append(_stack([getattr(member, name) for member in group.members], ndim))
             tensors += [_lookup(group.template, name) for name in group.extra]
         return tensors
@@ -161,7 +166,7 @@ class System:
         """Per group, its template reading the stacked `parameters` (those after the first four)."""
         bound, start = [], 4
         for group in self.groups:
-            names = [*group.cls.fields, *group.extra]
+            names = [*group.fields, *group.extra]
             bound.append(bind(group.template, dict(zip(names, parameters[start : start + len(names)], strict=True)), group.cls))
             start += len(names)
         return bound

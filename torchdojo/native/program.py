@@ -18,6 +18,7 @@ from torchdojo import joints as joints_module
 from torchdojo.contacts import ImpactContact, NonlinearContact
 from torchdojo.dynamics.system import Group, ParameterSpec, System
 from torchdojo.elements import orthonormal_complement, unit
+from torchdojo.joint_cones import JointFriction, JointLimits
 from torchdojo.joints import StandardJoint
 from torchdojo.native import graph
 from torchdojo.native.loader import library
@@ -36,6 +37,9 @@ _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYP
 def unsupported(system: System) -> str | None:
     """What the kernel does not know of a system: a joint or contact written by a user, or one with tensors of its own; None if nothing."""
     for group in system.groups:
+        if group.cls is JointLimits or group.cls is JointFriction or "armature" in group.fields:
+            what = "limits are" if group.cls is JointLimits else "friction is" if group.cls is JointFriction else "armature is"
+            return f"joint {what} not in the kernel yet"
         if group.cls not in (*_JOINTS, ImpactContact, NonlinearContact):
             return f"{group.cls.__name__} is not a built-in joint or contact"
         if group.extra:
