@@ -8,6 +8,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from torchdojo import joints as joints_module
 from torchdojo.contacts import ImpactContact, NonlinearContact
 from torchdojo.dynamics.system import Group, ParameterSpec, System
 from torchdojo.elements import orthonormal_complement, unit
-from torchdojo.joint_cones import JointFriction, JointLimits
-from torchdojo.joints import StandardJoint
+from torchdojo.joint_cones import JointElement, JointFriction
+from torchdojo.joints import BOUNDS, StandardJoint
 from torchdojo.native import graph
 from torchdojo.native.loader import library
 from torchdojo.quaternion import normalize
@@ -37,9 +38,8 @@ _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYP
 def unsupported(system: System) -> str | None:
     """What the kernel does not know of a system: a joint or contact written by a user, or one with tensors of its own; None if nothing."""
     for group in system.groups:
-        if group.cls is JointLimits or group.cls is JointFriction or "armature" in group.fields:
-            what = "limits are" if group.cls is JointLimits else "friction is" if group.cls is JointFriction else "armature is"
-            return f"joint {what} not in the kernel yet"
+        if isinstance(group.template, JointElement):
+            continue  # (as supported as its joint is)
         if group.cls not in (*_JOINTS, ImpactContact, NonlinearContact):
             return f"{group.cls.__name__} is not a built-in joint or contact"
         if group.extra:
@@ -72,12 +72,13 @@ class Program:
         self.num_bodies, self.num_unknowns = system.num_bodies, system.num_unknowns
         self.num_inputs, self.num_cones = system.num_inputs, system.num_cones
         self.joint_groups = [g for g in system.groups if issubclass(g.cls, StandardJoint)]
-        self.contact_groups = [g for g in system.groups if not issubclass(g.cls, StandardJoint)]
+        self.joint_cone_groups = [g for g in system.groups if isinstance(g.template, JointElement)]
+        self.contact_groups = [g for g in system.groups if g not in self.joint_groups + self.joint_cone_groups]
         self.impulse_index = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         self.num_impulses = len(self.impulse_index)
         size = FIRST_BODY_PARAMETER + BODY_PARAMETERS * system.num_bodies
-        self.parameter_offset: list[list[int]] = []  # per group of `joint_groups + contact_groups`, per member
-        for group in self.joint_groups + self.contact_groups:
+        self.parameter_offset: list[list[int]] = []  # per group of `joint_groups + joint_cone_groups + contact_groups`, per member
+        for group in self.joint_groups + self.joint_cone_groups + self.contact_groups:
             width = _parameter_width(group)
             self.parameter_offset.append([size + width * e for e in range(len(group.members))])
             size += width * len(group.members)
@@ -123,8 +124,13 @@ class Program:
                 _basis(f["axis"], cls.free_rotations),  # type: ignore[attr-defined]
                 *(f[name] for name in ("parent_anchor", "child_anchor")),
                 normalize(f["orientation_offset"]),
-                *(f[name] for name in ("spring", "damper", "rest")),
+                *(f[name] for name in ("spring", "damper", "rest", "armature") if name in f),
             ]
+            columns.append(column(_concatenate(pieces)))
+        for group in self.joint_cone_groups:
+            f = by_group[id(group)]
+            # (Limits that do not act are infinite, and nothing reads them.)
+            pieces = [f["friction"]] if group.cls is JointFriction else [f[name].nan_to_num(posinf=0.0, neginf=0.0) for name in BOUNDS]
             columns.append(column(_concatenate(pieces)))
         for group in self.contact_groups:
             f = by_group[id(group)]
@@ -138,7 +144,7 @@ class Program:
     def _fields(self, parameters: Sequence[Tensor]) -> dict[int, dict[str, Tensor]]:
         fields, start = {}, 4
         for group in self.groups:
-            names = list(group.cls.fields)
+            names = list(group.fields)
             fields[id(group)] = dict(zip(names, parameters[start : start + len(names)], strict=True))
             start += len(names)
         return fields
@@ -178,53 +184,46 @@ class Program:
     def tables(self, acting: tuple[bool, ...]) -> tuple[np.ndarray, graph.Schedule]:
         """The table of `MechanismTable` in mechanism.hpp, and the schedule of the condensed matrix.
 
-        Nodes are bodies, then joints with rows: held directions, and the free ones of damped joints, whose impulses are rows of their own
-        so that a damper couples its bodies through the joint and not directly.
+        Nodes are bodies, then joints with rows: held directions, and the free ones of joints with dampers, armature, limits or friction,
+        whose impulses are rows of their own so that they couple their bodies through the joint and not directly.
         """
         nb = self.num_bodies
         sizes, edges, indefinite = [6] * nb, [], []
-        joints: list[tuple[Group, int, bool, bool, int, int]] = []
-        for number, group in enumerate(self.joint_groups):
-            has_spring, has_damper = acting[2 * number : 2 * number + 2]
-            held = group.impulse_index.shape[1]
-            rows = 6 if has_damper else held
-            for member, (parent, child) in enumerate(group.body_index.tolist()):
-                node = -1
-                if rows:
-                    node = len(sizes)
-                    sizes.append(rows)
-                    edges.append((child, node))
-                    if parent < nb:
-                        edges.append((parent, node))
-                    if held:
-                        indefinite.append(node)
-                joints.append((group, member, has_spring, has_damper, node, self.parameter_offset[number][member]))
+        joints = self._joint_rows(acting)
+        for joint in joints:
+            if joint.size:
+                joint.node = len(sizes)
+                sizes.append(joint.size)
+                edges.append((joint.child, joint.node))
+                if joint.parent < nb:
+                    edges.append((joint.parent, joint.node))
+                if joint.held:
+                    indefinite.append(joint.node)
         schedule = graph.schedule(sizes, edges, indefinite=indefinite)
 
         fill = sorted(set(schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
+        first = len(self.joint_groups + self.joint_cone_groups)
         contacts = [
             (group, member, offset)
             for number, group in enumerate(self.contact_groups)
-            for member, offset in enumerate(self.parameter_offset[len(self.joint_groups) + number])
+            for member, offset in enumerate(self.parameter_offset[first + number])
         ]
-        table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses]
-        table += [
-            self.num_cones,
-            int(_has_loops(nb, [tuple(pair) for g in self.joint_groups for pair in g.body_index.tolist()])),
-            len(fill),
-        ]
+        cones = [cone for joint in joints for cone in joint.cones]
+        table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses, self.num_cones]
+        table += [int(_has_loops(nb, [(joint.parent, joint.child) for joint in joints])), len(fill), len(cones)]
+        table.append(sum(joint.has_free_data for joint in joints))
         for body in range(nb):
             table += [schedule.diagonal_offset[body], schedule.rhs_offset[body]]
-        for group, member, has_spring, has_damper, node, offset in joints:
-            parent, child = group.body_index[member].tolist()
-            cls = group.cls
-            impulse, inputs = group.impulse_index[member].tolist(), group.input_index[member].tolist()
-            table += [parent, child, 3 - cls.free_translations, 3 - cls.free_rotations]  # type: ignore[attr-defined]
-            table += [impulse[0] if impulse else -1, inputs[0] if inputs else -1, offset, int(has_spring), int(has_damper)]
-            table += [sizes[node] if node >= 0 else 0, schedule.rhs_offset[node] if node >= 0 else -1]
-            table += [schedule.diagonal_offset[node] if node >= 0 else -1]
+        free_data, first_cone = itertools.count(), 0
+        for joint in joints:
+            parent, child, node = joint.parent, joint.child, joint.node
+            table += [parent, child, joint.held_translations, joint.held_rotations, joint.row, joint.input, joint.parameters]
+            table += [int(joint.has_spring), int(joint.has_damper), joint.armature, joint.lower, joint.upper, joint.limited_rotations]
+            table += [joint.extra, first_cone, len(joint.cones), next(free_data) if joint.has_free_data else -1]
+            table += [joint.size, schedule.rhs_offset[node] if joint.size else -1, schedule.diagonal_offset[node] if joint.size else -1]
             for pair in ((child, node), (node, child), (parent, node), (node, parent)):
                 table.append(schedule.offset.get(pair, -1))
+            first_cone += len(joint.cones)
         for group, member, offset in contacts:
             friction = int(group.cls is NonlinearContact)
             impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
@@ -232,7 +231,91 @@ class Program:
         table += self.impulse_index
         for i, j in fill:
             table += [schedule.offset[i, j], sizes[i] * sizes[j]]
+        for number, joint in enumerate(joints):
+            for cone in joint.cones:
+                table += [number, *cone]
         return np.asarray(table, dtype=np.int32), schedule
+
+    def _joint_rows(self, acting: tuple[bool, ...]) -> list[_JointRow]:
+        rows: dict[int, _JointRow] = {}
+        for number, group in enumerate(self.joint_groups):
+            cls, (has_spring, has_damper) = group.cls, acting[2 * number : 2 * number + 2]
+            for member, (parent, child) in enumerate(group.body_index.tolist()):
+                impulse, inputs = group.impulse_index[member].tolist(), group.input_index[member].tolist()
+                free = cls.free_translations + cls.free_rotations  # type: ignore[attr-defined]
+                offset = self.parameter_offset[number][member]
+                rows[id(group.members[member])] = _JointRow(
+                    parent=parent,
+                    child=child,
+                    held_translations=3 - cls.free_translations,  # type: ignore[attr-defined]
+                    held_rotations=3 - cls.free_rotations,  # type: ignore[attr-defined]
+                    row=impulse[0] if impulse else -1,
+                    input=inputs[0] if inputs else -1,
+                    parameters=offset,
+                    has_spring=has_spring,
+                    has_damper=has_damper,
+                    armature=offset + JOINT_FIXED_PARAMETERS + 3 * free if "armature" in group.fields else -1,
+                )
+        for number, group in enumerate(self.joint_cone_groups):
+            for member, element in enumerate(group.members):
+                assert isinstance(element, JointElement)
+                impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
+                offset = self.parameter_offset[len(self.joint_groups) + number][member]
+                rows[id(element.joint)].add(element, impulse, slack, offset)
+        return list(rows.values())
+
+
+@dataclass
+class _JointRow:
+    """A joint in the kernel's table (`JointTable` in mechanism.hpp), and its limits and frictions (`JointConeTable`, but for the joint)."""
+
+    parent: int
+    child: int
+    held_translations: int
+    held_rotations: int
+    row: int
+    input: int
+    parameters: int
+    has_spring: bool
+    has_damper: bool
+    armature: int
+    lower: int = -1
+    upper: int = -1
+    limited_rotations: int = 0
+    extra: int = 0
+    node: int = -1
+    cones: list[tuple[int, ...]] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        return self.held_translations + self.held_rotations
+
+    @property
+    def has_free_data(self) -> bool:
+        return self.armature >= 0 or bool(self.cones)
+
+    @property
+    def size(self) -> int:
+        return 6 + self.extra if self.has_damper or self.has_free_data else self.held
+
+    def add(self, element: JointElement, impulse: list[int], slack: list[int], offset: int) -> None:
+        """The cones of a `JointLimits` or `JointFriction` whose parameters are at `offset`."""
+        joint = element.joint
+        free, translations = joint.num_coordinates, joint.free_translations
+        if isinstance(element, JointFriction):
+            self.cones += [(i, self.held + i, 2, impulse[i], slack[i], free, offset + i) for i in range(free)]
+            return
+        self.lower, self.upper = offset, offset + free
+        turns = [any(i >= translations for i in side) for side in joint.limited]
+        self.limited_rotations = turns[0] + 2 * turns[1]
+        if joint.free_rotations > 1 and self.limited_rotations:
+            # Components of a rotation vector push in other directions than inputs do: rows behind those of the free directions.
+            self.extra = joint.free_rotations
+        place = iter(zip(impulse, slack, strict=True))
+        for kind, side in enumerate(joint.limited):
+            for i in side:
+                row = 6 + i - translations if self.extra and i >= translations else self.held + i
+                self.cones.append((i, row, kind, *next(place), 1, offset + kind * free + i))
 
 
 _numbers = itertools.count()
@@ -276,7 +359,10 @@ def _has_loops(num_bodies: int, joints: Sequence[tuple[int, int]]) -> bool:
 
 def _parameter_width(group: Group) -> int:
     if issubclass(group.cls, StandardJoint):
-        return JOINT_FIXED_PARAMETERS + 3 * (group.cls.free_translations + group.cls.free_rotations)
+        per_coordinate = 3 + ("armature" in group.fields)
+        return JOINT_FIXED_PARAMETERS + per_coordinate * (group.cls.free_translations + group.cls.free_rotations)
+    if isinstance(group.template, JointElement):
+        return (1 if group.cls is JointFriction else 2) * group.template.joint.num_coordinates
     return CONTACT_PARAMETERS
 
 

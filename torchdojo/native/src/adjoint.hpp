@@ -29,12 +29,19 @@ struct FreeGradient {
     RowGradient<T, T> coordinate[6], difference[6];
 };
 
+// The same for joints with armature, limits or friction: h ċ⁺ by the next and the current poses, c⁺ by the next ones, h ċ of the step that
+// led here by the current poses and by those before it.
+template <class T>
+struct MovingGradient {
+    RowGradient<T, T> rate_next[6], rate_now[6], coordinate_next[6], incoming_now[6], incoming_before[6];
+};
+
 template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), free(m.num_joints) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
+          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -49,11 +56,16 @@ public:
         Stepper<T>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
         for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);
-        for (int j = 0; j < mechanism.num_joints; ++j) differentiate_free(problem, mechanism.joints[j], problem.joints[j], free[j]);
+        for (int j = 0; j < mechanism.num_joints; ++j) {
+            const JointTable &joint = mechanism.joints[j];
+            differentiate_free(problem, joint, problem.joints[j], free[j]);
+            if (joint.free_data >= 0)
+                differentiate_moving(problem, joint, problem.joints[j], problem.free[joint.free_data], moving[joint.free_data]);
+        }
     }
 
     // λ for the gradient g of w (none for slacks).
-    void solve(const Problem<T> &problem, const R *g) {
+    void solve(const Problem<T> &problem, const T *w, const R *g) {
         const MechanismTable &m = mechanism;
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
@@ -61,10 +73,12 @@ public:
             for (int k = 0; k < joint.size; ++k) right[joint.right + k] = k < joint.held() ? g[joint.row + k] : R{};
         if (refined) misfit = right;
         for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, nullptr, right.data());
+        for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, nullptr, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
         if (refined) {
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
             for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, right.data(), misfit.data());
+            for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, right.data(), misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
         }
@@ -78,6 +92,17 @@ public:
             const Vec3<R> nu = contact_multiplier(problem, c, g, &right[m.bodies[contact.body].right]);
             multiplier[contact.impulse] = nu.x;
             if (contact.friction) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
+        }
+        for (int c = 0; c < m.num_joint_cones; ++c) {
+            const JointConeTable &cone = m.joint_cones[c];
+            const R nu = joint_cone_multiplier(problem, c, g, right.data());
+            if (cone.kind == JointConeTable::friction) {
+                const T *x = w + cone.impulse, *slack = w + cone.slack;
+                multiplier[cone.impulse + cone.stride] = nu;
+                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0]) * nu;
+            } else {
+                multiplier[cone.impulse] = nu;
+            }
         }
     }
 
@@ -119,6 +144,35 @@ private:
     std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<FreeGradient<T>> free;
+    std::vector<MovingGradient<T>> moving;
+
+    // ν of the row of a limit or, of the rate, of a friction, from λ = x (null: zero). Columns of the transposed system, μ that of the
+    // joint's row in which the pair acts:
+    //   limit:     γ: s ν_s ∓ μ = g_γ,  s: γ ν_s − ν = 0
+    //   friction:  p: ν₁ + σ_p ν_p − μ/2 = g_p,  q: ν₁ + σ_q ν_q + μ/2 = g_q,  σ: p ν_p = ν,  q ν_q = −ν
+    TD_INLINE R joint_cone_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) const {
+        const JointConeTable &cone = mechanism.joint_cones[c];
+        R right = g[cone.impulse];
+        if (cone.kind == JointConeTable::friction) right = right - g[cone.impulse + cone.stride];
+        if (x) {
+            const R mu = x[mechanism.joints[cone.joint].right + cone.row];
+            right = cone.kind == JointConeTable::upper ? right - mu : right + mu;
+        }
+        return problem.joint_cones[c].stiffness * right;
+    }
+
+    // y −= (derivative of that row)ᵀ ν
+    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+        const JointConeTable &cone = mechanism.joint_cones[c];
+        const JointTable &joint = mechanism.joints[cone.joint];
+        const TwistRow<T> &row = problem.cone_row(cone);
+        const R nu = cone.sign() * joint_cone_multiplier(problem, c, g, x);
+        R *child = y + mechanism.bodies[joint.child].right;
+        for (int k = 0; k < 3; ++k) child[k] -= row.linear[k] * nu, child[3 + k] -= row.child[k] * nu;
+        if (joint.parent == mechanism.num_bodies) return;
+        R *parent = y + mechanism.bodies[joint.parent].right;
+        for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
+    }
 
     // y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
     TD_INLINE void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
@@ -193,9 +247,81 @@ private:
         }
     }
 
+    // Turning Δ = p⁺ p⁻¹: the child's p turns by R(p) φ behind p⁺ and before p⁻¹, the parent's by R_offᵀ φ in front of p⁺ and behind p⁻¹.
+    void differentiate_moving(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const FreeData<T> &from,
+                              MovingGradient<T> &out) const {
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        auto back = [&](const RotationVector<T> &turn, const Vec3<T> &f, const RowGradient<T, T> &after) {
+            return RowGradient<T, T>{Vec3<T>{}, -after.phi_child, data.offset * left_jacobian_inverse(turn, f)};
+        };
+        for (int i = 0; i < joint.free(); ++i) {
+            bool translation;
+            const Vec3<T> f = direction(problem, joint, joint.held() + i, translation);
+            if (translation) {
+                const auto now = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
+                out.rate_next[i] = out.coordinate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+                out.rate_now[i] = {-now.x_child, -now.phi_child, -now.phi_parent};
+                if (joint.armature < 0) continue;
+                out.incoming_now[i] = now;
+                const auto g = translation_gradient(from.incoming_parent, from.incoming_child, data.offset, from.incoming, anchor, f);
+                out.incoming_before[i] = {-g.x_child, -g.phi_child, -g.phi_parent};
+            } else {
+                out.rate_next[i] = turn_gradient(data.offset, data.now.p, from.turn, f);
+                out.rate_now[i] = back(from.turn, f, out.rate_next[i]);
+                if (joint.limited_r) out.coordinate_next[i] = angle_gradient(joint, data.offset, data.next.p, from.next, f);
+                if (joint.armature < 0) continue;
+                out.incoming_now[i] = turn_gradient(data.offset, from.incoming.p, from.incoming_turn, f);
+                out.incoming_before[i] = back(from.incoming_turn, f, out.incoming_now[i]);
+            }
+        }
+    }
+
+    // Armature, limits and friction: V = μ (−a (ċ⁺ − ċ)) − ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
+    void moving_product(const Problem<T> &problem, const JointTable &joint, const FreeData<T> &from, const MovingGradient<T> &g) {
+        const T h = problem.timestep(), inverse = 1.0 / h;
+        R rate[6] = {}, coordinate[6] = {};
+        for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+            const JointConeTable &cone = mechanism.joint_cones[c];
+            if (cone.kind == JointConeTable::friction) rate[cone.coordinate] -= inverse * multiplier[cone.impulse + cone.stride];
+            else coordinate[cone.coordinate] -= cone.sign() * multiplier[cone.impulse];
+        }
+        for (int i = 0; i < joint.free(); ++i) {
+            R incoming{};
+            if (joint.armature >= 0) {
+                incoming = (inverse * problem.parameters[joint.armature + i]) * right[joint.right + joint.held() + i];
+                rate[i] = rate[i] - incoming;
+            }
+            const R both = rate[i];
+            auto add_next = [&](const R &weight, const RowGradient<T, T> &g) {
+                subtract(x_next, joint, -(weight * g.x_child), weight * g.x_child);
+                subtract(phi_next, joint, -(weight * g.phi_child), -(weight * g.phi_parent));
+            };
+            add_next(both, g.rate_next[i]);
+            add(both, g.rate_now[i], joint);
+            if (joint.num_cones && (i < joint.free_t() || joint.limited_r)) add_next(coordinate[i], g.coordinate_next[i]);
+            if (joint.armature < 0) continue;
+            add(incoming, g.incoming_now[i], joint);
+            before_product(problem, joint.child, incoming, g.incoming_before[i].x_child, g.incoming_before[i].phi_child);
+            before_product(problem, joint.parent, incoming, -g.incoming_before[i].x_child, g.incoming_before[i].phi_parent);
+        }
+    }
+
+    // The pose before: x − h v, and φ turned by R(increment), less h N ω as in free.hpp.
+    void before_product(const Problem<T> &problem, int body, const R &weight, const Vec3<T> &x, const Vec3<T> &phi) {
+        if (body == mechanism.num_bodies) return;
+        const T h = problem.timestep();
+        const Vec3<T> a = (0.5 * h) * load3(&problem.z[state_size * body + 10]);
+        const T c = sqrt(1.0 - dot(a, a));
+        gradient.x[body] = gradient.x[body] + weight * x;
+        gradient.v[body] = gradient.v[body] - weight * (h * x);
+        gradient.phi[body] = gradient.phi[body] + weight * transposed_times(rotation_matrix(Quat<T>{c, a}), phi);
+        gradient.omega[body] = gradient.omega[body] - weight * (h * (c * phi + (dot(a, phi) / c) * a - cross(a, phi)));
+    }
+
     void joint_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const FreeGradient<T> &free,
                        const T *w) {
-        const bool free_acts = joint.has_spring || joint.has_damper || joint.input >= 0;
+        const bool free_acts = joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0;
         if (!joint.size && !free_acts) return;
         const T h = problem.timestep();
         const T *p = &problem.parameters[joint.parameters];
@@ -233,7 +359,7 @@ private:
                 bool translation;
                 const Vec3<T> f = direction(problem, joint, k, translation);
                 const int i = k - held;
-                const T impulse = data.free_force[i] + (joint.has_damper ? data.damper[i] : T{});
+                const T impulse = data.free_force[i] + (joint.has_damper || joint.free_data >= 0 ? data.impulse[i] : T{});
                 if (translation) force = force + impulse * f;
                 else free_torque = free_torque + impulse * f;
                 const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
@@ -246,6 +372,16 @@ private:
                 if (joint.has_spring) add(-h * spring[i] * power, free.coordinate[i], joint);
                 if (joint.has_damper) add(-damper[i] * right[joint.right + k], free.difference[i], joint);
             }
+        }
+
+        // Limits on components of the rotation vector push along J_l⁻ᵀ f.
+        Vec3<T> pushes{};
+        if (joint.free_data >= 0) {
+            const FreeData<T> &from = problem.free[joint.free_data];
+            for (int e = 0; e < joint.extra; ++e)
+                pushes = pushes + from.extra_impulse[e] * load3(p + parameter::rotations + 3 * (joint.held_r + e));
+            if (joint.extra) free_torque = free_torque + right_jacobian_inverse(from.now, pushes);
+            moving_product(problem, joint, from, moving[joint.free_data]);
         }
 
         // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
@@ -267,10 +403,28 @@ private:
         const Vec3<R> straight = s0 * rel.v - rel.w * sv;
         phi_b = phi_b - 0.5 * (straight - cross(sv, rel.v));
         phi_a = phi_a + data.offset * (0.5 * (straight - cross(rel.v, sv)));
+        if (joint.extra) {
+            const RotationVector<T> &angle = problem.free[joint.free_data].now;
+            const Vec3<R> g = push_gradient(angle, pushes, sigma);
+            phi_b = phi_b + left_jacobian_inverse(angle, g);
+            phi_a = phi_a - data.offset * right_jacobian_inverse(angle, g);
+        }
         gradient.phi[joint.parent] = gradient.phi[joint.parent] + phi_a;
         gradient.phi[joint.child] = gradient.phi[joint.child] + phi_b;
         gradient.x[joint.parent] = gradient.x[joint.parent] + world_k;
         gradient.x[joint.child] = gradient.x[joint.child] - world_k;
+    }
+
+    // Gradient by θ of σ·(f + ½ θ × f + c θ × (θ × f)), c(s) = (1 − y)/s with s = |θ|² and y = (|θ|/2) cot(|θ|/2).
+    static Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Vec3<R> &sigma) {
+        const Vec3<T> &theta = angle.theta;
+        const T s = dot(theta, theta), y = 1.0 - angle.curvature * s, safe = max(s, broadcast<T>(1e-2));
+        const T slope = select(s < 1e-2, 1.0 / 720.0 + s * (1.0 / 15120.0 + s * (1.0 / 403200.0 + s / 11975040.0)),
+                               -(y - y * y - 0.25 * s) / (2.0 * safe * safe) - angle.curvature / safe);
+        const R along = dot(sigma, theta), across = dot(sigma, f);
+        const T inside = dot(theta, f);
+        return 0.5 * cross(f, sigma) + angle.curvature * (inside * sigma + along * f - (2.0 * across) * theta) +
+               (2.0 * slope * (along * inside - s * across)) * theta;
     }
 
     void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {

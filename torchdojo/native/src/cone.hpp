@@ -10,7 +10,7 @@
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
 #pragma once
 
-#include "problem.hpp"
+#include "joint_cone.hpp"
 
 namespace torchdojo {
 
@@ -78,7 +78,6 @@ struct ContactDirection {
 
 namespace constant {
 constexpr double distant = 100.0;       // times √(κ h/m) is wide (DISTANT in path_newton.py)
-constexpr double least_height = 1e-12;  // of a friction cone [N·s]: a frictionless contact needs an interior, too
 }
 
 template <class T>
@@ -95,6 +94,7 @@ struct Cones {
     // K of all contacts at w; the plain one for derivatives, the scaled one for directions.
     template <bool plain>
     void condense(Problem<T> &problem, const T *w) {
+        JointCones<T>::condense(problem, w);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             ContactData<T> &data = problem.contacts[c];
@@ -130,7 +130,8 @@ struct Cones {
     }
 
     // Products aimed at: `target` e, minus the second-order term of `second` where that is not null (0 or 1 per lane in `weight`).
-    void aim(const T *w, const T &target, const T *weight) {
+    void aim(Problem<T> &problem, const T *w, const T &target, const T *weight) {
+        JointCones<T>::aim(problem, w, target, weight);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             ContactRight<T> &r = right[c];
@@ -150,7 +151,7 @@ struct Cones {
 
     // With the factored matrix of the problem: x becomes the direction of bodies and multipliers, `direction` that of the contacts. It
     // removes `residual` (in the places of w; null: the equations are left as they are) and fills `right`.
-    void solve(const Problem<T> &problem, const T *w, const T *residual, T *x) {
+    void solve(Problem<T> &problem, const T *w, const T *residual, T *x) {
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
         for (const JointTable &joint : mechanism.joints)
@@ -166,7 +167,9 @@ struct Cones {
                 if (contact.friction) b[r] += data.wrench[3 * r + 1] * d.xi.y + data.wrench[3 * r + 2] * d.xi.z;
             }
         }
+        JointCones<T>::begin(problem, w, residual, x);
         ldu_solve<T, T>(mechanism.schedule, problem.values.data(), x);
+        JointCones<T>::finish(problem, w, residual, x);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             const T *C = problem.contacts[c].rows, *b = x + mechanism.bodies[contact.body].right;
@@ -177,7 +180,8 @@ struct Cones {
         }
     }
 
-    void set_direction(const T *delta) {
+    void set_direction(Problem<T> &problem, const T *delta) {
+        JointCones<T>::set_direction(problem, delta);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             ContactDirection<T> &d = direction[c];
@@ -187,8 +191,11 @@ struct Cones {
     }
 
     // Largest inverse step to the boundary of the cones along `direction`.
-    T inverse_step(const T *w) const {
+    T inverse_step(const Problem<T> &problem, const T *w) const {
         T inverse{};
+        JointCones<T>::for_each_pair(problem, [&](const JointConeTable &, const JointConeData<T> &d, int k, int impulse, int slack) {
+            inverse = max(inverse, max(-d.impulse[k] / w[impulse], -d.slack[k] / w[slack]));
+        });
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             const ContactDirection<T> &d = direction[c];
@@ -200,8 +207,11 @@ struct Cones {
     }
 
     // Mean over cones of impulseᵀ slack at w + α·direction (α null: at w).
-    T mean_product(const T *w, const T *alpha) const {
+    T mean_product(const Problem<T> &problem, const T *w, const T *alpha) const {
         T sum{};
+        JointCones<T>::for_each_pair(problem, [&](const JointConeTable &, const JointConeData<T> &d, int k, int impulse, int slack) {
+            sum += alpha ? (w[impulse] + *alpha * d.impulse[k]) * (w[slack] + *alpha * d.slack[k]) : w[impulse] * w[slack];
+        });
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             const ContactDirection<T> &d = direction[c];
@@ -217,8 +227,12 @@ struct Cones {
     }
 
     // Largest deviation of the products from `target` e, and the sum of all of them (not finite where one is not).
-    T violation(const T *w, const T &target, T &sum) const {
+    T violation(const Problem<T> &problem, const T *w, const T &target, T &sum) const {
         T worst{};
+        JointCones<T>::for_each_pair(problem, [&](const JointConeTable &, const JointConeData<T> &, int, int impulse, int slack) {
+            const T gap = w[impulse] * w[slack] - target;
+            worst = max(worst, abs(gap)), sum += gap;
+        });
         for (const ContactTable &contact : mechanism.contacts) {
             const T gap = w[contact.impulse] * w[contact.slack] - target;
             worst = max(worst, abs(gap)), sum += gap;
@@ -231,8 +245,11 @@ struct Cones {
     }
 
     // The same of the scaled products: how far they are from being alike.
-    T spread(const T *w, const T &target) const {
+    T spread(const Problem<T> &problem, const T *w, const T &target) const {
         T worst{};
+        JointCones<T>::for_each_pair(problem, [&](const JointConeTable &, const JointConeData<T> &, int, int impulse, int slack) {
+            worst = max(worst, abs(w[impulse] * w[slack] - target));
+        });
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             worst = max(worst, abs(w[contact.impulse] * w[contact.slack] - target));
@@ -245,7 +262,8 @@ struct Cones {
 
     // Cone variables for the velocities in w with products of about `level`, so that every equation but the balance of momentum nearly
     // holds (NonlinearContact.start), in the lanes of `mask`.
-    void start(const Problem<T> &problem, T *w, const T &level, const Mask<T> &mask) const {
+    void start(Problem<T> &problem, T *w, const T &level, const Mask<T> &mask) const {
+        JointCones<T>::start(problem, w, level, mask);
         for (const ContactTable &contact : mechanism.contacts) {
             const T *twist = w + 6 * contact.body;
             T values[8];
@@ -285,7 +303,8 @@ struct Cones {
     //   friction: with the height ξ₁ = μγ given, t = β − b η₂₃ is split into β inside the disc of that radius and the slip.
     // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: a = m/3h, b = m (of the body; for
     // quadrupeds, ants and humanoids within a factor of 3 of the best, and twice that or more is bad for b).
-    void project(const Problem<T> &problem, const T *w, const T &alpha, const T &kappa, const Mask<T> &mask, T *to) const {
+    void project(Problem<T> &problem, const T *w, const T &alpha, const T &kappa, const Mask<T> &mask, T *to) const {
+        JointCones<T>::project(problem, w, alpha, kappa, mask, to);
         const T third = 1.0 / (3.0 * problem.timestep());
         for (int i = 0; i < mechanism.num_contacts; ++i) {
             const ContactTable &contact = mechanism.contacts[i];
@@ -293,9 +312,7 @@ struct Cones {
             const T mass = problem.body_parameters(contact.body)[parameter::mass];
             const T *impulse = w + contact.impulse, *slack = w + contact.slack;
             T *new_impulse = to + contact.impulse, *new_slack = to + contact.slack;
-            const T a = third * mass, level = kappa * a;
-            const T c = impulse[0] + alpha * d.gamma - a * (slack[0] + alpha * d.slack), root = sqrt(c * c + 4.0 * level);
-            const T gamma = select(c > T{}, 0.5 * (c + root), 2.0 * level / (root - c));
+            const T a = third * mass, gamma = orthant_on_path(impulse[0] + alpha * d.gamma - a * (slack[0] + alpha * d.slack), a, kappa);
             new_impulse[0] = select(mask, gamma, new_impulse[0]), new_slack[0] = select(mask, kappa / gamma, new_slack[0]);
             if (!contact.friction) continue;
             const T mu = problem.parameters[contact.parameters + parameter::friction];
@@ -340,19 +357,6 @@ private:
             T &impulse = w[contact.impulse + k], &slack = w[contact.slack + k];
             impulse = select(mask, values[k], impulse), slack = select(mask, values[4 + k], slack);
         }
-    }
-
-    // g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1): how far a friction impulse stays inside its disc. Newton's method from the root for
-    // small g; after four steps the relative error is below 3e-12 for all τ ≥ 0, ε > 0, after five it is rounding.
-    static TD_INLINE T disc_gap(const T &tau, const T &epsilon) {
-        const T excess = tau - 1.0, root = sqrt(excess * excess + 2.0 * epsilon), one = broadcast<T>(1.0);
-        T g = min(select(excess > T{}, epsilon / (excess + root), 0.5 * (root - excess)), one);
-        for (int k = 0; k < 5; ++k) {
-            const T q = g * (2.0 - g), r = excess + g;
-            g = g - (q * r - epsilon * (1.0 - g)) / (2.0 * (1.0 - g) * r + q + epsilon);
-            g = min(max(g, broadcast<T>(std::numeric_limits<double>::min())), one);
-        }
-        return g;
     }
 
     // Direction of contact c for the derivatives `move` of distance and slip along the body's direction.

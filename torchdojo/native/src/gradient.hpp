@@ -34,7 +34,7 @@ public:
         }
         adjoint.factor(stepper.problem, stepper.cones, solution.data());
         pull_back();
-        adjoint.solve(stepper.problem, grad_w.data());
+        adjoint.solve(stepper.problem, solution.data(), grad_w.data());
         adjoint.multiply(stepper.problem, solution.data());
         for (int lane = 0; lane < count; ++lane) store(jobs[lane], lane);
     }

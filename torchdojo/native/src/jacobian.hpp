@@ -28,7 +28,7 @@ public:
                 if constexpr (width == 1) right[first] = broadcast<R>(1.0);
                 else set(right[first + k], k, 1.0);
             }
-            adjoint.solve(stepper.problem, right.data());
+            adjoint.solve(stepper.problem, solution.data(), right.data());
             adjoint.multiply(stepper.problem, solution.data());
             for (int lane = 0; lane < count; ++lane)
                 for (int k = 0; k < width && first + k < rows; ++k) store_row(out[lane], first + k, width == 1 ? lane : k);

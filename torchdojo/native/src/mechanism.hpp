@@ -25,7 +25,12 @@ struct JointTable {
     int32_t row, input;               // positions in w and in u (-1: not actuated)
     int32_t parameters;               // position in the packed parameters
     int32_t has_spring, has_damper;
-    int32_t size;                     // rows of its node: held directions, and free ones where a damper acts; 0: no node
+    int32_t armature;                 // position in the packed parameters (-1: none)
+    int32_t lower, upper, limited_r;  // positions of all limits, and of single rotations which act (1: lower, 2: upper); of several, if any
+    int32_t extra;                    // rows of limits on components of a rotation vector
+    int32_t first_cone, num_cones;    // its limits and frictions
+    int32_t free_data;                // number among the joints with armature, limits or friction (-1: none)
+    int32_t size;                     // rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
     int32_t right;                    // position in the right-hand side
     int32_t diagonal, child_joint, joint_child, parent_joint, joint_parent;  // blocks of the condensed matrix
 
@@ -33,6 +38,17 @@ struct JointTable {
     int free_t() const { return 3 - held_t; }
     int free_r() const { return 3 - held_r; }
     int free() const { return 6 - held(); }
+};
+
+struct JointConeTable {
+    enum Kind : int32_t { lower, upper, friction };
+    int32_t joint, coordinate, row;   // row: in the joint's node
+    int32_t kind;
+    int32_t impulse, slack, stride;   // positions in w; from p to q of friction
+    int32_t parameter;                // position in the packed parameters
+
+    double sign() const { return kind == upper ? -1.0 : 1.0; }
+    int pairs() const { return kind == friction ? 2 : 1; }
 };
 
 struct ContactTable {
@@ -51,27 +67,30 @@ struct Fill {
 
 struct MechanismTable {
     int32_t num_bodies, num_unknowns, num_inputs, num_parameters, num_joints, num_contacts, num_impulses, num_cones, has_loops, num_fill;
+    int32_t num_joint_cones, num_free_data;
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;
     std::vector<ContactTable> contacts;
+    std::vector<JointConeTable> joint_cones;
     std::vector<int32_t> impulses;    // positions in w of StepOutput.impulses
     std::vector<Fill> fill;           // blocks that the matrix lacks and its factors have
-    std::vector<char> is_free;        // per body: no joint holds it in any direction
+    std::vector<char> is_free;        // per body: no joint holds it, limits it or rubs on it
     Schedule schedule;
 
     MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
         const int32_t *p = table;
         for (int32_t *field : {&num_bodies, &num_unknowns, &num_inputs, &num_parameters, &num_joints, &num_contacts, &num_impulses,
-                               &num_cones, &has_loops, &num_fill})
+                               &num_cones, &has_loops, &num_fill, &num_joint_cones, &num_free_data})
             *field = *p++;
         p = read(p, bodies, num_bodies);
         p = read(p, joints, num_joints);
         p = read(p, contacts, num_contacts);
         impulses.assign(p, p + num_impulses);
-        read(p + num_impulses, fill, num_fill);
+        p = read(p + num_impulses, fill, num_fill);
+        read(p, joint_cones, num_joint_cones);
         is_free.assign(num_bodies + 1, 1);
         for (const JointTable &joint : joints)
-            if (joint.held()) is_free[joint.child] = is_free[joint.parent] = 0;
+            if (joint.held() || joint.num_cones) is_free[joint.child] = is_free[joint.parent] = 0;
     }
 
 private:

@@ -15,6 +15,7 @@ namespace torchdojo {
 
 namespace constant {
 constexpr double largest_sine = 0.70710678118654752;  // of half the angle that a body turns in one step
+constexpr double least_height = 1e-12;  // of a friction cone or box [N·s]: a frictionless contact needs an interior, too
 }
 
 template <class T>
@@ -48,8 +49,54 @@ struct JointData {
     Relative<T> now, next, before;
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
     T free_force[6];                  // of springs and inputs on the free directions [N·s, N·m·s]
-    T damper[6];                      // impulses of the dampers
+    T impulse[6];                     // of dampers, armature, friction and limits on the free directions
     RotationVector<T> angle, turn;    // of p (springs), and from p one step back to p (dampers)
+};
+
+// Derivative with respect to the twists (v, ω) of child and parent; that by the parent's v is minus the child's.
+template <class T>
+struct TwistRow {
+    Vec3<T> linear, child, parent;
+
+    TD_INLINE T times(const T *of_child, const T *of_parent) const {
+        T sum = dot(linear, load3(of_child)) + dot(child, load3(of_child + 3));
+        if (of_parent) sum += dot(parent, load3(of_parent + 3)) - dot(linear, load3(of_parent));
+        return sum;
+    }
+};
+template <class T>
+TD_INLINE TwistRow<T> operator+(const TwistRow<T> &a, const TwistRow<T> &b) {
+    return {a.linear + b.linear, a.child + b.child, a.parent + b.parent};
+}
+template <class T>
+TD_INLINE TwistRow<T> operator*(const T &s, const TwistRow<T> &a) {
+    return {s * a.linear, s * a.child, s * a.parent};
+}
+
+// Of joints with armature, limits or friction: see free.hpp.
+template <class T>
+struct FreeData {
+    T rate[6], coordinate[6];         // ċ⁺ and c⁺
+    TwistRow<T> rate_row[6], coordinate_row[6];
+    RotationVector<T> turn, now, next;  // of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
+    T angle;                          // of a single limited rotation at the current configuration
+    T incoming_rate[6];               // of the step before
+    BodyPose<T> incoming_parent, incoming_child;
+    Relative<T> incoming;             // before that step
+    RotationVector<T> incoming_turn;
+    Vec3<T> limit_child[3], limit_parent[3];  // torques of limits on components of the rotation vector
+    T extra_impulse[3];               // and their impulses
+    T mass[6], limit_mass[3];         // effective masses of the directions
+};
+
+template <class T>
+struct JointConeData {
+    T stiffness;                      // γ/s or k
+    T rho[2], impulse[2], slack[2];   // right-hand side of the products, and direction
+
+    TD_INLINE T along(const JointConeTable &cone) const {  // of the impulse in its row
+        return cone.kind == JointConeTable::friction ? 0.5 * (impulse[0] - impulse[1]) : cone.sign() * impulse[0];
+    }
 };
 
 template <class T>
@@ -86,6 +133,40 @@ TD_INLINE void add_rotation_gradient(RowGradient<T, R> &g, const Mat3<T> &offset
     g.phi_parent = g.phi_parent - offset * (0.5 * (straight - turned));
 }
 
+// Gradient of f·(rotation vector of p⁺ p⁻¹) by the next poses, and its opposite by the current ones but for the parent (see adjoint.hpp).
+template <class T>
+TD_INLINE RowGradient<T, T> turn_gradient(const Mat3<T> &offset, const Quat<T> &now, const RotationVector<T> &turn, const Vec3<T> &f) {
+    return {Vec3<T>{}, transposed_times(rotation_matrix(now), left_jacobian_inverse(turn, f)), -(offset * right_jacobian_inverse(turn, f))};
+}
+
+// The angle about f of a relative orientation p: of those that differ by full turns the one next to `near`.
+template <class T>
+T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
+    constexpr double turn = 6.28318530717958647692;
+    const T s = dot(f, p.v), sign = select(p.w < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), sine = sign * s;
+    const T half = first_quadrant_angle(abs(sine), sign * p.w), angle = 2.0 * select(sine < T{}, -half, half);
+    return angle + turn * each_lane<T>([](double x) { return std::nearbyint(x); }, (near - angle) / turn);
+}
+
+// Gradient of a rotational coordinate: of that angle (2 atan2(f·v, w)) for one free rotation, of f·(rotation vector) for several.
+template <class T>
+TD_INLINE RowGradient<T, T> angle_gradient(const JointTable &joint, const Mat3<T> &offset, const Quat<T> &p, const RotationVector<T> &angle,
+                                           const Vec3<T> &f) {
+    if (joint.free_r() > 1) return {Vec3<T>{}, left_jacobian_inverse(angle, f), -(offset * right_jacobian_inverse(angle, f))};
+    const T s = dot(f, p.v), inverse = 1.0 / (p.w * p.w + s * s);
+    const Vec3<T> straight = p.w * f, turned = cross(f, p.v);
+    return {Vec3<T>{}, inverse * (p.w * (straight + turned) + s * p.v), -(offset * (inverse * (p.w * (straight - turned) + s * p.v)))};
+}
+
+template <class T>
+struct Problem;
+template <class T>
+void prepare_free(Problem<T> &, const JointTable &, const JointData<T> &, FreeData<T> &);
+template <class T, class Store>
+void linearize_free(Problem<T> &, const JointTable &, JointData<T> &, const T *, const Store &);
+template <class T>
+void condense_free(Problem<T> &, const JointTable &);
+
 template <class T>
 struct Problem {
     const MechanismTable &mechanism;
@@ -93,13 +174,15 @@ struct Problem {
     std::vector<BodyData<T>> bodies;  // and the world behind them
     std::vector<JointData<T>> joints;
     std::vector<ContactData<T>> contacts;
+    std::vector<FreeData<T>> free;
+    std::vector<JointConeData<T>> joint_cones;
     std::vector<T> residual;          // rows of the equations, in the places of w; complementarity rows are left to cone.hpp
     std::vector<T> values;            // the condensed matrix
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
-          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), residual(m.num_unknowns),
-          values(m.schedule.num_values) {
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), free(m.num_free_data), joint_cones(m.num_joint_cones),
+          residual(m.num_unknowns), values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
         origin.R = rotation_matrix(origin.q);
@@ -141,7 +224,10 @@ struct Problem {
     void linearize(const T *w) {
         for (const auto &[offset, count] : mechanism.fill) std::fill_n(&values[offset], count, T{});
         for (int i = 0; i < mechanism.num_bodies; ++i) linearize_body(i, w);
-        for (int j = 0; j < mechanism.num_joints; ++j) linearize_joint(mechanism.joints[j], joints[j], w);
+        for (int j = 0; j < mechanism.num_joints; ++j) {
+            linearize_joint(mechanism.joints[j], joints[j], w);
+            if constexpr (condensed) condense_free(*this, mechanism.joints[j]);
+        }
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             linearize_contact(mechanism.contacts[c], contacts[c], w);
             if constexpr (condensed) condense(mechanism.contacts[c], contacts[c]);
@@ -149,6 +235,7 @@ struct Problem {
     }
 
     void condense() {
+        for (const JointTable &joint : mechanism.joints) condense_free(*this, joint);
         for (int c = 0; c < mechanism.num_contacts; ++c) condense(mechanism.contacts[c], contacts[c]);
     }
 
@@ -166,6 +253,17 @@ struct Problem {
     TD_INLINE Vec3<T> displacement(const JointTable &joint, const JointData<T> &data, const Relative<T> &r) const {
         const T *p = &parameters[joint.parameters];
         return transposed_times(data.offset, r.y_parent - load3(p + parameter::parent_anchor));
+    }
+
+    // What the pair of a limit or a friction depends on, by the twists, and its effective mass.
+    TD_INLINE const TwistRow<T> &cone_row(const JointConeTable &cone) const {
+        const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
+        return cone.kind == JointConeTable::friction ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];
+    }
+    TD_INLINE T cone_mass(const JointConeTable &cone) const {
+        const JointTable &joint = mechanism.joints[cone.joint];
+        const int extra = cone.row - joint.held() - joint.free();
+        return extra < 0 ? free[joint.free_data].mass[cone.coordinate] : free[joint.free_data].limit_mass[extra];
     }
 
 private:
@@ -207,7 +305,7 @@ private:
             const Vec3<T> c = load3(p + parameter::rotations + 3 * i);
             wrench_column(joint, data, column++, false, 0.5 * (rel.w * c + cross(rel.v, c)));
         }
-        if (!joint.has_spring && !joint.has_damper && joint.input < 0) return;
+        if (!joint.has_spring && !joint.has_damper && joint.input < 0 && joint.free_data < 0) return;
         for (int i = joint.held_t; i < 3; ++i) wrench_column(joint, data, column++, true, load3(p + parameter::translations + 3 * i));
         for (int i = joint.held_r; i < 3; ++i) wrench_column(joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
 
@@ -226,6 +324,7 @@ private:
             }
         }
         for (int i = 0; i < free; ++i) add_impulse(joint, data, joint.held() + i, data.free_force[i]);
+        if (joint.free_data >= 0) prepare_free(*this, joint, data, this->free[joint.free_data]);
     }
 
     // To the known part of the balance: + impulse on child and parent.
@@ -304,67 +403,31 @@ private:
             residual[joint.row + joint.held_t + i] = dot(c, data.next.p.v);
             store_row(joint.held_t + i, Vec3<T>{}, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
         }
-        if (joint.has_damper) linearize_damper(joint, data, store_row);
+        if (joint.has_damper || joint.free_data >= 0) linearize_free(*this, joint, data, w, store_row);
 
         T impulse[6];
-        for (int k = 0; k < K; ++k) impulse[k] = k < held ? w[joint.row + k] : data.damper[k - held];
+        const int plain = K - joint.extra;
+        for (int k = 0; k < plain; ++k) impulse[k] = k < held ? w[joint.row + k] : data.impulse[k - held];
         auto apply = [&](int body, const T *b, T *block) {
             for (int r = 0; r < 6; ++r) {
                 T sum{};
-                for (int k = 0; k < K; ++k) {
+                for (int k = 0; k < plain; ++k) {
                     sum += b[r * 6 + k] * impulse[k];
                     block[r * K + k] = -b[r * 6 + k];
                 }
                 residual[6 * body + r] -= sum;
             }
+            if (!joint.extra) return;
+            const FreeData<T> &data = free[joint.free_data];
+            for (int e = 0; e < joint.extra; ++e)
+                for (int r = 0; r < 3; ++r) {
+                    const T torque = (body == joint.child ? data.limit_child : data.limit_parent)[e][r];
+                    residual[6 * body + 3 + r] -= torque * data.extra_impulse[e];
+                    block[r * K + plain + e] = T{}, block[(3 + r) * K + plain + e] = -torque;
+                }
         };
         apply(joint.child, data.wrench_child, Bc);
         if (!world) apply(joint.parent, data.wrench_parent, Bp);
-    }
-
-    // Rows δλ + h·damper·(∂rate/∂w) δw = 0 of the impulses λ = −h·damper·rate. As rows of their own they keep the two bodies uncoupled.
-    // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
-    template <class Store>
-    void linearize_damper(const JointTable &joint, JointData<T> &data, const Store &store_row) {
-        const T h = timestep();
-        const T *p = &parameters[joint.parameters];
-        const Vec3<T> anchor = load3(p + parameter::child_anchor);
-        const int held = joint.held();
-        const T *damper = p + parameter::free_values + joint.free();
-        BodyData<T> &parent = bodies[joint.parent], &child = bodies[joint.child];
-        for (BodyData<T> *body : {&parent, &child}) {
-            body->before.x = 2.0 * body->pose.x - body->next.x;
-            body->before.q = body->pose.q * conjugate(body->increment);
-            body->before.R = rotation_matrix(body->before.q);
-        }
-        data.before = relative(joint, parent.before, child.before, data.offset_quaternion);
-        auto back = [&](const BodyData<T> &body, const Vec3<T> &g) {  // Nᵀ g
-            const Vec3<T> &a = body.increment.v;
-            return body.increment.w * g + (dot(a, g) / body.increment.w) * a - cross(a, g);
-        };
-        const Vec3<T> change = displacement(joint, data, data.now) - displacement(joint, data, data.before);
-        if (joint.free_r()) data.turn = rotation_vector(conjugate(data.before.p) * data.now.p);
-        const Mat3<T> before = rotation_matrix(data.before.p);
-        for (int i = 0; i < joint.free(); ++i) {
-            const bool translation = i < joint.free_t();
-            Vec3<T> linear{}, at_child, at_parent;
-            T rate;
-            if (translation) {
-                const Vec3<T> f = load3(p + parameter::translations + 3 * (joint.held_t + i));
-                const auto g = translation_gradient(parent.before, child.before, data.offset, data.before, anchor, f);
-                rate = dot(f, change) / h;
-                linear = g.x_child, at_child = back(child, g.phi_child), at_parent = back(parent, g.phi_parent);
-            } else {
-                const Vec3<T> f = load3(p + parameter::rotations + 3 * (joint.held_r + i - joint.free_t()));
-                const Vec3<T> g = right_jacobian_inverse(data.turn, f);
-                rate = dot(f, data.turn.theta) / h;
-                at_child = back(child, g), at_parent = -back(parent, data.offset * (before * g));
-            }
-            const T scale = h * damper[i];
-            data.damper[i] = -scale * rate;
-            store_row(held + i, scale * linear, scale * at_child, scale * at_parent);
-            values[joint.diagonal + (held + i) * (joint.size + 1)] = broadcast<T>(1.0);
-        }
     }
 
     void linearize_contact(const ContactTable &contact, ContactData<T> &data, const T *w) {

@@ -30,6 +30,8 @@ public:
         scratch_w.resize(m.num_unknowns);
         is_product.assign(m.num_unknowns, 0);
         for (const ContactTable &contact : m.contacts) std::fill_n(&is_product[contact.slack], contact.friction ? 4 : 1, 1);
+        for (const JointConeTable &cone : m.joint_cones)
+            for (int k = 0; k < cone.pairs(); ++k) is_product[cone.slack + k * cone.stride] = 1;
     }
 
     Stepper<double> stepper;
@@ -161,6 +163,9 @@ private:
             r[contact.slack] = v[contact.impulse] * v[contact.slack];
             if (contact.friction) store3(r + contact.slack + 1, cone_product(load3(v + contact.impulse + 1), load3(v + contact.slack + 1)));
         }
+        JointCones<double>::for_each_pair(problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) {
+            r[slack] = v[impulse] * v[slack];
+        });
         if (!factored) return;
         Stepper<double>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
@@ -177,6 +182,7 @@ private:
             const Vec3<double> xi = load3(v + contact.impulse + 1), rho = -load3(delta + contact.slack + 1), q = arrow_solve(xi, rho);
             cones.right[c].q = {rho.x / xi.x, q.y, q.z};
         }
+        JointCones<double>::aim_at(stepper.problem, delta);
         cones.solve(stepper.problem, v, delta, right.data());
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) delta[6 * i + k] = right[mechanism.bodies[i].right + k];
@@ -188,11 +194,12 @@ private:
             delta[contact.impulse] = d.gamma, delta[contact.slack] = d.slack;
             if (contact.friction) store3(delta + contact.impulse + 1, d.xi), store3(delta + contact.slack + 1, d.eta);
         }
+        JointCones<double>::store_direction(stepper.problem, [&](int k, double value) { delta[k] = value; });
     }
 
     double limit(const double *v, const double *delta) {  // largest step in the cones
-        stepper.cones.set_direction(delta);
-        return 1.0 / stepper.cones.inverse_step(v);
+        stepper.cones.set_direction(stepper.problem, delta);
+        return 1.0 / stepper.cones.inverse_step(stepper.problem, v);
     }
 
     // The unit tangent (dw, dτ) and the metric at w, oriented along the tangent that is there.
@@ -206,6 +213,10 @@ private:
                 metric[place] = 1.0 / w[place];
                 if (contact.friction) metric[place + 1] = metric[place + 2] = metric[place + 3] = 1.0 / w[place + 1];
             }
+        JointCones<double>::for_each_pair(
+            stepper.problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) {
+                metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack];
+            });
         double size = 1.0, along = dtau;
         for (size_t k = 0; k < w.size(); ++k) {
             const double m = metric[k] * metric[k];

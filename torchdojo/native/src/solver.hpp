@@ -87,6 +87,8 @@ public:
             for (int k = 0; k < joint.held(); ++k) add(problem.residual[joint.row + k]);
         for (int c = 0; c < m.num_contacts; ++c)
             for (int k = 0; k < (m.contacts[c].friction ? 4 : 1); ++k) add(problem.residual[m.contacts[c].impulse + k]);
+        for (const JointConeTable &cone : m.joint_cones)
+            for (int k = 0; k < cone.pairs(); ++k) add(problem.residual[cone.impulse + k * cone.stride]);
         return worst;
     }
 
@@ -228,6 +230,9 @@ private:
         for (const ContactTable &contact : mechanism.contacts)
             for (const double *x : {start + contact.impulse, start + contact.slack})
                 if (!(x[0] > 0) || (contact.friction && !(x[1] > std::sqrt(x[2] * x[2] + x[3] * x[3])))) return false;
+        for (const JointConeTable &cone : mechanism.joint_cones)
+            for (int k = 0; k < cone.pairs() * cone.stride; k += cone.stride)
+                if (!(start[cone.impulse + k] > 0) || !(start[cone.slack + k] > 0)) return false;
         return true;
     }
 
@@ -238,6 +243,7 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         if (any(lifted)) {
             std::fill(cones.direction.begin(), cones.direction.end(), ContactDirection<T>{});
+            std::fill(problem.joint_cones.begin(), problem.joint_cones.end(), JointConeData<T>{});
             if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast), forecast = Mask<T>{};
             cones.project(problem, trial.data(), T{}, path_kappa, lifted, trial.data());
             lifted = Mask<T>{};
@@ -247,7 +253,7 @@ private:
 
         T sum{};
         const T equality = largest_residual(mechanism, problem, sum);
-        const T off_path = cones.violation(trial.data(), kappa, sum), off_target = cones.violation(trial.data(), target, sum);
+        const T off_path = cones.violation(problem, trial.data(), kappa, sum), off_target = cones.violation(problem, trial.data(), target, sum);
         const Mask<T> sound = finite(sum);
 
         Mask<T> accepted{}, advance{};
@@ -289,7 +295,7 @@ private:
         }
         for (int k = 0; k < mechanism.num_unknowns; ++k) w[k] = select(accepted, trial[k], w[k]);
         if (any(restart)) {
-            const T mean = constant::raise * cones.mean_product(w.data(), nullptr);
+            const T mean = constant::raise * cones.mean_product(problem, w.data(), nullptr);
             for (int lane = 0; lane < lanes<T>; ++lane)
                 if (get_mask(restart, lane) && iteration[lane] > 0)
                     set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
@@ -303,7 +309,7 @@ private:
         }
         for (int k = 0; k < mechanism.num_unknowns; ++k) trial[k] = select(accepted, w[k] + alpha * direction[k], trial[k]);
         if (any(moved)) {
-            cones.set_direction(direction.data());
+            cones.set_direction(problem, direction.data());
             cones.project(problem, w.data(), alpha, path_kappa, moved, trial.data());
         }
     }
@@ -319,11 +325,11 @@ private:
             set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
         T goal = kappa, inverse{}, mean{}, weight{};
         if (any(inside)) {
-            cones.aim(here, T{}, nullptr);
+            cones.aim(problem, here, T{}, nullptr);
             cones.solve(problem, here, problem.residual.data(), right.data());
-            const T step = one / max(cones.inverse_step(here), one);
-            mean = cones.mean_product(here, nullptr);
-            const T ratio = min(max(cones.mean_product(here, &step) / mean, T{}), one);
+            const T step = one / max(cones.inverse_step(problem, here), one);
+            mean = cones.mean_product(problem, here, nullptr);
+            const T ratio = min(max(cones.mean_product(problem, here, &step) / mean, T{}), one);
             const T centered = ratio * ratio * ratio * mean;
             goal = select(inside, max(centered, kappa), kappa);
             // Newton on the κ-problem, without the second-order term, is what makes the end point exact.
@@ -335,27 +341,27 @@ private:
                 if (get(equality, lane) < constant::path_residual) set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
                 set(goal, lane, get(path_kappa, lane));
             }
-        cones.aim(here, goal, any(inside) ? &weight : nullptr);
+        cones.aim(problem, here, goal, any(inside) ? &weight : nullptr);
         cones.solve(problem, here, problem.residual.data(), right.data());
         store_direction(mask);
-        if (any(inside)) inverse = select(inside, cones.inverse_step(here), T{});
+        if (any(inside)) inverse = select(inside, cones.inverse_step(problem, here), T{});
         Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(wide, lane, get_mask(inside, lane) && (get_mask(wide, lane) || stuck[lane]));
         if (any(wide)) {
             // Some pair is near the boundary and far from the others: centre, or the iteration would jam there. Where that is so although
             // all products are alike, they are too small for the equations still violated: back up along the path.
             T product = max(mean, kappa);
-            const Mask<T> alike = cones.spread(here, mean) < 0.1 * mean;
+            const Mask<T> alike = cones.spread(problem, here, mean) < 0.1 * mean;
             product = select(alike, min(constant::raise * product, broadcast<T>(constant::max_level)), product);
-            cones.aim(here, product, nullptr);
+            cones.aim(problem, here, product, nullptr);
             cones.solve(problem, here, nullptr, right.data());
             store_direction(wide);
-            inverse = select(wide, cones.inverse_step(here), inverse);
+            inverse = select(wide, cones.inverse_step(problem, here), inverse);
             goal = select(wide, product, goal);
         }
         T unused{};
         target = select(mask, goal, target);
-        reference = select(mask, cones.violation(here, goal, unused), reference);
+        reference = select(mask, cones.violation(problem, here, goal, unused), reference);
         allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
         // (a direction that is not a number gives a trial that is not, and the line search answers that)
         const T step = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
@@ -370,6 +376,7 @@ private:
             for (int k = 0; k < 6; ++k) put(6 * i + k, right[mechanism.bodies[i].right + k]);
         for (const JointTable &joint : mechanism.joints)
             for (int k = 0; k < joint.held(); ++k) put(joint.row + k, right[joint.right + k]);
+        JointCones<T>::store_direction(problem, put);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             const ContactDirection<T> &d = cones.direction[c];
