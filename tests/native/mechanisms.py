@@ -55,15 +55,28 @@ def sample(mechanism: td.Mechanism, count: int, spread: float = 0.5) -> Sample:
     return Sample(mechanism, mechanism.to_maximal(q, torch.randn(count, n)), torch.randn(count, mechanism.num_inputs))
 
 
-def all_joints(spring: bool, damper: bool, actuated: bool, count: int) -> Sample:
+def all_joints(spring: bool, damper: bool, actuated: bool, count: int, **given: Any) -> Sample:
     """Every joint type between the world and a body and between that body and another one: 16 chains of two bodies."""
+    return sample(chains(spring, damper, actuated, **given), count)
+
+
+def close_to_limits(count: int, **given: Any) -> Sample:
+    """The same with limits of ±0.3 on everything, coordinates between them, and velocities that reach some in one step."""
+    mech = chains(True, True, True, limits=(-0.3, 0.3), **given)
+    n = mech.num_coordinates
+    q, qd = 0.29 * (2 * torch.rand(count, n) - 1), 3 * torch.randn(count, n)
+    return Sample(mech, mech.to_maximal(q, qd), torch.randn(count, mech.num_inputs))
+
+
+def chains(spring: bool, damper: bool, actuated: bool, **given: Any) -> td.Mechanism:
     bodies, joints = {}, {}
     for kind in JOINT_NAMES:
         a, b = f"{kind}_a", f"{kind}_b"
         bodies |= {a: random_body(), b: random_body()}
-        joints[f"{kind}_world"] = random_joint(kind, None, a, spring, damper, actuated)
-        joints[kind] = random_joint(kind, a, b, spring, damper, actuated)
-    return sample(td.Mechanism(bodies, joints, timestep=0.02, gravity=(1.0, -2.0, -9.0)), count)
+        mine = given if sum(joint_types.JOINT_TYPES[kind]) else {}
+        joints[f"{kind}_world"] = random_joint(kind, None, a, spring, damper, actuated, **mine)
+        joints[kind] = random_joint(kind, a, b, spring, damper, actuated, **mine)
+    return td.Mechanism(bodies, joints, timestep=0.02, gravity=(1.0, -2.0, -9.0))
 
 
 def random_contact(mechanism: td.Mechanism, z: Tensor, body: int, model: type[td.Contact]) -> td.Contact:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from mechanisms import Sample, all_joints, four_bar, random_tree
+from mechanisms import Sample, all_joints, close_to_limits, four_bar, random_tree
 from torch import Tensor
 
 import torchdojo as td
@@ -132,6 +132,24 @@ def test_every_joint(spring: bool, damper: bool, actuated: bool) -> None:
     mech, z, u = all_joints(spring, damper, actuated, 3)
     mech.options = exact()
     check(mech, z, u, torch.randn(3, 6 * mech.num_bodies))
+
+
+@pytest.mark.parametrize("given", [{"friction": 2.0}, {"armature": 0.3}, {"friction": 0.2, "armature": 0.1}], ids=str)
+def test_friction_and_armature_of_every_joint(given: dict[str, float]) -> None:
+    mech, z, u = all_joints(False, False, True, 3, **given)
+    mech.options = exact()
+    check(mech, z, u, torch.randn(3, 6 * mech.num_bodies))
+
+
+@pytest.mark.parametrize("kappa", [1e-4, 1e-6])
+@pytest.mark.parametrize("given", [{}, {"friction": 0.5, "armature": 0.1}], ids=str)
+def test_limits_of_every_joint(given: dict[str, float], kappa: float) -> None:
+    mech, z, u = close_to_limits(3, **given)
+    mech.options = exact(kappa)
+    out = check(mech, z, u)
+    limits = [key for key in mech.impulse_layout if key.startswith("limits.")]
+    pressed = torch.cat([out.impulses[:, mech.impulse_layout[key]] for key in limits], dim=-1) > 1e-2
+    assert len(limits) == 30 and int(pressed.sum()) > 10
 
 
 # -- random mechanisms -------------------------------------------------------------------------------------------------------------------
