@@ -51,6 +51,16 @@ def _constrained(joint: td.StandardJoint, free: int) -> Tensor:
     return torch.eye(3) if rows is None else rows
 
 
+def _limits(joint: dict[str, Any], translations: int, rotations: int) -> tuple[list[float], list[float]] | None:
+    """Of one free direction at most, whose axis theirs and ours agree on."""
+    given = joint.get("limits") or {}
+    if not any(given.values()):
+        return None
+    assert max(translations, rotations) <= 1
+    parts = [given[part] or [[-np.inf] * n, [np.inf] * n] for part, n in (("translational", translations), ("rotational", rotations))]
+    return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
+
+
 def build(description: dict[str, Any]) -> td.Mechanism:
     bodies = {b["name"]: td.Body(mass=b["mass"], inertia=torch.tensor(b["inertia"])) for b in description["bodies"]}
     joints = {}
@@ -80,6 +90,7 @@ def build(description: dict[str, Any]) -> td.Mechanism:
             spring=torch.tensor([j["spring"]] * translations + [j["spring_rotational"]] * rotations),
             damper=torch.tensor([j["damper"]] * translations + [j["damper_rotational"]] * rotations),
             rest=rest,
+            limits=_limits(j, translations, rotations),
         )
     contacts = {}
     for c in description["contacts"]:

@@ -73,7 +73,6 @@ def test_large_kappa_is_commented(capsys):
     assert "contacts at rest float" in capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("ignore:kept on the joints")
 def test_robot_file_with_mimic_joint_limits_and_contacts(capsys, urdf):
     report = run_json(capsys, "simulate", urdf, "--steps", 2)
     assert (report["bodies"], report["contacts"], report["inputs"]) == (3, 1, 2)

@@ -25,7 +25,7 @@ EXACT = dict(residual_tol=1e-11, central_path_tol=1e-8)
 
 
 def missing_feature(description: dict[str, Any]) -> str | None:
-    """What the engine does not have yet, or None."""
+    """What the engine does not have yet, or has and is compared in test_joint_mechanics (joint limits), or None."""
     if any(joint["impulse_layout"][part][0] for joint in description["joints"] for part in ("translational", "rotational")):
         return "joint limits"
     if any(contact["model"] == "linear" for contact in description["contacts"]):

@@ -74,7 +74,6 @@ def test_options_reach_the_mechanism():
     assert list(models.quadruped(contact_body=False).contacts) == ["FR_foot", "FL_foot", "RR_foot", "RL_foot"]
 
 
-@pytest.mark.filterwarnings("ignore:kept on the joints")
 def test_quadruped_limits_only_when_asked():
     assert models.quadruped().joints["FR_calf_joint"].limits is None
     assert models.quadruped(limits=True).joints["FR_calf_joint"].limits == (-2.5, -1.0)

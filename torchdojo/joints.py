@@ -300,7 +300,7 @@ class StandardJoint(Joint):
         reached = [torch.isfinite(lower), torch.isfinite(upper)]
         turning = torch.arange(self.num_coordinates) >= self.free_translations
         if self.free_rotations == 1:
-            reached = [side & ~(turning & (upper - lower >= 2 * torch.pi)) for side in reached]
+            reached = [side & ~(turning & reached[0] & reached[1] & (upper - lower >= 2 * torch.pi)) for side in reached]
         elif self.free_rotations:
             outside = turning & ((lower >= torch.pi) | (upper <= -torch.pi))
             require(

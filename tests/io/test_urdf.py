@@ -17,7 +17,6 @@ from torchdojo.io.urdf_description import read_urdf
 from torchdojo.quaternion import rotation_matrix
 
 pytest.importorskip("urchin")
-pytestmark = pytest.mark.filterwarnings("ignore:kept on the joints")  # limits and friction, which the mechanism says it does not use yet
 
 INERTIAL = '<inertial><mass value="2"/><inertia ixx="0.1" ixy="0" ixz="0" iyy="0.1" iyz="0" izz="0.1"/></inertial>'
 LIMIT = '<limit lower="-1" upper="2" effort="3" velocity="4"/>'

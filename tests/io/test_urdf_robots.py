@@ -16,7 +16,7 @@ from torchdojo.io.urdf_description import RobotInfo, read_urdf
 from torchdojo.quaternion import exp, rotation_matrix
 
 urchin = pytest.importorskip("urchin")
-pytestmark = pytest.mark.filterwarnings("ignore:kept on the joints", "ignore:.*its root link 'world'")
+pytestmark = pytest.mark.filterwarnings("ignore:.*its root link 'world'")
 
 FINGER = "panda_finger_joint2"
 # file -> bodies and mass [kg] with a floating base, and contacts; masses are those of shared/models/README.md

@@ -48,11 +48,11 @@ def load_mjcf(
     A stack of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints).
     A name that several MJCF joints share ("hip_x", "hip_y": "hip") names the joint; otherwise its body does.
 
-    ``stiffness``, ``springref`` and ``damping`` act. Range, ``armature`` and ``frictionloss`` are kept on the joint. Joints with an
-    actuator are ``actuated``: u is the force or torque [N, N m] on the joint, a motor's control times its gear; ``effort_limit`` is the
-    largest of the file. Servos, muscles, tendons, actuators that do not drive a joint, joint couplings, fluid drag and gravity
-    compensation do not act, and a warning names them. connect and weld constraints become further joints (Spherical, Fixed) that close
-    loops; such a mechanism has no minimal coordinates.
+    ``stiffness``, ``springref``, ``damping``, ``armature``, ``frictionloss`` and the range act. Joints with an actuator are ``actuated``:
+    u is the force or torque [N, N m] on the joint, a motor's control times its gear; ``effort_limit`` is the largest of the file. Servos,
+    muscles, tendons, actuators that do not drive a joint, joint couplings, fluid drag and gravity compensation do not act, and a warning
+    names them. connect and weld constraints become further joints (Spherical, Fixed) that close loops; such a mechanism has no minimal
+    coordinates.
 
     Args:
         path: the file; its includes and meshes are looked up from there. Missing meshes are left out unless a mass depends on them.

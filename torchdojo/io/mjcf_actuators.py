@@ -73,7 +73,7 @@ def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Arr
             f"force or torque: {', '.join(servos)}"
         )
     if heavy:
-        notes.append(f"{compiled.path}: damping and armature of actuators do not act (those of joints are kept): {', '.join(heavy)}")
+        notes.append(f"{compiled.path}: damping and armature of actuators do not act (those of joints do): {', '.join(heavy)}")
     if elsewhere:
         notes.append(f"{compiled.path}: actuators that do not drive a joint do not act (step has wrench=): {', '.join(elsewhere)}")
     return drives, efforts, notes

@@ -43,8 +43,8 @@ def load_urdf(
 
     Joint types: revolute and continuous -> Revolute, prismatic -> Prismatic, fixed -> merged or Fixed, floating -> Floating (not
     actuated), planar -> PlanarAxis (two translations perpendicular to the axis and a rotation about it). ``damping`` becomes ``damper``
-    [N s/m, N m s/rad]; ``friction`` [N, N m], the limits [m, rad] (a missing one of the two is 0, as URDF has it; both missing: none),
-    ``effort_limit`` [N, N m] and ``velocity_limit`` [m/s, rad/s] are kept on the joint. A joint whose two limits are equal is read as
+    [N s/m, N m s/rad]; ``friction`` [N, N m] and the limits [m, rad] (a missing one of the two is 0, as URDF has it; both missing: none)
+    act; ``effort_limit`` [N, N m] and ``velocity_limit`` [m/s, rad/s] are kept on the joint. A joint whose two limits are equal is read as
     fixed there, with a warning. Visual geometry, materials, transmissions, safety controllers, simulator tags and elements with a
     namespace are ignored; mesh collision geometry is skipped and unknown elements are ignored with a warning that names them.
 

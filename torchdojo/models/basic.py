@@ -43,7 +43,7 @@ def pendulum(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         mass: of the rod [kg]. length: [m]; the rod is a box of cross-section 0.1 m x 0.1 m, hinged at its upper end, 1.1 lengths above
             the ground.
-        spring, damper, rest: of the hinge [N·m/rad, N·m·s/rad, rad]. limits: (lower, upper) [rad], kept on the joint.
+        spring, damper, rest: of the hinge [N·m/rad, N·m·s/rad, rad]. limits: (lower, upper) [rad].
     """
     body = Body(mass, shape=shapes.Box((0.1, 0.1, length)))
     hinge = Revolute(
@@ -120,7 +120,7 @@ def cartpole(
             The cart is a capsule of radius 0.1125 m and cylinder length 1 m along y.
         damper: of both joints [N·s/m, N·m·s/rad].
         actuated_pole: whether the hinge has an input [N·m] too; the slider's is a force [N].
-        limits: (lower, upper) of the cart's position [m], kept on the joint.
+        limits: (lower, upper) of the cart's position [m].
     """
     cart = Body(cart_mass, shape=shapes.Capsule(radius=0.1125, length=1.0, orientation=(math.sqrt(0.5), math.sqrt(0.5), 0.0, 0.0)))
     pole = Body(pole_mass, shape=shapes.Capsule(radius=0.075, length=length))

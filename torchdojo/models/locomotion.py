@@ -11,7 +11,7 @@ What differs from the files:
   coordinates are components of one rotation vector, not angles of successive rotations: the same to first order.
 - The ground is the only thing to collide with. A capsule touches it with the balls at its two ends; a ball that lies inside another of the
   same link, or coincides at a joint with one of the parent, would only double that one's contact and is left out.
-- The step does not act on joint limits and armature yet. They are in the tables, and on the joints only when asked for.
+- Joint limits and armature are in the tables, and on the joints only when asked for.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def half_cheetah(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 240 to 60 and 6 to 1.5.
-        limits, armature: put MuJoCo's joint limits and armatures on the joints; the step does not act on them yet (the mechanism warns).
+        limits, armature: put MuJoCo's joint limits and armatures on the joints.
         contact: False leaves all contacts out. contact_body: False leaves only those of the two feet.
     """
     options = Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body)
@@ -216,7 +216,7 @@ def ant(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 0 and 1.
-        limits, armature: put MuJoCo's joint limits and armatures on the joints; the step does not act on them yet (the mechanism warns).
+        limits, armature: put MuJoCo's joint limits and armatures on the joints.
         contact: False leaves all contacts out. contact_body: False leaves only those of the four feet.
     """
     return _build(ANT, "ant", Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body))
@@ -322,7 +322,7 @@ def humanoid(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 0 to 20 and 1 to 5.
-        limits, armature: put MuJoCo's joint limits and armatures on the joints; the step does not act on them yet (the mechanism warns).
+        limits, armature: put MuJoCo's joint limits and armatures on the joints.
         contact: False leaves all contacts out. contact_body: False leaves only the ball of each foot.
     """
     return _build(HUMANOID, "humanoid", Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body))
