@@ -180,11 +180,9 @@ def _most(n: int) -> int:
     return 1_000_000 if n < 50 else 16
 
 
-# The ant's torques are made for an armature of 1 kg·m², on which the step does not act: without it, 0.75 N·m are plenty for its feet
-# (0.07 kg).
 CASES: dict[str, Callable[[], Case]] = {
     "half_cheetah": _gym("half_cheetah", 0.5),
-    "ant": _gym("ant", 0.005),
+    "ant": _gym("ant", 0.5),
     "humanoid": _gym("humanoid", 0.1),
     "quadruped": _quadruped,
     "atlas": _atlas,
@@ -288,6 +286,11 @@ def _export(case: Case) -> Start:
             attributes |= {"pos": _text(joint.child_anchor), "stiffness": _text(joint.spring[0])}
         if kind in ("hinge", "slide"):
             attributes |= {"axis": _text(joint.axis), "springref": _text(joint.rest)}
+            if any(joint.limited):
+                attributes |= {"limited": "true", "range": _text(torch.cat(joint.limits))}
+            for name_here, name_there in (("friction", "frictionloss"), ("armature", "armature")):
+                if getattr(joint, name_here) is not None:
+                    attributes[name_there] = _text(getattr(joint, name_here))
         ElementTree.SubElement(node, "joint", attributes)
         gears = {"ball": 3, "free": 6}.get(kind, 1)
         for i in range(gears if name in limits else 0):

@@ -395,14 +395,6 @@ def test_nothing_is_added_where_nothing_acts() -> None:
     assert list(plain.state_dict()) == list(zeros.state_dict())
 
 
-def test_the_kernel_declines() -> None:
-    for options, what in ((dict(limits=(-1, 1)), "limits are"), (dict(friction=1.0), "friction is"), (dict(armature=1.0), "armature is")):
-        mech = pendulum(**options)
-        mech.options = td.SolverOptions(backend="native")
-        with pytest.raises(RuntimeError, match=f"joint {what} not in the kernel yet"):
-            mech(mech.initial_state())
-
-
 def test_parameters_are_one() -> None:
     """What the elements read is the joint's own, in copies too, and nothing is listed twice."""
     mech = pendulum(limits=(-0.2, 0.2), friction=0.3, armature=0.1)

@@ -11,7 +11,7 @@ What differs from the files:
   coordinates are components of one rotation vector, not angles of successive rotations: the same to first order.
 - The ground is the only thing to collide with. A capsule touches it with the balls at its two ends; a ball that lies inside another of the
   same link, or coincides at a joint with one of the parent, would only double that one's contact and is left out.
-- Joint limits and armature are in the tables, and on the joints only when asked for.
+- Limits of joints with several free rotations bound the components of their rotation vector.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def half_cheetah(
     friction: Any = 0.4,
     spring: Any = None,
     damper: Any = None,
-    limits: bool = False,
-    armature: bool = False,
+    limits: bool = True,
+    armature: bool = True,
     contact: bool = True,
     contact_body: bool = True,
 ) -> Mechanism:
@@ -147,7 +147,7 @@ def half_cheetah(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 240 to 60 and 6 to 1.5.
-        limits, armature: put MuJoCo's joint limits and armatures on the joints.
+        limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
         contact: False leaves all contacts out. contact_body: False leaves only those of the two feet.
     """
     options = Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body)
@@ -201,8 +201,8 @@ def ant(
     friction: Any = 1.0,
     spring: Any = None,
     damper: Any = None,
-    limits: bool = False,
-    armature: bool = False,
+    limits: bool = True,
+    armature: bool = True,
     contact: bool = True,
     contact_body: bool = True,
 ) -> Mechanism:
@@ -216,7 +216,7 @@ def ant(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 0 and 1.
-        limits, armature: put MuJoCo's joint limits and armatures on the joints.
+        limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
         contact: False leaves all contacts out. contact_body: False leaves only those of the four feet.
     """
     return _build(ANT, "ant", Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body))
@@ -299,8 +299,8 @@ def humanoid(
     friction: Any = 1.0,
     spring: Any = None,
     damper: Any = None,
-    limits: bool = False,
-    armature: bool = False,
+    limits: bool = True,
+    armature: bool = True,
     contact: bool = True,
     contact_body: bool = True,
 ) -> Mechanism:
@@ -322,7 +322,7 @@ def humanoid(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 0 to 20 and 1 to 5.
-        limits, armature: put MuJoCo's joint limits and armatures on the joints.
+        limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
         contact: False leaves all contacts out. contact_body: False leaves only the ball of each foot.
     """
     return _build(HUMANOID, "humanoid", Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body))
