@@ -2,7 +2,7 @@
 
 from torchdojo import models, testing
 from torchdojo.bodies import Body
-from torchdojo.contacts import Contact, ImpactContact, NonlinearContact
+from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.diagnostics import creep, kappa_for_gap, resting_gap
 from torchdojo.io import load
 from torchdojo.joints import (
@@ -48,6 +48,7 @@ __all__ = [
     "FreeRevolute",
     "ImpactContact",
     "Joint",
+    "LinearContact",
     "Mechanism",
     "Mesh",
     "NonlinearContact",

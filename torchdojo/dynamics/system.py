@@ -133,7 +133,7 @@ class System:
         """One entry per tensor of `stack_parameters`."""
         specs = [ParameterSpec(0, True), ParameterSpec(1, True), ParameterSpec(1, True), ParameterSpec(3, True)]
         for group in self.groups:
-            specs += [ParameterSpec(1 + ndim, True) for ndim in group.cls.fields.values()]
+            specs += [ParameterSpec(1 + ndim, True) for ndim in group.template.fields.values()]
             specs += [ParameterSpec(0, False) for _ in group.extra]
         return specs
 
@@ -145,7 +145,7 @@ class System:
         """
         tensors = [timestep, gravity, _stack([b.mass for b in self.bodies], 0), _stack([b.inertia for b in self.bodies], 2)]
         for group in self.groups:
-            for name, ndim in group.cls.fields.items():
+            for name, ndim in group.template.fields.items():
                 tensors.append(_stack([getattr(member, name) for member in group.members], ndim))
             tensors += [_lookup(group.template, name) for name in group.extra]
         return tensors
@@ -154,7 +154,7 @@ class System:
         """Per group, its template reading the stacked `parameters` (those after the first four)."""
         bound, start = [], 4
         for group in self.groups:
-            names = [*group.cls.fields, *group.extra]
+            names = [*group.template.fields, *group.extra]
             bound.append(bind(group.template, dict(zip(names, parameters[start : start + len(names)], strict=True)), group.cls))
             start += len(names)
         return bound

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import joints as joints_module
-from torchdojo.contacts import ImpactContact, NonlinearContact
+from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.dynamics.system import Group, ParameterSpec, System
 from torchdojo.elements import orthonormal_complement, unit
 from torchdojo.joints import StandardJoint
@@ -37,7 +37,12 @@ def unsupported(system: System) -> str | None:
     """What the kernel does not know of a system: a joint or contact written by a user, or one with tensors of its own; None if nothing."""
     for group in system.groups:
         if group.cls not in (*_JOINTS, ImpactContact, NonlinearContact):
+            if group.cls is LinearContact:
+                return "it does not know LinearContact yet"
             return f"{group.cls.__name__} is not a built-in joint or contact"
+        if group.template.fields != group.cls.fields or (issubclass(group.cls, Contact) and group.body_index.shape[1] > 1):
+            extra = sorted(set(group.template.fields) - set(group.cls.fields)) or "a second body"
+            return f"it does not know a {group.cls.__name__} with {extra} yet"
         if group.extra:
             return f"a {group.cls.__name__} has tensors that are not physical fields: {list(group.extra)}"
     return None
