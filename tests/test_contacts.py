@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 import torchdojo as td
 from torchdojo import path_maps
@@ -103,3 +104,129 @@ def test_pyramid_gradients(phase: str, kappa: float) -> None:
         with torch.no_grad():
             z = mech.rollout(z, steps=10).z[-1]
     td.testing.check_gradients(mech, z, parameters=["contacts.corner0", "bodies", "timestep"], tolerance=1e-6)
+
+
+# -- restitution ---------------------------------------------------------------------------------------------------------------------
+
+MODELS = {"impact": td.ImpactContact, "cone": td.NonlinearContact, "pyramid": td.LinearContact}
+
+
+def ball(contact: type[td.Contact], timestep: float = 0.01, kappa: float = 1e-8, **arguments: object) -> td.Mechanism:
+    """1 kg, radius 0.1 m, on the ground."""
+    skin = td.Sphere(0.1)
+    return td.Mechanism(
+        {"ball": td.Body(1.0, shape=skin)},
+        contacts={"skin": contact("ball", shape=skin, **arguments)},
+        timestep=timestep,
+        options=td.SolverOptions(kappa=kappa, backend="reference", residual_tol=1e-12),
+    )
+
+
+@pytest.mark.parametrize("restitution", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_ball_bounces_with_its_coefficient(model: str, restitution: float) -> None:
+    mech = ball(MODELS[model], restitution=restitution)
+    out = mech.rollout(mech.initial_state(ball=dict(position=(0, 0, 1.1))), steps=110)
+    assert not out.status.any()
+    v, gap = out.z[:, 5], out.z[:, 2] - 0.1
+    impact = int((v[1:] > v[:-1] + 0.5).nonzero()[0])
+    approach, rebound = -float(v[impact]), float(v[impact + 1])
+    # What is left is the central path: the gap of κ/γ over h, with γ = m ((1 + e) v + g h). That is 1e-7 m/s of 4.3 m/s.
+    excess = 1e-8 / (((1 + restitution) * approach + 0.0981) * 0.01)
+    assert abs(rebound - restitution * approach - excess) < 1e-10
+    # The same with terms of first order in h: the impact is at the end of a step, at most h·v above the ground, and e v_impact is there.
+    highest = float(gap[impact:].max())
+    assert abs(highest - restitution**2 * 1.0) < 0.01 * approach * (1 + restitution**2)
+    assert float(gap.min()) > 0
+
+
+def test_a_ball_that_keeps_its_energy_returns_to_its_height() -> None:
+    mech = ball(td.ImpactContact, restitution=1.0)
+    height = mech.rollout(mech.initial_state(ball=dict(position=(0, 0, 1.1))), steps=300).z[:, 2]
+    apexes = height[1:-1][(height[1:-1] > height[:-2]) & (height[1:-1] >= height[2:])]
+    assert len(apexes) == 3
+    # Each bounce reverses the fall exactly, but for the gap of the central path: κ/γ = 1.2e-9 m over h, 1.2e-7 m/s of 4.3 m/s.
+    assert float((apexes - 1.1).abs().max()) < 2e-6
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_impacts_without_friction_do_not_create_energy(turned: bool) -> None:
+    mech = cube(td.NonlinearContact, kappa=1e-8, restitution=1.0, friction=0.0)
+    q = torch.tensor((0.95, 0.2, 0.1, 0.05) if turned else (1.0, 0, 0, 0))
+    z = mech.initial_state(
+        box=dict(position=(0, 0, 0.8), orientation=q / q.norm(), angular_velocity=(3.0, 2.0, 1.0) if turned else (0.0, 0, 0))
+    )
+    out = mech.rollout(z, steps=150)
+    assert not out.status.any()
+    energy = mech.kinetic_energy(out.z[:-1], out.z[1:]) + mech.potential_energy(out.z[:-1])
+    # Gravity's part is exact in the discrete mechanics; the rest is rounding and the path's 1e-7 m/s per impact.
+    assert float(energy.max()) < float(energy[0]) * (1 + 1e-6)
+    # Flat, all four corners reverse at once: only the path's gaps are lost. Turned, what the spin over one step leaves out, of first order
+    # in h: 1 % here.
+    lost = float(1 - energy[-1] / energy[0])
+    assert lost < (0.03 if turned else 1e-5)
+    speeds = out.z[:, 5]
+    assert int(((speeds[1:] - speeds[:-1]) > 0.5).sum()) >= 2
+
+
+def test_what_rests_does_not_bounce_or_creep() -> None:
+    mech = cube(td.NonlinearContact, kappa=1e-8, restitution=0.8)
+    z = mech.rollout(mech.initial_state(box=dict(position=(0, 0, 0.26))), steps=400).z
+    # Dropped by 1 cm it bounces a few times, and then lies at κ/γ with γ = m g h/4 per corner.
+    assert abs(float(z[-1, 2]) - 0.25 - 1e-8 / (9.81 * 0.01 / 4)) < 1e-10
+    assert float(z[-50:, 3:6].abs().max()) < 1e-10 and float((z[-1, :3] - z[-50, :3]).abs().max()) < 1e-11
+
+
+def test_restitution_gradients() -> None:
+    """Of one step of impact with respect to everything, e included; and of the whole bounce, from height and speed to the apex."""
+    for model in MODELS.values():
+        mech = ball(model, kappa=1e-6, restitution=0.6)
+        z = mech.initial_state(ball=dict(position=(0, 0, 0.12), velocity=(0.5, 0.2, -4.0), angular_velocity=(1.0, 2.0, -1.0)))
+        report = td.testing.check_gradients(mech, z, tolerance=1e-6)
+        assert float(report.numeric["contacts.skin.restitution -> state"].abs()) > 1
+        jac, _ = mech.jacobians(z)
+        # Nimble's sign (Werling et al. 2021, section 6): a faster ball comes back faster. The path adds κ/(γ² h) ~ 1e-5.
+        assert abs(float(jac[5, 5]) + 0.6) < 1e-5
+
+    mech = ball(td.ImpactContact, kappa=1e-6)
+
+    def end(x: Tensor) -> Tensor:
+        height, speed, restitution = x.unbind(-1)
+        mech.contacts["skin"] = td.ImpactContact("ball", shape=td.Sphere(0.1), restitution=restitution)
+        again = td.Mechanism(dict(mech.bodies), contacts=dict(mech.contacts), options=mech.options)
+        z = again.initial_state(x.shape[:-1], ball=dict(position=torch.stack((0 * height, 0 * height, height), -1)))
+        z = torch.cat((z[..., :5], speed[..., None], z[..., 6:]), -1)
+        return again.rollout(z, steps=60).z[..., -1, 2]
+
+    x = torch.tensor((0.6, -1.0, 0.7))
+    analytic = torch.autograd.functional.jacobian(end, x)
+    step = 1e-6
+    with torch.no_grad():
+        ends = end(x + step * torch.cat((torch.eye(3), -torch.eye(3))))
+    numeric = (ends[:3] - ends[3:]) / (2 * step)
+    # Differences of the solver's tolerance, 1e-12 over 60 steps and 2e-6; derivatives are of order one.
+    assert float((analytic - numeric).abs().max()) < 1e-4
+    assert float(analytic[2]) > 0.3
+
+
+def test_restitution_is_checked_and_optional() -> None:
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="restitution"):
+            td.ImpactContact("ball", restitution=wrong)
+    contact = td.NonlinearContact("ball")
+    assert contact.restitution is None and "restitution" not in dict(contact.named_parameters())
+    with pytest.raises(AttributeError, match="made without it"):
+        contact.restitution = 0.5
+    with pytest.raises(TypeError, match="unexpected keyword 'restitutoin'"):
+        td.NonlinearContact("ball", restitutoin=0.5)
+    bouncing = td.NonlinearContact("ball", restitution=0.5)
+    bouncing.restitution = torch.tensor((0.1, 0.9))
+    assert bouncing.restitution.shape == (2,)
+    with pytest.raises(ValueError, match="0 to 1"):
+        bouncing.restitution = 2.0
+
+
+def test_batched_restitution() -> None:
+    mech = ball(td.ImpactContact, restitution=torch.tensor((0.0, 0.5, 1.0)))
+    z = mech.rollout(mech.initial_state(ball=dict(position=(0, 0, 0.12), velocity=(0, 0, -4.0))), steps=1).z[:, -1]
+    assert torch.allclose(z[:, 5], torch.tensor((0.0, 2.0, 4.0)), atol=1e-6)

@@ -58,11 +58,11 @@ class Contact(Element):
         normal: of a half-space, in the frame of `other`, any positive length, (..., 3). Default: z, the ground.
         offset: height of the half-space along the unit normal [m], (...,).
         other_shape: a `Sphere`, `Capsule` or `Box` in the frame of `other`, in place of the half-space.
-        restitution: coefficient e of Newton's law v_n⁺ = −e v_n⁻, (...,), in [0, 1]; see `floor`. None: contacts do not bounce.
-        recovery_speed: largest speed at which what starts a step overlapped is pushed apart [m/s], (...,), > 0; see `floor`. None: one
+        restitution: coefficient e of Newton's law v_n⁺ = −e v_n⁻, (...,), in [0, 1]; see `gap`. None: contacts do not bounce.
+        recovery_speed: largest speed at which what starts a step overlapped is pushed apart [m/s], (...,), > 0; see `gap`. None: one
             step undoes any overlap.
         stiffness, damping: [N/m] > 0 and [N·s/m] >= 0, (...,), of a compliant contact, which gives way by the force over the stiffness;
-            see `floor`. None: hard.
+            see `gap`. None: hard.
 
     Numbers of shapes become fields of the contact, `radius`, `size` and so on, and `other_radius`, `other_size`, `other_point`,
     `other_orientation` ...; like the others they may require grad and carry batch dimensions.
@@ -112,8 +112,8 @@ class Contact(Element):
         values |= {f"other_{name}": value for name, value in other_values.items()} if other_shape is not None else surface
         if other_shape is None and self.shape_kind != "sphere":
             raise ValueError(
-                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space or a surface of your own; allowed: a point or "
-                "a Sphere. Make one contact for each of shape.contact_points(), or give other_shape="
+                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space or a surface of your own; allowed: a point "
+                "or a Sphere. Make one contact for each of shape.contact_points(), or give other_shape="
             )
         self._set_fields({**values, **given})
 
@@ -222,10 +222,13 @@ class Contact(Element):
         apart = 0.5 * ((a.next.x - a.pose.x) - (b.next.x - b.pose.x))
         return Touch(distance, normal, (lever + apart, lever + (a.next.x - b.next.x) - apart))
 
-    def slip(self, motions: tuple[Motion, ...], touch: Touch) -> Tensor:
-        """Velocity of the body's material point at the contact, relative to that of the other, world frame [m/s], (..., 3)."""
+    def slip(self, motions: tuple[Motion, ...], touch: Touch, current: bool = False) -> Tensor:
+        """Velocity of the body's material point at the contact, relative to that of the other, world frame [m/s], (..., 3).
+
+        With `current`, of angular velocities in the current body frames, as the incoming ones are.
+        """
         velocities = [
-            motion.twist.v + quat.cross(quat.rotate(_frame(motions, i), motion.twist.omega), lever)
+            motion.twist.v + quat.cross(quat.rotate(motion.pose.q if current else _frame(motions, i), motion.twist.omega), lever)
             for i, (motion, lever) in enumerate(zip(motions, touch.levers, strict=True))
         ]
         return velocities[0] if len(velocities) == 1 else velocities[0] - velocities[1]
@@ -251,45 +254,42 @@ class Contact(Element):
     # -- the gap -------------------------------------------------------------------------------------------------------------------------
 
     def gap(self, motions: tuple[Motion, ...], touch: Touch, gamma: Tensor, timestep: Tensor) -> Tensor:
-        """What is to equal the slack s >= 0 with γ s = κ, (..., 1): φ⁺, or, where laws are given, φ⁺ above their `floor`."""
-        floor = self.floor(motions, gamma[..., 0], timestep[..., 0])
-        return (touch.distance if floor is None else touch.distance - floor)[..., None]
+        """What is to equal the slack s >= 0 with γ s = κ, (..., 1): φ⁺, or what the laws given to the contact make of it.
 
-    def floor(self, motions: tuple[Motion, ...], gamma: Tensor, timestep: Tensor) -> Tensor | None:
-        """The least gap c at the end of the step, (...,), from the gaps φ at its beginning and φ⁻ one step before; None for zero.
+        With φ and φ⁻ the gaps at the beginning of the step and one step before:
 
-        Restitution (Newton's law, between whole steps): a contact that approaches at w = (φ⁻ − φ)/h and would be in reach of the surface,
+        Overlap: φ⁺ − min(φ + h v_rec, 0) for a `recovery_speed` v_rec: at most that much is undone per step; nothing where φ >= −h v_rec.
 
-            c = max(φ + e h w, 0)    where w > v_th and φ − h w < h v_th,   v_th = 20 m/s² · h,
+        Compliance: φ⁺ + (γ − d min(φ, 0))/(h k + d), that is, in contact, γ/h = −k φ⁺ − d (φ⁺ − min(φ, 0))/h: the spring and damper of the
+        overlap, implicit, and never pulling.
 
-        leaves at φ⁺ − φ = e h w in the very step in which it would arrive; with e = 1, φ⁺ = φ⁻, the motion reversed. Slower ones come to
-        rest. Where the impact happens within a step does not show, and which step it is jumps: gradients are those of a given sequence of
-        impacts, as with any law of impact. With several impacts at once, or friction, Newton's law may create energy (Kane 1984; Glocker
-        2001); a single one without friction does not.
+        Restitution, Newton's law: where the surfaces approach at w = (φ⁻ − φ)/h and would be in reach of each other,
 
-        Overlap: c = min(φ + h v_rec, 0) for a `recovery_speed` v_rec: at most that much is undone per step; nothing where φ >= −h v_rec.
+            min(φ⁺, h n·(u⁺ + e u⁻))    where w > v_th and φ − h w < h v_th,   v_th = 20 m/s² · h,
 
-        Compliance: γ/h = −k φ⁺ − d (φ⁺ − min(φ, 0))/h in contact, the spring and damper of the overlap, implicit, and never pulling:
-
-            c = (d min(φ, 0) − γ)/(h k + d)
+        with the velocities u⁺ and u⁻ of the point of contact after and before, both with the lever at which the impulse acts. So they leave
+        at u_n⁺ = −e u_n⁻ in the very step in which they would arrive (where they are not in touch yet, but nearer than one step); slower
+        ones come to rest. Without friction, impacts at e = 1 keep the energy: it changes by Σ γ n·(u⁺ + u⁻)/2. With friction, or where
+        other contacts that do not bounce take part, Newton's law may create energy (Kane 1984; Glocker 2001). Which step it is jumps:
+        gradients are those of a given sequence of impacts, as with any law of impact.
         """
-        fields = self.fields
+        fields, gap = self.fields, touch.distance
         if not any(name in fields for name in ("restitution", "recovery_speed", "stiffness")):
-            return None
-        gap = self.distance(*(motion.pose for motion in motions))
-        floor = torch.zeros_like(gap)
+            return gap[..., None]
+        h = timestep[..., 0]
+        now = self.distance(*(motion.pose for motion in motions))
         if "recovery_speed" in fields:
-            floor = (gap + timestep * self.recovery_speed).clamp_max(0)
+            gap = gap - (now + h * self.recovery_speed).clamp_max(0)
         if "stiffness" in fields:
-            rate = timestep * self.stiffness + self.damping
-            floor = torch.minimum(floor, (self.damping * gap.clamp_max(0) - gamma) / rate)
+            gap = gap + (gamma[..., 0] - self.damping * now.clamp_max(0)) / (h * self.stiffness + self.damping)
         if "restitution" in fields:
-            before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep[..., None]) for motion in motions))
-            approach = before - gap
-            slow = RESTING_ACCELERATION * timestep * timestep
-            bounces = (approach > slow) & (gap - approach < slow)
-            floor = torch.where(bounces, (gap + self.restitution * approach).clamp_min(0), floor)
-        return floor
+            before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))
+            slow = RESTING_ACCELERATION * h * h
+            bounces = (before - now > slow) & (2 * now - before < slow)
+            arriving = tuple(motion._replace(twist=motion.incoming) for motion in motions)
+            velocity = self.slip(motions, touch) + self.restitution[..., None] * self.slip(arriving, touch, current=True)
+            gap = torch.where(bounces, torch.minimum(gap, h * (touch.normal * velocity).sum(-1)), gap)
+        return gap[..., None]
 
 
 def _describe(contact: Contact, argument: str, shape: Shape | None) -> tuple[str, dict[str, Any]]:
