@@ -25,6 +25,7 @@ from torchdojo.joints import (
     Spherical,
     StandardJoint,
 )
+from torchdojo.manifolds import contact_manifold, contacts_between
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.solver.options import SolverOptions, Status
@@ -68,6 +69,8 @@ __all__ = [
     "Status",
     "StepOutput",
     "Trajectory",
+    "contact_manifold",
+    "contacts_between",
     "creep",
     "kappa_for_gap",
     "load",

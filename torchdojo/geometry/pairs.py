@@ -22,7 +22,7 @@ KINDS = ("sphere", "capsule", "box")
 # its ends to the other. The distance is rounded to match, by a quarter of this times the edge at most (2.5 µm for 10 cm).
 FLAT = 1e-4
 PARALLEL_EDGES = 1e-6  # sin² of the angle between two edges below which their cross product is no axis: faces separate parallel edges
-PREFER_FACES = 1e-9  # [m] by which an axis across two edges must beat a face
+PREFER_FACES = 1e-9  # [m] by which an axis across two edges must beat a face; half of it, the smaller box's face the other's
 
 
 class Solid(NamedTuple):
@@ -122,6 +122,10 @@ def _box_box(a: Solid, b: Solid) -> Witness:
     cosine_a, cosine_b = axes @ rotation_a.mT, axes @ rotation_b.mT
     gaps = along.abs() - (half_a * _rounded(cosine_a)).sum(-1) - (half_b * _rounded(cosine_b)).sum(-1)
     preferred = gaps.detach().clone()
+    # Flat on each other, two faces tie: that of the larger box stands, and the other box supports it.
+    smaller = (half_a.sum((-1, -2)) < half_b.sum((-1, -2)))[..., None].detach()
+    preferred[..., :3] -= 0.5 * PREFER_FACES * smaller
+    preferred[..., 3:6] -= 0.5 * PREFER_FACES * ~smaller
     preferred[..., 6:] -= PREFER_FACES
     preferred[..., 6:] = torch.where(real, preferred[..., 6:], -torch.inf)
     best = preferred.argmax(-1, keepdim=True)
