@@ -230,3 +230,314 @@ def test_batched_restitution() -> None:
     mech = ball(td.ImpactContact, restitution=torch.tensor((0.0, 0.5, 1.0)))
     z = mech.rollout(mech.initial_state(ball=dict(position=(0, 0, 0.12), velocity=(0, 0, -4.0))), steps=1).z[:, -1]
     assert torch.allclose(z[:, 5], torch.tensor((0.0, 2.0, 4.0)), atol=1e-6)
+
+
+# -- between bodies ------------------------------------------------------------------------------------------------------------------
+
+SHAPES: dict[str, td.Shape] = {"sphere": td.Sphere(0.2), "capsule": td.Capsule(0.15, 0.4), "box": td.Box((0.3, 0.4, 0.35))}
+PAIRS = [pytest.param(a, b, marks=[] if i <= j else pytest.mark.slow) for i, a in enumerate(SHAPES) for j, b in enumerate(SHAPES)]
+
+
+def two_bodies(a: str, b: str, model: type[td.Contact], **arguments: object) -> td.Mechanism:
+    return td.Mechanism(
+        {"a": td.Body(1.0, shape=SHAPES[a]), "b": td.Body(1.7, shape=SHAPES[b])},
+        contacts={"touch": model("a", shape=SHAPES[a], other="b", other_shape=SHAPES[b], **arguments)},
+        gravity=(0, 0, 0),
+        options=td.SolverOptions(kappa=1e-6, backend="reference", residual_tol=1e-12),
+    )
+
+
+def collision(mech: td.Mechanism, height: float = 0.7) -> Tensor:
+    """a falls on b, off its centre, both turning, both flying past at 23 m/s."""
+    q = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
+    q = q / q.norm(dim=-1, keepdim=True)
+    common = torch.tensor((20.0, 10.0, 5.0))
+    return mech.initial_state(
+        a=dict(
+            position=(0.05, 0.03, height), velocity=common + torch.tensor((0.3, 0.1, -3.0)), orientation=q[0], angular_velocity=(1, 2, 3)
+        ),
+        b=dict(velocity=common, orientation=q[1], angular_velocity=(-2.0, 1.0, 0.5)),
+    )
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_collisions_conserve_momentum(a: str, b: str, model: str) -> None:
+    mech = two_bodies(a, b, MODELS[model])
+    out = mech.rollout(collision(mech), steps=18)
+    assert not out.status.any() and int(out.substeps.max()) == 1
+    assert float(out.impulses[:, 0].max()) > 0.3 and float(mech.distances(out.z).min()) > 0
+    momentum = mech.momentum(out.z)
+    # Residuals of 1e-12 over a dozen steps with contact; momenta are of order 60 kg m/s.
+    assert float((momentum - momentum[0]).abs().max()) < 1e-10
+    energy = mech.kinetic_energy(out.z)
+    assert float(energy[-1]) < float(energy[0])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_gradients_between_bodies(a: str, b: str, model: str) -> None:
+    """Of the step in which they collide, with respect to states, sizes, poses of shapes, masses."""
+    mech = two_bodies(a, b, MODELS[model], restitution=0.4)
+    mech.options = td.SolverOptions(kappa=1e-4, backend="reference")
+    z = collision(mech)
+    with torch.no_grad():
+        path = mech.rollout(z, steps=18)
+    hit = int((path.impulses[:, 0] > 0.3).nonzero()[0])
+    report = td.testing.check_gradients(mech, path.z[hit], parameters=["contacts", "bodies.a.mass"], directions=8, tolerance=1e-6)
+    size = {"sphere": "radius", "capsule": "length", "box": "size"}[b]
+    assert f"contacts.touch.other_{size} -> state" in report.errors
+
+
+def test_a_fixed_box_is_a_floor() -> None:
+    """A large box under the world's origin acts as the half-space does, on a tumbling cube with friction."""
+    floor = td.Box((20.0, 20.0, 1.0), position=(0.0, 0.0, -0.5))
+    flat, boxed = cube(td.NonlinearContact), cube(td.NonlinearContact, other_shape=floor)
+    for mech in (flat, boxed):
+        mech.options = td.SolverOptions(kappa=1e-6, backend="reference", residual_tol=1e-12, central_path_tol=1e-9)
+    z = flat.initial_state(box=dict(position=(0, 0, 0.5), velocity=(1.0, 0.5, -1.0), angular_velocity=(3.0, 2.0, -1.0)))
+    # The same equations, from the same starts; 30 steps of tumbling multiply rounding by 1e3 or so.
+    assert float((flat.rollout(z, steps=30).z - boxed.rollout(z, steps=30).z).abs().max()) < 1e-9
+
+
+def test_a_half_space_on_a_body_carries_and_is_pushed() -> None:
+    """A ball on a heavy plate, a half-space fixed to it: the plate takes the opposite impulse, and what lies on it moves along."""
+    mech = td.Mechanism(
+        {"plate": td.Body(10.0, (1.0, 1.0, 1.0)), "ball": td.Body(1.0, shape=td.Sphere(0.1))},
+        contacts={"skin": td.NonlinearContact("ball", shape=td.Sphere(0.1), other="plate", normal=(0, 0, 1), offset=0.05)},
+        gravity=(0, 0, 0),
+        options=td.SolverOptions(kappa=1e-10, backend="reference"),
+    )
+    z = mech.initial_state(plate=dict(velocity=(0, 0, 1.0)), ball=dict(position=(0.0, 0.0, 0.2)))
+    out = mech.rollout(z, steps=20)
+    momentum = mech.momentum(out.z)
+    assert float((momentum - momentum[0]).abs().max()) < 1e-8
+    # Inelastic: they move on together, at 10/11 m/s, but for what κ pushes them apart.
+    speeds = out.z[-1, [5, 18]]
+    assert float((speeds - 10 / 11).abs().max()) < 1e-3
+
+
+def test_bodies_exchanged_do_the_same() -> None:
+    """Contact of b with a is that of a with b, to the order of the gap: the common point of contact is on the surface of the first."""
+    results = []
+    for first, second in (("a", "b"), ("b", "a")):
+        shapes = {"a": SHAPES["capsule"], "b": SHAPES["sphere"]}
+        mech = td.Mechanism(
+            {"a": td.Body(1.0, shape=SHAPES["capsule"]), "b": td.Body(1.7, shape=SHAPES["sphere"])},
+            contacts={"touch": td.NonlinearContact(first, shape=shapes[first], other=second, other_shape=shapes[second])},
+            gravity=(0, 0, 0),
+            options=td.SolverOptions(kappa=1e-9, backend="reference", residual_tol=1e-12),
+        )
+        results.append(mech.rollout(collision(mech), steps=20).z[-1])
+    # Gaps are 1e-9 m in the impact and grow to 1e-5 m while κ still pushes with 1e-4 N·s; tangents differ, which the cone does not see.
+    assert float((results[0] - results[1]).abs().max()) < 1e-5
+
+
+def test_newtons_cradle_passes_momentum_on() -> None:
+    balls = {f"ball{i}": td.Body(1.0, shape=td.Sphere(0.1)) for i in range(5)}
+    contacts = td.contacts_between(balls, model=td.ImpactContact, restitution=1.0)
+    assert len(contacts) == 10
+    mech = td.Mechanism(
+        balls, contacts=contacts, timestep=1e-3, gravity=(0, 0, 0), options=td.SolverOptions(kappa=1e-10, backend="reference")
+    )
+    start = {name: dict(position=(0.201 * i, 0, 0)) for i, name in enumerate(balls)}
+    start["ball0"] = dict(position=(-0.02, 0, 0), velocity=(1.0, 0, 0))
+    out = mech.rollout(mech.initial_state(**start), steps=60)
+    speeds = out.z.unflatten(-1, (-1, 13))[..., 3]
+    # Each of four impacts leaves κ/(γ h) = 1e-7 m/s, and κ pushes balls apart that stand near: 1e-10 over gaps of 1 mm, 1e-4 in all.
+    assert float((speeds[-1] - torch.tensor((0.0, 0, 0, 0, 1.0))).abs().max()) < 1e-3
+    assert float((speeds.sum(-1) - 1).abs().max()) < 1e-9
+    assert float(mech.distances(out.z).min()) > 0
+
+
+def stack(count: int, offset: float) -> tuple[td.Mechanism, Tensor]:
+    """Boxes of 10 cm and 1 kg on each other, each at random up to about `offset` [m] beside its place."""
+    box = td.Box((0.1, 0.1, 0.1))
+    bodies = {f"box{i}": td.Body(1.0, shape=box) for i in range(count)}
+    contacts = td.contacts_between(bodies, friction=0.6, filter=lambda a, b: abs(int(a[3:]) - int((b or a)[3:])) == 1)
+    feet = {f"foot{i}": td.NonlinearContact("box0", point=p, friction=0.6) for i, p in enumerate(box.contact_points()[0]) if p[2] < 0}
+    mech = td.Mechanism(bodies, contacts={**contacts, **feet}, options=REFERENCE)
+    place = offset * torch.randn(count, 2)
+    start = {f"box{i}": dict(position=(*place[i].tolist(), 0.05 + 0.1 * i + 1e-4 * (i + 1))) for i in range(count)}
+    return mech, mech.initial_state(**start)
+
+
+@pytest.mark.parametrize(("count", "steps"), [(3, 40), pytest.param(10, 500, marks=pytest.mark.slow)])
+def test_a_stack_of_boxes_stands(count: int, steps: int) -> None:
+    mech, z = stack(count, offset=0.003)
+    assert len(mech.contacts) == 17 * (count - 1) + 4
+    with torch.no_grad():
+        out = mech.rollout(z, steps=steps)
+    assert not out.status.any()
+    bodies = out.z.unflatten(-1, (-1, 13))
+    # It falls by the 0.1 mm between the boxes, and then creeps: κ = 1e-6 over what a contact of the stack bears, micrometres per second.
+    assert float((bodies[-1, :, :2] - bodies[0, :, :2]).abs().max()) < 1e-3
+    assert float((bodies[-1, :, 2] - bodies[0, :, 2]).abs().max()) < 2e-4 * count
+    assert float(bodies[-1, :, 3:6].abs().max()) < 1e-3
+
+
+def test_contacts_between_leaves_out_neighbours() -> None:
+    link = td.Capsule(0.05, 0.3)
+    bodies = {name: td.Body(1.0, shape=link) for name in ("a", "b", "c")} | {"ghost": td.Body(1.0, (1.0, 1.0, 1.0))}
+    joints = {"ab": td.Revolute("a", "b"), "bc": td.Revolute("b", "c"), "base": td.Floating(None, "a")}
+    found = td.contacts_between(bodies, joints, friction=0.2)
+    assert {tuple(c.body_names) for c in found.values()} == {("a", "c"), ("c", "a")}
+    assert len(found) == 5 and all(float(c.friction) == 0.2 for c in found.values())
+    assert td.contacts_between(bodies, joints, filter=lambda a, b: (a, b) != ("a", "c")) == {}
+    walls = td.contacts_between(bodies, joints, world=[td.Box((1, 1, 0.1)), td.Sphere(1.0)], filter=lambda a, b: b is None)
+    assert len(walls) == 3 * (3 + 1)
+    several = {"a": td.Body(1.0, (1.0, 1, 1), shape=[td.Sphere(0.1), td.Sphere(0.2)]), "b": td.Body(1.0, shape=td.Sphere(0.1))}
+    assert len(td.contacts_between(several)) == 2
+    with pytest.raises(ValueError, match="Ellipsoid"):
+        td.contacts_between({"a": td.Body(1.0, shape=td.Ellipsoid((1, 1, 1))), "b": td.Body(1.0, shape=td.Sphere(0.1))})
+
+
+def test_mistakes_with_shapes_are_named() -> None:
+    ball, box = td.Sphere(0.1), td.Box((1.0, 1.0, 1.0))
+    for arguments, text in (
+        (dict(shape=ball, radius=0.1), "both shape= and radius="),
+        (dict(other_shape=box, normal=(0, 0, 1)), "both other_shape= and normal="),
+        (dict(shape=box), "against a half-space"),
+        (dict(shape=ball, other_shape=td.Cylinder(0.1, 0.2)), "other_shape=Cylinder"),
+        (dict(other="a"), "two different bodies"),
+        (dict(stiffness=0.0), "positive"),
+        (dict(damping=1.0), "without stiffness"),
+        (dict(stiffness=1.0, restitution=0.5), "compliant contact bounces"),
+        (dict(recovery_speed=0.0), "positive"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            td.ImpactContact("a", **arguments)
+    with pytest.raises(ValueError, match="bodies are"):
+        td.Mechanism({"a": td.Body(1.0, shape=ball)}, contacts={"c": td.ImpactContact("a", other="b", other_shape=box)})
+
+
+def test_the_kernel_says_what_it_does_not_know() -> None:
+    bodies = {"a": td.Body(1.0, shape=td.Sphere(0.1)), "b": td.Body(1.0, shape=td.Sphere(0.1))}
+    for contact, text in (
+        (td.LinearContact("a"), "LinearContact"),
+        (td.ImpactContact("a", restitution=0.5), "restitution"),
+        (td.NonlinearContact("a", other="b"), "second body"),
+        (td.NonlinearContact("a", other_shape=td.Box((1, 1, 1))), "other_size"),
+        (td.NonlinearContact("a", rolling_friction=0.1), "rolling_friction"),
+    ):
+        mech = td.Mechanism(bodies, contacts={"c": contact}, options=td.SolverOptions(backend="native"))
+        with pytest.raises(RuntimeError, match=text):
+            mech(mech.initial_state(a=dict(position=(0, 0, 2.0))))
+        mech.options = td.SolverOptions()
+        assert bool(torch.isfinite(mech(mech.initial_state(a=dict(position=(0, 0, 2.0))))).all())
+
+
+# -- couples -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kappa", [1e-6, 1e-9])
+def test_torsional_friction_stops_a_spinning_ball(kappa: float) -> None:
+    mech = ball(td.NonlinearContact, kappa=kappa, friction=0.5, torsional_friction=0.01)
+    assert mech.contacts["skin"].cones == td.elements.Cones(orthant=4, second_order=1)
+    inertia = 0.4 * 0.1**2
+    z = mech.initial_state(ball=dict(position=(0, 0, 0.1 + kappa / 0.0981), angular_velocity=(0, 0, 10.0)))
+    out = mech.rollout(z, steps=60)
+    assert not out.status.any()
+    spin = out.z[:, 12] * torch.sqrt(1 - (0.005 * out.z[:, 12]) ** 2)  # what the step's angular momentum is J times
+    # J dω/dt = −μ_t m g while it turns: 24.5 rad/s². The couple is that of two ends of a segment, less by κ/ω on the path.
+    rate = 0.01 * 9.81 / inertia
+    assert abs(float(spin[10] - spin[30]) / (20 * 0.01) / rate - 1) < (1e-3 if kappa == 1e-6 else 1e-6)
+    # It stops within 0.41 s, and stays stopped; the normal force and the place do not feel it.
+    assert float(spin[45:].abs().max()) < 1e-2 * (kappa / 1e-6)
+    assert float((out.z[:, :2]).abs().max()) < 1e-9
+
+
+def test_rolling_friction_stops_a_rolling_ball() -> None:
+    mech = ball(td.NonlinearContact, kappa=1e-9, friction=0.8, rolling_friction=0.01)
+    assert mech.contacts["skin"].cones == td.elements.Cones(orthant=1, second_order=2)
+    z = mech.initial_state(ball=dict(position=(0, 0, 0.1 + 1e-9 / 0.0981), velocity=(0.6, 0.8, 0.0), angular_velocity=(-8.0, 6.0, 0.0)))
+    out = mech.rollout(z, steps=200)
+    assert not out.status.any()
+    speed = out.z[:, 3:5].norm(dim=-1)
+    # (J + m r²) dω/dt = −μ_r m g without slip; h times the angular velocity is what the lever turns in a step.
+    expected = 0.01 * 9.81 * 0.1 / (0.4 * 0.01 + 0.01)
+    assert abs(float(speed[20] - speed[80]) / 0.6 / expected - 1) < 1e-3
+    assert float(speed[-20:].max()) < 1e-3
+    # Straight on.
+    assert float((out.z[-1, 0] / out.z[-1, 1] - 0.75).abs()) < 1e-3
+
+
+def test_couples_between_bodies_conserve_momentum_and_have_gradients() -> None:
+    mech = two_bodies("sphere", "box", td.NonlinearContact, torsional_friction=0.02, rolling_friction=0.01)
+    z = collision(mech)
+    out = mech.rollout(z, steps=18)
+    assert not out.status.any() and float(out.impulses[:, 0].max()) > 0.3
+    momentum = mech.momentum(out.z)
+    assert float((momentum - momentum[0]).abs().max()) < 1e-10
+    mech.options = td.SolverOptions(kappa=1e-4, backend="reference")
+    hit = int((out.impulses[:, 0] > 0.3).nonzero()[0])
+    report = td.testing.check_gradients(mech, out.z[hit], parameters=["contacts"], tolerance=1e-6)
+    for name in ("torsional_friction", "rolling_friction"):
+        assert float(report.numeric[f"contacts.touch.{name} -> state"].abs()) > 1e-3
+
+
+def test_couples_take_few_iterations() -> None:
+    mech = cube(td.NonlinearContact, torsional_friction=0.01, rolling_friction=0.005)
+    with torch.no_grad():
+        out = mech.rollout(mech.initial_state(box=PHASES["impact"]), steps=60)
+    assert not out.status.any()
+    assert float(out.iterations.double().mean()) < 6
+
+
+# -- compliance and overlap ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_compliant_contact_gives_way_by_the_force_over_the_stiffness() -> None:
+    for model in MODELS.values():
+        mech = cube(model, kappa=1e-10, stiffness=1e4, damping=100.0)
+        out = mech.rollout(mech.initial_state(box=dict(position=(0, 0, 0.2505))), steps=300)
+        assert not out.status.any()
+        # Four corners carry m g; κ/γ = 4e-9 m is what the path adds.
+        assert abs(float(out.z[-1, 2]) - 0.25 + 9.81 / 4e4) < 1e-8
+        gaps, impulse = mech.distances(out.z)[:, ::2], out.impulses[:, mech.impulse_layout["contacts.corner0"].start]
+        # The law, at every step in contact: γ/h = −k φ⁺ − d (φ⁺ − min(φ, 0))/h.
+        force = -1e4 * gaps[1:, 0] - 100.0 * (gaps[1:, 0] - gaps[:-1, 0].clamp_max(0)) / 0.01
+        pressing = impulse > 1e-4
+        assert int(pressing.sum()) > 200
+        assert float((impulse / 0.01 - force)[pressing].abs().max()) < 1e-2  # κ/γ <= 1e-6 m, times k
+        assert float(impulse.min()) > 0
+
+
+def test_a_compliant_contact_becomes_a_hard_one() -> None:
+    throw = dict(position=(0, 0, 0.3), velocity=(1.0, 0.5, -2.0), angular_velocity=(0.5, 1.0, -1.0))
+    ends = []
+    for laws in (dict(), dict(stiffness=1e8), dict(stiffness=1e10), dict(stiffness=1e12)):
+        mech = cube(td.NonlinearContact, kappa=1e-5, **laws)
+        ends.append(mech.rollout(mech.initial_state(box=throw), steps=20).z[-1])
+    differences = [float((end - ends[0]).abs().max()) for end in ends[1:]]
+    # In proportion to 1/k.
+    assert differences[1] < 0.03 * differences[0] and differences[2] < 0.03 * differences[1] and differences[2] < 1e-5
+
+
+def test_compliance_gradients() -> None:
+    mech = cube(td.NonlinearContact, kappa=1e-5, stiffness=1e4, damping=50.0)
+    with torch.no_grad():
+        z = mech.rollout(mech.initial_state(box=PHASES["impact"]), steps=4).z[-1]
+    assert float(mech.distances(z).min()) < -1e-4
+    report = td.testing.check_gradients(mech, z, parameters=["contacts.corner0", "timestep"], tolerance=1e-6)
+    assert float(report.numeric["contacts.corner0.stiffness -> state"].abs()) > 0
+
+
+def test_what_starts_below_the_floor_comes_up_slowly() -> None:
+    for model in MODELS.values():
+        mech = cube(model, recovery_speed=0.5)
+        z = mech.initial_state(box=dict(position=(0, 0, 0.2)))
+        out = mech.rollout(z, steps=40)
+        assert not out.status.any()
+        height = out.z[:, 2]
+        # 5 cm at 0.5 m/s: ten steps of 5 mm, and of the path's κ/γ. It keeps that speed, and rises by v²/2g = 1.3 cm before it lies there.
+        assert torch.allclose(height[1:10], 0.2 + 0.005 * torch.arange(1, 10), atol=5e-4)
+        assert float(height.max()) < 0.25 + 0.014 and abs(float(height[-1]) - 0.25) < 1e-4
+        hard = cube(model)
+        # Without the law one step undoes it all, at 5 m/s.
+        assert float(hard(z)[5]) > 4.9
+        assert torch.equal(mech.rollout(mech.initial_state(box=PHASES["impact"]), steps=20).z,
+                           hard.rollout(hard.initial_state(box=PHASES["impact"]), steps=20).z)  # fmt: skip
+    td.testing.check_gradients(
+        cube(td.NonlinearContact, kappa=1e-4, recovery_speed=0.5), z, parameters=["contacts.corner0"], tolerance=1e-6
+    )

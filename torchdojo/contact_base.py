@@ -258,7 +258,8 @@ class Contact(Element):
 
         With φ and φ⁻ the gaps at the beginning of the step and one step before:
 
-        Overlap: φ⁺ − min(φ + h v_rec, 0) for a `recovery_speed` v_rec: at most that much is undone per step; nothing where φ >= −h v_rec.
+        Overlap: φ⁺ − min(φ + h v_rec, 0) for a `recovery_speed` v_rec: at most that much is undone per step, and that is the
+        speed with which the surfaces then part; nothing where φ >= −h v_rec, and no number changes where nothing overlaps.
 
         Compliance: φ⁺ + (γ − d min(φ, 0))/(h k + d), that is, in contact, γ/h = −k φ⁺ − d (φ⁺ − min(φ, 0))/h: the spring and damper of the
         overlap, implicit, and never pulling.

@@ -144,7 +144,8 @@ class Mechanism(PhysicalModule):
     def impulse_layout(self) -> dict[str, slice]:
         """Where each element's impulses are in `StepOutput.impulses`: "joints.NAME" and "contacts.NAME" -> slice.
 
-        Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ, or (γ, ξ₁, ξ₂, ξ₃) with friction.
+        Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ; (γ, ξ₁, ξ₂, ξ₃) with a friction
+        cone; (γ, ψ, β) with a pyramid; `NonlinearContact` says where couples are.
         """
         layout, start = {}, 0
         for key, piece in self._system.impulse_layout.items():

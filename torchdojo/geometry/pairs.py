@@ -149,13 +149,13 @@ def _box_box(a: Solid, b: Solid) -> Witness:
 
 
 def _rounded(cosine: Tensor) -> Tensor:
-    """|cosine|, with a parabola in place of the kink, scaled so that 1 stays 1. Its derivative is `_slope`."""
+    """|cosine|, with a parabola in place of the kink, scaled so that 1 stays 1. Its derivative is `_slope`, but for that scale."""
     size = cosine.abs()
     return torch.where(size < FLAT, size * size / (2 * FLAT), size - 0.5 * FLAT) / (1 - 0.5 * FLAT)
 
 
 def _slope(cosine: Tensor) -> Tensor:
-    return (cosine / FLAT).clamp(-1, 1) / (1 - 0.5 * FLAT)
+    return (cosine / FLAT).clamp(-1, 1)
 
 
 _PAIRS: dict[tuple[str, str], Callable[[Solid, Solid], Witness]] = {
