@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -541,3 +543,81 @@ def test_what_starts_below_the_floor_comes_up_slowly() -> None:
     td.testing.check_gradients(
         cube(td.NonlinearContact, kappa=1e-4, recovery_speed=0.5), z, parameters=["contacts.corner0"], tolerance=1e-6
     )
+
+
+# -- as modules ----------------------------------------------------------------------------------------------------------------------
+
+
+def everything() -> tuple[td.Mechanism, Tensor]:
+    """One contact of each new kind, in touch: a capsule on a fixed box, a bouncing ball on it, a box on the ground in a pyramid."""
+    bodies = {
+        "rod": td.Body(0.8, shape=SHAPES["capsule"]),
+        "ball": td.Body(0.5, shape=td.Sphere(0.1)),
+        "box": td.Body(1.0, (0.02, 0.03, 0.04)),
+    }
+    contacts = {
+        **td.contact_manifold("rod", SHAPES["capsule"], None, td.Box((4.0, 4.0, 1.0), position=(0, 0, -0.5)), friction=0.4),
+        "bounce": td.NonlinearContact(
+            "ball", shape=td.Sphere(0.1), other="rod", other_shape=SHAPES["capsule"], restitution=0.5, rolling_friction=0.01
+        ),
+        "corner": td.LinearContact("box", point=(0.1, 0.1, -0.1), facets=6, stiffness=1e4, damping=10.0),
+    }
+    mech = td.Mechanism(bodies, contacts=contacts, options=td.SolverOptions(kappa=1e-4, residual_tol=1e-12, central_path_tol=1e-9))
+    lying = torch.tensor((0.5, 0.5, 0.5, 0.5))
+    z = mech.initial_state(
+        rod=dict(position=(0, 0, 0.153), orientation=lying),
+        ball=dict(position=(0.02, 0.03, 0.41), velocity=(0.1, 0.2, -2.0)),
+        box=dict(position=(3.0, 3.0, 0.1), velocity=(0.5, 0.0, -0.1)),
+    )
+    return mech, z
+
+
+def test_copies_and_transforms_of_contacts() -> None:
+    mech, z = everything()
+    after = mech(z)
+    assert bool((mech.distances(after)[:4] > 0).all()) and float(after[18] - z[18]) > 2
+    for twin in (copy.deepcopy(mech), pickle.loads(pickle.dumps(mech))):
+        assert torch.equal(twin(z), after)
+    fresh, _ = everything()
+    fresh.load_state_dict(mech.state_dict())
+    assert torch.equal(fresh(z), after)
+    batch = z + 1e-3 * torch.randn(3, 1) * (torch.arange(39) == 18)
+    assert torch.allclose(torch.vmap(mech)(batch), mech(batch), rtol=0, atol=1e-12)
+    names = {name for name, _ in mech.named_parameters() if name.startswith("contacts.bounce")}
+    assert {f"contacts.bounce.{n}" for n in ("radius", "other_length", "other_orientation", "restitution", "rolling_friction")} <= names
+    # Sizes with a batch dimension: one environment each.
+    mech.contacts["bounce"].radius = torch.tensor((0.1, 0.11, 0.09))
+    heights = mech(z)[:, 15]
+    assert heights.shape == (3,) and float(heights[1]) != float(heights[2])
+
+
+def test_jacobians_of_contacts_match_autograd() -> None:
+    mech, z = everything()
+    jac, _ = mech.jacobians(z)
+    base = mech(z)
+    auto = torch.autograd.functional.jacobian(lambda d: mech.difference(mech(mech.retract(z, d)), base), torch.zeros(36))
+    # Two exact formulas; 1e-9 as in test_gradients.
+    assert float((auto - jac).abs().max()) < 1e-9 * float(jac.abs().max())
+    td.testing.check_gradients(mech, z, directions=6, tolerance=1e-6)
+
+
+class Bowl(td.NonlinearContact):
+    """A surface that a user wrote, on a moving body: the inside of a sphere of radius 1 m."""
+
+    def signed_distance(self, point: Tensor) -> Tensor:
+        return 1 - torch.linalg.vector_norm(point, dim=-1)
+
+
+def test_a_surface_of_the_users_own_on_a_body() -> None:
+    mech = td.Mechanism(
+        {"bowl": td.Body(2.0, (0.5, 0.6, 0.7)), "ball": td.Body(0.5, shape=td.Sphere(0.1))},
+        contacts={"in": Bowl("ball", radius=0.1, other="bowl", friction=0.3)},
+        gravity=(0, 0, 0),
+        options=td.SolverOptions(kappa=1e-4, residual_tol=1e-12),
+    )
+    z = mech.initial_state(bowl=dict(angular_velocity=(0.5, 0.2, 1.0)), ball=dict(position=(0.3, 0.2, -0.82), velocity=(0.5, -0.3, -1.0)))
+    out = mech.rollout(z, steps=30)
+    assert not out.status.any() and float(mech.distances(out.z).min()) > 0 and float(out.impulses.max()) > 0.1
+    momentum = mech.momentum(out.z)
+    assert float((momentum - momentum[0]).abs().max()) < 1e-10
+    td.testing.check_gradients(mech, out.z[3], directions=8, tolerance=1e-6)
