@@ -96,9 +96,10 @@ def build(description: dict[str, Any]) -> td.Mechanism:
     for c in description["contacts"]:
         offset = float(np.dot(c["normal"], c["contact_offset"]))
         common = dict(point=c["contact_origin"], radius=c["radius"], normal=c["normal"], offset=offset)
+        kinds = {"nonlinear": td.NonlinearContact, "linear": td.LinearContact}
         contacts[c["name"]] = (
             td.ImpactContact(c["body"], **common)
             if c["model"] == "impact"
-            else td.NonlinearContact(c["body"], friction=c["friction"], **common)
+            else kinds[c["model"]](c["body"], friction=c["friction"], **common)
         )
     return td.Mechanism(bodies, joints, contacts, timestep=description["timestep"], gravity=description["gravity"])

@@ -28,8 +28,6 @@ def missing_feature(description: dict[str, Any]) -> str | None:
     """What the engine does not have yet, or has and is compared in test_joint_mechanics (joint limits), or None."""
     if any(joint["impulse_layout"][part][0] for joint in description["joints"] for part in ("translational", "rotational")):
         return "joint limits"
-    if any(contact["model"] == "linear" for contact in description["contacts"]):
-        return "linear contacts"
     return None
 
 
@@ -72,8 +70,8 @@ def test_tables_hold_what_they_should() -> None:
     """Every case is either compared or left out for a stated reason."""
     assert len(DESCRIPTIONS) == 58
     left_out = {name: missing_feature(d) for name, d in DESCRIPTIONS.items() if name not in SUPPORTED}
-    assert set(left_out.values()) <= {"joint limits", "linear contacts"}
-    assert len(FREE) >= 24 and len(CONTACT) >= 11 and len(HALF_LEVER) == 11
+    assert set(left_out.values()) <= {"joint limits"}
+    assert len(FREE) >= 24 and len(CONTACT) >= 15 and len(HALF_LEVER) == 11
 
 
 # -- states and impulses --------------------------------------------------------------------------------------------------------
@@ -117,6 +115,11 @@ def test_state_and_impulses_with_contact(name: str, kappa_exponent: int, every: 
             assert worst(mine[:, :split] - theirs[:, :split]) <= 1e-6
             if size == 4:
                 assert worst(mine[:, 2:] @ ours - theirs[:, 2:] @ tangents) <= 1e-6
+            if size == 6:  # a pyramid: one number per direction, each of theirs is one of ours
+                theirs_in_world = torch.tensor(entry["friction_parameterization"]) @ tangents
+                same = (contact.directions(contact.normal) @ theirs_in_world.T > 0.5).to(mine)
+                assert torch.equal(same.sum(0), torch.ones(4)) and torch.equal(same.sum(1), torch.ones(4))
+                assert worst(mine[:, 2:] @ same - theirs[:, 2:]) <= 1e-6
     _compare_multipliers(case, out, golden["joint_impulses"])
 
 

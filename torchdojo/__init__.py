@@ -2,7 +2,7 @@
 
 from torchdojo import models, testing
 from torchdojo.bodies import Body
-from torchdojo.contacts import Contact, ImpactContact, NonlinearContact
+from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.diagnostics import creep, kappa_for_gap, resting_gap
 from torchdojo.io import load
 from torchdojo.joints import (
@@ -25,6 +25,7 @@ from torchdojo.joints import (
     Spherical,
     StandardJoint,
 )
+from torchdojo.manifolds import contact_manifold, contacts_between
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.solver.options import SolverOptions, Status
@@ -48,6 +49,7 @@ __all__ = [
     "FreeRevolute",
     "ImpactContact",
     "Joint",
+    "LinearContact",
     "Mechanism",
     "Mesh",
     "NonlinearContact",
@@ -67,6 +69,8 @@ __all__ = [
     "Status",
     "StepOutput",
     "Trajectory",
+    "contact_manifold",
+    "contacts_between",
     "creep",
     "kappa_for_gap",
     "load",

@@ -1,119 +1,36 @@
-"""Contacts of a point or sphere on a body with a surface of the world: frictionless, or with Coulomb friction in the second-order cone.
+"""Contacts: frictionless, with Coulomb friction in the second-order cone, and with friction in a pyramid.
 
-With the contact point c (radius r) on the body, everything at the next configuration (design section 4; Howell et al. 2025, section III-C):
-
-    φ = sdf(x⁺ + R⁺c) − r      lever l = R⁺c − r n      impulse P = γ n + Tᵀβ      torque R⁺ᵀ(l × P)      v_t = T (v⁺ + (R⁺ω⁺) × l)
+Which surfaces touch, where, and with what impulse P = γ n + Tᵀβ, is in contact_base.py; here is what γ and β obey.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchdojo import quaternion as quat
-from torchdojo.elements import Cones, Element, Motion, Pose, orthonormal_complement, unit
-from torchdojo.parameters import require
+from torchdojo.contact_base import Contact
+from torchdojo.elements import Cones, Motion, Pose, orthonormal_complement
+from torchdojo.path_maps import disc_on_path, normal_on_path, pyramid_on_path
 
-__all__ = ["Contact", "ImpactContact", "NonlinearContact"]
-
-# Of `on_path`: how much impulse a gap is worth, in units of m/h, where a contact opens or closes (a slip is worth m, where one sticks or
-# slips). For quadrupeds, ants and humanoids within a factor of 3 of the best; twice the m of slips or more is bad.
-IMPULSE_WEIGHT = 1 / 3
-LEAST_HEIGHT = 1e-12  # of a friction cone [N·s]: a frictionless contact needs an interior, too
-
-
-class Contact(Element):
-    """Base class of contacts: the geometry. A user-written surface overrides `signed_distance` (and may override `surface_normal`).
-
-    Args:
-        body: name of the body.
-        point: contact point in the body frame, from the centre of mass [m], (..., 3).
-        radius: [m], (...,), >= 0.
-        normal: of the half-space, world frame, any positive length, (..., 3).
-        offset: height of the half-space along the unit normal [m], (...,).
-
-    Raises:
-        ValueError: a negative radius, a zero normal, shapes that do not fit.
-    """
-
-    fields: ClassVar[dict[str, int]] = {"point": 1, "radius": 0, "normal": 1, "offset": 0}
-    point: Tensor
-    radius: Tensor
-    normal: Tensor
-    offset: Tensor
-
-    def __init__(
-        self, body: str, *, point: Any = (0.0, 0.0, 0.0), radius: Any = 0.0, normal: Any = (0.0, 0.0, 1.0), offset: Any = 0.0
-    ) -> None:
-        super().__init__()
-        self.body = body
-        self.point = point
-        self.radius = radius
-        self.normal = normal
-        self.offset = offset
-
-    @property
-    def body_names(self) -> tuple[str | None, ...]:
-        return (self.body,)
-
-    def check_field(self, name: str, value: Tensor) -> Tensor:
-        value = super().check_field(name, value)
-        if self.fields[name] == 1 and value.shape[-1] != 3:
-            raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., 3)")
-        if name in ("radius", "friction"):
-            require(value >= 0, self.label(name), value, "values >= 0")
-        if name == "normal":
-            require(torch.linalg.vector_norm(value, dim=-1) > 0, self.label(name), value, "vectors of positive length")
-        return value
-
-    def signed_distance(self, point: Tensor) -> Tensor:
-        """Signed distance [m] of a world point (..., 3) to the surface, (...,): positive outside. Default: the half-space."""
-        return (unit(self.normal) * point).sum(-1) - self.offset
-
-    def surface_normal(self, point: Tensor) -> Tensor:
-        """Outward unit normal of the surface at (or nearest to) a world point, (..., 3). Default: the gradient of `signed_distance`."""
-        if type(self).signed_distance is Contact.signed_distance:
-            return unit(self.normal).expand(point.shape)
-        pull = torch.func.vjp(self.signed_distance, point)[1]
-        return unit(pull(point.new_ones(point.shape[:-1]))[0])
-
-    def distance(self, pose: Pose) -> Tensor:
-        """φ: signed distance between the contact sphere and the surface [m], (...,)."""
-        return self.signed_distance(pose.point(self.point)) - self.radius
-
-    def geometry(self, motion: Motion) -> tuple[Tensor, Tensor, Tensor]:
-        """φ (...,), unit normal (..., 3) and lever (..., 3) from the centre of mass to the point of contact, at the next pose."""
-        arm = quat.rotate(motion.next.q, self.point)
-        centre = motion.next.x + arm
-        normal = self.surface_normal(centre)
-        return self.signed_distance(centre) - self.radius, normal, arm - self.radius[..., None] * normal
-
-    def slip(self, motion: Motion, lever: Tensor) -> Tensor:
-        """Velocity of the material point at the contact, world frame [m/s], (..., 3)."""
-        return motion.twist.v + quat.cross(quat.rotate(motion.next.q, motion.twist.omega), lever)
-
-    def torque(self, motion: Motion, lever: Tensor, force: Tensor) -> Tensor:
-        """Angular impulse of `force` at the point of contact, in the next body frame, (..., 3)."""
-        return quat.inverse_rotate(motion.next.q, quat.cross(lever, force))
+__all__ = ["Contact", "ImpactContact", "LinearContact", "NonlinearContact"]
 
 
 class ImpactContact(Contact):
-    """Contact without friction: φ − s = 0, γ s = κ."""
+    """Contact without friction: φ − s = 0, γ s = κ. The arguments are those of `Contact`."""
 
     cones = Cones(orthant=1)
 
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        (motion,) = motions
-        distance, normal, lever = self.geometry(motion)
-        force = impulse * normal
-        return [(force, self.torque(motion, lever, force))], distance[..., None] - slack
+        touch = self.touch(motions)
+        return self.wrenches(motions, touch, impulse * touch.normal), self.gap(motions, touch, impulse, timestep) - slack
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
-        gap = torch.maximum(self.geometry(motions[0])[0], level.sqrt())
+        gap = torch.maximum(self.touch(motions).distance, level.sqrt())
         return (level / gap)[..., None], gap[..., None]
 
     def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,91 +38,193 @@ class ImpactContact(Contact):
         return gamma[..., None], (kappa / gamma)[..., None]
 
 
-class NonlinearContact(Contact):
-    """Contact with Coulomb friction in the exact (second-order) cone, by the principle of maximum dissipation.
-
-    The impulse is (γ, ξ₁, ξ₂, ξ₃), the slack (s, η₁, η₂, η₃): φ − s = 0, ξ₁ − μγ = 0, v_t − η₂₃ = 0, γ s = κ, ξ ∘ η = κ e; β = ξ₂₃.
-    The tangents are `orthonormal_complement` of the normal: x and y for the ground.
+class FrictionalContact(Contact):
+    """What contacts with Coulomb friction have in common.
 
     Args:
         friction: Coulomb coefficient μ, (...,), >= 0. The others are those of `Contact`.
     """
 
     fields: ClassVar[dict[str, int]] = {**Contact.fields, "friction": 0}
-    cones = Cones(orthant=1, second_order=1)
     friction: Tensor
 
-    def __init__(
-        self,
-        body: str,
-        *,
-        point: Any = (0.0, 0.0, 0.0),
-        radius: Any = 0.0,
-        friction: Any = 0.5,
-        normal: Any = (0.0, 0.0, 1.0),
-        offset: Any = 0.0,
-    ) -> None:
-        super().__init__(body, point=point, radius=radius, normal=normal, offset=offset)
+    def __init__(self, body: str, *, friction: Any = 0.5, **arguments: Any) -> None:
+        super().__init__(body, **arguments)
         self.friction = friction
+
+
+class NonlinearContact(FrictionalContact):
+    """Contact with Coulomb friction in the exact (second-order) cone, by the principle of maximum dissipation.
+
+    The impulse is (γ, ξ₁, ξ₂, ξ₃), the slack (s, η₁, η₂, η₃): φ − s = 0, ξ₁ − μγ = 0, v_t − η₂₃ = 0, γ s = κ, ξ ∘ η = κ e; β = ξ₂₃.
+    The tangents are `orthonormal_complement` of the normal: x and y for the ground.
+
+    Friction against turning about the normal, ω_n = n·(ω_a − ω_b), has the couple (τ₊ − τ₋) n with |τ₊ − τ₋| <= μ_t γ, as in a pyramid:
+    between (γ) and ξ the impulse is (ψ, τ₊, τ₋), the slack (sψ, η₊, η₋), with
+
+        μ_t γ − τ₊ − τ₋ − sψ = 0,   ±ω_n + ψ − η± = 0,   ψ sψ = τ± η± = κ.
+
+    Friction against rolling has the couple Tᵀρ₂₃ with |ρ₂₃| <= μ_r γ: behind ξ the impulse is ρ, the slack ζ, with
+
+        ρ₁ − μ_r γ = 0,   T(ω_a − ω_b) − ζ₂₃ = 0,   ρ ∘ ζ = κ e.
+
+    Args:
+        friction: Coulomb coefficient μ, (...,), >= 0. The others are those of `Contact`.
+        torsional_friction, rolling_friction: μ_t and μ_r [m], (...,), >= 0: the couple over the normal impulse, a length of the order of
+            the size of the patch of contact. None: no such couple.
+    """
+
+    laws: ClassVar[tuple[str, ...]] = (*Contact.laws, "torsional_friction", "rolling_friction")
+    cones = Cones(orthant=1, second_order=1)
+
+    def __init__(self, body: str, *, friction: Any = 0.5, **arguments: Any) -> None:
+        super().__init__(body, friction=friction, **arguments)
+        orthant, second_order = 1 + 3 * ("torsional_friction" in self.fields), 1 + ("rolling_friction" in self.fields)
+        if orthant + second_order > 2:
+            self.cones = Cones(orthant=orthant, second_order=second_order)
 
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        (motion,) = motions
-        distance, normal, lever = self.geometry(motion)
-        tangents = orthonormal_complement(normal)
-        force = impulse[..., :1] * normal + (tangents * impulse[..., 2:4, None]).sum(-2)
-        cone_height = impulse[..., 1:2] - self.friction[..., None] * impulse[..., :1]
-        slip = (tangents * self.slip(motion, lever)[..., None, :]).sum(-1)
-        rows = torch.cat((distance[..., None] - slack[..., :1], cone_height, slip - slack[..., 2:4]), dim=-1)
-        return [(force, self.torque(motion, lever, force))], rows
+        touch = self.touch(motions)
+        tangents = orthonormal_complement(touch.normal)
+        gamma, (xi, eta) = impulse[..., :1], self._sliding(impulse, slack)
+        force = gamma * touch.normal + (tangents * xi[..., 1:, None]).sum(-2)
+        cone_height = xi[..., :1] - self.friction[..., None] * gamma
+        slip = (tangents * self.slip(motions, touch)[..., None, :]).sum(-1)
+        rows = [self.gap(motions, touch, gamma, timestep) - slack[..., :1]]
+        couple, spin = None, self.spin(motions) if self.cones.size > 4 else None
+        if spin is not None and self.cones.orthant > 1:
+            about = (spin * touch.normal).sum(-1, keepdim=True)
+            rows.append(
+                _pyramid_rows(self.torsional_friction * gamma[..., 0], impulse[..., 1:4], slack[..., 1:4], torch.cat((about, -about), -1))
+            )
+            couple = (impulse[..., 2:3] - impulse[..., 3:4]) * touch.normal
+        rows += [cone_height, slip - eta[..., 1:]]
+        if spin is not None and self.cones.second_order > 1:
+            rho, zeta = impulse[..., -3:], slack[..., -3:]
+            rows += [rho[..., :1] - self.rolling_friction[..., None] * gamma, (tangents * spin[..., None, :]).sum(-1) - zeta[..., 1:]]
+            rolling = (tangents * rho[..., 1:, None]).sum(-2)
+            couple = rolling if couple is None else couple + rolling
+        return self.wrenches(motions, touch, force, couple), torch.cat(rows, dim=-1)
+
+    def _sliding(self, impulse: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+        """ξ and η, (..., 3)."""
+        piece = slice(self.cones.orthant, self.cones.orthant + 3)
+        return impulse[..., piece], slack[..., piece]
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
         # The gap and slip at these velocities, and impulses to match: every equation but the balance of momentum nearly holds.
-        (motion,) = motions
-        distance, normal, lever = self.geometry(motion)
-        gap = torch.maximum(distance, level.sqrt())
+        touch = self.touch(motions)
+        gap = torch.maximum(touch.distance, level.sqrt())
         gamma = level / gap
-        slip = (orthonormal_complement(normal) * self.slip(motion, lever)[..., None, :]).sum(-1)
-        speed = (slip * slip).sum(-1)
-        # ξ = level η⁻¹ with ξ₁ = μγ, for η = (η₁, slip); a frictionless contact still needs an interior.
-        height = torch.maximum(self.friction * gamma, level)
-        eta = (level + torch.sqrt(level * level + 4 * height * height * speed)) / (2 * height)
-        slack = torch.stack((gap, eta, *slip.unbind(-1)), dim=-1)
-        xi = (level / (eta * eta - speed))[..., None] * torch.cat((eta[..., None], -slip), dim=-1)
-        return torch.cat((gamma[..., None], xi), dim=-1), slack
+        tangents = orthonormal_complement(touch.normal)
+        pairs = [(gamma[..., None], gap[..., None])]
+        spin = self.spin(motions) if self.cones.size > 4 else None
+        if spin is not None and self.cones.orthant > 1:
+            about = (spin * touch.normal).sum(-1, keepdim=True)
+            pairs.append(_pyramid_start(self.torsional_friction * gamma, torch.cat((about, -about), -1), level))
+        pairs.append(_disc_start(self.friction * gamma, (tangents * self.slip(motions, touch)[..., None, :]).sum(-1), level))
+        if spin is not None and self.cones.second_order > 1:
+            pairs.append(_disc_start(self.rolling_friction * gamma, (tangents * spin[..., None, :]).sum(-1), level))
+        return _join(pairs)
+
+    def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor) -> Tensor:
+        """The reduced mass [kg], and for couples the reduced mean moment of inertia [kg·m²]."""
+        reduced = super().effective_mass(poses, mass, inertia)
+        if self.cones.size == 4:
+            return reduced
+        return torch.cat((reduced, 1 / (3 / inertia.diagonal(dim1=-2, dim2=-1).sum(-1)).sum(-1, keepdim=True)), dim=-1)
 
     def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
         gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
-        height = (self.friction * gamma).clamp_min(LEAST_HEIGHT)
-        tangent = impulse[..., 2:4] - mass * slack[..., 2:4]
-        length = torch.sqrt((tangent * tangent).sum(-1).clamp_min(torch.finfo(impulse.dtype).tiny))
-        base = kappa / height
-        gap = disc_gap(length / height, base / height * mass[..., 0])
-        eta, inside = base / (gap * (2 - gap)), ((1 - gap) / length)[..., None] * tangent
-        xi = torch.cat((gamma[..., None], height[..., None], height[..., None] * inside), dim=-1)
-        return xi, torch.cat(((kappa / gamma)[..., None], eta[..., None], -eta[..., None] * inside), dim=-1)
+        pairs = [(gamma[..., None], (kappa / gamma)[..., None])]
+        if self.cones.orthant > 1:
+            pairs.append(pyramid_on_path(self.torsional_friction * gamma, impulse[..., 1:4], slack[..., 1:4], kappa, mass[..., 1]))
+        xi, eta = self._sliding(impulse, slack)
+        pairs.append(disc_on_path(self.friction * gamma, xi[..., 1:], eta[..., 1:], kappa, mass[..., 0]))
+        if self.cones.second_order > 1:
+            pairs.append(disc_on_path(self.rolling_friction * gamma, impulse[..., -2:], slack[..., -2:], kappa, mass[..., 1]))
+        return _join(pairs)
 
 
-def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> Tensor:
-    """γ > 0 with γ − a κ/γ = `gamma` − a `gap`, (...,): the positive root, without cancellation."""
-    weight = IMPULSE_WEIGHT * mass / timestep
-    c, level = gamma - weight * gap, kappa * weight
-    root = torch.sqrt(c * c + 4 * level)
-    return torch.where(c > 0, 0.5 * (c + root), 2 * level / (root - c))
+class LinearContact(FrictionalContact):
+    """Contact with Coulomb friction in a pyramid of `facets` directions D in the tangent plane (Stewart and Trinkle 1996).
 
+    The impulse is (γ, ψ, β), the slack (s, sψ, η), with products κ pair by pair and
 
-def disc_gap(tau: Tensor, epsilon: Tensor) -> Tensor:
-    """g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1), (...,): how far a friction impulse stays inside its disc.
+        φ − s = 0,   μγ − 1ᵀβ − sψ = 0,   D v_t + ψ1 − η = 0,   P = γ n + Dᵀβ.
 
-    Newton's method from the root for small g. After four steps the relative error is below 3e-12 for all τ >= 0, ε > 0; after five it is
-    rounding.
+    The directions come in pairs d, −d: the first along the first tangent (`orthonormal_complement` of the normal: x for the ground), each
+    next pair turned by 2π/facets. Friction is weaker than in the cone between them, by 1 − cos(π/facets) at most, and does not point
+    exactly against the slip.
+
+    Args:
+        friction: Coulomb coefficient μ, (...,), >= 0. The others are those of `Contact`.
+        facets: even number of directions, 4 or more.
     """
-    excess, tiny = tau - 1, torch.finfo(tau.dtype).tiny
-    root = torch.sqrt(excess * excess + 2 * epsilon)
-    g = torch.where(excess > 0, epsilon / (excess + root), 0.5 * (root - excess)).clamp_max(1)
-    for _ in range(5):
-        q, r = g * (2 - g), excess + g
-        g = g - (q * r - epsilon * (1 - g)) / (2 * (1 - g) * r + q + epsilon)
-        g = g.clamp(tiny, 1)
-    return g
+
+    def __init__(self, body: str, *, friction: Any = 0.5, facets: int = 4, **arguments: Any) -> None:
+        if isinstance(facets, bool) or not isinstance(facets, int) or facets < 4 or facets % 2:
+            raise ValueError(f"{type(self).__name__}: got facets={facets!r}; allowed: even numbers of 4 or more (directions come in pairs)")
+        super().__init__(body, friction=friction, **arguments)
+        self.facets = facets
+        self.cones = Cones(orthant=2 + facets)
+        turns = [2 * math.pi * i / facets for i in range(facets // 2)]
+        # The rounding makes the axes exact.
+        self._directions = [[sign * round(f(turn), 15) for f in (math.cos, math.sin)] for turn in turns for sign in (1, -1)]
+
+    def directions(self, normal: Tensor) -> Tensor:
+        """D: unit vectors in the tangent plane of a unit normal (..., 3), (..., facets, 3)."""
+        return normal.new_tensor(self._directions) @ orthonormal_complement(normal)
+
+    def residual(
+        self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        touch = self.touch(motions)
+        directions, gamma = self.directions(touch.normal), impulse[..., :1]
+        force = gamma * touch.normal + (directions * impulse[..., 2:, None]).sum(-2)
+        slip = (directions * self.slip(motions, touch)[..., None, :]).sum(-1)
+        friction = _pyramid_rows(self.friction * gamma[..., 0], impulse[..., 1:], slack[..., 1:], slip)
+        rows = torch.cat((self.gap(motions, touch, gamma, timestep) - slack[..., :1], friction), dim=-1)
+        return self.wrenches(motions, touch, force), rows
+
+    def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
+        touch = self.touch(motions)
+        gap = torch.maximum(touch.distance, level.sqrt())
+        slip = (self.directions(touch.normal) * self.slip(motions, touch)[..., None, :]).sum(-1)
+        return _join([((level / gap)[..., None], gap[..., None]), _pyramid_start(self.friction * level / gap, slip, level)])
+
+    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
+        pyramid = pyramid_on_path(self.friction * gamma, impulse[..., 1:], slack[..., 1:], kappa, mass[..., 0])
+        return _join([(gamma[..., None], (kappa / gamma)[..., None]), pyramid])
+
+
+def _pyramid_rows(height: Tensor, impulse: Tensor, slack: Tensor, rates: Tensor) -> Tensor:
+    """height − 1ᵀβ − sψ and rates + ψ1 − η, (..., 1 + n), for (ψ, β) and (sψ, η)."""
+    balance = height[..., None] - impulse[..., 1:].sum(-1, keepdim=True) - slack[..., :1]
+    return torch.cat((balance, rates + impulse[..., :1] - slack[..., 1:]), dim=-1)
+
+
+def _pyramid_start(height: Tensor, rates: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """(ψ, β) and (sψ, η) with products `level` and given rates (..., n), inside a pyramid of about this height (...,)."""
+    height = torch.maximum(height, level)
+    psi = rates.amax(-1).clamp_min(0) + (1 + rates.shape[-1]) * level / height
+    eta = rates + psi[..., None]
+    return torch.cat((psi[..., None], level[..., None] / eta), dim=-1), torch.cat(((level / psi)[..., None], eta), dim=-1)
+
+
+def _disc_start(height: Tensor, rates: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """ξ and η (..., 3) with ξ ∘ η = level e, ξ₁ = height (...,) and η₂₃ = rates (..., 2)."""
+    speed = (rates * rates).sum(-1)
+    # ξ = level η⁻¹; a frictionless contact still needs an interior.
+    height = torch.maximum(height, level)
+    eta = (level + torch.sqrt(level * level + 4 * height * height * speed)) / (2 * height)
+    xi = (level / (eta * eta - speed))[..., None] * torch.cat((eta[..., None], -rates), dim=-1)
+    return xi, torch.cat((eta[..., None], rates), dim=-1)
+
+
+def _join(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    impulses, slacks = zip(*pairs, strict=True)
+    return torch.cat(impulses, dim=-1), torch.cat(slacks, dim=-1)

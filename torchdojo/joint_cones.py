@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo import quaternion as quat
-from torchdojo.contacts import LEAST_HEIGHT, disc_gap, normal_on_path
 from torchdojo.elements import Cones, Element, Motion, Pose
 from torchdojo.joints import StandardJoint, _expand, _project
 from torchdojo.parameters import bind
+from torchdojo.path_maps import LEAST_HEIGHT, disc_gap, normal_on_path
 
 __all__ = ["JointFriction", "JointLimits"]
 

@@ -131,7 +131,8 @@ class Mechanism(PhysicalModule):
     def impulse_layout(self) -> dict[str, slice]:
         """Where each element's impulses are in `StepOutput.impulses`: "joints.NAME", "contacts.NAME", ... -> slice.
 
-        Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ, or (γ, ξ₁, ξ₂, ξ₃) with friction.
+        Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ; (γ, ξ₁, ξ₂, ξ₃) with a friction
+        cone; (γ, ψ, β) with a pyramid; `NonlinearContact` says where couples are.
         "limits.NAME", of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper ones.
         "frictions.NAME", of a joint with friction: p of all free coordinates, then q; the friction impulse is (p − q)/2.
         """

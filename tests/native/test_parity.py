@@ -303,6 +303,30 @@ def test_options(options: td.SolverOptions) -> None:
     check(mech, z, u)
 
 
+LAWS: list[dict[str, float]] = [
+    {"restitution": 0.6},
+    {"recovery_speed": 0.1},
+    {"stiffness": 2e3},
+    {"stiffness": 2e3, "damping": 30.0},
+    {"restitution": 1.0, "recovery_speed": 0.5},
+]
+
+
+@pytest.mark.parametrize("laws", LAWS, ids=str)
+@pytest.mark.parametrize("model", [td.ImpactContact, td.NonlinearContact])
+def test_laws_of_contacts(model: type[td.Contact], laws: dict[str, float]) -> None:
+    """Flight, impact, sliding and rest of a box, some of it overlapping the ground."""
+    mech, z, u = thrown_box(16)
+    friction = {} if model is td.ImpactContact else {"friction": 0.3}
+    contacts = {
+        name: model("box", point=c.point, radius=c.radius, normal=(0.1, 0.0, 1.0), **friction, **laws) for name, c in mech.contacts.items()
+    }
+    mech = td.Mechanism(dict(mech.bodies.items()), dict(mech.joints.items()), contacts, options=exact())
+    z = z.unflatten(-1, (-1, 13)).clone()
+    z[8:, 0, 2] -= 0.03
+    check(mech, z.flatten(-2), u)
+
+
 def test_wrench_with_contact() -> None:
     mech, z, u = thrown_box(8)
     check(mech, z, u, torch.randn(8, 6))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import joints as joints_module
-from torchdojo.contacts import ImpactContact, NonlinearContact
+from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.dynamics.system import Group, ParameterSpec, System
 from torchdojo.elements import orthonormal_complement, unit
 from torchdojo.joint_cones import JointElement, JointFriction
@@ -30,6 +30,7 @@ __all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupporte
 JOINT_FIXED_PARAMETERS = 28  # two bases (9 + 9), two anchors (3 + 3), an orientation (4); then spring, damper and rest
 BODY_PARAMETERS = 10
 CONTACT_PARAMETERS = 15
+CONTACT_LAWS = ("restitution", "recovery_speed", "stiffness", "damping")  # behind the others, in this order, where they are given
 FIRST_BODY_PARAMETER = 4  # behind the timestep and gravity
 
 _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYPES)
@@ -41,7 +42,13 @@ def unsupported(system: System) -> str | None:
         if isinstance(group.template, JointElement):
             continue  # (as supported as its joint is)
         if group.cls not in (*_JOINTS, ImpactContact, NonlinearContact):
+            if group.cls is LinearContact:
+                return "it does not know LinearContact yet"
             return f"{group.cls.__name__} is not a built-in joint or contact"
+        if issubclass(group.cls, Contact):
+            extra = sorted(set(group.fields) - set(group.cls.fields) - set(CONTACT_LAWS))
+            if extra or group.body_index.shape[1] > 1:
+                return f"it does not know a {group.cls.__name__} with {extra or 'a second body'} yet"
         if group.extra:
             return f"a {group.cls.__name__} has tensors that are not physical fields: {list(group.extra)}"
     return None
@@ -138,6 +145,7 @@ class Program:
             tangents = orthonormal_complement(normal).flatten(-2)
             friction = f.get("friction", torch.zeros_like(f["radius"]))
             pieces = [f["point"], f["radius"][..., None], f["offset"][..., None], normal, tangents, friction[..., None]]
+            pieces += [f[name][..., None] for name in CONTACT_LAWS if name in f]
             columns.append(column(_concatenate(pieces)))
         return torch.cat(columns, dim=1).contiguous()
 
@@ -228,6 +236,9 @@ class Program:
             friction = int(group.cls is NonlinearContact)
             impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
             table += [int(group.body_index[member, 0]), friction, impulse[0], slack[0], offset]
+            given = [name for name in CONTACT_LAWS if name in group.fields]
+            places = {name: offset + CONTACT_PARAMETERS + k for k, name in enumerate(given)}
+            table += [places.get(name, -1) for name in CONTACT_LAWS[:3]]
         table += self.impulse_index
         for i, j in fill:
             table += [schedule.offset[i, j], sizes[i] * sizes[j]]
@@ -363,7 +374,7 @@ def _parameter_width(group: Group) -> int:
         return JOINT_FIXED_PARAMETERS + per_coordinate * (group.cls.free_translations + group.cls.free_rotations)
     if isinstance(group.template, JointElement):
         return (1 if group.cls is JointFriction else 2) * group.template.joint.num_coordinates
-    return CONTACT_PARAMETERS
+    return CONTACT_PARAMETERS + sum(name in group.fields for name in CONTACT_LAWS)
 
 
 def _basis(axis: Tensor, free: int) -> Tensor:

@@ -433,7 +433,23 @@ private:
         const T radius = p[parameter::radius];
         const R nu = multiplier[contact.impulse];
         Vec3<T> force = impulse[0] * data.n;
-        Vec3<R> phi = -nu * cross(load3(p + parameter::point), data.n);
+        const Vec3<T> normal = load3(p + parameter::normal);
+        R touching = nu;  // of φ⁺ + shift
+        Vec3<R> phi{};
+        if (contact.restitution >= 0) touching = bounce_product(problem, contact, data, omega, nu, phi);
+        phi = phi - touching * cross(load3(p + parameter::point), data.n);
+        if (contact.recovery >= 0 || contact.stiffness >= 0) {
+            // shift = −min(φ + h v_rec, 0) − softness·damping·min(φ, 0)
+            T slope{};
+            const T one = broadcast<T>(1.0);
+            if (contact.recovery >= 0)
+                slope += select(data.distance + problem.timestep() * problem.parameters[contact.recovery] < T{}, one, T{});
+            if (contact.stiffness >= 0)
+                slope += select(data.distance < T{}, data.softness * problem.parameters[contact.stiffness + 1], T{});
+            const Vec3<T> n = transposed_times(problem.bodies[contact.body].pose.R, normal);
+            gradient.x[contact.body] = gradient.x[contact.body] + touching * (slope * normal);
+            gradient.phi[contact.body] = gradient.phi[contact.body] + touching * (slope * cross(load3(p + parameter::point), n));
+        }
         if (contact.friction) {
             force = force + impulse[2] * data.t1 + impulse[3] * data.t2;
             phi = phi - multiplier[contact.impulse + 2] * Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius) -
@@ -441,7 +457,26 @@ private:
         }
         phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
         phi_next[contact.body] = phi_next[contact.body] + phi;
-        x_next[contact.body] = x_next[contact.body] - nu * load3(p + parameter::normal);
+        x_next[contact.body] = x_next[contact.body] - touching * normal;
+    }
+
+    // −ν times Newton's law where it rules the gap, by the next orientation (added to `phi`) and the incoming velocity; ν where it does not.
+    TD_INLINE R bounce_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &omega,
+                               const R &nu, Vec3<R> &phi) {
+        const T h = problem.timestep(), e = problem.parameters[contact.restitution], one = broadcast<T>(1.0);
+        const T *p = &problem.parameters[contact.parameters];
+        const BodyData<T> &body = problem.bodies[contact.body];
+        const T law = select(data.bouncing, h, T{});
+        const Vec3<T> spin = transposed_times(body.next.R, data.spin);
+        phi = phi - nu * (law * Problem<T>::bounce_gradient(data, omega + e * spin, e * spin, p[parameter::radius]));
+        // e n·(u⁻ with u⁻ = v + (R ω) × l⁺): of the current orientation and of the velocities in the state
+        const Vec3<T> torque = transposed_times(body.pose.R, body.next.R * cross(data.lever, data.n));
+        const R weight = nu * (law * e);
+        const int i = contact.body;
+        gradient.v[i] = gradient.v[i] - weight * load3(p + parameter::normal);
+        gradient.omega[i] = gradient.omega[i] - weight * torque;
+        gradient.phi[i] = gradient.phi[i] - weight * cross(load3(&problem.z[state_size * i + 10]), torque);
+        return nu * select(data.bouncing, T{}, one);
     }
 
     TD_INLINE void subtract(std::vector<Vec3<R>> &to, const JointTable &joint, const Vec3<R> &child, const Vec3<R> &parent) {

@@ -99,7 +99,7 @@ struct Cones {
             const ContactTable &contact = mechanism.contacts[c];
             ContactData<T> &data = problem.contacts[c];
             const T gamma = w[contact.impulse], s = w[contact.slack];
-            data.stiffness = gamma / s;
+            data.stiffness = gamma / (s + gamma * data.softness);
             if (!contact.friction) continue;
             const T mu = problem.parameters[contact.parameters + parameter::friction];
             const Vec3<T> xi = load3(w + contact.impulse + 1), eta = load3(w + contact.slack + 1);
@@ -369,7 +369,8 @@ private:
         if (residual)
             for (int k = 0; k < (contact.friction ? 4 : 1); ++k) row[k] = residual[contact.impulse + k];
         d.slack = move.x + row[0];
-        d.gamma = (r.rho - w[contact.impulse] * d.slack) / w[contact.slack];
+        d.gamma = (r.rho - w[contact.impulse] * d.slack) / (w[contact.slack] + w[contact.impulse] * data.softness);
+        d.slack += data.softness * d.gamma;
         if (!contact.friction) return;
         const T *N = data.compliance;
         d.xi.x = problem.parameters[contact.parameters + parameter::friction] * d.gamma - row[1];

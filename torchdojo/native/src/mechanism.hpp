@@ -55,6 +55,7 @@ struct ContactTable {
     int32_t body, friction;           // friction: 0 for an impact contact, 1 for a second-order cone
     int32_t impulse, slack;           // positions in w
     int32_t parameters;
+    int32_t restitution, recovery, stiffness;  // positions in the packed parameters (-1: none); damping is behind stiffness
 };
 
 struct BodyTable {

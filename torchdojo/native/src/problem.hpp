@@ -15,6 +15,7 @@ namespace torchdojo {
 
 namespace constant {
 constexpr double largest_sine = 0.70710678118654752;  // of half the angle that a body turns in one step
+constexpr double resting_acceleration = 20.0;  // [m/s²] by which what rests may approach within a step (contact_base.py)
 constexpr double least_height = 1e-12;  // of a friction cone or box [N·s]: a frictionless contact needs an interior, too
 }
 
@@ -105,6 +106,10 @@ struct ContactData {
     Vec3<T> lever;                    // l = c − r n in the next body frame
     T wrench[18];                     // impulses on the body per (γ, ξ2, ξ3), 6 x 3
     T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
+    T distance;                       // at the current configuration, where some law of the gap needs it
+    T shift, softness;                // of the gap φ⁺ + shift + softness γ: recovery from overlap, compliance
+    Mask<T> bounces, bouncing;        // whether it is an impact that bounces, and the velocities rule the gap
+    Vec3<T> incoming, spin;           // velocity and (world frame) angular velocity that led here
     T stiffness;                      // K of the condensed contact: see cone.hpp
     T coupling[2], compliance[4], cone_coupling[2];
     T eta_slip[2];                    // a and b of the row of δη₁
@@ -217,6 +222,7 @@ struct Problem {
             body.angular = scale * spin - (0.5 * h) * cross(omega, spin) + h * load3(force + 3);
         }
         for (int j = 0; j < mechanism.num_joints; ++j) prepare_joint(mechanism.joints[j], joints[j]);
+        for (int c = 0; c < mechanism.num_contacts; ++c) prepare_contact(mechanism.contacts[c], contacts[c]);
     }
 
     // Residual and condensed matrix at w, with K of each contact as cone.hpp has set it; or without B K C, which `condense` adds later.
@@ -325,6 +331,34 @@ private:
         }
         for (int i = 0; i < free; ++i) add_impulse(joint, data, joint.held() + i, data.free_force[i]);
         if (joint.free_data >= 0) prepare_free(*this, joint, data, this->free[joint.free_data]);
+    }
+
+    // Laws of the gap (Contact.gap in contact_base.py).
+    void prepare_contact(const ContactTable &contact, ContactData<T> &data) {
+        if (contact.restitution < 0 && contact.recovery < 0 && contact.stiffness < 0) return;
+        const T h = timestep();
+        const T *p = &parameters[contact.parameters], *state = &z[state_size * contact.body];
+        const BodyPose<T> &pose = bodies[contact.body].pose;
+        const Vec3<T> point = load3(p + parameter::point), normal = load3(p + parameter::normal);
+        auto distance = [&](const Vec3<T> &x, const Mat3<T> &R) {
+            return dot(normal, x + R * point) - p[parameter::offset] - p[parameter::radius];
+        };
+        data.distance = distance(pose.x, pose.R);
+        data.shift = data.softness = T{};
+        if (contact.recovery >= 0) data.shift -= min(data.distance + h * parameters[contact.recovery], T{});
+        if (contact.stiffness >= 0) {
+            const T damping = parameters[contact.stiffness + 1];
+            data.softness = 1.0 / (h * parameters[contact.stiffness] + damping);
+            data.shift -= data.softness * damping * min(data.distance, T{});
+        }
+        if (contact.restitution < 0) return;
+        const Vec3<T> omega = load3(state + 10), a = (0.5 * h) * omega;
+        data.incoming = load3(state + 3);
+        data.spin = pose.R * omega;
+        const Quat<T> before = pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a});
+        const T approach = distance(pose.x - h * data.incoming, rotation_matrix(before)) - data.distance;
+        const T slow = constant::resting_acceleration * h * h;
+        data.bounces = select_mask(approach > slow, data.distance - approach < slow, Mask<T>{});
     }
 
     // To the known part of the balance: + impulse on child and parent.
@@ -441,7 +475,8 @@ private:
         T *row = &residual[contact.impulse];
         data.n = transposed_times(body.next.R, normal);
         data.lever = point - radius * data.n;
-        row[0] = dot(normal, body.next.x) + dot(data.n, point) - p[parameter::offset] - radius - slack[0];
+        T gap = dot(normal, body.next.x) + dot(data.n, point) - p[parameter::offset] - radius;
+        if (contact.recovery >= 0 || contact.stiffness >= 0) gap += data.shift + data.softness * impulse[0];
 
         T *D = &values[mechanism.bodies[contact.body].diagonal], *B = data.wrench, *C = data.rows;
         auto store_column = [&](int column, const Vec3<T> &direction, const Vec3<T> &local) {
@@ -451,6 +486,17 @@ private:
         };
         store_column(0, normal, data.n);
         store3(C, h * normal), store3(C + 3, transposed_times(body.M, cross(point, data.n)));
+        if (contact.restitution >= 0) {
+            // Newton's law h n·(u⁺ + e u⁻), where that is less
+            const T e = parameters[contact.restitution];
+            const Vec3<T> spin = transposed_times(body.next.R, data.spin), turning = omega + e * spin, torque = cross(data.lever, data.n);
+            const T speed = dot(normal, v + e * data.incoming) + dot(torque, turning);
+            data.bouncing = select_mask(data.bounces, h * speed < gap, Mask<T>{});
+            gap = select(data.bouncing, h * speed, gap);
+            const Vec3<T> turned = h * (torque + transposed_times(body.M, bounce_gradient(data, turning, e * spin, radius)));
+            for (int k = 0; k < 3; ++k) C[3 + k] = select(data.bouncing, turned[k], C[3 + k]);
+        }
+        row[0] = gap - slack[0];
         Vec3<T> force = impulse[0] * data.n;  // in the next body frame
         if (contact.friction) {
             const Vec3<T> world[2] = {load3(p + parameter::tangents), load3(p + parameter::tangents + 3)};
@@ -502,6 +548,11 @@ public:
     static TD_INLINE Vec3<T> slip_gradient(const ContactData<T> &data, const Vec3<T> &t, const Vec3<T> &omega, const Vec3<T> &sweep,
                                            const T &radius) {
         return cross(sweep, t) - radius * cross(cross(t, omega), data.n);
+    }
+    // Derivative of n·(w × l) with respect to φ⁺, for w = ω + s of which s is fixed in the world: (w × l) × n + (l × n) × s − r (w − (n·w) n).
+    static TD_INLINE Vec3<T> bounce_gradient(const ContactData<T> &data, const Vec3<T> &turning, const Vec3<T> &spin, const T &radius) {
+        return cross(cross(turning, data.lever), data.n) + cross(cross(data.lever, data.n), spin) -
+               radius * (turning - dot(data.n, turning) * data.n);
     }
     // Derivative of l × P with respect to φ⁺: P lᵀ − (l·P) I + r (n Pᵀ − (n·P) I), all in the next body frame.
     static TD_INLINE Mat3<T> torque_gradient(const ContactData<T> &data, const Vec3<T> &force, const T &radius) {

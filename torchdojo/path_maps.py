@@ -1,0 +1,91 @@
+"""Points of the central path from points off it: what `Element.on_path` of contacts is made of (solver/path_newton.py has the theory).
+
+Each map takes impulses and slacks as a Newton step leaves them, inside their cones or not, and returns a pair whose products are exactly κ.
+Pairs that have such products, and satisfy the row of the cone's height, come back unchanged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["disc_gap", "disc_on_path", "normal_on_path", "pyramid_on_path"]
+
+# How much impulse a gap is worth, in units of m/h, where a contact opens or closes (a slip is worth m, where one sticks or slips). For
+# quadrupeds, ants and humanoids within a factor of 3 of the best; twice the m of slips or more is bad.
+IMPULSE_WEIGHT = 1 / 3
+PYRAMID_STEPS = 6
+LEAST_HEIGHT = 1e-12  # of a friction cone [N·s]: a frictionless contact needs an interior, too
+
+
+def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> Tensor:
+    """γ > 0 with γ − a κ/γ = `gamma` − a `gap`, (...,): the positive root, without cancellation."""
+    weight = IMPULSE_WEIGHT * mass / timestep
+    c, level = gamma - weight * gap, kappa * weight
+    root = torch.sqrt(c * c + 4 * level)
+    return torch.where(c > 0, 0.5 * (c + root), 2 * level / (root - c))
+
+
+def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """ξ and η (..., 3) of a second-order cone with ξ₁ = `height` (...,), from their last two components (..., 2)."""
+    height = height.clamp_min(LEAST_HEIGHT)
+    tangent = impulse - mass[..., None] * slack
+    length = torch.sqrt((tangent * tangent).sum(-1).clamp_min(torch.finfo(impulse.dtype).tiny))
+    base = kappa / height
+    gap = disc_gap(length / height, base / height * mass)
+    eta, inside = base / (gap * (2 - gap)), ((1 - gap) / length)[..., None] * tangent
+    xi = torch.cat((height[..., None], height[..., None] * inside), dim=-1)
+    return xi, torch.cat((eta[..., None], -eta[..., None] * inside), dim=-1)
+
+
+def disc_gap(tau: Tensor, epsilon: Tensor) -> Tensor:
+    """g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1), (...,): how far a friction impulse stays inside its disc.
+
+    Newton's method from the root for small g. After four steps the relative error is below 3e-12 for all τ >= 0, ε > 0; after five it is
+    rounding.
+    """
+    excess, tiny = tau - 1, torch.finfo(tau.dtype).tiny
+    root = torch.sqrt(excess * excess + 2 * epsilon)
+    g = torch.where(excess > 0, epsilon / (excess + root), 0.5 * (root - excess)).clamp_max(1)
+    for _ in range(5):
+        q, r = g * (2 - g), excess + g
+        g = g - (q * r - epsilon * (1 - g)) / (2 * (1 - g) * r + q + epsilon)
+        g = g.clamp(tiny, 1)
+    return g
+
+
+def pyramid_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """(ψ, β) and (sψ, η), each (..., 1 + n), of a pyramid with 1ᵀβ + sψ = `height` (...,), from such ones off the path.
+
+    As in the disc, β − m (slip along each direction) is split into an impulse inside the pyramid and a slip that belongs to it: with
+    d = β − m (η − ψ), every β_i(ψ) is the positive root of β − m κ/β = d_i − m ψ, and ψ is that of
+
+        f(ψ) = Σ β_i(ψ) + κ/ψ − height = 0,
+
+    a smoothed projection onto the simplex. It starts at the largest root of the bounds κ/ψ + Σ (d_i − m ψ) over the k largest d_i, k = 0 to
+    n, which are below f, and takes Newton's steps for 1/(f + height) = 1/height, a nearly straight line where smoothing matters. The error
+    after five steps is rounding (n from 2 to 8, heights and impulses from 1e-4 to 10, κ from 1e-10 to 0.1, m from 0.01 to 10).
+    """
+    height = height.clamp_min(LEAST_HEIGHT)
+    kappa, m = torch.broadcast_tensors(kappa, height)[0], mass[..., None]
+    d = impulse[..., 1:] - m * (slack[..., 1:] - impulse[..., :1])
+    count = torch.arange(d.shape[-1] + 1, dtype=d.dtype, device=d.device)
+    largest = torch.cat((torch.zeros_like(d[..., :1]), d.sort(dim=-1, descending=True).values.cumsum(-1)), dim=-1)
+    missing, curvature = height[..., None] - largest, 4 * count * m * kappa[..., None]
+    root = torch.sqrt(missing * missing + curvature)
+    # Positive root of k m ψ² + missing ψ − κ; k = 0 has missing = height > 0.
+    beyond = torch.where(missing > 0, missing, -missing) + root
+    bounds = torch.where(missing > 0, 2 * kappa[..., None] / beyond, beyond / (2 * count.clamp_min(1) * m))
+    least = bounds.amax(-1)
+    psi = least
+    level = m * kappa[..., None]
+    beta = d
+    for iteration in range(PYRAMID_STEPS + 1):
+        c = d - m * psi[..., None]
+        root = torch.sqrt(c * c + 4 * level)
+        beta = torch.where(c > 0, 0.5 * (c + root), 2 * level / (root - c))
+        if iteration < PYRAMID_STEPS:
+            rest = beta.sum(-1) + kappa / psi - height
+            slope = mass * (beta / root).sum(-1) + kappa / (psi * psi)
+            psi = torch.maximum(psi + (1 + rest / height) * rest / slope, least)
+    return torch.cat((psi[..., None], beta), dim=-1), torch.cat(((kappa / psi)[..., None], kappa[..., None] / beta), dim=-1)
