@@ -567,7 +567,7 @@ def everything() -> tuple[td.Mechanism, Tensor]:
     z = mech.initial_state(
         rod=dict(position=(0, 0, 0.153), orientation=lying),
         ball=dict(position=(0.02, 0.03, 0.41), velocity=(0.1, 0.2, -2.0)),
-        box=dict(position=(3.0, 3.0, 0.1), velocity=(0.5, 0.0, -0.1)),
+        box=dict(position=(3.0, 3.0, 0.099), velocity=(0.5, 0.0, -0.1)),  # pressed in by 1 mm
     )
     return mech, z
 
@@ -598,7 +598,7 @@ def test_jacobians_of_contacts_match_autograd() -> None:
     auto = torch.autograd.functional.jacobian(lambda d: mech.difference(mech(mech.retract(z, d)), base), torch.zeros(36))
     # Two exact formulas; 1e-9 as in test_gradients.
     assert float((auto - jac).abs().max()) < 1e-9 * float(jac.abs().max())
-    td.testing.check_gradients(mech, z, directions=6, tolerance=1e-6)
+    td.testing.check_gradients(mech, z, parameters=["contacts.bounce", "contacts.corner"], directions=3, tolerance=1e-6)
 
 
 class Bowl(td.NonlinearContact):
