@@ -50,8 +50,8 @@ def test_distance_is_that_of_sampled_points(a: str, b: str) -> None:
     assert int(apart.sum()) > 25
     # Never more than between samples; boxes are sampled on a grid of up to 0.1 m, which finds distances to 0.07 m.
     error = (sampled - witness.distance)[apart]
-    # Distances of boxes are rounded up by a quarter of 1e-4 times their edges.
-    assert float(error.min()) > (-2e-4 if (a, b) == ("box", "box") else -1e-9)
+    # Distances of boxes are rounded up by a quarter of 2e-3 times the edges that are not along the axis.
+    assert float(error.min()) > (-3e-3 if (a, b) == ("box", "box") else -1e-9)
     if (a, b) == ("box", "box"):
         # The separation along the best axis is less where corners are nearest; by 1 − 1/√3 at most.
         assert bool((witness.distance[apart] > 0.57 * (sampled[apart] - 0.14)).all())
@@ -68,15 +68,15 @@ def test_normals_points_and_derivatives(a: str, b: str) -> None:
     witness = nearest(a, b, first._replace(position=position), second)
     (gradient,) = torch.autograd.grad(witness.distance.sum(), position)
     assert float((torch.linalg.vector_norm(witness.normal.detach(), dim=-1) - 1).abs().max()) < 1e-12
-    # Moving a along the normal opens the gap: exact but for the regularization of parallel segments.
-    assert float((gradient - witness.normal.detach()).abs().max()) < 1e-5
+    # Moving a along the normal opens the gap: exact but for the regularization of parallel segments, 1e-4 of their lengths over distances.
+    assert float((gradient - witness.normal.detach()).abs().max()) < 1e-3
     # The points are on the surfaces; of boxes on the planes of their faces, which is the same as they touch.
     with torch.no_grad():
         behind = witness.point - witness.distance[:, None] * witness.normal
         slack = 4 * witness.distance if (a, b) == ("box", "box") else 0.0
         for kind, body, point in ((a, first, witness.point), (b, second, behind)):
             own = nearest("sphere", kind, _point(point), body).distance.abs() - slack
-            assert float(own.max()) < (2e-4 if (a, b) == ("box", "box") else 1e-7)
+            assert float(own.max()) < (3e-3 if (a, b) == ("box", "box") else 1e-7)
 
 
 def _point(x: Tensor) -> Solid:
@@ -122,12 +122,12 @@ def test_boxes_that_overlap() -> None:
         local = quat.inverse_rotate(two.orientation[:, None], points - two.position[:, None])
         inside |= (local.abs() < 0.5 * two.extent[:, None]).all(-1).any(-1)
     # Samples can miss an overlap of an edge by the grid, 0.05 m at most; they cannot invent one.
-    assert bool((gap[inside] < 2e-4).all()) and bool((gap[~inside] > -0.05).all())
+    assert bool((gap[inside] < 3e-3).all()) and bool((gap[~inside] > -0.05).all())
     assert 50 < int(inside.sum()) < 350
 
 
 def test_boxes_face_to_face() -> None:
-    """Flat on each other the nearest point is the middle of the upper face; tilted by more than 0.1 mrad, its lowest edge or corner."""
+    """Flat on each other the nearest point is the middle of the upper face; tilted by more than 2 mrad, its lowest edge or corner."""
     lower = Solid(torch.zeros(3), quat.identity(), torch.zeros(()), torch.tensor((1.0, 1.0, 1.0)))
     size = torch.tensor((0.2, 0.3, 0.4))
 
@@ -140,14 +140,14 @@ def test_boxes_face_to_face() -> None:
     assert torch.allclose(flat.normal, torch.tensor((0.0, 0.0, 1.0)), atol=1e-12) and abs(float(flat.distance) - 0.01) < 1e-12
     tilted = upper((0.0, 0.01, 0.0))
     assert abs(float(tilted.point[0]) - 0.2) < 3e-3 and abs(float(tilted.point[1]) - 0.05) < 1e-9
-    assert abs(float(tilted.distance) - (0.21 - 0.1 * 0.01 - 0.2)) < 3e-5
+    assert abs(float(tilted.distance) - (0.21 - 0.1 * 0.01 - 0.2)) < 3e-4
 
 
 def test_parallel_segments_meet_in_the_middle() -> None:
     u, v = torch.tensor((0.0, 0.0, 1.0)), torch.tensor((0.0, 0.0, 0.5))
     s, t = distance.segment_segment(u, v, torch.tensor((0.3, 0.0, 0.0)))
-    assert abs(float(s)) < 1e-7 and abs(float(t)) < 1e-7
+    assert abs(float(s)) < 1e-12 and abs(float(t)) < 1e-12
     flat = distance.segment_box(torch.tensor((0.0, 0.0, 0.7)), torch.tensor((0.4, 0.0, 0.0)), torch.tensor((1.0, 1.0, 0.5)))
-    assert abs(float(flat)) < 1e-7
+    assert abs(float(flat)) < 1e-12
     beyond = distance.segment_box(torch.tensor((1.2, 0.0, 0.7)), torch.tensor((0.4, 0.0, 0.0)), torch.tensor((1.0, 1.0, 0.5)))
-    assert float(beyond) == pytest.approx(-0.5, abs=1e-6) or float(1.2 + 0.4 * beyond) <= 1.0
+    assert float(beyond) >= -1 and float(1.2 + 0.4 * beyond) <= 1.0 + 1e-3

@@ -134,7 +134,8 @@ class NonlinearContact(FrictionalContact):
         reduced = super().effective_mass(poses, mass, inertia)
         if self.cones.size == 4:
             return reduced
-        return torch.cat((reduced, 1 / (3 / inertia.diagonal(dim1=-2, dim2=-1).sum(-1)).sum(-1, keepdim=True)), dim=-1)
+        turning = 1 / (3 / inertia.diagonal(dim1=-2, dim2=-1).sum(-1)).sum(-1, keepdim=True)
+        return torch.cat(torch.broadcast_tensors(reduced, turning), dim=-1)  # either may have the batch dimension
 
     def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
         gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)

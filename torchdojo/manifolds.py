@@ -21,6 +21,7 @@ from torchdojo.shapes import Box, Capsule, Shape, Sphere
 __all__ = ["contact_manifold", "contacts_between"]
 
 ROUNDING = 0.02  # default radius of a box's corners, in units of its shortest edge
+SHARP = 1e-9  # radius of the world's sharp corners [m]: a `Sphere` has one
 
 Filter = Callable[[str, str | None], bool]
 
@@ -66,7 +67,7 @@ def contact_manifold(
             continue  # what a corner of a box touches of a capsule is nearest
         if first is None and second is not None:  # the world's corner against the body: the body comes first
             for i, point in enumerate(points.unbind(-2)):
-                ball = Sphere(radius if float(radius.max()) > 0 else 1e-9, position=point)
+                ball = Sphere(radius.clamp_min(SHARP), position=point)
                 contacts[f"{label}_{suffix}{i}"] = model(second, shape=theirs, other=None, other_shape=ball, **arguments)
             continue
         for i, point in enumerate(points.unbind(-2)):
