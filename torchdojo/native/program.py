@@ -30,6 +30,8 @@ __all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupporte
 JOINT_FIXED_PARAMETERS = 28  # two bases (9 + 9), two anchors (3 + 3), an orientation (4); then spring, damper and rest
 BODY_PARAMETERS = 10
 CONTACT_PARAMETERS = 15
+CONTACT_MODELS = (ImpactContact, NonlinearContact, LinearContact)
+MOST_FACETS = 32
 CONTACT_LAWS = ("restitution", "recovery_speed", "stiffness", "damping")  # behind the others, in this order, where they are given
 FIRST_BODY_PARAMETER = 4  # behind the timestep and gravity
 
@@ -41,14 +43,14 @@ def unsupported(system: System) -> str | None:
     for group in system.groups:
         if isinstance(group.template, JointElement):
             continue  # (as supported as its joint is)
-        if group.cls not in (*_JOINTS, ImpactContact, NonlinearContact):
-            if group.cls is LinearContact:
-                return "it does not know LinearContact yet"
+        if group.cls not in (*_JOINTS, *CONTACT_MODELS):
             return f"{group.cls.__name__} is not a built-in joint or contact"
         if issubclass(group.cls, Contact):
             extra = sorted(set(group.fields) - set(group.cls.fields) - set(CONTACT_LAWS))
             if extra or group.body_index.shape[1] > 1:
                 return f"it does not know a {group.cls.__name__} with {extra or 'a second body'} yet"
+            if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
+                return f"it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
         if group.extra:
             return f"a {group.cls.__name__} has tensors that are not physical fields: {list(group.extra)}"
     return None
@@ -233,9 +235,9 @@ class Program:
                 table.append(schedule.offset.get(pair, -1))
             first_cone += len(joint.cones)
         for group, member, offset in contacts:
-            friction = int(group.cls is NonlinearContact)
+            friction, facets = CONTACT_MODELS.index(group.cls), getattr(group.template, "facets", 0)
             impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
-            table += [int(group.body_index[member, 0]), friction, impulse[0], slack[0], offset]
+            table += [int(group.body_index[member, 0]), friction, facets, impulse[0], slack[0], offset]
             given = [name for name in CONTACT_LAWS if name in group.fields]
             places = {name: offset + CONTACT_PARAMETERS + k for k, name in enumerate(given)}
             table += [places.get(name, -1) for name in CONTACT_LAWS[:3]]

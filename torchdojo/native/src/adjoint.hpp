@@ -41,7 +41,7 @@ class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), free(m.num_joints), moving(m.num_free_data) {}
+          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -66,6 +66,7 @@ public:
 
     // λ for the gradient g of w (none for slacks).
     void solve(const Problem<T> &problem, const T *w, const R *g) {
+        point = w;
         const MechanismTable &m = mechanism;
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
@@ -90,8 +91,9 @@ public:
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
             const Vec3<R> nu = contact_multiplier(problem, c, g, &right[m.bodies[contact.body].right]);
+            touching[c] = nu;
             multiplier[contact.impulse] = nu.x;
-            if (contact.friction) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
+            if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
         }
         for (int c = 0; c < m.num_joint_cones; ++c) {
             const JointConeTable &cone = m.joint_cones[c];
@@ -139,10 +141,12 @@ private:
     // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
     // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
     const bool refined;
+    const T *point = nullptr;         // w
     std::vector<R> right, misfit;     // by rows of the matrix
     std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
+    std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
 
@@ -194,6 +198,18 @@ private:
         if (body)
             for (int r = 0; r < 6; ++r) n += data.wrench[3 * r] * body[r];
         if (contact.friction) {
+            if (contact.is_pyramid()) {
+                R b[2] = {R{}, R{}};
+                if (body)
+                    for (int i = 0; i < 2; ++i)
+                        for (int r = 0; r < 6; ++r) b[i] += data.wrench[3 * r + 1 + i] * body[r];
+                R *rows = &multiplier[contact.impulse + 1];
+                const Pyramid<T> pyramid{contact};
+                pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, b, rows);
+                pyramid.tangential(rows + 1, b);
+                n -= problem.parameters[contact.parameters + parameter::friction] * rows[0];
+                return {data.stiffness * n, b[0], b[1]};
+            }
             for (int i = 0; i < 2; ++i) {
                 q[i] = g[contact.impulse + 2 + i];
                 if (body)
@@ -434,10 +450,10 @@ private:
         const R nu = multiplier[contact.impulse];
         Vec3<T> force = impulse[0] * data.n;
         const Vec3<T> normal = load3(p + parameter::normal);
-        R touching = nu;  // of φ⁺ + shift
+        R direct = nu;  // of φ⁺ + shift
         Vec3<R> phi{};
-        if (contact.restitution >= 0) touching = bounce_product(problem, contact, data, omega, nu, phi);
-        phi = phi - touching * cross(load3(p + parameter::point), data.n);
+        if (contact.restitution >= 0) direct = bounce_product(problem, contact, data, omega, nu, phi);
+        phi = phi - direct * cross(load3(p + parameter::point), data.n);
         if (contact.recovery >= 0 || contact.stiffness >= 0) {
             // shift = −min(φ + h v_rec, 0) − softness·damping·min(φ, 0)
             T slope{};
@@ -447,17 +463,18 @@ private:
             if (contact.stiffness >= 0)
                 slope += select(data.distance < T{}, data.softness * problem.parameters[contact.stiffness + 1], T{});
             const Vec3<T> n = transposed_times(problem.bodies[contact.body].pose.R, normal);
-            gradient.x[contact.body] = gradient.x[contact.body] + touching * (slope * normal);
-            gradient.phi[contact.body] = gradient.phi[contact.body] + touching * (slope * cross(load3(p + parameter::point), n));
+            gradient.x[contact.body] = gradient.x[contact.body] + direct * (slope * normal);
+            gradient.phi[contact.body] = gradient.phi[contact.body] + direct * (slope * cross(load3(p + parameter::point), n));
         }
         if (contact.friction) {
-            force = force + impulse[2] * data.t1 + impulse[3] * data.t2;
-            phi = phi - multiplier[contact.impulse + 2] * Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius) -
-                  multiplier[contact.impulse + 3] * Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
+            const Vec3<R> &slip = touching[&contact - mechanism.contacts.data()];
+            force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
+            phi = phi - slip.y * Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius) -
+                  slip.z * Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
         }
         phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
         phi_next[contact.body] = phi_next[contact.body] + phi;
-        x_next[contact.body] = x_next[contact.body] - touching * normal;
+        x_next[contact.body] = x_next[contact.body] - direct * normal;
     }
 
     // −ν times Newton's law where it rules the gap, by the next orientation (added to `phi`) and the incoming velocity; ν where it does not.

@@ -10,7 +10,7 @@
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
 #pragma once
 
-#include "joint_cone.hpp"
+#include "pyramid.hpp"
 
 namespace torchdojo {
 
@@ -87,9 +87,11 @@ struct Cones {
     std::vector<ContactRight<T>> right;
     std::vector<ContactDirection<T>> direction;
     std::vector<Mask<T>> flying;      // per body
+    std::vector<T> facet_right, facet_direction;  // of pyramids, in the places of w: right-hand sides of the products, and direction
 
     explicit Cones(const MechanismTable &m)
-        : mechanism(m), scaling(m.num_contacts), right(m.num_contacts), direction(m.num_contacts), flying(m.num_bodies) {}
+        : mechanism(m), scaling(m.num_contacts), right(m.num_contacts), direction(m.num_contacts), flying(m.num_bodies),
+          facet_right(m.num_unknowns), facet_direction(m.num_unknowns) {}
 
     // K of all contacts at w; the plain one for derivatives, the scaled one for directions.
     template <bool plain>
@@ -102,6 +104,11 @@ struct Cones {
             data.stiffness = gamma / (s + gamma * data.softness);
             if (!contact.friction) continue;
             const T mu = problem.parameters[contact.parameters + parameter::friction];
+            if (contact.is_pyramid()) {
+                Pyramid<T>{contact}.condense(w + contact.impulse + 1, w + contact.slack + 1, data.compliance, data.cone_coupling);
+                for (int i = 0; i < 2; ++i) data.coupling[i] = mu * data.stiffness * data.cone_coupling[i];
+                continue;
+            }
             const Vec3<T> xi = load3(w + contact.impulse + 1), eta = load3(w + contact.slack + 1);
             T m[2], *N = data.compliance;
             if constexpr (plain) {
@@ -138,7 +145,11 @@ struct Cones {
             const ContactDirection<T> &d = direction[c];
             r.rho = target - w[contact.impulse] * w[contact.slack];
             if (weight) r.rho -= *weight * d.gamma * d.slack;
-            if (!contact.friction) continue;
+            for_each_facet(contact, [&](int impulse, int slack) {
+                facet_right[slack] = target - w[impulse] * w[slack];
+                if (weight) facet_right[slack] -= *weight * facet_direction[impulse] * facet_direction[slack];
+            });
+            if (contact.friction != 1) continue;
             const ConeScaling<T> &s = scaling[c];
             Vec3<T> rho = -cone_product(s.point, s.point);
             rho.x += target;
@@ -186,7 +197,10 @@ struct Cones {
             const ContactTable &contact = mechanism.contacts[c];
             ContactDirection<T> &d = direction[c];
             d.gamma = delta[contact.impulse], d.slack = delta[contact.slack];
-            if (contact.friction) d.xi = load3(delta + contact.impulse + 1), d.eta = load3(delta + contact.slack + 1);
+            for_each_facet(contact, [&](int impulse, int slack) {
+                facet_direction[impulse] = delta[impulse], facet_direction[slack] = delta[slack];
+            });
+            if (contact.friction == 1) d.xi = load3(delta + contact.impulse + 1), d.eta = load3(delta + contact.slack + 1);
         }
     }
 
@@ -200,7 +214,10 @@ struct Cones {
             const ContactTable &contact = mechanism.contacts[c];
             const ContactDirection<T> &d = direction[c];
             inverse = max(inverse, max(-d.gamma / w[contact.impulse], -d.slack / w[contact.slack]));
-            if (!contact.friction) continue;
+            for_each_facet(contact, [&](int impulse, int slack) {
+                inverse = max(inverse, max(-facet_direction[impulse] / w[impulse], -facet_direction[slack] / w[slack]));
+            });
+            if (contact.friction != 1) continue;
             inverse = max(inverse, max(cone_limit(load3(w + contact.impulse + 1), d.xi), cone_limit(load3(w + contact.slack + 1), d.eta)));
         }
         return inverse;
@@ -218,7 +235,11 @@ struct Cones {
             T gamma = w[contact.impulse], s = w[contact.slack];
             if (alpha) gamma += *alpha * d.gamma, s += *alpha * d.slack;
             sum += gamma * s;
-            if (!contact.friction) continue;
+            for_each_facet(contact, [&](int impulse, int slack) {
+                sum += alpha ? (w[impulse] + *alpha * facet_direction[impulse]) * (w[slack] + *alpha * facet_direction[slack])
+                             : w[impulse] * w[slack];
+            });
+            if (contact.friction != 1) continue;
             Vec3<T> xi = load3(w + contact.impulse + 1), eta = load3(w + contact.slack + 1);
             if (alpha) xi = xi + *alpha * d.xi, eta = eta + *alpha * d.eta;
             sum += dot(xi, eta);
@@ -236,7 +257,11 @@ struct Cones {
         for (const ContactTable &contact : mechanism.contacts) {
             const T gap = w[contact.impulse] * w[contact.slack] - target;
             worst = max(worst, abs(gap)), sum += gap;
-            if (!contact.friction) continue;
+            for_each_facet(contact, [&](int impulse, int slack) {
+                const T product = w[impulse] * w[slack] - target;
+                worst = max(worst, abs(product)), sum += product;
+            });
+            if (contact.friction != 1) continue;
             Vec3<T> p = cone_product(load3(w + contact.impulse + 1), load3(w + contact.slack + 1));
             p.x -= target;
             worst = max(worst, max(abs(p.x), max(abs(p.y), abs(p.z)))), sum += p.x + p.y + p.z;
@@ -253,7 +278,8 @@ struct Cones {
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             worst = max(worst, abs(w[contact.impulse] * w[contact.slack] - target));
-            if (!contact.friction) continue;
+            for_each_facet(contact, [&](int impulse, int slack) { worst = max(worst, abs(w[impulse] * w[slack] - target)); });
+            if (contact.friction != 1) continue;
             const Vec3<T> p = cone_product(scaling[c].point, scaling[c].point);
             worst = max(worst, max(abs(p.x - target), max(abs(p.y), abs(p.z))));
         }
@@ -266,7 +292,7 @@ struct Cones {
         JointCones<T>::start(problem, w, level, mask);
         for (const ContactTable &contact : mechanism.contacts) {
             const T *twist = w + 6 * contact.body;
-            T values[8];
+            T values[2 * half];
             start(problem, contact, load3(twist), load3(twist + 3), level, values);
             store(contact, values, mask, w);
         }
@@ -284,11 +310,11 @@ struct Cones {
             return constant::distant * sqrt(kappa * h * inverse);
         };
         std::fill(flying.begin(), flying.end(), mask);
-        T values[8];
+        T values[2 * half];
         for (const ContactTable &contact : mechanism.contacts) {
             if (!mechanism.is_free[contact.body]) continue;
             const T wide = fall(contact, values);
-            const Mask<T> far = select_mask(w[contact.slack] > wide, values[4] > wide, Mask<T>{});
+            const Mask<T> far = select_mask(w[contact.slack] > wide, values[half] > wide, Mask<T>{});
             flying[contact.body] = select_mask(far, flying[contact.body], Mask<T>{});
         }
         for (const ContactTable &contact : mechanism.contacts) {
@@ -314,7 +340,20 @@ struct Cones {
             T *new_impulse = to + contact.impulse, *new_slack = to + contact.slack;
             const T a = third * mass, gamma = orthant_on_path(impulse[0] + alpha * d.gamma - a * (slack[0] + alpha * d.slack), a, kappa);
             new_impulse[0] = select(mask, gamma, new_impulse[0]), new_slack[0] = select(mask, kappa / gamma, new_slack[0]);
-            if (!contact.friction) continue;
+            if (contact.is_pyramid()) {
+                T values[2][1 + most_facets];
+                for (int k = 1; k < contact.size(); ++k) {
+                    values[0][k - 1] = impulse[k] + alpha * facet_direction[contact.impulse + k];
+                    values[1][k - 1] = slack[k] + alpha * facet_direction[contact.slack + k];
+                }
+                const T mu = problem.parameters[contact.parameters + parameter::friction];
+                Pyramid<T>{contact}.project(mu * gamma, kappa, mass, values[0], values[1]);
+                for (int k = 1; k < contact.size(); ++k) {
+                    new_impulse[k] = select(mask, values[0][k - 1], new_impulse[k]);
+                    new_slack[k] = select(mask, values[1][k - 1], new_slack[k]);
+                }
+            }
+            if (contact.friction != 1) continue;
             const T mu = problem.parameters[contact.parameters + parameter::friction];
             const T height = max(mu * gamma, broadcast<T>(constant::least_height)), inverse_height = 1.0 / height;
             const T t1 = impulse[2] + alpha * d.xi.y - mass * (slack[2] + alpha * d.eta.y);
@@ -331,7 +370,16 @@ struct Cones {
     }
 
 private:
-    // (γ, ξ, s, η) of one contact; without friction (γ, ·, s, ·).
+    static constexpr int half = 2 + most_facets;  // places for the impulses of one contact, and for its slacks
+
+    // f(place of the impulse, place of the slack) for the pairs of a pyramid's ψ and β.
+    template <class F>
+    static TD_INLINE void for_each_facet(const ContactTable &contact, const F &f) {
+        if (contact.is_pyramid())
+            for (int k = 1; k < contact.size(); ++k) f(contact.impulse + k, contact.slack + k);
+    }
+
+    // (γ, ξ, …, s, η, …) of one contact.
     TD_INLINE void start(const Problem<T> &problem, const ContactTable &contact, const Vec3<T> &v, const Vec3<T> &omega, const T &level,
                          T *values) const {
         const T h = problem.timestep();
@@ -341,21 +389,23 @@ private:
         const Mat3<T> R = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
         const Vec3<T> arm = R * load3(p + parameter::point);
         const T gap = max(dot(normal, pose.x + h * v + arm) - p[parameter::offset] - p[parameter::radius], sqrt(level));
-        values[0] = level / gap, values[4] = gap;
+        values[0] = level / gap, values[half] = gap;
         if (!contact.friction) return;
         const Vec3<T> velocity = v + cross(R * omega, arm - p[parameter::radius] * normal);
         const T s1 = dot(load3(p + parameter::tangents), velocity), s2 = dot(load3(p + parameter::tangents + 3), velocity);
+        if (contact.is_pyramid())
+            return Pyramid<T>{contact}.start(p[parameter::friction] * values[0], s1, s2, level, values + 1, values + half + 1);
         const T speed = s1 * s1 + s2 * s2, height = max(p[parameter::friction] * values[0], level);
         const T eta = (level + sqrt(level * level + 4.0 * height * height * speed)) / (2.0 * height);
         const T scale = level / (eta * eta - speed);
         values[1] = scale * eta, values[2] = -scale * s1, values[3] = -scale * s2;
-        values[5] = eta, values[6] = s1, values[7] = s2;
+        values[half + 1] = eta, values[half + 2] = s1, values[half + 3] = s2;
     }
 
     TD_INLINE void store(const ContactTable &contact, const T *values, const Mask<T> &mask, T *w) const {
-        for (int k = 0; k < (contact.friction ? 4 : 1); ++k) {
+        for (int k = 0; k < contact.size(); ++k) {
             T &impulse = w[contact.impulse + k], &slack = w[contact.slack + k];
-            impulse = select(mask, values[k], impulse), slack = select(mask, values[4 + k], slack);
+            impulse = select(mask, values[k], impulse), slack = select(mask, values[half + k], slack);
         }
     }
 
@@ -365,13 +415,22 @@ private:
         const ContactData<T> &data = problem.contacts[c];
         const ContactRight<T> &r = right[c];
         ContactDirection<T> &d = direction[c];
-        T row[4] = {};
+        T row[2 + most_facets] = {};
         if (residual)
-            for (int k = 0; k < (contact.friction ? 4 : 1); ++k) row[k] = residual[contact.impulse + k];
+            for (int k = 0; k < contact.size(); ++k) row[k] = residual[contact.impulse + k];
         d.slack = move.x + row[0];
         d.gamma = (r.rho - w[contact.impulse] * d.slack) / (w[contact.slack] + w[contact.impulse] * data.softness);
         d.slack += data.softness * d.gamma;
-        if (!contact.friction) return;
+        if (contact.is_pyramid()) {
+            T *d_impulse = &facet_direction[contact.impulse + 1], beta[2];
+            const Pyramid<T> pyramid{contact};
+            pyramid.eliminate(w + contact.impulse + 1, w + contact.slack + 1, &facet_right[contact.slack + 1], row + 1,
+                              problem.parameters[contact.parameters + parameter::friction] * d.gamma, move.y, move.z, d_impulse,
+                              &facet_direction[contact.slack + 1]);
+            pyramid.tangential(d_impulse + 1, beta);
+            d.xi.y = beta[0], d.xi.z = beta[1];
+        }
+        if (contact.friction != 1) return;
         const T *N = data.compliance;
         d.xi.x = problem.parameters[contact.parameters + parameter::friction] * d.gamma - row[1];
         d.eta.y = move.y + row[2], d.eta.z = move.z + row[3];

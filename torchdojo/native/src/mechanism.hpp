@@ -1,6 +1,7 @@
 // The mechanism as tables, decoded once from what `torchdojo/native/program.py` packs: which numbers belong to which body, joint, contact.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -17,6 +18,7 @@ constexpr int translations = 0, rotations = 9, parent_anchor = 18, child_anchor 
 constexpr int point = 0, radius = 3, offset = 4, normal = 5, tangents = 8, friction = 14;
 }  // namespace parameter
 
+constexpr int most_facets = 32;
 constexpr int state_size = 13, tangent_size = 12;
 
 struct JointTable {
@@ -52,10 +54,20 @@ struct JointConeTable {
 };
 
 struct ContactTable {
-    int32_t body, friction;           // friction: 0 for an impact contact, 1 for a second-order cone
+    int32_t body, friction;           // friction: 0 for an impact contact, 1 for a second-order cone, 2 for a pyramid
+    int32_t facets;                   // of the pyramid
     int32_t impulse, slack;           // positions in w
     int32_t parameters;
     int32_t restitution, recovery, stiffness;  // positions in the packed parameters (-1: none); damping is behind stiffness
+
+    int size() const { return friction == 0 ? 1 : friction == 1 ? 4 : 2 + facets; }  // impulses, and slacks
+    bool is_pyramid() const { return friction == 2; }
+    // Directions of a pyramid in the tangent plane, in pairs d, −d. The rounding makes the axes exact.
+    double direction_x(int i) const { return (i % 2 ? -1.0 : 1.0) * std::round(1e15 * std::cos(angle(i))) * 1e-15; }
+    double direction_y(int i) const { return (i % 2 ? -1.0 : 1.0) * std::round(1e15 * std::sin(angle(i))) * 1e-15; }
+
+private:
+    double angle(int i) const { return 6.28318530717958647692 * (i / 2) / facets; }
 };
 
 struct BodyTable {

@@ -112,6 +112,7 @@ struct ContactData {
     Vec3<T> incoming, spin;           // velocity and (world frame) angular velocity that led here
     T stiffness;                      // K of the condensed contact: see cone.hpp
     T coupling[2], compliance[4], cone_coupling[2];
+    T beta[2];                        // tangential impulse
     T eta_slip[2];                    // a and b of the row of δη₁
     Vec3<T> eta_xi;
 };
@@ -501,20 +502,36 @@ private:
         if (contact.friction) {
             const Vec3<T> world[2] = {load3(p + parameter::tangents), load3(p + parameter::tangents + 3)};
             const Vec3<T> sweep = cross(omega, data.lever);
+            T slip[2];
+            data.beta[0] = impulse[2], data.beta[1] = impulse[3];
+            if (contact.is_pyramid()) {
+                data.beta[0] = data.beta[1] = T{};
+                for (int i = 0; i < contact.facets; ++i)
+                    data.beta[0] += contact.direction_x(i) * impulse[2 + i], data.beta[1] += contact.direction_y(i) * impulse[2 + i];
+            }
             for (int i = 0; i < 2; ++i) {
                 const Vec3<T> t = transposed_times(body.next.R, world[i]);
                 (i ? data.t2 : data.t1) = t;
                 const Vec3<T> moment = store_column(1 + i, world[i], t);
-                row[2 + i] = dot(world[i], v) + dot(moment, omega) - slack[2 + i];
+                slip[i] = dot(world[i], v) + dot(moment, omega);
                 const Vec3<T> turn = slip_gradient(data, t, omega, sweep, radius);
                 store3(C + 6 * (1 + i), world[i]), store3(C + 6 * (1 + i) + 3, moment + transposed_times(body.M, turn));
-                force = force + impulse[2 + i] * t;
+                force = force + data.beta[i] * t;
             }
-            row[1] = impulse[1] - p[parameter::friction] * impulse[0];
+            if (contact.is_pyramid()) {
+                row[1] = p[parameter::friction] * impulse[0] - slack[1];
+                for (int i = 0; i < contact.facets; ++i) {
+                    row[1] -= impulse[2 + i];
+                    row[2 + i] = contact.direction_x(i) * slip[0] + contact.direction_y(i) * slip[1] + impulse[1] - slack[2 + i];
+                }
+            } else {
+                row[1] = impulse[1] - p[parameter::friction] * impulse[0];
+                row[2] = slip[0] - slack[2], row[3] = slip[1] - slack[3];
+            }
         }
         for (int r = 0; r < 6; ++r) {
             T sum = B[3 * r] * impulse[0];
-            if (contact.friction) sum += B[3 * r + 1] * impulse[2] + B[3 * r + 2] * impulse[3];
+            if (contact.friction) sum += B[3 * r + 1] * data.beta[0] + B[3 * r + 2] * data.beta[1];
             residual[6 * contact.body + r] -= sum;
         }
         // The torque l × R⁺ᵀP turns with the body: its derivative is S M.

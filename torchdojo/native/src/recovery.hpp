@@ -29,7 +29,7 @@ public:
         scratch_impulses.resize(m.num_impulses);
         scratch_w.resize(m.num_unknowns);
         is_product.assign(m.num_unknowns, 0);
-        for (const ContactTable &contact : m.contacts) std::fill_n(&is_product[contact.slack], contact.friction ? 4 : 1, 1);
+        for (const ContactTable &contact : m.contacts) std::fill_n(&is_product[contact.slack], contact.size(), 1);
         for (const JointConeTable &cone : m.joint_cones)
             for (int k = 0; k < cone.pairs(); ++k) is_product[cone.slack + k * cone.stride] = 1;
     }
@@ -161,7 +161,9 @@ private:
         std::copy(problem.residual.begin(), problem.residual.end(), r);
         for (const ContactTable &contact : mechanism.contacts) {
             r[contact.slack] = v[contact.impulse] * v[contact.slack];
-            if (contact.friction) store3(r + contact.slack + 1, cone_product(load3(v + contact.impulse + 1), load3(v + contact.slack + 1)));
+            if (contact.is_pyramid())
+                for (int k = 1; k < contact.size(); ++k) r[contact.slack + k] = v[contact.impulse + k] * v[contact.slack + k];
+            if (contact.friction == 1) store3(r + contact.slack + 1, cone_product(load3(v + contact.impulse + 1), load3(v + contact.slack + 1)));
         }
         JointCones<double>::for_each_pair(problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) {
             r[slack] = v[impulse] * v[slack];
@@ -178,7 +180,9 @@ private:
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             cones.right[c].rho = -delta[contact.slack];
-            if (!contact.friction) continue;
+            if (contact.is_pyramid())
+                for (int k = 1; k < contact.size(); ++k) cones.facet_right[contact.slack + k] = -delta[contact.slack + k];
+            if (contact.friction != 1) continue;
             const Vec3<double> xi = load3(v + contact.impulse + 1), rho = -load3(delta + contact.slack + 1), q = arrow_solve(xi, rho);
             cones.right[c].q = {rho.x / xi.x, q.y, q.z};
         }
@@ -192,7 +196,10 @@ private:
             const ContactTable &contact = mechanism.contacts[c];
             const ContactDirection<double> &d = cones.direction[c];
             delta[contact.impulse] = d.gamma, delta[contact.slack] = d.slack;
-            if (contact.friction) store3(delta + contact.impulse + 1, d.xi), store3(delta + contact.slack + 1, d.eta);
+            if (contact.friction == 1) store3(delta + contact.impulse + 1, d.xi), store3(delta + contact.slack + 1, d.eta);
+            if (contact.is_pyramid())
+                for (int k = 1; k < contact.size(); ++k)
+                    for (const int place : {contact.impulse + k, contact.slack + k}) delta[place] = cones.facet_direction[place];
         }
         JointCones<double>::store_direction(stepper.problem, [&](int k, double value) { delta[k] = value; });
     }
@@ -211,7 +218,9 @@ private:
         for (const ContactTable &contact : mechanism.contacts)
             for (const int place : {contact.impulse, contact.slack}) {
                 metric[place] = 1.0 / w[place];
-                if (contact.friction) metric[place + 1] = metric[place + 2] = metric[place + 3] = 1.0 / w[place + 1];
+                if (contact.is_pyramid())
+                    for (int k = 1; k < contact.size(); ++k) metric[place + k] = 1.0 / w[place + k];
+                if (contact.friction == 1) metric[place + 1] = metric[place + 2] = metric[place + 3] = 1.0 / w[place + 1];
             }
         JointCones<double>::for_each_pair(
             stepper.problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) {

@@ -86,7 +86,7 @@ public:
         for (const JointTable &joint : m.joints)
             for (int k = 0; k < joint.held(); ++k) add(problem.residual[joint.row + k]);
         for (int c = 0; c < m.num_contacts; ++c)
-            for (int k = 0; k < (m.contacts[c].friction ? 4 : 1); ++k) add(problem.residual[m.contacts[c].impulse + k]);
+            for (int k = 0; k < m.contacts[c].size(); ++k) add(problem.residual[m.contacts[c].impulse + k]);
         for (const JointConeTable &cone : m.joint_cones)
             for (int k = 0; k < cone.pairs(); ++k) add(problem.residual[cone.impulse + k * cone.stride]);
         return worst;
@@ -228,8 +228,11 @@ private:
         for (int k = 0; k < mechanism.num_unknowns; ++k)
             if (!std::isfinite(start[k])) return false;
         for (const ContactTable &contact : mechanism.contacts)
-            for (const double *x : {start + contact.impulse, start + contact.slack})
-                if (!(x[0] > 0) || (contact.friction && !(x[1] > std::sqrt(x[2] * x[2] + x[3] * x[3])))) return false;
+            for (const double *x : {start + contact.impulse, start + contact.slack}) {
+                for (int k = 0; k < (contact.is_pyramid() ? contact.size() : 1); ++k)
+                    if (!(x[k] > 0)) return false;
+                if (contact.friction == 1 && !(x[1] > std::sqrt(x[2] * x[2] + x[3] * x[3]))) return false;
+            }
         for (const JointConeTable &cone : mechanism.joint_cones)
             for (int k = 0; k < cone.pairs() * cone.stride; k += cone.stride)
                 if (!(start[cone.impulse + k] > 0) || !(start[cone.slack + k] > 0)) return false;
@@ -381,7 +384,10 @@ private:
             const ContactTable &contact = mechanism.contacts[c];
             const ContactDirection<T> &d = cones.direction[c];
             put(contact.impulse, d.gamma), put(contact.slack, d.slack);
-            if (!contact.friction) continue;
+            if (contact.is_pyramid())
+                for (int k = 1; k < contact.size(); ++k)
+                    put(contact.impulse + k, cones.facet_direction[contact.impulse + k]), put(contact.slack + k, cones.facet_direction[contact.slack + k]);
+            if (contact.friction != 1) continue;
             for (int k = 0; k < 3; ++k) put(contact.impulse + 1 + k, d.xi[k]), put(contact.slack + 1 + k, d.eta[k]);
         }
     }
