@@ -21,7 +21,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torchdojo import quaternion as quat
 from torchdojo.contacts import LEAST_HEIGHT, disc_gap, normal_on_path
 from torchdojo.elements import Cones, Element, Motion, Pose
-from torchdojo.joints import StandardJoint, _expand, _project
+from torchdojo.joints import BOUNDS, StandardJoint, _expand, _project
 from torchdojo.parameters import bind
 
 __all__ = ["JointFriction", "JointLimits"]
@@ -43,7 +43,7 @@ class JointElement(Element):
         shared = {name: joint.__dict__[name] for name in ("_parameters", "_buffers", "_modules")}
         # What a subclass written by a user added to the fields of the standard joints may enter its kinematics.
         read = [name for name in joint.fields if name in KINEMATIC_FIELDS or name not in StandardJoint.fields]
-        fields = {name: joint.fields[name] for name in read if name not in ("friction", "lower", "upper") or name in self.own_fields}
+        fields = {name: joint.fields[name] for name in read if name not in ("friction", *BOUNDS) or name in self.own_fields}
         self.__dict__.update(shared, joint=joint, fields=fields)
 
     def __getattr__(self, name: str) -> Any:
@@ -72,7 +72,15 @@ class JointElement(Element):
 class JointLimits(JointElement):
     """Limits of a joint: one impulse γ >= 0 and one slack per side that acts, lower sides first, coordinates in order."""
 
-    own_fields = ("lower", "upper")
+    own_fields = BOUNDS
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if name not in BOUNDS:
+            return value
+        # Sides that do not act may be infinite, which no parameter of a step may be.
+        acting = [k in self.joint.limited[BOUNDS.index(name)] for k in range(self.joint.num_coordinates)]
+        return torch.where(torch.tensor(acting, device=value.device), value, torch.zeros_like(value))
 
     @property
     def sides(self) -> tuple[list[int], list[float]]:
