@@ -68,8 +68,14 @@ PHASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("kind", JOINTS)
+# Every joint at its limits; two phases more for the kinds of coordinates there are. The others take minutes and show the same equations.
+SHOWN = ("Prismatic", "Revolute", "Orbital", "Spherical", "Floating")
+GRADIENTS = [
+    pytest.param(kind, phase, marks=() if phase == "pressed" or kind in SHOWN else pytest.mark.slow) for kind in JOINTS for phase in PHASES
+]
+
+
+@pytest.mark.parametrize(("kind", "phase"), GRADIENTS)
 def test_gradients(kind: str, phase: str) -> None:
     n = COORDINATES[kind]
     spread = 1 + 0.01 * torch.rand(n)
@@ -88,7 +94,7 @@ def test_gradients(kind: str, phase: str) -> None:
         assert bool(sliding.all()) == (phase == "apart")
     names = [f"joints.joint.{name}" for name in ("lower", "upper", "friction", "armature", "axis", "orientation_offset", "child_anchor")]
     # As in test_gradients: relative to the largest derivative of the same input.
-    report = td.testing.check_gradients(mech, z, u, parameters=[*names, "timestep"], directions=3, tolerance=1e-6)
+    report = td.testing.check_gradients(mech, z, u, parameters=[*names, "timestep"], directions=2, tolerance=1e-6)
     assert set(names) <= {label.partition(" ")[0] for label in report.errors}
 
 
@@ -274,13 +280,13 @@ def test_period_with_armature() -> None:
     assert float(found) == pytest.approx(expected, rel=1e-6)  # sin q − q is 2e-7 of q
 
 
-@pytest.mark.parametrize("kind", ["Revolute", "Cylindrical", "PlanarAxis", "Prismatic"])
+@pytest.mark.parametrize("kind", ["Cylindrical", "PlanarAxis"])
 def test_energy_with_armature(kind: str) -> None:
     """Without gravity the energy, that of the armature included, swings by a part in a thousand and does not drift."""
     mech = pair(kind, armature=0.5)
     n = mech.num_coordinates
     with torch.no_grad():
-        z = mech.rollout(mech.to_maximal(torch.zeros(n), torch.randn(n)), steps=200).z
+        z = mech.rollout(mech.to_maximal(torch.zeros(n), torch.randn(n)), steps=100).z
     energy = mech.kinetic_energy(z[:-1], z[1:])
     assert float(mech.kinetic_energy(z[:1])) > 0
     assert worst(energy / energy[0] - 1) < 2e-2

@@ -384,7 +384,7 @@ class StandardJoint(Joint):
         free_t, held_t = self._rows(self.free_translations)
         free_r, held_r = self._rows(self.free_rotations)
         rows_t = 3 - self.free_translations
-        p = quat.multiply(quat.conjugate(quat.multiply(parent.pose.q, self._offset)), child.pose.q)
+        _, p, _, _ = place = self._place(parent.pose, child.pose)
 
         # Impulses in the joint frame. The Jacobian of vec(p) with respect to a rotation of the parent side is ½ (w I + [v]×)ᵀ.
         force = _expand(held_t, impulse[..., :rows_t])
@@ -398,19 +398,26 @@ class StandardJoint(Joint):
                 free = free - self.armature * self._rate_change(motions, timestep)
             force = force + _expand(free_t, free[..., : self.free_translations])
             torque = torque + _expand(free_r, free[..., self.free_translations :])
-        return self.act(parent.pose, child.pose, force, torque), self.constraint(parent.next, child.next)
+        return self.act(parent.pose, child.pose, force, torque, place), self.constraint(parent.next, child.next)
 
-    def act(self, parent: Pose, child: Pose, force: Tensor, torque: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def act(
+        self, parent: Pose, child: Pose, force: Tensor, torque: Tensor, place: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
         """What a force at the child anchor and a torque (..., 3), joint frame, do to parent (the opposite) and child.
 
-        Per body (linear (..., 3) world frame, angular (..., 3) body frame); forces and torques, or impulses.
+        Per body (linear (..., 3) world frame, angular (..., 3) body frame); forces and torques, or impulses. `place`: that of `_place`.
         """
-        frame = quat.multiply(parent.q, self._offset)
-        child_lever = quat.rotate(child.q, self.child_anchor)
-        parent_lever = child.x + child_lever - parent.x
+        frame, _, parent_lever, child_lever = place or self._place(parent, child)
         force, torque = quat.rotate(frame, force), quat.rotate(frame, torque)
         on_parent = (-force, -quat.inverse_rotate(parent.q, torque + quat.cross(parent_lever, force)))
         return [on_parent, (force, quat.inverse_rotate(child.q, torque + quat.cross(child_lever, force)))]
+
+    def _place(self, parent: Pose, child: Pose) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Orientation of the joint frame, p, and the way to the child anchor from parent and child, world frame [m]."""
+        frame = quat.multiply(parent.q, self._offset)
+        p = quat.multiply(quat.conjugate(frame), child.q)
+        child_lever = quat.rotate(child.q, self.child_anchor)
+        return frame, p, child.x + child_lever - parent.x, child_lever
 
     def _rate_change(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
         """Rates of this step less those of the step before, (..., num_coordinates)."""
