@@ -202,10 +202,9 @@ def test_mistakes_with_shapes_are_named() -> None:
 def test_the_kernel_says_what_it_does_not_know() -> None:
     bodies = {"a": td.Body(1.0, shape=td.Sphere(0.1)), "b": td.Body(1.0, shape=td.Sphere(0.1))}
     for contact, text in (
-        (td.LinearContact("a"), "LinearContact"),
-        (td.ImpactContact("a", restitution=0.5), "restitution"),
-        (td.NonlinearContact("a", other="b"), "second body"),
-        (td.NonlinearContact("a", other_shape=td.Box((1, 1, 1))), "other_size"),
+        (td.NonlinearContact("a", other="b", recovery_speed=1.0), "between shapes with .'recovery_speed'"),
+        (td.NonlinearContact("a", other_shape=td.Box((1, 1, 1)), stiffness=1e3), "stiffness"),
+        (td.LinearContact("a", facets=40), "32 facets"),
         (td.NonlinearContact("a", rolling_friction=0.1), "rolling_friction"),
     ):
         mech = td.Mechanism(bodies, contacts={"c": contact}, options=td.SolverOptions(backend="native"))

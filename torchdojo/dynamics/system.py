@@ -102,10 +102,10 @@ class System:
                     extra=tuple(members[0].extra_state_names()),
                 )
             )
-        # Bodies, and the world behind them, that no joint holds, limits or rubs on.
+        # Bodies, and the world behind them, that no joint holds, limits or rubs on, and that touch no other body.
         self.free_bodies = torch.ones(self.num_bodies + 1, dtype=torch.bool)
         for keys, group in zip(kinds.values(), self.groups, strict=True):
-            if group.impulse_index.shape[-1] and not keys[0].startswith("contacts."):
+            if group.impulse_index.shape[-1] and (group.body_index.shape[1] > 1 or not keys[0].startswith("contacts.")):
                 self.free_bodies[group.body_index.flatten()] = False
         self.free_bodies[-1] = True
         self._set_cones()

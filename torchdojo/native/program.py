@@ -32,6 +32,8 @@ BODY_PARAMETERS = 10
 CONTACT_PARAMETERS = 15
 CONTACT_MODELS = (ImpactContact, NonlinearContact, LinearContact)
 MOST_FACETS = 32
+COUPLES = ("torsional_friction", "rolling_friction")
+SHAPES = {"sphere": 4, "capsule": 9, "box": 11, "surface": 4}  # numbers of each kind of shape, in the order of geometry.hpp
 CONTACT_LAWS = ("restitution", "recovery_speed", "stiffness", "damping")  # behind the others, in this order, where they are given
 FIRST_BODY_PARAMETER = 4  # behind the timestep and gravity
 
@@ -46,9 +48,10 @@ def unsupported(system: System) -> str | None:
         if group.cls not in (*_JOINTS, *CONTACT_MODELS):
             return f"{group.cls.__name__} is not a built-in joint or contact"
         if issubclass(group.cls, Contact):
-            extra = sorted(set(group.fields) - set(group.cls.fields) - set(CONTACT_LAWS))
-            if extra or group.body_index.shape[1] > 1:
-                return f"it does not know a {group.cls.__name__} with {extra or 'a second body'} yet"
+            laws = CONTACT_LAWS if _is_plain(group) else CONTACT_LAWS[:1]
+            extra = [name for name in CONTACT_LAWS + COUPLES if name in group.fields and name not in laws]
+            if extra:
+                return f"it does not know a {group.cls.__name__} {'' if _is_plain(group) else 'between shapes '}with {extra} yet"
             if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
                 return f"it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
         if group.extra:
@@ -143,11 +146,18 @@ class Program:
             columns.append(column(_concatenate(pieces)))
         for group in self.contact_groups:
             f = by_group[id(group)]
-            normal = unit(f["normal"])
-            tangents = orthonormal_complement(normal).flatten(-2)
             friction = f.get("friction", torch.zeros_like(f["radius"]))
-            pieces = [f["point"], f["radius"][..., None], f["offset"][..., None], normal, tangents, friction[..., None]]
+            if _is_plain(group):
+                normal = unit(f["normal"])
+                tangents = orthonormal_complement(normal).flatten(-2)
+                pieces = [f["point"], f["radius"][..., None], f["offset"][..., None], normal, tangents, friction[..., None]]
+            else:
+                blank = torch.zeros(*friction.shape, CONTACT_PARAMETERS - 1, dtype=friction.dtype)
+                pieces = [blank, friction[..., None]]
             pieces += [f[name][..., None] for name in CONTACT_LAWS if name in f]
+            if not _is_plain(group):
+                kind, other = _kinds(group)
+                pieces += _shape(f, kind, "") + _shape(f, other, "other_")
             columns.append(column(_concatenate(pieces)))
         return torch.cat(columns, dim=1).contiguous()
 
@@ -209,7 +219,10 @@ class Program:
                     edges.append((joint.parent, joint.node))
                 if joint.held:
                     indefinite.append(joint.node)
-        schedule = graph.schedule(sizes, edges, indefinite=indefinite)
+        # Contacts between bodies couple them directly.
+        touching = [tuple(pair) for g in self.contact_groups if g.body_index.shape[1] > 1 for pair in g.body_index.tolist()]
+        schedule = graph.schedule(sizes, edges + [pair for pair in sorted(set(touching)) if max(pair) < nb], indefinite=indefinite)
+        pairs: list[list[int]] = []
 
         fill = sorted(set(schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         first = len(self.joint_groups + self.joint_cone_groups)
@@ -221,7 +234,7 @@ class Program:
         cones = [cone for joint in joints for cone in joint.cones]
         table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses, self.num_cones]
         table += [int(_has_loops(nb, [(joint.parent, joint.child) for joint in joints])), len(fill), len(cones)]
-        table.append(sum(joint.has_free_data for joint in joints))
+        table += [sum(joint.has_free_data for joint in joints), sum(int(not _is_plain(group)) for group, _, _ in contacts)]
         for body in range(nb):
             table += [schedule.diagonal_offset[body], schedule.rhs_offset[body]]
         free_data, first_cone = itertools.count(), 0
@@ -240,13 +253,23 @@ class Program:
             table += [int(group.body_index[member, 0]), friction, facets, impulse[0], slack[0], offset]
             given = [name for name in CONTACT_LAWS if name in group.fields]
             places = {name: offset + CONTACT_PARAMETERS + k for k, name in enumerate(given)}
+            table.append(-1 if _is_plain(group) else len(pairs))
             table += [places.get(name, -1) for name in CONTACT_LAWS[:3]]
+            if not _is_plain(group):
+                body, solids = int(group.body_index[member, 0]), _kinds(group)
+                other = int(group.body_index[member, 1]) if group.body_index.shape[1] > 1 else nb
+                kinds = [list(SHAPES).index(kind) for kind in solids]
+                shape = offset + CONTACT_PARAMETERS + len(given)
+                blocks = [schedule.offset.get(pair, -1) for pair in ((body, other), (other, body))]
+                pairs.append([other, *kinds, shape, shape + SHAPES[solids[0]], *blocks])
         table += self.impulse_index
         for i, j in fill:
             table += [schedule.offset[i, j], sizes[i] * sizes[j]]
         for number, joint in enumerate(joints):
             for cone in joint.cones:
                 table += [number, *cone]
+        for numbers in pairs:
+            table += numbers
         return np.asarray(table, dtype=np.int32), schedule
 
     def _joint_rows(self, acting: tuple[bool, ...]) -> list[_JointRow]:
@@ -376,7 +399,31 @@ def _parameter_width(group: Group) -> int:
         return JOINT_FIXED_PARAMETERS + per_coordinate * (group.cls.free_translations + group.cls.free_rotations)
     if isinstance(group.template, JointElement):
         return (1 if group.cls is JointFriction else 2) * group.template.joint.num_coordinates
-    return CONTACT_PARAMETERS + sum(name in group.fields for name in CONTACT_LAWS)
+    shapes = 0 if _is_plain(group) else sum(SHAPES[kind] for kind in _kinds(group))
+    return CONTACT_PARAMETERS + sum(name in group.fields for name in CONTACT_LAWS) + shapes
+
+
+def _is_plain(group: Group) -> bool:
+    """Whether the contacts of a group are those of a sphere with a half-space of the world."""
+    return _kinds(group) == ("sphere", "surface") and group.body_index.shape[1] == 1
+
+
+def _kinds(group: Group) -> tuple[str, str]:
+    """Shapes of the contacts of a group, and of what they touch: names of `SHAPES`."""
+    contact = group.template
+    assert isinstance(contact, Contact)
+    return contact.shape_kind, contact.other_kind
+
+
+def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> list[Tensor]:
+    """Numbers of a shape as geometry.hpp reads them."""
+    if kind == "surface":
+        return [unit(fields["normal"]), fields["offset"][..., None]]
+    pieces = [fields[f"{prefix}point"], fields[f"{prefix}radius"][..., None]]
+    if kind != "sphere":
+        pieces.append(normalize(fields[f"{prefix}orientation"]))
+        pieces.append(0.5 * (fields[f"{prefix}length"][..., None] if kind == "capsule" else fields[f"{prefix}size"]))
+    return pieces
 
 
 def _basis(axis: Tensor, free: int) -> Tensor:

@@ -90,7 +90,7 @@ public:
             for (int k = 0; k < joint.held(); ++k) multiplier[joint.row + k] = right[joint.right + k];
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
-            const Vec3<R> nu = contact_multiplier(problem, c, g, &right[m.bodies[contact.body].right]);
+            const Vec3<R> nu = contact_multiplier(problem, c, g, right.data());
             touching[c] = nu;
             multiplier[contact.impulse] = nu.x;
             if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
@@ -182,47 +182,47 @@ private:
     TD_INLINE void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
         const ContactTable &contact = mechanism.contacts[c];
         const int32_t at = mechanism.bodies[contact.body].right;
-        const Vec3<R> nu = contact_multiplier(problem, c, g, x ? x + at : nullptr);
+        const Vec3<R> nu = contact_multiplier(problem, c, g, x);
         const T *C = problem.contacts[c].rows;
         for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
             for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
+        const R *other = other_body(contact, y);
+        if (!other) return;
+        R *to = y + (other - y);  // (not const)
+        C = problem.pairs[contact.pair].other_rows;
+        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+            for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
     }
 
-    // (ν_φ, ν_t) of contact c from the body's λ (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
+    // (ν_φ, ν_t) of contact c from λ = x (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
-    TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *body) {
+    TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
         const ContactTable &contact = mechanism.contacts[c];
         const ContactData<T> &data = problem.contacts[c];
-        R n = g[contact.impulse], q[2] = {R{}, R{}};
-        Vec3<R> nu{};
-        if (body)
-            for (int r = 0; r < 6; ++r) n += data.wrench[3 * r] * body[r];
-        if (contact.friction) {
-            if (contact.is_pyramid()) {
-                R b[2] = {R{}, R{}};
-                if (body)
-                    for (int i = 0; i < 2; ++i)
-                        for (int r = 0; r < 6; ++r) b[i] += data.wrench[3 * r + 1 + i] * body[r];
-                R *rows = &multiplier[contact.impulse + 1];
-                const Pyramid<T> pyramid{contact};
-                pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, b, rows);
-                pyramid.tangential(rows + 1, b);
-                n -= problem.parameters[contact.parameters + parameter::friction] * rows[0];
-                return {data.stiffness * n, b[0], b[1]};
-            }
-            for (int i = 0; i < 2; ++i) {
-                q[i] = g[contact.impulse + 2 + i];
-                if (body)
-                    for (int r = 0; r < 6; ++r) q[i] += data.wrench[3 * r + 1 + i] * body[r];
-            }
-            const R height = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
-            multiplier[contact.impulse + 1] = height;
-            n += problem.parameters[contact.parameters + parameter::friction] * height;
-            nu.y = data.compliance[0] * q[0] + data.compliance[2] * q[1];
-            nu.z = data.compliance[1] * q[0] + data.compliance[3] * q[1];
+        Vec3<R> b{};  // Bᵀ α
+        auto add = [&](const T *wrench, const R *body) {
+            for (int k = 0; k < (contact.friction ? 3 : 1); ++k)
+                for (int r = 0; r < 6; ++r) b[k] += wrench[3 * r + k] * body[r];
+        };
+        if (x) add(data.wrench, x + mechanism.bodies[contact.body].right);
+        if (const R *other = other_body(contact, x)) add(problem.pairs[contact.pair].other_wrench, other);
+        R n = g[contact.impulse] + b.x, tangential[2] = {b.y, b.z};
+        if (!contact.friction) return {data.stiffness * n, R{}, R{}};
+        const T mu = problem.parameters[contact.parameters + parameter::friction];
+        R *rows = &multiplier[contact.impulse + 1];
+        if (contact.is_pyramid()) {
+            const Pyramid<T> pyramid{contact};
+            pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, rows);
+            pyramid.tangential(rows + 1, tangential);
+            n -= mu * rows[0];
+            return {data.stiffness * n, tangential[0], tangential[1]};
         }
-        nu.x = data.stiffness * n;
-        return nu;
+        for (int i = 0; i < 2; ++i) tangential[i] += g[contact.impulse + 2 + i];
+        const R *q = tangential;
+        rows[0] = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
+        n += mu * rows[0];
+        return {data.stiffness * n, data.compliance[0] * q[0] + data.compliance[2] * q[1],
+                data.compliance[1] * q[0] + data.compliance[3] * q[1]};
     }
 
     // Direction k of the joint frame: held ones first, then the free ones.
@@ -443,7 +443,64 @@ private:
                (2.0 * slope * (along * inside - s * across)) * theta;
     }
 
+    // The part of the other body of a pair in x (by rows of the matrix), or null.
+    const R *other_body(const ContactTable &contact, const R *x) const {
+        if (!x || contact.pair < 0 || mechanism.pairs[contact.pair].other == mechanism.num_bodies) return nullptr;
+        return x + mechanism.bodies[mechanism.pairs[contact.pair].other].right;
+    }
+
+    // Contacts between bodies or shapes: V = α_a·wrench_a + α_b·wrench_b − ν_φ gap − ν_t·slip, by the next poses (from linearize_pair) and
+    // by what the current ones do besides: Δ in the levers, and the frames of torques and angular velocities.
+    void pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
+        const PairTable &pair = mechanism.pairs[contact.pair];
+        const PairData<T> &from = problem.pairs[contact.pair];
+        const bool world = pair.other == mechanism.num_bodies;
+        const int bodies[2] = {contact.body, pair.other};
+        const Vec3<R> &nu = touching[&contact - mechanism.contacts.data()];
+        const T one = broadcast<T>(1.0), zero{}, h = problem.timestep();
+        const bool has_law = contact.restitution >= 0;
+        const T law = has_law ? select(data.bouncing, h, zero) : zero, e = has_law ? problem.parameters[contact.restitution] : zero;
+        R g[12] = {};
+        for (const int i : {0, 1}) {
+            if (i && world) continue;
+            for (int r = 0; r < 6; ++r)
+                for (int k = 0; k < 12; ++k) g[k] += from.wrench[i][r][k] * multiplier[6 * bodies[i] + r];
+        }
+        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+            for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
+        // −(what u⁺ and u⁻ are multiplied with)
+        const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
+        const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
+        Vec3<R> by_lever[2] = {};
+        for (const int i : {0, 1}) {
+            if (i && world) continue;
+            const double sign = i ? -1.0 : 1.0;
+            const int body = bodies[i];
+            const T *state = &problem.z[state_size * body];
+            const Mat3<T> &pose = problem.bodies[body].pose.R;
+            const Vec3<T> before = load3(state + 10), &lever = from.lever[i];
+            x_next[body] = x_next[body] + Vec3<R>{g[6 * i], g[6 * i + 1], g[6 * i + 2]};
+            phi_next[body] = phi_next[body] + Vec3<R>{g[6 * i + 3], g[6 * i + 4], g[6 * i + 5]};
+            const Vec3<R> pull = sign * transposed_times(pose, cross(lever, arriving));  // of R ω⁻ × l
+            gradient.v[body] = gradient.v[body] + sign * arriving;
+            gradient.omega[body] = gradient.omega[body] + pull;
+            gradient.phi[body] = gradient.phi[body] + cross(before, pull);
+            if (world) continue;
+            const Vec3<T> omega = load3(w + 6 * body + 3), spin = pose * omega;
+            const Vec3<R> alpha = load3(&multiplier[6 * body + 3]);
+            const Vec3<T> torque = transposed_times(pose, cross(lever, from.force));
+            by_lever[i] = sign * (cross(from.force, pose * alpha) + cross(leaving, spin) + cross(arriving, pose * before));
+            // δ(Rᵀ X) = (Rᵀ X) × φ, δ(R ω) = R (φ × ω)
+            gradient.phi[body] = gradient.phi[body] + sign * (cross(alpha, torque) + cross(omega, transposed_times(pose, cross(lever, leaving))));
+        }
+        if (world) return;
+        const Vec3<R> shift = 0.5 * (by_lever[1] - by_lever[0]);
+        gradient.x[bodies[0]] = gradient.x[bodies[0]] + shift;
+        gradient.x[bodies[1]] = gradient.x[bodies[1]] - shift;
+    }
+
     void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
+        if (contact.pair >= 0) return pair_product(problem, contact, data, w);
         const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse;
         const Vec3<T> omega = load3(w + 6 * contact.body + 3), sweep = cross(omega, data.lever);
         const T radius = p[parameter::radius];

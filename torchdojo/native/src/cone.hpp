@@ -10,6 +10,7 @@
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
 #pragma once
 
+#include "pair.hpp"
 #include "pyramid.hpp"
 
 namespace torchdojo {
@@ -177,6 +178,13 @@ struct Cones {
                 b[r] += data.wrench[3 * r] * d.gamma;
                 if (contact.friction) b[r] += data.wrench[3 * r + 1] * d.xi.y + data.wrench[3 * r + 2] * d.xi.z;
             }
+            if (!has_other(contact)) continue;
+            const T *B = problem.pairs[contact.pair].other_wrench;
+            b = x + mechanism.bodies[mechanism.pairs[contact.pair].other].right;
+            for (int r = 0; r < 6; ++r) {
+                b[r] += B[3 * r] * d.gamma;
+                if (contact.friction) b[r] += B[3 * r + 1] * d.xi.y + B[3 * r + 2] * d.xi.z;
+            }
         }
         JointCones<T>::begin(problem, w, residual, x);
         ldu_solve<T, T>(mechanism.schedule, problem.values.data(), x);
@@ -187,6 +195,11 @@ struct Cones {
             Vec3<T> move{};
             for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
                 for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * b[k];
+            if (has_other(contact)) {
+                C = problem.pairs[contact.pair].other_rows, b = x + mechanism.bodies[mechanism.pairs[contact.pair].other].right;
+                for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+                    for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * b[k];
+            }
             eliminate(problem, w, c, residual, move);
         }
     }
@@ -291,9 +304,14 @@ struct Cones {
     void start(Problem<T> &problem, T *w, const T &level, const Mask<T> &mask) const {
         JointCones<T>::start(problem, w, level, mask);
         for (const ContactTable &contact : mechanism.contacts) {
-            const T *twist = w + 6 * contact.body;
             T values[2 * half];
-            start(problem, contact, load3(twist), load3(twist + 3), level, values);
+            Vec3<T> v[2], omega[2];
+            for (const int i : {0, 1}) {
+                const T *twist = w + 6 * (i ? mechanism.pairs[contact.pair].other : contact.body);
+                v[i] = load3(twist), omega[i] = load3(twist + 3);
+                if (!has_other(contact)) break;
+            }
+            start(problem, contact, v, omega, level, values);
             store(contact, values, mask, w);
         }
     }
@@ -306,7 +324,8 @@ struct Cones {
             const T *state = &problem.z[state_size * contact.body];
             const Vec3<T> force = inverse * load3(&problem.wrench[6 * contact.body]);
             const Vec3<T> drift = h * (load3(&problem.parameters[parameter::gravity]) + force);
-            start(problem, contact, load3(state + 3) + drift, load3(state + 10), kappa, values);
+            const Vec3<T> v = load3(state + 3) + drift, omega = load3(state + 10);
+            start(problem, contact, &v, &omega, kappa, values);
             return constant::distant * sqrt(kappa * h * inverse);
         };
         std::fill(flying.begin(), flying.end(), mask);
@@ -335,7 +354,7 @@ struct Cones {
         for (int i = 0; i < mechanism.num_contacts; ++i) {
             const ContactTable &contact = mechanism.contacts[i];
             const ContactDirection<T> &d = direction[i];
-            const T mass = problem.body_parameters(contact.body)[parameter::mass];
+            const T mass = contact_mass(problem, contact);
             const T *impulse = w + contact.impulse, *slack = w + contact.slack;
             T *new_impulse = to + contact.impulse, *new_slack = to + contact.slack;
             const T a = third * mass, gamma = orthant_on_path(impulse[0] + alpha * d.gamma - a * (slack[0] + alpha * d.slack), a, kappa);
@@ -380,26 +399,50 @@ private:
     }
 
     // (γ, ξ, …, s, η, …) of one contact.
-    TD_INLINE void start(const Problem<T> &problem, const ContactTable &contact, const Vec3<T> &v, const Vec3<T> &omega, const T &level,
-                         T *values) const {
+    TD_INLINE void start(const Problem<T> &problem, const ContactTable &contact, const Vec3<T> *twist_v, const Vec3<T> *twist_omega,
+                         const T &level, T *values) const {
+        const T *parameters = &problem.parameters[contact.parameters];
+        if (contact.pair >= 0) {
+            T distance, s1, s2;
+            pair_start(problem, contact, twist_v, twist_omega, distance, s1, s2);
+            return start(contact, parameters[parameter::friction], distance, s1, s2, level, values);
+        }
+        const Vec3<T> &v = *twist_v, &omega = *twist_omega;
         const T h = problem.timestep();
         const BodyPose<T> &pose = problem.bodies[contact.body].pose;
         const T *p = &problem.parameters[contact.parameters];
         const Vec3<T> a = (0.5 * h) * omega, normal = load3(p + parameter::normal);
         const Mat3<T> R = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
         const Vec3<T> arm = R * load3(p + parameter::point);
-        const T gap = max(dot(normal, pose.x + h * v + arm) - p[parameter::offset] - p[parameter::radius], sqrt(level));
-        values[0] = level / gap, values[half] = gap;
-        if (!contact.friction) return;
+        const T distance = dot(normal, pose.x + h * v + arm) - p[parameter::offset] - p[parameter::radius];
         const Vec3<T> velocity = v + cross(R * omega, arm - p[parameter::radius] * normal);
         const T s1 = dot(load3(p + parameter::tangents), velocity), s2 = dot(load3(p + parameter::tangents + 3), velocity);
-        if (contact.is_pyramid())
-            return Pyramid<T>{contact}.start(p[parameter::friction] * values[0], s1, s2, level, values + 1, values + half + 1);
-        const T speed = s1 * s1 + s2 * s2, height = max(p[parameter::friction] * values[0], level);
+        start(contact, p[parameter::friction], distance, s1, s2, level, values);
+    }
+
+    TD_INLINE void start(const ContactTable &contact, const T &mu, const T &distance, const T &s1, const T &s2, const T &level,
+                         T *values) const {
+        const T gap = max(distance, sqrt(level));
+        values[0] = level / gap, values[half] = gap;
+        if (!contact.friction) return;
+        if (contact.is_pyramid()) return Pyramid<T>{contact}.start(mu * values[0], s1, s2, level, values + 1, values + half + 1);
+        const T speed = s1 * s1 + s2 * s2, height = max(mu * values[0], level);
         const T eta = (level + sqrt(level * level + 4.0 * height * height * speed)) / (2.0 * height);
         const T scale = level / (eta * eta - speed);
         values[1] = scale * eta, values[2] = -scale * s1, values[3] = -scale * s2;
         values[half + 1] = eta, values[half + 2] = s1, values[half + 3] = s2;
+    }
+
+    bool has_other(const ContactTable &contact) const {
+        return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
+    }
+
+    // Reduced mass of the bodies.
+    TD_INLINE T contact_mass(const Problem<T> &problem, const ContactTable &contact) const {
+        const T mass = problem.body_parameters(contact.body)[parameter::mass];
+        if (!has_other(contact)) return mass;
+        const T other = problem.body_parameters(mechanism.pairs[contact.pair].other)[parameter::mass];
+        return mass * other / (mass + other);
     }
 
     TD_INLINE void store(const ContactTable &contact, const T *values, const Mask<T> &mask, T *w) const {

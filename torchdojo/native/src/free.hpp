@@ -97,11 +97,13 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         T total = mobility(joint.child, inverse[1], column(child, 0), column(child, 3));
         if (!world) total += mobility(joint.parent, inverse[0], column(parent, 0), column(parent, 3));
         free.mass[i] = 1.0 / total;
+        if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
     }
     for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
         T total = mobility(joint.child, inverse[1], Vec3<T>{}, free.limit_child[j]);
         if (!world) total += mobility(joint.parent, inverse[0], Vec3<T>{}, free.limit_parent[j]);
         free.limit_mass[j] = 1.0 / total;
+        if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
     }
 }
 

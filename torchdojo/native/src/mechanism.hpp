@@ -58,6 +58,7 @@ struct ContactTable {
     int32_t facets;                   // of the pyramid
     int32_t impulse, slack;           // positions in w
     int32_t parameters;
+    int32_t pair;                     // number among the contacts between bodies or shapes (-1: a sphere on a half-space of the world)
     int32_t restitution, recovery, stiffness;  // positions in the packed parameters (-1: none); damping is behind stiffness
 
     int size() const { return friction == 0 ? 1 : friction == 1 ? 4 : 2 + facets; }  // impulses, and slacks
@@ -70,6 +71,13 @@ private:
     double angle(int i) const { return 6.28318530717958647692 * (i / 2) / facets; }
 };
 
+struct PairTable {
+    int32_t other;                    // body; the world is the number of bodies
+    int32_t kind_a, kind_b;           // of geometry.hpp
+    int32_t shape_a, shape_b;         // positions in the packed parameters
+    int32_t body_other, other_body;   // blocks of the condensed matrix
+};
+
 struct BodyTable {
     int32_t diagonal, right;
 };
@@ -80,11 +88,12 @@ struct Fill {
 
 struct MechanismTable {
     int32_t num_bodies, num_unknowns, num_inputs, num_parameters, num_joints, num_contacts, num_impulses, num_cones, has_loops, num_fill;
-    int32_t num_joint_cones, num_free_data;
+    int32_t num_joint_cones, num_free_data, num_pairs;
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;
     std::vector<ContactTable> contacts;
     std::vector<JointConeTable> joint_cones;
+    std::vector<PairTable> pairs;
     std::vector<int32_t> impulses;    // positions in w of StepOutput.impulses
     std::vector<Fill> fill;           // blocks that the matrix lacks and its factors have
     std::vector<char> is_free;        // per body: no joint holds it, limits it or rubs on it
@@ -93,15 +102,18 @@ struct MechanismTable {
     MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
         const int32_t *p = table;
         for (int32_t *field : {&num_bodies, &num_unknowns, &num_inputs, &num_parameters, &num_joints, &num_contacts, &num_impulses,
-                               &num_cones, &has_loops, &num_fill, &num_joint_cones, &num_free_data})
+                               &num_cones, &has_loops, &num_fill, &num_joint_cones, &num_free_data, &num_pairs})
             *field = *p++;
         p = read(p, bodies, num_bodies);
         p = read(p, joints, num_joints);
         p = read(p, contacts, num_contacts);
         impulses.assign(p, p + num_impulses);
         p = read(p + num_impulses, fill, num_fill);
-        read(p, joint_cones, num_joint_cones);
+        p = read(p, joint_cones, num_joint_cones);
+        read(p, pairs, num_pairs);
         is_free.assign(num_bodies + 1, 1);
+        for (const ContactTable &contact : contacts)
+            if (contact.pair >= 0 && pairs[contact.pair].other < num_bodies) is_free[contact.body] = is_free[pairs[contact.pair].other] = 0;
         for (const JointTable &joint : joints)
             if (joint.held() || joint.num_cones) is_free[joint.child] = is_free[joint.parent] = 0;
     }

@@ -90,6 +90,15 @@ struct FreeData {
     T mass[6], limit_mass[3];         // effective masses of the directions
 };
 
+// Of contacts between bodies or shapes: see pair.hpp. Derivatives are those by the next poses (x, φ of the body, then of the other).
+template <class T>
+struct PairData {
+    Vec3<T> n, t1, t2, force, lever[2];
+    T wrench[2][6][12];               // impulses on both bodies
+    T rows[3][12];                    // gap and slip
+    T other_wrench[18], other_rows[18];  // as `wrench` and `rows` of ContactData
+};
+
 template <class T>
 struct JointConeData {
     T stiffness;                      // γ/s or k
@@ -172,6 +181,12 @@ template <class T, class Store>
 void linearize_free(Problem<T> &, const JointTable &, JointData<T> &, const T *, const Store &);
 template <class T>
 void condense_free(Problem<T> &, const JointTable &);
+template <class T>
+void prepare_pair(Problem<T> &, const ContactTable &, ContactData<T> &);
+template <class T>
+void linearize_pair(Problem<T> &, const ContactTable &, ContactData<T> &, const T *);
+template <class T>
+void condense_pair(Problem<T> &, const ContactTable &, const ContactData<T> &);
 
 template <class T>
 struct Problem {
@@ -182,12 +197,13 @@ struct Problem {
     std::vector<ContactData<T>> contacts;
     std::vector<FreeData<T>> free;
     std::vector<JointConeData<T>> joint_cones;
+    std::vector<PairData<T>> pairs;
     std::vector<T> residual;          // rows of the equations, in the places of w; complementarity rows are left to cone.hpp
     std::vector<T> values;            // the condensed matrix
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
-          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), free(m.num_free_data), joint_cones(m.num_joint_cones),
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), free(m.num_free_data), joint_cones(m.num_joint_cones), pairs(m.num_pairs),
           residual(m.num_unknowns), values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
@@ -236,7 +252,8 @@ struct Problem {
             if constexpr (condensed) condense_free(*this, mechanism.joints[j]);
         }
         for (int c = 0; c < mechanism.num_contacts; ++c) {
-            linearize_contact(mechanism.contacts[c], contacts[c], w);
+            if (mechanism.contacts[c].pair < 0) linearize_contact(mechanism.contacts[c], contacts[c], w);
+            else linearize_pair(*this, mechanism.contacts[c], contacts[c], w);
             if constexpr (condensed) condense(mechanism.contacts[c], contacts[c]);
         }
     }
@@ -260,6 +277,37 @@ struct Problem {
     TD_INLINE Vec3<T> displacement(const JointTable &joint, const JointData<T> &data, const Relative<T> &r) const {
         const T *p = &parameters[joint.parameters];
         return transposed_times(data.offset, r.y_parent - load3(p + parameter::parent_anchor));
+    }
+
+    // Block of the matrix: row body i, column body j of a pair (0: the body, 1: the other).
+    TD_INLINE int32_t pair_block(const ContactTable &contact, int i, int j) const {
+        const PairTable &pair = mechanism.pairs[contact.pair];
+        return i == j ? mechanism.bodies[i ? pair.other : contact.body].diagonal : i ? pair.other_body : pair.body_other;
+    }
+
+    // Residuals of friction, from the slip along both tangents.
+    TD_INLINE void friction_rows(const ContactTable &contact, const T &mu, const T *impulse, const T *slack, const T &s1, const T &s2,
+                                 T *row) const {
+        if (contact.is_pyramid()) {
+            row[1] = mu * impulse[0] - slack[1];
+            for (int i = 0; i < contact.facets; ++i) {
+                row[1] -= impulse[2 + i];
+                row[2 + i] = contact.direction_x(i) * s1 + contact.direction_y(i) * s2 + impulse[1] - slack[2 + i];
+            }
+        } else if (contact.friction) {
+            row[1] = impulse[1] - mu * impulse[0];
+            row[2] = s1 - slack[2], row[3] = s2 - slack[3];
+        }
+    }
+
+    // K C of a condensed contact.
+    TD_INLINE void stiffen(const ContactTable &contact, const ContactData<T> &data, const T *C, T *KC) const {
+        for (int c = 0; c < 6; ++c) {
+            KC[c] = data.stiffness * C[c];
+            if (contact.friction)
+                for (int i = 0; i < 2; ++i)
+                    KC[6 * (1 + i) + c] = data.coupling[i] * C[c] + data.compliance[2 * i] * C[6 + c] + data.compliance[2 * i + 1] * C[12 + c];
+        }
     }
 
     // What the pair of a limit or a friction depends on, by the twists, and its effective mass.
@@ -336,6 +384,7 @@ private:
 
     // Laws of the gap (Contact.gap in contact_base.py).
     void prepare_contact(const ContactTable &contact, ContactData<T> &data) {
+        if (contact.pair >= 0) return prepare_pair(*this, contact, data);
         if (contact.restitution < 0 && contact.recovery < 0 && contact.stiffness < 0) return;
         const T h = timestep();
         const T *p = &parameters[contact.parameters], *state = &z[state_size * contact.body];
@@ -518,16 +567,7 @@ private:
                 store3(C + 6 * (1 + i), world[i]), store3(C + 6 * (1 + i) + 3, moment + transposed_times(body.M, turn));
                 force = force + data.beta[i] * t;
             }
-            if (contact.is_pyramid()) {
-                row[1] = p[parameter::friction] * impulse[0] - slack[1];
-                for (int i = 0; i < contact.facets; ++i) {
-                    row[1] -= impulse[2 + i];
-                    row[2 + i] = contact.direction_x(i) * slip[0] + contact.direction_y(i) * slip[1] + impulse[1] - slack[2 + i];
-                }
-            } else {
-                row[1] = impulse[1] - p[parameter::friction] * impulse[0];
-                row[2] = slip[0] - slack[2], row[3] = slip[1] - slack[3];
-            }
+            friction_rows(contact, p[parameter::friction], impulse, slack, slip[0], slip[1], row);
         }
         for (int r = 0; r < 6; ++r) {
             T sum = B[3 * r] * impulse[0];
@@ -542,16 +582,12 @@ private:
 
     // The condensed cones: B K C.
     TD_INLINE void condense(const ContactTable &contact, const ContactData<T> &data) {
+        if (contact.pair >= 0) return condense_pair(*this, contact, data);
         const int size = contact.friction ? 3 : 1;
         T *D = &values[mechanism.bodies[contact.body].diagonal];
         const T *B = data.wrench, *C = data.rows;
         T KC[18];
-        for (int c = 0; c < 6; ++c) {
-            KC[c] = data.stiffness * C[c];
-            if (contact.friction)
-                for (int i = 0; i < 2; ++i)
-                    KC[6 * (1 + i) + c] = data.coupling[i] * C[c] + data.compliance[2 * i] * C[6 + c] + data.compliance[2 * i + 1] * C[12 + c];
-        }
+        stiffen(contact, data, C, KC);
         for (int r = 0; r < 6; ++r)
             for (int c = 0; c < 6; ++c) {
                 T sum = B[3 * r] * KC[c];
