@@ -3,6 +3,7 @@
 from torchdojo import models, testing
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, ImpactContact, NonlinearContact
+from torchdojo.couplings import JointCoupling
 from torchdojo.diagnostics import creep, kappa_for_gap, resting_gap
 from torchdojo.io import load
 from torchdojo.joints import (
@@ -48,6 +49,7 @@ __all__ = [
     "FreeRevolute",
     "ImpactContact",
     "Joint",
+    "JointCoupling",
     "Mechanism",
     "Mesh",
     "NonlinearContact",
