@@ -26,6 +26,8 @@ __all__ = ["close_loops", "gaps", "initial_state", "is_closed"]
 
 CLOSED = 1e-9  # [m, rad] in float64: the solver's residual_tol
 ITERATIONS = 100
+ATTEMPTS = 3  # after the first, each from coordinates bent by up to BEND
+BEND = 0.3  # [m, rad]
 LARGEST_CHANGE = 0.5  # [m, rad] of a coordinate in one iteration: trigonometric rows are far from linear beyond
 
 
@@ -172,6 +174,22 @@ def _rows(mech: Mechanism, z: Tensor) -> Tensor:
 
 def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, bool]:
     """y (..., n) next to the given one with rows(y) = 0, and whether there is one. Only the coordinates `free` (n,) change."""
+    answer, error = _iterate(rows, y, free)
+    number = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
+    for attempt in range(1, ATTEMPTS + 1):
+        # A straight chain that is too long is stationary: no first-order change shortens it. A little off, it is not.
+        failed = error > _tolerance(y)
+        if not bool(failed.any()) or not bool(free.any()):
+            break
+        moved = answer + torch.where(failed[..., None], BEND * free * torch.cos(attempt * number), 0.0)
+        other, other_error = _iterate(rows, moved, free)
+        better = other_error < error
+        answer, error = torch.where(better[..., None], other, answer), torch.where(better, other_error, error)
+    return answer, bool((error <= _tolerance(y)).all())
+
+
+def _iterate(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of the iterates from y (..., n), and its largest row (...)."""
     batch = rows(y).shape[:-1]
     y = y.expand(*batch, y.shape[-1]).clone()
     best = torch.full(batch, torch.inf, dtype=y.dtype, device=y.device)
@@ -182,16 +200,18 @@ def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[T
         better = error < best
         answer, best = torch.where(better[..., None], y, answer), torch.where(better, error, best)
         # An error of rounding is the end, and leaves a state that was closed as it was.
-        moving = error > 1e-3 * _tolerance(y)
-        if not bool(moving.any()) or not bool(torch.isfinite(error).all()) or not bool(free.any()):
+        moving = (error > 1e-3 * _tolerance(y)) & torch.isfinite(error)
+        if not bool(moving.any()) or not bool(free.any()):
             break
-        u, s, vh = torch.linalg.svd(jacobian * free, full_matrices=False)
+        u, s, vh = torch.linalg.svd((jacobian * free)[moving], full_matrices=False)
+        value = value[moving]
         damping = (value * value).sum(-1, keepdim=True)
         weight = torch.where(s > 1e-10 * s[..., :1], s / (s * s + damping), 0.0)
         step = -(vh.mT @ (weight * (u.mT @ value[..., None])[..., 0])[..., None])[..., 0]
-        step = step * (LARGEST_CHANGE / step.abs().amax(-1, keepdim=True)).clamp_max(1.0)
-        y = torch.where(moving[..., None], y + step, y)
-    return answer, bool((best <= _tolerance(y)).all())
+        step = step * (LARGEST_CHANGE / step.abs().amax(-1, keepdim=True).clamp_min(LARGEST_CHANGE))
+        y = y.clone()
+        y[moving] += step
+    return answer, best
 
 
 def _tolerance(z: Tensor) -> float:
