@@ -22,10 +22,11 @@ from torchdojo.joints import StandardJoint, previous_pose
 if TYPE_CHECKING:
     from torchdojo.mechanism import Mechanism
 
-__all__ = ["close_loops", "gaps", "initial_state", "is_closed"]
+__all__ = ["close_loops", "gaps", "has_loops", "initial_state"]
 
 CLOSED = 1e-9  # [m, rad] in float64: the solver's residual_tol
 ITERATIONS = 100
+STATIONARY = 1e-9  # [m, rad] a smaller change with a gap left is a dead end
 ATTEMPTS = 3  # after the first, each from coordinates bent by up to BEND
 BEND = 0.3  # [m, rad]
 LARGEST_CHANGE = 0.5  # [m, rad] of a coordinate in one iteration: trigonometric rows are far from linear beyond
@@ -86,11 +87,6 @@ def close_loops(mech: Mechanism, z: Tensor, hold: Sequence[str]) -> Tensor:
 def has_loops(mech: Mechanism) -> bool:
     """Whether joints outside the spanning tree, or couplings, constrain its coordinates."""
     return len(mech.tree_joints) < len(mech.joints) or len(mech.couplings) > 0
-
-
-def is_closed(mech: Mechanism, z: Tensor) -> bool:
-    """Whether every loop and coupling of an assembled tree is closed at the configuration z."""
-    return bool((_rows(mech, z).abs() <= _tolerance(z)).all())
 
 
 def gaps(mech: Mechanism, z: Tensor) -> dict[str, tuple[float, float]]:
@@ -189,14 +185,14 @@ def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[T
 
 
 def _iterate(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """The best of the iterates from y (..., n), and its largest row (...)."""
+    """The best of the iterates from y (..., n), and the norm of its rows (...)."""
     batch = rows(y).shape[:-1]
     y = y.expand(*batch, y.shape[-1]).clone()
     best = torch.full(batch, torch.inf, dtype=y.dtype, device=y.device)
     answer = y
     for _ in range(ITERATIONS):
         value, jacobian = local_jacobian(rows, y)
-        error = value.abs().amax(-1) if value.shape[-1] else torch.zeros_like(best)
+        error = torch.linalg.vector_norm(value, dim=-1)
         better = error < best
         answer, best = torch.where(better[..., None], y, answer), torch.where(better, error, best)
         # An error of rounding is the end, and leaves a state that was closed as it was.
@@ -208,6 +204,8 @@ def _iterate(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple
         damping = (value * value).sum(-1, keepdim=True)
         weight = torch.where(s > 1e-10 * s[..., :1], s / (s * s + damping), 0.0)
         step = -(vh.mT @ (weight * (u.mT @ value[..., None])[..., 0])[..., None])[..., 0]
+        if bool((step.abs() <= STATIONARY).all()):
+            break
         step = step * (LARGEST_CHANGE / step.abs().amax(-1, keepdim=True).clamp_min(LARGEST_CHANGE))
         y = y.clone()
         y[moving] += step
