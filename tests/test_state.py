@@ -210,6 +210,26 @@ def test_closing_a_stretched_loop() -> None:
     assert (mechanism.joint_errors(z).abs() <= 1e-9).all()
 
 
+def test_gradients_of_closed_states() -> None:
+    """To given coordinates and rates, and to the parameters of the loop, where nothing else is free."""
+    mechanism = four_bar(ground=1.2)
+    anchor = mechanism.joints["pin"].parent_anchor
+
+    def state(q: Tensor, qd: Tensor, shift: Tensor) -> Tensor:
+        mechanism.joints["pin"].parent_anchor = anchor + shift * torch.tensor([1.0, 0.0, 0.5])
+        start = dict(crank=dict(q=q, qd=qd), elbow=dict(), rocker=dict())
+        return mechanism.initial_state(**start)
+
+    inputs = [torch.tensor(value, requires_grad=True) for value in (-1.1, 0.7, 0.05)]
+    assert torch.autograd.gradcheck(state, inputs, eps=1e-6, atol=1e-6, rtol=1e-6)
+    # on the loop, the gradient to z is a projection
+    z = state(*inputs).detach().requires_grad_()
+    jacobian = torch.autograd.functional.jacobian(mechanism.close_loops, z)
+    torch.testing.assert_close(jacobian @ jacobian, jacobian, rtol=0, atol=1e-8)
+    moved = state(torch.tensor(-1.1 + 1e-6), *inputs[1:]).detach()
+    torch.testing.assert_close(jacobian @ (moved - z) * 1e6, (moved - z) * 1e6, rtol=0, atol=1e-4)
+
+
 def test_closing_a_straight_chain_that_is_too_long() -> None:
     mechanism = four_bar(ground=0.7)  # no first-order change of coordinate zero brings the ends together
     z = mechanism.initial_state((2,), crank=dict(qd=0.5))

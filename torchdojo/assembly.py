@@ -126,19 +126,18 @@ def _closed(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd:
         earlier = previous_pose(pose, twist, h[..., None, None])
         return _rows(mech, join_state(earlier, Twist(torch.zeros_like(twist.v), torch.zeros_like(twist.omega))))
 
-    with torch.no_grad():
-        q, qd = torch.broadcast_tensors(q, qd)
-        q, qd = _follow(mech, order, q, qd, given)
-        q, settled = _solve(rows_now, q, ~given[0])
-        if not settled:
-            raise ValueError(_open_message(mech, place(q, torch.zeros_like(q)), where))
-        change, settled = _solve(rows_before, qd * h[..., None], ~given[1])
-        if not settled:
-            raise ValueError(
-                f"the loops are closed {where}, but no velocities with the given ones keep them closed: give fewer rates, or consistent "
-                "ones (z holds the velocity that led to the configuration)"
-            )
-        return place(q, change / h[..., None])
+    q, qd = torch.broadcast_tensors(q, qd)
+    q, qd = _follow(mech, order, q, qd, given)
+    q, settled = _solve(rows_now, q, ~given[0])
+    if not settled:
+        raise ValueError(_open_message(mech, place(q, torch.zeros_like(q)), where))
+    change, settled = _solve(rows_before, qd * h[..., None], ~given[1])
+    if not settled:
+        raise ValueError(
+            f"the loops are closed {where}, but no velocities with the given ones keep them closed: give fewer rates, or consistent "
+            "ones (z holds the velocity that led to the configuration)"
+        )
+    return place(q, change / h[..., None])
 
 
 def _follow(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,18 +169,37 @@ def _rows(mech: Mechanism, z: Tensor) -> Tensor:
 
 def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, bool]:
     """y (..., n) next to the given one with rows(y) = 0, and whether there is one. Only the coordinates `free` (n,) change."""
-    answer, error = _iterate(rows, y, free)
-    number = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
-    for attempt in range(1, ATTEMPTS + 1):
-        # A straight chain that is too long is stationary: no first-order change shortens it. A little off, it is not.
-        failed = error > _tolerance(y)
-        if not bool(failed.any()) or not bool(free.any()):
-            break
-        moved = answer + torch.where(failed[..., None], BEND * free * torch.cos(attempt * number), 0.0)
-        other, other_error = _iterate(rows, moved, free)
-        better = other_error < error
-        answer, error = torch.where(better[..., None], other, answer), torch.where(better, other_error, error)
-    return answer, bool((error <= _tolerance(y)).all())
+    with torch.no_grad():
+        answer, error = _iterate(rows, y, free)
+        number = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
+        for attempt in range(1, ATTEMPTS + 1):
+            # A straight chain that is too long is stationary: no first-order change shortens it. A little off, it is not.
+            failed = error > _tolerance(y)
+            if not bool(failed.any()) or not bool(free.any()):
+                break
+            moved = answer + torch.where(failed[..., None], BEND * free * torch.cos(attempt * number), 0.0)
+            other, other_error = _iterate(rows, moved, free)
+            better = other_error < error
+            answer, error = torch.where(better[..., None], other, answer), torch.where(better, other_error, error)
+    return _with_gradient(rows, y, answer, free), bool((error <= _tolerance(y)).all())
+
+
+def _with_gradient(rows: Callable[[Tensor], Tensor], y: Tensor, answer: Tensor, free: Tensor) -> Tensor:
+    """`answer`, as a function of the coordinates y that it was found from, and of what else enters the rows.
+
+    r(answer; y, θ) = 0 moves with δ = −J⁺(J dy + ∂r/∂θ dθ) along the free coordinates on top of dy (implicit function theorem, least
+    norm): one Newton step, of no length, whose right-hand side carries the graph. (Of y next to the answer; curvature is left out.)
+    """
+    if not torch.is_grad_enabled():
+        return answer
+    start = answer + (y - y.detach())
+    value = rows(start)
+    if not value.requires_grad:
+        return start
+    jacobian = local_jacobian(rows, answer)[1] * free
+    inverse = torch.linalg.pinv(jacobian, rtol=1e-10).detach()
+    step = (inverse @ value[..., None])[..., 0]
+    return start - (step - step.detach())
 
 
 def _iterate(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:

@@ -329,8 +329,9 @@ class Mechanism(PhysicalModule):
         """The state nearest to z in joint coordinates in which every joint is assembled and every coupling holds, (..., 13 nb).
 
         Newton's method on the coordinates of the spanning tree (`tree_joints`), at the configuration of z and at the one before it, so
-        that velocities agree with the loops as well. Followers of couplings are set from their leaders. Limits are not looked at, and
-        no gradient is followed.
+        that velocities agree with the loops as well. Followers of couplings are set from their leaders. Limits are not looked at.
+        Gradients are those of the projection onto the loops at the result: exact in what is held and in parameters where the rest has
+        no freedom left, and in a z that is already closed.
 
         Args:
             z: (..., 13 nb). hold: names of joints whose coordinates and rates stay as they are in z.
