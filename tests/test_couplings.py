@@ -73,8 +73,20 @@ def test_gradients(name: str) -> None:
     mech = MECHANISMS[name]()
     report = td.testing.check_gradients(mech, moving(mech), torch.randn(mech.num_inputs), tolerance=1e-6)
     (coupling,) = mech.couplings
-    assert {f"couplings.{coupling}.ratio", f"couplings.{coupling}.offset"} <= {key for key, _ in mech.named_parameters()}
-    assert report is not None
+    assert {f"couplings.{coupling}.ratio -> state", f"couplings.{coupling}.offset -> impulses"} <= set(report.errors)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_jacobians(name: str) -> None:
+    mech = MECHANISMS[name]()
+    z, u = moving(mech), torch.randn(mech.num_inputs)
+    after = mech(z, u).detach()
+
+    def tangent(delta: Tensor, u: Tensor) -> Tensor:
+        return mech.difference(mech(mech.retract(z, delta), u), after)
+
+    expected = torch.func.jacrev(tangent, argnums=(0, 1))(torch.zeros(12 * mech.num_bodies), u)
+    torch.testing.assert_close(mech.jacobians(z, u), expected, rtol=1e-7, atol=1e-7)
 
 
 def test_ratio_holds_and_energy_is_kept_over_500_steps() -> None:
