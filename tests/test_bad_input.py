@@ -183,10 +183,12 @@ BUILDING: dict[str, tuple[Call, type[Exception], str]] = {
         ValueError,
         r"gravity: got shape \(2,\); allowed: \(\.\.\., 3\)",
     ),
-    "two_parents": (
-        lambda: td.Mechanism({"a": body()}, {"j": td.Revolute(None, "a"), "k": td.Fixed(None, "a")}).initial_state(),
+    "open_loop": (
+        lambda: td.Mechanism(
+            {"a": body()}, {"j": td.Revolute(None, "a"), "k": td.Fixed(None, "a", parent_anchor=(0, 3, 4))}
+        ).initial_state(),
         ValueError,
-        r"body 'a' has two parents: joints 'j' and 'k'.*maximal state",
+        r"a loop cannot be closed at these joint coordinates: .* joint 'k' by 5 m and 0 rad stays open\. Correct the anchors",
     ),
 }
 

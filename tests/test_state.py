@@ -134,23 +134,125 @@ def test_fixed_joints_beside_others() -> None:
     torch.testing.assert_close(qd, torch.tensor([1.0]), rtol=0, atol=1e-13)
 
 
-# -- what cannot be done ----------------------------------------------------------------------------------
+# -- loops ------------------------------------------------------------------------------------------------
 
 
-def loop() -> td.Mechanism:
-    joints = {"j1": td.Revolute(None, "a"), "j2": td.Revolute("a", "b", parent_anchor=(1, 0, 0)), "j3": td.Revolute(None, "b")}
-    return td.Mechanism({"a": body(), "b": body()}, joints)
+def four_bar(ground: float = 1.0) -> td.Mechanism:
+    """Crank, coupler and rocker of 1 m, hinges about y, the two on the ground `ground` apart along x; `pin` closes the loop."""
 
+    def hinge(parent: str | None, child: str, parent_x: float, child_x: float = -0.5) -> td.Revolute:
+        return td.Revolute(parent, child, axis=(0, 1, 0), parent_anchor=(parent_x, 0, 0), child_anchor=(child_x, 0, 0))
 
-@pytest.mark.parametrize("call", ["to_minimal", "to_maximal", "initial_state"])
-def test_loops_raise_and_name_the_body(call: str) -> None:
-    mechanism = loop()
-    arguments = {
-        "to_minimal": (mechanism.retract(torch.tensor([*[0.0] * 6, 1, *[0] * 6] * 2), torch.zeros(24)),),
-        "to_maximal": (torch.zeros(3),),
+    joints = {
+        "crank": hinge(None, "a", 0.0),
+        "elbow": hinge("a", "b", 0.5),
+        "rocker": hinge(None, "c", ground),
+        "pin": hinge("b", "c", 0.5, 0.5),
     }
-    with pytest.raises(ValueError, match=r"'b' has two parents.*'j2'.*'j3'.*maximal state"):
-        getattr(mechanism, call)(*arguments.get(call, ()))
+    return td.Mechanism({name: body() for name in "abc"}, joints, timestep=H)
+
+
+def test_coordinates_of_loops_are_those_of_the_spanning_tree() -> None:
+    mechanism = four_bar()
+    assert mechanism.tree_joints == ["crank", "elbow", "rocker"]
+    assert mechanism.num_coordinates == 3
+    q, qd = torch.tensor([-0.7, 0.7, -0.7]), torch.tensor([0.3, -0.2, 0.1])  # a parallelogram
+    assert (mechanism.joint_errors(mechanism.to_maximal(q)).abs() <= 1e-15).all()
+    torch.testing.assert_close(mechanism.to_minimal(mechanism.to_maximal(q, qd)), (q, qd), rtol=0, atol=1e-13)
+
+
+def test_a_later_joint_is_of_the_tree_where_the_first_ones_form_a_ring() -> None:
+    joints = {"ab": td.Revolute("b", "a"), "ba": td.Revolute("a", "b"), "ground": td.Revolute(None, "b")}
+    mechanism = td.Mechanism({"a": body(), "b": body()}, joints)
+    assert mechanism.tree_joints == ["ab", "ground"]
+    z = mechanism.initial_state(ground=dict(q=0.4))
+    assert (mechanism.joint_errors(z).abs() <= 1e-12).all()
+    torch.testing.assert_close(mechanism.to_minimal(z)[0], torch.tensor([0.0, 0.4]), rtol=0, atol=1e-12)
+
+
+def test_user_written_joints_may_close_loops() -> None:
+    mechanism = td.Mechanism({"a": body()}, {"weld": Weld(None, "a"), "free": td.Floating(None, "a")})
+    assert mechanism.tree_joints == ["free"]
+    turn = torch.tensor([0.1, 0.2, 0.3])
+    z = mechanism.close_loops(mechanism.initial_state(free=dict(q=torch.tensor([0.0, 0, 0, 0.1, 0.2, 0.3]))))
+    torch.testing.assert_close(mechanism.to_minimal(z)[0], torch.cat((torch.zeros(3), turn)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_initial_state_closes_loops_with_what_is_not_given(batch: tuple[int, ...]) -> None:
+    mechanism = four_bar(ground=1.2)  # open by 0.2 m at coordinate zero
+    angle, rate = -1.0 - 0.2 * torch.rand(*batch, 1), torch.randn(*batch, 1)
+    z = mechanism.initial_state(batch, crank=dict(q=angle, qd=rate))
+    q, qd = mechanism.to_minimal(z)
+    assert (mechanism.joint_errors(z).abs() <= 1e-9).all()
+    torch.testing.assert_close((q[..., :1], qd[..., :1]), (angle, rate), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_close_loops_holds_what_it_is_told(batch: tuple[int, ...]) -> None:
+    mechanism = four_bar(ground=1.2)
+    q = torch.tensor([-1.0, 1.0, -1.0]) + 0.1 * torch.randn(*batch, 3)
+    qd = torch.randn(*batch, 3)
+    z = mechanism.close_loops(mechanism.to_maximal(q, qd), hold=["crank"])
+    assert (mechanism.joint_errors(z).abs() <= 1e-9).all()
+    assert (mechanism.joint_errors(one_step_earlier(z)).abs() <= 1e-9).all()  # so do the velocities
+    closed, rates = mechanism.to_minimal(z)
+    torch.testing.assert_close((closed[..., 0], rates[..., 0]), (q[..., 0], qd[..., 0]), rtol=0, atol=1e-12)
+    assert ((closed - q).abs() < 0.5).all()  # the same branch
+    torch.testing.assert_close(mechanism.close_loops(z), z, rtol=0, atol=1e-12)
+
+
+def test_closing_a_stretched_loop() -> None:
+    mechanism = four_bar()  # all rods on one line at coordinate zero: a singular configuration, with redundant rows
+    z = mechanism.initial_state()
+    torch.testing.assert_close(mechanism.to_minimal(z)[0], torch.zeros(3), rtol=0, atol=0)
+    z = mechanism.initial_state(crank=dict(q=0.3))
+    assert (mechanism.joint_errors(z).abs() <= 1e-9).all()
+
+
+def test_gradients_of_closed_states() -> None:
+    """To given coordinates and rates, and to the parameters of the loop, where nothing else is free."""
+    mechanism = four_bar(ground=1.2)
+    anchor = mechanism.joints["pin"].parent_anchor
+
+    def state(q: Tensor, qd: Tensor, shift: Tensor) -> Tensor:
+        mechanism.joints["pin"].parent_anchor = anchor + shift * torch.tensor([1.0, 0.0, 0.5])
+        start = dict(crank=dict(q=q, qd=qd), elbow=dict(), rocker=dict())
+        return mechanism.initial_state(**start)
+
+    inputs = [torch.tensor(value, requires_grad=True) for value in (-1.1, 0.7, 0.05)]
+    assert torch.autograd.gradcheck(state, inputs, eps=1e-6, atol=1e-6, rtol=1e-6)
+    # on the loop, the gradient to z is a projection
+    z = state(*inputs).detach().requires_grad_()
+    jacobian = torch.autograd.functional.jacobian(mechanism.close_loops, z)
+    torch.testing.assert_close(jacobian @ jacobian, jacobian, rtol=0, atol=1e-8)
+    moved = state(torch.tensor(-1.1 + 1e-6), *inputs[1:]).detach()
+    torch.testing.assert_close(jacobian @ (moved - z) * 1e6, (moved - z) * 1e6, rtol=0, atol=1e-4)
+
+
+def test_closing_a_straight_chain_that_is_too_long() -> None:
+    mechanism = four_bar(ground=0.7)  # no first-order change of coordinate zero brings the ends together
+    z = mechanism.initial_state((2,), crank=dict(qd=0.5))
+    assert (mechanism.joint_errors(z).abs() <= 1e-9).all()
+    assert (mechanism.joint_errors(one_step_earlier(z)).abs() <= 1e-9).all()
+
+
+def test_loops_that_cannot_close_say_by_how_much() -> None:
+    mechanism = four_bar(ground=5.0)  # rods of 3 m do not reach
+    with pytest.raises(ValueError, match=r"cannot be closed at these joint coordinates: .*joint 'pin' by 2 m and 0 rad stays open"):
+        mechanism.initial_state(rocker=dict(q=3.1))
+    with pytest.raises(ValueError, match=r"next to this state: .*'pin' by [2-4][.\d]* m and 0 rad"):
+        mechanism.close_loops(mechanism.to_maximal(torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"joint 'pin' closes a loop, and its coordinates follow.*\['crank', 'elbow', 'rocker'\]"):
+        mechanism.initial_state(pin=dict(q=0.1))
+    with pytest.raises(ValueError, match=r"close_loops: hold names 'pin'; allowed: \['crank', 'elbow', 'rocker'\]"):
+        mechanism.close_loops(mechanism.to_maximal(torch.zeros(3)), hold="pin")
+    rates = dict(crank=dict(q=-1.0, qd=1.0), elbow=dict(qd=1.0), rocker=dict(qd=1.0))
+    with pytest.raises(ValueError, match=r"loops are closed at these joint coordinates, but no velocities with the given ones keep"):
+        four_bar(ground=1.2).initial_state(**rates)
+
+
+# -- what cannot be done ----------------------------------------------------------------------------------
 
 
 def test_detached_cycle_raises_and_names_the_bodies() -> None:

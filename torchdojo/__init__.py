@@ -3,6 +3,7 @@
 from torchdojo import models, testing
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
+from torchdojo.couplings import JointCoupling
 from torchdojo.diagnostics import creep, kappa_for_gap, resting_gap
 from torchdojo.io import load
 from torchdojo.joints import (
@@ -49,6 +50,7 @@ __all__ = [
     "FreeRevolute",
     "ImpactContact",
     "Joint",
+    "JointCoupling",
     "LinearContact",
     "Mechanism",
     "Mesh",

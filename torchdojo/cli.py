@@ -64,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
         help="a contact point on a link of a robot file, in the link's frame [m]; repeatable; replaces the collision geometry",
     )
     simulate.add_argument(
-        "--ignore", action="append", default=[], metavar="JOINT", help="a mimic joint to treat as independent; repeatable (all are)"
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="JOINT",
+        help="a mimic joint (MJCF: an equality constraint) to leave independent; repeatable",
     )
     simulate.add_argument("--check", action="store_true", help="compare gradients with finite differences")
     simulate.add_argument("--seed", type=int, default=0, metavar="S", help="of the starting velocities (default: %(default)s)")

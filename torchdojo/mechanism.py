@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
 
+from torchdojo import assembly, stepping
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
-from torchdojo import stepping
 from torchdojo.autodiff import StepSettings, transforming
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
+from torchdojo.couplings import JointCoupling
 from torchdojo.dynamics import energy
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, split_state
 from torchdojo.dynamics.system import System
@@ -26,13 +27,11 @@ from torchdojo.native import ops
 from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
 from torchdojo.native.program import program, supported, unsupported
-from torchdojo.parameters import PhysicalModule, require
+from torchdojo.parameters import Modules, PhysicalModule, module_dict, require
 from torchdojo.solver.options import Backend, SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
-
-Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
 class Trajectory(NamedTuple):
@@ -52,6 +51,7 @@ class Mechanism(PhysicalModule):
     Args:
         bodies, joints, contacts: modules by name (a mapping, or (name, module) pairs). Joints and contacts refer to bodies by name. A body
             that no joint leads to gets an unactuated `Floating` joint to the world, named "world_to_<body>".
+        couplings: `td.JointCoupling` modules by name, which refer to joints by name.
         timestep: h [s], (...,), positive. gravity: [m/s²], world frame, (..., 3).
         options: `td.SolverOptions`; may be replaced at any time (`mech.options = ...`).
 
@@ -68,6 +68,7 @@ class Mechanism(PhysicalModule):
     bodies: nn.ModuleDict
     joints: nn.ModuleDict
     contacts: nn.ModuleDict
+    couplings: nn.ModuleDict
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Mechanism(PhysicalModule):
         joints: Modules = (),
         contacts: Modules = (),
         *,
+        couplings: Modules = (),
         timestep: Any = 0.01,
         gravity: Any = (0.0, 0.0, -9.81),
         options: SolverOptions | None = None,
@@ -83,9 +85,10 @@ class Mechanism(PhysicalModule):
         self.timestep = timestep
         self.gravity = gravity
         self.options = options or SolverOptions()
-        self.bodies = _module_dict("bodies", bodies, Body)
-        self.joints = _module_dict("joints", joints, Joint)
-        self.contacts = _module_dict("contacts", contacts, Contact)
+        self.bodies = module_dict("bodies", bodies, Body)
+        self.joints = module_dict("joints", joints, Joint)
+        self.contacts = module_dict("contacts", contacts, Contact)
+        self.couplings = module_dict("couplings", couplings, JointCoupling)
         if not self.bodies:
             raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
         for key, element in self._elements().items():
@@ -94,6 +97,7 @@ class Mechanism(PhysicalModule):
                     kind, _, name = key.partition("s.")
                     raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
         self._add_floating_joints()
+        self._attach_couplings()
         self._system = System(cast(Mapping[str, Body], self.bodies), self._elements())
         self._program = program(self._system) if supported(self._system) else None
         self._cache = ParameterCache()
@@ -112,6 +116,13 @@ class Mechanism(PhysicalModule):
             if name not in children:
                 self.joints[f"world_to_{name}"] = Floating(None, name, actuated=False)
 
+    def _attach_couplings(self) -> None:
+        for name, coupling in self._couplings().items():
+            try:
+                coupling.attach(self._joints())
+            except ValueError as error:
+                raise ValueError(f"coupling {name!r}: {error}") from error
+
     # -- sizes ---------------------------------------------------------------------------------------------------------------------------
 
     @property
@@ -124,8 +135,17 @@ class Mechanism(PhysicalModule):
 
     @property
     def num_coordinates(self) -> int:
-        """Number of minimal coordinates: the sum over joints (on a tree, the degrees of freedom)."""
-        return sum(joint.num_coordinates for joint in self._joints().values())
+        """Number of minimal coordinates: the sum over `tree_joints` (without loops and couplings, the degrees of freedom)."""
+        return sum(joint.num_coordinates for joint in minimal.tree_joints(self._joints()).values())
+
+    @property
+    def tree_joints(self) -> list[str]:
+        """Joints of the spanning tree whose coordinates are the minimal ones, in declared order; every other joint closes a loop.
+
+        Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world.
+        """
+        tree = minimal.tree_joints(self._joints())
+        return [name for name in self.joints if name in tree]
 
     @property
     def impulse_layout(self) -> dict[str, slice]:
@@ -133,6 +153,7 @@ class Mechanism(PhysicalModule):
 
         Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ; (γ, ξ₁, ξ₂, ξ₃) with a friction
         cone; (γ, ψ, β) with a pyramid; `NonlinearContact` says where couples are.
+        "couplings.NAME": the impulse on the follower's coordinate.
         "limits.NAME", of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper ones.
         "frictions.NAME", of a joint with friction: p of all free coordinates, then q; the friction impulse is (p − q)/2.
         """
@@ -295,49 +316,45 @@ class Mechanism(PhysicalModule):
 
     def initial_state(self, batch_shape: Sequence[int] = (), **values: Mapping[str, Any]) -> Tensor:
         """A state from joint coordinates, `hinge=dict(q=.3, qd=1.)`, or for a free body `box=dict(position=..., velocity=...,
-        orientation=..., angular_velocity=...)`; what is not given is zero (the identity). Only for trees.
+        orientation=..., angular_velocity=...)`; what is not given is zero (the identity).
+
+        Where loops and couplings are open at these coordinates, those that are not given move until all are closed (`close_loops`).
+        Joints that close a loop (`tree_joints`) cannot be given: their coordinates follow from the others.
 
         Raises:
-            ValueError: unknown names or keys, values that do not fit.
+            ValueError: unknown names or keys, values that do not fit, loops that cannot be closed.
         """
-        order = self._order()
-        by_name = {entry.name: entry for entry in order}
-        free = {self._system.body_names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1}
-        batch = tuple(batch_shape)
-        q = self.gravity.new_zeros(*batch, self.num_coordinates)
-        qd = torch.zeros_like(q)
-        for name, given in values.items():
-            keys = ("q", "qd") if name in by_name else ("position", "velocity", "orientation", "angular_velocity")
-            if name not in by_name and name not in free:
-                raise ValueError(f"initial_state: unknown name {name!r}; joints are {list(by_name)}, free bodies {list(free)}")
-            for key in given:
-                if key not in keys:
-                    raise ValueError(f"initial_state: {name!r} got {key!r}; allowed: {list(keys)}")
-            if name in by_name:
-                piece = by_name[name].coordinates
-                q = _put(q, piece, given.get("q", 0.0), f"{name}.q")
-                qd = _put(qd, piece, given.get("qd", 0.0), f"{name}.qd")
-        z = minimal.to_maximal(order, self.num_bodies, q, qd, self.timestep)
-        for name, given in values.items():
-            if name in by_name:
-                continue
-            start = STATE_SIZE * free[name].child
-            for key, first, last in (("position", 0, 3), ("velocity", 3, 6), ("orientation", 6, 10), ("angular_velocity", 10, 13)):
-                if key in given:
-                    z = _put(z, slice(start + first, start + last), given[key], f"{name}.{key}")
-        return z
+        return assembly.initial_state(self, tuple(batch_shape), values)
+
+    def close_loops(self, z: Tensor, *, hold: Sequence[str] = ()) -> Tensor:
+        """The state nearest to z in joint coordinates in which every joint is assembled and every coupling holds, (..., 13 nb).
+
+        Newton's method on the coordinates of the spanning tree (`tree_joints`), at the configuration of z and at the one before it, so
+        that velocities agree with the loops as well. Followers of couplings are set from their leaders. Limits are not looked at.
+        Gradients are those of the projection onto the loops at the result: exact in what is held and in parameters where the rest has
+        no freedom left, and in a z that is already closed.
+
+        Args:
+            z: (..., 13 nb). hold: names of joints whose coordinates and rates stay as they are in z.
+
+        Raises:
+            ValueError: a loop or coupling that cannot be closed; the message gives the gap that is left [m, rad]. Unknown names.
+        """
+        return assembly.close_loops(self, z, hold)
 
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step, joints in order.
+        """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step, `tree_joints` in
+        order.
 
         Raises:
-            ValueError: the mechanism is not a tree.
+            ValueError: no chain of joints with coordinates connects a body with the world.
         """
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
         return minimal.to_minimal(self._order(), self.num_bodies, z, self.timestep)
 
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
-        """z (..., 13 nb) from joint coordinates; inverse of `to_minimal`."""
+        """z (..., 13 nb) from joint coordinates; inverse of `to_minimal`. Loops are closed where the coordinates are those of closed loops
+        (else: `close_loops`)."""
         self._check_tensor("q", q, self.num_coordinates)
         qd = torch.zeros_like(q) if qd is None else qd
         self._check_tensor("qd", qd, self.num_coordinates)
@@ -405,8 +422,9 @@ class Mechanism(PhysicalModule):
         return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
 
     def joint_errors(self, z: Tensor) -> Tensor:
-        """Rows of all joint equations at z [m, half-angle], (..., n): zero when the mechanism is assembled."""
+        """Rows of all joint equations [m, half-angle], then of the couplings [m, rad], at z, (..., n): zero when assembled."""
         rows = [joint.constraint(*self._poses(z, joint)) for joint in self._joints().values()]
+        rows += [coupling.constraint(*self._poses(z, coupling)) for coupling in self._couplings().values()]
         batch = torch.broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
         return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)
 
@@ -425,9 +443,14 @@ class Mechanism(PhysicalModule):
     def _joints(self) -> Mapping[str, Joint]:
         return cast(Mapping[str, Joint], self.joints)
 
+    def _couplings(self) -> Mapping[str, JointCoupling]:
+        return cast(Mapping[str, JointCoupling], self.couplings)
+
     def _elements(self) -> dict[str, Element]:
-        """All joints and contacts, by "joints.NAME" and "contacts.NAME", and what acts on joints: "limits.NAME", "frictions.NAME"."""
-        pairs = [(f"{kind}.{name}", element) for kind in ("joints", "contacts") for name, element in getattr(self, kind).items()]
+        """All joints, couplings and contacts ("joints.NAME", ...), and what acts on joints: "limits.NAME", "frictions.NAME"."""
+        pairs = [
+            (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
+        ]
         standard = {name: joint for name, joint in self._joints().items() if isinstance(joint, StandardJoint)}
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in standard.items() if any(joint.limited)]
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
@@ -459,38 +482,3 @@ class Mechanism(PhysicalModule):
         wrench = z.new_zeros(6 * self.num_bodies) if wrench is None else wrench
         self._check_tensor("wrench", wrench, 6 * self.num_bodies)
         return z, u, wrench
-
-
-def _put(tensor: Tensor, piece: slice, value: Any, name: str) -> Tensor:
-    """A copy of `tensor` with `value` in the last-dimension slice, broadcasting both batch shapes."""
-    value = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
-    size = piece.stop - piece.start
-    if value.ndim and value.shape[-1] != size and size != 1:
-        raise ValueError(f"initial_state: {name} got shape {tuple(value.shape)}; allowed: a number or (..., {size})")
-    if size == 1 and (value.ndim == 0 or value.shape[-1] != 1):
-        value = value[..., None]
-    batch = torch.broadcast_shapes(tensor.shape[:-1], value.shape[:-1])
-    tensor = tensor.expand(*batch, -1)
-    return torch.cat((tensor[..., : piece.start], value.expand(*batch, size), tensor[..., piece.stop :]), dim=-1)
-
-
-def _module_dict(kind: str, given: Modules, cls: type[nn.Module]) -> nn.ModuleDict:
-    """A ModuleDict in the given order.
-
-    Raises:
-        ValueError: doubled names, or names that cannot be module names. TypeError: values of the wrong type.
-    """
-    result = nn.ModuleDict()
-    for name, module in given.items() if isinstance(given, Mapping) else given:
-        if not isinstance(module, cls):
-            raise TypeError(f"{kind}[{name!r}]: got {type(module).__name__}; allowed: {cls.__name__}")
-        if name in result:
-            raise ValueError(f"{kind}: the name {name!r} is given twice; names must differ")
-        if not isinstance(name, str) or not name or "." in name or name == "world" or hasattr(result, name):
-            raise ValueError(
-                f"{kind}: {name!r} cannot be a name; allowed: non-empty strings without dots, not 'world', not a method of nn.ModuleDict"
-            )
-        if any(module is other for other in result.values()):
-            raise ValueError(f"{kind}: {name!r} is the same object as another entry; make one module for each")
-        result[name] = module
-    return result

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["PhysicalModule", "bind"]
+__all__ = ["PhysicalModule", "bind", "module_dict"]
+
+Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -102,3 +104,25 @@ def bind(module: nn.Module, tensors: Mapping[str, Tensor], cls: type[nn.Module] 
         assert submodule is not None
         state["_modules"][name] = bind(submodule, child)
     return clone
+
+
+def module_dict(kind: str, given: Modules, cls: type[nn.Module]) -> nn.ModuleDict:
+    """A ModuleDict in the given order.
+
+    Raises:
+        ValueError: doubled names, or names that cannot be module names. TypeError: values of the wrong type.
+    """
+    result = nn.ModuleDict()
+    for name, module in given.items() if isinstance(given, Mapping) else given:
+        if not isinstance(module, cls):
+            raise TypeError(f"{kind}[{name!r}]: got {type(module).__name__}; allowed: {cls.__name__}")
+        if name in result:
+            raise ValueError(f"{kind}: the name {name!r} is given twice; names must differ")
+        if not isinstance(name, str) or not name or "." in name or name == "world" or hasattr(result, name):
+            raise ValueError(
+                f"{kind}: {name!r} cannot be a name; allowed: non-empty strings without dots, not 'world', not a method of nn.ModuleDict"
+            )
+        if any(module is other for other in result.values()):
+            raise ValueError(f"{kind}: {name!r} is the same object as another entry; make one module for each")
+        result[name] = module
+    return result

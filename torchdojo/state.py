@@ -1,4 +1,4 @@
-"""Minimal coordinates of a tree, and the maps between them and the maximal state.
+"""Minimal coordinates of a spanning tree, and the maps between them and the maximal state.
 
 The velocity of a joint is the backward difference of its coordinates over one step, (q(t) − q(t−h)) / h, as z holds the velocity that led
 to the current configuration. Built this way, a maximal state made from (q, qd) satisfies the joint equations at both ends of that step, and
@@ -18,7 +18,7 @@ from torchdojo.dynamics.integrator import join_state, split_state
 from torchdojo.elements import Pose, Twist
 from torchdojo.joints import Joint, StandardJoint
 
-__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal"]
+__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints"]
 
 
 class JointOrder(NamedTuple):
@@ -32,37 +32,50 @@ class JointOrder(NamedTuple):
 
 
 def spanning_order(body_names: Sequence[str], joints: Mapping[str, Joint]) -> list[JointOrder]:
-    """Order in which a tree is built up from the world.
+    """Order in which a spanning tree is built up from the world; `tree_joints` chooses it.
 
     Raises:
-        ValueError: a body with two parents (a closed loop), a user-written joint, or bodies that no chain of joints connects to the world.
+        ValueError: bodies that no chain of joints with coordinates connects to the world.
     """
     number = {name: i for i, name in enumerate(body_names)}
-    parent_of: dict[str, str] = {}
-    entries: list[JointOrder] = []
+    tree = tree_joints(joints)
+    pieces: dict[str, slice] = {}
     offset = 0
+    for name in joints:  # coordinates are in declared order
+        if name in tree:
+            pieces[name] = slice(offset, offset + joints[name].num_coordinates)
+            offset += joints[name].num_coordinates
+    reached = {joint.child for joint in tree.values()}
+    loose = [name for name in body_names if name not in reached]
     for name, joint in joints.items():
-        if joint.child in parent_of:
-            raise ValueError(
-                f"minimal coordinates need a tree, but body {joint.child!r} has two parents: joints {parent_of[joint.child]!r} and "
-                f"{name!r}; work with the maximal state z for mechanisms with loops"
-            )
-        if not isinstance(joint, StandardJoint):
+        if joint.child in loose and not isinstance(joint, StandardJoint):
             raise ValueError(f"joint {name!r} ({type(joint).__name__}) has no coordinates; only the joints of td.joints.JOINT_TYPES have")
-        parent_of[joint.child] = name
-        parent = -1 if joint.parent is None else number[joint.parent]
-        entries.append(JointOrder(name, joint, parent, number[joint.child], slice(offset, offset + joint.num_coordinates)))
-        offset += joint.num_coordinates
-    ordered: list[JointOrder] = []
-    placed = {-1}
-    while len(ordered) < len(entries):
-        ready = [e for e in entries if e.parent in placed and e.child not in placed]
+    if loose:
+        raise ValueError(f"minimal coordinates need a tree, but no chain of joints connects the world with bodies {sorted(loose)}")
+    return [
+        JointOrder(name, joint, -1 if joint.parent is None else number[joint.parent], number[joint.child], pieces[name])
+        for name, joint in tree.items()
+    ]
+
+
+def tree_joints(joints: Mapping[str, Joint]) -> dict[str, StandardJoint]:
+    """The joints of a spanning tree, from the world outwards; the others close loops.
+
+    Of several joints that lead to a body it is the first one in declared order, unless the bodies would then hang on each other alone.
+    """
+    standard = {name: joint for name, joint in joints.items() if isinstance(joint, StandardJoint)}
+    first: dict[str, str] = {}
+    for name, joint in standard.items():
+        first.setdefault(joint.child, name)
+    tree: dict[str, StandardJoint] = {}
+    placed: set[str | None] = {None}
+    while True:
+        ready = [name for name, joint in standard.items() if joint.parent in placed and joint.child not in placed]
         if not ready:
-            loose = sorted(body_names[e.child] for e in entries if e.child not in placed)
-            raise ValueError(f"minimal coordinates need a tree, but no chain of joints connects the world with bodies {loose}")
-        ordered += ready
-        placed |= {e.child for e in ready}
-    return ordered
+            return tree
+        chosen = [name for name in ready if first[standard[name].child] == name] or ready[:1]
+        tree |= {name: standard[name] for name in chosen}
+        placed |= {standard[name].child for name in chosen}
 
 
 def _previous(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
@@ -71,7 +84,7 @@ def _previous(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
 
 
 def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
-    """(q, qd), each (..., n): coordinates of all joints in declared order."""
+    """(q, qd), each (..., n): coordinates of the tree's joints in declared order."""
     state = split_state(z)
     h = timestep[..., None]
     before = _previous(state.pose, state.twist, h[..., None])
@@ -97,7 +110,7 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
 
 
 def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tensor, timestep: Tensor) -> Tensor:
-    """z (..., 13 nb) of an assembled tree."""
+    """z (..., 13 nb) of an assembled tree; joints that close loops are not looked at."""
     h = timestep[..., None]
     origin = Pose(q.new_zeros(3), quat.identity(q.dtype, q.device))
     now: dict[int, Pose] = {-1: origin}

@@ -406,6 +406,8 @@ def test_connect_closes_a_loop(write: Write) -> None:
     path_z = mech.rollout(z, steps=20)
     assert (path_z.status == int(Status.SUCCESS)).all()
     assert (mech.joint_errors(path_z.z).abs() <= 1e-8).all()
+    assert "pin" not in mech.tree_joints
+    torch.testing.assert_close(mech.initial_state(), z, rtol=0, atol=1e-12)  # qpos0
 
 
 @pytest.mark.parametrize(
@@ -423,16 +425,49 @@ def test_weld(write: Write, constraint: str, parent: str | None, child: str) -> 
     assert (mech.joint_errors(mjcf_state(mech, read_mjcf(path))).abs() <= 1e-12).all()
 
 
-def test_couplings_and_inactive_constraints_are_named(write: Write) -> None:
+def test_joint_equalities_are_couplings(write: Write) -> None:
+    """y - y0 = a0 + a1 (x - x0), the axes of the file backwards for one of the two joints."""
+    stack = FOURBAR.replace(
+        '<joint name="hc" axis="0 1 0"/>', '<joint name="sc" type="slide" axis="0 0 -1"/><joint name="hc" axis="0 0 1"/>'
+    )
+    path = write(
+        stack,
+        '<equality><joint name="gear.1" joint1="hc" joint2="ha" polycoef="0.1 -0.5 0 0 0"/><joint joint1="sc" joint2="hb"/></equality>',
+    )
+    mech, info = quiet(path, contacts=None), read_mjcf(path)
+    assert list(mech.couplings) == ["gear_1", "joint_1"]
+    gear = mech.couplings["gear_1"]
+    places = {label: (name, k, sign) for name, entries in info.coordinates.items() for k, (label, sign) in enumerate(entries)}
+    assert (gear.leader, gear.follower) == (places["ha"][0], places["hc"][0])
+    assert gear.coordinates == (places["ha"][1], places["hc"][1])
+    model = info.compiled.model
+    qpos = np.zeros(model.nq)
+    for label, value in {"ha": 0.3, "hb": 0.05, "hc": 0.1 - 0.15, "sc": 0.05}.items():
+        qpos[model.joint(label).qposadr[0]] = value
+    z = mjcf_state(mech, info, qpos=qpos)
+    assert (mech.joint_errors(z).abs() <= 1e-12).all()
+    assert (mech.joint_errors(mech(z)).abs() <= 1e-9).all()
+    qpos[model.joint("hc").qposadr[0]] = 0.0  # the state of an open coupling is given as it is
+    assert float(mech.joint_errors(mjcf_state(mech, info, qpos=qpos))[-2].abs()) == pytest.approx(0.05)
+    assert (mech.joint_errors(mech.close_loops(mjcf_state(mech, info, qpos=qpos))).abs() <= 1e-9).all()
+    assert "equality" not in notes(path)
+    assert len(quiet(path, contacts=None, ignore=("gear.1", "joint_1")).couplings) == 0
+
+
+def test_couplings_that_are_not_linear_and_inactive_constraints_are_named(write: Write) -> None:
     rest = (
-        '<equality><joint name="gear" joint1="ha" joint2="hb"/><connect name="off" body1="b" body2="c" anchor="1 0 0" active="false"/>'
-        "</equality>"
+        '<equality><joint name="gear" joint1="ha" joint2="hb" polycoef="0 1 0.5 0 0"/><joint name="held" joint1="ha"/>'
+        '<connect name="off" body1="b" body2="c" anchor="1 0 0" active="false"/></equality>'
     )
     text = notes(write(FOURBAR, rest))
-    assert "equality constraints of type joint do not act (what they couple moves independently): gear" in text
+    assert "couplings of joints that are no linear function do not act (what they couple moves independently): gear" in text
+    assert "equality constraints on a single joint do not act: held" in text
     assert "equality constraints that are not active at the start are left out: off" in text
-    assert "equality" not in notes(write(FOURBAR, rest), ignore=("gear", "off"))
-    with pytest.raises(ValueError, match=r"ignore names \['x'\], which are no equality constraints; there are 'gear', 'off'"):
+    assert len(quiet(write(FOURBAR, rest)).couplings) == 0
+    ignored = notes(write(FOURBAR, rest), ignore=("gear", "held", "off"))
+    assert "equality" not in ignored
+    assert "couplings of joints" not in ignored
+    with pytest.raises(ValueError, match=r"ignore names \['x'\], which are no equality constraints; there are 'gear', 'held', 'off'"):
         load(write(FOURBAR, rest), ignore="x")
 
 

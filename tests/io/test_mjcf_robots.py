@@ -113,7 +113,8 @@ def test_counts(robot: tuple[str, str]) -> None:
 
 
 def test_masses_centres_inertias_and_kinematics(robot: tuple[str, str]) -> None:
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    alone = {"ignore": "joint_0"} if robot[1] == "panda.xml" else {}  # random coordinates do not satisfy couplings
+    info, mech = read_mjcf(path_of(robot), **alone), load(path_of(robot), **alone)
     generator = np.random.default_rng(0)
     for qpos in (info.compiled.model.qpos0, *(random_qpos(info, generator) for _ in range(4))):
         z = mjcf_state(mech, info, qpos=qpos)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from urdf_text import INERTIAL, LIMIT, collision, inertial, joint, link, pair
 
 from torchdojo.contacts import NonlinearContact
 from torchdojo.io import load, load_urdf
@@ -17,29 +18,6 @@ from torchdojo.io.urdf_description import read_urdf
 from torchdojo.quaternion import rotation_matrix
 
 pytest.importorskip("urchin")
-
-INERTIAL = '<inertial><mass value="2"/><inertia ixx="0.1" ixy="0" ixz="0" iyy="0.1" iyz="0" izz="0.1"/></inertial>'
-LIMIT = '<limit lower="-1" upper="2" effort="3" velocity="4"/>'
-
-
-def link(name: str, content: str = INERTIAL) -> str:
-    return f'<link name="{name}">{content}</link>'
-
-
-def joint(name: str, kind: str, parent: str, child: str, content: str = LIMIT) -> str:
-    return f'<joint name="{name}" type="{kind}"><parent link="{parent}"/><child link="{child}"/>{content}</joint>'
-
-
-def inertial(mass: float, xyz: str = "0 0 0", rpy: str = "0 0 0", moments: tuple[float, float, float] = (0.1, 0.2, 0.25)) -> str:
-    x, y, z = moments
-    return (
-        f'<inertial><origin xyz="{xyz}" rpy="{rpy}"/><mass value="{mass}"/>'
-        f'<inertia ixx="{x}" ixy="0" ixz="0" iyy="{y}" iyz="0" izz="{z}"/></inertial>'
-    )
-
-
-def collision(geometry: str, xyz: str = "0 0 0", rpy: str = "0 0 0") -> str:
-    return f'<collision><origin xyz="{xyz}" rpy="{rpy}"/><geometry>{geometry}</geometry></collision>'
 
 
 @pytest.fixture
@@ -50,11 +28,6 @@ def write(tmp_path: Path):
         return path
 
     return write_urdf
-
-
-def pair(content: str = LIMIT, kind: str = "revolute") -> list[str]:
-    """Links a and b and the joint j between them."""
-    return [link("a"), link("b"), joint("j", kind, "a", "b", content)]
 
 
 TWO = pair()
@@ -103,6 +76,13 @@ def test_anchors_offset_axis_and_options(write) -> None:
         ("prismatic", LIMIT, "Prismatic"),
         ("planar", '<axis xyz="0 0 1"/>', "PlanarAxis"),
         ("floating", "", "Floating"),
+        ("ball", "", "Spherical"),
+        ("orbital", '<axis xyz="0 0 1"/>', "Orbital"),
+        ("planaraxis", '<axis xyz="0 0 1"/>', "PlanarAxis"),
+        ("planarfree", '<axis xyz="0 0 1"/>', "PlanarFree"),
+        ("cylindrical", '<axis xyz="0 0 1"/>', "Cylindrical"),
+        ("cylindricalfree", '<axis xyz="0 0 1"/>', "CylindricalFree"),
+        ("fixedorientation", '<dynamics damping="2"/>', "FixedOrientation"),
     ],
 )
 def test_joint_types(write, kind: str, content: str, expected: str) -> None:
@@ -110,7 +90,8 @@ def test_joint_types(write, kind: str, content: str, expected: str) -> None:
     assert type(hinge).__name__ == expected
     assert hinge.actuated == (kind != "floating")
     assert (hinge.limits is None) == (kind not in ("revolute", "prismatic"))
-    assert hinge.axis.tolist() == ([0.0, 0.0, 1.0] if kind == "planar" else [1.0, 0.0, 0.0])  # URDF's default axis is x
+    assert hinge.axis.tolist() == ([0.0, 0.0, 1.0] if "0 0 1" in content else [1.0, 0.0, 0.0])  # URDF's default axis is x
+    assert hinge.damper.tolist() == [2.0 if "damping" in content else 0.0] * hinge.num_coordinates
 
 
 def test_limits_given_in_part(write) -> None:
@@ -250,6 +231,31 @@ def test_collision_contacts(write) -> None:
         assert len(load_urdf(path, contacts=nothing).contacts) == 0
 
 
+def test_capsules(write) -> None:
+    shape = collision('<capsule radius="0.1" length="2"/>', xyz="0 0 1", rpy="1.5707963267948966 0 0")
+    mech = load_urdf(write(link("a", INERTIAL + shape + collision('<cylinder radius="0.1" length="2"/>'))))
+    capsule, cylinder = mech.bodies["a"].shapes
+    assert (type(capsule).__name__, type(cylinder).__name__) == ("Capsule", "Cylinder")
+    assert (float(capsule.radius), float(capsule.length)) == (0.1, 2.0)  # the length of the cylindrical part
+    assert sorted(float(mech.contacts[f"a_{i}"].point[1]) for i in range(2)) == pytest.approx([-1.0, 1.0])
+    assert [float(mech.contacts[f"a_{i}"].radius) for i in range(3)] == [0.1, 0.1, 0.0]
+    visual = '<visual><geometry><capsule radius="1" length="1"/></geometry></visual>'
+    assert mech.bodies["a"].mass == load_urdf(write(link("a", INERTIAL + visual))).bodies["a"].mass
+
+
+def test_what_only_the_dialect_may_leave_out_or_repeat(write) -> None:
+    twice = '<dynamics damping="1"/><dynamics damping="2"/>'
+    capsule = link("c", INERTIAL + collision('<capsule radius="0.1" length="2"/>')), joint("k", "fixed", "b", "c", "")
+    with pytest.raises(ValueError, match=r"<joint> 'j' has more than one <dynamics>"):
+        load_urdf(write(*pair(twice)))
+    with pytest.warns(UserWarning) as caught:
+        mech = load_urdf(write(*pair(twice), *capsule))
+    text = " ".join(str(warning.message) for warning in caught)
+    assert "of repeated elements the first one is read, as the original Dojo does: <dynamics> in <joint> 'j'" in text
+    assert "revolute and prismatic joints without <limit> have none here: j" in text
+    assert (float(mech.joints["j"].damper), mech.joints["j"].limits) == (1.0, None)
+
+
 def test_given_contacts(write) -> None:
     path = write(
         link("a", inertial(1.0, xyz="0 0 0.25")),
@@ -286,16 +292,6 @@ def test_no_contact_where_no_joint_can_change_the_height(write) -> None:
         assert list(load_urdf(path, floating_base=False).contacts) == ["arm_0"]
     assert list(load_urdf(path).contacts) == ["table_0", "sled_0", "arm_0"]
     assert list(load_urdf(path, floating_base=False, contacts={"own": {"link": "table"}}).contacts) == ["own"]
-
-
-def test_mimic_joints(write) -> None:
-    path = write(*TWO, link("c"), joint("m.1", "revolute", "a", "c", LIMIT + '<mimic joint="j" multiplier="2"/>'))
-    with pytest.raises(ValueError, match=r"mimic joints are not supported: 'm_1' \(mimics 'j'\).*ignore=\('m_1',\)"):
-        load_urdf(path)
-    for ignore in ("m.1", ["m_1"]):
-        assert "m_1" in load_urdf(path, ignore=ignore).joints
-    with pytest.raises(ValueError, match=r"ignore names \['j'\], which are no mimic joints; mimic joints here: \['m_1'\]"):
-        load_urdf(path, ignore=("j", "m_1"))
 
 
 def test_harmless_elements_are_silent_and_unknown_ones_named(write) -> None:
@@ -341,15 +337,49 @@ BAD = {
     "two parents": ([*TWO, joint("k", "revolute", "a", "b")], r"link 'b' is the child of two joints, 'j' and 'k'"),
     "cycle": ([link("c"), *TWO, joint("k", "revolute", "b", "a")], r"the links a -> b -> a form a cycle"),
     "two roots": ([link("a"), link("b")], r"links 'a', 'b' have no parent joint; a URDF has exactly one root"),
-    "joint type": (pair(kind="screw"), r"joint 'j' has type 'screw', which is unknown\. Only standard URDF"),
-    "ball joint": (pair(kind="ball"), r"joint 'j' has type 'ball', which belongs to Dojo's own dialect"),
-    "orbital joint": (pair(kind="orbital"), r"'orbital'.*dialect"),
-    "planaraxis joint": (pair(kind="planaraxis"), r"'planaraxis'.*dialect"),
-    "loop joint": ([*TWO, '<loop_joint name="l" type="continuous"/>'], r"<loop_joint> 'l' in <robot> belongs to Dojo's own dialect"),
-    "capsule": (
-        [link("a", INERTIAL + collision('<capsule radius="1" length="1"/>'))],
-        r"<capsule> in <geometry> of .*'a'.*dialect",
+    "joint type": (pair(kind="screw"), r"joint 'j' has type 'screw', which is unknown\. Supported: joints fixed, .*ball.*capsule"),
+    "type of a loop joint": (
+        [*TWO, '<loop_joint name="l" type="gear"><link1 link="a"/><link2 link="b"/></loop_joint>'],
+        r"joint 'l' has type 'gear', which is unknown",
     ),
+    "loop joint without ends": ([*TWO, '<loop_joint name="l" type="continuous"/>'], r"joint 'l' has no <link1 link"),
+    "loop joint to nothing": (
+        [*TWO, '<loop_joint name="l" type="ball"><link1 link="a"/><link2 link="x"/></loop_joint>'],
+        r"loop joint 'l' names as link2 the link 'x', which is not defined; links: 'a', 'b'",
+    ),
+    "loop joint to itself": (
+        [*TWO, '<loop_joint name="l" type="ball"><link1 link="a"/><link2 link="a"/></loop_joint>'],
+        r"loop joint 'l' joins link 'a' to itself",
+    ),
+    "loop joint within a body": (
+        [
+            *TWO,
+            link("c"),
+            joint("f", "fixed", "a", "c", ""),
+            '<loop_joint name="l" type="ball"><link1 link="c"/><link2 link="a"/></loop_joint>',
+        ],
+        r"loop joint 'l' joins links that are both part of body 'a'; remove it",
+    ),
+    "loop joint of a joint's name": (
+        [*TWO, '<loop_joint name="j" type="ball"><link1 link="a"/><link2 link="b"/></loop_joint>'],
+        r"two joints are named 'j'",
+    ),
+    "frame of a loop joint": (
+        [*pair("", "continuous"), '<loop_joint name="l" type="ball"><link1 link="a" xyz="0 0"/><link2 link="b"/></loop_joint>'],
+        r"<link1> of <loop_joint> 'l' has xyz='0 0'",
+    ),
+    "mimic of nothing": (pair(LIMIT + '<mimic joint="x"/>'), r"joint 'j' mimics 'x'; allowed: another joint, of 'j'"),
+    "mimic of itself": (pair(LIMIT + '<mimic joint="j"/>'), r"joint 'j' mimics 'j'; allowed: another joint"),
+    "mimic of a ball": (
+        [*pair("", "ball"), link("c"), joint("m", "revolute", "a", "c", LIMIT + '<mimic joint="j"/>')],
+        r"mimic joint 'm' mimics 'j', which is ball; allowed: revolute, continuous and prismatic.*ignore=\('m',\)",
+    ),
+    "mimic without range": (
+        [*TWO, link("c"), joint("m", "revolute", "a", "c", '<limit lower="1" upper="1"/><mimic joint="j"/>')],
+        r"mimic joint 'm' is fixed; allowed: .* with room between their limits",
+    ),
+    "multiplier": (pair(LIMIT + '<mimic joint="x" multiplier="twice"/>'), r"<mimic> of <joint> 'j' has multiplier='twice'"),
+    "capsule": ([link("a", INERTIAL + collision('<capsule radius="1"/>'))], r"<capsule> of .*'a' has no attribute 'length'"),
     "unknown geometry": ([link("a", INERTIAL + collision('<cone radius="1"/>'))], r"<cone> in <geometry> of .*'a' is no geometry of URDF"),
     "no geometry": ([link("a", INERTIAL + "<collision/>")], r"a collision of link 'a' has the geometry \[\]"),
     "two geometries": (

@@ -338,7 +338,7 @@ SHAPES = {"sphere": td.Sphere(0.1), "capsule": td.Capsule(radius=0.05, length=0.
 
 def collision(shape: str, other: str, fixed: bool, model: type[td.Contact], **laws: float) -> Sample:
     """Two bodies, or one and a shape fixed in the world, turned at random, 3 mm apart and flying at each other."""
-    torch.manual_seed(2)
+    torch.manual_seed(1)
     bodies = {"a": td.Body(1.0, (0.010, 0.012, 0.013))} | ({} if fixed else {"b": td.Body(0.7, (0.008, 0.006, 0.007))})
     surface = {"normal": (0.1, 0.2, 1.0), "offset": -0.1} if other == "half-space" else {"other_shape": SHAPES[other]}
     friction = {} if model is td.ImpactContact else {"friction": 0.4}
@@ -371,7 +371,7 @@ def test_contacts_between(shape: str, other: str, fixed: bool, laws: dict[str, f
 
 @pytest.mark.parametrize("laws", [{}, {"restitution": 0.7}], ids=str)
 @pytest.mark.parametrize("model", [td.ImpactContact, td.LinearContact])
-@pytest.mark.parametrize(("shape", "other"), [("sphere", "box"), ("box", "capsule"), ("box", "box")])
+@pytest.mark.parametrize(("shape", "other"), [("sphere", "box"), ("box", "capsule"), ("capsule", "capsule")])
 def test_models_of_contacts_between(shape: str, other: str, model: type[td.Contact], laws: dict[str, float]) -> None:
     check(*collision(shape, other, False, model, **laws), derivatives_to=1e-8)
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchdojo import diagnostics, models, testing
+from torchdojo.assembly import has_loops
 from torchdojo.commands.common import CommandError, print_table, progress, user_input, write_report
 from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.io import load
@@ -73,7 +73,7 @@ def build(
         if friction is not None:
             given["friction"] = friction
         with user_input():
-            mech = load(path, timestep=timestep, floating_base=not fixed_base, ignore=_mimic_joints(path, ignore), **given)
+            mech = load(path, timestep=timestep, floating_base=not fixed_base, ignore=ignore, **given)
             z = _at_rest(mech)
     mech.options = options
     return mech, z
@@ -99,30 +99,19 @@ def _contacts(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     return contacts
 
 
-def _mimic_joints(path: Path, given: Sequence[str]) -> list[str]:
-    """Names of all mimic joints of a URDF file, as `load` needs them, and a word to the user about those not given."""
-    try:
-        joints = ElementTree.parse(path).getroot().findall("joint")
-    except (OSError, ElementTree.ParseError):
-        return list(given)  # `load` explains
-    mimics = [joint.get("name", "") for joint in joints if joint.find("mimic") is not None]
-    silent = [name for name in mimics if name not in given]
-    if silent:
-        print(f"note: mimic joints move independently here: {', '.join(silent)} (--ignore JOINT says that you know)")
-    return list(dict.fromkeys([*given, *mimics]))
-
-
 def _at_rest(mech: Mechanism) -> Tensor:
-    """All joint coordinates zero, or at the nearest limit where zero is not allowed."""
+    """All joint coordinates zero, or at the nearest limit where zero is not allowed; then as loops and couplings have it."""
     q = mech.gravity.new_zeros(mech.num_coordinates)
     start = 0
-    for joint in mech.joints.values():
-        if isinstance(joint, StandardJoint):
-            end = start + joint.num_coordinates
-            if joint.limits is not None:
-                q[start:end] = q[start:end].clamp(*(bound.to(q) for bound in joint.limits))
-            start = end
-    return mech.to_maximal(q)
+    for name in mech.tree_joints:
+        joint = mech.joints[name]
+        assert isinstance(joint, StandardJoint)
+        end = start + joint.num_coordinates
+        if joint.limits is not None:
+            q[start:end] = q[start:end].clamp(*(bound.to(q) for bound in joint.limits))
+        start = end
+    z = mech.to_maximal(q)
+    return mech.close_loops(z) if has_loops(mech) else z
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------------------------
@@ -149,6 +138,8 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
     noise = 0.1 * torch.randn(batch, len(qd), generator=torch.Generator().manual_seed(seed), dtype=z.dtype)
     noise[0] = 0
     moved = mech.to_maximal(q.expand(batch, -1), qd + noise)
+    if has_loops(mech):
+        moved = mech.close_loops(moved)
     return torch.cat((z[None], moved[1:]))
 
 

@@ -54,9 +54,10 @@ class ParameterSpec:
 class System:
     """Layout of the step's unknown, residual and parameters.
 
-    Unknown w = [v⁺, ω⁺ per body (6) | multipliers of joints, in order | per contact its impulses, then its slacks]; the residual has the
-    balance of momentum, the joint equations, and per contact its equalities, then its complementarity products, in the same places.
-    `elements` are named "joints.NAME", "contacts.NAME", "limits.NAME" and "frictions.NAME".
+    Unknown w = [v⁺, ω⁺ per body (6) | multipliers of joints and couplings, in order | per contact its impulses, then its slacks]; the
+    residual has the balance of momentum, the equations of joints and couplings, and per contact its equalities, then its complementarity
+    products, in the same places.
+    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", "limits.NAME" and "frictions.NAME".
     """
 
     def __init__(self, bodies: Mapping[str, Body], elements: Mapping[str, Element]) -> None:

@@ -72,7 +72,7 @@ def planar_state(
 ) -> Tensor:
     """State (13 nb,) with every rod between the given ends, which move with `velocities` [m/s] (default: at rest).
 
-    Closed loops have no tree of coordinates from which `Mechanism.initial_state` could build it.
+    (`Mechanism.initial_state` gives a state of closed loops from some of the joint angles; this one is given by points.)
     """
     parts = []
     for name in mech.bodies:

@@ -15,7 +15,7 @@ from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.io.mjcf_description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf_model import import_mujoco
-from torchdojo.io.urdf import given_contact, standard_joints
+from torchdojo.io.urdf import given_contact, joint_couplings, standard_joints
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
 
@@ -50,9 +50,11 @@ def load_mjcf(
 
     ``stiffness``, ``springref``, ``damping``, ``armature``, ``frictionloss`` and the range act. Joints with an actuator are ``actuated``:
     u is the force or torque [N, N m] on the joint, a motor's control times its gear; ``effort_limit`` is the largest of the file. Servos,
-    muscles, tendons, actuators that do not drive a joint, joint couplings, fluid drag and gravity compensation do not act, and a warning
-    names them. connect and weld constraints become further joints (Spherical, Fixed) that close loops; such a mechanism has no minimal
-    coordinates.
+    muscles, tendons, actuators that do not drive a joint, fluid drag and gravity compensation do not act, and a warning names them.
+
+    connect and weld constraints become further joints (Spherical, Fixed) that close loops, equalities between two joints a
+    `JointCoupling` where they are linear (with a warning, nothing where they are not, or are on a single joint). They are exact here:
+    ``solref`` and ``solimp`` have no meaning.
 
     Args:
         path: the file; its includes and meshes are looked up from there. Missing meshes are left out unless a mass depends on them.
@@ -89,6 +91,7 @@ def load_mjcf(
         bodies=_bodies(robot),
         joints=standard_joints(robot),
         contacts=modules,
+        couplings=joint_couplings(robot),
         timestep=robot.timestep if timestep is None else timestep,
         gravity=robot.gravity if gravity is None else gravity,
     )
@@ -98,7 +101,8 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
     """The state (13 nb,) of a mechanism from `load_mjcf` at MuJoCo's qpos and qvel.
 
     Of a tree, the joint equations are satisfied exactly: what two hinges of one body, both turned, have that an Orbital joint cannot is
-    left out. Velocities are those of the step that leads to the configuration, as everywhere in z.
+    left out. Loops and couplings that qpos leaves open stay so (``mech.close_loops`` closes them). Velocities are those of the step that
+    leads to the configuration, as everywhere in z.
 
     Args:
         mech: the mechanism. robot: `read_mjcf` of the same file with the same options.
@@ -129,8 +133,7 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
     q = from_rotation_matrix(torch.as_tensor(axes))
     z = torch.cat((torch.as_tensor(x), torch.as_tensor(x - x_before) / h, q, 2 * turn[:, 1:] / h), dim=-1).flatten()
     z = z.to(mech.gravity)
-    children = [joint.child for joint in mech.joints.values()]
-    return mech.to_maximal(*mech.to_minimal(z)) if len(set(children)) == len(children) else z
+    return mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
 
 
 def _checked(value: Any, size: int, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -14,7 +14,7 @@ from torchdojo.io.mjcf_actuators import Drive, read_drives
 from torchdojo.io.mjcf_geoms import ContactInfo, GeomReader
 from torchdojo.io.mjcf_joints import SUPPORTED, Coordinate, Fit, fit_joint
 from torchdojo.io.mjcf_model import CompiledMjcf, compile_mjcf, import_mujoco
-from torchdojo.io.urdf_description import Array, BodyInfo, JointInfo, LinkInfo, RobotInfo
+from torchdojo.io.urdf_description import Array, BodyInfo, CouplingInfo, JointInfo, LinkInfo, RobotInfo
 from torchdojo.io.urdf_xml import clean_name
 
 __all__ = ["MjcfInfo", "read_mjcf"]
@@ -103,7 +103,9 @@ class _Reader:
             joints[name] = self._joint(name, t, fits[t], links, bodies, driven)
             coordinates[name] = tuple((self._joint_label(c.joint), c.sign) for c in fits[t].coordinates)
         self._note_joints(joints, coordinates, fits)
-        joints.update(self._loops(names, links))
+        places = {c.joint: (name, k, c.sign) for t, name in zip(moving, joints, strict=True) for k, c in enumerate(fits[t].coordinates)}
+        loops, couplings = self._equalities(names, links, places)
+        joints.update(loops)
         contacts = geoms.contacts(links, {t: fits[t].frame for t in moving}, self.floating_base)
         self._note_model()
         gravity = np.zeros(3) if self._disabled("GRAVITY") else model.opt.gravity
@@ -112,6 +114,7 @@ class _Reader:
             links,
             bodies,
             joints,
+            couplings,
             contacts,
             coordinates,
             drives,
@@ -278,10 +281,15 @@ class _Reader:
         ]
         self._note("the cone that limits a ball joint is left out", balls)
 
-    def _loops(self, names: Names, links: dict[str, LinkInfo]) -> dict[str, JointInfo]:
-        """Equality constraints between bodies as further joints."""
+    def _equalities(
+        self, names: Names, links: dict[str, LinkInfo], places: dict[int, tuple[str, int, float]]
+    ) -> tuple[dict[str, JointInfo], dict[str, CouplingInfo]]:
+        """Equality constraints: between bodies as further joints, between joints as couplings. `places`: MJCF joint -> (joint, coordinate,
+        sign)."""
         model, types = self.model, self.mujoco.mjtEq
         joints: dict[str, JointInfo] = {}
+        couplings: dict[str, CouplingInfo] = {}
+        coupled = Names()
         known = [str(model.equality(i).name) or f"{types(int(model.eq_type[i])).name[5:].lower()}_{i}" for i in range(model.neq)]
         unknown = sorted(set(self.ignore) - set(known))
         if unknown:
@@ -294,6 +302,8 @@ class _Reader:
                 continue
             if not model.eq_active0[i]:
                 self._note("equality constraints that are not active at the start are left out", [label])
+            elif kind == types.mjEQ_JOINT:
+                self._couple(i, coupled.make(label), places, couplings)
             elif kind not in (types.mjEQ_CONNECT, types.mjEQ_WELD):
                 self._note(
                     f"equality constraints of type {kind.name[5:].lower()} do not act (what they couple moves independently)", [label]
@@ -305,7 +315,20 @@ class _Reader:
                 else:
                     name = names.make(label)
                     joints[name] = JointInfo(name, **joint)
-        return joints
+        return joints, couplings
+
+    def _couple(self, i: int, label: str, places: dict[int, tuple[str, int, float]], couplings: dict[str, CouplingInfo]) -> None:
+        """The linear part of y - y0 = a0 + a1 (x - x0) + ... between two joints, y the first; our coordinates are sign (qpos - qpos0)."""
+        model = self.model
+        follower, leader = int(model.eq_obj1id[i]), int(model.eq_obj2id[i])
+        offset, ratio, *higher = (float(number) for number in model.eq_data[i, :5])
+        if leader < 0:
+            self._note("equality constraints on a single joint do not act", [label])
+        elif any(higher):
+            self._note("couplings of joints that are no linear function do not act (what they couple moves independently)", [label])
+        else:
+            (name, k, sign), (other, n, other_sign) = places[follower], places[leader]
+            couplings[label] = CouplingInfo(other, name, sign * other_sign * ratio, sign * offset, n, k)
 
     def _loop(self, i: int, weld: bool, links: dict[str, LinkInfo]) -> dict[str, Any] | None:
         """Between frame a and frame b on two bodies, which coincide (weld) or have the same origin (connect)."""

@@ -12,14 +12,18 @@ import numpy as np
 import torch
 
 from torchdojo import joints
+from torchdojo.assembly import gaps
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, NonlinearContact
+from torchdojo.couplings import JointCoupling
 from torchdojo.io.urdf_description import Array, LinkInfo, RobotInfo, read_urdf
 from torchdojo.io.urdf_xml import clean_name
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
 
 __all__ = ["load_urdf"]
+
+DRAWN_CLOSED = 1e-6  # [m, rad] files round their numbers
 
 
 def load_urdf(
@@ -35,18 +39,26 @@ def load_urdf(
     rim_points: int = 4,
     repair_inertia: bool = False,
 ) -> Mechanism:
-    """Build a mechanism from a standard URDF file (parsed by `urchin`).
+    """Build a mechanism from a URDF file, standard or in the dialect of the original Dojo (parsed by `urchin`).
 
     Frames: a body has the axes of its topmost link's frame and its origin at its centre of mass. At coordinate zero every joint has the
     pose that the file draws. Names keep their spelling except that "." becomes "_". Joints are in tree order: a parent before its
     children, children as in the file, the base first.
 
     Joint types: revolute and continuous -> Revolute, prismatic -> Prismatic, fixed -> merged or Fixed, floating -> Floating (not
-    actuated), planar -> PlanarAxis (two translations perpendicular to the axis and a rotation about it). ``damping`` becomes ``damper``
-    [N s/m, N m s/rad]; ``friction`` [N, N m] and the limits [m, rad] (a missing one of the two is 0, as URDF has it; both missing: none)
-    act; ``effort_limit`` [N, N m] and ``velocity_limit`` [m/s, rad/s] are kept on the joint. A joint whose two limits are equal is read as
-    fixed there, with a warning. Visual geometry, materials, transmissions, safety controllers, simulator tags and elements with a
-    namespace are ignored; mesh collision geometry is skipped and unknown elements are ignored with a warning that names them.
+    actuated), planar -> PlanarAxis (two translations perpendicular to the axis and a rotation about it); of the dialect, ball ->
+    Spherical, orbital -> Orbital, and planaraxis, planarfree, cylindrical, cylindricalfree, fixedorientation. ``damping`` becomes
+    ``damper`` [N s/m, N m s/rad]; ``friction`` [N, N m] and the limits [m, rad] (a missing one of the two is 0, as URDF has it; both
+    missing: none) act; ``effort_limit`` [N, N m] and ``velocity_limit`` [m/s, rad/s] are kept on the joint. A joint whose two limits are
+    equal is read as fixed there, with a warning. Visual geometry, materials, transmissions, safety controllers, simulator tags and
+    elements with a namespace are ignored; mesh collision geometry is skipped and unknown elements are ignored with a warning that names
+    them. The length of the dialect's ``<capsule radius length>`` is that of its cylindrical part. Files in the dialect may leave out
+    limits and repeat elements (the first one is read), with a warning.
+
+    A ``<mimic joint multiplier offset>`` becomes a `JointCoupling` of the follower's name, and the follower is not actuated. A
+    ``<loop_joint name type>`` with ``<link1 link xyz rpy>`` and ``<link2 link xyz rpy>``, a frame on either link, becomes a joint whose
+    frames coincide at its coordinate zero: it closes a loop, and comes after the others. Where loops are open with all coordinates at
+    zero a warning says by how much, and ``mech.initial_state()`` closes them.
 
     Args:
         path: the file.
@@ -65,7 +77,7 @@ def load_urdf(
         friction: coefficient of the contacts made here.
         merge_fixed_joints: links fixed to each other become one body, named after the topmost, masses and inertias composed. False:
             `Fixed` joints instead; frames without mass are merged all the same.
-        ignore: names of mimic joints to load as independent joints; any other mimic joint is an error.
+        ignore: names of mimic joints to load as independent joints.
         rim_points: contact points on each rim of a cylinder.
         repair_inertia: replace an inertia that no rigid body can have (a triangle inequality violated) by the nearest possible one, with
             a warning that gives both, instead of raising.
@@ -73,8 +85,8 @@ def load_urdf(
     Raises:
         ImportError: `urchin` is not installed.
         FileNotFoundError: there is no such file.
-        ValueError: malformed or unsupported content, a moving link without mass, an impossible mass or inertia, unknown names; the
-            message names the file and the element.
+        ValueError: malformed or unsupported content, a moving link without mass, an impossible mass or inertia, unknown names, loops that
+            cannot be closed; the message names the file and the element.
     """
     if isinstance(contacts, str) and contacts != "collision":
         raise ValueError(f"contacts is {contacts!r}; allowed: 'collision', None, or a mapping from names to contacts")
@@ -91,7 +103,16 @@ def load_urdf(
     else:
         assert contacts is None or isinstance(contacts, Mapping)
         modules = {name: given_contact(robot, name, value, friction) for name, value in (contacts or {}).items()}
-    return Mechanism(bodies=_bodies(robot), joints=standard_joints(robot), contacts=modules, timestep=timestep, gravity=gravity)
+    mech = Mechanism(
+        bodies=_bodies(robot),
+        joints=standard_joints(robot),
+        contacts=modules,
+        couplings=joint_couplings(robot),
+        timestep=timestep,
+        gravity=gravity,
+    )
+    _check_loops(robot, mech)
+    return mech
 
 
 def _bodies(robot: RobotInfo) -> dict[str, Body]:
@@ -123,6 +144,42 @@ def standard_joints(robot: RobotInfo) -> dict[str, joints.StandardJoint]:
         except ValueError as error:
             raise ValueError(f"{robot.path}: joint {name!r}: {error}") from error
     return modules
+
+
+def joint_couplings(robot: RobotInfo) -> dict[str, JointCoupling]:
+    return {
+        name: JointCoupling(
+            info.leader,
+            info.follower,
+            ratio=info.ratio,
+            offset=info.offset,
+            leader_coordinate=info.leader_coordinate,
+            follower_coordinate=info.follower_coordinate,
+        )
+        for name, info in robot.couplings.items()
+    }
+
+
+def _check_loops(robot: RobotInfo, mech: Mechanism) -> None:
+    """Warn of loops that are open at coordinate zero.
+
+    Raises:
+        ValueError: they cannot be closed from there.
+    """
+    if len(mech.tree_joints) == len(mech.joints):
+        return
+    try:
+        z = mech.initial_state()
+    except ValueError as error:
+        raise ValueError(f"{robot.path}: {error}") from error
+    drawn = mech.to_maximal(torch.zeros_like(mech.to_minimal(z)[0]))
+    open_by = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, drawn).items() if max(m, rad) > DRAWN_CLOSED]
+    if open_by:
+        warnings.warn(
+            f"{robot.path}: with all coordinates at zero, loops are open: {', '.join(open_by)}. mech.initial_state() closes them, and "
+            "its coordinates are not zero",
+            stacklevel=3,
+        )
 
 
 def _collision_contacts(robot: RobotInfo, friction: float) -> dict[str, Contact]:

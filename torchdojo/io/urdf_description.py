@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchdojo.io.urdf_xml import JOINT_TYPES, ParsedUrdf, clean_name, parse_urdf
+from torchdojo.io.urdf_xml import JOINT_TYPES, LoopJoint, ParsedUrdf, clean_name, parse_urdf
+from torchdojo.joints import JOINT_TYPES as JOINT_CLASSES
 from torchdojo.quaternion import exp, from_rotation_matrix, rotation_matrix
-from torchdojo.shapes import Box, Cylinder, Shape, Sphere
+from torchdojo.shapes import Box, Capsule, Cylinder, Shape, Sphere
 
-__all__ = ["BodyInfo", "JointInfo", "LinkInfo", "RobotInfo", "read_urdf"]
+__all__ = ["BodyInfo", "CouplingInfo", "JointInfo", "LinkInfo", "RobotInfo", "read_urdf"]
 
 Array = NDArray[np.float64]
 Pose = tuple[Array, Array]  # (3, 3) rotation and (3,) position [m]
@@ -61,13 +62,27 @@ class JointInfo:
 
 
 @dataclass(frozen=True)
+class CouplingInfo:
+    """A `JointCoupling`: coordinate of the follower = ratio · coordinate of the leader + offset [m, rad]."""
+
+    leader: str
+    follower: str
+    ratio: float
+    offset: float
+    leader_coordinate: int = 0
+    follower_coordinate: int = 0
+
+
+@dataclass(frozen=True)
 class RobotInfo:
-    """Links, bodies and joints in tree order: a parent before its children, children in the order of the file."""
+    """Links, bodies and joints in tree order: a parent before its children, children in the order of the file. Joints that close loops
+    come last."""
 
     path: Path
     links: dict[str, LinkInfo]
     bodies: dict[str, BodyInfo]
     joints: dict[str, JointInfo]
+    couplings: dict[str, CouplingInfo]
 
 
 def read_urdf(
@@ -82,8 +97,8 @@ def read_urdf(
     """Describe a URDF robot; arguments, conventions and errors are those of `torchdojo.io.load_urdf`."""
     parsed = parse_urdf(path)
     tree = _Tree(parsed)
-    _check_mimics(tree, ignore)
     tree.lock_joints_without_range()
+    couplings = _couplings(tree, ignore)
     for note in parsed.notes:
         warnings.warn(note, UserWarning, stacklevel=3)
     top = _topmost(tree, merge_fixed_joints)
@@ -117,16 +132,17 @@ def read_urdf(
             joint, parent = tree.joint_above[name], links[tree.joint_above[name].parent]
             joints[joint.name] = JointInfo(
                 name=joint.name,
-                kind=JOINT_TYPES[joint.joint_type],
+                kind=JOINT_TYPES[tree.kind(joint)],
                 parent=parent.body,
                 child=names[name],
                 parent_anchor=parent.position + parent.rotation @ joint.origin[:3, 3],
                 child_anchor=-centers[name],
                 rotation=parent.rotation @ joint.origin[:3, :3],
                 axis=np.array(joint.axis, dtype=np.float64),
-                options=_joint_options(joint),
+                options=_joint_options(joint, tree.kind(joint)) | ({"actuated": False} if joint.name in couplings else {}),
             )
-    return RobotInfo(tree.path, links, bodies, joints)
+    joints.update({loop.name: _loop_joint(tree, loop, links) for loop in tree.loops})
+    return RobotInfo(tree.path, links, bodies, joints, couplings)
 
 
 class _Tree:
@@ -134,6 +150,7 @@ class _Tree:
 
     def __init__(self, parsed: ParsedUrdf) -> None:
         self.path, self.notes, self.massless = parsed.path, parsed.notes, parsed.massless
+        self.loops, self.capsules, self._kinds = parsed.loops, parsed.capsules, parsed.kinds
         self.links = {link.name: link for link in parsed.robot.links}
         self.joint_above = {joint.child: joint for joint in parsed.robot.joints}
         self.joints = {joint.name: joint for joint in parsed.robot.joints}
@@ -147,9 +164,13 @@ class _Tree:
             self.order.append(stack.pop())
             stack.extend(reversed(children[self.order[-1]]))
 
+    def kind(self, joint: Any) -> str:
+        """Type of the joint in the file, or "fixed" where its range was empty."""
+        return str(joint.joint_type) if joint.joint_type == "fixed" else self._kinds[joint.name]
+
     def lock_joints_without_range(self) -> None:
         """A joint with equal limits cannot move: make it a fixed joint at that coordinate (an interior point needs room)."""
-        for joint in self.joints.values():
+        for joint in (*self.joints.values(), *self.loops):
             if joint.joint_type in ("revolute", "prismatic") and joint.limit.lower == joint.limit.upper:
                 value, motion = float(joint.limit.lower), np.eye(4)
                 if joint.joint_type == "revolute":
@@ -162,18 +183,55 @@ class _Tree:
                 joint.origin, joint.joint_type = joint.origin @ motion, "fixed"
 
 
-def _check_mimics(tree: _Tree, ignore: Sequence[str]) -> None:
+def _couplings(tree: _Tree, ignore: Sequence[str]) -> dict[str, CouplingInfo]:
+    """Mimic joints, by the names of these joints, without those to ignore."""
     ignored = {clean_name(name) for name in ([ignore] if isinstance(ignore, str) else ignore)}
-    mimics = {name: joint.mimic.joint for name, joint in tree.joints.items() if joint.mimic is not None}
+    mimics = {name: joint.mimic for name, joint in tree.joints.items() if joint.mimic is not None}
     unknown = sorted(ignored - set(mimics))
     if unknown:
         raise ValueError(f"{tree.path}: ignore names {unknown}, which are no mimic joints; mimic joints here: {sorted(mimics) or 'none'}")
-    refused = {name: other for name, other in mimics.items() if name not in ignored}
-    if refused:
-        listed = ", ".join(f"{name!r} (mimics {other!r})" for name, other in refused.items())
-        raise ValueError(
-            f"{tree.path}: mimic joints are not supported: {listed}. To load them as independent joints: ignore={tuple(sorted(mimics))!r}"
-        )
+    couplings = {}
+    for name, mimic in mimics.items():
+        if name in ignored:
+            continue
+        for what, other in (("", name), (f"mimics {mimic.joint!r}, which ", mimic.joint)):
+            kind = tree.kind(tree.joints[other])
+            if sum(JOINT_CLASSES[JOINT_TYPES[kind]]) != 1:
+                raise ValueError(
+                    f"{tree.path}: mimic joint {name!r} {what}is {kind}; allowed: revolute, continuous and prismatic joints with room "
+                    f"between their limits. To load it without the coupling: ignore={(name,)!r}"
+                )
+        couplings[name] = CouplingInfo(mimic.joint, name, float(mimic.multiplier), float(mimic.offset))
+    return couplings
+
+
+def _loop_joint(tree: _Tree, loop: LoopJoint, links: dict[str, LinkInfo]) -> JointInfo:
+    """The joint between frames on two links. A link that is part of the world becomes the parent, whichever it is in the file."""
+    ends = []
+    for name, origin in zip(loop.links, (loop.origin, loop.child_origin), strict=True):
+        link = links[name]
+        ends.append((link.body, link.rotation @ origin[:3, :3], link.position + link.rotation @ origin[:3, 3]))
+    if ends[0][0] == ends[1][0]:
+        where = "the world" if ends[0][0] is None else f"body {ends[0][0]!r}"
+        raise ValueError(f"{tree.path}: loop joint {loop.name!r} joins links that are both part of {where}; remove it")
+    axis = loop.axis
+    if ends[1][0] is None:
+        ends.reverse()
+        axis = -axis  # so that the coordinate keeps its sign
+    (parent, parent_axes, parent_anchor), (child, child_axes, child_anchor) = ends
+    assert child is not None
+    return JointInfo(
+        name=loop.name,
+        kind=JOINT_TYPES[loop.joint_type],
+        parent=parent,
+        child=child,
+        parent_anchor=parent_anchor,
+        child_anchor=child_anchor,
+        rotation=parent_axes @ child_axes.T,
+        # Our joint frame has the axes of the child's body at coordinate zero.
+        axis=child_axes @ axis,
+        options=_joint_options(loop, loop.joint_type),
+    )
 
 
 def _topmost(tree: _Tree, merge_fixed_joints: bool) -> dict[str, str]:
@@ -242,13 +300,13 @@ def _compose(tree: _Tree, name: str, links: tuple[str, ...], poses: dict[str, Po
             inertia = repaired
     shapes, points = [], []
     for link in links:
-        for collision in tree.links[link].collisions:
+        for number, collision in enumerate(tree.links[link].collisions):
             rotation, position = _compose_pose(poses[link], collision.origin)
             if collision.geometry.sphere is not None and collision.geometry.sphere.radius == 0.0:
                 points.append((link, position - center, 0.0))  # how files mark a bare contact point (the feet of atlas.urdf)
                 continue
             try:
-                shape = _shape(collision.geometry, rotation, position - center, rim_points)
+                shape = _shape(collision.geometry, rotation, position - center, rim_points, (link, number) in tree.capsules)
             except ValueError as error:
                 raise ValueError(f"{tree.path}: collision geometry of link {link!r}: {error}") from error
             shapes.append(shape)
@@ -271,13 +329,15 @@ def _nearest_possible_inertia(inertia: Array) -> Array:
     return np.asarray(np.trace(second) * np.eye(3) - second)
 
 
-def _shape(geometry: Any, rotation: Array, position: Array, rim_points: int) -> Shape:
+def _shape(geometry: Any, rotation: Array, position: Array, rim_points: int, capsule: bool) -> Shape:
     orientation = from_rotation_matrix(torch.as_tensor(rotation))
     if geometry.box is not None:
         return Box([float(edge) for edge in geometry.box.size], position=position.tolist(), orientation=orientation)
     if geometry.sphere is not None:
         return Sphere(float(geometry.sphere.radius), position=position.tolist(), orientation=orientation)
     cylinder = geometry.cylinder
+    if capsule:  # its length is that of the cylindrical part
+        return Capsule(float(cylinder.radius), float(cylinder.length), position=position.tolist(), orientation=orientation)
     return Cylinder(
         float(cylinder.radius), float(cylinder.length), rim_points=rim_points, position=position.tolist(), orientation=orientation
     )
@@ -297,18 +357,18 @@ def _base_joint(root: str, floating: bool, center: Array, taken: set[str]) -> di
     return {name: JointInfo(name, kind, None, root, np.zeros(3), -center, np.eye(3), np.array([0.0, 0.0, 1.0]), options)}
 
 
-def _joint_options(joint: Any) -> dict[str, Any]:
+def _joint_options(joint: Any, kind: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if joint.joint_type == "fixed":
+    if kind == "fixed":
         return options
-    if joint.joint_type == "floating":
+    if kind == "floating":
         options["actuated"] = False
     if joint.dynamics is not None:
         options["damper"] = float(joint.dynamics.damping or 0.0)
         options["friction"] = float(joint.dynamics.friction or 0.0)
     if joint.limit is not None:
         bounds = float(joint.limit.lower or 0.0), float(joint.limit.upper or 0.0)
-        if joint.joint_type in ("revolute", "prismatic") and np.isfinite(bounds).any():
+        if kind in ("revolute", "prismatic") and np.isfinite(bounds).any():
             options["limits"] = bounds
         for keyword, value in (("effort_limit", joint.limit.effort), ("velocity_limit", joint.limit.velocity)):
             if np.isfinite(value):
@@ -322,6 +382,6 @@ def _massless_message(tree: _Tree, t: str, links: tuple[str, ...]) -> str:
         how = f"{names} at the root would have to move"
         remedy = "give it an <inertial>, or pass floating_base=False to make it part of the world"
     else:
-        how = f"{names} would have to move on joint {tree.joint_above[t].name!r} ({tree.joint_above[t].joint_type})"
+        how = f"{names} would have to move on joint {tree.joint_above[t].name!r} ({tree.kind(tree.joint_above[t])})"
         remedy = "give it an <inertial> with a positive mass, or fix it to a link that has one"
     return f"{tree.path}: {how} but has no mass; {remedy}"

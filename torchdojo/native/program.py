@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchdojo import joints as joints_module
 from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
+from torchdojo.couplings import JointCoupling
 from torchdojo.dynamics.system import Group, ParameterSpec, System
 from torchdojo.elements import orthonormal_complement, unit
 from torchdojo.joint_cones import JointElement, JointFriction
@@ -45,6 +46,8 @@ def unsupported(system: System) -> str | None:
     for group in system.groups:
         if isinstance(group.template, JointElement):
             continue  # (as supported as its joint is)
+        if issubclass(group.cls, JointCoupling):
+            return f"it does not know couplings of joints ({', '.join(f'{e.leader} -> {e.follower}' for e in group.members)})"
         if group.cls not in (*_JOINTS, *CONTACT_MODELS):
             return f"{group.cls.__name__} is not a built-in joint or contact"
         if issubclass(group.cls, Contact):
