@@ -28,6 +28,7 @@ from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
 from torchdojo.native.program import program, supported, unsupported
 from torchdojo.parameters import PhysicalModule, require
+from torchdojo.penetration import warn_of_penetration
 from torchdojo.rollout import Policy, Trajectory, step_by_step
 from torchdojo.solver.options import Backend, SolverOptions, Status
 from torchdojo.stepping import StepOutput
@@ -54,6 +55,7 @@ class Mechanism(PhysicalModule):
     """
 
     fields: ClassVar[dict[str, int]] = {"timestep": 0, "gravity": 1}
+    warned_of_penetration: bool = False  # whether `rollout` or `initial_state` did
     timestep: Tensor
     gravity: Tensor
     bodies: nn.ModuleDict
@@ -176,7 +178,7 @@ class Mechanism(PhysicalModule):
         wrench: Tensor | None = None,
         adaptive: bool | AdaptiveOptions = False,
     ) -> Trajectory:
-        """Many steps, each warm-started from the one before.
+        """Many steps, each warm-started from the one before. Warns, once, of a start with contacts inside a surface.
 
         Args:
             z: (..., 13 nb). u: (..., T, nu), or a policy z -> (..., nu) with `steps`, or None (zero) with `steps`.
@@ -197,6 +199,8 @@ class Mechanism(PhysicalModule):
         if steps is None or steps < 1:
             raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
         careful = adaptive_options(adaptive)
+        self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        warn_of_penetration(self, z)
         native = None if callable(u) or careful else self._native()
         if native is not None:
             z, now, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
@@ -274,7 +278,7 @@ class Mechanism(PhysicalModule):
 
     def initial_state(self, batch_shape: Sequence[int] = (), **values: Mapping[str, Any]) -> Tensor:
         """A state from joint coordinates, `hinge=dict(q=.3, qd=1.)`, or for a free body `box=dict(position=..., velocity=...,
-        orientation=..., angular_velocity=...)`; what is not given is zero (the identity). Only for trees.
+        orientation=..., angular_velocity=...)`; what is not given is zero (the identity). Only for trees. Warns, as `rollout` does.
 
         Raises:
             ValueError: unknown names or keys, values that do not fit.
@@ -304,6 +308,8 @@ class Mechanism(PhysicalModule):
             for key, first, last in (("position", 0, 3), ("velocity", 3, 6), ("orientation", 6, 10), ("angular_velocity", 10, 13)):
                 if key in given:
                     z = _put(z, slice(start + first, start + last), given[key], f"{name}.{key}")
+        if any("position" in given for given in values.values()):  # (who gives joint angles alone may yet lift the state)
+            warn_of_penetration(self, z)
         return z
 
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
