@@ -47,7 +47,7 @@ def dropped_quadruped(timestep: float) -> tuple[td.Mechanism, Tensor]:
 
 
 # Measured (0.01 s; error of plain over error of adaptive, substeps, iterations of adaptive over those of plain):
-# box 6.5, 1.10, 3.2 (eight times as many steps: 2.4, 8, 4.4); quadruped 4.4, 1.7, 5.7 (eight times as many: 4.9, 8, 4.4).
+# box 5.4, 1.11, 3.3 (eight times as many steps: 2.4, 8, 4.6); quadruped 4.4, 1.70, 5.7 (eight times as many: 4.9, 8, 4.4).
 @pytest.mark.parametrize(
     ("build", "steps", "better", "substeps", "dearer"), [(box_on_a_corner, 50, 5.0, 1.2, 3.5), (dropped_quadruped, 40, 3.5, 1.9, 6.5)]
 )

@@ -73,7 +73,7 @@ def warn_of_penetration(mech: Mechanism, z: Tensor, stacklevel: int = 3) -> None
         return
     mech.warned_of_penetration = True
     where = f" of environment {found.environment}" if z.ndim > 1 else ""
-    speed = found.depth / float(mech.timestep.max())
+    speed = found.depth / float(mech.timestep.detach().max())
     warnings.warn(
         f"contact {found.contact!r}{where} starts {1000 * found.depth:.3g} mm inside its surface, deepest of all: the first step pushes it "
         f"out, at about {speed:.2g} m/s, and the body flies on. Start higher: mech.distances(z) says by how much",
