@@ -17,7 +17,7 @@ The solver's own halves, of steps that have no solution (stepping.py), hand on v
 less than one step at acceleration a, and change the angular momentum by O(h²|ω|²). Where the alternative is no step at all that is little.
 Here, where splitting is to improve on a step, it is not: quadrupeds came out up to 2.2 times less accurate than without splitting.
 
-What it costs: three solves where one would do, since every step is tried in halves, and Python around them: some 5 ms per step with impacts.
+What it costs: three solves where one would do, since every step is tried in halves, and Python around them: some 5 ms a step with impacts.
 Where accuracy is wanted of all steps alike, a smaller timestep throughout, which runs inside the kernel, is often faster on the clock.
 """
 
