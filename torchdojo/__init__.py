@@ -1,6 +1,7 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
 from torchdojo import models, testing
+from torchdojo.adaptive import AdaptiveOptions
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.couplings import JointCoupling
@@ -35,6 +36,7 @@ from torchdojo.stepping import StepOutput
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveOptions",
     "Body",
     "Box",
     "Capsule",

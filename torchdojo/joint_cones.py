@@ -26,7 +26,8 @@ from torchdojo.path_maps import LEAST_HEIGHT, disc_gap, normal_on_path
 
 __all__ = ["JointFriction", "JointLimits"]
 
-READ_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset", "armature")
+KINEMATIC_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset")
+READ_FIELDS = (*KINEMATIC_FIELDS, "armature")
 
 
 class JointElement(Element):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchdojo import assembly, stepping
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
+from torchdojo.adaptive import AdaptiveOptions, adaptive_options, adaptive_stepper
 from torchdojo.autodiff import StepSettings, transforming
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
@@ -28,21 +29,12 @@ from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
 from torchdojo.native.program import program, supported, unsupported
 from torchdojo.parameters import Modules, PhysicalModule, module_dict, require
+from torchdojo.penetration import warn_of_penetration
+from torchdojo.rollout import Policy, Trajectory, step_by_step
 from torchdojo.solver.options import Backend, SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
-
-
-class Trajectory(NamedTuple):
-    """Result of a rollout: z (..., T+1, 13 nb), u (..., T, nu), impulses (..., T, n), status, iterations and substeps (..., T)."""
-
-    z: Tensor
-    u: Tensor
-    impulses: Tensor
-    status: Tensor
-    iterations: Tensor
-    substeps: Tensor
 
 
 class Mechanism(PhysicalModule):
@@ -63,6 +55,7 @@ class Mechanism(PhysicalModule):
     """
 
     fields: ClassVar[dict[str, int]] = {"timestep": 0, "gravity": 1}
+    warned_of_penetration: bool = False  # whether `rollout` or `initial_state` did
     timestep: Tensor
     gravity: Tensor
     bodies: nn.ModuleDict
@@ -199,13 +192,22 @@ class Mechanism(PhysicalModule):
         return self._stepper()(*self._check_inputs(z, u, wrench), warm_start)
 
     def rollout(
-        self, z: Tensor, u: Tensor | Callable[[Tensor], Tensor] | None = None, *, steps: int | None = None, wrench: Tensor | None = None
+        self,
+        z: Tensor,
+        u: Tensor | Policy | None = None,
+        *,
+        steps: int | None = None,
+        wrench: Tensor | None = None,
+        adaptive: bool | AdaptiveOptions = False,
     ) -> Trajectory:
-        """Many steps, each warm-started from the one before.
+        """Many steps, each warm-started from the one before. Warns, once, of a start with contacts inside a surface.
 
         Args:
             z: (..., 13 nb). u: (..., T, nu), or a policy z -> (..., nu) with `steps`, or None (zero) with `steps`.
             steps: T. wrench: as in `step`, held over the rollout.
+            adaptive: split steps with an impact, per environment (adaptive.py); True means `td.AdaptiveOptions()`. `substeps` tells into
+                how many, `impulses` are their sums, `iterations` those of all that was tried: three steps at least. Gradients are those
+                of the substeps taken. Not inside `torch.func` transforms or `torch.compile`.
 
         Raises:
             ValueError: `steps` missing, or different from the length of u.
@@ -218,34 +220,16 @@ class Mechanism(PhysicalModule):
             steps = u.shape[-2]
         if steps is None or steps < 1:
             raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
-        native = None if callable(u) else self._native()
+        careful = adaptive_options(adaptive)
+        self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        warn_of_penetration(self, z)
+        native = None if callable(u) or careful else self._native()
         if native is not None:
             z, now, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
             path, impulses, _, *counts = ops.rollout(native, self._known(native), z, now, wrench, None)
             return Trajectory(path, now.expand(*path.shape[:-2], *now.shape[-2:]), impulses, *counts)
-        take = self._stepper()
-        states, inputs, outputs = [z], [], []
-        warm: Tensor | None = None
-        for t in range(steps):
-            now = u[..., t, :] if isinstance(u, Tensor) else z.new_zeros(self.num_inputs) if u is None else u(z)
-            out = take(*self._check_inputs(z, now, wrench), warm)
-            z, warm = out.z, out.solution.detach()
-            states.append(z)
-            inputs.append(now)
-            outputs.append(out)
-        batch = z.shape[:-1]
-
-        def stack(values: list[Tensor]) -> Tensor:
-            return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
-
-        return Trajectory(
-            stack(states),
-            stack(inputs),
-            stack([o.impulses for o in outputs]),
-            torch.stack([o.status for o in outputs], -1),
-            torch.stack([o.iterations for o in outputs], -1),
-            torch.stack([o.substeps for o in outputs], -1),
-        )
+        take = adaptive_stepper(self, careful) if careful else self._stepper()
+        return step_by_step(lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), z, u, steps, self.num_inputs)
 
     # -- backends ------------------------------------------------------------------------------------------------------------------------
 
@@ -320,11 +304,15 @@ class Mechanism(PhysicalModule):
 
         Where loops and couplings are open at these coordinates, those that are not given move until all are closed (`close_loops`).
         Joints that close a loop (`tree_joints`) cannot be given: their coordinates follow from the others.
+        Warns where contacts of a given position overlap, as `rollout` does.
 
         Raises:
             ValueError: unknown names or keys, values that do not fit, loops that cannot be closed.
         """
-        return assembly.initial_state(self, tuple(batch_shape), values)
+        z = assembly.initial_state(self, tuple(batch_shape), values)
+        if any("position" in given for given in values.values()):  # (who gives joint angles alone may yet lift the state)
+            warn_of_penetration(self, z)
+        return z
 
     def close_loops(self, z: Tensor, *, hold: Sequence[str] = ()) -> Tensor:
         """The state nearest to z in joint coordinates in which every joint is assembled and every coupling holds, (..., 13 nb).

@@ -19,6 +19,7 @@ from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.io import load
 from torchdojo.joints import StandardJoint
 from torchdojo.mechanism import Mechanism
+from torchdojo.penetration import deepest_penetration
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
@@ -188,8 +189,9 @@ def simulate(
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
         z = spread(mech, place(mech, z, height), batch, seed)
-    if len(mech.contacts) and float(mech.distances(z).min()) < 0:
-        print(f"note: the start reaches {-float(mech.distances(z).min()):.3g} m into the ground; the first step pushes it out")
+    inside = deepest_penetration(mech, z)
+    if inside is not None:
+        print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground; the first step pushes it out")
     recording = record(mech, z, steps)
     done = recording.status.shape[1]
     distances = mech.distances(recording.z)
@@ -209,6 +211,7 @@ def simulate(
         "iterations_mean": float(recording.iterations.double().mean()),
         "iterations_max": int(recording.iterations.max()),
         "flagged_steps": int((recording.status != int(Status.SUCCESS)).sum()),
+        "initial_penetration_mm": (1e3 * inside.depth if inside else 0.0) if mech.contacts else None,
         "halved_steps": int((recording.substeps > 1).sum()),
         "smallest_distance_m": float(distances[:, 1:].min()) if distances.shape[-1] else None,
         "largest_joint_error": float(mech.joint_errors(recording.z).abs().max()) if mech.joint_errors(z).shape[-1] else None,

@@ -20,6 +20,7 @@ __all__ = [
     "TANGENT_SIZE",
     "BodyStates",
     "body_momentum",
+    "change_timestep",
     "join_state",
     "momentum_change",
     "next_pose",
@@ -30,6 +31,7 @@ __all__ = [
 STATE_SIZE = 13
 TANGENT_SIZE = 12
 LARGEST_SINE = math.sqrt(0.5)  # of half the angle that a body turns in one step (see StepProblem.residual)
+MOST_CORRECTIONS = 40  # of `change_timestep`: 5 at 0.1 rad per step, 25 at 1 rad
 
 
 class BodyStates(NamedTuple):
@@ -70,6 +72,50 @@ def body_momentum(omega: Tensor, inertia: Tensor, timestep: Tensor, side: int) -
     spin = (inertia @ omega[..., None]).squeeze(-1)
     scale = torch.sqrt(1 - (0.25 * timestep * timestep) * (omega * omega).sum(-1, keepdim=True))
     return scale * spin + side * 0.5 * timestep * quat.cross(omega, spin)
+
+
+def change_timestep(omega: Tensor, inertia: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """The velocity of a step of length `new` that arrives with the angular momentum that ω has on one of length `old`, (..., nb, 3).
+
+    Solves J ω' s'(ω') − (h'/2) ω' × Jω' = J ω s(ω) − (h/2) ω × Jω by Newton's method with one factorization. ω itself where that has
+    no solution on the motion's branch: bodies too fast for either step.
+
+    Args:
+        omega: body frame [rad/s], (..., nb, 3). inertia: (..., nb, 3, 3) [kg·m²]. old, new: [s], broadcastable to (..., nb, 1).
+    """
+
+    def derivative(y: Tensor) -> Tensor:
+        spin, eye = (inertia @ y[..., None])[..., 0], torch.eye(3, dtype=y.dtype, device=y.device)
+        sine = 0.5 * new * y
+        scale = torch.sqrt(1 - (sine * sine).sum(-1, keepdim=True))[..., None]
+        turned = (quat.cross(y[..., None, :], inertia.mT) - quat.cross(spin[..., None, :], eye)).mT
+        half = 0.5 * new[..., None]
+        return scale * inertia - half / scale * spin[..., None] * sine[..., None, :] - half * turned
+
+    with torch.no_grad():
+        target, y, matrix = body_momentum(omega, inertia, old, -1), omega.detach(), derivative(omega)
+        inverse, singular = torch.linalg.inv_ex(matrix)
+        tolerance = 8 * torch.finfo(y.dtype).eps * _length(target)
+        for _ in range(MOST_CORRECTIONS):
+            missing = target - body_momentum(y, inertia, new, -1)
+            good = _length(missing) <= tolerance
+            if bool(good.all()):
+                break
+            y = y + (inverse @ missing[..., None])[..., 0]
+        good = good & (old * _length(omega) < 2 * LARGEST_SINE) & (new * _length(y) < 2 * LARGEST_SINE) & (singular == 0)[..., None]
+        y = torch.where(good, y, omega)
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in (omega, inertia, old, new))):
+        return y
+    # One more Newton step, from a point that does not depend on anything: its derivative is that of the solution.
+    with torch.no_grad():
+        fixed = torch.where(good, y, 0.0)
+        matrix = torch.where(good[..., None], derivative(fixed), torch.eye(3, dtype=y.dtype, device=y.device))
+    missing = body_momentum(torch.where(good, omega, 0.0), inertia, old, -1) - body_momentum(fixed, inertia, new, -1)
+    return torch.where(good, fixed + torch.linalg.solve(matrix, missing[..., None])[..., 0], omega)
+
+
+def _length(vector: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
 
 
 def momentum_change(
