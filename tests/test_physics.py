@@ -66,7 +66,11 @@ REQUIRED = {
     "box-stack": {"height_beyond_gaps_m": 0.1e-3, "top_sinks_m": 0.1e-3, "top_sideways_m": 0.1e-3, "flagged_steps": 0},
     "joint-limit": {f"h_{case}_overshoot_rad": 0 for case in ("10_ms_kappa_1e-6", "10_ms_kappa_1e-8", "100_ms_kappa_1e-6")},
     "joint-friction": {"kappa_1e-6_creep_error_percent": 1, "kappa_1e-10_creep_error_percent": 1, "kappa_1e-10_way_rad": 20e-6},
-    "sliding-box": {f"{v}_m_per_s_{key}": bound for v in (1, 2, 4) for key, bound in (("drift_m", 1e-3), ("stopping_error_percent", 0.5))},
+    "sliding-box": {
+        f"{v}_m_per_s_{key}": bound
+        for v in (1, 2, 4)
+        for key, bound in (("drift_m", 1e-3), ("stopping_error_percent", 0.5), ("pyramid_drift_error_percent", 0.5))
+    },
     "slope": {"0_95_angle_kappa_1e-10_way_m": 10e-6, "0_5_angle_kappa_1e-10_way_m": 1e-6, "1_1_angle_acceleration_error_percent": 0.5},
     "long-pendulums": {f"tolerance_1e-{digits}_failed_steps": 0 for digits in ("6", "8", "10")},
     "sphere-chains": {"failed_steps": 0},
@@ -97,15 +101,10 @@ def test_worst_step_of_the_thrown_box_needs_15_iterations() -> None:
 
 
 def test_pyramid_drifts_and_cone_does_not() -> None:
-    """A four-sided pyramid brakes both coordinates alike: a box at 1 m/s, 5.6 degrees off the bisector, turns towards it and on along it.
-
-    Deceleration μ g (|cos|, |sin| of 45 degrees each) until the slower one stops: found by hand below, for the headings of the experiment.
-    """
     measured = {m.key: m.value for m in outcome("sliding-box", quick=True).measurements}
-    for speed in (1, 2, 4):
+    for speed, drift in ((1, 27.6e-3), (2, 110e-3), (4, 441e-3)):
         assert measured[f"{speed}_m_per_s_drift_m"] < 1e-6
-        assert measured[f"{speed}_m_per_s_pyramid_flagged_steps"] == 0
-        assert measured[f"{speed}_m_per_s_pyramid_drift_m"] == pytest.approx(pyramid_drift(speed), rel=0.05)
+        assert measured[f"{speed}_m_per_s_pyramid_drift_m"] == pytest.approx(drift, rel=0.01)
 
 
 def test_time_between_flips_is_that_of_small_oscillations_over_the_separatrix() -> None:
@@ -151,6 +150,16 @@ def test_mujoco_is_measured_beside() -> None:
     measured = {m.key: m for m in found.measurements}
     assert measured["kappa_1e-6_smallest_distance_m"].mujoco < -0.01  # 26.7 mm into the floor
     assert "MuJoCo" in found.plots[0].lines
+
+
+@pytest.mark.parametrize("name", ["bouncing-ball", "newtons-cradle", "box-stack", "joint-limit", "joint-friction", "sliding-box"])
+def test_mujoco_is_measured_beside_bounds(name: str) -> None:
+    mujoco = pytest.importorskip("mujoco")
+    with torch.no_grad():
+        found = BY_NAME[name].run(Setting(quick=True, mujoco=mujoco))
+    check(found)
+    values = [v for m in found.measurements for v in (m.mujoco.values() if isinstance(m.mujoco, dict) else [m.mujoco]) if v is not None]
+    assert values and np.isfinite(values).all()
 
 
 def test_bad_input(capsys, tmp_path) -> None:

@@ -33,6 +33,9 @@ def sliding_box(setting: Setting) -> Outcome:
 
     Headings are 50.625 degrees apart: all around, and, within the quarter turn that box and pyramid repeat in, evenly spread. After n steps
     with the deceleration μg the implicit step has covered v²/(2μg) − v h/2, since the first step is made with the velocity at its end.
+
+    A pyramid of four sides brakes only the faster one of the coordinates x and y, until both are equal, and then each half as much: a box
+    that starts at the angle α <= 45° to one of the axes ends v²/(2μg) sin α cos 2α beside its heading.
     """
     speeds = (1.0, 2.0, 4.0)
     heading = torch.deg2rad(50.625 * torch.arange(HEADINGS, dtype=torch.float64))
@@ -66,6 +69,10 @@ def sliding_box(setting: Setting) -> Outcome:
             Measurement(
                 f"{name}_pyramid_drift_m", "lateral drift with the four-sided pyramid of LinearContact", pyramid.drift, "m",
                 mujoco=known["pyramidal"].drift if known else None,
+            ),
+            Measurement(
+                f"{name}_pyramid_drift_error_percent", "against v²/(2μg) sin α cos 2α",
+                100 * abs(pyramid.drift / _pyramid_drift(speed, along) - 1), "%", at_most=0.5,
             ),
             Measurement(f"{name}_pyramid_flagged_steps", "flagged steps with it", pyramid.flagged, at_most=0),
         ]  # fmt: skip
@@ -174,6 +181,12 @@ def _evaluate(x: Tensor, q: Tensor, speed: float, along: Tensor, flagged: int = 
     expected = speed**2 / (2 * FRICTION * GRAVITY) - 0.5 * speed * TIMESTEP
     error = 100 * float((forward[:, -1] / expected - 1).abs().max())
     return Slides(forward, sideways, float(sideways.abs().max()), yaw, error, flagged)
+
+
+def _pyramid_drift(speed: float, along: Tensor) -> float:
+    """The largest v²/(2μg) sin α cos 2α of the headings [m]."""
+    sine = along[:, :2].abs().amin(-1)
+    return speed**2 / (2 * FRICTION * GRAVITY) * float((sine * (1 - 2 * sine * sine)).max())
 
 
 def _lying(mech: Mechanism, velocity: Tensor) -> Tensor:
