@@ -57,7 +57,20 @@ REQUIRED = {
     "damped-pendulum": {"damped_0_5_energy_error_percent": 3.0},
     "cube-drop": {"kappa_1e-6_rest_gap_m": 45e-6, "kappa_1e-8_rest_gap_m": 1e-6},
     "torso-height": {"a1_rest_height_difference_m": 1e-3, "atlas_rest_height_difference_m": 5e-3},
-    "sliding-box": {f"{v}_m_per_s_{key}": bound for v in (1, 2, 4) for key, bound in (("drift_m", 1e-3), ("stopping_error_percent", 0.5))},
+    "bouncing-ball": {"e_1_third_apex_error_m": 1e-6} | {f"e_{e}_ratio_error": 1e-6 for e in ("0", "0_3", "0_7", "1")},
+    "newtons-cradle": {
+        f"{h}_ms_{key}": bound
+        for h in ("1", "0_5")
+        for key, bound in (("last_speed_error", 1e-3), ("others_speed_m_per_s", 1e-3), ("momentum_error", 1e-9), ("energy_error", 1e-3))
+    },
+    "box-stack": {"height_beyond_gaps_m": 0.1e-3, "top_sinks_m": 0.1e-3, "top_sideways_m": 0.1e-3, "flagged_steps": 0},
+    "joint-limit": {f"h_{case}_overshoot_rad": 0 for case in ("10_ms_kappa_1e-6", "10_ms_kappa_1e-8", "100_ms_kappa_1e-6")},
+    "joint-friction": {"kappa_1e-6_creep_error_percent": 1, "kappa_1e-10_creep_error_percent": 1, "kappa_1e-10_way_rad": 20e-6},
+    "sliding-box": {
+        f"{v}_m_per_s_{key}": bound
+        for v in (1, 2, 4)
+        for key, bound in (("drift_m", 1e-3), ("stopping_error_percent", 0.5), ("pyramid_drift_error_percent", 0.5))
+    },
     "slope": {"0_95_angle_kappa_1e-10_way_m": 10e-6, "0_5_angle_kappa_1e-10_way_m": 1e-6, "1_1_angle_acceleration_error_percent": 0.5},
     "long-pendulums": {f"tolerance_1e-{digits}_failed_steps": 0 for digits in ("6", "8", "10")},
     "sphere-chains": {"failed_steps": 0},
@@ -76,7 +89,7 @@ def test_every_required_bound_is_there(name: str) -> None:
     measured = {m.key: m for m in outcome(name, quick=False).measurements}
     for key, bound in REQUIRED[name].items():
         assert measured[key].at_most is not None and measured[key].at_most <= bound
-    if name in ("cube-drop", "atlas-drop", "torso-height"):
+    if name in ("cube-drop", "atlas-drop", "torso-height", "bouncing-ball", "newtons-cradle", "box-stack"):
         assert all(m.at_least == 0 for m in measured.values() if m.key.endswith("smallest_distance_m"))
 
 
@@ -85,6 +98,13 @@ def test_every_required_bound_is_there(name: str) -> None:
 def test_worst_step_of_the_thrown_box_needs_15_iterations() -> None:
     measured = {m.key: m.value for m in outcome("convergence", quick=False).measurements}
     assert measured["box_iterations_worst"] <= LIMIT
+
+
+def test_pyramid_drifts_and_cone_does_not() -> None:
+    measured = {m.key: m.value for m in outcome("sliding-box", quick=True).measurements}
+    for speed, drift in ((1, 27.6e-3), (2, 110e-3), (4, 441e-3)):
+        assert measured[f"{speed}_m_per_s_drift_m"] < 1e-6
+        assert measured[f"{speed}_m_per_s_pyramid_drift_m"] == pytest.approx(drift, rel=0.01)
 
 
 def test_time_between_flips_is_that_of_small_oscillations_over_the_separatrix() -> None:
@@ -130,6 +150,16 @@ def test_mujoco_is_measured_beside() -> None:
     measured = {m.key: m for m in found.measurements}
     assert measured["kappa_1e-6_smallest_distance_m"].mujoco < -0.01  # 26.7 mm into the floor
     assert "MuJoCo" in found.plots[0].lines
+
+
+@pytest.mark.parametrize("name", ["bouncing-ball", "newtons-cradle", "box-stack", "joint-limit", "joint-friction", "sliding-box"])
+def test_mujoco_is_measured_beside_bounds(name: str) -> None:
+    mujoco = pytest.importorskip("mujoco")
+    with torch.no_grad():
+        found = BY_NAME[name].run(Setting(quick=True, mujoco=mujoco))
+    check(found)
+    values = [v for m in found.measurements for v in (m.mujoco.values() if isinstance(m.mujoco, dict) else [m.mujoco]) if v is not None]
+    assert values and np.isfinite(values).all()
 
 
 def test_bad_input(capsys, tmp_path) -> None:

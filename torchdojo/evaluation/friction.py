@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdojo import contacts, models
+from torchdojo import models
 from torchdojo import quaternion as quat
-from torchdojo.contacts import Contact
+from torchdojo.contacts import LinearContact, NonlinearContact
 from torchdojo.diagnostics import resting_gap
 from torchdojo.evaluation import mujoco_reference as reference
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
@@ -26,7 +26,6 @@ __all__ = ["sliding_box", "slope"]
 SIZE, MASS, FRICTION, GRAVITY, TIMESTEP = (0.5, 0.5, 0.2), 1.0, 0.5, 9.81, 0.01
 HALF = (0.25, 0.25, 0.1)
 HEADINGS = 8
-LINEAR: type[Contact] | None = getattr(contacts, "LinearContact", None)  # the pyramid, in versions that have it
 
 
 def sliding_box(setting: Setting) -> Outcome:
@@ -34,6 +33,9 @@ def sliding_box(setting: Setting) -> Outcome:
 
     Headings are 50.625 degrees apart: all around, and, within the quarter turn that box and pyramid repeat in, evenly spread. After n steps
     with the deceleration μg the implicit step has covered v²/(2μg) − v h/2, since the first step is made with the velocity at its end.
+
+    A pyramid of four sides brakes only the faster one of the coordinates x and y, until both are equal, and then each half as much: a box
+    that starts at the angle α <= 45° to one of the axes ends v²/(2μg) sin α cos 2α beside its heading.
     """
     speeds = (1.0, 2.0, 4.0)
     heading = torch.deg2rad(50.625 * torch.arange(HEADINGS, dtype=torch.float64))
@@ -62,12 +64,22 @@ def sliding_box(setting: Setting) -> Outcome:
             ),
             Measurement(f"{name}_flagged_steps", "flagged steps", ours.flagged, at_most=0),
         ]  # fmt: skip
-        if LINEAR is not None:
-            pyramid = _slides(_box(kappa=1e-6, contact=LINEAR), speed, along, steps)
-            rows.append(Measurement(f"{name}_pyramid_drift_m", "lateral drift with LinearContact's pyramid", pyramid.drift, "m"))
+        pyramid = _slides(_box(kappa=1e-6, pyramid=True), speed, along, steps)
+        rows += [
+            Measurement(
+                f"{name}_pyramid_drift_m", "lateral drift with the four-sided pyramid of LinearContact", pyramid.drift, "m",
+                mujoco=known["pyramidal"].drift if known else None,
+            ),
+            Measurement(
+                f"{name}_pyramid_drift_error_percent", "against v²/(2μg) sin α cos 2α",
+                100 * abs(pyramid.drift / _pyramid_drift(speed, along) - 1), "%", at_most=0.5,
+            ),
+            Measurement(f"{name}_pyramid_flagged_steps", "flagged steps with it", pyramid.flagged, at_most=0),
+        ]  # fmt: skip
         arrays[f"{name}_forward"], arrays[f"{name}_sideways"] = ours.forward, ours.sideways
         if speed == speeds[-1]:
-            for label, found in {"torchdojo, exact cone": ours, **{f"MuJoCo {cone}": slides for cone, slides in known.items()}}.items():
+            ways = {"torchdojo, exact cone": ours, "torchdojo, pyramid": pyramid}
+            for label, found in {**ways, **{f"MuJoCo {cone}": slides for cone, slides in known.items()}}.items():
                 most = int(found.sideways[:, -1].abs().argmax())
                 lines[label] = Line(found.forward[most], 1e3 * found.sideways[most])
     plot = Plot("drift", "Box from 4 m/s, the heading that drifts most", "along the heading [m]", "across it [mm]", lines)
@@ -131,12 +143,13 @@ def slope(setting: Setting) -> Outcome:
 # -- torchdojo -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _box(*, kappa: float, slope: float = 0.0, contact: type[Contact] | None = None) -> Mechanism:
-    """The box, its corners of another contact model where one is given."""
+def _box(*, kappa: float, slope: float = 0.0, pyramid: bool = False) -> Mechanism:
+    """The box; with friction in a pyramid of four sides in place of the cone."""
     gravity = (GRAVITY * math.sin(slope), 0.0, -GRAVITY * math.cos(slope))
     mech = models.box(size=SIZE, mass=MASS, friction=FRICTION, timestep=TIMESTEP, gravity=gravity)
-    if contact is not None:
-        corners = {name: contact("box", point=c.point, friction=FRICTION) for name, c in mech.contacts.items()}  # type: ignore[call-arg]
+    if pyramid:
+        points = {name: corner.point for name, corner in mech.contacts.items() if isinstance(corner, NonlinearContact)}
+        corners = {name: LinearContact("box", point=point, friction=FRICTION) for name, point in points.items()}
         mech = Mechanism(dict(mech.bodies.items()), (), corners, timestep=TIMESTEP, gravity=gravity)
     # Creep at kappa 1e-10 is a few nm/s: the equations must hold to less.
     mech.options = SolverOptions(kappa=kappa, residual_tol=1e-12)
@@ -168,6 +181,12 @@ def _evaluate(x: Tensor, q: Tensor, speed: float, along: Tensor, flagged: int = 
     expected = speed**2 / (2 * FRICTION * GRAVITY) - 0.5 * speed * TIMESTEP
     error = 100 * float((forward[:, -1] / expected - 1).abs().max())
     return Slides(forward, sideways, float(sideways.abs().max()), yaw, error, flagged)
+
+
+def _pyramid_drift(speed: float, along: Tensor) -> float:
+    """The largest v²/(2μg) sin α cos 2α of the headings [m]."""
+    sine = along[:, :2].abs().amin(-1)
+    return speed**2 / (2 * FRICTION * GRAVITY) * float((sine * (1 - 2 * sine * sine)).max())
 
 
 def _lying(mech: Mechanism, velocity: Tensor) -> Tensor:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-__all__ = ["box_scene", "geom_distances", "pendulum_scene", "simulate", "total_energy"]
+__all__ = ["box_scene", "free_bodies_scene", "geom_distances", "hinge_scene", "pendulum_scene", "simulate", "total_energy"]
 
 
-def simulate(mujoco: ModuleType, xml: str, steps: int, *, qpos: Any = None, qvel: Any = None) -> tuple[Any, np.ndarray, np.ndarray]:
-    """(model, qpos (steps + 1, nq), qvel (steps + 1, nv)) of a model given as MJCF text."""
+def simulate(
+    mujoco: ModuleType, xml: str, steps: int, *, qpos: Any = None, qvel: Any = None, torque: Any = None
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """(model, qpos (steps + 1, nq), qvel (steps + 1, nv)) of a model given as MJCF text; torque: on the joints, (nv,), held."""
     model = mujoco.MjModel.from_xml_string(xml)
     data = mujoco.MjData(model)
-    for target, given in ((data.qpos, qpos), (data.qvel, qvel)):
+    for target, given in ((data.qpos, qpos), (data.qvel, qvel), (data.qfrc_applied, torque)):
         if given is not None:
             target[:] = given
     positions, velocities = [data.qpos.copy()], [data.qvel.copy()]
@@ -74,4 +77,31 @@ def pendulum_scene(links: int, *, width: float, length: float, mass: float, time
     return f"""<mujoco>
       <option timestep="{timestep}" integrator="{integrator}"><flag contact="disable" energy="enable"/></option>
       <worldbody>{inner}</worldbody>
+    </mujoco>"""
+
+
+def free_bodies_scene(
+    bodies: Iterable[tuple[Sequence[float], str]],
+    *,
+    timestep: float,
+    gravity: Sequence[float],
+    cone: str = "pyramidal",
+    floor: str | None = None,
+) -> str:
+    """Free bodies, (position, attributes of the geom) each, as MJCF. floor: attributes of the plane z = 0, None: there is none."""
+    plane = "" if floor is None else f'<geom type="plane" size="0 0 1" {floor}/>'
+    free = "".join(f'<body pos="{" ".join(map(str, place))}"><freejoint/><geom {geom}/></body>' for place, geom in bodies)
+    return f"""<mujoco>
+      <option timestep="{timestep}" gravity="{" ".join(map(str, gravity))}" cone="{cone}"/>
+      <worldbody>{plane}{free}</worldbody>
+    </mujoco>"""  # fmt: skip
+
+
+def hinge_scene(joint: str, *, width: float, length: float, mass: float, timestep: float, gravity: float) -> str:
+    """A box hinged about x at its upper end, hanging at coordinate zero, as MJCF. joint: further attributes of the hinge."""
+    return f"""<mujoco>
+      <compiler angle="radian"/>
+      <option timestep="{timestep}" gravity="0 0 {-gravity}"><flag contact="disable"/></option>
+      <worldbody><body><joint type="hinge" axis="1 0 0" {joint}/>
+        <geom type="box" size="{width / 2} {width / 2} {length / 2}" pos="0 0 {-length / 2}" mass="{mass}"/></body></worldbody>
     </mujoco>"""

@@ -5,7 +5,7 @@ To add one, write a function `Setting -> Outcome` and give it a line here; the c
 
 from __future__ import annotations
 
-from torchdojo.evaluation import chains, conservation, convergence, friction, impact, robots, spinning
+from torchdojo.evaluation import chains, collisions, conservation, convergence, friction, impact, joint_laws, robots, spinning
 from torchdojo.evaluation.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -17,8 +17,13 @@ EXPERIMENTS = (
     Experiment("cube-drop", "A cube dropped on the floor", impact.cube_drop),
     Experiment("atlas-drop", "Atlas dropped, three step lengths", robots.atlas_drop),
     Experiment("torso-height", "A1 and Atlas come to rest at the same height at every rate", robots.torso_height),
+    Experiment("bouncing-ball", "A ball leaves the floor at e times its speed", collisions.bouncing_ball),
+    Experiment("newtons-cradle", "Newton's cradle: momentum passed on through balls at rest", collisions.newtons_cradle),
+    Experiment("box-stack", "A stack of ten boxes stands", collisions.box_stack),
     Experiment("sliding-box", "A box slides straight and stops where it should", friction.sliding_box),
     Experiment("slope", "A box on a slope: stiction and sliding", friction.slope),
+    Experiment("joint-limit", "A pendulum falls into its limit and rests there", joint_laws.joint_limit),
+    Experiment("joint-friction", "A joint sticks below its friction torque, and turns above it", joint_laws.joint_friction),
     Experiment("long-pendulums", "Pendulums of up to 100 links", chains.long_pendulums),
     Experiment("sphere-chains", "Chains of up to 100 balls on the ground", chains.sphere_chains),
     Experiment("four-bar-chains", "Chains of up to 20 loops of four rods", chains.four_bar_chain),
