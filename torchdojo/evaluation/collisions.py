@@ -123,8 +123,9 @@ def box_stack(setting: Setting) -> Outcome:
     """Ten boxes of 0.1 m, 1 kg, each up to 0.5 mm beside its place, put on each other with gaps of 1 µm; h = 0.01 s, 5 s, kappa 1e-8.
 
     The boxes float by what the central path says: where nine contacts bear n boxes, at 9 κ/(n m g h), in all 2.6 µm under the top one.
-    Settled, a box moves on only by creep. (A box more than a corner's radius, 2 mm, beside the one below in both directions settles askew,
-    by 0.2 mrad, for edges that cross touch in one point only, see `contact_manifold`; that moves the top of a stack by 0.1 mm and more.)
+    Settled, a box moves on only by creep. Where one lies more than a corner's radius, 2 mm, beside the one below in both directions, their
+    edges cross, which only the contact of the nearest points knows (see `contact_manifold`): it settles askew by some tenths of a mrad, and
+    a stack of ten with offsets of 3 mm moves by 0.3 mm at its top.
     """
     count, seconds, timestep = (3, 0.5, 0.01) if setting.quick else (10, 5.0, 0.01)
     settling = 0.2 * seconds if setting.quick else 0.5  # [s]
