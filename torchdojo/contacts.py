@@ -129,9 +129,9 @@ class NonlinearContact(FrictionalContact):
             pairs.append(_disc_start(self.rolling_friction * gamma, (tangents * spin[..., None, :]).sum(-1), level))
         return _join(pairs)
 
-    def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor) -> Tensor:
+    def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         """The reduced mass [kg], and for couples the reduced mean moment of inertia [kg·m²]."""
-        reduced = super().effective_mass(poses, mass, inertia)
+        reduced = super().effective_mass(poses, mass, inertia, timestep)
         if self.cones.size == 4:
             return reduced
         turning = 1 / (3 / inertia.diagonal(dim1=-2, dim2=-1).sum(-1)).sum(-1, keepdim=True)

@@ -115,13 +115,14 @@ class Element(PhysicalModule):
             identity[..., i] = level.sqrt()
         return identity, identity
 
-    def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor) -> Tensor:
+    def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         """How much impulse a change of velocity takes, (..., E, 1) or one value per cone: a scale for `on_path`, of no other effect.
 
         Default: the reduced mass of the bodies [kg].
 
         Args:
             poses: one per body of `body_names`. mass: (..., E, k) [kg] and inertia: (..., E, k, 3, 3) [kg·m²], infinite for the world.
+            timestep: h [s], broadcastable to (..., E, 1).
         """
         return 1 / (1 / mass).sum(-1, keepdim=True)
 

@@ -110,7 +110,7 @@ class StepProblem:
         for group, element in zip(self.system.groups, self.elements, strict=True):
             bodies = group.body_index
             poses = tuple(Pose(self.pose.x[:, body], self.pose.q[:, body]) for body in bodies.unbind(-1))
-            result.append(element.effective_mass(poses, mass[:, bodies], inertia[:, bodies]))
+            result.append(element.effective_mass(poses, mass[:, bodies], inertia[:, bodies], self.timestep[:, None, None]))
         return result
 
     def residual(self, w: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
             free.incoming_rate[i] = dot(f, translation ? change : free.incoming_turn.theta) / h;
         }
     }
-    // 1/(J M⁻¹ Jᵀ) of every direction: scales of the smoothed projection.
+    // 1/(J M⁻¹ Jᵀ), damper and armature of every direction: scales of the smoothed projection (_coordinate_mass in joint_cones.py).
     if (!joint.num_cones) return;
     Mat3<T> inverse[2];
     for (const int which : {0, 1})
@@ -96,13 +96,13 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         const T *child = data.wrench_child + joint.held() + i, *parent = data.wrench_parent + joint.held() + i;
         T total = mobility(joint.child, inverse[1], column(child, 0), column(child, 3));
         if (!world) total += mobility(joint.parent, inverse[0], column(parent, 0), column(parent, 3));
-        free.mass[i] = 1.0 / total;
+        free.mass[i] = 1.0 / total + h * p[parameter::free_values + joint.free() + i];
         if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
     }
     for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
         T total = mobility(joint.child, inverse[1], Vec3<T>{}, free.limit_child[j]);
         if (!world) total += mobility(joint.parent, inverse[0], Vec3<T>{}, free.limit_parent[j]);
-        free.limit_mass[j] = 1.0 / total;
+        free.limit_mass[j] = 1.0 / total + h * p[parameter::free_values + joint.free() + joint.free_t() + j];
         if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
     }
 }
