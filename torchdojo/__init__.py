@@ -1,6 +1,7 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
 from torchdojo import models, testing
+from torchdojo.actuators import Actuator, Actuators, actuate
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.diagnostics import creep, kappa_for_gap, resting_gap
@@ -34,6 +35,8 @@ from torchdojo.stepping import StepOutput
 __version__ = "0.1.0"
 
 __all__ = [
+    "Actuator",
+    "Actuators",
     "Body",
     "Box",
     "Capsule",
@@ -69,6 +72,7 @@ __all__ = [
     "Status",
     "StepOutput",
     "Trajectory",
+    "actuate",
     "contact_manifold",
     "contacts_between",
     "creep",

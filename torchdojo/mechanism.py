@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
 from torchdojo import stepping
+from torchdojo.actuators import Actuators
 from torchdojo.autodiff import StepSettings, transforming
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
@@ -56,7 +57,8 @@ class Mechanism(PhysicalModule):
         options: `td.SolverOptions`; may be replaced at any time (`mech.options = ...`).
 
     The state is z (..., 13 nb): per body, in order, [x(3) m, v(3) m/s, q(4) wxyz, omega(3) rad/s]; x and v in the world frame, omega in the
-    body frame. The input u (..., nu) holds forces and torques [N, N·m] on the free coordinates of actuated joints, in order.
+    body frame. The input u (..., nu) holds forces and torques [N, N·m] on the free coordinates of actuated joints, in order. With the
+    actuators of `td.actuate`, or of an MJCF file, ``u = mech.actuators(ctrl, z)``; `actuators` is None otherwise.
 
     Raises:
         ValueError: names that are unknown, doubled or unusable, a body with no mass, non-positive timesteps.
@@ -68,6 +70,7 @@ class Mechanism(PhysicalModule):
     bodies: nn.ModuleDict
     joints: nn.ModuleDict
     contacts: nn.ModuleDict
+    actuators: Actuators | None
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Mechanism(PhysicalModule):
         self._system = System(cast(Mapping[str, Body], self.bodies), self._elements())
         self._program = program(self._system) if supported(self._system) else None
         self._cache = ParameterCache()
+        self.actuators = None
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
