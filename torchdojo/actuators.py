@@ -226,6 +226,16 @@ class Actuators(PhysicalModule):
         gain, bias = (p[..., 0] + p[..., 1] * length + p[..., 2] * velocity for p in (self.gain, self.bias))
         return self._input(_clip(gain * ctrl + bias, self.forcerange), self.carried_damping * rate)
 
+    def on(self, mech: Mechanism) -> Actuators:
+        """The same actuators, with tensors of the same numbers and graphs, for another mechanism whose joints have the same inputs."""
+        if list(mech.input_layout.items()) != list(self._mechanism.input_layout.items()):
+            raise ValueError(f"on: the mechanism has the inputs {mech.input_layout}; allowed: {self._mechanism.input_layout}")
+        parts = zip(self.names, self.joints, self.coordinates, strict=True)
+        other = Actuators(mech, {name: Actuator(joint, coordinate=coordinate) for name, joint, coordinate in parts})
+        for field in self.fields:
+            setattr(other, field, getattr(self, field) if getattr(self, field).requires_grad else getattr(self, field).detach())
+        return other
+
     def _input(self, force: Tensor, carried: Tensor | None = None) -> Tensor:
         u = _clip(self._sum(self.gear * force), self.inputrange)
         return u if carried is None else u + self._sum(carried)
