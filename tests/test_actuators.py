@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,6 +202,19 @@ def test_copies_state_dicts_and_precision() -> None:
     assert single.actuators(ctrl.float(), z.float()).dtype == torch.float32
     with pytest.raises(TypeError, match=r"ctrl: got torch.float64 on cpu, the mechanism has torch.float32 on cpu"):
         single.actuators(ctrl, z.float())
+
+
+def test_urdf(tmp_path: Path) -> None:
+    link = '<link name="{}"><inertial><mass value="1"/><inertia ixx="1" iyy="1" izz="1" ixy="0" ixz="0" iyz="0"/></inertial></link>'
+    joint = '<joint name="j" type="continuous"><parent link="a"/><child link="b"/><axis xyz="0 0 1"/></joint>'
+    path = tmp_path / "robot.urdf"
+    path.write_text(f'<robot name="r">{link.format("a")}{link.format("b")}{joint}</robot>')
+    mech = td.load(path, timestep=H, floating_base=False)
+    assert mech.actuators is None
+    td.actuate(mech, {"servo": td.Actuator.position("j", kp=100.0, kv=20.0)})
+    target = torch.tensor([0.5], dtype=torch.float64)
+    path_z = mech.rollout(mech.initial_state(), lambda z: mech.actuators(target, z), steps=200)
+    assert mech.to_minimal(path_z.z[-1])[0].tolist() == pytest.approx([0.5], abs=1e-6)
 
 
 def test_on_another_mechanism() -> None:

@@ -17,9 +17,17 @@ carries d = g² kv, and u makes up for what the damper has too much at the start
 
     force on the coordinate = u − d q̇⁺,  u = g f + d q̇        so        g f − d (q̇⁺ − q̇)
 
-which is g f with q̇⁺ in place of q̇ where f is not clipped. Where it is, it differs from g f by h d times the acceleration: first order in h,
-as the integrator. (M + h d)(q̇⁺ − q̇) = h g f: MuJoCo's integrators "implicit" and "implicitfast" take the same step from the same f, but
-leave out d while f is clipped; there our servos answer as with an inertia that is larger by h d.
+which is g f with q̇⁺ in place of q̇ where f is not clipped: (M + h d)(q̇⁺ − q̇) = h g f, as in MuJoCo's integrators "implicit" and
+"implicitfast". Where f is clipped, it differs from g f by h d times the acceleration, first order in h as the integrator: the servo answers
+as with an inertia that is larger by h d. MuJoCo leaves d out there and chatters where that is not stable. Measured against MuJoCo
+at h = 1e-4 s, base held, targets of all servos up to 0.1 rad away, largest error of an angle over 0.2 s relative to the largest motion:
+
+                                          implicit   explicit   MuJoCo "implicitfast", same h
+    Panda, kv to 450 N m s/rad, h = 2 ms     0.091       0.52     0.43
+    UR5e, kv to 400 N m s/rad, h = 2 ms      0.006       0.14     0.017
+
+Where no force is clipped (targets up to 0.005 and 0.01 rad away) both arms are within 2e-8 of MuJoCo at the same h after 0.5 s. The
+servos of A1 and Go1 have no kv, and both modes are one (within 2e-7 of MuJoCo at h = 2 ms).
 """
 
 from __future__ import annotations
