@@ -171,6 +171,17 @@ def test_angles_beyond_a_half_turn_and_joints_with_several_coordinates() -> None
     torch.testing.assert_close(u, -q * torch.tensor([1, 1, 0, 1, 1, 1]), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("limits", "angle"), [((2.5, math.inf), 4.0), ((-math.inf, -2.5), -4.0), ((-7.0, 7.0), 2.0), (None, -2.0)])
+def test_angles_near_limits(limits: tuple[float, float] | None, angle: float) -> None:
+    """One limit or two, limits that cannot be reached, none; next to a joint of the same kind with other ones."""
+    bodies = {name: td.Body(mass=1.0, inertia=(0.1, 0.2, 0.1)) for name in "ab"}
+    joints = {"one": td.Revolute(None, "a", limits=limits), "two": td.Revolute("a", "b", limits=(-5.0, -2.0))}
+    mech = td.Mechanism(bodies, joints, timestep=H)
+    td.actuate(mech, {name: td.Actuator.position(name, kp=1.0) for name in joints})
+    q = torch.tensor([angle, -4.5], dtype=torch.float64)
+    torch.testing.assert_close(mech.actuators.measure(mech.to_maximal(q))[0], q)
+
+
 def test_rates_are_those_of_the_damper() -> None:
     """A damper that carries a servo's kv is made up for: without control and acceleration u is what it takes away."""
     bodies = {"a": td.Body(mass=1.0, inertia=(0.1, 0.2, 0.3))}

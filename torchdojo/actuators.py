@@ -44,7 +44,7 @@ from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import STATE_SIZE, split_state
 from torchdojo.dynamics.system import _stack
 from torchdojo.elements import Pose, Twist
-from torchdojo.joint_cones import KINEMATIC_FIELDS, _middle
+from torchdojo.joint_cones import KINEMATIC_FIELDS
 from torchdojo.joints import StandardJoint, previous_pose
 from torchdojo.parameters import PhysicalModule, as_tensor, bind, require
 
@@ -327,11 +327,20 @@ class _Group:
         first = joints[0]
         read = {name: ndim for name, ndim in first.stacked_fields.items() if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}
         stacked = {name: _stack([getattr(joint, name) for joint in joints], ndim) for name, ndim in read.items()}
-        middle = None
-        if first.free_rotations == 1 and any(joint.lower is not None for joint in joints):
-            zero = first.axis.new_zeros(1)
-            middle = _stack([zero if joint.lower is None else _middle(joint) for joint in joints], 1)[..., 0]
+        middle = self._middles(joints) if first.free_rotations == 1 else None
         return bind(first, stacked, type_before_parametrizations(first)), middle
+
+    def _middles(self, joints: list[StandardJoint]) -> Tensor | None:
+        """`joint_cones._middle` of all, zero without limits."""
+        place, some = joints[0].free_translations, joints[0].axis
+        limits = [joint.limits for joint in joints]
+        if all(pair is None for pair in limits):
+            return None
+        zero = some.new_zeros(place + 1)
+        lower, upper = (_stack([zero if pair is None else pair[i].detach() for pair in limits], 1)[..., place] for i in (0, 1))
+        below, above = (torch.tensor([place in joint.limited[i] for joint in joints], device=some.device) for i in (0, 1))
+        one_sided = torch.where(below, lower + 0.5 * torch.pi, torch.where(above, upper - 0.5 * torch.pi, 0.0))
+        return torch.where(below & above, 0.5 * (lower + upper), one_sided)
 
 
 def _rates(joint: StandardJoint, before: list[Pose], now: list[Pose], timestep: Tensor) -> Tensor:
