@@ -17,4 +17,6 @@ def stripped(mech: td.Mechanism, *keywords: str) -> td.Mechanism:
             joint = type(joint)(joint.parent, joint.child, **fields, **kept, actuated=joint.actuated)
         joints.append((name, joint))
     given = list(mech.bodies.items()), joints, list(mech.contacts.items())
-    return td.Mechanism(*given, timestep=mech.timestep, gravity=mech.gravity, options=mech.options)
+    new = td.Mechanism(*given, timestep=mech.timestep, gravity=mech.gravity, options=mech.options)
+    new.actuators = None if mech.actuators is None else mech.actuators.on(new)
+    return new

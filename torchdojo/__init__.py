@@ -1,6 +1,7 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
 from torchdojo import models, testing
+from torchdojo.actuators import Actuator, Actuators, actuate
 from torchdojo.adaptive import AdaptiveOptions
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
@@ -36,6 +37,8 @@ from torchdojo.stepping import StepOutput
 __version__ = "0.1.0"
 
 __all__ = [
+    "Actuator",
+    "Actuators",
     "AdaptiveOptions",
     "Body",
     "Box",
@@ -73,6 +76,7 @@ __all__ = [
     "Status",
     "StepOutput",
     "Trajectory",
+    "actuate",
     "contact_manifold",
     "contacts_between",
     "creep",

@@ -255,8 +255,8 @@ def _coordinate_mass(
     """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), and what else an impulse along it must overcome within a step:
     the armature, and h times the damper. `wrenches` (force, torque) are the rows J.
 
-    With the armature, a 6-link arm of which it is most of the inertia takes 4.4 iterations per step with random torques instead of 5.3; with
-    the dampers, Atlas, at some of its limits in a posture held stiffly, takes 11 from a cold start instead of 23.
+    With the armature, a 6-link arm of which it is most of the inertia takes 4.4 iterations per step with random torques instead of 5.3.
+    With the dampers, Atlas, held stiffly in a posture at some of its limits, takes 11 from a cold start instead of 23.
     """
     movable = torch.isfinite(mass)
     inverse_mass = torch.where(movable, 1 / mass, 0.0)

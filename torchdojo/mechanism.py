@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchdojo import assembly, stepping
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
+from torchdojo.actuators import Actuators
 from torchdojo.adaptive import AdaptiveOptions, adaptive_options, adaptive_stepper
 from torchdojo.autodiff import StepSettings, transforming
 from torchdojo.bodies import Body
@@ -48,7 +49,8 @@ class Mechanism(PhysicalModule):
         options: `td.SolverOptions`; may be replaced at any time (`mech.options = ...`).
 
     The state is z (..., 13 nb): per body, in order, [x(3) m, v(3) m/s, q(4) wxyz, omega(3) rad/s]; x and v in the world frame, omega in the
-    body frame. The input u (..., nu) holds forces and torques [N, N·m] on the free coordinates of actuated joints, in order.
+    body frame. The input u (..., nu) holds forces and torques [N, N·m] on the free coordinates of actuated joints, in order. With the
+    actuators of `td.actuate`, or of an MJCF file, ``u = mech.actuators(ctrl, z)``; `actuators` is None otherwise.
 
     Raises:
         ValueError: names that are unknown, doubled or unusable, a body with no mass, non-positive timesteps.
@@ -62,6 +64,7 @@ class Mechanism(PhysicalModule):
     joints: nn.ModuleDict
     contacts: nn.ModuleDict
     couplings: nn.ModuleDict
+    actuators: Actuators | None
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class Mechanism(PhysicalModule):
         self._system = System(cast(Mapping[str, Body], self.bodies), self._elements())
         self._program = program(self._system) if supported(self._system) else None
         self._cache = ParameterCache()
+        self.actuators = None
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)

@@ -477,19 +477,21 @@ def test_couplings_that_are_not_linear_and_inactive_constraints_are_named(write:
 def test_actuators(write: Write) -> None:
     rest = (
         '<tendon><fixed name="t"><joint joint="ha" coef="1"/></fixed></tendon><actuator>'
-        '<motor name="m" joint="ha" gear="-5" ctrlrange="-2 1"/><position name="p" joint="hb" kp="10" forcerange="-3 3"/>'
+        '<motor name="m" joint="ha" gear="-5" ctrlrange="-2 1"/>'
+        '<intvelocity name="p" joint="hb" kp="10" actrange="-1 1" forcerange="-3 3"/>'
         '<motor name="on_tendon" tendon="t"/><motor joint="hc" forcerange="-1 4" gear="2"/></actuator>'
     )
     path = write(FOURBAR, rest)
     text = notes(path)
-    assert "the laws of actuators other than motors (servos, muscles, ...) do not act" in text
+    assert "actuators whose force is not affine in control, length and velocity" in text
     assert text.count("force or torque: p\n") == 1
     assert "actuators that do not drive a joint do not act (step has wrench=): on_tendon" in text
     joints = quiet(path).joints
     assert {name: joint.effort_limit for name, joint in joints.items()} == {"ha": [10.0], "hb": [3.0], "hc": [8.0]}
     drives = read_mjcf(path).drives
     assert (drives["m"].gear, drives["m"].ctrlrange, drives["m"].motor) == (-5.0, (-2.0, 1.0), True)
-    assert (drives["p"].motor, drives["hc_actuator"].joint) == (False, "hc")
+    assert (drives["p"].motor, drives["p"].acts, drives["hc_actuator"].joint) == (False, False, "hc")
+    assert quiet(path).actuators.names == ("m", "hc_actuator")  # without minimal coordinates: the file has a loop
 
 
 @pytest.mark.parametrize(
@@ -501,7 +503,8 @@ def test_actuators(write: Write) -> None:
         (FOURBAR + '<body name="mo" mocap="true"/>', "", "mocap bodies stay where the file has them: mo"),
         (body(hinge("h", X, 'damping="1 2"')), "", "springs and dampers that are not linear keep their linear part: h"),
         (TREE + '<geom name="rock" size="1" pos="9 0 0"/>', "", "geoms of the world other than planes touch nothing: rock"),
-        (FOURBAR, '<actuator><motor name="m" joint="ha" armature="2"/></actuator>', "damping and armature of actuators do not act"),
+        (FOURBAR, '<actuator><motor name="m" joint="ha" damping="2 1"/></actuator>', "that is not linear keeps its linear part: m"),
+        (body('<joint type="ball" name="b"/>'), '<actuator><motor name="m" joint="b"/></actuator>', "those of ball joints, do not act"),
         (body(hinge("h1", X) + hinge("h2", Y)), "", "several hinges become one joint: 'h' (h1, h2). Its coordinates"),
     ],
 )

@@ -159,7 +159,7 @@ def test_coordinates_are_those_of_the_file(robot: tuple[str, str]) -> None:
 
 
 def test_options_are_those_of_the_file(robot: tuple[str, str]) -> None:
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), servos="explicit")
     model = info.compiled.model
     for name, joint in mech.joints.items():
         for i, (label, sign) in enumerate(info.coordinates[name]):
@@ -270,7 +270,9 @@ def test_a1_in_detail() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         mech = load(shared_path("models", "unitree_a1", "a1.xml"))
-    assert any("the laws of actuators other than motors" in str(w.message) and "FR_calf" in str(w.message) for w in caught)
+    assert not any("actuator" in str(w.message) for w in caught)
+    assert mech.actuators.names[:3] == ("FR_hip", "FR_thigh", "FR_calf")
+    assert mech.actuators.forcerange[0].tolist() == [-33.5, 33.5]
     knee = mech.joints["FL_calf_joint"]
     assert (knee.parent, knee.child) == ("FL_thigh", "FL_calf")
     assert knee.effort_limit == [33.5]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchdojo.actuators import Actuator, actuate
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.io.mjcf_description import MjcfInfo, read_mjcf
@@ -33,6 +34,7 @@ def load_mjcf(
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
     rim_points: int = 4,
+    servos: Literal["implicit", "explicit"] = "implicit",
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
 
@@ -49,8 +51,10 @@ def load_mjcf(
     A name that several MJCF joints share ("hip_x", "hip_y": "hip") names the joint; otherwise its body does.
 
     ``stiffness``, ``springref``, ``damping``, ``armature``, ``frictionloss`` and the range act. Joints with an actuator are ``actuated``:
-    u is the force or torque [N, N m] on the joint, a motor's control times its gear; ``effort_limit`` is the largest of the file. Servos,
-    muscles, tendons, actuators that do not drive a joint, fluid drag and gravity compensation do not act, and a warning names them.
+    u is the force or torque [N, N m] on the joint; ``effort_limit`` is the largest of the file. ``u = mech.actuators(ctrl, z)`` is that of
+    the file's motors, dampers, position and velocity servos, with gear, ctrlrange, forcerange and actuatorfrcrange, for controls
+    in the order of ``mech.actuators.names``; their damping and armature are part of the joint's. Actuators with activation dynamics, of
+    ball joints, or that do not drive a joint, muscles, tendons, fluid drag and gravity compensation do not act, and a warning names them.
 
     connect and weld constraints become further joints (Spherical, Fixed) that close loops, equalities between two joints a
     `JointCoupling` where they are linear (with a warning, nothing where they are not, or are on a single joint). They are exact here:
@@ -69,6 +73,8 @@ def load_mjcf(
         merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
         ignore: names of equality constraints to leave out without a word.
         rim_points: contact points on each rim of a cylinder.
+        servos: "implicit": the joint's damper, which is implicit, carries gear² kv of its servo, also where u does not come from
+            ``mech.actuators``. "explicit": it does not; stable with stiff servos at small timesteps only. See `torchdojo.actuators`.
 
     Raises:
         ImportError: `mujoco` is not installed.
@@ -87,7 +93,7 @@ def load_mjcf(
         assert contacts is None or isinstance(contacts, Mapping)
         given = 0.5 if friction is None else friction
         modules = {name: given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
-    return Mechanism(
+    mech = Mechanism(
         bodies=_bodies(robot),
         joints=standard_joints(robot),
         contacts=modules,
@@ -95,6 +101,27 @@ def load_mjcf(
         timestep=robot.timestep if timestep is None else timestep,
         gravity=robot.gravity if gravity is None else gravity,
     )
+    _actuate(mech, robot, servos)
+    return mech
+
+
+def _actuate(mech: Mechanism, robot: MjcfInfo, servos: Literal["implicit", "explicit"]) -> None:
+    """The actuators of the file that act: a coordinate is sign (qpos - qpos0)."""
+    places = {label: (name, i, sign) for name, entries in robot.coordinates.items() for i, (label, sign) in enumerate(entries)}
+    actuators: dict[str, Actuator] = {}
+    ranges = np.tile(np.array([-np.inf, np.inf]), (mech.num_inputs, 1))
+    for name, drive in robot.drives.items():
+        joint, i, sign = places.get(drive.joint, ("", 0, 1.0))
+        if not drive.acts or joint not in mech.input_layout:
+            continue
+        gain, bias = drive.gain, drive.bias
+        actuators[name] = Actuator(joint, sign * drive.gear, gain, bias, drive.ctrlrange, drive.forcerange, drive.length0, i)
+        if drive.inputrange is not None:
+            ranges[mech.input_layout[joint].start + i] = np.sort(sign * np.array(drive.inputrange))
+    if servos not in ("implicit", "explicit"):
+        raise ValueError(f"servos is {servos!r}; allowed: 'implicit' or 'explicit'")
+    if actuators:
+        actuate(mech, actuators, servos).inputrange = torch.as_tensor(ranges).to(mech.gravity)
 
 
 def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = None, *, qpos: Any = None, qvel: Any = None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from torchdojo.io.mjcf_actuators import Drive, read_drives
+from torchdojo.io.mjcf_actuators import Drive, Driven, read_drives
 from torchdojo.io.mjcf_geoms import ContactInfo, GeomReader
 from torchdojo.io.mjcf_joints import SUPPORTED, Coordinate, Fit, fit_joint
 from torchdojo.io.mjcf_model import CompiledMjcf, compile_mjcf, import_mujoco
@@ -210,7 +210,7 @@ class _Reader:
         return names.make(common, default, self.names[t])
 
     def _joint(
-        self, name: str, t: int, fit: Fit, links: dict[str, LinkInfo], bodies: dict[str, BodyInfo], driven: dict[int, Array]
+        self, name: str, t: int, fit: Fit, links: dict[str, LinkInfo], bodies: dict[str, BodyInfo], driven: dict[int, Driven]
     ) -> JointInfo:
         parent_id = int(self.model.body_parentid[t])
         parent = links[self.names[parent_id]] if parent_id else LinkInfo("world", None, np.zeros(3), np.eye(3))
@@ -227,7 +227,7 @@ class _Reader:
             options=self._options(fit.coordinates, driven),
         )
 
-    def _options(self, coordinates: tuple[Coordinate, ...], driven: dict[int, Array]) -> dict[str, Any]:
+    def _options(self, coordinates: tuple[Coordinate, ...], driven: dict[int, Driven]) -> dict[str, Any]:
         """Keywords of the joint: lists with a value per coordinate, where any is not the default."""
         if not coordinates:
             return {}
@@ -240,6 +240,10 @@ class _Reader:
             "armature": [float(model.dof_armature[dof]) for dof in dofs],
             "rest": [],
         }
+        for i, c in enumerate(coordinates):
+            if c.joint in driven:
+                values["damper"][i] += float(driven[c.joint].damping[c.component])
+                values["armature"][i] += float(driven[c.joint].armature[c.component])
         lower, upper = [], []
         for c in coordinates:
             adr = int(model.jnt_qposadr[c.joint])
@@ -256,7 +260,7 @@ class _Reader:
             options["limits"] = (lower, upper)
         options["actuated"] = any(c.joint in driven for c in coordinates) and not self._disabled("ACTUATION")
         if options["actuated"]:
-            efforts = [float(driven[c.joint][c.component]) if c.joint in driven else 0.0 for c in coordinates]
+            efforts = [float(driven[c.joint].effort[c.component]) if c.joint in driven else 0.0 for c in coordinates]
             if np.isfinite(efforts).any():
                 options["effort_limit"] = efforts
         return options
