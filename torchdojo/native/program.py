@@ -226,6 +226,7 @@ class Program:
         touching = [tuple(pair) for g in self.contact_groups if g.body_index.shape[1] > 1 for pair in g.body_index.tolist()]
         schedule = graph.schedule(sizes, edges + [pair for pair in sorted(set(touching)) if max(pair) < nb], indefinite=indefinite)
         pairs: list[list[int]] = []
+        num_laws = 0
 
         fill = sorted(set(schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         first = len(self.joint_groups + self.joint_cone_groups)
@@ -238,6 +239,7 @@ class Program:
         table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses, self.num_cones]
         table += [int(_has_loops(nb, [(joint.parent, joint.child) for joint in joints])), len(fill), len(cones)]
         table += [sum(joint.has_free_data for joint in joints), sum(int(not _is_plain(group)) for group, _, _ in contacts)]
+        table.append(sum(any(name in group.fields for name in CONTACT_LAWS) for group, _, _ in contacts))
         for body in range(nb):
             table += [schedule.diagonal_offset[body], schedule.rhs_offset[body]]
         free_data, first_cone = itertools.count(), 0
@@ -258,6 +260,8 @@ class Program:
             places = {name: offset + CONTACT_PARAMETERS + k for k, name in enumerate(given)}
             table.append(-1 if _is_plain(group) else len(pairs))
             table += [places.get(name, -1) for name in CONTACT_LAWS[:3]]
+            table.append(num_laws if given else -1)
+            num_laws += bool(given)
             if not _is_plain(group):
                 body, solids = int(group.body_index[member, 0]), _kinds(group)
                 other = int(group.body_index[member, 1]) if group.body_index.shape[1] > 1 else nb

@@ -459,7 +459,7 @@ private:
         const Vec3<R> &nu = touching[&contact - mechanism.contacts.data()];
         const T one = broadcast<T>(1.0), zero{}, h = problem.timestep();
         const bool has_law = contact.restitution >= 0;
-        const T law = has_law ? select(data.bouncing, h, zero) : zero, e = has_law ? problem.parameters[contact.restitution] : zero;
+        const T law = has_law ? select(problem.laws[contact.law].bouncing, h, zero) : zero, e = has_law ? problem.parameters[contact.restitution] : zero;
         R g[12] = {};
         for (const int i : {0, 1}) {
             if (i && world) continue;
@@ -516,9 +516,9 @@ private:
             T slope{};
             const T one = broadcast<T>(1.0);
             if (contact.recovery >= 0)
-                slope += select(data.distance + problem.timestep() * problem.parameters[contact.recovery] < T{}, one, T{});
+                slope += select(problem.laws[contact.law].distance + problem.timestep() * problem.parameters[contact.recovery] < T{}, one, T{});
             if (contact.stiffness >= 0)
-                slope += select(data.distance < T{}, data.softness * problem.parameters[contact.stiffness + 1], T{});
+                slope += select(problem.laws[contact.law].distance < T{}, problem.laws[contact.law].softness * problem.parameters[contact.stiffness + 1], T{});
             const Vec3<T> n = transposed_times(problem.bodies[contact.body].pose.R, normal);
             gradient.x[contact.body] = gradient.x[contact.body] + direct * (slope * normal);
             gradient.phi[contact.body] = gradient.phi[contact.body] + direct * (slope * cross(load3(p + parameter::point), n));
@@ -540,8 +540,8 @@ private:
         const T h = problem.timestep(), e = problem.parameters[contact.restitution], one = broadcast<T>(1.0);
         const T *p = &problem.parameters[contact.parameters];
         const BodyData<T> &body = problem.bodies[contact.body];
-        const T law = select(data.bouncing, h, T{});
-        const Vec3<T> spin = transposed_times(body.next.R, data.spin);
+        const T law = select(problem.laws[contact.law].bouncing, h, T{});
+        const Vec3<T> spin = transposed_times(body.next.R, problem.laws[contact.law].spin);
         phi = phi - nu * (law * Problem<T>::bounce_gradient(data, omega + e * spin, e * spin, p[parameter::radius]));
         // e n·(u⁻ with u⁻ = v + (R ω) × l⁺): of the current orientation and of the velocities in the state
         const Vec3<T> torque = transposed_times(body.pose.R, body.next.R * cross(data.lever, data.n));
@@ -550,7 +550,7 @@ private:
         gradient.v[i] = gradient.v[i] - weight * load3(p + parameter::normal);
         gradient.omega[i] = gradient.omega[i] - weight * torque;
         gradient.phi[i] = gradient.phi[i] - weight * cross(load3(&problem.z[state_size * i + 10]), torque);
-        return nu * select(data.bouncing, T{}, one);
+        return nu * select(problem.laws[contact.law].bouncing, T{}, one);
     }
 
     TD_INLINE void subtract(std::vector<Vec3<R>> &to, const JointTable &joint, const Vec3<R> &child, const Vec3<R> &parent) {

@@ -102,7 +102,7 @@ struct Cones {
             const ContactTable &contact = mechanism.contacts[c];
             ContactData<T> &data = problem.contacts[c];
             const T gamma = w[contact.impulse], s = w[contact.slack];
-            data.stiffness = gamma / (s + gamma * data.softness);
+            data.stiffness = gamma / (contact.stiffness < 0 ? s : s + gamma * problem.laws[contact.law].softness);
             if (!contact.friction) continue;
             const T mu = problem.parameters[contact.parameters + parameter::friction];
             if (contact.is_pyramid()) {
@@ -389,6 +389,7 @@ struct Cones {
     }
 
 private:
+    const T blank[2 + most_facets] = {};
     static constexpr int half = 2 + most_facets;  // places for the impulses of one contact, and for its slacks
 
     // f(place of the impulse, place of the slack) for the pairs of a pyramid's ψ and β.
@@ -458,12 +459,16 @@ private:
         const ContactData<T> &data = problem.contacts[c];
         const ContactRight<T> &r = right[c];
         ContactDirection<T> &d = direction[c];
-        T row[2 + most_facets] = {};
-        if (residual)
-            for (int k = 0; k < contact.size(); ++k) row[k] = residual[contact.impulse + k];
+        const T *row = residual ? residual + contact.impulse : blank;
         d.slack = move.x + row[0];
-        d.gamma = (r.rho - w[contact.impulse] * d.slack) / (w[contact.slack] + w[contact.impulse] * data.softness);
-        d.slack += data.softness * d.gamma;
+        d.gamma = r.rho - w[contact.impulse] * d.slack;
+        if (contact.stiffness < 0) {
+            d.gamma = d.gamma / w[contact.slack];
+        } else {
+            const T &softness = problem.laws[contact.law].softness;
+            d.gamma = d.gamma / (w[contact.slack] + w[contact.impulse] * softness);
+            d.slack += softness * d.gamma;
+        }
         if (contact.is_pyramid()) {
             T *d_impulse = &facet_direction[contact.impulse + 1], beta[2];
             const Pyramid<T> pyramid{contact};

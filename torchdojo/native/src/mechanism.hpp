@@ -60,6 +60,7 @@ struct ContactTable {
     int32_t parameters;
     int32_t pair;                     // number among the contacts between bodies or shapes (-1: a sphere on a half-space of the world)
     int32_t restitution, recovery, stiffness;  // positions in the packed parameters (-1: none); damping is behind stiffness
+    int32_t law;                      // number among the contacts that have one of these (-1: none)
 
     int size() const { return friction == 0 ? 1 : friction == 1 ? 4 : 2 + facets; }  // impulses, and slacks
     bool is_pyramid() const { return friction == 2; }
@@ -88,7 +89,7 @@ struct Fill {
 
 struct MechanismTable {
     int32_t num_bodies, num_unknowns, num_inputs, num_parameters, num_joints, num_contacts, num_impulses, num_cones, has_loops, num_fill;
-    int32_t num_joint_cones, num_free_data, num_pairs;
+    int32_t num_joint_cones, num_free_data, num_pairs, num_laws;
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;
     std::vector<ContactTable> contacts;
@@ -102,7 +103,7 @@ struct MechanismTable {
     MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
         const int32_t *p = table;
         for (int32_t *field : {&num_bodies, &num_unknowns, &num_inputs, &num_parameters, &num_joints, &num_contacts, &num_impulses,
-                               &num_cones, &has_loops, &num_fill, &num_joint_cones, &num_free_data, &num_pairs})
+                               &num_cones, &has_loops, &num_fill, &num_joint_cones, &num_free_data, &num_pairs, &num_laws})
             *field = *p++;
         p = read(p, bodies, num_bodies);
         p = read(p, joints, num_joints);

@@ -113,7 +113,7 @@ void prepare_pair(Problem<T> &problem, const ContactTable &contact, ContactData<
         const BodyPose<T> &pose = problem.bodies[which ? pair.other : contact.body].pose;
         x[which] = pose.x, R[which] = pose.R;
     }
-    data.distance = distance();
+    problem.laws[contact.law].distance = distance();
     for (const int which : {0, 1}) {
         const int body = which ? pair.other : contact.body;
         if (body == problem.mechanism.num_bodies) continue;
@@ -122,8 +122,8 @@ void prepare_pair(Problem<T> &problem, const ContactTable &contact, ContactData<
         x[which] = x[which] - h * load3(state + 3);
         R[which] = rotation_matrix(problem.bodies[body].pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a}));
     }
-    const T approach = distance() - data.distance, slow = constant::resting_acceleration * h * h;
-    data.bounces = select_mask(approach > slow, data.distance - approach < slow, Mask<T>{});
+    const T approach = distance() - problem.laws[contact.law].distance, slow = constant::resting_acceleration * h * h;
+    problem.laws[contact.law].bounces = select_mask(approach > slow, problem.laws[contact.law].distance - approach < slow, Mask<T>{});
 }
 
 template <class T>
@@ -180,9 +180,9 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of what the velocities do directly
     if (contact.restitution >= 0) {
         const S law = h * dot(direction[0], velocity + problem.parameters[contact.restitution] * incoming);
-        data.bouncing = select_mask(data.bounces, law.v < rows[0].v, Mask<T>{});
-        rows[0] = select(data.bouncing, law, rows[0]);
-        along[0] = select(data.bouncing, h, T{});
+        problem.laws[contact.law].bouncing = select_mask(problem.laws[contact.law].bounces, law.v < rows[0].v, Mask<T>{});
+        rows[0] = select(problem.laws[contact.law].bouncing, law, rows[0]);
+        along[0] = select(problem.laws[contact.law].bouncing, h, T{});
     }
     // The same for both bodies: B, C, and the derivative of the impulses.
     out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);

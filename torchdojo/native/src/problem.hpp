@@ -109,16 +109,21 @@ struct JointConeData {
     }
 };
 
+// Of contacts with restitution, recovery speed or compliance (Contact.gap in contact_base.py).
+template <class T>
+struct LawData {
+    T distance;                       // at the current configuration
+    T shift, softness;                // of the gap φ⁺ + shift + softness γ: recovery from overlap, compliance
+    Mask<T> bounces, bouncing;        // whether it is an impact that bounces, and the velocities rule the gap
+    Vec3<T> incoming, spin;           // velocity and (world frame) angular velocity that led here
+};
+
 template <class T>
 struct ContactData {
     Vec3<T> n, t1, t2;                // contact frame in the next body frame
     Vec3<T> lever;                    // l = c − r n in the next body frame
     T wrench[18];                     // impulses on the body per (γ, ξ2, ξ3), 6 x 3
     T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
-    T distance;                       // at the current configuration, where some law of the gap needs it
-    T shift, softness;                // of the gap φ⁺ + shift + softness γ: recovery from overlap, compliance
-    Mask<T> bounces, bouncing;        // whether it is an impact that bounces, and the velocities rule the gap
-    Vec3<T> incoming, spin;           // velocity and (world frame) angular velocity that led here
     T stiffness;                      // K of the condensed contact: see cone.hpp
     T coupling[2], compliance[4], cone_coupling[2];
     T beta[2];                        // tangential impulse
@@ -195,6 +200,7 @@ struct Problem {
     std::vector<BodyData<T>> bodies;  // and the world behind them
     std::vector<JointData<T>> joints;
     std::vector<ContactData<T>> contacts;
+    std::vector<LawData<T>> laws;
     std::vector<FreeData<T>> free;
     std::vector<JointConeData<T>> joint_cones;
     std::vector<PairData<T>> pairs;
@@ -203,7 +209,7 @@ struct Problem {
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
-          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), free(m.num_free_data), joint_cones(m.num_joint_cones), pairs(m.num_pairs),
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_laws), free(m.num_free_data), joint_cones(m.num_joint_cones), pairs(m.num_pairs),
           residual(m.num_unknowns), values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
@@ -385,7 +391,7 @@ private:
     // Laws of the gap (Contact.gap in contact_base.py).
     void prepare_contact(const ContactTable &contact, ContactData<T> &data) {
         if (contact.pair >= 0) return prepare_pair(*this, contact, data);
-        if (contact.restitution < 0 && contact.recovery < 0 && contact.stiffness < 0) return;
+        if (contact.law < 0) return;
         const T h = timestep();
         const T *p = &parameters[contact.parameters], *state = &z[state_size * contact.body];
         const BodyPose<T> &pose = bodies[contact.body].pose;
@@ -393,22 +399,22 @@ private:
         auto distance = [&](const Vec3<T> &x, const Mat3<T> &R) {
             return dot(normal, x + R * point) - p[parameter::offset] - p[parameter::radius];
         };
-        data.distance = distance(pose.x, pose.R);
-        data.shift = data.softness = T{};
-        if (contact.recovery >= 0) data.shift -= min(data.distance + h * parameters[contact.recovery], T{});
+        laws[contact.law].distance = distance(pose.x, pose.R);
+        laws[contact.law].shift = laws[contact.law].softness = T{};
+        if (contact.recovery >= 0) laws[contact.law].shift -= min(laws[contact.law].distance + h * parameters[contact.recovery], T{});
         if (contact.stiffness >= 0) {
             const T damping = parameters[contact.stiffness + 1];
-            data.softness = 1.0 / (h * parameters[contact.stiffness] + damping);
-            data.shift -= data.softness * damping * min(data.distance, T{});
+            laws[contact.law].softness = 1.0 / (h * parameters[contact.stiffness] + damping);
+            laws[contact.law].shift -= laws[contact.law].softness * damping * min(laws[contact.law].distance, T{});
         }
         if (contact.restitution < 0) return;
         const Vec3<T> omega = load3(state + 10), a = (0.5 * h) * omega;
-        data.incoming = load3(state + 3);
-        data.spin = pose.R * omega;
+        laws[contact.law].incoming = load3(state + 3);
+        laws[contact.law].spin = pose.R * omega;
         const Quat<T> before = pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a});
-        const T approach = distance(pose.x - h * data.incoming, rotation_matrix(before)) - data.distance;
+        const T approach = distance(pose.x - h * laws[contact.law].incoming, rotation_matrix(before)) - laws[contact.law].distance;
         const T slow = constant::resting_acceleration * h * h;
-        data.bounces = select_mask(approach > slow, data.distance - approach < slow, Mask<T>{});
+        laws[contact.law].bounces = select_mask(approach > slow, laws[contact.law].distance - approach < slow, Mask<T>{});
     }
 
     // To the known part of the balance: + impulse on child and parent.
@@ -526,7 +532,7 @@ private:
         data.n = transposed_times(body.next.R, normal);
         data.lever = point - radius * data.n;
         T gap = dot(normal, body.next.x) + dot(data.n, point) - p[parameter::offset] - radius;
-        if (contact.recovery >= 0 || contact.stiffness >= 0) gap += data.shift + data.softness * impulse[0];
+        if (contact.recovery >= 0 || contact.stiffness >= 0) gap += laws[contact.law].shift + laws[contact.law].softness * impulse[0];
 
         T *D = &values[mechanism.bodies[contact.body].diagonal], *B = data.wrench, *C = data.rows;
         auto store_column = [&](int column, const Vec3<T> &direction, const Vec3<T> &local) {
@@ -539,12 +545,12 @@ private:
         if (contact.restitution >= 0) {
             // Newton's law h n·(u⁺ + e u⁻), where that is less
             const T e = parameters[contact.restitution];
-            const Vec3<T> spin = transposed_times(body.next.R, data.spin), turning = omega + e * spin, torque = cross(data.lever, data.n);
-            const T speed = dot(normal, v + e * data.incoming) + dot(torque, turning);
-            data.bouncing = select_mask(data.bounces, h * speed < gap, Mask<T>{});
-            gap = select(data.bouncing, h * speed, gap);
+            const Vec3<T> spin = transposed_times(body.next.R, laws[contact.law].spin), turning = omega + e * spin, torque = cross(data.lever, data.n);
+            const T speed = dot(normal, v + e * laws[contact.law].incoming) + dot(torque, turning);
+            laws[contact.law].bouncing = select_mask(laws[contact.law].bounces, h * speed < gap, Mask<T>{});
+            gap = select(laws[contact.law].bouncing, h * speed, gap);
             const Vec3<T> turned = h * (torque + transposed_times(body.M, bounce_gradient(data, turning, e * spin, radius)));
-            for (int k = 0; k < 3; ++k) C[3 + k] = select(data.bouncing, turned[k], C[3 + k]);
+            for (int k = 0; k < 3; ++k) C[3 + k] = select(laws[contact.law].bouncing, turned[k], C[3 + k]);
         }
         row[0] = gap - slack[0];
         Vec3<T> force = impulse[0] * data.n;  // in the next body frame
