@@ -247,7 +247,13 @@ class Program:
             parent, child, node = joint.parent, joint.child, joint.node
             table += [parent, child, joint.held_translations, joint.held_rotations, joint.row, joint.input, joint.parameters]
             table += [int(joint.has_spring), int(joint.has_damper), joint.armature, joint.lower, joint.upper, joint.limited_rotations]
-            table += [joint.extra, first_cone, len(joint.cones), next(free_data) if joint.has_free_data else -1]
+            table += [
+                joint.extra,
+                first_cone,
+                len(joint.cones),
+                int(any(cone[2] == 2 for cone in joint.cones)),
+                next(free_data) if joint.has_free_data else -1,
+            ]
             table += [joint.size, schedule.rhs_offset[node] if joint.size else -1, schedule.diagonal_offset[node] if joint.size else -1]
             for pair in ((child, node), (node, child), (parent, node), (node, parent)):
                 table.append(schedule.offset.get(pair, -1))

@@ -30,10 +30,13 @@ struct FreeGradient {
 };
 
 // The same for joints with armature, limits or friction: h ċ⁺ by the next and the current poses, c⁺ by the next ones, h ċ of the step that
-// led here by the current poses and by those before it.
+// led here by the current poses, and by those before it, which follow from them and the velocities.
 template <class T>
 struct MovingGradient {
-    RowGradient<T, T> rate_next[6], rate_now[6], coordinate_next[6], incoming_now[6], incoming_before[6];
+    RowGradient<T, T> rate_next[6], rate_now[6], coordinate_next[6], incoming_now[6];
+    struct Before {
+        Vec3<T> x, phi, omega;        // of the poses before, by the current ones and by the velocities that led here
+    } before_child[6], before_parent[6];
 };
 
 template <class T, class R>
@@ -273,6 +276,7 @@ private:
         };
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
+            RowGradient<T, T> before;
             const Vec3<T> f = direction(problem, joint, joint.held() + i, translation);
             if (translation) {
                 const auto now = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
@@ -281,15 +285,17 @@ private:
                 if (joint.armature < 0) continue;
                 out.incoming_now[i] = now;
                 const auto g = translation_gradient(from.incoming_parent, from.incoming_child, data.offset, from.incoming, anchor, f);
-                out.incoming_before[i] = {-g.x_child, -g.phi_child, -g.phi_parent};
+                before = {-g.x_child, -g.phi_child, -g.phi_parent};
             } else {
                 out.rate_next[i] = turn_gradient(data.offset, data.now.p, from.turn, f);
                 out.rate_now[i] = back(from.turn, f, out.rate_next[i]);
                 if (joint.limited_r) out.coordinate_next[i] = angle_gradient(joint, data.offset, data.next.p, from.next, f);
                 if (joint.armature < 0) continue;
                 out.incoming_now[i] = turn_gradient(data.offset, from.incoming.p, from.incoming_turn, f);
-                out.incoming_before[i] = back(from.incoming_turn, f, out.incoming_now[i]);
+                before = back(from.incoming_turn, f, out.incoming_now[i]);
             }
+            out.before_child[i] = before_gradient(problem, joint.child, before.x_child, before.phi_child);
+            out.before_parent[i] = before_gradient(problem, joint.parent, -before.x_child, before.phi_parent);
         }
     }
 
@@ -308,31 +314,45 @@ private:
                 incoming = (inverse * problem.parameters[joint.armature + i]) * right[joint.right + joint.held() + i];
                 rate[i] = rate[i] - incoming;
             }
-            const R both = rate[i];
+            // Rotations move no positions.
+            const bool translation = i < joint.free_t();
             auto add_next = [&](const R &weight, const RowGradient<T, T> &g) {
-                subtract(x_next, joint, -(weight * g.x_child), weight * g.x_child);
+                if (translation) subtract(x_next, joint, -(weight * g.x_child), weight * g.x_child);
                 subtract(phi_next, joint, -(weight * g.phi_child), -(weight * g.phi_parent));
             };
-            add_next(both, g.rate_next[i]);
-            add(both, g.rate_now[i], joint);
-            if (joint.num_cones && (i < joint.free_t() || joint.limited_r)) add_next(coordinate[i], g.coordinate_next[i]);
+            auto add_now = [&](const R &weight, const RowGradient<T, T> &g) {
+                if (translation) return add(weight, g, joint);
+                gradient.phi[joint.child] = gradient.phi[joint.child] + weight * g.phi_child;
+                gradient.phi[joint.parent] = gradient.phi[joint.parent] + weight * g.phi_parent;
+            };
+            if (joint.num_cones && (translation || joint.limited_r)) add_next(coordinate[i], g.coordinate_next[i]);
+            if (joint.armature < 0 && !joint.has_friction) continue;
+            add_next(rate[i], g.rate_next[i]);
+            add_now(rate[i], g.rate_now[i]);
             if (joint.armature < 0) continue;
-            add(incoming, g.incoming_now[i], joint);
-            before_product(problem, joint.child, incoming, g.incoming_before[i].x_child, g.incoming_before[i].phi_child);
-            before_product(problem, joint.parent, incoming, -g.incoming_before[i].x_child, g.incoming_before[i].phi_parent);
+            add_now(incoming, g.incoming_now[i]);
+            add_before(problem, joint.child, translation, incoming, g.before_child[i]);
+            add_before(problem, joint.parent, translation, incoming, g.before_parent[i]);
         }
     }
 
     // The pose before: x − h v, and φ turned by R(increment), less h N ω as in free.hpp.
-    void before_product(const Problem<T> &problem, int body, const R &weight, const Vec3<T> &x, const Vec3<T> &phi) {
-        if (body == mechanism.num_bodies) return;
+    typename MovingGradient<T>::Before before_gradient(const Problem<T> &problem, int body, const Vec3<T> &x, const Vec3<T> &phi) const {
+        if (body == mechanism.num_bodies) return typename MovingGradient<T>::Before{Vec3<T>{}, Vec3<T>{}, Vec3<T>{}};
         const T h = problem.timestep();
         const Vec3<T> a = (0.5 * h) * load3(&problem.z[state_size * body + 10]);
         const T c = sqrt(1.0 - dot(a, a));
-        gradient.x[body] = gradient.x[body] + weight * x;
-        gradient.v[body] = gradient.v[body] - weight * (h * x);
-        gradient.phi[body] = gradient.phi[body] + weight * transposed_times(rotation_matrix(Quat<T>{c, a}), phi);
-        gradient.omega[body] = gradient.omega[body] - weight * (h * (c * phi + (dot(a, phi) / c) * a - cross(a, phi)));
+        return {x, transposed_times(rotation_matrix(Quat<T>{c, a}), phi), -h * (c * phi + (dot(a, phi) / c) * a - cross(a, phi))};
+    }
+
+    void add_before(const Problem<T> &problem, int body, bool translation, const R &weight, const typename MovingGradient<T>::Before &g) {
+        if (body == mechanism.num_bodies) return;
+        if (translation) {
+            gradient.x[body] = gradient.x[body] + weight * g.x;
+            gradient.v[body] = gradient.v[body] - weight * (problem.timestep() * g.x);
+        }
+        gradient.phi[body] = gradient.phi[body] + weight * g.phi;
+        gradient.omega[body] = gradient.omega[body] + weight * g.omega;
     }
 
     void joint_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const FreeGradient<T> &free,

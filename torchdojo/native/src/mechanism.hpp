@@ -31,6 +31,7 @@ struct JointTable {
     int32_t lower, upper, limited_r;  // positions of all limits, and of single rotations which act (1: lower, 2: upper); of several, if any
     int32_t extra;                    // rows of limits on components of a rotation vector
     int32_t first_cone, num_cones;    // its limits and frictions
+    int32_t has_friction;
     int32_t free_data;                // number among the joints with armature, limits or friction (-1: none)
     int32_t size;                     // rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
     int32_t right;                    // position in the right-hand side
