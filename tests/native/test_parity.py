@@ -365,7 +365,9 @@ PAIRS = [(a, b, fixed) for a in SHAPES for b in SHAPES for fixed in (False, True
 @pytest.mark.parametrize("laws", [{}, {"restitution": 0.7}], ids=str)
 def test_contacts_between(shape: str, other: str, fixed: bool, laws: dict[str, float]) -> None:
     # Derivatives agree to 1e-12 to 5e-9: where segments are nearly parallel, or faces nearly flat on each other, nearest points move fast.
-    out = check(*collision(shape, other, fixed, td.NonlinearContact, **laws), derivatives_to=1e-8)
+    # A capsule over a box is the worst: 2e-9, and 2e-8 as the sanitizers' build rounds.
+    allowed = 1e-7 if {shape, other} == {"capsule", "box"} else 1e-8
+    out = check(*collision(shape, other, fixed, td.NonlinearContact, **laws), derivatives_to=allowed)
     assert int((out.impulses[:, 0] > 1e-2).sum()) >= 4
 
 
@@ -373,7 +375,7 @@ def test_contacts_between(shape: str, other: str, fixed: bool, laws: dict[str, f
 @pytest.mark.parametrize("model", [td.ImpactContact, td.LinearContact])
 @pytest.mark.parametrize(("shape", "other"), [("sphere", "box"), ("box", "capsule"), ("capsule", "capsule")])
 def test_models_of_contacts_between(shape: str, other: str, model: type[td.Contact], laws: dict[str, float]) -> None:
-    check(*collision(shape, other, False, model, **laws), derivatives_to=1e-8)
+    check(*collision(shape, other, False, model, **laws), derivatives_to=1e-7 if (shape, other) == ("box", "capsule") else 1e-8)
 
 
 def test_wrench_with_contact() -> None:
