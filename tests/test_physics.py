@@ -94,7 +94,7 @@ def test_every_required_bound_is_there(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="a tumbling box needs 21 iterations in one cold step of 200; 99 % need 9 at most")
+@pytest.mark.xfail(strict=True, reason="a tumbling box needs 23 iterations in one cold step of 200; 99 % need 9 at most")
 def test_worst_step_of_the_thrown_box_needs_15_iterations() -> None:
     measured = {m.key: m.value for m in outcome("convergence", quick=False).measurements}
     assert measured["box_iterations_worst"] <= LIMIT
