@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from torchdojo import assembly, stepping
+from torchdojo import assembly, minimal_stepping, stepping
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
 from torchdojo.actuators import Actuators
@@ -25,6 +25,7 @@ from torchdojo.dynamics.system import System
 from torchdojo.elements import Element, Pose, Twist
 from torchdojo.joint_cones import JointFriction, JointLimits
 from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.minimal_stepping import MinimalOutput, MinimalPolicy, MinimalTrajectory
 from torchdojo.native import ops
 from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
@@ -290,15 +291,54 @@ class Mechanism(PhysicalModule):
             (..., 12 nb, 12 nb) with respect to z, and (..., 12 nb, nu) with respect to u; zero for environments that fail. Not themselves
             differentiable.
         """
+        jacobian, size = self._jacobian(z, u, warm_start), TANGENT_SIZE * self.num_bodies
+        return jacobian[..., :size], jacobian[..., size:]
+
+    def _jacobian(self, z: Tensor, u: Tensor | None, warm_start: Tensor | None) -> Tensor:
+        """Both of `jacobians` side by side, (..., 12 nb, 12 nb + nu)."""
         z, u, wrench = self._check_inputs(z, u, None)
         native = self._native()
         with torch.no_grad():
             if native is not None:
-                jacobian = ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
-            else:
-                jacobian = stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
-        size = TANGENT_SIZE * self.num_bodies
-        return jacobian[..., :size], jacobian[..., size:]
+                return ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
+            return stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
+
+    # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
+
+    def step_minimal(
+        self, q: Tensor, qd: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, wrench: Tensor | None = None
+    ) -> MinimalOutput:
+        """One step in joint coordinates, `to_minimal` of `step` at `to_maximal`: ``out = mech.step_minimal(q, qd, u)``, then out.q, out.qd.
+
+        Args:
+            q, qd: (..., num_coordinates), as in `to_maximal`. Other arguments and what happens to failures: `step`.
+
+        Rotations come back as in `to_minimal`, in (−π, π] or as rotation vectors of at most π, whatever turns q had.
+
+        Raises:
+            ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
+        """
+        return minimal_stepping.step(self, q, qd, u, warm_start, wrench)
+
+    def rollout_minimal(
+        self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, *, steps: int | None = None, **options: Any
+    ) -> MinimalTrajectory:
+        """`rollout` in joint coordinates, from q, qd (..., num_coordinates); a policy is one of (q, qd). `options`: those of `rollout`."""
+        given = minimal_stepping.policy(self, u) if callable(u) else u
+        return minimal_stepping.rollout(self, q, qd, lambda z: self.rollout(z, given, steps=steps, **options))
+
+    def jacobians_minimal(
+        self, q: Tensor, qd: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u.
+
+        Partial derivatives with respect to the coordinates as they are: those of two or three rotations are components of a rotation
+        vector (not a body-frame tangent, as in `jacobians`). `jacobians` times the derivatives of both maps, in closed form.
+
+        Returns:
+            (..., 2 n, 2 n) and (..., 2 n, nu), n = num_coordinates; zero for environments that fail. Not themselves differentiable.
+        """
+        return minimal_stepping.jacobians(self, q, qd, u, warm_start)
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
