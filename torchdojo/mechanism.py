@@ -32,7 +32,7 @@ from torchdojo.native.loader import library
 from torchdojo.native.program import program, supported, unsupported
 from torchdojo.parameters import Modules, PhysicalModule, module_dict, require
 from torchdojo.penetration import warn_of_penetration
-from torchdojo.rollout import Policy, Trajectory, step_by_step
+from torchdojo.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
 from torchdojo.solver.options import Backend, SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
@@ -204,6 +204,7 @@ class Mechanism(PhysicalModule):
         steps: int | None = None,
         wrench: Tensor | None = None,
         adaptive: bool | AdaptiveOptions = False,
+        checkpoint: bool | int = False,
     ) -> Trajectory:
         """Many steps, each warm-started from the one before. Warns, once, of a start with contacts inside a surface.
 
@@ -213,6 +214,9 @@ class Mechanism(PhysicalModule):
             adaptive: split steps with an impact, per environment (adaptive.py); True means `td.AdaptiveOptions()`. `substeps` tells into
                 how many, `impulses` are their sums, `iterations` those of all that was tried: three steps at least. Gradients are those
                 of the substeps taken. Not inside `torch.func` transforms or `torch.compile`.
+            checkpoint: keep for backward where every √T-th step starts (True), or every n-th one (n), and compute the steps between again
+                when they are needed: of memory beyond the trajectory itself O(√T) instead of O(T), for one more forward. Values and
+                gradients are the same to the last bit. Not inside `torch.func` transforms or `torch.compile`.
 
         Raises:
             ValueError: `steps` missing, or different from the length of u.
@@ -227,14 +231,15 @@ class Mechanism(PhysicalModule):
             raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
         careful = adaptive_options(adaptive)
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        length = segment_length(checkpoint, steps)
         warn_of_penetration(self, z)
         native = None if callable(u) or careful else self._native()
         if native is not None:
-            z, now, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
-            path, impulses, _, *counts = ops.rollout(native, self._known(native), z, now, wrench, None)
-            return Trajectory(path, now.expand(*path.shape[:-2], *now.shape[-2:]), impulses, *counts)
+            z, u, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
+            return in_segments(functools.partial(in_kernel, native, self._known(native), wrench), z, u, steps, length)
         take = adaptive_stepper(self, careful) if careful else self._stepper()
-        return step_by_step(lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), z, u, steps, self.num_inputs)
+        run = functools.partial(step_by_step, lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), self.num_inputs)
+        return in_segments(run, z, u, steps, length)
 
     # -- backends ------------------------------------------------------------------------------------------------------------------------
 
@@ -501,6 +506,11 @@ class Mechanism(PhysicalModule):
         if value.dtype != self.gravity.dtype:
             raise TypeError(
                 f"{name}: got {value.dtype}, the mechanism has {self.gravity.dtype}; convert one, for example mech.to({value.dtype})"
+            )
+        if torch.is_autocast_enabled(value.device.type):
+            raise RuntimeError(
+                f"torch.autocast is on, and the step has no mixed precision: contact needs the digits of {value.dtype}; put it into "
+                f"`with torch.autocast({value.device.type!r}, enabled=False):` and convert what networks give, u.to({value.dtype})"
             )
         if value.device != self.gravity.device:
             raise TypeError(

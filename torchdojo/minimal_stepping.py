@@ -52,16 +52,14 @@ class MinimalTrajectory(NamedTuple):
     substeps: Tensor
 
 
-def step(
-    mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, warm_start: Tensor | None, wrench: Tensor | None
-) -> MinimalOutput:
+def step(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, warm_start: Tensor | None, wrench: Tensor | None) -> MinimalOutput:
     """`Mechanism.step_minimal`."""
     z, _ = _lift(mech, q, qd)
     out = mech.step(z, u, warm_start=warm_start, wrench=wrench)
     solved = (out.status == int(Status.SUCCESS))[..., None]
     new = mech.to_minimal(torch.where(solved, out.z, _neutral(z)))
     kept = [torch.where(solved, after, before.detach()) for after, before in zip(new, torch.broadcast_tensors(q, qd), strict=True)]
-    return MinimalOutput(*kept, *out)
+    return MinimalOutput(kept[0], kept[1], *out)
 
 
 def rollout(mech: Mechanism, q: Tensor, qd: Tensor, run: Callable[[Tensor], Trajectory]) -> MinimalTrajectory:
@@ -74,7 +72,7 @@ def rollout(mech: Mechanism, q: Tensor, qd: Tensor, run: Callable[[Tensor], Traj
     for first, rest in zip(torch.broadcast_tensors(q, qd), mech.to_minimal(after), strict=True):
         rest = torch.where(valid[..., None], rest, first.detach())
         columns.append(torch.cat((first.expand_as(rest[:1]), rest)).movedim(0, -2))
-    return MinimalTrajectory(*columns, *path)
+    return MinimalTrajectory(columns[0], columns[1], *path)
 
 
 def policy(mech: Mechanism, function: MinimalPolicy) -> Callable[[Tensor], Tensor]:
@@ -82,9 +80,7 @@ def policy(mech: Mechanism, function: MinimalPolicy) -> Callable[[Tensor], Tenso
     return lambda z: function(*mech.to_minimal(z))
 
 
-def jacobians(
-    mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, warm_start: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def jacobians(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, warm_start: Tensor | None) -> tuple[Tensor, Tensor]:
     """`Mechanism.jacobians_minimal`."""
     with torch.no_grad():
         q, qd = torch.broadcast_tensors(q, qd)

@@ -5,8 +5,8 @@ Tangents of poses are (dx, dφ), φ in the body frame: R' = R (1 + [dφ]×). Bet
     e = R_aᵀ (x_b + R_b p_b − x_a) − p_a                 δe = R_aᵀ (dx_b − dx_a) − R_aᵀ R_b [p_b]× dφ_b + [e + p_a]× dφ_a
     p = q_off⁻¹ q_a⁻¹ q_b                                δp = dφ_b − R_bᵀ R_a dφ_a            (p' = p ⊗ exp δp)
 
-are the joint's displacement and relative orientation. Its coordinates are A_t e and A_r log p with the free axes in the rows of A, and, with
-the same at the configuration one step (h) before, p⁻, and Δ = p⁻⁻¹ p, its rates are A_t (e − e⁻)/h and A_r log Δ / h. So
+are the joint's displacement and relative orientation. Its coordinates are A_t e and A_r log p with the free axes in the rows of A. With e⁻
+and p⁻ at the configuration one step (h) before, and Δ = p⁻⁻¹ p, its rates are A_t (e − e⁻)/h and A_r log Δ / h. So
 
     dq = (A_t δe, A_r J⁻¹(log p) δp)      dq̇ = (A_t (δe − δe⁻), A_r J⁻¹(log Δ) (δp − R(Δ)ᵀ δp⁻)) / h
 
