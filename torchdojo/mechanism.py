@@ -15,7 +15,7 @@ from torchdojo import quaternion as quat
 from torchdojo import state as minimal
 from torchdojo.actuators import Actuators
 from torchdojo.adaptive import AdaptiveOptions, adaptive_options, adaptive_stepper
-from torchdojo.autodiff import StepSettings, transforming
+from torchdojo.autodiff import StepSettings, forward_mode, transforming
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
 from torchdojo.couplings import JointCoupling
@@ -277,7 +277,7 @@ class Mechanism(PhysicalModule):
         raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
 
     def _known(self, native: ops.Settings) -> Parameters:
-        if torch.compiler.is_compiling() or transforming():
+        if torch.compiler.is_compiling() or transforming() or forward_mode():
             return Parameters(native.program, self._stacked())
         return self._cache.get(native.program, self, self._stacked)
 
