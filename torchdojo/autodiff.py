@@ -260,8 +260,8 @@ class StepTangentFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            "torchdojo: forward mode over forward mode is not implemented for the step; take forward over reverse mode (torch.func.hessian, "
-            "or jacfwd of jacrev), which gives the same second derivatives"
+            "torchdojo: forward mode over forward mode is not implemented for the step; take forward over reverse mode, "
+            "torch.func.hessian or jacfwd of jacrev, which gives the same second derivatives"
         )
 
     @staticmethod
@@ -316,7 +316,9 @@ class StepHessianFunction(torch.autograd.Function):
         refuse_third_derivative()
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], settings: StepSettings, needs: tuple[bool, ...], *values: Tensor | None) -> tuple[Any, Any]:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], settings: StepSettings, needs: tuple[bool, ...], *values: Tensor | None
+    ) -> tuple[Any, Any]:
         def call(*args: Tensor | None) -> tuple[Tensor | None, ...]:
             result: tuple[Tensor | None, ...] = StepHessianFunction.apply(settings, needs, *args)
             return result
@@ -329,7 +331,7 @@ def refuse_third_derivative() -> NoReturn:
 
 
 class _Linearization:
-    """The equations of the solved environments of a batch, factored at the solution where derivatives are taken. To be made with grad on."""
+    """The equations of the solved environments of a batch, factored where derivatives are taken. To be made with grad enabled."""
 
     def __init__(
         self,

@@ -67,10 +67,10 @@ def rollout(mech: Mechanism, q: Tensor, qd: Tensor, run: Callable[[Tensor], Traj
     z, valid = _lift(mech, q, qd)
     path = run(z)
     # The steps in front, so that batch dimensions of parameters fit behind them; the first entry is what was given.
-    after = torch.where(valid[..., None], path.z.movedim(-2, 0)[1:], _neutral(z))
+    after = torch.where(valid, path.z.movedim(-2, 0)[1:], _neutral(z))
     columns = []
     for first, rest in zip(torch.broadcast_tensors(q, qd), mech.to_minimal(after), strict=True):
-        rest = torch.where(valid[..., None], rest, first.detach())
+        rest = torch.where(valid, rest, first.detach())
         columns.append(torch.cat((first.expand_as(rest[:1]), rest)).movedim(0, -2))
     return MinimalTrajectory(columns[0], columns[1], *path)
 

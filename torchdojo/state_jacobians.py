@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import TANGENT_SIZE, split_state
@@ -202,8 +202,7 @@ def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd
     now = _displacements(tree, with_world(state.pose))
     before = _displacements(tree, with_world(previous_pose(state.pose, state.twist, h)))
     phi, moved = (
-        (tree.rotational_axes.mT @ torch.cat((v, torch.zeros_like(v[..., :1])), dim=-1)[..., tree.rotations][..., None])[..., 0]
-        for v in (q, h[..., 0] * qd)
+        (tree.rotational_axes.mT @ nn.functional.pad(v, (0, 1))[..., tree.rotations][..., None])[..., 0] for v in (q, h[..., 0] * qd)
     )
     # How far the joint turns in a step: τ = t + k n with t = h A_rᵀ q̇; with two free rotations k = −n·(p⃗ × t)/p₀ keeps it assembled.
     normal, scalar, vector = tree.normal, now.p[..., :1], now.p[..., 1:]
