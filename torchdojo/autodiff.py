@@ -327,7 +327,10 @@ class StepHessianFunction(torch.autograd.Function):
 
 
 def refuse_third_derivative() -> NoReturn:
-    raise RuntimeError("torchdojo: third derivatives through the step are not implemented; difference the second ones")
+    raise RuntimeError(
+        "torchdojo: third derivatives through the step are not implemented; difference the second ones. (torch.autograd.functional.hvp "
+        "takes a third one to transpose a second: use vhp, or torch.func.jvp of torch.func.grad)"
+    )
 
 
 class _Linearization:
