@@ -65,9 +65,7 @@ def schedule(
 class _Graph:
     """The graph during elimination. Sets of nodes are bits of an int; fill-in counts are updated, never recomputed."""
 
-    def __init__(
-        self, sizes: tuple[int, ...], edges: Iterable[tuple[int, int]], indefinite: frozenset[int], whole: frozenset[int]
-    ) -> None:
+    def __init__(self, sizes: tuple[int, ...], edges: Iterable[tuple[int, int]], indefinite: frozenset[int], whole: frozenset[int]) -> None:
         count = len(sizes)
         self.sizes = sizes
         self.adjacent = [0] * count

@@ -283,8 +283,8 @@ class Program:
             table += [num_laws if has_law else -1, group.template.cones.orthant if friction == 1 else 1, len(couples), len(turning)]
             num_laws += has_law
             for name in turning:
-                own, model = (1, 2) if name == COUPLES[0] else (len(impulse) - 3, 1)
-                couples.append([contact, places[name], -1, model, 2 if model == 2 else 0, impulse[own], slack[own], -1, -1, *[-1] * 4, 0, 0, 0])
+                own, model, directions = (1, 2, 2) if name == COUPLES[0] else (len(impulse) - 3, 1, 0)
+                couples.append([contact, places[name], -1, model, directions, impulse[own], slack[own], *[-1] * 6, 0, 0, 0])
             if not _is_plain(group):
                 body, solids = int(group.body_index[member, 0]), _kinds(group)
                 other = int(group.body_index[member, 1]) if group.body_index.shape[1] > 1 else nb
