@@ -5,7 +5,7 @@
 
 Prints the time of a step with 10 and with 100 links or balls, timed by turns in one run on one thread (medians), their ratio, and the mean
 Newton iterations of both: where contacts change at random, longer chains take more of them, and the last column has the ratio without that.
-Pendulums swing under random torques; balls lie on the ground and are at rest, or driven by random torques of 2 % or 20 % of weight x radius.
+Pendulums swing under random torques. Balls lie on the ground: at rest, or driven by random torques of 2 % or 20 % of weight x radius.
 """
 
 from __future__ import annotations
