@@ -43,8 +43,10 @@ template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), free(m.num_joints), moving(m.num_free_data) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
+          right(m.schedule.num_rows), misfit(right), nothing(m.num_unknowns), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
+          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), pressing(m.num_joint_cones), free(m.num_joints),
+          moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -76,15 +78,19 @@ public:
         for (const JointTable &joint : m.joints)
             for (int k = 0; k < joint.size; ++k) right[joint.right + k] = k < joint.held() ? g[joint.row + k] : R{};
         if (refined) misfit = right;
-        for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, nullptr, right.data());
-        for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, nullptr, right.data());
+        std::fill(multiplier.begin(), multiplier.end(), R{});
+        std::fill(touching.begin(), touching.end(), Vec3<R>{});
+        std::fill(pressing.begin(), pressing.end(), R{});
+        add_cone_multipliers(problem, g, nullptr);
+        subtract_cones(problem, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
+        add_cone_multipliers(problem, nothing.data(), right.data());
         if (refined) {
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
-            for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, right.data(), misfit.data());
-            for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, right.data(), misfit.data());
+            subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
+            add_cone_multipliers(problem, nothing.data(), misfit.data());
         }
 
         for (int i = 0; i < m.num_bodies; ++i)
@@ -93,14 +99,13 @@ public:
             for (int k = 0; k < joint.held(); ++k) multiplier[joint.row + k] = right[joint.right + k];
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
-            const Vec3<R> nu = contact_multiplier(problem, c, g, right.data());
-            touching[c] = nu;
+            const Vec3<R> &nu = touching[c];
             multiplier[contact.impulse] = nu.x;
             if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
         }
         for (int c = 0; c < m.num_joint_cones; ++c) {
             const JointConeTable &cone = m.joint_cones[c];
-            const R nu = joint_cone_multiplier(problem, c, g, right.data());
+            const R &nu = pressing[c];
             if (cone.kind == JointConeTable::friction) {
                 const T *x = w + cone.impulse, *slack = w + cone.slack;
                 multiplier[cone.impulse + cone.stride] = nu;
@@ -142,16 +147,31 @@ public:
 
 private:
     // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
-    // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
+    // iterative refinement against the matrix before that brings the digits back, with the multipliers ν of the cones as unknowns of their
+    // own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     const bool refined;
     const T *point = nullptr;         // w
     std::vector<R> right, misfit;     // by rows of the matrix
+    const std::vector<R> nothing;     // a gradient of zeros
     std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
+    std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
+
+    // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
+    void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) touching[c] = touching[c] + contact_multiplier(problem, c, g, x);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) pressing[c] += joint_cone_multiplier(problem, c, g, x);
+    }
+
+    // y −= Cᵀ ν of all cones
+    void subtract_cones(const Problem<T> &problem, R *y) const {
+        for (int c = 0; c < mechanism.num_contacts; ++c) subtract_contact(problem, c, y);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) subtract_joint_cone(problem, c, y);
+    }
 
     // ν of the row of a limit or, of the rate, of a friction, from λ = x (null: zero). Columns of the transposed system, μ that of the
     // joint's row in which the pair acts:
@@ -169,11 +189,11 @@ private:
     }
 
     // y −= (derivative of that row)ᵀ ν
-    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, R *y) const {
         const JointConeTable &cone = mechanism.joint_cones[c];
         const JointTable &joint = mechanism.joints[cone.joint];
         const TwistRow<T> &row = problem.cone_row(cone);
-        const R nu = cone.sign() * joint_cone_multiplier(problem, c, g, x);
+        const R nu = cone.sign() * pressing[c];
         R *child = y + mechanism.bodies[joint.child].right;
         for (int k = 0; k < 3; ++k) child[k] -= row.linear[k] * nu, child[3 + k] -= row.child[k] * nu;
         if (joint.parent == mechanism.num_bodies) return;
@@ -181,23 +201,22 @@ private:
         for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
     }
 
-    // y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
-    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    // y −= Cᵀ ν for the ν of contact c
+    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, R *y) const {
         const ContactTable &contact = mechanism.contacts[c];
-        const int32_t at = mechanism.bodies[contact.body].right;
-        const Vec3<R> nu = contact_multiplier(problem, c, g, x);
-        const T *C = problem.contacts[c].rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
-        const R *other = other_body(contact, y);
-        if (!other) return;
-        R *to = y + (other - y);  // (not const)
-        C = problem.pairs[contact.pair].other_rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        const Vec3<R> &nu = touching[c];
+        auto subtract = [&](const T *C, R *to) {
+            for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+                for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        };
+        subtract(problem.contacts[c].rows, y + mechanism.bodies[contact.body].right);
+        if (!other_body(contact, y)) return;
+        const PairTable &pair = mechanism.pairs[contact.pair];
+        subtract(problem.pairs[contact.pair].other_rows, y + mechanism.bodies[pair.other].right);
     }
 
-    // (ν_φ, ν_t) of contact c from λ = x (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
+    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero); ν_μ, or those of a pyramid's rows, are added to `multiplier`. Columns of the
+    // transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
     TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
         const ContactTable &contact = mechanism.contacts[c];
@@ -215,15 +234,18 @@ private:
         R *rows = &multiplier[contact.impulse + 1];
         if (contact.is_pyramid()) {
             const Pyramid<T> pyramid{contact};
-            pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, rows);
-            pyramid.tangential(rows + 1, tangential);
-            n -= mu * rows[0];
+            R own[1 + most_facets];
+            pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, own);
+            pyramid.tangential(own + 1, tangential);
+            for (int k = 0; k <= contact.facets; ++k) rows[k] += own[k];
+            n -= mu * own[0];
             return {data.stiffness * n, tangential[0], tangential[1]};
         }
         for (int i = 0; i < 2; ++i) tangential[i] += g[contact.impulse + 2 + i];
         const R *q = tangential;
-        rows[0] = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
-        n += mu * rows[0];
+        const R height = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
+        rows[0] += height;
+        n += mu * height;
         return {data.stiffness * n, data.compliance[0] * q[0] + data.compliance[2] * q[1],
                 data.compliance[1] * q[0] + data.compliance[3] * q[1]};
     }
