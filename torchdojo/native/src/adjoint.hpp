@@ -43,8 +43,10 @@ template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), turning(2 * m.num_couples), free(m.num_joints), moving(m.num_free_data) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
+          right(m.schedule.num_rows), misfit(right), nothing(m.num_unknowns), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
+          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), turning(2 * m.num_couples),
+          pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -77,27 +79,29 @@ public:
             for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
         for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
         if (refined) misfit = right;
-        for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, nullptr, right.data());
-        for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, nullptr, right.data());
+        std::fill(multiplier.begin(), multiplier.end(), R{});
+        std::fill(touching.begin(), touching.end(), Vec3<R>{});
+        std::fill(turning.begin(), turning.end(), R{});
+        std::fill(pressing.begin(), pressing.end(), R{});
+        add_cone_multipliers(problem, g, nullptr);
+        subtract_cones(problem, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
+        add_cone_multipliers(problem, nothing.data(), right.data());
         if (refined) {
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
-            for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, right.data(), misfit.data());
-            for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, right.data(), misfit.data());
+            subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
+            add_cone_multipliers(problem, nothing.data(), misfit.data());
         }
 
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
         for (const MultiplierTable &row : m.multipliers) multiplier[row.row] = right[row.right];
-        for (int c = 0; c < m.num_contacts; ++c) {
-            touching[c] = contact_multiplier(problem, c, g, right.data());
-            multiplier[m.contacts[c].impulse] = touching[c].x;
-        }
+        for (int c = 0; c < m.num_contacts; ++c) multiplier[m.contacts[c].impulse] = touching[c].x;
         for (int c = 0; c < m.num_joint_cones; ++c) {
             const JointConeTable &cone = m.joint_cones[c];
-            const R nu = joint_cone_multiplier(problem, c, g, right.data());
+            const R &nu = pressing[c];
             if (cone.kind == JointConeTable::friction) {
                 const T *x = w + cone.impulse, *slack = w + cone.slack;
                 multiplier[cone.impulse + cone.stride] = nu;
@@ -140,17 +144,32 @@ public:
 
 private:
     // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
-    // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
+    // iterative refinement against the matrix before that brings the digits back, with the multipliers ν of the cones as unknowns of their
+    // own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     const bool refined;
     const T *point = nullptr;         // w
     std::vector<R> right, misfit;     // by rows of the matrix
+    const std::vector<R> nothing;     // a gradient of zeros
     std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
-    std::vector<R> turning;           // ν of the spins of couples
+    std::vector<R> turning;           // ν of the spins of torsional and rolling friction
+    std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
+
+    // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
+    void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) touching[c] = touching[c] + contact_multiplier(problem, c, g, x);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) pressing[c] += joint_cone_multiplier(problem, c, g, x);
+    }
+
+    // y −= Cᵀ ν of all cones
+    void subtract_cones(const Problem<T> &problem, R *y) const {
+        for (int c = 0; c < mechanism.num_contacts; ++c) subtract_contact(problem, c, y);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) subtract_joint_cone(problem, c, y);
+    }
 
     // ν of the row of a limit or, of the rate, of a friction, from λ = x (null: zero). Columns of the transposed system, μ that of the
     // joint's row in which the pair acts:
@@ -168,11 +187,11 @@ private:
     }
 
     // y −= (derivative of that row)ᵀ ν
-    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, R *y) const {
         const JointConeTable &cone = mechanism.joint_cones[c];
         const JointTable &joint = mechanism.joints[cone.joint];
         const TwistRow<T> &row = problem.cone_row(cone);
-        const R nu = cone.sign() * joint_cone_multiplier(problem, c, g, x);
+        const R nu = cone.sign() * pressing[c];
         R *child = y + mechanism.bodies[joint.child].right;
         for (int k = 0; k < 3; ++k) child[k] -= row.linear[k] * nu, child[3 + k] -= row.child[k] * nu;
         if (joint.parent == mechanism.num_bodies) return;
@@ -180,26 +199,24 @@ private:
         for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
     }
 
-    // y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
-    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    // y −= Cᵀ ν for the ν of contact c
+    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, R *y) const {
         const ContactTable &contact = mechanism.contacts[c];
-        const int32_t at = mechanism.bodies[contact.body].right;
-        const Vec3<R> nu = contact_multiplier(problem, c, g, x);
-        const T *C = problem.contacts[c].rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
+        const Vec3<R> &nu = touching[c];
+        auto subtract = [&](const T *C, R *to) {
+            for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+                for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        };
+        subtract(problem.contacts[c].rows, y + mechanism.bodies[contact.body].right);
         for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
             couple_subtract(problem, k, &turning[2 * k], y);
-        const R *other = other_body(contact, y);
-        if (!other) return;
-        R *to = y + (other - y);  // (not const)
-        C = problem.pairs[contact.pair].other_rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        if (!other_body(contact, y)) return;
+        const PairTable &pair = mechanism.pairs[contact.pair];
+        subtract(problem.pairs[contact.pair].other_rows, y + mechanism.bodies[pair.other].right);
     }
 
-    // (ν_φ, ν_t) of contact c from λ = x (null: zero), those of its friction into `multiplier`, and of its couples into `turning`. Columns of
-    // the transposed system:
+    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero); those of the rows of its friction are added to `multiplier`, of its couples' spins
+    // to `turning`. Columns of the transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
     TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
         const ContactTable &contact = mechanism.contacts[c];
@@ -215,10 +232,10 @@ private:
         if (contact.friction) n += problem.parameters[contact.parameters + parameter::friction] * friction_multiplier(contact, data, g, nu);
         for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
             const CoupleTable &couple = mechanism.couples[k];
-            R *spin = &turning[2 * k];
-            spin[0] = spin[1] = R{};
+            R spin[2] = {R{}, R{}};
             if (x) couple_power(problem, k, x, spin);
             n += problem.parameters[couple.parameter] * friction_multiplier(couple.friction, problem.couples[k], g, spin);
+            turning[2 * k] += spin[0], turning[2 * k + 1] += spin[1];
         }
         return {data.stiffness * n, nu[0], nu[1]};
     }
@@ -229,14 +246,17 @@ private:
         R *rows = &multiplier[impulse];
         if (friction.is_pyramid()) {
             const Pyramid<T> pyramid{friction};
-            pyramid.multipliers(point + impulse, point + friction.friction_slack(), g + impulse, nu, rows);
-            pyramid.tangential(rows + 1, nu);
-            return -rows[0];
+            R own[1 + most_facets];
+            pyramid.multipliers(point + impulse, point + friction.friction_slack(), g + impulse, nu, own);
+            pyramid.tangential(own + 1, nu);
+            for (int k = 0; k < friction.friction_size(); ++k) rows[k] += own[k];
+            return -own[0];
         }
         const R q[2] = {nu[0] + g[impulse + 1], nu[1] + g[impulse + 2]};
-        rows[0] = g[impulse] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
-        for (const int i : {0, 1}) rows[1 + i] = nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1];
-        return rows[0];
+        const R height = g[impulse] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
+        rows[0] += height;
+        for (const int i : {0, 1}) nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1], rows[1 + i] += nu[i];
+        return height;
     }
 
     // Direction k of the joint frame: held ones first, then the free ones.

@@ -178,7 +178,7 @@ private:
         Cones<double> &cones = stepper.cones;
         for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * b[k];
         cones.aim_at(stepper.problem, v, delta);
-        cones.solve(stepper.problem, v, delta, right.data());
+        cones.solve(stepper.problem, v, delta, right.data(), true);
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) delta[6 * i + k] = right[mechanism.bodies[i].right + k];
         for (const MultiplierTable &multiplier : mechanism.multipliers) delta[multiplier.row] = right[multiplier.right];
