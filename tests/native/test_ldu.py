@@ -221,21 +221,43 @@ def test_constraint_waits_for_a_body(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whole_constraint_waits_for_its_neighbours(seed: int) -> None:
-    """A row whose block in a neighbour may be zero: every pivot is invertible although it is, in random trees with couplings of joints."""
-    bodies = 12
-    joints = tree(bodies, seed)
-    sizes, edges, indefinite = mechanism(bodies, joints, 5, world=(0,))
-    generator = torch.Generator().manual_seed(seed)
-    whole = []
-    for _ in range(4):
-        node = len(sizes)
-        first, second = torch.randperm(len(joints), generator=generator)[:2].tolist()
-        sizes, whole = [*sizes, 1], [*whole, node]
-        edges = [*edges, *((body, node) for body in sorted({*joints[first], *joints[second]}))]
-    plan = schedule(sizes, edges, indefinite=[*indefinite, *whole], whole=whole)
-    place = {node: step for step, node in enumerate(plan.order)}
-    for node in whole:
-        assert all(place[body] < place[node] for body, other in edges if other == node)
+    """Rows that vanish in some neighbour: what is eliminated stays invertible, in random trees of hinges with couplings of two of them."""
+    sizes, edges, indefinite = mechanism(12, tree(12, seed), 5, world=(0,))
+    pick = random.Random(seed)
+    ends = {joint: [body for body, other in edges if other == joint] for joint in indefinite}
+    couplings: dict[int, list[tuple[int, float]]] = {}  # joints and weights of their coordinates
+    for number in range(4):
+        first, second = pick.sample(indefinite, 2)
+        if not number:  # of parallel hinges in a row: the body between them drops out
+            second = pick.choice([joint for joint in indefinite if joint != first and set(ends[joint]) & set(ends[first])])
+        shared = [ends[joint].index(body) for body in ends[first] if body in ends[second] for joint in (first, second)]
+        opposite = 1.0 if len(set(shared)) > 1 else -1.0
+        couplings[len(sizes)] = [(first, 1.0), (second, pick.uniform(0.5, 2.0) if number else opposite)]
+        edges = edges + [(body, len(sizes)) for body in sorted({*ends[first], *ends[second]})]
+        sizes = [*sizes, 1]
+    order = schedule(sizes, edges, indefinite=[*indefinite, *couplings], whole=couplings).order
+    torch.manual_seed(seed)
+    start = [sum(sizes[:node]) for node in range(len(sizes))]
+    matrix, axis = torch.zeros(sum(sizes), sum(sizes)), torch.randn(6)
+    matrix[:72, :72] = torch.eye(72)
+    for joint, bodies in ends.items():
+        rows = torch.linalg.qr(torch.randn(6, 6)).Q[:5]
+        for sign, body in zip((1, -1), bodies, strict=False):
+            matrix[start[joint] : start[joint] + 5, start[body] : start[body] + 6] = sign * rows
+    for node, joints in couplings.items():
+        assert all(order.index(body) < order.index(node) for joint, _ in joints for body in ends[joint])
+        for joint, weight in joints:
+            for sign, body in zip((1, -1), ends[joint], strict=False):
+                matrix[start[node], start[body] : start[body] + 6] += weight * sign * axis
+    first = min(couplings)
+    blocks = [
+        matrix[start[first], start[body] : start[body] + 6] for body in {body for joint, _ in couplings[first] for body in ends[joint]}
+    ]
+    assert sum(not block.any() for block in blocks) == 1
+    matrix = matrix + matrix.tril(-1).T
+    for node in couplings:
+        gone = [start[other] + row for other in order[: order.index(node) + 1] for row in range(sizes[other])]
+        assert torch.linalg.cond(matrix[gone][:, gone]) < 1e6
     with pytest.raises(ValueError, match=r"whole names \[0\], which are not indefinite"):
         schedule(sizes, edges, indefinite=indefinite, whole=[0])
 
