@@ -114,6 +114,19 @@ def test_couplings_of_parallel_hinges(fingers: int) -> None:
     check(*parallel_arm(fingers, 3))
 
 
+def test_coupling_that_a_body_drops_out_of() -> None:
+    """Three balls in a row, the last one as far from the middle as that from the first: the distance of the outer ones, which touch."""
+    touch = td.NonlinearContact("c", shape=td.Sphere(0.5), other="a", other_shape=td.Sphere(0.5), friction=0.5)
+    joints = {"ab": td.Floating("a", "b"), "bc": td.Floating("b", "c")}
+    coupling = td.JointCoupling("ab", "bc", ratio=-1.0, offset=1.001)
+    torch.manual_seed(0)
+    mech = td.Mechanism({name: random_body() for name in "abc"}, joints, {"touch": touch}, couplings={"sum": coupling}, options=exact())
+    z = mech.initial_state((3,)).unflatten(-1, (-1, 13))
+    z[..., 0] = torch.tensor((0.0, 0.4, 1.001))
+    z[..., 3:6] = torch.randn(3, 3, 3)
+    check(mech, z.flatten(-2), torch.randn(3, mech.num_inputs))
+
+
 def test_couplings_that_repeat_each_other() -> None:
     """a -> b -> c and a -> c: known to the kernel as a loop, whose redundant rows carry a little compliance."""
     torch.manual_seed(0)
