@@ -43,8 +43,10 @@ template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), free(m.num_joints), moving(m.num_free_data) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
+          right(m.schedule.num_rows), misfit(right), nothing(m.num_unknowns), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
+          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), turning(2 * m.num_couples),
+          pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -74,33 +76,32 @@ public:
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
         for (const JointTable &joint : m.joints)
-            for (int k = 0; k < joint.size; ++k) right[joint.right + k] = k < joint.held() ? g[joint.row + k] : R{};
+            for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
+        for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
         if (refined) misfit = right;
-        for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, nullptr, right.data());
-        for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, nullptr, right.data());
+        std::fill(multiplier.begin(), multiplier.end(), R{});
+        std::fill(touching.begin(), touching.end(), Vec3<R>{});
+        std::fill(turning.begin(), turning.end(), R{});
+        std::fill(pressing.begin(), pressing.end(), R{});
+        add_cone_multipliers(problem, g, nullptr);
+        subtract_cones(problem, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
+        add_cone_multipliers(problem, nothing.data(), right.data());
         if (refined) {
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
-            for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, right.data(), misfit.data());
-            for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, right.data(), misfit.data());
+            subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
+            add_cone_multipliers(problem, nothing.data(), misfit.data());
         }
 
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
-        for (const JointTable &joint : m.joints)
-            for (int k = 0; k < joint.held(); ++k) multiplier[joint.row + k] = right[joint.right + k];
-        for (int c = 0; c < m.num_contacts; ++c) {
-            const ContactTable &contact = m.contacts[c];
-            const Vec3<R> nu = contact_multiplier(problem, c, g, right.data());
-            touching[c] = nu;
-            multiplier[contact.impulse] = nu.x;
-            if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
-        }
+        for (const MultiplierTable &row : m.multipliers) multiplier[row.row] = right[row.right];
+        for (int c = 0; c < m.num_contacts; ++c) multiplier[m.contacts[c].impulse] = touching[c].x;
         for (int c = 0; c < m.num_joint_cones; ++c) {
             const JointConeTable &cone = m.joint_cones[c];
-            const R nu = joint_cone_multiplier(problem, c, g, right.data());
+            const R &nu = pressing[c];
             if (cone.kind == JointConeTable::friction) {
                 const T *x = w + cone.impulse, *slack = w + cone.slack;
                 multiplier[cone.impulse + cone.stride] = nu;
@@ -132,6 +133,7 @@ public:
             gradient.torque[i] = h * angular;
         }
         for (int j = 0; j < m.num_joints; ++j) joint_product(problem, m.joints[j], problem.joints[j], free[j], w);
+        for (int c = 0; c < m.num_couplings; ++c) coupling_product(problem, c, w);
         for (int c = 0; c < m.num_contacts; ++c) contact_product(problem, m.contacts[c], problem.contacts[c], w);
         // The next pose moves with the current one: x⁺ = x + …, φ⁺ = R(increment)ᵀ φ.
         for (int i = 0; i < m.num_bodies; ++i) {
@@ -142,16 +144,32 @@ public:
 
 private:
     // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
-    // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
+    // iterative refinement against the matrix before that brings the digits back, with the multipliers ν of the cones as unknowns of their
+    // own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     const bool refined;
     const T *point = nullptr;         // w
     std::vector<R> right, misfit;     // by rows of the matrix
+    const std::vector<R> nothing;     // a gradient of zeros
     std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
+    std::vector<R> turning;           // ν of the spins of torsional and rolling friction
+    std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
+
+    // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
+    void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) touching[c] = touching[c] + contact_multiplier(problem, c, g, x);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) pressing[c] += joint_cone_multiplier(problem, c, g, x);
+    }
+
+    // y −= Cᵀ ν of all cones
+    void subtract_cones(const Problem<T> &problem, R *y) const {
+        for (int c = 0; c < mechanism.num_contacts; ++c) subtract_contact(problem, c, y);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) subtract_joint_cone(problem, c, y);
+    }
 
     // ν of the row of a limit or, of the rate, of a friction, from λ = x (null: zero). Columns of the transposed system, μ that of the
     // joint's row in which the pair acts:
@@ -169,11 +187,11 @@ private:
     }
 
     // y −= (derivative of that row)ᵀ ν
-    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, R *y) const {
         const JointConeTable &cone = mechanism.joint_cones[c];
         const JointTable &joint = mechanism.joints[cone.joint];
         const TwistRow<T> &row = problem.cone_row(cone);
-        const R nu = cone.sign() * joint_cone_multiplier(problem, c, g, x);
+        const R nu = cone.sign() * pressing[c];
         R *child = y + mechanism.bodies[joint.child].right;
         for (int k = 0; k < 3; ++k) child[k] -= row.linear[k] * nu, child[3 + k] -= row.child[k] * nu;
         if (joint.parent == mechanism.num_bodies) return;
@@ -181,23 +199,24 @@ private:
         for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
     }
 
-    // y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
-    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    // y −= Cᵀ ν for the ν of contact c
+    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, R *y) const {
         const ContactTable &contact = mechanism.contacts[c];
-        const int32_t at = mechanism.bodies[contact.body].right;
-        const Vec3<R> nu = contact_multiplier(problem, c, g, x);
-        const T *C = problem.contacts[c].rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
-        const R *other = other_body(contact, y);
-        if (!other) return;
-        R *to = y + (other - y);  // (not const)
-        C = problem.pairs[contact.pair].other_rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        const Vec3<R> &nu = touching[c];
+        auto subtract = [&](const T *C, R *to) {
+            for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+                for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        };
+        subtract(problem.contacts[c].rows, y + mechanism.bodies[contact.body].right);
+        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
+            couple_subtract(problem, k, &turning[2 * k], y);
+        if (!other_body(contact, y)) return;
+        const PairTable &pair = mechanism.pairs[contact.pair];
+        subtract(problem.pairs[contact.pair].other_rows, y + mechanism.bodies[pair.other].right);
     }
 
-    // (ν_φ, ν_t) of contact c from λ = x (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
+    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero); those of the rows of its friction are added to `multiplier`, of its couples' spins
+    // to `turning`. Columns of the transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
     TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
         const ContactTable &contact = mechanism.contacts[c];
@@ -209,23 +228,35 @@ private:
         };
         if (x) add(data.wrench, x + mechanism.bodies[contact.body].right);
         if (const R *other = other_body(contact, x)) add(problem.pairs[contact.pair].other_wrench, other);
-        R n = g[contact.impulse] + b.x, tangential[2] = {b.y, b.z};
-        if (!contact.friction) return {data.stiffness * n, R{}, R{}};
-        const T mu = problem.parameters[contact.parameters + parameter::friction];
-        R *rows = &multiplier[contact.impulse + 1];
-        if (contact.is_pyramid()) {
-            const Pyramid<T> pyramid{contact};
-            pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, rows);
-            pyramid.tangential(rows + 1, tangential);
-            n -= mu * rows[0];
-            return {data.stiffness * n, tangential[0], tangential[1]};
+        R n = g[contact.impulse] + b.x, nu[2] = {b.y, b.z};
+        if (contact.friction) n += problem.parameters[contact.parameters + parameter::friction] * friction_multiplier(contact, data, g, nu);
+        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
+            const CoupleTable &couple = mechanism.couples[k];
+            R spin[2] = {R{}, R{}};
+            if (x) couple_power(problem, k, x, spin);
+            n += problem.parameters[couple.parameter] * friction_multiplier(couple.friction, problem.couples[k], g, spin);
+            turning[2 * k] += spin[0], turning[2 * k + 1] += spin[1];
         }
-        for (int i = 0; i < 2; ++i) tangential[i] += g[contact.impulse + 2 + i];
-        const R *q = tangential;
-        rows[0] = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
-        n += mu * rows[0];
-        return {data.stiffness * n, data.compliance[0] * q[0] + data.compliance[2] * q[1],
-                data.compliance[1] * q[0] + data.compliance[3] * q[1]};
+        return {data.stiffness * n, nu[0], nu[1]};
+    }
+
+    // ν_t from b_t, in place. Returns what the multiplier of the cone's height adds to the column of γ, per μ.
+    TD_INLINE R friction_multiplier(const ContactTable &friction, const FrictionData<T> &data, const R *g, R *nu) {
+        const int impulse = friction.friction_impulse();
+        R *rows = &multiplier[impulse];
+        if (friction.is_pyramid()) {
+            const Pyramid<T> pyramid{friction};
+            R own[1 + most_facets];
+            pyramid.multipliers(point + impulse, point + friction.friction_slack(), g + impulse, nu, own);
+            pyramid.tangential(own + 1, nu);
+            for (int k = 0; k < friction.friction_size(); ++k) rows[k] += own[k];
+            return -own[0];
+        }
+        const R q[2] = {nu[0] + g[impulse + 1], nu[1] + g[impulse + 2]};
+        const R height = g[impulse] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
+        rows[0] += height;
+        for (const int i : {0, 1}) nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1], rows[1 + i] += nu[i];
+        return height;
     }
 
     // Direction k of the joint frame: held ones first, then the free ones.
@@ -410,18 +441,45 @@ private:
             }
         }
 
-        // Limits on components of the rotation vector push along J_l⁻ᵀ f.
-        Vec3<T> pushes{};
+        Vec3<T> pushes{};  // of limits on components of the rotation vector
         if (joint.free_data >= 0) {
             const FreeData<T> &from = problem.free[joint.free_data];
             for (int e = 0; e < joint.extra; ++e)
                 pushes = pushes + from.extra_impulse[e] * load3(p + parameter::rotations + 3 * (joint.held_r + e));
-            if (joint.extra) free_torque = free_torque + right_jacobian_inverse(from.now, pushes);
             moving_product(problem, joint, from, moving[joint.free_data]);
         }
+        impulse_product(problem, joint, data, force, held_torque, free_torque, pushes, joint.extra ? &problem.free[joint.free_data].now : nullptr);
+    }
 
-        // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
-        //   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
+    // Rows of the coordinates −μ c⁺, and the impulses along them at the current configuration.
+    void coupling_product(const Problem<T> &problem, int c, const T *w) {
+        const CouplingTable &coupling = mechanism.couplings[c];
+        const CouplingData<T> &data = problem.couplings[c];
+        const R mu = multiplier[coupling.row];
+        for (const int e : {0, 1}) {
+            const CouplingEnd<T> end(problem, coupling, e);
+            const RowGradient<T, T> &g = data.next[e];
+            subtract(x_next, end.joint, mu * g.x_child, -(mu * g.x_child));
+            subtract(phi_next, end.joint, mu * g.phi_child, mu * g.phi_parent);
+            const Vec3<T> impulse = (data.weight[e] * w[coupling.row]) * end.f, zero{};
+            if (end.translation) impulse_product(problem, end.joint, end.data, impulse, zero, zero, zero, nullptr);
+            else if (end.turns()) impulse_product(problem, end.joint, end.data, zero, zero, impulse, zero, nullptr);
+            else impulse_product(problem, end.joint, end.data, zero, zero, zero, impulse, &data.angle[e]);
+        }
+    }
+
+    // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
+    //   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
+    // τ is the torque of held rotations, ½(p_w m + p_v × m), that of free ones, and J_l⁻ᵀ `pushes` along components of the rotation vector.
+    void impulse_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Vec3<T> &force,
+                         const Vec3<T> &held_torque, Vec3<T> free_torque, const Vec3<T> &pushes, const RotationVector<T> *angle) {
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const bool world = joint.parent == mechanism.num_bodies;
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        const Vec3<R> a_v = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent]);
+        const Vec3<R> a_w = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent + 3]);
+        const Vec3<R> b_v = load3(&multiplier[6 * joint.child]), b_w = load3(&multiplier[6 * joint.child + 3]);
+        if (angle) free_torque = free_torque + right_jacobian_inverse(*angle, pushes);
         const Quat<T> &rel = data.now.p;
         const Mat3<T> &Ra = parent.pose.R, &Rb = child.pose.R;
         const Vec3<T> tau = 0.5 * (rel.w * held_torque + cross(rel.v, held_torque)) + free_torque;
@@ -432,18 +490,17 @@ private:
         const Vec3<R> world_k = Ra * k, turn_a = transposed_times(Ra, turn);
         Vec3<R> phi_a = cross(f_a, transposed_times(Ra, A)) + cross(tau_a, turn_a) - cross(k, data.now.y_parent);
         Vec3<R> phi_b = cross(swing, F_b) + cross(b_w, tau_b) - cross(anchor, transposed_times(Rb, world_k));
-        // The torque of held rotations, ½(p_w m + p_v × m), depends on the relative orientation; σ = ∂V/∂τ.
+        // σ = ∂V/∂τ, for what of τ depends on the relative orientation.
         const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);
         const R s0 = 0.5 * dot(held_torque, sigma);
         const Vec3<R> sv = 0.5 * cross(held_torque, sigma);
         const Vec3<R> straight = s0 * rel.v - rel.w * sv;
         phi_b = phi_b - 0.5 * (straight - cross(sv, rel.v));
         phi_a = phi_a + data.offset * (0.5 * (straight - cross(rel.v, sv)));
-        if (joint.extra) {
-            const RotationVector<T> &angle = problem.free[joint.free_data].now;
-            const Vec3<R> g = push_gradient(angle, pushes, sigma);
-            phi_b = phi_b + left_jacobian_inverse(angle, g);
-            phi_a = phi_a - data.offset * right_jacobian_inverse(angle, g);
+        if (angle) {
+            const Vec3<R> g = push_gradient(*angle, pushes, sigma);
+            phi_b = phi_b + left_jacobian_inverse(*angle, g);
+            phi_a = phi_a - data.offset * right_jacobian_inverse(*angle, g);
         }
         gradient.phi[joint.parent] = gradient.phi[joint.parent] + phi_a;
         gradient.phi[joint.child] = gradient.phi[joint.child] + phi_b;
@@ -479,7 +536,10 @@ private:
         const Vec3<R> &nu = touching[&contact - mechanism.contacts.data()];
         const T one = broadcast<T>(1.0), zero{}, h = problem.timestep();
         const bool has_law = contact.restitution >= 0;
-        const T law = has_law ? select(problem.laws[contact.law].bouncing, h, zero) : zero, e = has_law ? problem.parameters[contact.restitution] : zero;
+        const T law = has_law ? select(problem.laws[contact.law].bouncing, h, zero) : zero;
+        const T e = has_law ? problem.parameters[contact.restitution] : zero;
+        if (contact.recovery >= 0 || contact.stiffness >= 0)
+            shift_product(problem, contact, has_law ? nu.x * select(problem.laws[contact.law].bouncing, zero, one) : nu.x);
         R g[12] = {};
         for (const int i : {0, 1}) {
             if (i && world) continue;
@@ -488,6 +548,8 @@ private:
         }
         for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
             for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
+        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
+            couple_product(problem, k, &turning[2 * k], w, g, gradient.phi);
         // −(what u⁺ and u⁻ are multiplied with)
         const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
         const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
@@ -508,7 +570,9 @@ private:
             if (world) continue;
             const Vec3<T> omega = load3(w + 6 * body + 3), spin = pose * omega;
             const Vec3<R> alpha = load3(&multiplier[6 * body + 3]);
-            const Vec3<T> torque = transposed_times(pose, cross(lever, from.force));
+            Vec3<T> moment = cross(lever, from.force);
+            if (contact.num_couples) moment = moment + from.couple;
+            const Vec3<T> torque = transposed_times(pose, moment);
             by_lever[i] = sign * (cross(from.force, pose * alpha) + cross(leaving, spin) + cross(arriving, pose * before));
             // δ(Rᵀ X) = (Rᵀ X) × φ, δ(R ω) = R (φ × ω)
             gradient.phi[body] = gradient.phi[body] + sign * (cross(alpha, torque) + cross(omega, transposed_times(pose, cross(lever, leaving))));
@@ -531,18 +595,7 @@ private:
         Vec3<R> phi{};
         if (contact.restitution >= 0) direct = bounce_product(problem, contact, data, omega, nu, phi);
         phi = phi - direct * cross(load3(p + parameter::point), data.n);
-        if (contact.recovery >= 0 || contact.stiffness >= 0) {
-            // shift = −min(φ + h v_rec, 0) − softness·damping·min(φ, 0)
-            T slope{};
-            const T one = broadcast<T>(1.0);
-            if (contact.recovery >= 0)
-                slope += select(problem.laws[contact.law].distance + problem.timestep() * problem.parameters[contact.recovery] < T{}, one, T{});
-            if (contact.stiffness >= 0)
-                slope += select(problem.laws[contact.law].distance < T{}, problem.laws[contact.law].softness * problem.parameters[contact.stiffness + 1], T{});
-            const Vec3<T> n = transposed_times(problem.bodies[contact.body].pose.R, normal);
-            gradient.x[contact.body] = gradient.x[contact.body] + direct * (slope * normal);
-            gradient.phi[contact.body] = gradient.phi[contact.body] + direct * (slope * cross(load3(p + parameter::point), n));
-        }
+        if (contact.recovery >= 0 || contact.stiffness >= 0) shift_product(problem, contact, direct);
         if (contact.friction) {
             const Vec3<R> &slip = touching[&contact - mechanism.contacts.data()];
             force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
@@ -552,6 +605,18 @@ private:
         phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
         phi_next[contact.body] = phi_next[contact.body] + phi;
         x_next[contact.body] = x_next[contact.body] - direct * normal;
+    }
+
+    // −ν·shift by the current poses.
+    void shift_product(const Problem<T> &problem, const ContactTable &contact, const R &nu) {
+        const R weight = nu * law_slope(problem, contact);
+        const T *row = problem.laws[contact.law].distance_row;
+        auto add = [&](int body, const T *row) {
+            gradient.x[body] = gradient.x[body] + weight * load3(row);
+            gradient.phi[body] = gradient.phi[body] + weight * load3(row + 3);
+        };
+        add(contact.body, row);
+        if (contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies) add(mechanism.pairs[contact.pair].other, row + 6);
     }
 
     // −ν times Newton's law where it rules the gap, by the next orientation (added to `phi`) and the incoming velocity; ν where it does not.
