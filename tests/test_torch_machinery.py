@@ -475,23 +475,13 @@ def megabytes(*arguments: object) -> tuple[float, float]:
     return tuple(json.loads(found.stdout.splitlines()[-1]))  # type: ignore[return-value]
 
 
-@pytest.mark.slow
-def test_memory_of_checkpoints() -> None:
-    """Four times the steps: four times the graph, twice with checkpoints."""
-    whole = [megabytes("reference", "false", steps, 32)[0] for steps in (64, 256)]
-    segments = [megabytes("reference", "true", steps, 32)[0] for steps in (64, 256)]
-    print("reference", whole, segments)
-    assert whole[1] > 3 * whole[0]
-    assert segments[1] < 2.8 * segments[0] and segments[1] < 0.25 * whole[1]
-
-
 @NATIVE
 @pytest.mark.slow
-def test_memory_of_checkpoints_in_the_kernel() -> None:
-    """The kernel keeps a trajectory and solutions. With checkpoints the solutions go; the trajectory and its gradient stay."""
-    (whole, trajectory), (segments, _) = megabytes("native", "false", 2500, 64), megabytes("native", "true", 2500, 64)
-    print("native", whole, segments, trajectory)
-    assert segments < whole
+def test_memory_of_checkpoints() -> None:
+    """With checkpoints the solutions of all steps go; the trajectory and its gradient stay."""
+    (whole, trajectory), (segments, _) = megabytes("native", "false", 4000, 32), megabytes("native", "true", 4000, 32)
+    assert trajectory > 100
+    assert segments < 0.9 * whole
 
 
 def test_checkpoint_refuses() -> None:

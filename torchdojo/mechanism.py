@@ -215,8 +215,8 @@ class Mechanism(PhysicalModule):
                 how many, `impulses` are their sums, `iterations` those of all that was tried: three steps at least. Gradients are those
                 of the substeps taken. Not inside `torch.func` transforms or `torch.compile`.
             checkpoint: keep for backward where every √T-th step starts (True), or every n-th one (n), and compute the steps between again
-                when they are needed: of memory beyond the trajectory itself O(√T) instead of O(T), for one more forward. Values and
-                gradients are the same to the last bit. Not inside `torch.func` transforms or `torch.compile`.
+                when they are needed: beyond the trajectory and its gradient, memory is O(√T) instead of O(T), for one more forward.
+                Values are the same to the last bit. Not inside `torch.func` transforms or `torch.compile`.
 
         Raises:
             ValueError: `steps` missing, or different from the length of u.

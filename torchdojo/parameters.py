@@ -39,10 +39,10 @@ def check_tensor(name: str, value: Any, size: int, number: Tensor, owner: str) -
     """Raise unless `value` is a tensor (..., size) with the dtype and the device of `number`, a parameter of the mechanism."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
-    if torch.is_autocast_enabled(value.device.type):
+    if torch.is_autocast_enabled(number.device.type):
         raise RuntimeError(
             f"torch.autocast is on, and the step has no mixed precision: contact needs the digits of {number.dtype}; put it into "
-            f"`with torch.autocast({value.device.type!r}, enabled=False):` and convert what networks give, u.to({number.dtype})"
+            f"`with torch.autocast({number.device.type!r}, enabled=False):` and convert what networks give, u.to({number.dtype})"
         )
     if value.ndim < 1 or value.shape[-1] != size:
         raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for {owner}")

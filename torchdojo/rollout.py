@@ -112,6 +112,12 @@ def in_segments(run: Run, z: Tensor, u: Tensor | Policy | None, steps: int, leng
         # (copies, since views would keep the whole segment)
         z, warm = path.z[..., -1, :].clone(), None if warm is None else warm.clone()
         pieces.append(path)
-    states = torch.cat([pieces[0].z, *(piece.z[..., 1:, :] for piece in pieces[1:])], dim=-2)
-    wide = [torch.cat(column, dim=-2) for column in list(zip(*pieces, strict=True))[1:3]]
-    return Trajectory(states, *wide, *(torch.cat(column, dim=-1) for column in list(zip(*pieces, strict=True))[3:]))
+    columns = [list(column) for column in zip(*pieces, strict=True)]
+    columns[0][1:] = [states[..., 1:, :] for states in columns[0][1:]]
+    del path, pieces
+    joined = []
+    while columns:  # (each column is dropped before the next one is put together)
+        column = columns.pop(0)
+        joined.append(torch.cat(column, dim=-2 if len(joined) < 3 else -1))
+        del column
+    return Trajectory(*joined)
