@@ -50,8 +50,16 @@ def transforming() -> bool:
 
 
 def forward_mode() -> bool:
-    """Whether tensors may carry tangents: inside `torch.autograd.forward_ad.dual_level()`."""
+    """Whether tensors may carry tangents: inside `torch.autograd.forward_ad.dual_level()`, which `torch.func.jvp` enters, too."""
     return forward_ad._current_level >= 0
+
+
+def save(ctx: Any, *tensors: Tensor) -> None:
+    """For backward, and, where tangents may be asked for, for `jvp`: what is saved for that goes with the graph only, past all hooks, and
+    outputs among it would keep themselves alive."""
+    ctx.save_for_backward(*tensors)
+    if forward_mode():
+        ctx.save_for_forward(*tensors)
 
 
 def apart_from_hooks(forward: Callable[..., Result]) -> Callable[..., Result]:
@@ -190,8 +198,7 @@ class StepFunction(torch.autograd.Function):
         w, status, iterations = output
         ctx.settings = settings
         ctx.mark_non_differentiable(status, iterations)
-        ctx.save_for_backward(w, status, *tensors)
-        ctx.save_for_forward(w, status, *tensors)
+        save(ctx, w, status, *tensors)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -236,8 +243,7 @@ class StepAdjointFunction(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
         ctx.settings, ctx.needs, *tensors = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+        save(ctx, *tensors)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.autodiff import forward_mode, transforming
+from torchdojo.autodiff import forward_mode, save, transforming
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.native import execution, loader
 from torchdojo.native.cache import Parameters
@@ -166,7 +166,7 @@ def _save(ctx: Any, output: Six, tensors: Sequence[Tensor]) -> None:
     z, _, w, status, iterations, substeps = output
     ctx.mark_non_differentiable(w, status, iterations, substeps)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(z, w, status, substeps, *tensors)
+    save(ctx, z, w, status, substeps, *tensors)
 
 
 def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: Six) -> None:
@@ -204,8 +204,6 @@ class Rollout(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Six) -> None:
         ctx.settings, ctx.known, _, *tensors = inputs
         _save(ctx, output, tensors)
-        z, _, w, status, _, substeps = output
-        ctx.save_for_forward(z, w, status, substeps, *tensors)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
