@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -470,7 +471,9 @@ print(json.dumps([peak() - before, trajectory]))
 
 def megabytes(*arguments: object) -> tuple[float, float]:
     """Peak memory of a gradient beyond what was there before, and the trajectory's, in a process of its own."""
-    found = subprocess.run([sys.executable, "-c", MEMORY, *map(str, arguments)], capture_output=True, text=True)
+    # (glibc would keep blocks of the size of a segment that were freed, in pieces)
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    found = subprocess.run([sys.executable, "-c", MEMORY, *map(str, arguments)], capture_output=True, text=True, env=environment)
     assert found.returncode == 0, found.stderr[-2000:]
     return tuple(json.loads(found.stdout.splitlines()[-1]))  # type: ignore[return-value]
 
@@ -478,10 +481,10 @@ def megabytes(*arguments: object) -> tuple[float, float]:
 @NATIVE
 @pytest.mark.slow
 def test_memory_of_checkpoints() -> None:
-    """With checkpoints the solutions of all steps go; the trajectory and its gradient stay."""
+    """With checkpoints the solutions of all steps go (521 to 399 MB); the trajectory (196 MB) and its gradient (twice 93 MB) stay."""
     (whole, trajectory), (segments, _) = megabytes("native", "false", 4000, 32), megabytes("native", "true", 4000, 32)
     assert trajectory > 100
-    assert segments < 0.9 * whole
+    assert segments < 0.85 * whole
 
 
 def test_checkpoint_refuses() -> None:
