@@ -590,26 +590,6 @@ def test_copies_keep_their_gradients(backend: str) -> None:
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2]) and float(found[0]) != 0
 
 
-# -- torch.compile ------------------------------------------------------------------------------------------------
-
-
-@NATIVE
-def test_compiled_steps_in_minimal_coordinates() -> None:
-    mechanism = hopper("native")
-    q, qd = mechanism.to_minimal(states(mechanism, 3))
-
-    def step(q: Tensor, qd: Tensor) -> Tensor:
-        out = mechanism.step_minimal(q, qd)
-        return torch.cat((out.q, out.qd), dim=-1)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    q.requires_grad_()
-    pair = [(value, torch.autograd.grad(value.square().sum(), q)[0]) for value in (compiled(q, qd), step(q, qd))]
-    for a, b in zip(*pair, strict=True):
-        close(a, b)
-
-
 def test_box_in_contact_has_all_derivatives() -> None:
     """Eight corners with friction, impact: second derivatives stay finite where every norm is at its kink."""
     mechanism = box(td.NonlinearContact, 1e-4)
