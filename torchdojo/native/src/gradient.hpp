@@ -5,7 +5,7 @@
 // vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
 #pragma once
 
-#include "adjoint.hpp"
+#include "adjoint_contact.hpp"
 #include "recovery.hpp"
 
 namespace torchdojo {
