@@ -94,7 +94,7 @@ def test_every_class_of_parameters(case: str, kappa: float) -> None:
     torch.manual_seed(5)
     mech, z, u = CASES[case]()
     mech.options = td.SolverOptions(kappa=kappa, backend="native")
-    report = td.testing.check_gradients(mech, z, u, directions=6, tolerance=TOLERANCE[kappa])
+    report = td.testing.check_gradients(mech, z, u, directions=3, tolerance=TOLERANCE[kappa])
     assert {name.partition(" -> ")[0] for name in report.errors} >= {name for name, p in mech.named_parameters() if p.numel()}
 
 
