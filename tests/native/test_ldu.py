@@ -219,6 +219,27 @@ def test_constraint_waits_for_a_body(name: str) -> None:
         assert min(place[i] for edge in edges if joint in edge for i in edge if i != joint) < place[joint]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_whole_constraint_waits_for_its_neighbours(seed: int) -> None:
+    """A row whose block in a neighbour may be zero: every pivot is invertible although it is, in random trees with couplings of joints."""
+    bodies = 12
+    joints = tree(bodies, seed)
+    sizes, edges, indefinite = mechanism(bodies, joints, 5, world=(0,))
+    generator = torch.Generator().manual_seed(seed)
+    whole = []
+    for _ in range(4):
+        node = len(sizes)
+        first, second = torch.randperm(len(joints), generator=generator)[:2].tolist()
+        sizes, whole = [*sizes, 1], [*whole, node]
+        edges = [*edges, *((body, node) for body in sorted({*joints[first], *joints[second]}))]
+    plan = schedule(sizes, edges, indefinite=[*indefinite, *whole], whole=whole)
+    place = {node: step for step, node in enumerate(plan.order)}
+    for node in whole:
+        assert all(place[body] < place[node] for body, other in edges if other == node)
+    with pytest.raises(ValueError, match=r"whole names \[0\], which are not indefinite"):
+        schedule(sizes, edges, indefinite=indefinite, whole=[0])
+
+
 def test_operations_grow_linearly_on_chains() -> None:
     """A chain of n nodes: n blocks to factor, n − 1 to solve for, n − 1 products."""
     for n in (10, 100):

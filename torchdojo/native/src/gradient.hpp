@@ -1,8 +1,8 @@
 // The backward pass of steps: from gradients of the next state and the impulses to gradients of state, input, wrench and parameters.
 //
 //   x⁺ = x + h v⁺,  φ⁺ = R(increment)ᵀ φ + M ω⁺: a gradient of z⁺ falls on w = (v⁺, ω⁺, …), directly on the current pose, and on the
-// timestep (parameter_gradient.hpp). What falls on w goes through the transposed system of adjoint.hpp. Gradients of quaternions are ambient
-// and tangent to the sphere: that of a rotation vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
+// timestep (parameter_gradient.hpp). What falls on w goes through the transposed system of adjoint.hpp. Gradients of quaternions are
+// ambient and tangent to the sphere: that of a rotation vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
 #pragma once
 
 #include "parameter_gradient.hpp"
@@ -24,7 +24,8 @@ public:
           parameters(m), grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), smooth(size_t(lanes<T>) * m.num_unknowns),
           scratch_z(size_t(lanes<T>) * state_size * m.num_bodies), scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
 
-    // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one. Those of parameters are complete after `flush`.
+    // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one. Those of parameters are complete after
+    // `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
         load(jobs, count, options, grad_kappa, shared);
         for (int lane = 0; lane < lanes<T>; ++lane) {
