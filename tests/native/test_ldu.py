@@ -219,23 +219,18 @@ def test_constraint_waits_for_a_body(name: str) -> None:
         assert min(place[i] for edge in edges if joint in edge for i in edge if i != joint) < place[joint]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_whole_constraint_waits_for_its_neighbours(seed: int) -> None:
-    """A row whose block in a neighbour may be zero: every pivot is invertible although it is, in random trees with couplings of joints."""
-    bodies = 12
-    joints = tree(bodies, seed)
-    sizes, edges, indefinite = mechanism(bodies, joints, 5, world=(0,))
-    generator = torch.Generator().manual_seed(seed)
-    whole = []
-    for _ in range(4):
-        node = len(sizes)
-        first, second = torch.randperm(len(joints), generator=generator)[:2].tolist()
-        sizes, whole = [*sizes, 1], [*whole, node]
-        edges = [*edges, *((body, node) for body in sorted({*joints[first], *joints[second]}))]
-    plan = schedule(sizes, edges, indefinite=[*indefinite, *whole], whole=whole)
-    place = {node: step for step, node in enumerate(plan.order)}
-    for node in whole:
-        assert all(place[body] < place[node] for body, other in edges if other == node)
+def test_whole_constraint_waits_for_all_its_neighbours() -> None:
+    """One row on three bodies, of which the outer ones touch: least fill-in takes it right after the middle one, where it may be zero."""
+    sizes, edges = [6, 6, 6, 1], [(0, 3), (1, 3), (2, 3), (0, 2)]
+    assert schedule(sizes, edges, indefinite=[3]).order[:2] == (1, 3)
+    assert schedule(sizes, edges, indefinite=[3], whole=[3]).order[-1] == 3
+    # With joints on the way it waits as they do; trees with few couplings get no more fill-in.
+    sizes, edges, indefinite = mechanism(12, tree(12, 1), 5, world=(0,))
+    near = sorted({body for body, joint in edges if joint in indefinite[3:5]})
+    sizes, edges, coupling = [*sizes, 1], edges + [(body, len(sizes)) for body in near], len(sizes)
+    result = schedule(sizes, edges, indefinite=[*indefinite, coupling], whole=[coupling])
+    assert max(result.order.index(body) for body in near) < result.order.index(coupling)
+    assert result.num_operations == schedule(sizes, edges, indefinite=[*indefinite, coupling]).num_operations
     with pytest.raises(ValueError, match=r"whole names \[0\], which are not indefinite"):
         schedule(sizes, edges, indefinite=indefinite, whole=[0])
 

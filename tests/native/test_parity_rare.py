@@ -73,19 +73,22 @@ def test_couplings_with_limits_friction_and_armature() -> None:
     check(mech, z, u)
 
 
-@pytest.mark.parametrize(
-    ("seed", "bodies", "contacts", "roots", "count"), [(1, 6, 4, 1, 3), (2, 16, 8, 3, 8), (3, 30, 6, 1, 12), (4, 12, 0, 1, 6)]
-)
-def test_couplings_in_random_trees(seed: int, bodies: int, contacts: int, roots: int, count: int) -> None:
-    """Of neighbours, of distant joints and of one joint; every coordinate follows one other at most."""
+def coupled_tree(seed: int, bodies: int, contacts: int, roots: int, count: int) -> Sample:
+    """Couplings of neighbours, of distant joints and of one joint; every coordinate follows one other at most."""
     sample = random_tree(seed, bodies, 3, contacts=contacts, roots=roots)
     mech = sample.mechanism
     pick = random.Random(seed)
     coordinates = [(name, k) for name in mech.tree_joints for k in range(mech.joints[name].num_coordinates)]
     places = pick.sample(range(1, len(coordinates)), count)
     pairs = [(coordinates[place - 1 if pick.random() < 0.5 else pick.randrange(place)], coordinates[place]) for place in places]
-    mech, z, u = coupled(sample, pairs, (1.0, -1.0, 0.4, -2.5))
-    check(mech, z, u)
+    return coupled(sample, pairs, (1.0, -1.0, 0.4, -2.5))
+
+
+@pytest.mark.parametrize(
+    ("seed", "bodies", "contacts", "roots", "count"), [(1, 6, 4, 1, 3), (2, 16, 8, 3, 8), (3, 30, 6, 1, 12), (4, 12, 0, 1, 6)]
+)
+def test_couplings_in_random_trees(seed: int, bodies: int, contacts: int, roots: int, count: int) -> None:
+    check(*coupled_tree(seed, bodies, contacts, roots, count))
 
 
 def parallel_arm(fingers: int, count: int) -> Sample:
@@ -112,6 +115,19 @@ def parallel_arm(fingers: int, count: int) -> Sample:
 def test_couplings_of_parallel_hinges(fingers: int) -> None:
     torch.manual_seed(fingers)
     check(*parallel_arm(fingers, 3))
+
+
+def test_coupling_that_a_body_drops_out_of() -> None:
+    """Three balls in a row, the last one as far from the middle as that from the first: the distance of the outer ones, which touch."""
+    touch = td.NonlinearContact("c", shape=td.Sphere(0.5), other="a", other_shape=td.Sphere(0.5), friction=0.5)
+    joints = {"ab": td.Floating("a", "b"), "bc": td.Floating("b", "c")}
+    coupling = td.JointCoupling("ab", "bc", ratio=-1.0, offset=1.001)
+    torch.manual_seed(0)
+    mech = td.Mechanism({name: random_body() for name in "abc"}, joints, {"touch": touch}, couplings={"sum": coupling}, options=exact())
+    z = mech.initial_state((3,)).unflatten(-1, (-1, 13))
+    z[..., 0] = torch.tensor((0.0, 0.4, 1.001))
+    z[..., 3] = torch.randn(3, 3)
+    check(mech, z.flatten(-2), torch.zeros(3, mech.num_inputs))
 
 
 def test_couplings_that_repeat_each_other() -> None:
@@ -296,6 +312,20 @@ def test_options_with_couples_and_couplings(options: td.SolverOptions) -> None:
     mech, z, u = parallel_arm(2, 3)
     mech.options = options
     check(mech, z, u)
+
+
+@pytest.mark.parametrize("kind", ["couples", "couplings"])
+def test_last_rungs_of_the_ladder(kind: str) -> None:
+    """Too few iterations for Newton and the interior-point method: the continuation, which has its own count, finds the same solution."""
+    mech, z, u = box_with_couples(**COUPLES[2]) if kind == "couples" else coupled_tree(1, 6, 4, 1, 3)
+    outputs = []
+    for count in (8 if kind == "couples" else 5, 50):
+        mech.options = exact(backend="native", max_iterations=count)
+        with torch.no_grad():
+            outputs.append(mech.step(z, u))
+    assert outputs[0].status.eq(0).all() and int(outputs[0].iterations.max()) > 40
+    # (each as its own way rounds: see `polished`)
+    assert error(outputs[0].z, outputs[1].z) < 1e-9
 
 
 def test_rollouts_with_couples() -> None:

@@ -133,7 +133,7 @@ class _Constraints:
     paths), barring loops in which all neighbours are eliminated: those have whole rows of J, so no order is better.
     Two joints of one body are not enough for a body: 5 + 5 rows in 6 unknowns.
 
-    A row that may vanish in some neighbour (c_b + c_a of two parallel hinges a, b in a row does not depend on the body between them) waits
+    A row that may vanish in some neighbour (the sum of two parallel displacements in a row does not depend on the body between them) waits
     until all its neighbours are gone. Together with the matching that suffices in a tree: the eliminated bodies that hang together then
     hang on at most one other joint, so that every coordinate of their joints is free.
     """

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo import joints as joints_module
 from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
@@ -50,8 +49,6 @@ def unsupported(system: System) -> str | None:
             continue  # (as supported as its joint is)
         if group.cls not in (*_JOINTS, *CONTACT_MODELS, JointCoupling):
             return f"{group.cls.__name__} is not a built-in joint, coupling or contact"
-        if isinstance(group.template, JointCoupling) and any(type_before_parametrizations(j) not in _JOINTS for j in group.template.joints):
-            return f"it does not know the joints of a coupling ({group.template.leader} -> {group.template.follower})"
         if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
             return f"it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
         if group.extra:
@@ -227,24 +224,17 @@ class Program:
         # Contacts between bodies couple them directly.
         touching = [tuple(pair) for g in self.contact_groups if g.body_index.shape[1] > 1 for pair in g.body_index.tolist()]
         added = [pair for pair in sorted(set(touching)) if max(pair) < nb]
-        coupled = [(number, member) for number, group in enumerate(self.coupling_groups) for member in range(len(group.members))]
+        contacts, coupled = self._placed(self.contact_groups), self._placed(self.coupling_groups)
         coupling_nodes = range(len(sizes), len(sizes) + len(coupled))
         sizes += [1] * len(coupled)
-        for node, (number, member) in zip(coupling_nodes, coupled, strict=True):
-            added += [(body, node) for body in sorted(set(self.coupling_groups[number].body_index[member].tolist())) if body < nb]
+        for node, (group, member, _) in zip(coupling_nodes, coupled, strict=True):
+            added += [(body, node) for body in sorted(set(group.body_index[member].tolist())) if body < nb]
         schedule = graph.schedule(sizes, edges + added, indefinite=[*indefinite, *coupling_nodes], whole=coupling_nodes)
         pairs: list[list[int]] = []
         couples: list[list[int]] = []
-        num_laws = 0
 
         # (Blocks that several elements add to are set to zero first, as those filled in are.)
         fill = sorted(set(schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
-        first = len(self.joint_groups + self.joint_cone_groups)
-        contacts = [
-            (group, member, offset)
-            for number, group in enumerate(self.contact_groups)
-            for member, offset in enumerate(self.parameter_offset[first + number])
-        ]
         cones = [cone for joint in joints for cone in joint.cones]
         table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses, self.num_cones]
         # Couplings may repeat each other, as joints in loops may.
@@ -254,7 +244,7 @@ class Program:
         table += [sum(name in group.fields for name in COUPLES for group, _, _ in contacts), len(coupled)]
         for body in range(nb):
             table += [schedule.diagonal_offset[body], schedule.rhs_offset[body]]
-        free_data, first_cone = itertools.count(), 0
+        free_data, laws, first_cone = itertools.count(), itertools.count(), 0
         for joint in joints:
             parent, child, node = joint.parent, joint.child, joint.node
             table += [parent, child, joint.held_translations, joint.held_rotations, joint.row, joint.input, joint.parameters]
@@ -280,8 +270,7 @@ class Program:
             table.append(-1 if _is_plain(group) else len(pairs))
             table += [places.get(name, -1) for name in CONTACT_LAWS[:3]]
             # Torsional friction, which is an orthant, comes before the second-order cones of sliding and rolling.
-            table += [num_laws if has_law else -1, group.template.cones.orthant if friction == 1 else 1, len(couples), len(turning)]
-            num_laws += has_law
+            table += [next(laws) if has_law else -1, group.template.cones.orthant if friction == 1 else 1, len(couples), len(turning)]
             for name in turning:
                 own, model, directions = (1, 2, 2) if name == COUPLES[0] else (len(impulse) - 3, 1, 0)
                 couples.append([contact, places[name], -1, model, directions, impulse[own], slack[own], *[-1] * 6, 0, 0, 0])
@@ -301,16 +290,19 @@ class Program:
         for numbers in pairs + couples:
             table += numbers
         joint_numbers = {id(joint.module): number for number, joint in enumerate(joints)}
-        for node, (number, member) in zip(coupling_nodes, coupled, strict=True):
-            group = self.coupling_groups[number]
+        for node, (group, member, offset) in zip(coupling_nodes, coupled, strict=True):
             element, bodies = group.members[member], group.body_index[member].tolist()
             assert isinstance(element, JointCoupling)
-            table += [joint_numbers[id(joint)] for joint in element.joints]
-            table += [*element.coordinates, int(group.impulse_index[member, 0])]
-            table += [self.parameter_offset[len(self.parameter_offset) - len(self.coupling_groups) + number][member]]
-            table += [schedule.rhs_offset[node], schedule.diagonal_offset[node], *bodies]
+            table += [*(joint_numbers[id(joint)] for joint in element.joints), *element.coordinates]
+            table += [int(group.impulse_index[member, 0]), offset, schedule.rhs_offset[node], schedule.diagonal_offset[node], *bodies]
             table += [schedule.offset.get((body, node), -1) for body in bodies] + [schedule.offset.get((node, body), -1) for body in bodies]
         return np.asarray(table, dtype=np.int32), schedule
+
+    def _placed(self, groups: Sequence[Group]) -> list[tuple[Group, int, int]]:
+        """Members of contact or coupling groups: group, number in it, position of its parameters."""
+        everything = self.joint_groups + self.joint_cone_groups + self.contact_groups + self.coupling_groups
+        offsets = {id(group): offset for group, offset in zip(everything, self.parameter_offset, strict=True)}
+        return [(group, member, offset) for group in groups for member, offset in enumerate(offsets[id(group)])]
 
     def _joint_rows(self, acting: tuple[bool, ...]) -> list[_JointRow]:
         rows: dict[int, _JointRow] = {}
