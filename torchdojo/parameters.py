@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils.parametrize import is_parametrized
 
 __all__ = ["PhysicalModule", "bind", "module_dict"]
@@ -66,7 +67,9 @@ class PhysicalModule(nn.Module):
         self._buffers.pop(name, None)
         if isinstance(value, nn.Parameter) and tensor is value:
             self.register_parameter(name, value)
-        elif tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor):
+        elif (
+            tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor) or forward_ad.unpack_dual(tensor).tangent is not None
+        ):
             self.register_buffer(name, tensor)  # a tensor with a history (or a leaf of the user's own) is used as it is
         else:
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
