@@ -12,7 +12,6 @@ import torchdojo as td
 from torchdojo import joints as joint_types
 from torchdojo import state_jacobians
 from torchdojo.native import loader
-from torchdojo.testing import _differences
 
 BACKENDS = [pytest.param("native", marks=pytest.mark.skipif(not loader.available(), reason="no compiler")), "reference"]
 #: Solutions polished to rounding, so that finite differences see the step and not the solver's tolerance.
@@ -92,21 +91,23 @@ def robot(name: str, kappa: float, backend: str) -> tuple[td.Mechanism, Tensor, 
     return mechanism, *mechanism.to_minimal(z), torques[0]
 
 
-def check(mechanism: td.Mechanism, q: Tensor, qd: Tensor, u: Tensor, tolerance: float = TOLERANCE) -> None:
-    """`jacobians_minimal` against differences of `step_minimal`, entry by entry."""
+def check(mechanism: td.Mechanism, q: Tensor, qd: Tensor, u: Tensor, step: float = 4e-4) -> None:
+    """`jacobians_minimal` against extrapolated central differences of `step_minimal`, entry by entry."""
     n, point = q.shape[-1], torch.cat((q, qd, u))
     base = mechanism.step_minimal(q, qd, u)
     assert int(base.status) == td.Status.SUCCESS
 
-    def columns(displacements: Tensor) -> dict[str, Tensor]:
-        moved = point + displacements
+    def central(step: float) -> Tensor:
+        moved = point + step * torch.cat((torch.eye(len(point)), -torch.eye(len(point))))
         out = mechanism.step_minimal(moved[:, :n], moved[:, n : 2 * n], moved[:, 2 * n :], warm_start=base.solution)
-        return {str(i): value for i, value in enumerate(torch.cat((out.q, out.qd), dim=-1).unbind(-1))}
+        assert not out.status.any()
+        plus, minus = torch.cat((out.q, out.qd), dim=-1).chunk(2)
+        return (plus - minus).T / (2 * step)
 
-    numeric = torch.stack(list(_differences(columns, torch.eye(len(point))).values()))
+    numeric = (16 * central(step / 4) - central(step)) / 15
     analytic = torch.cat(mechanism.jacobians_minimal(q, qd, u), dim=-1)
     assert analytic.shape == numeric.shape == (2 * n, 2 * n + mechanism.num_inputs)
-    assert float((analytic - numeric).abs().max()) <= tolerance * float(numeric.abs().max())
+    assert float((analytic - numeric).abs().max()) <= TOLERANCE * float(numeric.abs().max())
 
 
 # -- Jacobians ----------------------------------------------------------------------------------------------------
@@ -131,7 +132,8 @@ def test_jacobians_of_a_tree_with_a_fixed_joint() -> None:
 @pytest.mark.parametrize("kappa", [1e-3, 1e-4])
 @pytest.mark.parametrize("name", ["half_cheetah", "quadruped"])
 def test_jacobians_of_robots_in_contact(name: str, kappa: float) -> None:
-    check(*robot(name, kappa, "auto"))
+    # Contact bends within fractions of a millimetre; rounding is 1e-13 over the step.
+    check(*robot(name, kappa, "auto"), step=4e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -163,7 +165,7 @@ def test_derivatives_of_the_maps(kind: str, size: float) -> None:
     z = mechanism.retract(z, 0.1 * size * torch.randn(12 * nb))
     tangent = torch.zeros(12 * nb)
     expected = torch.func.jacrev(lambda d: torch.cat(mechanism.to_minimal(mechanism.retract(z, d)), dim=-1))(tangent)
-    torch.testing.assert_close(state_jacobians.minimal_product(order, nb, z, h, torch.eye(12 * nb)), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(state_jacobians.minimal_products(order, nb, z, h, [torch.eye(12 * nb)])[0], expected, rtol=0, atol=1e-12)
 
 
 def test_batches_are_their_elements() -> None:
@@ -206,6 +208,7 @@ def test_a_step_is_that_of_the_maximal_state(backend: str) -> None:
     torch.testing.assert_close(warm.q, out.q, rtol=0, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:contact .* inside its surface")
 @pytest.mark.parametrize("policy", [False, True])
 def test_a_rollout_is_its_steps(policy: bool) -> None:
     mechanism, q, qd, u = robot("half_cheetah", 1e-4, "auto")

@@ -35,6 +35,7 @@ from torchdojo.dynamics.system import ParameterSpec, System
 from torchdojo.solver.interior_point import follow_central_path, solve_step
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
+from torchdojo.vmapping import align, align_given, loop, map_given, unbatchable
 
 __all__ = ["StepAdjointFunction", "StepFunction", "StepHessianFunction", "StepSettings", "StepTangentFunction"]
 
@@ -187,8 +188,8 @@ class StepFunction(torch.autograd.Function):
         def call(*args: Tensor) -> tuple[Tensor, ...]:
             return StepFunction.apply(settings, *args) if warm_start is not None else StepFunction.apply(settings, None, *args)
 
-        if _unbatchable(specs, dims):
-            return _loop(info.batch_size, dims, values, call), (0, 0, 0)
+        if unbatchable(specs, dims):
+            return loop(info.batch_size, dims, values, call), (0, 0, 0)
         return call(*align(specs, dims, values)), (0, 0, 0)
 
 
@@ -284,7 +285,7 @@ class StepTangentFunction(torch.autograd.Function):
 
         specs = [ParameterSpec(1, True), ParameterSpec(0, True), *settings.specs, *settings.specs]
         if any(not spec.batched for spec in specs):
-            return _loop(info.batch_size, in_dims[1:], values, call)[0], 0
+            return loop(info.batch_size, in_dims[1:], values, call)[0], 0
         return call(*align_given(specs, map_given(info.batch_size, in_dims[1:], values)))[0], 0
 
 
@@ -445,39 +446,6 @@ def smoothed(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     return torch.where((solution.status == int(Status.SUCCESS))[:, None], solution.w, w)
 
 
-# -- vmap ------------------------------------------------------------------------------------------------------------------------------
-
-
-def align(specs: Sequence[ParameterSpec], dims: Sequence[int | None], values: Sequence[Tensor]) -> list[Tensor]:
-    """Bring mapped dimensions to the front, in front of equally many batch dimensions, so that ordinary broadcasting does the rest."""
-    lead = max(v.ndim - s.ndim - (d is not None) for s, d, v in zip(specs, dims, values, strict=True) if s.batched)
-    aligned = []
-    for spec, dim, value in zip(specs, dims, values, strict=True):
-        if dim is not None:
-            value = value.movedim(dim, 0)
-            own = value.ndim - 1 - spec.ndim
-            value = value.reshape(value.shape[0], *(1,) * (lead - own), *value.shape[1:])
-        aligned.append(value)
-    return aligned
-
-
-def map_all(size: int, dims: Sequence[int | None], values: Sequence[Tensor]) -> list[Tensor]:
-    """Mapped dimensions at the front of every tensor: gradients are wanted per mapped sample, so what is not mapped is expanded."""
-    return [v.expand(size, *v.shape) if d is None else v.movedim(d, 0) for v, d in zip(values, dims, strict=True)]
-
-
-def map_given(size: int, dims: Sequence[int | None], values: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """`map_all` where values may be missing."""
-    return [None if value is None else map_all(size, [dim], [value])[0] for value, dim in zip(values, dims, strict=True)]
-
-
-def align_given(specs: Sequence[ParameterSpec], mapped: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """`align` of values mapped at the front, where they may be missing."""
-    there = [(spec, value) for spec, value in zip(specs, mapped, strict=True) if value is not None]
-    aligned = iter(align([spec for spec, _ in there], [0] * len(there), [value for _, value in there]))
-    return [None if value is None else next(aligned) for value in mapped]
-
-
 def _map_gradients(
     settings: StepSettings,
     needs: Sequence[bool],
@@ -489,21 +457,9 @@ def _map_gradients(
     """The vmap rule of a call (grad_w, w, status, z, u, wrench, *parameters, ...) -> gradients of z, ..., parameters."""
     specs, out_dims = settings.specs, tuple(0 if need else None for need in needs)
     if any(not spec.batched for spec in specs):
-        return _loop(size, dims, values, call), out_dims
+        return loop(size, dims, values, call), out_dims
     mapped = map_given(size, dims, values)
     lead = [ParameterSpec(1, True), ParameterSpec(1, True), ParameterSpec(0, True)]
     grads = call(*align_given([*lead, *(specs * 2)[: len(values) - 3]], mapped))
     data = cast(list[Tensor], mapped[3 : 3 + len(specs)])
     return tuple(None if grad is None else grad.reshape(value.shape) for grad, value in zip(grads, data, strict=True)), out_dims
-
-
-def _unbatchable(specs: Sequence[ParameterSpec], dims: Sequence[int | None]) -> bool:
-    return any(dim is not None and not spec.batched for spec, dim in zip(specs, dims, strict=True))
-
-
-def _loop(
-    size: int, dims: Sequence[int | None], values: Sequence[Tensor | None], call: Callable[..., tuple[Tensor | None, ...]]
-) -> tuple[Any, ...]:
-    """One call per mapped sample: for weights of user-written modules, which have no batch dimension of their own."""
-    results = [call(*[v if d is None or v is None else v.select(d, i) for v, d in zip(values, dims, strict=True)]) for i in range(size)]
-    return tuple(None if column[0] is None else torch.stack(column) for column in zip(*results, strict=True))

@@ -30,7 +30,7 @@ from torchdojo.native import ops
 from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
 from torchdojo.native.program import program, supported, unsupported
-from torchdojo.parameters import Modules, PhysicalModule, module_dict, require
+from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
 from torchdojo.penetration import warn_of_penetration
 from torchdojo.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
 from torchdojo.solver.options import Backend, SolverOptions, Status
@@ -296,54 +296,45 @@ class Mechanism(PhysicalModule):
             (..., 12 nb, 12 nb) with respect to z, and (..., 12 nb, nu) with respect to u; zero for environments that fail. Not themselves
             differentiable.
         """
-        jacobian, size = self._jacobian(z, u, warm_start), TANGENT_SIZE * self.num_bodies
-        return jacobian[..., :size], jacobian[..., size:]
-
-    def _jacobian(self, z: Tensor, u: Tensor | None, warm_start: Tensor | None) -> Tensor:
-        """Both of `jacobians` side by side, (..., 12 nb, 12 nb + nu)."""
         z, u, wrench = self._check_inputs(z, u, None)
         native = self._native()
         with torch.no_grad():
             if native is not None:
-                return ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
-            return stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
+                jacobian = ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
+            else:
+                jacobian = stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
+        size = TANGENT_SIZE * self.num_bodies
+        return jacobian[..., :size], jacobian[..., size:]
 
     # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
 
-    def step_minimal(
-        self, q: Tensor, qd: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, wrench: Tensor | None = None
-    ) -> MinimalOutput:
+    def step_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> MinimalOutput:
         """One step in joint coordinates, `to_minimal` of `step` at `to_maximal`: ``out = mech.step_minimal(q, qd, u)``, then out.q, out.qd.
 
         Args:
-            q, qd: (..., num_coordinates), as in `to_maximal`. Other arguments and what happens to failures: `step`.
+            q, qd: (..., num_coordinates), as in `to_maximal`. u, options: as in `step` (`warm_start`, `wrench`, ...), and so are failures.
 
-        Rotations come back as in `to_minimal`, in (−π, π] or as rotation vectors of at most π, whatever turns q had.
+        Rotations come back as in `to_minimal`, as angles in (−π, π] and rotation vectors of at most π, whatever turns q had.
 
         Raises:
             ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
         """
-        return minimal_stepping.step(self, q, qd, u, warm_start, wrench)
+        return minimal_stepping.step(self, q, qd, u, options)
 
-    def rollout_minimal(
-        self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, *, steps: int | None = None, **options: Any
-    ) -> MinimalTrajectory:
-        """`rollout` in joint coordinates, from q, qd (..., num_coordinates); a policy is one of (q, qd). `options`: those of `rollout`."""
-        given = minimal_stepping.policy(self, u) if callable(u) else u
-        return minimal_stepping.rollout(self, q, qd, lambda z: self.rollout(z, given, steps=steps, **options))
+    def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
+        """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy is one of (q, qd). Options: those of `rollout`."""
+        return minimal_stepping.rollout(self, q, qd, u, options)
 
-    def jacobians_minimal(
-        self, q: Tensor, qd: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u.
+    def jacobians_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u. options: those of `jacobians`.
 
-        Partial derivatives with respect to the coordinates as they are: those of two or three rotations are components of a rotation
-        vector (not a body-frame tangent, as in `jacobians`). `jacobians` times the derivatives of both maps, in closed form.
+        Partial derivatives by the coordinates as they are: those of two or three rotations are components of a rotation vector (not a
+        body-frame tangent, as in `jacobians`). They are `jacobians` times the derivatives of both maps, in closed form.
 
         Returns:
             (..., 2 n, 2 n) and (..., 2 n, nu), n = num_coordinates; zero for environments that fail. Not themselves differentiable.
         """
-        return minimal_stepping.jacobians(self, q, qd, u, warm_start)
+        return minimal_stepping.jacobians(self, q, qd, u, options)
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
@@ -499,23 +490,7 @@ class Mechanism(PhysicalModule):
         return minimal.spanning_order(self._system.body_names, self._joints())
 
     def _check_tensor(self, name: str, value: Any, size: int) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
-        if value.ndim < 1 or value.shape[-1] != size:
-            raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for a mechanism of {self.num_bodies} bodies")
-        if value.dtype != self.gravity.dtype:
-            raise TypeError(
-                f"{name}: got {value.dtype}, the mechanism has {self.gravity.dtype}; convert one, for example mech.to({value.dtype})"
-            )
-        if torch.is_autocast_enabled(value.device.type):
-            raise RuntimeError(
-                f"torch.autocast is on, and the step has no mixed precision: contact needs the digits of {value.dtype}; put it into "
-                f"`with torch.autocast({value.device.type!r}, enabled=False):` and convert what networks give, u.to({value.dtype})"
-            )
-        if value.device != self.gravity.device:
-            raise TypeError(
-                f"{name}: on {value.device}, the mechanism on {self.gravity.device}; move one, for example mech.to({str(value.device)!r})"
-            )
+        check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
 
     def _check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)

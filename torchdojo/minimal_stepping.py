@@ -6,17 +6,16 @@ differentiates it: autograd through the three in turn, or their Jacobians multip
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchdojo.assembly import has_loops
 from torchdojo.dynamics.integrator import STATE_SIZE
-from torchdojo.rollout import Trajectory
 from torchdojo.solver.options import Status
-from torchdojo.state_jacobians import maximal_jacobian, minimal_product
+from torchdojo.state_jacobians import maximal_jacobian, minimal_products
 
 if TYPE_CHECKING:
     from torchdojo.mechanism import Mechanism
@@ -52,20 +51,21 @@ class MinimalTrajectory(NamedTuple):
     substeps: Tensor
 
 
-def step(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, warm_start: Tensor | None, wrench: Tensor | None) -> MinimalOutput:
+def step(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options: Mapping[str, Any]) -> MinimalOutput:
     """`Mechanism.step_minimal`."""
     z, _ = _lift(mech, q, qd)
-    out = mech.step(z, u, warm_start=warm_start, wrench=wrench)
+    out = mech.step(z, u, **options)
     solved = (out.status == int(Status.SUCCESS))[..., None]
     new = mech.to_minimal(torch.where(solved, out.z, _neutral(z)))
     kept = [torch.where(solved, after, before.detach()) for after, before in zip(new, torch.broadcast_tensors(q, qd), strict=True)]
     return MinimalOutput(kept[0], kept[1], *out)
 
 
-def rollout(mech: Mechanism, q: Tensor, qd: Tensor, run: Callable[[Tensor], Trajectory]) -> MinimalTrajectory:
-    """`Mechanism.rollout_minimal`; `run` is the rollout from a maximal state."""
+def rollout(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None, options: Mapping[str, Any]) -> MinimalTrajectory:
+    """`Mechanism.rollout_minimal`."""
     z, valid = _lift(mech, q, qd)
-    path = run(z)
+    given = u if u is None or isinstance(u, Tensor) else (lambda z: u(*mech.to_minimal(z)))
+    path = mech.rollout(z, given, **options)
     # The steps in front, so that batch dimensions of parameters fit behind them; the first entry is what was given.
     after = torch.where(valid, path.z.movedim(-2, 0)[1:], _neutral(z))
     columns = []
@@ -75,24 +75,19 @@ def rollout(mech: Mechanism, q: Tensor, qd: Tensor, run: Callable[[Tensor], Traj
     return MinimalTrajectory(columns[0], columns[1], *path)
 
 
-def policy(mech: Mechanism, function: MinimalPolicy) -> Callable[[Tensor], Tensor]:
-    """A policy of (q, qd) as one of z."""
-    return lambda z: function(*mech.to_minimal(z))
-
-
-def jacobians(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, warm_start: Tensor | None) -> tuple[Tensor, Tensor]:
+def jacobians(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """`Mechanism.jacobians_minimal`."""
     with torch.no_grad():
         q, qd = torch.broadcast_tensors(q, qd)
         z, valid = _lift(mech, q, qd)
-        out = mech.step(z, u, warm_start=warm_start)
-        maximal = mech._jacobian(z, u, out.solution)
+        out = mech.step(z, u, **options)
+        by_state, by_input = mech.jacobians(z, u, **{**options, "warm_start": out.solution})
         solved = (out.status == int(Status.SUCCESS))[..., None]
-        order, size = mech._order(), 12 * mech.num_bodies
-        rows = minimal_product(order, mech.num_bodies, torch.where(solved, out.z, _neutral(z)), mech.timestep, maximal)
+        order, nb, h = mech._order(), mech.num_bodies, mech.timestep
+        after = torch.where(solved, out.z, _neutral(z))
+        by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
         q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, _neutral(z))))
-        by_state = rows[..., :size] @ maximal_jacobian(order, mech.num_bodies, q, qd, z, mech.timestep)
-        return by_state, rows[..., size:]
+        return by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input
 
 
 def _lift(mech: Mechanism, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:

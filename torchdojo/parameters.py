@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["PhysicalModule", "bind", "module_dict"]
+__all__ = ["PhysicalModule", "bind", "check_tensor", "module_dict"]
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -33,6 +33,25 @@ def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
         return
     if not bool(condition.all()):
         raise ValueError(f"{name}: got {value.detach().tolist()}; allowed: {allowed}")
+
+
+def check_tensor(name: str, value: Any, size: int, number: Tensor, owner: str) -> None:
+    """Raise unless `value` is a tensor (..., size) with the dtype and the device of `number`, a parameter of the mechanism."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
+    if torch.is_autocast_enabled(value.device.type):
+        raise RuntimeError(
+            f"torch.autocast is on, and the step has no mixed precision: contact needs the digits of {number.dtype}; put it into "
+            f"`with torch.autocast({value.device.type!r}, enabled=False):` and convert what networks give, u.to({number.dtype})"
+        )
+    if value.ndim < 1 or value.shape[-1] != size:
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for {owner}")
+    if value.dtype != number.dtype:
+        raise TypeError(f"{name}: got {value.dtype}, the mechanism has {number.dtype}; convert one, for example mech.to({value.dtype})")
+    if value.device != number.device:
+        raise TypeError(
+            f"{name}: on {value.device}, the mechanism on {number.device}; move one, for example mech.to({str(value.device)!r})"
+        )
 
 
 class PhysicalModule(nn.Module):

@@ -28,7 +28,7 @@ from torchdojo.elements import Pose, Twist, unit
 from torchdojo.joints import previous_pose
 from torchdojo.state import JointOrder, with_world
 
-__all__ = ["maximal_jacobian", "minimal_product"]
+__all__ = ["maximal_jacobian", "minimal_products"]
 
 
 class _Tree(NamedTuple):
@@ -151,8 +151,8 @@ def _increments(twist: Twist, h: Tensor) -> tuple[Tensor, Tensor]:
 # -- the maps ----------------------------------------------------------------------------------------------------------------------------
 
 
-def minimal_product(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep: Tensor, matrix: Tensor) -> Tensor:
-    """Derivative of `to_minimal` at z (..., 13 nb) times a matrix (..., 12 nb, c) of tangents: rows of [q, qd], (..., 2 n, c).
+def minimal_products(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep: Tensor, matrices: Sequence[Tensor]) -> list[Tensor]:
+    """Derivative of `to_minimal` at z (..., 13 nb) times matrices (..., 12 nb, c) of tangents: rows of [q, qd], (..., 2 n, c) each.
 
     A joint reads two bodies only, so the derivative itself is never put together.
     """
@@ -179,19 +179,22 @@ def minimal_product(order: Sequence[JointOrder], num_bodies: int, z: Tensor, tim
         turned = back[..., 3:] @ turn[..., body, :, :]
         columns = direct[..., :3] + back[..., :3], -h[..., None] * back[..., :3], direct[..., 3:] + turned, -turned @ spin[..., body, :, :]
         sides.append(torch.cat(torch.broadcast_tensors(*columns), dim=-1))
-    batch = torch.broadcast_shapes(sides[0].shape[:-3], matrix.shape[:-2])
-    result = matrix.new_empty(*batch, 2 * count, matrix.shape[-1])
-    for e, entry in enumerate(order):
-        free = _free(entry)
-        if not free:
-            continue
-        rows = [*free, *(6 + i for i in free)]
-        value = sides[1][..., e, rows, :] @ _rows_of(matrix, entry.child)
-        if entry.parent >= 0:
-            value = value + sides[0][..., e, rows, :] @ _rows_of(matrix, entry.parent)
-        first, last = entry.coordinates.start, entry.coordinates.stop
-        result[..., first:last, :], result[..., count + first : count + last, :] = value.split(len(free), dim=-2)
-    return result
+    results = []
+    for matrix in matrices:
+        batch = torch.broadcast_shapes(sides[0].shape[:-3], matrix.shape[:-2])
+        result = matrix.new_empty(*batch, 2 * count, matrix.shape[-1])
+        for e, entry in enumerate(order):
+            free = _free(entry)
+            if not free:
+                continue
+            rows = [*free, *(6 + i for i in free)]
+            value = sides[1][..., e, rows, :] @ _rows_of(matrix, entry.child)
+            if entry.parent >= 0:
+                value = value + sides[0][..., e, rows, :] @ _rows_of(matrix, entry.parent)
+            first, last = entry.coordinates.start, entry.coordinates.stop
+            result[..., first:last, :], result[..., count + first : count + last, :] = value.split(len(free), dim=-2)
+        results.append(result)
+    return results
 
 
 def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tensor, z: Tensor, timestep: Tensor) -> Tensor:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import Status
 from torchdojo.stepping import StepOutput
 
-__all__ = ["GradientReport", "check_gradients", "tangent_step"]
+__all__ = ["GradientReport", "check_gradients"]
 
 # Central differences at these steps, extrapolated in pairs; contact at small kappa bends within micrometres, flight not within metres.
 STEPS = tuple(1e-3 / 4**i for i in range(11))
@@ -69,51 +68,15 @@ def check_gradients(
         raise ValueError(f"check_gradients: got z of shape {tuple(z.shape)} and {z.dtype}; allowed: one environment, (13 nb,), float64")
     u = z.new_zeros(mechanism.num_inputs) if u is None else u
     generator = torch.Generator().manual_seed(seed)
-    with _polished(mechanism):
-        return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)
-
-
-@contextlib.contextmanager
-def _polished(mechanism: Mechanism) -> Iterator[None]:
-    """Differences need solutions far tighter than a simulation does; gradients are compared at kappa itself."""
     options = mechanism.options
+    # Differences need solutions far tighter than a simulation does; gradients are compared at kappa itself.
     mechanism.options = dataclasses.replace(
         options, residual_tol=1e-10, central_path_tol=1e-6, min_iterations=8, max_halvings=0, grad_kappa=None
     )
     try:
-        yield
+        return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)
     finally:
         mechanism.options = options
-
-
-def tangent_step(mechanism: Mechanism, z: Tensor, u: Tensor | None = None) -> Callable[[Tensor, Tensor], Tensor]:
-    """The step around (z, u) as a function between flat spaces, which is what torch's own checks take.
-
-    ``torch.autograd.gradcheck(td.testing.tangent_step(mech, z, u), (delta, du))``, with delta (..., 12 nb) and du (..., nu) small, zero
-    for instance; with SolverOptions(backend="reference") `gradgradcheck` as well. In z itself differences would leave the unit sphere of
-    quaternions. Solutions are polished to rounding for the differences.
-
-    Args:
-        mechanism: float64. z: (..., 13 nb). u: (..., nu) or None.
-
-    Returns:
-        (delta, du) -> the tangent (..., 12 nb) that leads from the next state of (z, u) to that of (`retract`(z, delta), u + du).
-
-    Raises:
-        ValueError: a step that fails at (z, u).
-    """
-    u = z.new_zeros(mechanism.num_inputs) if u is None else u
-    with torch.no_grad(), _polished(mechanism):
-        base = mechanism.step(z, u)
-    if bool(base.status.any()):
-        raise ValueError(f"tangent_step: the step fails at this state: {Status(int(base.status.max())).explain}")
-
-    def function(delta: Tensor, du: Tensor) -> Tensor:
-        with _polished(mechanism):
-            after = mechanism.step(mechanism.retract(z, delta), u + du, warm_start=base.solution).z
-        return mechanism.difference(after, base.z)
-
-    return function
 
 
 def _check(

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.autodiff import align, forward_mode, map_all, transforming
+from torchdojo.autodiff import forward_mode, transforming
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.native import execution, loader
 from torchdojo.native.cache import Parameters
@@ -20,6 +20,7 @@ from torchdojo.native.execution import SERIES, VECTOR, Settings, Six, settings_o
 from torchdojo.native.program import Program, by_number
 from torchdojo.native.tangent import RolloutTangent, refuse_second_derivative
 from torchdojo.stepping import StepOutput
+from torchdojo.vmapping import align, map_all
 
 __all__ = ["Settings", "available", "jacobian", "rollout", "step"]
 

@@ -13,13 +13,14 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 
-from torchdojo.autodiff import StepSettings, StepTangentFunction, align_given, flatten_batch, halves, map_given, pushforward
+from torchdojo.autodiff import StepSettings, StepTangentFunction, flatten_batch, halves, pushforward
 from torchdojo.dynamics.integrator import join_state, next_pose, split_state
 from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.elements import Twist
 from torchdojo.native.execution import SERIES, VECTOR, Settings
 from torchdojo.solver.options import Status
 from torchdojo.stepping import StepOutput, halve
+from torchdojo.vmapping import align_given, map_given
 
 __all__ = ["RolloutTangent", "refuse_second_derivative"]
 
