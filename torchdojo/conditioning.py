@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.autodiff import flatten_batch
-from torchdojo.dynamics.residual import StepProblem
+from torchdojo.dynamics.residual import StepProblem, local_jacobian
 
 if TYPE_CHECKING:
     from torchdojo.mechanism import Mechanism
@@ -28,8 +28,7 @@ def step_problem(mech: Mechanism, z: Tensor, u: Tensor | None = None, wrench: Te
 
 def derivative(problem: StepProblem, w: Tensor) -> Tensor:
     """Of the residual of one environment with respect to its unknowns w (n,), (n, n)."""
-    jacobian: Tensor = torch.func.jacfwd(lambda y: problem.residual(y[None])[0])(w)
-    return jacobian
+    return local_jacobian(problem.residual, w[None])[1][0]
 
 
 def balanced(matrix: Tensor) -> Tensor:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torchdojo.parametrize import Bounded, LogCholeskyInertia, Positive, Unit
-from torchdojo.stepping import StepOutput
 
 if TYPE_CHECKING:
     from torchdojo.mechanism import Mechanism
 
 __all__ = ["central", "converged", "directions", "parameter_mover", "requiring_grad"]
+
+#: A tuple of tensors with batch dimensions in front: `StepOutput`, `Trajectory`.
+Output = TypeVar("Output", bound=tuple[Any, ...])
 
 # Central differences at these steps, extrapolated in pairs; contact at small kappa bends within micrometres, flight not within metres.
 STEPS = tuple(1e-3 / 4**i for i in range(11))
@@ -55,8 +57,8 @@ def directions(size: int, count: int | None, generator: torch.Generator) -> Tens
     return torch.randn(count, size, generator=generator) / size**0.5
 
 
-def parameter_mover(mechanism: Mechanism, names: Sequence[str], step: Callable[[], StepOutput]) -> Callable[[Tensor], StepOutput]:
-    """A function of displacements (n, total size of the named parameters): `step` with them, n environments.
+def parameter_mover(mechanism: Mechanism, names: Sequence[str], run: Callable[[], Output]) -> Callable[[Tensor], Output]:
+    """A function of displacements (n, total size of the named parameters): what `run` returns with them, n environments.
 
     Physical fields take one batch; other tensors (weights of user-written modules) one value after the other.
     """
@@ -64,13 +66,13 @@ def parameter_mover(mechanism: Mechanism, names: Sequence[str], step: Callable[[
     places = [_places(mechanism, mechanism.get_parameter(name)) for name in names]
     batched = all(_takes_batch(owner, leaf) for found in places for owner, leaf in found)
 
-    def move(displacements: Tensor) -> StepOutput:
+    def move(displacements: Tensor) -> Output:
         pieces = displacements.split([value.numel() for value in values], dim=-1)
         moved = [value + piece.reshape(-1, *value.shape) for value, piece in zip(values, pieces, strict=True)]
         if batched:
-            return _with(places, moved, step)
-        outputs = [_with(places, [batch[i] for batch in moved], step) for i in range(len(displacements))]
-        return StepOutput(*(torch.stack(column) for column in zip(*outputs, strict=True)))
+            return _with(places, moved, run)
+        outputs = [_with(places, [batch[i] for batch in moved], run) for i in range(len(displacements))]
+        return type(outputs[0])(*(torch.stack(column) for column in zip(*outputs, strict=True)))
 
     return move
 
@@ -86,15 +88,15 @@ def _takes_batch(owner: nn.Module, leaf: str) -> bool:
     return leaf in getattr(owner, "fields", {})
 
 
-def _with(places: Sequence[Sequence[tuple[nn.Module, str]]], values: Sequence[Tensor], step: Callable[[], StepOutput]) -> StepOutput:
-    """`step` while the parameters at these places have other values."""
+def _with(places: Sequence[Sequence[tuple[nn.Module, str]]], values: Sequence[Tensor], run: Callable[[], Output]) -> Output:
+    """`run` while the parameters at these places have other values."""
     kept = [(owner, leaf, owner._parameters[leaf]) for found in places for owner, leaf in found]
     try:
         for found, value in zip(places, values, strict=True):
             for owner, leaf in found:
                 owner._parameters[leaf] = value  # type: ignore[assignment]
         with torch.no_grad():
-            return step()
+            return run()
     finally:
         for owner, leaf, parameter in kept:
             owner._parameters[leaf] = parameter
