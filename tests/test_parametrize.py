@@ -391,3 +391,17 @@ def test_refused_assignments() -> None:
     assert float(box.mass) == pytest.approx(1.3) and float(corner.friction) == pytest.approx(0.4)
     box.mass = 2
     assert float(box.mass) == pytest.approx(2.0)
+
+
+def test_assigned_limits() -> None:
+    """Limits are checked as a pair, whichever of them is parametrized."""
+    hinge = scene().joints["hinge"]
+    td.parametrize.bounded(hinge, "upper", 0.1, 1.0)
+    hinge.limits = (-0.8, 0.5)
+    assert hinge.lower.item() == -0.8 and hinge.upper.item() == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="lower limits below the upper ones"):
+        hinge.upper = -0.9
+    with pytest.raises(ValueError, match="lower limits below the upper ones"):
+        hinge.lower = 0.7
+    with pytest.raises(ValueError, match=r"not every value.*lower limits below the upper ones"):
+        td.parametrize.bounded(hinge, "lower", -1.0, 0.6)

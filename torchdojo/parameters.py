@@ -41,7 +41,8 @@ class PhysicalModule(nn.Module):
 
     A field is stored as an `nn.Parameter` that does not require grad until asked (`module.mass.requires_grad_()`), may carry leading batch
     dimensions, and may be assigned a number or any tensor, one with a graph included (`contact.friction = network(x)`), which then takes
-    the place of the parameter. Assignments are validated by `check_field`.
+    the place of the parameter. Assignments are validated by `check_field`. A parametrized field (`td.parametrize`) is computed of another
+    parameter, which an assigned number sets.
     """
 
     fields: ClassVar[dict[str, int]] = {}
