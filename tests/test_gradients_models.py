@@ -143,13 +143,12 @@ def test_gradcheck_on_the_tangent_space(name: str) -> None:
     with torch.no_grad():
         path = mech.rollout(models.initial_state(name, mech), steps=40)
     z = path.z[int(pressed(mech, path).argmax()) if mech.contacts else 20]
-    mech.options = td.SolverOptions(kappa=1e-4, residual_tol=1e-12, min_iterations=8, max_halvings=0, backend="native")
     step = td.testing.tangent_step(mech, z)
     body = next(iter(mech.bodies.values()))
     theta = td.parametrize.positive(body, "mass")
     start = theta.detach().clone()
 
-    def function(delta: Tensor, du: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
+    def function(delta: Tensor, du: Tensor, change: Tensor) -> Tensor:
         key = f"bodies.{next(iter(mech.bodies))}.parametrizations.mass.original"
         return torch.func.functional_call(Wrapped(mech, step), {f"mech.{key}": start + change}, (delta, du))
 
@@ -166,5 +165,5 @@ class Wrapped(torch.nn.Module):
         super().__init__()
         self.mech, self.function = mech, function
 
-    def forward(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, *arguments: Tensor) -> Tensor:
         return self.function(*arguments)

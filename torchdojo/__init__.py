@@ -30,6 +30,7 @@ from torchdojo.joints import (
 )
 from torchdojo.manifolds import contact_manifold, contacts_between
 from torchdojo.mechanism import Mechanism, Trajectory
+from torchdojo.minimal_stepping import MinimalOutput, MinimalTrajectory
 from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.stepping import StepOutput
@@ -59,6 +60,8 @@ __all__ = [
     "LinearContact",
     "Mechanism",
     "Mesh",
+    "MinimalOutput",
+    "MinimalTrajectory",
     "NonlinearContact",
     "Orbital",
     "Planar",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -64,7 +65,7 @@ class PhysicalModule(nn.Module):
         tensor = self.check_field(name, as_tensor(value, self.label(name)))
         if not is_parametrized(self, name):
             self._store(name, value, tensor)
-        elif tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor):
+        elif _differentiated(tensor):
             raise ValueError(
                 f"{self.label(name)}: got a tensor that requires grad for a parametrized field, which keeps numbers only; "
                 "give value.detach(), or make the field a plain one first: td.parametrize.bake(module)"
@@ -78,7 +79,7 @@ class PhysicalModule(nn.Module):
         self._buffers.pop(name, None)
         if isinstance(value, nn.Parameter) and tensor is value:
             self.register_parameter(name, value)
-        elif tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor):
+        elif _differentiated(tensor):
             self.register_buffer(name, tensor)  # a tensor with a history (or a leaf of the user's own) is used as it is
         else:
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
@@ -110,6 +111,12 @@ class PhysicalModule(nn.Module):
         own = [name for name, _ in self.named_parameters()] + [name for name, _ in self.named_buffers()]
         # A parametrized field (torch.nn.utils.parametrize) is read through its attribute, so its originals are not extra state.
         return [name for name in own if name not in self.fields and not name.startswith("parametrizations.")]
+
+
+def _differentiated(tensor: Tensor) -> bool:
+    """Whether derivatives with respect to this tensor are asked for, in reverse or forward mode."""
+    dual = forward_ad.unpack_dual(tensor).tangent is not None
+    return tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor) or dual
 
 
 def parametrized_names(module: nn.Module) -> list[str]:

@@ -71,31 +71,34 @@ def check_gradients(
         return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)
 
 
-def tangent_step(
-    mechanism: Mechanism, z: Tensor, u: Tensor | None = None, *, wrench: Tensor | None = None
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The step as a function between vector spaces, for `torch.autograd.gradcheck`, whose differences leave the unit quaternions otherwise.
+def tangent_step(mechanism: Mechanism, z: Tensor, u: Tensor | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The step around (z, u) as a function between flat spaces, which is what torch's own checks take.
+
+    ``torch.autograd.gradcheck(td.testing.tangent_step(mech, z, u), (delta, du))``, with delta (..., 12 nb) and du (..., nu) small, zero
+    for instance; with SolverOptions(backend="reference") `gradgradcheck` as well. In z itself differences would leave the unit sphere of
+    quaternions. Solutions are polished to rounding for the differences.
+
+    Args:
+        mechanism: float64. z: (..., 13 nb). u: (..., nu) or None.
 
     Returns:
-        (delta, du) -> (next, impulses): from a tangent of z (..., 12 nb), per body [dx, dv, dphi, domega], and a change of u (..., nu) to
-        the tangent (..., 12 nb) that leads from the next state at zero to that here, and the impulses (..., n). Parameters that
-        require grad take part as usual. For differences the options should ask for tight solutions:
-        ``SolverOptions(residual_tol=1e-12, min_iterations=8, max_halvings=0)``.
+        (delta, du) -> the tangent (..., 12 nb) that leads from the next state of (z, u) to that of (`retract`(z, delta), u + du).
 
     Raises:
-        ValueError: a step that fails at z. Whatever `Mechanism.step` raises.
+        ValueError: a step that fails at (z, u).
     """
     u = z.new_zeros(mechanism.num_inputs) if u is None else u
-    with torch.no_grad():
-        base = mechanism.step(z, u, wrench=wrench)
-    if bool((base.status != int(Status.SUCCESS)).any()):
+    with torch.no_grad(), differences.converged(mechanism, grad_kappa=None):
+        base = mechanism.step(z, u)
+    if bool(base.status.any()):
         raise ValueError(f"tangent_step: the step fails at this state: {Status(int(base.status.max())).explain}")
 
-    def step(delta: Tensor, du: Tensor) -> tuple[Tensor, Tensor]:
-        out = mechanism.step(mechanism.retract(z, delta), u + du, wrench=wrench, warm_start=base.solution)
-        return mechanism.difference(out.z, base.z), out.impulses
+    def function(delta: Tensor, du: Tensor) -> Tensor:
+        with differences.converged(mechanism, grad_kappa=None):
+            after = mechanism.step(mechanism.retract(z, delta), u + du, warm_start=base.solution).z
+        return mechanism.difference(after, base.z)
 
-    return step
+    return function
 
 
 def _check(
