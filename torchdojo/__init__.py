@@ -1,6 +1,6 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
-from torchdojo import models, testing
+from torchdojo import models, parametrize, testing
 from torchdojo.actuators import Actuator, Actuators, actuate
 from torchdojo.adaptive import AdaptiveOptions
 from torchdojo.bodies import Body
@@ -86,6 +86,7 @@ __all__ = [
     "kappa_for_gap",
     "load",
     "models",
+    "parametrize",
     "resting_gap",
     "testing",
 ]
