@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -147,6 +148,12 @@ def jacobian(problem: Problem, out: Outputs) -> Tensor:
     with _Call(problem, out) as call:
         call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))
     return result
+
+
+# In a forked process the threads of its parent's OpenMP pool do not exist, and GNU's implementation, which torch and the kernel use, waits
+# for them forever. So there it is one thread, as in the workers of a DataLoader. Who knows that the parent had none may ask for more.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 @functools.lru_cache(maxsize=64)

@@ -112,7 +112,8 @@ struct Cones {
     }
 
     // With the matrix of the problem, which is factored first where it is not yet: x becomes the direction of bodies and multipliers,
-    // `direction` that of the contacts. It removes `residual` (in the places of w; null: the equations are left as they are) and fills `right`.
+    // `direction` that of the contacts. It removes `residual` (in the places of w; null: the equations are left as they are) and fills
+    // `right`.
     void solve(Problem<T> &problem, const T *w, const T *residual, T *x, bool factored) {
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
@@ -183,7 +184,9 @@ struct Cones {
         for (int c = 0; c < mechanism.num_contacts; ++c)
             put(mechanism.contacts[c].impulse, direction[c].gamma), put(mechanism.contacts[c].slack, direction[c].slack);
         for_each_friction([&](const ContactTable &friction, int c) {
-            for_each_facet(friction, [&](int impulse, int slack) { put(impulse, facet_direction[impulse]), put(slack, facet_direction[slack]); });
+            for_each_facet(friction, [&](int impulse, int slack) {
+                put(impulse, facet_direction[impulse]), put(slack, facet_direction[slack]);
+            });
             if (friction.is_pyramid()) return;
             for (int k = 0; k < 3; ++k)
                 put(friction.friction_impulse() + k, direction[c].xi[k]), put(friction.friction_slack() + k, direction[c].eta[k]);
@@ -413,7 +416,8 @@ private:
     static TD_INLINE void start_normal(const T &distance, const T &level, T *values) {
         values[half] = max(distance, sqrt(level)), values[0] = level / values[half];
     }
-    static TD_INLINE void start_friction(const ContactTable &friction, const T &height, const T &s1, const T &s2, const T &level, T *values) {
+    static TD_INLINE void start_friction(const ContactTable &friction, const T &height, const T &s1, const T &s2, const T &level,
+                                         T *values) {
         if (friction.is_pyramid()) Pyramid<T>{friction}.start(height, s1, s2, level, values, values + half);
         else if (friction.friction) Disc<T>::start(height, s1, s2, level, values, values + half);
     }

@@ -1,9 +1,9 @@
-// Linear couplings of joint coordinates (JointCoupling in couplings.py): c_follower⁺ − ratio c_leader⁺ − offset = 0, one row each, which is a
-// node of its own in the condensed matrix, linked to the bodies of both joints.
+// Linear couplings of joint coordinates (JointCoupling in couplings.py): c_follower⁺ − ratio c_leader⁺ − offset = 0, one row each, which is
+// a node of its own in the condensed matrix, linked to the bodies of both joints.
 //
-// The multiplier λ acts along the follower's coordinate, −ratio λ along the leader's, at the current configuration and as limits do: through
-// the transposed Jacobian of the coordinate. Of two angles, the turns with which the coupling holds at the current configuration depend on
-// data only and have no derivative.
+// The multiplier λ acts along the follower's coordinate, −ratio λ along the leader's, at the current configuration and as limits do:
+// through the transposed Jacobian of the coordinate. Of two angles, the turns with which the coupling holds at the current configuration
+// depend on data only and have no derivative.
 #pragma once
 
 #include "problem.hpp"
@@ -36,8 +36,9 @@ struct CouplingEnd {
         : joint(problem.mechanism.joints[coupling.joint[which]]), data(problem.joints[coupling.joint[which]]) {
         const int i = coupling.coordinate[which];
         translation = i < joint.free_t();
-        f = load3(&problem.parameters[joint.parameters] +
-                  (translation ? parameter::translations + 3 * (joint.held_t + i) : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+        const T *p = &problem.parameters[joint.parameters];
+        f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
+                                   : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
     }
 
     bool turns() const { return !translation && joint.free_r() == 1; }
