@@ -23,6 +23,7 @@ def exact(kappa: float = 1e-6, **given: Any) -> td.SolverOptions:
     return td.SolverOptions(**(dict(kappa=kappa, residual_tol=1e-12, central_path_tol=1e-12 / kappa, max_halvings=0) | given))
 
 
+ULP = torch.finfo(torch.float64).eps
 Leaves = dict[str, Tensor]
 
 
@@ -77,8 +78,8 @@ def polished(mech: td.Mechanism, options: td.SolverOptions, z: Tensor, u: Tensor
 def conditioning(mech: td.Mechanism, solution: Tensor, leaves: Leaves, weights: tuple[Tensor, Tensor]) -> dict[str, float]:
     """By how much derivatives at one solution change, measured as in `check`, when inputs and parameters move by their last bits.
 
-    No implementation can know them better. Where several contacts or joints share a load in a way that kappa, or rounding, alone decides
-    (a box on four corners, a redundant loop), this is far above rounding.
+    No implementation knows them better. It is far above rounding where kappa, or rounding, alone decides how several contacts or joints
+    share a load: a box on four corners, a redundant loop.
     """
     parameters = dict(mech.named_parameters())
     given = {name: value.detach().clone() for name, value in (parameters | leaves).items()}
@@ -100,21 +101,21 @@ def conditioning(mech: td.Mechanism, solution: Tensor, leaves: Leaves, weights: 
 
 
 def derivative_errors(found: Leaves, wanted: Leaves, leaves: Leaves) -> dict[str, float]:
+    """Of the gradients of inputs (`leaves`) and parameters, and of the Jacobian."""
     errors = {f"grad_{name}": relative(found[name], wanted[name]) for name in leaves}
     names = wanted.keys() - leaves.keys() - {"jacobian"}
     errors |= parameter_errors({name: found[name] for name in names}, {name: wanted[name] for name in names})
     return errors | {"jacobian": relative(found["jacobian"], wanted["jacobian"])}
 
 
-ULP = torch.finfo(torch.float64).eps
-
-
 def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None, *, redundant: bool = False) -> td.StepOutput:
     """Both sides succeed from a cold start, with equal states, impulses and derivatives; returns what the kernel found.
 
     Derivatives are taken at one solution, that of the kernel, which is handed to the reference as a warm start with nothing left to
-    improve, and agree to 1e-10 or to what one bit of the inputs moves them by (`conditioning`). They depend on the slack of a pressed contact (kappa / impulse, 1e-7 m and less) and on the internal stress of redundant
+    improve. They depend on the slack of a pressed contact (kappa / impulse, 1e-7 m and less) and on the internal stress of redundant
     joints, which each solver knows to rounding of 1 m and 1 N·s only: derivatives at two solutions equal to 1e-13 differ by up to 1e-6.
+    At one solution they agree to 1e-10, or to ten times what the last bits of inputs and parameters move them by (`conditioning`): needed
+    for four contacts that share a load at kappa 1e-8, and for parameters that would tear redundant joints apart.
     """
     options = mech.options
     native, reference = (dataclasses.replace(options, backend=backend) for backend in ("native", "reference"))
@@ -144,7 +145,6 @@ def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None
     wrong = {name: value for name, value in errors.items() if not value <= allowed.get(name, 1e-10)}
     if wrong.keys() - {"z", "impulses", "solution"}:
         mech.options = native
-        # Both sides round more often than once.
         bounds = {name: 10 * value for name, value in conditioning(mech, solution, leaves, weights).items()}
         wrong = {name: value for name, value in wrong.items() if not value <= bounds.get(name, 0.0)}
     mech.options = options

@@ -42,10 +42,13 @@ __all__ = ["newton_on_path", "onto_path"]
 NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself that is this near, in all equations, may go on for so long
 PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
 PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this
-FREE_ITERATIONS = 4  # after which, from a larger κ, a step must not enlarge that violation …
-FREE_GROWTH = 2.0  # … (before, not by more than this factor, nor beyond this much of PATH_RESIDUAL) …
-PATH_HALVINGS = 3  # … or is halved, as often as this at most …
-PATIENT_ITERATIONS, PATIENT_HALVINGS = 20, 8  # … and after so many iterations, which are a cycle across a kink, as often as this
+# From a larger κ, the line search halves a step that enlarges that violation: in the first FREE_ITERATIONS one that makes it FREE_GROWTH
+# times what it was, and of PATH_RESIDUAL (without that bound an oblique impact of a box took 23 iterations, with it 9). It halves
+# PATH_HALVINGS times at most: full steps pass most kinks. Where they go back and forth across one (boxes that come to lie flat turn the
+# lever of their contact from end to end within 2 mrad), PATIENT_HALVINGS end the cycle; of 8,640 random collisions of capsules and boxes
+# with and without restitution, they saved 3.6 of 11.8 iterations in the mean.
+FREE_ITERATIONS, FREE_GROWTH, PATH_HALVINGS = 4, 2.0, 3
+PATIENT_ITERATIONS, PATIENT_HALVINGS = 20, 8
 DISTANT = 100.0  # times √(κ h/m) is wide: the impulse of such a contact is 1e-4 of what its gap is worth
 LINE_SEARCH_HALVINGS = 12  # as often as this where a point cannot be evaluated
 
@@ -154,10 +157,8 @@ def _direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor) -> Ten
     return KKT(problem, w, scaled=True).solve(wanted - r.index_copy(1, rows, values))
 
 
-def _move(
-    problem: StepProblem, w: Tensor, direction: Tensor, kappa: Tensor, allowed: Tensor, most_halvings: int
-) -> tuple[Tensor, Tensor]:
-    """The point a step further on the path, and its residual. Halved where that is not finite or, `most_halvings` times, above `allowed`."""
+def _move(problem: StepProblem, w: Tensor, direction: Tensor, kappa: Tensor, allowed: Tensor, most_halvings: int) -> tuple[Tensor, Tensor]:
+    """The point a step further on the path, and its residual. Halved where that is not finite or (`most_halvings` times) above `allowed`."""
     alpha = torch.ones_like(kappa)
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     trial, r = w, w

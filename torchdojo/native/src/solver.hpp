@@ -37,7 +37,7 @@ constexpr int line_search_halvings = 12;
 constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0, path_growth = 2.0;
 constexpr double near_residual = 1e-2;  // below it a warm start goes on for up to `near_iterations`
 constexpr int near_iterations = 20, path_iterations = 50, path_free_iterations = 4, path_halvings = 3;
-constexpr int patient_iterations = 20, patient_halvings = 8;
+constexpr int patient_iterations = 20, patient_halvings = 8;  // against cycles across kinks
 }  // namespace constant
 
 template <class T>
