@@ -158,7 +158,7 @@ def _direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor) -> Ten
 
 
 def _move(problem: StepProblem, w: Tensor, direction: Tensor, kappa: Tensor, allowed: Tensor, most_halvings: int) -> tuple[Tensor, Tensor]:
-    """The point a step further on the path, and its residual. Halved where that is not finite or (`most_halvings` times) above `allowed`."""
+    """A point further on the path, and its residual; halved where that is not finite or, `most_halvings` times, above `allowed`."""
     alpha = torch.ones_like(kappa)
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     trial, r = w, w
