@@ -11,7 +11,7 @@ modules included (Howell et al. 2025, section V; implicit function theorem). Bac
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
@@ -20,8 +20,9 @@ from torch import Tensor
 from torchdojo.dynamics.integrator import LARGEST_SINE, STATE_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec, System
-from torchdojo.solver.interior_point import follow_central_path, solve_step
+from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.kkt import KKT
+from torchdojo.solver.limit import point_of_derivative
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
 
 __all__ = ["StepAdjointFunction", "StepFunction", "StepSettings"]
@@ -36,11 +37,21 @@ def transforming() -> bool:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What is not a tensor: layout, options, and whether an environment with invalid input raises (or is flagged)."""
+    """What is not differentiated: layout, options, whether an environment with invalid input raises (or is flagged), and the κ at which
+    derivatives are taken, (...,), where environments have their own (not inside transforms)."""
 
     system: System
     options: SolverOptions
     raise_invalid: bool = False
+    grad_kappa: Tensor | None = field(default=None, compare=False)
+
+    def kappas(self, batch: torch.Size, index: Tensor) -> Tensor | None:
+        """`grad_kappa` of the environments `index` of the flattened batch."""
+        return None if self.grad_kappa is None else self.grad_kappa.expand(batch).reshape(-1)[index]
+
+    def select(self, batch: torch.Size, index: Tensor) -> StepSettings:
+        """The same for the environments `index` of the flattened batch alone."""
+        return self if self.grad_kappa is None else replace(self, grad_kappa=self.kappas(batch, index))
 
     @property
     def raises_invalid(self) -> bool:
@@ -191,7 +202,8 @@ class StepAdjointFunction(torch.autograd.Function):
                 return tuple(torch.zeros_like(leaf) if need else None for leaf, need in zip(leaves, needs, strict=True))
             problem = StepProblem(system, flat[3:-1], *flat[:3]).select(index)
             with torch.no_grad():
-                solution = smoothed(problem, flat_w[index], options)
+                grad_kappa = settings.kappas(batch, index)
+                solution = point_of_derivative(problem, flat_w[index], options, grad_kappa)
                 multiplier = KKT(problem, solution).solve_transposed(cotangent[index])
             r = problem.residual(solution)
             found = iter(torch.autograd.grad(r, wanted, -multiplier, allow_unused=True))
@@ -234,14 +246,6 @@ def refuse_second_derivative() -> NoReturn:
         "torchdojo: second derivatives through the step are not implemented; differentiate first derivatives "
         "(mech.jacobians) by finite differences instead"
     )
-
-
-def smoothed(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
-    """The solution continued to `grad_kappa`, where the gradient is taken; w itself where that does not converge or is not asked for."""
-    if options.grad_kappa is None or options.grad_kappa == options.kappa:
-        return w
-    solution = follow_central_path(problem, w, options.grad_kappa, options)
-    return torch.where((solution.status == int(Status.SUCCESS))[:, None], solution.w, w)
 
 
 # -- vmap ------------------------------------------------------------------------------------------------------------------------------
