@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -22,7 +22,7 @@ from torchdojo.elements import Twist
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
-from torchdojo.solver.options import OnFailure, SolverOptions, Status
+from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.stepping import StepOutput, halve, halved_jacobian
 
 __all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of"]
@@ -37,11 +37,12 @@ Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is not a tensor. Operators get it as numbers."""
+    """What is not differentiated. Operators get it as numbers; they know no `grad_kappa` of each environment."""
 
     program: Program
     options: SolverOptions
     raise_invalid: bool = False
+    grad_kappa: Tensor | None = field(default=None, compare=False)  # (...,); see StepSettings
 
     @property
     def specs(self) -> list[ParameterSpec]:
@@ -50,18 +51,19 @@ class Settings:
 
     @property
     def reference(self) -> StepSettings:
-        return StepSettings(self.program.system, self.options, self.raise_invalid)
+        return StepSettings(self.program.system, self.options, self.raise_invalid, self.grad_kappa)
 
     def numbers(self) -> tuple[int, list[float], list[int]]:
         options = self.options
         residual_tol, path_tol = options.tolerances(torch.float64)
         raises = options.on_failure is OnFailure.RAISE
-        limits = [options.max_iterations, options.min_iterations, options.max_halvings, int(raises), int(self.raise_invalid)]
+        mode = list(GradientMode).index(GradientMode(options.gradient_mode))
+        limits = [options.max_iterations, options.min_iterations, options.max_halvings, int(raises), mode, int(self.raise_invalid)]
         return self.program.number, [options.kappa, options.grad_kappa or options.kappa, residual_tol, path_tol], limits
 
 
 def settings_of(program: int, tolerances: Sequence[float], limits: Sequence[int]) -> Settings:
-    return Settings(by_number(program), _options(tuple(tolerances), tuple(limits[:4])), bool(limits[4]))
+    return Settings(by_number(program), _options(tuple(tolerances), tuple(limits[:5])), bool(limits[5]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -69,7 +71,8 @@ def _options(tolerances: tuple[float, ...], limits: tuple[int, ...]) -> SolverOp
     kappa, grad_kappa, residual_tol, path_tol = tolerances
     return SolverOptions(
         kappa=kappa,
-        grad_kappa=grad_kappa,
+        grad_kappa=None if grad_kappa == kappa else grad_kappa,
+        gradient_mode=list(GradientMode)[limits[4]],
         residual_tol=residual_tol,
         central_path_tol=path_tol,
         max_iterations=limits[0],
@@ -98,7 +101,8 @@ def _problem(
         packed = packed._replace(values=packed.values.expand(len(z), -1).contiguous())
     if warm is not None:
         warm = warm.expand(*batch, warm.shape[-1]).reshape(batch.numel(), warm.shape[-1])
-    return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed), batch
+    grad_kappa = None if settings.grad_kappa is None else settings.grad_kappa.expand(batch).reshape(-1)
+    return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed, grad_kappa), batch
 
 
 def _broadcast(*shapes: torch.Size) -> torch.Size:
@@ -169,7 +173,7 @@ def backward(
     native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
     result = [t for t, need in zip(native, needs, strict=False) if need]
     if any(needs[3:]):
-        flat = _parameter_gradients(settings, needs[3:], problem, out, found, grad_impulses)
+        flat = _parameter_gradients(settings, needs[3:], problem, out, found, grad_impulses, batch)
         for grad, value, spec in zip(flat, parameters, settings.program.parameter_specs, strict=True):
             if grad is not None:
                 shared = value.shape[: value.ndim - spec.ndim].numel() == 1
@@ -184,6 +188,7 @@ def _parameter_gradients(
     out: kernel.Outputs,
     found: kernel.Gradients,
     grad_impulses: Tensor | None,
+    batch: torch.Size,
 ) -> list[Tensor | None]:
     """Gradients of the flat parameters (N or 1, ...): −λᵀ ∂r/∂θ of all steps, and what the timestep does to the next pose."""
     assert found.multiplier is not None and found.solution is not None and found.carried is not None
@@ -206,7 +211,8 @@ def _parameter_gradients(
         ]
         data = before[rows], u[rows], problem.wrench[environments]
         if halves:
-            outputs, grads = _split_outputs(reference, data, here, w[rows]), [carried[rows], impulses[rows]]
+            part = reference.select(batch, environments)
+            outputs, grads = _split_outputs(part, data, here, w[rows]), [carried[rows], impulses[rows]]
         else:
             equations = StepProblem(settings.program.system, here, *data)
             outputs, grads = [equations.residual(solution[rows])], [-multiplier[rows]]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.solver.interior_point import WARM_ITERATIONS
-from torchdojo.solver.options import SolverOptions
+from torchdojo.solver.options import GradientMode, SolverOptions
 
 __all__ = ["CROOKED_QUATERNION", "Gradients", "Outputs", "Problem", "adjoint", "jacobian", "rollout"]
 
@@ -22,7 +22,7 @@ CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
 
 class _Options(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in ("kappa", "grad_kappa", "residual_tol", "path_tol")] + [
-        (name, ctypes.c_int64) for name in ("max_iterations", "min_iterations", "max_halvings", "warm_iterations", "threads")
+        (name, ctypes.c_int64) for name in ("max_iterations", "min_iterations", "max_halvings", "warm_iterations", "threads", "gradient_mode")
     ]
 
 
@@ -37,6 +37,7 @@ class _Rollout(ctypes.Structure):
         ("u", ctypes.c_void_p),
         ("wrench", ctypes.c_void_p),
         ("warm", ctypes.c_void_p),
+        ("grad_kappa", ctypes.c_void_p),
         ("z", ctypes.c_void_p),
         ("z_stride", ctypes.c_int64),
         ("impulses", ctypes.c_void_p),
@@ -65,7 +66,8 @@ class _Gradient(ctypes.Structure):
 class Problem(NamedTuple):
     """N rollouts of T steps: flat stacked parameters (N or 1 each), z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), warm (N, n) or None.
 
-    `packed` parameters, where they are known already, take the place of `parameters`.
+    `packed` parameters, where they are known already, take the place of `parameters`. `grad_kappa` (N,): in the place of that of the
+    options.
     """
 
     program: Program
@@ -76,6 +78,7 @@ class Problem(NamedTuple):
     wrench: Tensor
     warm: Tensor | None
     packed: Packed | None = None
+    grad_kappa: Tensor | None = None
 
 
 class Outputs(NamedTuple):
@@ -131,13 +134,15 @@ def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tenso
     program = problem.program
     grad_z = grad_z.contiguous()
     steps, new = problem.u.shape[:2], problem.z.new_empty
-    smooth = (problem.options.grad_kappa or problem.options.kappa) != problem.options.kappa
+    options = problem.options
+    elsewhere = problem.grad_kappa is not None or options.grad_kappa not in (None, options.kappa)
+    elsewhere |= options.gradient_mode is not GradientMode.CENTRAL_PATH
     found = Gradients(
         new(problem.z.shape),
         new(problem.u.shape),
         new(problem.wrench.shape),
         new(*steps, program.num_unknowns) if multipliers else None,
-        (out.w.clone() if smooth else out.w) if multipliers else None,
+        (out.w.clone() if elsewhere else out.w) if multipliers else None,
         new(*steps, STATE_SIZE * program.num_bodies) if multipliers else None,
     )
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
@@ -146,7 +151,7 @@ def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tenso
         grad_z.shape[1] * grad_z.shape[2],
         _address(impulses),
         *(_address(tensor) for tensor in found[:4]),
-        _address(found.solution) if smooth else None,
+        _address(found.solution) if elsewhere else None,
         _address(found.carried),
     )
     with _Call(problem, out) as call:
@@ -177,6 +182,7 @@ def _options(options: SolverOptions, threads: int) -> _Options:
         options.max_halvings,
         WARM_ITERATIONS,
         threads,
+        list(GradientMode).index(GradientMode(options.gradient_mode)),
     )
 
 
@@ -187,8 +193,8 @@ class _Call:
         program = problem.program
         self._options = _options(problem.options, torch.get_num_threads())
         self._packed, self.handle = problem.packed or program.packed(problem.parameters)
-        self._inputs = [None if t is None else t.contiguous() for t in (problem.z, problem.u, problem.wrench, problem.warm)]
-        z, u, wrench, warm = self._inputs
+        self._inputs = [None if t is None else t.contiguous() for t in (problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa)]
+        z, u, wrench, warm, grad_kappa = self._inputs
         self._rollout = _Rollout(
             *problem.u.shape[:2],
             _address(self._packed),
@@ -198,6 +204,7 @@ class _Call:
             _address(u) if program.num_inputs else None,
             _address(wrench),
             _address(warm),
+            _address(grad_kappa),
             out.z.data_ptr() + 8 * problem.z.shape[1],
             (problem.u.shape[1] + 1) * problem.z.shape[1],
             _address(out.impulses),

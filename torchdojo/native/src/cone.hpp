@@ -388,6 +388,14 @@ struct Cones {
         }
     }
 
+    // Reduced mass of the bodies.
+    TD_INLINE T contact_mass(const Problem<T> &problem, const ContactTable &contact) const {
+        const T mass = problem.body_parameters(contact.body)[parameter::mass];
+        if (!has_other(contact)) return mass;
+        const T other = problem.body_parameters(mechanism.pairs[contact.pair].other)[parameter::mass];
+        return mass * other / (mass + other);
+    }
+
 private:
     const T blank[2 + most_facets] = {};
     static constexpr int half = 2 + most_facets;  // places for the impulses of one contact, and for its slacks
@@ -436,14 +444,6 @@ private:
 
     bool has_other(const ContactTable &contact) const {
         return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
-    }
-
-    // Reduced mass of the bodies.
-    TD_INLINE T contact_mass(const Problem<T> &problem, const ContactTable &contact) const {
-        const T mass = problem.body_parameters(contact.body)[parameter::mass];
-        if (!has_other(contact)) return mass;
-        const T other = problem.body_parameters(mechanism.pairs[contact.pair].other)[parameter::mass];
-        return mass * other / (mass + other);
     }
 
     TD_INLINE void store(const ContactTable &contact, const T *values, const Mask<T> &mask, T *w) const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "adjoint.hpp"
+#include "limit.hpp"
 #include "recovery.hpp"
 
 namespace torchdojo {
@@ -14,6 +15,7 @@ struct GradientJob {
     Job step;                         // z, u, wrench, parameters of the step
     const double *w, *grad_z_next, *grad_impulses;  // impulses: may be null
     double *grad_z, *grad_u, *grad_wrench, *multiplier, *solution;  // the last four may be null
+    double grad_kappa;                // at which derivatives are taken, where not in the limit
 };
 
 template <class T>
@@ -25,8 +27,8 @@ public:
           scratch_z(size_t(lanes<T>) * state_size * m.num_bodies), scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
 
     // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one.
-    void run(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
-        load(jobs, count, options, grad_kappa, shared);
+    void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
+        load(jobs, count, options, shared);
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const GradientJob &job = jobs[std::min(lane, count - 1)];
             for (int k = 0; k < state_size * mechanism.num_bodies; ++k) set(grad_next[k], lane, job.grad_z_next[k]);
@@ -39,18 +41,18 @@ public:
         for (int lane = 0; lane < count; ++lane) store(jobs[lane], lane);
     }
 
-    // The problems of the jobs, with their solutions in w and, at the κ at which derivatives are taken, in `solution`.
-    void load(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
-        const bool smoothed = grad_kappa != options.kappa;
-        if (smoothed) soften(jobs, count, options, grad_kappa, shared);
+    // The problems of the jobs, with their solutions in w and the points at which derivatives are taken in `solution`.
+    void load(const GradientJob *jobs, int count, const Options &options, const double *shared) {
+        move(jobs, count, options, shared);
         stepper.bind(options, shared);
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const int j = std::min(lane, count - 1);
             stepper.load(lane, jobs[j].step);
-            const double *at = smoothed && softened[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : jobs[j].w;
+            const double *at = moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : jobs[j].w;
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(w[k], lane, jobs[j].w[k]), set(solution[k], lane, at[k]);
         }
         stepper.problem.prepare();
+        if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data());
     }
 
     const MechanismTable &mechanism;
@@ -61,13 +63,27 @@ public:
 private:
     std::vector<T> grad_w, grad_next, grad_impulses;
     std::vector<double> smooth, scratch_z, scratch_impulses;
-    bool softened[lanes<T>];
+    bool moved[lanes<T>];
 
-    // The solutions continued to the larger κ at which smoothed gradients are taken.
-    void soften(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
+    // The solutions continued to the κ at which derivatives are taken (point_of_derivative in solver/limit.py): jobs with the same κ at once.
+    void move(const GradientJob *jobs, int count, const Options &options, const double *shared) {
+        auto goal = [&](int j) { return options.limit ? std::min(options.kappa, constant::limit_kappa) : jobs[j].grad_kappa; };
+        bool done[lanes<T>];
+        for (int j = 0; j < count; ++j) moved[j] = false, done[j] = goal(j) == options.kappa;
+        for (int j = 0; j < count; ++j) {
+            if (done[j]) continue;
+            int group[lanes<T>], size = 0;
+            for (int k = j; k < count; ++k)
+                if (goal(k) == goal(j)) group[size++] = k, done[k] = true;
+            follow(jobs, group, size, goal(j), options, shared);
+        }
+    }
+
+    void follow(const GradientJob *jobs, const int *group, int size, double kappa, const Options &options, const double *shared) {
         Options own = options;
-        own.kappa = grad_kappa;
-        own.interior = true;
+        own.kappa = kappa;
+        own.interior = !options.limit;
+        if (options.limit) own.path_tol = constant::limit_path_tol;
         int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
         struct Feed {
             Job jobs[lanes<T>];
@@ -79,9 +95,10 @@ private:
             }
             void finished(int, const Job &, bool) {}
         } feed;
-        feed.count = count;
-        for (int j = 0; j < count; ++j) {
-            Job &job = feed.jobs[j] = jobs[j].step;
+        feed.count = size;
+        for (int i = 0; i < size; ++i) {
+            const int j = group[i];
+            Job &job = feed.jobs[i] = jobs[j].step;
             job.warm = jobs[j].w;
             job.w = &smooth[size_t(j) * mechanism.num_unknowns];
             job.z_next = &scratch_z[size_t(j) * state_size * mechanism.num_bodies];
@@ -89,7 +106,7 @@ private:
             job.status = &status[j], job.iterations = &iterations[j], job.substeps = &substeps[j];
         }
         stepper.run(feed, own, shared);
-        for (int j = 0; j < count; ++j) softened[j] = status[j] == success;
+        for (int i = 0; i < size; ++i) moved[group[i]] = status[group[i]] == success;
     }
 
     // grad_next and grad_impulses to grad_w; the direct part for the pose stays in grad_next (x) and `direct` (φ).
@@ -146,7 +163,7 @@ class SplitGradient {
 public:
     explicit SplitGradient(const MechanismTable &m) : mechanism(m), gradient(m), recovery(m) {}
 
-    void run(const GradientJob &job, const Options &options, double grad_kappa, const double *shared, int64_t depth = 0) {
+    void run(const GradientJob &job, const Options &options, const double *shared, int64_t depth = 0) {
         const int nz = state_size * mechanism.num_bodies, nu = mechanism.num_inputs, nf = 6 * mechanism.num_bodies;
         std::fill_n(job.grad_z, nz, 0.0);
         if (job.grad_u) std::fill_n(job.grad_u, nu, 0.0);
@@ -159,11 +176,11 @@ public:
         for (int which = 1; which >= 0; --which) {
             Recovery::Halves copy = level;
             GradientJob half{Recovery::half_job(job.step, copy, which), which ? level.second.data() : level.first.data(),
-                             which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(), nullptr, nullptr};
+                             which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(), nullptr, nullptr, job.grad_kappa};
             std::vector<double> z(nz);
             half.grad_z = z.data();
-            if (level.substeps[which] > 1) run(half, options, grad_kappa, shared, depth + 1);
-            else gradient.run(&half, 1, options, grad_kappa, shared);
+            if (level.substeps[which] > 1) run(half, options, shared, depth + 1);
+            else gradient.run(&half, 1, options, shared);
             middle = z;
             if (job.grad_u)
                 for (int k = 0; k < nu; ++k) job.grad_u[k] += u[k];
