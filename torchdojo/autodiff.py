@@ -21,8 +21,7 @@ from torchdojo.dynamics.integrator import LARGEST_SINE, STATE_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec, System
 from torchdojo.solver.interior_point import solve_step
-from torchdojo.solver.kkt import KKT
-from torchdojo.solver.limit import point_of_derivative
+from torchdojo.solver.limit import derivative_system, point_of_derivative
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
 
 __all__ = ["StepAdjointFunction", "StepFunction", "StepSettings"]
@@ -204,7 +203,8 @@ class StepAdjointFunction(torch.autograd.Function):
             with torch.no_grad():
                 grad_kappa = settings.kappas(batch, index)
                 solution = point_of_derivative(problem, flat_w[index], options, grad_kappa)
-                multiplier = KKT(problem, solution).solve_transposed(cotangent[index])
+                kkt, refinements = derivative_system(problem, solution, options)
+                multiplier = kkt.solve_transposed(cotangent[index], refinements)
             r = problem.residual(solution)
             found = iter(torch.autograd.grad(r, wanted, -multiplier, allow_unused=True))
         grads = []

@@ -133,8 +133,10 @@ class JointLimits(JointElement):
         gamma = normal_on_path(impulse, slack, kappa, mass, timestep[..., None])
         return gamma, kappa / gamma
 
-    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        return normal_at_limit(impulse, slack, mass, timestep[..., None])
+    def at_limit(
+        self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float
+    ) -> tuple[Tensor, Tensor]:
+        return normal_at_limit(impulse, slack, mass, timestep[..., None], compliance)
 
 
 class JointFriction(JointElement):
@@ -184,8 +186,10 @@ class JointFriction(JointElement):
         impulse = _pair(b, disc_gap(t.abs() / b, 2 * kappa / b * mass / b), t >= 0)
         return impulse, kappa / impulse
 
-    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        return pair_at_limit(impulse, slack, torch.cat((mass, mass), dim=-1))
+    def at_limit(
+        self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float
+    ) -> tuple[Tensor, Tensor]:
+        return pair_at_limit(impulse, slack, torch.cat((mass, mass), dim=-1), compliance)
 
 
 def _pair(b: Tensor, gap: Tensor, first: Tensor) -> Tensor:

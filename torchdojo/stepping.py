@@ -19,8 +19,7 @@ from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, 
 from torchdojo.dynamics.residual import StepProblem, local_jacobian
 from torchdojo.elements import Twist
 from torchdojo.solver.interior_point import solve_step
-from torchdojo.solver.kkt import KKT
-from torchdojo.solver.limit import point_of_derivative
+from torchdojo.solver.limit import derivative_system, point_of_derivative
 from torchdojo.solver.options import OnFailure, Status
 
 __all__ = ["StepOutput", "halve", "halved_jacobian", "jacobian", "step"]
@@ -134,7 +133,8 @@ def jacobian(
         problem, w = problem.select(good), solution.w[good]
         smooth = point_of_derivative(problem, w, options, settings.kappas(batch, index[good]))
         right = torch.cat(problem.linearize_data(smooth), dim=-1)
-        twist_change = -KKT(problem, smooth).solve(right, refinements=1)[:, : 6 * nb].unflatten(1, (nb, 6))
+        kkt, refinements = derivative_system(problem, smooth, options)
+        twist_change = -kkt.solve(right, refinements)[:, : 6 * nb].unflatten(1, (nb, 6))
         result[index[good]] = tangent_of_next(problem, w, twist_change)
     halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.residual import StepProblem
-from torchdojo.limit_maps import LIMIT_KAPPA
+from torchdojo.limit_maps import COMPLIANCE, LIMIT_KAPPA, LIMIT_REFINEMENTS
 from torchdojo.solver.interior_point import follow_central_path, solve_step
+from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import GradientMode, SolverOptions, Status
 
-__all__ = ["at_limit", "point_of_derivative"]
+__all__ = ["at_limit", "derivative_system", "point_of_derivative"]
 
 LIMIT_PATH_TOL = 0.99  # products are exact on the path; what is left is the rounding of impulse times slip, far above 1e-3 of LIMIT_KAPPA
 
@@ -35,6 +36,13 @@ def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions,
     return torch.where((solution.status == int(Status.SUCCESS))[:, None], solution.w, w)
 
 
+def derivative_system(problem: StepProblem, point: Tensor, options: SolverOptions) -> tuple[KKT, int]:
+    """The derivative of the residual at a `point_of_derivative`, and how many refinements its solutions need."""
+    if GradientMode(options.gradient_mode).needs_limit:
+        return KKT(problem, point, refined_at=at_limit(problem, point, compliance=0.0)), LIMIT_REFINEMENTS
+    return KKT(problem, point), 1
+
+
 def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     """The solution continued to `LIMIT_KAPPA`, at which there is no doubt about classes of contacts that have one."""
     if options.kappa <= LIMIT_KAPPA:
@@ -44,7 +52,7 @@ def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     return torch.where((solution.status == int(Status.SUCCESS))[:, None], solution.w, w)
 
 
-def at_limit(problem: StepProblem, w: Tensor) -> Tensor:
+def at_limit(problem: StepProblem, w: Tensor, compliance: float = COMPLIANCE) -> Tensor:
     """A copy of w (N, n) with the cone variables of the limit κ → 0 (`Element.at_limit`).
 
     Raises:
@@ -53,7 +61,7 @@ def at_limit(problem: StepProblem, w: Tensor) -> Tensor:
     system, w = problem.system, w.clone()
     for group, element, mass in zip(system.groups, problem.elements, problem.effective_masses(), strict=True):
         if group.slack_index.shape[-1]:
-            pair = element.at_limit(w[:, group.impulse_index], w[:, group.slack_index], mass, problem.timestep[:, None])
+            pair = element.at_limit(w[:, group.impulse_index], w[:, group.slack_index], mass, problem.timestep[:, None], compliance)
             if pair is None:
                 raise ValueError(f"{group.cls.__name__} has no `at_limit`, which gradient_mode='exact' needs")
             w[:, group.impulse_index], w[:, group.slack_index] = pair

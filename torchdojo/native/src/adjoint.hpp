@@ -8,6 +8,7 @@
 // one right-hand side per lane.
 #pragma once
 
+#include "limit.hpp"
 #include "solver.hpp"
 
 namespace torchdojo {
@@ -43,12 +44,13 @@ template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), wanted(right), shifted(m.num_unknowns), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
           x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
     std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters)
+    const T *give = nullptr;          // in the limit κ → 0: compliance of what is held (Limit::apply), which refinement takes out
 
     // Factor the derivative at w, where `problem` has been prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
@@ -75,14 +77,20 @@ public:
             for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
         for (const JointTable &joint : m.joints)
             for (int k = 0; k < joint.size; ++k) right[joint.right + k] = k < joint.held() ? g[joint.row + k] : R{};
-        if (refined) misfit = right;
-        for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, nullptr, right.data());
-        for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, nullptr, right.data());
+        if (refined) wanted = right;
+        subtract_cones(problem, g, nullptr, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
-        if (refined) {
+        const R *own = g;
+        for (int pass = 0; refined && pass < (give ? constant::limit_refinements : 1); ++pass) {
+            if (give) {
+                find_rows(problem, w, own);
+                if (own == g) shifted.assign(g, g + m.num_unknowns);
+                Limit<T>::shift(m, give, multiplier.data(), g, shifted.data());
+                own = shifted.data();
+            }
+            misfit = wanted;
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
-            for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, right.data(), misfit.data());
-            for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, right.data(), misfit.data());
+            subtract_cones(problem, own, right.data(), misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
         }
@@ -91,24 +99,7 @@ public:
             for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
         for (const JointTable &joint : m.joints)
             for (int k = 0; k < joint.held(); ++k) multiplier[joint.row + k] = right[joint.right + k];
-        for (int c = 0; c < m.num_contacts; ++c) {
-            const ContactTable &contact = m.contacts[c];
-            const Vec3<R> nu = contact_multiplier(problem, c, g, right.data());
-            touching[c] = nu;
-            multiplier[contact.impulse] = nu.x;
-            if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
-        }
-        for (int c = 0; c < m.num_joint_cones; ++c) {
-            const JointConeTable &cone = m.joint_cones[c];
-            const R nu = joint_cone_multiplier(problem, c, g, right.data());
-            if (cone.kind == JointConeTable::friction) {
-                const T *x = w + cone.impulse, *slack = w + cone.slack;
-                multiplier[cone.impulse + cone.stride] = nu;
-                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0]) * nu;
-            } else {
-                multiplier[cone.impulse] = nu;
-            }
-        }
+        find_rows(problem, w, own);
     }
 
     // −λᵀ ∂r/∂(z, u, f) into `gradient`, at the w of `factor`.
@@ -145,13 +136,42 @@ private:
     // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
     const bool refined;
     const T *point = nullptr;         // w
-    std::vector<R> right, misfit;     // by rows of the matrix
+    std::vector<R> right, misfit, wanted;  // by rows of the matrix
+    std::vector<R> shifted;           // right-hand side, in the places of w
     std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
+
+    void subtract_cones(const Problem<T> &problem, const R *g, const R *x, R *y) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) subtract_contact(problem, c, g, x, y);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, x, y);
+    }
+
+    // λ of the rows of contacts, limits and friction, from that of the others in `right`.
+    void find_rows(const Problem<T> &problem, const T *w, const R *g) {
+        const MechanismTable &m = mechanism;
+        for (int c = 0; c < m.num_contacts; ++c) {
+            const ContactTable &contact = m.contacts[c];
+            const Vec3<R> nu = contact_multiplier(problem, c, g, right.data());
+            touching[c] = nu;
+            multiplier[contact.impulse] = nu.x;
+            if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
+        }
+        for (int c = 0; c < m.num_joint_cones; ++c) {
+            const JointConeTable &cone = m.joint_cones[c];
+            const R nu = joint_cone_multiplier(problem, c, g, right.data());
+            if (cone.kind == JointConeTable::friction) {
+                const T *x = w + cone.impulse, *slack = w + cone.slack;
+                multiplier[cone.impulse + cone.stride] = nu;
+                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0]) * nu;
+            } else {
+                multiplier[cone.impulse] = nu;
+            }
+        }
+    }
 
     // ν of the row of a limit or, of the rate, of a friction, from λ = x (null: zero). Columns of the transposed system, μ that of the
     // joint's row in which the pair acts:

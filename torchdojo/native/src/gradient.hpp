@@ -22,7 +22,7 @@ template <class T>
 class StepGradient {
 public:
     explicit StepGradient(const MechanismTable &m)
-        : mechanism(m), stepper(m), adjoint(m), w(m.num_unknowns), solution(m.num_unknowns), grad_w(m.num_unknowns),
+        : mechanism(m), stepper(m), adjoint(m), w(m.num_unknowns), solution(m.num_unknowns), give(m.num_unknowns), grad_w(m.num_unknowns),
           grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), smooth(size_t(lanes<T>) * m.num_unknowns),
           scratch_z(size_t(lanes<T>) * state_size * m.num_bodies), scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
 
@@ -34,6 +34,7 @@ public:
             for (int k = 0; k < state_size * mechanism.num_bodies; ++k) set(grad_next[k], lane, job.grad_z_next[k]);
             for (int k = 0; k < mechanism.num_impulses; ++k) set(grad_impulses[k], lane, job.grad_impulses ? job.grad_impulses[k] : 0.0);
         }
+        adjoint.give = options.limit ? give.data() : nullptr;
         adjoint.factor(stepper.problem, stepper.cones, solution.data());
         pull_back();
         adjoint.solve(stepper.problem, solution.data(), grad_w.data());
@@ -52,13 +53,13 @@ public:
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(w[k], lane, jobs[j].w[k]), set(solution[k], lane, at[k]);
         }
         stepper.problem.prepare();
-        if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data());
+        if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data(), give.data());
     }
 
     const MechanismTable &mechanism;
     Stepper<T> stepper;
     Adjoint<T, T> adjoint;
-    std::vector<T> w, solution;
+    std::vector<T> w, solution, give; // give: of Limit::apply, in the limit
 
 private:
     std::vector<T> grad_w, grad_next, grad_impulses;

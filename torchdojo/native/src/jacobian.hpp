@@ -20,6 +20,7 @@ public:
         gradient.load(jobs, count, options, shared);
         Stepper<T> &stepper = gradient.stepper;
         const std::vector<T> &solution = gradient.solution, &w = gradient.w;
+        adjoint.give = options.limit ? gradient.give.data() : nullptr;
         adjoint.factor(stepper.problem, stepper.cones, solution.data());
         const int rows = 6 * mechanism.num_bodies;
         for (int first = 0; first < rows; first += width) {

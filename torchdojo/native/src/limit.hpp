@@ -7,57 +7,82 @@ namespace torchdojo {
 
 namespace constant {
 constexpr double limit_kappa = 1e-12, limit_path_tol = 0.99;  // LIMIT_KAPPA, LIMIT_PATH_TOL
-constexpr double compliance = 1e-10, vanishing = 1e-30;       // COMPLIANCE, VANISHING
+constexpr double compliance = 1e-6, vanishing = 1e-30;        // COMPLIANCE, VANISHING
+constexpr int limit_refinements = 2;                          // LIMIT_REFINEMENTS
 }  // namespace constant
 
 template <class T>
 class Limit {
 public:
-    // Moves the cone variables of w to the limit. `problem` has been prepared.
-    static void apply(Problem<T> &problem, const Cones<T> &cones, T *w) {
+    // Moves the cone variables of w to the limit; `give`, in the places of the impulses, becomes the compliance of what is held: slack over
+    // impulse of closed pairs, and of slips that stick. Zero elsewhere. `problem` has been prepared.
+    static void apply(Problem<T> &problem, const Cones<T> &cones, T *w, T *give) {
         const MechanismTable &m = problem.mechanism;
         const T per_step = 1.0 / problem.timestep();
         for (const JointConeTable &cone : m.joint_cones) {
             const T mass = problem.cone_mass(cone), worth = cone.kind == JointConeTable::friction ? mass : per_step * mass;
-            for (int k = 0; k < cone.pairs(); ++k) pair(w[cone.impulse + k * cone.stride], w[cone.slack + k * cone.stride], worth);
+            for (int k = 0; k < cone.pairs(); ++k) {
+                const int at = cone.impulse + k * cone.stride;
+                pair(w[at], w[cone.slack + k * cone.stride], worth, constant::compliance, give[at]);
+            }
         }
         for (const ContactTable &contact : m.contacts) {
             const T mass = cones.contact_mass(problem, contact);
-            T *impulse = w + contact.impulse, *slack = w + contact.slack;
-            const Mask<T> pressed = pair(impulse[0], slack[0], per_step * mass);
-            if (contact.is_pyramid()) pyramid(contact, pressed, mass, impulse + 1, slack + 1);
-            else if (contact.friction) disc(pressed, mass, impulse + 1, slack + 1);
+            const int at = contact.impulse, slack = contact.slack;
+            const Mask<T> pressed = pair(w[at], w[slack], per_step * mass, constant::compliance, give[at]);
+            if (contact.is_pyramid()) pyramid(contact, pressed, mass, w + at + 1, w + slack + 1, give + at + 1);
+            else if (contact.friction) disc(pressed, mass, w + at + 1, w + slack + 1, give + at + 1);
         }
+    }
+
+    // What the proximal point method adds to the right-hand side g of a transposed system (limit_maps.py): the columns of held impulses get
+    // their compliance times the multiplier ν of their row, as found so far, `row` in the places of w.
+    template <class R>
+    static void shift(const MechanismTable &m, const T *give, const R *row, const R *g, R *shifted) {
+        for (const JointConeTable &cone : m.joint_cones) {
+            const bool friction = cone.kind == JointConeTable::friction;
+            const R nu = row[cone.impulse + (friction ? cone.stride : 0)];
+            for (int k = 0; k < cone.pairs(); ++k) {
+                const int at = cone.impulse + k * cone.stride;
+                shifted[at] = k ? g[at] - give[at] * nu : g[at] + give[at] * nu;
+            }
+        }
+        for (const ContactTable &contact : m.contacts)
+            for (int at = contact.impulse; at < contact.impulse + contact.size(); ++at) shifted[at] = g[at] + give[at] * row[at];
     }
 
 private:
     // Open where the impulse is less than `worth` times the slack; whether it is closed.
-    static TD_INLINE Mask<T> pair(T &impulse, T &slack, const T &worth) {
+    static TD_INLINE Mask<T> pair(T &impulse, T &slack, const T &worth, double compliance, T &give) {
         const Mask<T> closed = impulse > worth * slack;
-        slack = select(closed, constant::compliance * impulse / worth, slack);
+        give = select(closed, compliance / worth, T{});
+        slack = select(closed, give * impulse, slack);
         impulse = select(closed, impulse, broadcast<T>(constant::vanishing));
         return closed;
     }
 
-    static void pyramid(const ContactTable &contact, const Mask<T> &pressed, const T &mass, T *impulse, T *slack) {
+    static void pyramid(const ContactTable &contact, const Mask<T> &pressed, const T &mass, T *impulse, T *slack, T *give) {
         const T one = broadcast<T>(1.0), inverse = 1.0 / mass;
         for (int i = 0; i <= contact.facets; ++i) {
-            pair(impulse[i], slack[i], i ? mass : inverse);
+            // (ψ follows from the slip that is left, and needs no compliance)
+            pair(impulse[i], slack[i], i ? mass : inverse, i ? constant::compliance : constant::vanishing, give[i]);
             impulse[i] = select(pressed, impulse[i], i ? broadcast<T>(constant::vanishing) : one);
             slack[i] = select(pressed, slack[i], one);
+            give[i] = i ? select(pressed, give[i], T{}) : T{};
         }
     }
 
-    static void disc(const Mask<T> &pressed, const T &mass, T *xi, T *eta) {
+    static void disc(const Mask<T> &pressed, const T &mass, T *xi, T *eta, T *give) {
         const T force = sqrt(xi[1] * xi[1] + xi[2] * xi[2]), slip = sqrt(eta[1] * eta[1] + eta[2] * eta[2]);
         // The small eigenvalue of ξ against the large one of η: their product is κ.
         const T speed = 0.5 * (eta[0] + slip), inverse = 1.0 / max(force, broadcast<T>(std::numeric_limits<double>::min()));
         const Mask<T> sticking = xi[0] - force > mass * speed;
-        const T give = constant::compliance / mass, height = xi[0];
+        const T own = constant::compliance / mass, height = xi[0];
         for (int k = 0; k < 3; ++k) {
             const T along = k ? inverse * xi[k] : broadcast<T>(1.0), identity = broadcast<T>(k ? 0.0 : 1.0);
-            eta[k] = select(pressed, select(sticking, give * xi[k], k ? -speed * along : speed), identity);
+            eta[k] = select(pressed, select(sticking, own * xi[k], k ? -speed * along : speed), identity);
             xi[k] = select(pressed, select(sticking, xi[k], height * along), constant::vanishing * identity);
+            give[k] = k ? select(pressed, select(sticking, own, T{}), T{}) : T{};
         }
     }
 };
