@@ -30,8 +30,9 @@ from torchdojo.joints import (
 )
 from torchdojo.manifolds import contact_manifold, contacts_between
 from torchdojo.mechanism import Mechanism, Trajectory
+from torchdojo.schedules import KappaSchedule
 from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
-from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
 __version__ = "0.1.0"
@@ -53,9 +54,11 @@ __all__ = [
     "Floating",
     "FreeOrbital",
     "FreeRevolute",
+    "GradientMode",
     "ImpactContact",
     "Joint",
     "JointCoupling",
+    "KappaSchedule",
     "LinearContact",
     "Mechanism",
     "Mesh",
@@ -67,6 +70,7 @@ __all__ = [
     "PlanarOrbital",
     "Prismatic",
     "PrismaticOrbital",
+    "RandomizedSmoothing",
     "Revolute",
     "Shape",
     "SolverOptions",

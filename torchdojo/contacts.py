@@ -38,9 +38,7 @@ class ImpactContact(Contact):
         gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
         return gamma[..., None], (kappa / gamma)[..., None]
 
-    def at_limit(
-        self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float
-    ) -> tuple[Tensor, Tensor]:
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
         gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
         return gamma[..., None], gap[..., None]
 
@@ -155,9 +153,7 @@ class NonlinearContact(FrictionalContact):
             pairs.append(disc_on_path(self.rolling_friction * gamma, impulse[..., -2:], slack[..., -2:], kappa, mass[..., 1]))
         return _join(pairs)
 
-    def at_limit(
-        self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float
-    ) -> tuple[Tensor, Tensor]:
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
         gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
         pressed = gamma == impulse[..., 0]
         pairs = [(gamma[..., None], gap[..., None])]
@@ -221,9 +217,7 @@ class LinearContact(FrictionalContact):
         pyramid = pyramid_on_path(self.friction * gamma, impulse[..., 1:], slack[..., 1:], kappa, mass[..., 0])
         return _join([(gamma[..., None], (kappa / gamma)[..., None]), pyramid])
 
-    def at_limit(
-        self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float
-    ) -> tuple[Tensor, Tensor]:
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
         gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
         pyramid = pyramid_at_limit(gamma == impulse[..., 0], impulse[..., 1:], slack[..., 1:], mass[..., 0], compliance)
         return _join([(gamma[..., None], gap[..., None]), pyramid])

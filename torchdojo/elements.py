@@ -138,9 +138,7 @@ class Element(PhysicalModule):
         """
         return None
 
-    def at_limit(
-        self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float
-    ) -> tuple[Tensor, Tensor] | None:
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor] | None:
         """Impulses and slacks (..., E, cones.size) at which the linearized products are those of the limit κ → 0, from a small κ.
 
         With it, `GradientMode.EXACT` and the modes that build on it are available (limit_maps.py has the theory). Default: None.

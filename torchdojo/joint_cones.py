@@ -21,8 +21,8 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torchdojo import quaternion as quat
 from torchdojo.elements import Cones, Element, Motion, Pose
 from torchdojo.joints import BOUNDS, StandardJoint, _expand, _project
-from torchdojo.parameters import bind
 from torchdojo.limit_maps import normal_at_limit, pair_at_limit
+from torchdojo.parameters import bind
 from torchdojo.path_maps import LEAST_HEIGHT, disc_gap, normal_on_path
 
 __all__ = ["JointFriction", "JointLimits"]
@@ -133,9 +133,7 @@ class JointLimits(JointElement):
         gamma = normal_on_path(impulse, slack, kappa, mass, timestep[..., None])
         return gamma, kappa / gamma
 
-    def at_limit(
-        self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float
-    ) -> tuple[Tensor, Tensor]:
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
         return normal_at_limit(impulse, slack, mass, timestep[..., None], compliance)
 
 
@@ -186,9 +184,7 @@ class JointFriction(JointElement):
         impulse = _pair(b, disc_gap(t.abs() / b, 2 * kappa / b * mass / b), t >= 0)
         return impulse, kappa / impulse
 
-    def at_limit(
-        self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float
-    ) -> tuple[Tensor, Tensor]:
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
         return pair_at_limit(impulse, slack, torch.cat((mass, mass), dim=-1), compliance)
 
 

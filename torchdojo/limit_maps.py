@@ -12,8 +12,8 @@ say where the variable that vanishes is replaced by nothing. So the equations of
 
 Rows of sticking and closed contacts may depend on each other (a box on four corners). They are given a compliance, `COMPLIANCE` times that
 of their bodies, with which the equations are factored, and iterative refinement against the equations without it takes it out again: the
-proximal point method (Carpentier, Budhiraja and Mansard 2021, "Proximal and sparse resolution of constrained dynamic equations"). Velocities
-converge to the exact ones, impulses to those of least norm, in units of √mass.
+proximal point method (Carpentier, Budhiraja and Mansard 2021, "Proximal and sparse resolution of constrained dynamic equations").
+Velocities converge to the exact ones, impulses to those of least norm, in units of √mass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VANISHING = 1e-30  # what stands for zero: nothing may be divided by zero
 
 
 def pair_at_limit(impulse: Tensor, slack: Tensor, worth: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
-    """Orthant pairs (...,): open where the impulse is less than `worth` times the slack, closed elsewhere, with this relative compliance."""
+    """Orthant pairs (...,): open where the impulse is less than `worth` times the slack, elsewhere closed, with a relative compliance."""
     closed = impulse > worth * slack
     vanishing = torch.full_like(impulse, VANISHING)
     return torch.where(closed, impulse, vanishing), torch.where(closed, compliance * impulse / worth, slack)

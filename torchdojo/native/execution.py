@@ -211,8 +211,8 @@ def _parameter_gradients(
         ]
         data = before[rows], u[rows], problem.wrench[environments]
         if halves:
-            part = reference.select(batch, environments)
-            outputs, grads = _split_outputs(part, data, here, w[rows]), [carried[rows], impulses[rows]]
+            mine = reference.select(batch, environments)
+            outputs, grads = _split_outputs(mine, data, here, w[rows]), [carried[rows], impulses[rows]]
         else:
             equations = StepProblem(settings.program.system, here, *data)
             outputs, grads = [equations.residual(solution[rows])], [-multiplier[rows]]

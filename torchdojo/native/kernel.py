@@ -22,7 +22,8 @@ CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
 
 class _Options(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in ("kappa", "grad_kappa", "residual_tol", "path_tol")] + [
-        (name, ctypes.c_int64) for name in ("max_iterations", "min_iterations", "max_halvings", "warm_iterations", "threads", "gradient_mode")
+        (name, ctypes.c_int64)
+        for name in ("max_iterations", "min_iterations", "max_halvings", "warm_iterations", "threads", "gradient_mode")
     ]
 
 
@@ -193,7 +194,9 @@ class _Call:
         program = problem.program
         self._options = _options(problem.options, torch.get_num_threads())
         self._packed, self.handle = problem.packed or program.packed(problem.parameters)
-        self._inputs = [None if t is None else t.contiguous() for t in (problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa)]
+        self._inputs = [
+            None if t is None else t.contiguous() for t in (problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa)
+        ]
         z, u, wrench, warm, grad_kappa = self._inputs
         self._rollout = _Rollout(
             *problem.u.shape[:2],

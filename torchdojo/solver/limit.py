@@ -7,14 +7,16 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from torchdojo.contact_base import Contact
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.limit_maps import COMPLIANCE, LIMIT_KAPPA, LIMIT_REFINEMENTS
 from torchdojo.solver.interior_point import follow_central_path, solve_step
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import GradientMode, SolverOptions, Status
 
-__all__ = ["at_limit", "derivative_system", "point_of_derivative"]
+__all__ = ["adjoint", "at_limit", "derivative_system", "point_of_derivative"]
 
+TIE = 1e-6  # by which fraction the square of a gradient must be larger than that of another one to count as larger
 LIMIT_PATH_TOL = 0.99  # products are exact on the path; what is left is the rounding of impulse times slip, far above 1e-3 of LIMIT_KAPPA
 
 
@@ -66,3 +68,56 @@ def at_limit(problem: StepProblem, w: Tensor, compliance: float = COMPLIANCE) ->
                 raise ValueError(f"{group.cls.__name__} has no `at_limit`, which gradient_mode='exact' needs")
             w[:, group.impulse_index], w[:, group.slack_index] = pair
     return w
+
+
+def adjoint(problem: StepProblem, w: Tensor, cotangent: Tensor, options: SolverOptions, grad_kappa: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Multipliers λ with (∂r/∂w)ᵀ λ = cotangent, and the point where that derivative is taken, both (N, n)."""
+    point = point_of_derivative(problem, w, options, grad_kappa)
+    kkt, refinements = derivative_system(problem, point, options)
+    multiplier = kkt.solve_transposed(cotangent, refinements)
+    if options.gradient_mode is GradientMode.COMPLEMENTARITY_AWARE:
+        return better_of(problem, point, multiplier, cotangent, options)
+    return multiplier, point
+
+
+def better_of(problem: StepProblem, point: Tensor, multiplier: Tensor, cotangent: Tensor, options: SolverOptions) -> tuple[Tensor, Tensor]:
+    """Of the exact multipliers at `point` and two that are driven by the loss, those with the largest gradient of the inputs, (N, n) each,
+    and the points that they belong to.
+
+    The multiplier ν of a contact's gap is the derivative of the loss by that gap. Where it is negative and the contact pressed, the loss
+    goes down if the contact opens, which descent along the exact gradient will never find out. So it is taken for breaking: the contacts
+    with the world that the loss wants open, or all of them. A contact between bodies is also what one of them moves the other with (a ball
+    on an actuated platform), and then is better left closed; that is decided by the size of the gradient, as in Nimble (Werling et al.
+    2021, section 4.4, where there is one strategy, of all contacts).
+    """
+    best, chosen, where = _controls(problem, point, multiplier), multiplier, point
+    for between_bodies in (False, True):
+        opened = point.clone()
+        for group, element, mass in zip(problem.system.groups, problem.elements, problem.effective_masses(), strict=True):
+            if not issubclass(group.cls, Contact) or (group.body_index.shape[1] > 1 and not between_bodies):
+                continue
+            impulse, slack = point[:, group.impulse_index], point[:, group.slack_index].clone()
+            pressed = slack[..., 0] < impulse[..., 0] * problem.timestep[:, None] / mass[..., 0]
+            slack[..., 0] = torch.where(pressed & (multiplier[:, group.impulse_index[:, 0]] < 0), torch.inf, slack[..., 0])
+            pair = element.at_limit(impulse, slack, mass, problem.timestep[:, None], COMPLIANCE)
+            assert pair is not None  # `point` came from there
+            opened[:, group.impulse_index], opened[:, group.slack_index] = pair[0], pair[1].nan_to_num(posinf=1.0)
+        kkt, refinements = derivative_system(problem, opened, options)
+        found = kkt.solve_transposed(cotangent, refinements)
+        size = _controls(problem, opened, found)
+        better = size > (1 + TIE) * best
+        best = torch.where(better, size, best)
+        chosen, where = (torch.where(better[:, None], a, b) for a, b in ((found, chosen), (opened, where)))
+    return chosen, where
+
+
+def _controls(problem: StepProblem, point: Tensor, multiplier: Tensor) -> Tensor:
+    """Squared norm of the gradient −λᵀ ∂r/∂u of the inputs, or, without inputs, of the wrench, (N,)."""
+    which = "u" if problem.u.shape[-1] else "wrench"
+    data = {name: getattr(problem, name).detach() for name in ("z", "u", "wrench")}
+    parameters = [p.detach() for p in problem.parameters]
+    with torch.enable_grad():
+        leaf = data[which].requires_grad_()
+        residual = StepProblem(problem.system, parameters, data["z"], data["u"], data["wrench"]).residual(point)
+        (gradient,) = torch.autograd.grad(residual, leaf, -multiplier)
+    return (gradient * gradient).sum(-1)

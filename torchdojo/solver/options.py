@@ -54,24 +54,25 @@ class Backend(str, enum.Enum):
 class GradientMode(str, enum.Enum):
     """What is differentiated when a step is.
 
-    CENTRAL_PATH: the step itself, a smooth function at κ > 0, or at the larger `grad_kappa`: a smoothed one (Howell et al. 2025, section V).
+    CENTRAL_PATH: the step itself, a smooth function at κ > 0, or at a larger `grad_kappa`: a smoothed one (Howell et al. 2025, section V).
         Right to rounding, cheap, and never zero: contacts that do not touch yet pull a little, and stiction gives way a little. Where the
         smoothing is wide it misleads: the gradient at a large `grad_kappa` is that of another, softer world, and descent ends where that
         one is best; anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
-    EXACT: the limit κ → 0. Contacts are breaking, sticking or sliding, facets of pyramids, limits and joint friction open or closed, and the
-        equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13; `torchdojo.limit_maps`). Good for
-        identification and for fine optimization within one sequence of contacts. It is one-sided where a class changes, says nothing of the
-        other side, and is zero in all directions in which contacts hold: a box that rests cannot learn to lift. Impulses of redundant
+    EXACT: the limit κ → 0. Contacts are breaking, sticking or sliding, facets of pyramids, limits and joint friction open or closed, and
+        the equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13; `torchdojo.limit_maps`). Good for
+        identification and for fine optimization within one sequence of contacts. It is one-sided where a class changes, says nothing of
+        the other side, and is zero in all directions in which contacts hold: a box that rests cannot learn to lift. Impulses of redundant
         contacts (four corners) have derivatives of least norm, since there they are not unique.
-    COMPLEMENTARITY_AWARE: `EXACT`, with a way out of such flat places (Nimble: Werling et al. 2021, section 4.4). Where the loss would go down
-        if a pressed contact opened, contacts of that kind are taken for breaking: those with the world, or all of them. Of the three
-        gradients the one largest in the inputs counts (in the wrench, for mechanisms without inputs), environment by environment, and the
-        exact one in case of a tie. Good for getting started. It is no gradient of anything: it may promise a descent that the impulses
-        then do not allow, so take small steps, and finish with `EXACT`. It depends on the loss, so there is no Jacobian of this kind.
-    RANDOMIZED: the mean of gradients at inputs and wrenches to which Gaussian noise is added: the gradient of a randomly smoothed step, by its
-        first-order estimator (Suh et al. 2022, "Do differentiable simulators give better policy gradients?"). Good across events that noise
-        reaches, of any kind and number. It costs a step and a gradient per sample, and has their variance; events that all samples miss do
-        not exist for it; and at jumps (an impact that is missed or not) it is biased, since a mean of derivatives does not see the jump.
+    COMPLEMENTARITY_AWARE: `EXACT`, with a way out of such flat places (Nimble: Werling et al. 2021, section 4.4). Where the loss would go
+        down if pressed contacts opened, these are taken for breaking: those with the world, or all of them. Of the three gradients the one
+        largest in the inputs counts (in the wrench, for mechanisms without inputs), environment by environment, and the exact one in case
+        of a tie. Good for getting started. It is no gradient of anything: it may promise a descent that the impulses then do not allow, so
+        take small steps, and finish with `EXACT`. It depends on the loss, so there is no Jacobian of this kind.
+    RANDOMIZED: the mean of gradients at inputs and wrenches to which Gaussian noise is added: the gradient of a randomly smoothed step, by
+        its first-order estimator (Suh et al. 2022, "Do differentiable simulators give better policy gradients?"). Good across events that
+        noise reaches, of any kind and number. It costs a step and a gradient per sample, and has their variance; events that all samples
+        miss do not exist for it; and at jumps (an impact that is missed or not) it is biased, since a mean of derivatives does not see the
+        jump. Values stay those of the step without noise.
     """
 
     CENTRAL_PATH = "central_path"

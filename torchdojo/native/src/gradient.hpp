@@ -23,7 +23,7 @@ class StepGradient {
 public:
     explicit StepGradient(const MechanismTable &m)
         : mechanism(m), stepper(m), adjoint(m), w(m.num_unknowns), solution(m.num_unknowns), give(m.num_unknowns), grad_w(m.num_unknowns),
-          grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), smooth(size_t(lanes<T>) * m.num_unknowns),
+          grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), wanted(m.num_contacts), smooth(size_t(lanes<T>) * m.num_unknowns),
           scratch_z(size_t(lanes<T>) * state_size * m.num_bodies), scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
 
     // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one.
@@ -40,6 +40,7 @@ public:
         adjoint.solve(stepper.problem, solution.data(), grad_w.data());
         adjoint.multiply(stepper.problem, solution.data());
         for (int lane = 0; lane < count; ++lane) store(jobs[lane], lane);
+        if (options.complementarity_aware) escape(jobs, count);
     }
 
     // The problems of the jobs, with their solutions in w and the points at which derivatives are taken in `solution`.
@@ -63,6 +64,7 @@ public:
 
 private:
     std::vector<T> grad_w, grad_next, grad_impulses;
+    std::vector<Mask<T>> wanted;      // to open, per contact
     std::vector<double> smooth, scratch_z, scratch_impulses;
     bool moved[lanes<T>];
 
@@ -108,6 +110,48 @@ private:
         }
         stepper.run(feed, own, shared);
         for (int i = 0; i < size; ++i) moved[group[i]] = status[group[i]] == success;
+    }
+
+    // Where opening pressed contacts makes a larger gradient than the exact one just stored, that is stored instead (better_of in
+    // solver/limit.py, which says what this is for).
+    void escape(const GradientJob *jobs, int count) {
+        const T *nu = adjoint.multiplier.data();
+        T best = controls();
+        bool any_wanted = false, any_inner = false;
+        for (size_t c = 0; c < mechanism.contacts.size(); ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            wanted[c] = select_mask(give[contact.impulse] > T{}, nu[contact.impulse] < T{}, Mask<T>{});
+            any_wanted = any_wanted || any(wanted[c]), any_inner = any_inner || (any(wanted[c]) && between_bodies(contact));
+        }
+        const std::vector<T> exact = solution, held = give;
+        for (const bool all : {false, true}) {
+            if (!(all ? any_inner : any_wanted)) continue;
+            solution = exact, give = held;
+            for (size_t c = 0; c < mechanism.contacts.size(); ++c)
+                if (all || !between_bodies(mechanism.contacts[c])) Limit<T>::open(mechanism.contacts[c], wanted[c], solution.data(), give.data());
+            adjoint.factor(stepper.problem, stepper.cones, solution.data());
+            adjoint.solve(stepper.problem, solution.data(), grad_w.data());
+            adjoint.multiply(stepper.problem, solution.data());
+            const T size = controls();
+            const Mask<T> better = size > (1.0 + constant::tie) * best;
+            best = select(better, size, best);
+            for (int lane = 0; lane < count; ++lane)
+                if (get_mask(better, lane)) store(jobs[lane], lane);
+        }
+    }
+
+    bool between_bodies(const ContactTable &contact) const {
+        return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
+    }
+
+    // Squared norm of the gradient of the inputs, or, without inputs, of the wrench.
+    T controls() const {
+        T sum{};
+        for (const T &u : adjoint.gradient.u) sum += u * u;
+        if (mechanism.num_inputs) return sum;
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            sum += dot(adjoint.gradient.force[i], adjoint.gradient.force[i]) + dot(adjoint.gradient.torque[i], adjoint.gradient.torque[i]);
+        return sum;
     }
 
     // grad_next and grad_impulses to grad_w; the direct part for the pose stays in grad_next (x) and `direct` (φ).

@@ -9,6 +9,7 @@ namespace constant {
 constexpr double limit_kappa = 1e-12, limit_path_tol = 0.99;  // LIMIT_KAPPA, LIMIT_PATH_TOL
 constexpr double compliance = 1e-6, vanishing = 1e-30;        // COMPLIANCE, VANISHING
 constexpr int limit_refinements = 2;                          // LIMIT_REFINEMENTS
+constexpr double tie = 1e-6;                                  // TIE in solver/limit.py
 }  // namespace constant
 
 template <class T>
@@ -32,6 +33,19 @@ public:
             const Mask<T> pressed = pair(w[at], w[slack], per_step * mass, constant::compliance, give[at]);
             if (contact.is_pyramid()) pyramid(contact, pressed, mass, w + at + 1, w + slack + 1, give + at + 1);
             else if (contact.friction) disc(pressed, mass, w + at + 1, w + slack + 1, give + at + 1);
+        }
+    }
+
+    // Makes a contact breaking in the lanes of `mask`.
+    static void open(const ContactTable &contact, const Mask<T> &mask, T *w, T *give) {
+        const T one = broadcast<T>(1.0), vanishing = broadcast<T>(constant::vanishing);
+        for (int k = 0; k < contact.size(); ++k) {
+            // Of the friction cone the tangential parts vanish; a pyramid keeps ψ.
+            const bool tangential = contact.friction == 1 && k > 1, keeps = contact.is_pyramid() && k == 1;
+            T &impulse = w[contact.impulse + k], &slack = w[contact.slack + k];
+            impulse = select(mask, tangential ? T{} : keeps ? one : vanishing, impulse);
+            slack = select(mask, tangential ? T{} : one, slack);
+            give[contact.impulse + k] = select(mask, T{}, give[contact.impulse + k]);
         }
     }
 

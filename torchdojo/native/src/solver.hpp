@@ -17,6 +17,7 @@ struct Options {
     int64_t max_iterations, min_iterations, max_halvings;
     int64_t warm_iterations;          // of an attempt from a warm start
     bool limit = false;               // derivatives are those of κ → 0
+    bool complementarity_aware = false;  // and may take pressed contacts for open ones
     bool interior = false;            // the interior-point method from the warm start, and no cold one after it
 };
 
