@@ -21,7 +21,7 @@ from torchdojo.dynamics.integrator import LARGEST_SINE, STATE_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec, System
 from torchdojo.solver.interior_point import solve_step
-from torchdojo.solver.limit import adjoint
+from torchdojo.solver.limit import adjoint, warn_of_lost_digits
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
 
 __all__ = ["StepAdjointFunction", "StepFunction", "StepSettings"]
@@ -201,7 +201,9 @@ class StepAdjointFunction(torch.autograd.Function):
                 return tuple(torch.zeros_like(leaf) if need else None for leaf, need in zip(leaves, needs, strict=True))
             problem = StepProblem(system, flat[3:-1], *flat[:3]).select(index)
             with torch.no_grad():
-                multiplier, solution = adjoint(problem, flat_w[index], cotangent[index], options, settings.kappas(batch, index))
+                kappas = settings.kappas(batch, index)
+                warn_of_lost_digits(problem, flat_w[index], options, kappas)
+                multiplier, solution = adjoint(problem, flat_w[index], cotangent[index], options, kappas)
             r = problem.residual(solution)
             found = iter(torch.autograd.grad(r, wanted, -multiplier, allow_unused=True))
         grads = []

@@ -106,11 +106,20 @@ def _with_grad_kappa(options: SolverOptions, grad_kappa: float) -> SolverOptions
 def random_inputs(smoothing: RandomizedSmoothing, generator: torch.Generator, *inputs: Tensor) -> list[Tensor]:
     """z, u and wrench, each with the batch dimensions of all of them, and with samples in front: z as it is, noise added to the others."""
     batch = torch.broadcast_shapes(*(t.shape[:-1] for t in inputs))
+    deviations = {"z": 0.0, "u": smoothing.input_deviation, "wrench": smoothing.wrench_deviation}
     result = []
-    for tensor, deviation in zip(inputs, (0.0, smoothing.input_deviation, smoothing.wrench_deviation), strict=True):
-        shape = (smoothing.samples, *batch, tensor.shape[-1])
-        noise = torch.randn(shape, generator=generator, dtype=tensor.dtype, device=tensor.device) if deviation else None
-        result.append(tensor.expand(shape) if noise is None else tensor + deviation * noise)
+    for tensor, (name, given) in zip(inputs, deviations.items(), strict=True):
+        deviation, size = tensor.new_tensor(given), tensor.shape[-1]
+        if deviation.ndim and len(deviation) != size:
+            raise ValueError(
+                f"RandomizedSmoothing: got {len(deviation)} deviations; allowed: one, or one for each of the {size} entries of {name}"
+            )
+        shape = (smoothing.samples, *batch, size)
+        if bool(deviation.any()):
+            noise = torch.randn(shape, generator=generator, dtype=tensor.dtype, device=tensor.device)
+            result.append(tensor + deviation * noise)
+        else:
+            result.append(tensor.expand(shape))
     return result
 
 

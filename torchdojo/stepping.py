@@ -19,7 +19,7 @@ from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, 
 from torchdojo.dynamics.residual import StepProblem, local_jacobian
 from torchdojo.elements import Twist
 from torchdojo.solver.interior_point import solve_step
-from torchdojo.solver.limit import derivative_system, point_of_derivative
+from torchdojo.solver.limit import derivative_system, point_of_derivative, warn_of_lost_digits
 from torchdojo.solver.options import OnFailure, Status
 
 __all__ = ["StepOutput", "halve", "halved_jacobian", "jacobian", "step"]
@@ -131,7 +131,9 @@ def jacobian(
     good, failed = solved.nonzero().squeeze(-1), index[~solved]
     if len(good):
         problem, w = problem.select(good), solution.w[good]
-        smooth = point_of_derivative(problem, w, options, settings.kappas(batch, index[good]))
+        kappas = settings.kappas(batch, index[good])
+        warn_of_lost_digits(problem, w, options, kappas)
+        smooth = point_of_derivative(problem, w, options, kappas)
         right = torch.cat(problem.linearize_data(smooth), dim=-1)
         kkt, refinements = derivative_system(problem, smooth, options)
         twist_change = -kkt.solve(right, refinements)[:, : 6 * nb].unflatten(1, (nb, 6))

@@ -22,6 +22,7 @@ from torchdojo.elements import Twist
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
+from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.stepping import StepOutput, halve, halved_jacobian
 
@@ -169,6 +170,7 @@ def backward(
     grad_z, grad_impulses = (None if t is None else rows(t, 2) for t in grads)
     if grad_z is None:
         grad_z = torch.zeros_like(z_all)
+    _warn_of_lost_digits(settings, problem, out)
     found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]))
     native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
     result = [t for t, need in zip(native, needs, strict=False) if need]
@@ -179,6 +181,22 @@ def backward(
                 shared = value.shape[: value.ndim - spec.ndim].numel() == 1
                 result.append(grad.reshape(value.shape) if shared else grad.reshape(*batch, *grad.shape[1:]).sum_to_size(value.shape))
     return result
+
+
+def _warn_of_lost_digits(settings: Settings, problem: kernel.Problem, out: kernel.Outputs) -> None:
+    """`warn_of_lost_digits` for the solutions of all steps."""
+    options, given = settings.options, problem.grad_kappa
+    if (options.grad_kappa or options.kappa) > SMALL_KAPPA:
+        return
+    steps = out.status.shape[1]
+    rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
+    environments = rows // steps
+    specs = settings.program.parameter_specs
+    here = [p[environments] if spec.batched and len(p) > 1 else p for p, spec in zip(problem.parameters, specs, strict=True)]
+    before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.u.flatten(0, 1)[rows]
+    equations = StepProblem(settings.program.system, here, before, u, problem.wrench[environments])
+    kappas = None if given is None else given[environments]
+    warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
 
 def _parameter_gradients(
@@ -264,6 +282,7 @@ def jacobian(
     status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
+    _warn_of_lost_digits(settings, problem, out)
     result = kernel.jacobian(problem, out)
     split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):

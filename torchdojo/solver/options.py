@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,7 +92,8 @@ class RandomizedSmoothing:
 
     Args:
         samples: number of perturbed steps per environment and step.
-        input_deviation: standard deviation of what is added to each entry of u [N, N·m]. wrench_deviation: to each of the wrench [N, N·m].
+        input_deviation: standard deviation of what is added to the entries of u [N, N·m], one number for all or one for each.
+        wrench_deviation: the same of the wrench [N, N·m].
         seed: of the samples, which are the same in every backward pass.
         mode: of the gradient of each sample, "central_path" or "exact".
 
@@ -100,8 +102,8 @@ class RandomizedSmoothing:
     """
 
     samples: int = 100
-    input_deviation: float = 0.0
-    wrench_deviation: float = 0.0
+    input_deviation: float | Sequence[float] = 0.0
+    wrench_deviation: float | Sequence[float] = 0.0
     seed: int = 0
     mode: GradientMode | str = GradientMode.CENTRAL_PATH
 
@@ -110,11 +112,15 @@ class RandomizedSmoothing:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"RandomizedSmoothing.{name}: got {value!r}; allowed: whole numbers of {least} or more")
-        deviations = self.input_deviation, self.wrench_deviation
-        for name, value in zip(("input_deviation", "wrench_deviation"), deviations, strict=True):
-            if not (math.isfinite(value) and value >= 0):
+        some = False
+        for name in ("input_deviation", "wrench_deviation"):
+            value = getattr(self, name)
+            values = tuple(value) if isinstance(value, Sequence) else (value,)
+            if not all(math.isfinite(v) and v >= 0 for v in values):
                 raise ValueError(f"RandomizedSmoothing.{name}: got {value}; allowed: finite numbers >= 0 [N, N·m]")
-        if not any(deviations):
+            object.__setattr__(self, name, values if isinstance(value, Sequence) else value)  # (hashable)
+            some |= any(values)
+        if not some:
             raise ValueError("RandomizedSmoothing: got no deviation; give input_deviation= or wrench_deviation= a positive number [N, N·m]")
         _set_choice(self, "mode", GradientMode)
         if self.mode not in (GradientMode.CENTRAL_PATH, GradientMode.EXACT):
