@@ -12,8 +12,8 @@ steps of many environments in one C call, with its Euler integrator, its Newton 
 those with the ground.
 
 MuJoCo's models: Gymnasium's files for half_cheetah, ant and humanoid; menagerie's A1 (from $TORCHDOJO_SHARED, without meshes, with motors)
-for the quadruped, which has a lighter trunk; for the others the very mechanism of torchdojo, written as MJCF. MuJoCo's half_cheetah, ant,
-humanoid and A1 have joint limits and armature, torchdojo's do not yet.
+for the quadruped, which has a lighter trunk; for the others the very mechanism of torchdojo, written as MJCF. Both have the joint limits
+and the armature of those files.
 
 In contact: torchdojo, a step in which a contact carries more than kappa / 1 mm (on the central path: its gap is below 1 mm); MuJoCo, a
 state with ncon > 0. Needs `pip install -e ".[bench]"`; without mujoco, or a file, the columns of MuJoCo stay empty.

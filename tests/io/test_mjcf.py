@@ -5,69 +5,23 @@ from __future__ import annotations
 import builtins
 import json
 import math
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from mjcf_text import FLOOR, GEOM, TETRAHEDRON, TREE, Write, X, Y, Z, body, free_body, hinge, notes, quiet, slide
 
 from torchdojo import quaternion as quat
 from torchdojo.cli import main
-from torchdojo.contacts import ImpactContact
 from torchdojo.dynamics.integrator import split_state
 from torchdojo.io import load, load_mjcf, mjcf_state, read_mjcf
 from torchdojo.solver.options import Status
 
 mujoco = pytest.importorskip("mujoco")
 
-Write = Callable[..., Path]
-GEOM = '<geom type="box" size=".1 .2 .3" pos=".05 .02 .01"/>'
-TETRAHEDRON = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
-FLOOR = '<geom name="floor" type="plane" size="1 1 1"/>'
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def file(world: str, rest: str = "", name: str = "robot.xml") -> Path:
-        path = tmp_path / name
-        path.write_text(f'<mujoco><compiler angle="radian" autolimits="true"/>{rest}<worldbody>{world}</worldbody></mujoco>')
-        return path
-
-    return file
-
-
-def body(joints: str, content: str = GEOM, inside: str = "", name: str = "a", place: str = 'pos="1 2 3" euler=".1 .2 .3"') -> str:
-    return f'<body name="{name}" {place}>{joints}{content}{inside}</body>'
-
-
-def quiet(path: Path, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return load(path, **options)
-
-
-def notes(path: Path, **options: Any) -> str:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        load(path, **options)
-    return "\n".join(str(w.message) for w in caught)
-
-
 # -- joints ------------------------------------------------------------------------------------------------------------------------------
-
-X, Y, Z = '"1 0 0"', '"0 1 0"', '"0 0 1"'
-
-
-def hinge(name: str, axis: str, more: str = "") -> str:
-    return f'<joint name="{name}" axis={axis} pos=".3 -.1 .2" {more}/>'
-
-
-def slide(name: str, axis: str, more: str = "") -> str:
-    return f'<joint name="{name}" type="slide" axis={axis} {more}/>'
-
 
 BALL = '<joint name="ball" type="ball" pos=".3 -.1 .2"/>'
 TILTED = ('"1 1 0"', '"-1 1 1"', '"1 -1 2"')  # perpendicular to each other
@@ -108,9 +62,9 @@ def stack(request: pytest.FixtureRequest) -> tuple[str, str, list[tuple[str, flo
     return STACKS[request.param]
 
 
-def test_stacks_become_joints_of_the_table(write: Write, stack: tuple[str, str, list[tuple[str, float]]]) -> None:
+def test_stacks_become_joints_of_the_table(write_mjcf: Write, stack: tuple[str, str, list[tuple[str, float]]]) -> None:
     joints, kind, coordinates = stack
-    path = write(body(joints))
+    path = write_mjcf(body(joints))
     (joint,) = quiet(path).joints.values()
     assert type(joint).__name__ == kind
     (found,) = read_mjcf(path).coordinates.values()
@@ -118,13 +72,13 @@ def test_stacks_become_joints_of_the_table(write: Write, stack: tuple[str, str, 
 
 
 @pytest.mark.parametrize("parent", ["world", "body", "turned body"])
-def test_stacks_move_as_in_mujoco(write: Write, stack: tuple[str, str, list[tuple[str, float]]], parent: str) -> None:
+def test_stacks_move_as_in_mujoco(write_mjcf: Write, stack: tuple[str, str, list[tuple[str, float]]], parent: str) -> None:
     """All coordinates at once, but for one of two hinges; on the world, on a moving body, and on one whose frame is not MuJoCo's."""
     joints, kind, _ = stack
     above = {"world": "", "body": hinge("p", '"1 -1 2"'), "turned body": hinge("p1", TILTED[2]) + hinge("p2", TILTED[0])}[parent]
     if kind == "Floating" and "freejoint" in joints:
         parent = "world"
-    path = write(body(joints) if parent == "world" else body(above, inside=body(joints, name="b"), place='pos="0 1 0" euler="0 1 0"'))
+    path = write_mjcf(body(joints) if parent == "world" else body(above, inside=body(joints, name="b"), place='pos="0 1 0" euler="0 1 0"'))
     info, mech = read_mjcf(path), quiet(path)
     model, generator = info.compiled.model, np.random.default_rng(0)
     for _ in range(3):
@@ -159,20 +113,20 @@ def test_stacks_move_as_in_mujoco(write: Write, stack: tuple[str, str, list[tupl
         (hinge("h", X) + BALL, r"0 translations and 4 rotations; allowed: up to 3 of each"),
     ],
 )
-def test_stacks_that_are_no_joint(write: Write, joints: str, message: str) -> None:
+def test_stacks_that_are_no_joint(write_mjcf: Write, joints: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"robot\.xml: body 'a' has the joints .*{message}.*Supported on one body: slides"):
-        load(write(body(joints)))
+        load(write_mjcf(body(joints)))
 
 
-def test_hinges_whose_axes_meet_elsewhere(write: Write) -> None:
+def test_hinges_whose_axes_meet_elsewhere(write_mjcf: Write) -> None:
     """Anchors anywhere on the axes: the joint is where they meet."""
-    path = write(body(f'<joint name="h1" axis={X} pos="5 .2 .3"/><joint name="h2" axis={Y} pos=".1 -3 .3"/>', place=""))
+    path = write_mjcf(body(f'<joint name="h1" axis={X} pos="5 .2 .3"/><joint name="h2" axis={Y} pos=".1 -3 .3"/>', place=""))
     assert quiet(path).joints["h"].parent_anchor.tolist() == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_joint_options(write: Write) -> None:
+def test_joint_options(write_mjcf: Write) -> None:
     more = 'ref=".2" springref=".5" stiffness="3" damping="2" frictionloss=".4" armature=".6" range="-1 1.5"'
-    mech = quiet(write(body(hinge("h", Z, more))))
+    mech = quiet(write_mjcf(body(hinge("h", Z, more))))
     joint = mech.joints["h"]
     assert [float(getattr(joint, name)) for name in ("spring", "damper", "friction", "armature")] == [3.0, 2.0, 0.4, 0.6]
     assert joint.rest.tolist() == pytest.approx([0.3])  # coordinates count from the pose that the file draws
@@ -180,18 +134,18 @@ def test_joint_options(write: Write) -> None:
     assert (joint.actuated, joint.effort_limit) == (False, None)
 
 
-def test_backward_coordinates_carry_their_numbers_along(write: Write) -> None:
+def test_backward_coordinates_carry_their_numbers_along(write_mjcf: Write) -> None:
     joints = slide("rootx", X) + slide("rootz", Z, 'range="0 2"') + hinge("rooty", Y, 'range="-.5 1" stiffness="2" springref=".3"')
-    root = quiet(write(body(joints))).joints["root"]
+    root = quiet(write_mjcf(body(joints))).joints["root"]
     assert root.spring.tolist() == [0, 0, 2]
     assert root.rest.tolist() == pytest.approx([0, 0, -0.3])
     assert root.limits[0].tolist() == pytest.approx([-math.inf, 0, -1])
     assert root.limits[1].tolist() == pytest.approx([math.inf, 2, 0.5])
 
 
-def test_actuated_coordinates_keep_their_sign(write: Write) -> None:
+def test_actuated_coordinates_keep_their_sign(write_mjcf: Write) -> None:
     joints = hinge("h1", '"-1 0 0"') + hinge("h2", Y) + hinge("h3", Z)
-    path = write(body(joints), '<actuator><motor joint="h1" gear="2" ctrlrange="-3 1"/><motor joint="h2"/></actuator>')
+    path = write_mjcf(body(joints), '<actuator><motor joint="h1" gear="2" ctrlrange="-3 1"/><motor joint="h2"/></actuator>')
     assert {sign for _, sign in read_mjcf(path).coordinates["h"]} == {1.0}
     joint = quiet(path).joints["h"]
     efforts = dict(zip((label for label, _ in read_mjcf(path).coordinates["h"]), joint.effort_limit, strict=True))
@@ -199,14 +153,14 @@ def test_actuated_coordinates_keep_their_sign(write: Write) -> None:
     assert joint.actuated
 
 
-def test_limited_ball_is_named(write: Write) -> None:
-    path = write(body('<joint name="b" type="ball" range="0 1" stiffness="2" damping="3"/>'))
+def test_limited_ball_is_named(write_mjcf: Write) -> None:
+    path = write_mjcf(body('<joint name="b" type="ball" range="0 1" stiffness="2" damping="3"/>'))
     assert "the cone that limits a ball joint is left out: b" in notes(path)
     joint = quiet(path).joints["b"]
     assert (joint.limits, joint.spring.tolist(), joint.damper.tolist()) == (None, [2.0] * 3, [3.0] * 3)
 
 
-def test_names(write: Write) -> None:
+def test_names(write_mjcf: Write) -> None:
     world = "".join(
         [
             body(hinge("arm.x", X) + hinge("arm.y", Y), name="a.b"),
@@ -217,18 +171,16 @@ def test_names(write: Write) -> None:
             body(hinge("keys", X), name="training"),
         ]
     )
-    mech = quiet(write(world))
+    mech = quiet(write_mjcf(world))
     assert list(mech.bodies) == ["a_b", "c", "body3", "d", "e", "training_"]
     assert list(mech.joints) == ["arm", "c", "body3", "floating_base", "e", "keys_"]
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------------------------
 
-TREE = body(hinge("h", Z), inside=body("", '<inertial mass="2" pos=".1 .2 .3" fullinertia=".2 .3 .4 .01 .02 .03"/>', name="b"))
 
-
-def test_bodies_without_joints_are_merged(write: Write) -> None:
-    path = write(TREE)
+def test_bodies_without_joints_are_merged(write_mjcf: Write) -> None:
+    path = write_mjcf(TREE)
     mech = quiet(path)
     model = read_mjcf(path).compiled.model
     assert list(mech.bodies) == ["a"]
@@ -243,148 +195,30 @@ def test_bodies_without_joints_are_merged(write: Write) -> None:
     )
 
 
-def test_floating_base(write: Write) -> None:
-    path = write(f'<body name="a" pos="0 0 2" euler=".3 0 0"><freejoint/>{GEOM}{body(hinge("h", X), name="b")}</body>')
+def test_floating_base(write_mjcf: Write) -> None:
+    path = write_mjcf(f'<body name="a" pos="0 0 2" euler=".3 0 0"><freejoint/>{GEOM}{body(hinge("h", X), name="b")}</body>')
     free, held = quiet(path), quiet(path, floating_base=False)
     assert (list(free.bodies), list(held.bodies)) == (["a", "b"], ["b"])
     assert not free.joints["floating_base"].actuated
     torch.testing.assert_close(free.initial_state()[13:], held.initial_state(), rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match=r"no body can move: none has a joint; pass floating_base=True"):
-        load(write(f'<body name="a"><freejoint/>{GEOM}</body>'), floating_base=False)
+        load(write_mjcf(f'<body name="a"><freejoint/>{GEOM}</body>'), floating_base=False)
 
 
-def test_nothing_moves(write: Write) -> None:
+def test_nothing_moves(write_mjcf: Write) -> None:
     with pytest.raises(ValueError, match=r"robot\.xml: no body can move: none has a joint$"):
-        load(write(GEOM))
+        load(write_mjcf(GEOM))
 
 
-def test_moving_body_without_mass(write: Write) -> None:
+def test_moving_body_without_mass(write_mjcf: Write) -> None:
     with pytest.raises(ValueError, match=r"robot\.xml: MuJoCo refuses the file: mass and inertia of moving bodies"):
-        load(write(body(hinge("h", X), "")))
+        load(write_mjcf(body(hinge("h", X), "")))
 
 
-def test_inertia_that_no_body_can_have(write: Write) -> None:
+def test_inertia_that_no_body_can_have(write_mjcf: Write) -> None:
     inertial = '<inertial mass="1" pos="0 0 0" diaginertia="1 1 3"/>'
     with pytest.raises(ValueError, match=r"MuJoCo refuses the file: inertia must satisfy A \+ B >= C"):
-        load(write(body(hinge("h", X), inertial)))
-
-
-# -- contacts ----------------------------------------------------------------------------------------------------------------------------
-
-
-def free_body(geoms: str, place: str = 'pos="0 0 1" euler=".3 .2 .1"') -> str:
-    return f'<body name="a" {place}><freejoint/>{geoms}</body>'
-
-
-@pytest.mark.parametrize(
-    ("geom", "count", "radius", "gap"),
-    [
-        ('type="sphere" size=".2"', 1, 0.2, lambda up: 0.8),
-        ('type="capsule" size=".1 .3"', 2, 0.1, lambda up: 0.9 - 0.3 * abs(up[2])),
-        ('type="box" size=".1 .2 .3"', 8, 0.0, lambda up: 1 - float(np.abs(up) @ [0.1, 0.2, 0.3])),
-        ('type="cylinder" size=".1 .3"', 24, 0.0, lambda up: 1 - 0.3 * abs(up[2]) - 0.1 * math.hypot(up[0], up[1])),
-    ],
-    ids=["sphere", "capsule", "box", "cylinder"],
-)
-def test_geoms_become_contacts(write: Write, geom: str, count: int, radius: float, gap: Callable[[np.ndarray], float]) -> None:
-    path = write(FLOOR + free_body(f'<geom name="g" {geom}/>'))
-    mech = quiet(path, rim_points=12)
-    assert list(mech.contacts) == (["g"] if count == 1 else [f"g_{i}" for i in range(count)])
-    assert {float(contact.radius) for contact in mech.contacts.values()} == {radius}
-    up = read_mjcf(path).compiled.data.geom_xmat[1].reshape(3, 3)[2]
-    slack = 0.1 * (1 - math.cos(math.pi / 12)) if count == 24 else 0.0
-    expected = gap(up)
-    assert expected - 1e-12 <= float(mech.distances(mech.initial_state()).min()) <= expected + slack + 1e-12
-
-
-@pytest.mark.parametrize("geom", ['type="ellipsoid" size=".1 .2 .3"', 'type="mesh" mesh="m"'], ids=["ellipsoid", "mesh"])
-def test_geoms_without_contact_points_are_named(write: Write, geom: str) -> None:
-    mesh = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>'
-    path = write(FLOOR + free_body(f'<geom name="g" {geom}/><geom name="ball" size=".1"/>'), mesh)
-    assert "geoms without contact points (mesh, ellipsoid, ...) make no contact: g" in notes(path)
-    assert list(quiet(path).contacts) == ["ball"]
-    assert "contact points" not in notes(path, contacts=None)
-
-
-def test_planes(write: Write) -> None:
-    tilted = '<geom name="ramp" type="plane" size="1 1 1" pos="0 0 -1" euler=".4 0 0"/>'
-    mech = quiet(write(FLOOR + tilted + free_body('<geom name="g" size=".1"/>')))
-    assert list(mech.contacts) == ["g_floor", "g_ramp"]
-    ramp = mech.contacts["g_ramp"]
-    assert ramp.normal.tolist() == pytest.approx([0, -math.sin(0.4), math.cos(0.4)])
-    assert float(ramp.offset) == pytest.approx(-math.cos(0.4))
-    assert mech.distances(mech.initial_state()).tolist() == pytest.approx([0.9, 2 * math.cos(0.4) - 0.1])
-
-
-def test_file_without_a_plane_has_the_ground(write: Write) -> None:
-    contact = quiet(write(free_body('<geom name="g" size=".1" friction=".7"/>'))).contacts["g"]
-    assert (contact.normal.tolist(), float(contact.offset), float(contact.friction)) == ([0, 0, 1], 0.0, 0.7)
-
-
-@pytest.mark.parametrize(
-    ("plane", "geom", "friction"),
-    [
-        ("", 'friction=".3"', 1.0),  # the larger one
-        ('friction=".2"', 'friction=".3"', 0.3),
-        ('friction=".8"', 'friction=".3" priority="1"', 0.3),
-        ('friction=".8" priority="2"', 'friction=".3" priority="1"', 0.8),
-        ('condim="1"', 'condim="1"', None),
-        ('condim="1"', 'condim="3"', 1.0),
-        ('contype="0"', "", 1.0),
-        ('contype="0"', 'contype="0"', "none"),
-        ('contype="2" conaffinity="2"', "", "none"),
-        ('contype="2" conaffinity="2"', 'conaffinity="3"', 1.0),
-    ],
-)
-def test_surfaces_combine_as_in_mujoco(write: Write, plane: str, geom: str, friction: float | str | None) -> None:
-    path = write(f'<geom type="plane" size="1 1 1" {plane}/>' + free_body(f'<geom name="g" size=".1" {geom}/>'))
-    contacts = quiet(path).contacts
-    if friction == "none":
-        assert not contacts
-    elif friction is None:
-        assert isinstance(contacts["g"], ImpactContact)
-        assert isinstance(quiet(path, friction=0.9).contacts["g"], ImpactContact)
-    else:
-        assert float(contacts["g"].friction) == friction
-        assert float(quiet(path, friction=0.9).contacts["g"].friction) == 0.9
-
-
-def test_pairs_excludes_and_flags(write: Write) -> None:
-    world = FLOOR + free_body('<geom name="g" size=".1" contype="0" conaffinity="0"/>')
-    assert not quiet(write(world)).contacts
-    pair = '<contact><pair geom1="g" geom2="floor" friction=".25 .25 0 0 0"/></contact>'
-    assert float(quiet(write(world, pair)).contacts["g"].friction) == 0.25
-    world = FLOOR + free_body('<geom name="g" size=".1"/>')
-    assert not quiet(write(world, '<contact><exclude body1="world" body2="a"/></contact>')).contacts
-    assert not quiet(write(world, '<option><flag contact="disable"/></option>')).contacts
-    assert quiet(write(world, '<option><flag gravity="disable"/></option>')).gravity.tolist() == [0, 0, 0]
-
-
-def test_points_inside_another_ball_or_at_constant_height_are_left_out(write: Write) -> None:
-    inner = '<geom name="ball" size=".2"/><geom name="arm" type="capsule" size=".1" fromto="0 0 0 1 0 0"/><geom name="same" size=".2"/>'
-    assert list(quiet(write(FLOOR + free_body(inner))).contacts) == ["ball", "arm_0"]  # its end at x = 1
-    pole = '<geom name="pole" type="capsule" size=".1" fromto="0 0 0 0 0 1"/>'
-    path = write(FLOOR + f'<body name="a">{hinge("h", Y).replace(".3 -.1 .2", "0 0 0")}{pole}</body>')
-    assert "no contact for points whose height no joint can change (contacts= can give some): pole" in notes(path)
-    mech = quiet(path)
-    assert list(mech.contacts) == ["pole_0"]
-    assert (mech.rollout(mech.initial_state(), steps=5).status == int(Status.SUCCESS)).all()
-
-
-def test_contacts_of_the_user(write: Write) -> None:
-    path = write(FLOOR + TREE)
-    mech = quiet(path, contacts={"tip": {"link": "b", "point": (0.1, 0, 0), "radius": 0.05}}, friction=0.3)
-    info = read_mjcf(path)
-    tip = mech.contacts["tip"]
-    assert (tip.body, float(tip.friction)) == ("a", 0.3)
-    x = split_state(mech.initial_state()).pose
-    world = x.x[0] + quat.rotate(x.q[0], tip.point)
-    data = info.compiled.data
-    assert world.tolist() == pytest.approx((data.xpos[2] + data.xmat[2].reshape(3, 3) @ [0.1, 0, 0]).tolist())
-    with pytest.raises(ValueError, match=r"has the link 'c', which is not in .*; links: 'a', 'b'"):
-        load(path, contacts={"tip": {"link": "c"}})
-    with pytest.raises(ValueError, match=r"contacts is 'all'; allowed: 'collision', None"):
-        load(path, contacts="all")
+        load(write_mjcf(body(hinge("h", X), inertial)))
 
 
 # -- loops -------------------------------------------------------------------------------------------------------------------------------
@@ -396,8 +230,8 @@ FOURBAR = (
 )
 
 
-def test_connect_closes_a_loop(write: Write) -> None:
-    path = write(FOURBAR, '<equality><connect name="pin" body1="b" body2="c" anchor="1 0 0"/></equality>')
+def test_connect_closes_a_loop(write_mjcf: Write) -> None:
+    path = write_mjcf(FOURBAR, '<equality><connect name="pin" body1="b" body2="c" anchor="1 0 0"/></equality>')
     mech = quiet(path, contacts=None)
     pin = mech.joints["pin"]
     assert (type(pin).__name__, pin.parent, pin.child, pin.actuated) == ("Spherical", "b", "c", False)
@@ -415,22 +249,22 @@ def test_connect_closes_a_loop(write: Write) -> None:
     [('body1="b" body2="c"', "b", "c"), ('body1="b"', None, "b"), ('site1="sb" site2="sc"', "b", "c")],
     ids=["bodies", "world", "sites"],
 )
-def test_weld(write: Write, constraint: str, parent: str | None, child: str) -> None:
+def test_weld(write_mjcf: Write, constraint: str, parent: str | None, child: str) -> None:
     sites = FOURBAR.replace('<geom type="capsule" size=".02" fromto="0 0 0 1 0 0"/>', '<geom size=".1"/><site name="sb" pos="1 0 0"/>')
     sites = sites.replace('fromto="0 0 0 0 0 1"/></body>', 'fromto="0 0 0 0 0 1"/><site name="sc" pos="0 0 1"/></body>')
-    path = write(sites, f"<equality><weld {constraint}/></equality>")
+    path = write_mjcf(sites, f"<equality><weld {constraint}/></equality>")
     mech = quiet(path)
     joint = mech.joints["weld_0"]
     assert (type(joint).__name__, joint.parent, joint.child) == ("Fixed", parent, child)
     assert (mech.joint_errors(mjcf_state(mech, read_mjcf(path))).abs() <= 1e-12).all()
 
 
-def test_joint_equalities_are_couplings(write: Write) -> None:
+def test_joint_equalities_are_couplings(write_mjcf: Write) -> None:
     """y - y0 = a0 + a1 (x - x0), the axes of the file backwards for one of the two joints."""
     stack = FOURBAR.replace(
         '<joint name="hc" axis="0 1 0"/>', '<joint name="sc" type="slide" axis="0 0 -1"/><joint name="hc" axis="0 0 1"/>'
     )
-    path = write(
+    path = write_mjcf(
         stack,
         '<equality><joint name="gear.1" joint1="hc" joint2="ha" polycoef="0.1 -0.5 0 0 0"/><joint joint1="sc" joint2="hb"/></equality>',
     )
@@ -454,34 +288,34 @@ def test_joint_equalities_are_couplings(write: Write) -> None:
     assert len(quiet(path, contacts=None, ignore=("gear.1", "joint_1")).couplings) == 0
 
 
-def test_couplings_that_are_not_linear_and_inactive_constraints_are_named(write: Write) -> None:
+def test_couplings_that_are_not_linear_and_inactive_constraints_are_named(write_mjcf: Write) -> None:
     rest = (
         '<equality><joint name="gear" joint1="ha" joint2="hb" polycoef="0 1 0.5 0 0"/><joint name="held" joint1="ha"/>'
         '<connect name="off" body1="b" body2="c" anchor="1 0 0" active="false"/></equality>'
     )
-    text = notes(write(FOURBAR, rest))
+    text = notes(write_mjcf(FOURBAR, rest))
     assert "couplings of joints that are no linear function do not act (what they couple moves independently): gear" in text
     assert "equality constraints on a single joint do not act: held" in text
     assert "equality constraints that are not active at the start are left out: off" in text
-    assert len(quiet(write(FOURBAR, rest)).couplings) == 0
-    ignored = notes(write(FOURBAR, rest), ignore=("gear", "held", "off"))
+    assert len(quiet(write_mjcf(FOURBAR, rest)).couplings) == 0
+    ignored = notes(write_mjcf(FOURBAR, rest), ignore=("gear", "held", "off"))
     assert "equality" not in ignored
     assert "couplings of joints" not in ignored
     with pytest.raises(ValueError, match=r"ignore names \['x'\], which are no equality constraints; there are 'gear', 'held', 'off'"):
-        load(write(FOURBAR, rest), ignore="x")
+        load(write_mjcf(FOURBAR, rest), ignore="x")
 
 
 # -- what does not act -------------------------------------------------------------------------------------------------------------------
 
 
-def test_actuators(write: Write) -> None:
+def test_actuators(write_mjcf: Write) -> None:
     rest = (
         '<tendon><fixed name="t"><joint joint="ha" coef="1"/></fixed></tendon><actuator>'
         '<motor name="m" joint="ha" gear="-5" ctrlrange="-2 1"/>'
         '<intvelocity name="p" joint="hb" kp="10" actrange="-1 1" forcerange="-3 3"/>'
         '<motor name="on_tendon" tendon="t"/><motor joint="hc" forcerange="-1 4" gear="2"/></actuator>'
     )
-    path = write(FOURBAR, rest)
+    path = write_mjcf(FOURBAR, rest)
     text = notes(path)
     assert "actuators whose force is not affine in control, length and velocity" in text
     assert text.count("force or torque: p\n") == 1
@@ -508,21 +342,21 @@ def test_actuators(write: Write) -> None:
         (body(hinge("h1", X) + hinge("h2", Y)), "", "several hinges become one joint: 'h' (h1, h2). Its coordinates"),
     ],
 )
-def test_what_does_not_act_is_named(write: Write, world: str, rest: str, message: str) -> None:
-    assert notes(write(world, rest)).count(message) == 1
+def test_what_does_not_act_is_named(write_mjcf: Write, world: str, rest: str, message: str) -> None:
+    assert notes(write_mjcf(world, rest)).count(message) == 1
 
 
-def test_tendons_without_physics_and_sites_pass_in_silence(write: Write) -> None:
+def test_tendons_without_physics_and_sites_pass_in_silence(write_mjcf: Write) -> None:
     rest = '<tendon><fixed name="t"><joint joint="ha" coef="1"/></fixed></tendon><sensor><jointpos joint="ha"/></sensor>'
-    assert notes(write(FOURBAR + '<site name="s"/><camera name="c"/><light/>', rest), contacts=None) == ""
+    assert notes(write_mjcf(FOURBAR + '<site name="s"/><camera name="c"/><light/>', rest), contacts=None) == ""
 
 
 # -- states ------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_keyframes(write: Write) -> None:
+def test_keyframes(write_mjcf: Write) -> None:
     keys = '<keyframe><key name="up" qpos=".1 .2 .3" qvel="1 2 3"/><key qpos="0 0 0"/></keyframe>'
-    path = write(FOURBAR, keys)
+    path = write_mjcf(FOURBAR, keys)
     mech, info = quiet(path), read_mjcf(path)
     q, qd = mech.to_minimal(mjcf_state(mech, info, "up"))
     assert q.tolist() == pytest.approx([0.1, 0.2, 0.3])
@@ -535,43 +369,45 @@ def test_keyframes(write: Write) -> None:
     with pytest.raises(ValueError, match=r"give a keyframe, or qpos and qvel, not both"):
         mjcf_state(mech, info, 0, qpos=[0, 0, 0])
     with pytest.raises(ValueError, match=r"are not those of the mechanism, \['a'\]"):
-        mjcf_state(quiet(write(TREE, name="other.xml")), info)
+        mjcf_state(quiet(write_mjcf(TREE, name="other.xml")), info)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_timestep_and_gravity(write: Write) -> None:
-    path = write(TREE, '<option timestep=".004" gravity="0 0 -3"/>')
+def test_timestep_and_gravity(write_mjcf: Write) -> None:
+    path = write_mjcf(TREE, '<option timestep=".004" gravity="0 0 -3"/>')
     mech = quiet(path)
     assert (float(mech.timestep), mech.gravity.tolist()) == (0.004, [0, 0, -3])
     mech = quiet(path, timestep=0.01, gravity=(0, 0, 0))
     assert (float(mech.timestep), mech.gravity.tolist()) == (0.01, [0, 0, 0])
 
 
-def test_missing_meshes(write: Write) -> None:
+def test_missing_meshes(write_mjcf: Write) -> None:
     assets = '<asset><mesh file="no.stl"/><texture name="t" type="2d" file="no.png"/><material name="m" texture="t"/></asset>'
     weighed = '<inertial mass="1" pos="0 0 0" diaginertia="1 1 1"/><geom size=".1" material="m"/>'
     drawn = '<geom type="mesh" mesh="no" contype="0" conaffinity="0" material="m"/>'
-    assert "meshes" not in notes(write(free_body(weighed + drawn), assets))
+    assert "meshes" not in notes(write_mjcf(free_body(weighed + drawn), assets))
     collides = '<geom type="mesh" mesh="no"/>'
-    assert "collision meshes that are not there are left out: no.stl on body 'a'" in notes(write(free_body(weighed + collides), assets))
+    assert "collision meshes that are not there are left out: no.stl on body 'a'" in notes(
+        write_mjcf(free_body(weighed + collides), assets)
+    )
     with pytest.raises(ValueError, match=r"the mass of body 'a' is computed from the mesh 'no\.stl', which is not there"):
-        load(write(free_body(drawn + '<geom size=".1"/>'), assets))
+        load(write_mjcf(free_body(drawn + '<geom size=".1"/>'), assets))
     with pytest.raises(ValueError, match=r"the mass of body 'b' is computed from the mesh"):
-        load(write(free_body(weighed + f'<body name="b">{drawn}</body>'), assets))
-    quiet(write(free_body(weighed) + f'<body name="static">{drawn}</body>', assets))
+        load(write_mjcf(free_body(weighed + f'<body name="b">{drawn}</body>'), assets))
+    quiet(write_mjcf(free_body(weighed) + f'<body name="static">{drawn}</body>', assets))
 
 
-def test_meshes_that_are_there(write: Write, tmp_path: Path) -> None:
+def test_meshes_that_are_there(write_mjcf: Write, tmp_path: Path) -> None:
     (tmp_path / "m.obj").write_text(TETRAHEDRON)
-    path = write(free_body('<geom type="mesh" mesh="m" density="6"/>'), '<asset><mesh file="m.obj"/></asset>')
+    path = write_mjcf(free_body('<geom type="mesh" mesh="m" density="6"/>'), '<asset><mesh file="m.obj"/></asset>')
     assert float(quiet(path).bodies["a"].mass) == pytest.approx(1.0, rel=1e-6)
 
 
-def test_load_chooses_by_suffix_and_content(write: Write, tmp_path: Path) -> None:
+def test_load_chooses_by_suffix_and_content(write_mjcf: Write, tmp_path: Path) -> None:
     for name in ("robot.xml", "robot.XML", "robot.mjcf"):
-        assert list(quiet(write(TREE, name=name)).bodies) == ["a"]
+        assert list(quiet(write_mjcf(TREE, name=name)).bodies) == ["a"]
     other = tmp_path / "other.xml"
     other.write_text("<sdf/>")
     with pytest.raises(ValueError, match=r"the root element is <sdf>; allowed: <mujoco> \(MJCF\) or <robot> \(URDF\)"):
@@ -585,14 +421,14 @@ def test_load_chooses_by_suffix_and_content(write: Write, tmp_path: Path) -> Non
         load(tmp_path / "nowhere.mjcf")
 
 
-def test_what_mujoco_refuses(write: Write) -> None:
+def test_what_mujoco_refuses(write_mjcf: Write) -> None:
     with pytest.raises(ValueError, match=r"robot\.xml: MuJoCo refuses the file: .*unrecognized element"):
-        load(write("<bodie/>"))
+        load(write_mjcf("<bodie/>"))
     with pytest.raises(ValueError, match=r"robot\.xml: MuJoCo refuses the file: .*unknown"):
-        load(write(TREE, '<actuator><motor joint="nothing"/></actuator>'))
+        load(write_mjcf(TREE, '<actuator><motor joint="nothing"/></actuator>'))
 
 
-def test_without_mujoco(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_mujoco(write_mjcf: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def no_mujoco(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -602,11 +438,11 @@ def test_without_mujoco(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", no_mujoco)
     with pytest.raises(ImportError, match=r'needs the package mujoco: pip install "torchdojo\[mjcf\]"'):
-        load_mjcf(write(TREE))
+        load_mjcf(write_mjcf(TREE))
 
 
-def test_other_suffixes_find_their_files_too(write: Write, tmp_path: Path) -> None:
-    write(body(hinge("h", X), '<geom type="mesh" mesh="m"/>'), name="part.xml")
+def test_other_suffixes_find_their_files_too(write_mjcf: Write, tmp_path: Path) -> None:
+    write_mjcf(body(hinge("h", X), '<geom type="mesh" mesh="m"/>'), name="part.xml")
     (tmp_path / "m.obj").write_text(TETRAHEDRON)
     path = tmp_path / "robot.mjcf"
     path.write_text('<mujoco><asset><mesh file="m.obj"/></asset><include file="part.xml"/></mujoco>')
@@ -616,8 +452,8 @@ def test_other_suffixes_find_their_files_too(write: Write, tmp_path: Path) -> No
         load(path)
 
 
-def test_simulate_command(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(FLOOR + free_body('<geom name="g" size=".1"/>'))
+def test_simulate_command(write_mjcf: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_mjcf(FLOOR + free_body('<geom name="g" size=".1"/>'))
     assert main(["simulate", str(path), "--steps", "5", "--friction", ".3", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (report["bodies"], report["contacts"], report["flagged_steps"]) == (1, 1, 0)

@@ -20,24 +20,14 @@ from torchdojo.quaternion import rotation_matrix
 pytest.importorskip("urchin")
 
 
-@pytest.fixture
-def write(tmp_path: Path):
-    def write_urdf(*elements: str, robot: str = '<robot name="r">') -> Path:
-        path = tmp_path / "robot.urdf"
-        path.write_text(f'<?xml version="1.0"?>{robot}{"".join(elements)}</robot>')
-        return path
-
-    return write_urdf
-
-
 TWO = pair()
 
 
 # -- what is read ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_anchors_offset_axis_and_options(write) -> None:
-    path = write(
+def test_anchors_offset_axis_and_options(write_urdf) -> None:
+    path = write_urdf(
         link("a", inertial(1.0, xyz="0.1 0 0")),
         link("b", inertial(2.0, xyz="0 0.2 0", rpy="0 0 1.5707963267948966")),
         joint(
@@ -85,8 +75,8 @@ def test_anchors_offset_axis_and_options(write) -> None:
         ("fixedorientation", '<dynamics damping="2"/>', "FixedOrientation"),
     ],
 )
-def test_joint_types(write, kind: str, content: str, expected: str) -> None:
-    hinge = load_urdf(write(link("a"), link("b"), joint("j", kind, "a", "b", content))).joints["j"]
+def test_joint_types(write_urdf, kind: str, content: str, expected: str) -> None:
+    hinge = load_urdf(write_urdf(link("a"), link("b"), joint("j", kind, "a", "b", content))).joints["j"]
     assert type(hinge).__name__ == expected
     assert hinge.actuated == (kind != "floating")
     assert (hinge.limits is None) == (kind not in ("revolute", "prismatic"))
@@ -94,9 +84,9 @@ def test_joint_types(write, kind: str, content: str, expected: str) -> None:
     assert hinge.damper.tolist() == [2.0 if "damping" in content else 0.0] * hinge.num_coordinates
 
 
-def test_limits_given_in_part(write) -> None:
+def test_limits_given_in_part(write_urdf) -> None:
     def limits(content: str):
-        return read_urdf(write(link("a"), link("b"), joint("j", "prismatic", "a", "b", f"<limit {content}/>"))).joints["j"].options
+        return read_urdf(write_urdf(link("a"), link("b"), joint("j", "prismatic", "a", "b", f"<limit {content}/>"))).joints["j"].options
 
     assert limits('upper="2"') == {"limits": (0.0, 2.0)}  # URDF: a missing side is 0
     assert limits('lower="-inf" upper="2" effort="5" velocity="inf"') == {"limits": (-math.inf, 2.0), "effort_limit": 5.0}
@@ -105,8 +95,8 @@ def test_limits_given_in_part(write) -> None:
 
 
 @pytest.mark.parametrize("kind", ["revolute", "prismatic"])
-def test_joint_without_range_is_fixed_at_its_coordinate(write, kind: str) -> None:
-    path = write(
+def test_joint_without_range_is_fixed_at_its_coordinate(write_urdf, kind: str) -> None:
+    path = write_urdf(
         link("a"), link("b"), joint("j", kind, "a", "b", '<origin xyz="0 0 1"/><axis xyz="0 0 1"/><limit lower="0.5" upper="0.5"/>')
     )
     with pytest.warns(UserWarning, match=r"'j' has equal limits 0\.5: it is read as fixed"):
@@ -117,9 +107,9 @@ def test_joint_without_range_is_fixed_at_its_coordinate(write, kind: str) -> Non
     assert b.rotation[1, 0] == pytest.approx(math.sin(0.5) if kind == "revolute" else 0.0)
 
 
-def test_merging_composes_mass_centre_and_inertia(write) -> None:
+def test_merging_composes_mass_centre_and_inertia(write_urdf) -> None:
     # two point-like cubes 1 m apart along the x axis of a, the second seen through a frame turned by 90 degrees about z
-    path = write(
+    path = write_urdf(
         link("a", inertial(1.0, moments=(0.1, 0.1, 0.1))),
         link("frame", ""),
         link("b", inertial(3.0, moments=(0.2, 0.3, 0.4))),
@@ -148,8 +138,8 @@ def test_merging_composes_mass_centre_and_inertia(write) -> None:
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_root_frame_without_mass(write, merge: bool) -> None:
-    path = write(
+def test_root_frame_without_mass(write_urdf, merge: bool) -> None:
+    path = write_urdf(
         link("root", ""),
         link("a"),
         joint("f", "fixed", "root", "a", '<origin xyz="0 0 1"/>'),
@@ -171,8 +161,10 @@ def test_root_frame_without_mass(write, merge: bool) -> None:
         assert fixed.joints["fixed_base"].kind == "Fixed"
 
 
-def test_root_named_world(write) -> None:
-    path = write(link("world", ""), link("a"), joint("f", "fixed", "world", "a", ""), link("b"), joint("j", "continuous", "a", "b", ""))
+def test_root_named_world(write_urdf) -> None:
+    path = write_urdf(
+        link("world", ""), link("a"), joint("f", "fixed", "world", "a", ""), link("b"), joint("j", "continuous", "a", "b", "")
+    )
     with pytest.warns(UserWarning, match=r"root link 'world' says that 'a' is fixed.*floating_base=False"):
         mech = load_urdf(path)
     assert list(mech.bodies) == ["a", "b"]  # "world" as a body name would be the world itself
@@ -180,13 +172,13 @@ def test_root_named_world(write) -> None:
     assert list(load_urdf(path, floating_base=False).bodies) == ["b"]
 
 
-def test_base_joint_gives_way_to_a_name_in_the_file(write) -> None:
-    path = write(link("a"), link("b"), joint("floating_base", "continuous", "a", "b", ""))
+def test_base_joint_gives_way_to_a_name_in_the_file(write_urdf) -> None:
+    path = write_urdf(link("a"), link("b"), joint("floating_base", "continuous", "a", "b", ""))
     assert list(read_urdf(path).joints) == ["a_floating_base", "floating_base"]
 
 
-def test_order_is_that_of_the_tree(write) -> None:
-    path = write(
+def test_order_is_that_of_the_tree(write_urdf) -> None:
+    path = write_urdf(
         joint("j2", "continuous", "b", "c", ""), joint("j3", "continuous", "a", "d", ""), joint("j1", "continuous", "a", "b", ""),
         *(link(name) for name in "dcba"),
     )  # fmt: skip
@@ -195,8 +187,8 @@ def test_order_is_that_of_the_tree(write) -> None:
     assert list(robot.joints) == ["floating_base", "j3", "j1", "j2"]
 
 
-def test_names_are_cleaned(write) -> None:
-    path = write(
+def test_names_are_cleaned(write_urdf) -> None:
+    path = write_urdf(
         link("base.link"),
         link("arm.1"),
         joint("hinge.1", "revolute", "base.link", "arm.1"),
@@ -208,14 +200,14 @@ def test_names_are_cleaned(write) -> None:
     assert list(mech.joints) == ["floating_base", "hinge_1", "t"]
 
 
-def test_collision_contacts(write) -> None:
+def test_collision_contacts(write_urdf) -> None:
     shapes = (
         collision('<sphere radius="0.5"/>', xyz="0 0 1")
         + collision('<box size="1 2 3"/>')
         + collision('<cylinder radius="0.1" length="2"/>', rpy="1.5707963267948966 0 0")
         + collision('<sphere radius="0"/>', xyz="0 0 -1")
     )
-    path = write(
+    path = write_urdf(
         link("a", inertial(1.0, xyz="0 0 0.25") + shapes), link("b", collision('<sphere radius="0.1"/>')), joint("f", "fixed", "a", "b", "")
     )
     mech = load_urdf(path, friction=0.8, rim_points=6)
@@ -231,33 +223,33 @@ def test_collision_contacts(write) -> None:
         assert len(load_urdf(path, contacts=nothing).contacts) == 0
 
 
-def test_capsules(write) -> None:
+def test_capsules(write_urdf) -> None:
     shape = collision('<capsule radius="0.1" length="2"/>', xyz="0 0 1", rpy="1.5707963267948966 0 0")
-    mech = load_urdf(write(link("a", INERTIAL + shape + collision('<cylinder radius="0.1" length="2"/>'))))
+    mech = load_urdf(write_urdf(link("a", INERTIAL + shape + collision('<cylinder radius="0.1" length="2"/>'))))
     capsule, cylinder = mech.bodies["a"].shapes
     assert (type(capsule).__name__, type(cylinder).__name__) == ("Capsule", "Cylinder")
     assert (float(capsule.radius), float(capsule.length)) == (0.1, 2.0)  # the length of the cylindrical part
     assert sorted(float(mech.contacts[f"a_{i}"].point[1]) for i in range(2)) == pytest.approx([-1.0, 1.0])
     assert [float(mech.contacts[f"a_{i}"].radius) for i in range(3)] == [0.1, 0.1, 0.0]
     visual = '<visual><geometry><capsule radius="1" length="1"/></geometry></visual>'
-    assert mech.bodies["a"].mass == load_urdf(write(link("a", INERTIAL + visual))).bodies["a"].mass
+    assert mech.bodies["a"].mass == load_urdf(write_urdf(link("a", INERTIAL + visual))).bodies["a"].mass
 
 
-def test_what_only_the_dialect_may_leave_out_or_repeat(write) -> None:
+def test_what_only_the_dialect_may_leave_out_or_repeat(write_urdf) -> None:
     twice = '<dynamics damping="1"/><dynamics damping="2"/>'
     capsule = link("c", INERTIAL + collision('<capsule radius="0.1" length="2"/>')), joint("k", "fixed", "b", "c", "")
     with pytest.raises(ValueError, match=r"<joint> 'j' has more than one <dynamics>"):
-        load_urdf(write(*pair(twice)))
+        load_urdf(write_urdf(*pair(twice)))
     with pytest.warns(UserWarning) as caught:
-        mech = load_urdf(write(*pair(twice), *capsule))
+        mech = load_urdf(write_urdf(*pair(twice), *capsule))
     text = " ".join(str(warning.message) for warning in caught)
     assert "of repeated elements the first one is read, as the original Dojo does: <dynamics> in <joint> 'j'" in text
     assert "revolute and prismatic joints without <limit> have none here: j" in text
     assert (float(mech.joints["j"].damper), mech.joints["j"].limits) == (1.0, None)
 
 
-def test_given_contacts(write) -> None:
-    path = write(
+def test_given_contacts(write_urdf) -> None:
+    path = write_urdf(
         link("a", inertial(1.0, xyz="0 0 0.25")),
         link("tool", ""),
         joint("f", "fixed", "a", "tool", '<origin xyz="0 0 1" rpy="0 1.5707963267948966 0"/>'),
@@ -271,8 +263,8 @@ def test_given_contacts(write) -> None:
     assert (float(tip.radius), float(tip.friction)) == (0.1, 0.3)
 
 
-def test_contacts_of_the_world_are_dropped(write) -> None:
-    path = write(
+def test_contacts_of_the_world_are_dropped(write_urdf) -> None:
+    path = write_urdf(
         link("a", INERTIAL + collision('<sphere radius="1"/>')),
         link("b", INERTIAL + collision('<sphere radius="1"/>')),
         joint("j", "revolute", "a", "b"),
@@ -280,21 +272,21 @@ def test_contacts_of_the_world_are_dropped(write) -> None:
     assert list(load_urdf(path, floating_base=False).contacts) == ["b_0"]
 
 
-def test_no_contact_where_no_joint_can_change_the_height(write) -> None:
+def test_no_contact_where_no_joint_can_change_the_height(write_urdf) -> None:
     ball = INERTIAL + collision('<sphere radius="1"/>')
     turntable, slide, arm = (
         joint("t", "continuous", "base", "table", '<origin xyz="0 0 0.5" rpy="1.5707963267948966 0 0"/><axis xyz="0 1 0"/>'),  # vertical
         joint("s", "prismatic", "table", "sled", '<axis xyz="1 0 0"/>' + LIMIT),
         joint("a", "continuous", "sled", "arm", '<axis xyz="1 0 0"/>'),
     )
-    path = write(link("base"), link("table", ball), link("sled", ball), link("arm", ball), turntable, slide, arm)
+    path = write_urdf(link("base"), link("table", ball), link("sled", ball), link("arm", ball), turntable, slide, arm)
     with pytest.warns(UserWarning, match=r"no ground contact for 'table', 'sled': no joint can change the height"):
         assert list(load_urdf(path, floating_base=False).contacts) == ["arm_0"]
     assert list(load_urdf(path).contacts) == ["table_0", "sled_0", "arm_0"]
     assert list(load_urdf(path, floating_base=False, contacts={"own": {"link": "table"}}).contacts) == ["own"]
 
 
-def test_harmless_elements_are_silent_and_unknown_ones_named(write) -> None:
+def test_harmless_elements_are_silent_and_unknown_ones_named(write_urdf) -> None:
     harmless = (
         '<material name="black"/><material name="black"/><gazebo reference="a"/><transmission name="t"><foo/></transmission>'
         '<drake:thing xmlns:drake="https://drake.mit.edu/"/>'
@@ -303,20 +295,20 @@ def test_harmless_elements_are_silent_and_unknown_ones_named(write) -> None:
     extra = LIMIT + '<safety_controller k_velocity="1"/><calibration rising="0"/>'
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        read_urdf(write(harmless, link("a", INERTIAL + visual), link("b"), joint("j", "revolute", "a", "b", extra)))
+        read_urdf(write_urdf(harmless, link("a", INERTIAL + visual), link("b"), joint("j", "revolute", "a", "b", extra)))
     with pytest.warns(UserWarning, match=r"unknown elements are ignored: <spring> 's' in <robot>, <motor> in <joint> 'j'"):
-        read_urdf(write('<spring name="s"/>', link("a"), link("b"), joint("j", "revolute", "a", "b", LIMIT + "<motor/>")))
+        read_urdf(write_urdf('<spring name="s"/>', link("a"), link("b"), joint("j", "revolute", "a", "b", LIMIT + "<motor/>")))
 
 
-def test_mesh_files_are_not_needed(write) -> None:
-    path = write(link("a", INERTIAL + collision('<mesh filename="package://nowhere/hull.stl"/>') + collision('<sphere radius="1"/>')))
+def test_mesh_files_are_not_needed(write_urdf) -> None:
+    path = write_urdf(link("a", INERTIAL + collision('<mesh filename="package://nowhere/hull.stl"/>') + collision('<sphere radius="1"/>')))
     with pytest.warns(UserWarning, match=r"mesh collision geometry is skipped.*a \(package://nowhere/hull\.stl\)"):
         mech = load_urdf(path)
     assert list(mech.contacts) == ["a_0"]
 
 
-def test_mass_zero_is_a_frame_and_its_inertia_is_reported(write) -> None:
-    path = write(link("a"), link("b", inertial(0.0)), joint("f", "fixed", "a", "b", ""))
+def test_mass_zero_is_a_frame_and_its_inertia_is_reported(write_urdf) -> None:
+    path = write_urdf(link("a"), link("b", inertial(0.0)), joint("f", "fixed", "a", "b", ""))
     with pytest.warns(UserWarning, match="link 'b' has an inertia but no mass"):
         robot = read_urdf(path)
     np.testing.assert_allclose(robot.bodies["a"].inertia, 0.1 * np.eye(3))
@@ -417,10 +409,10 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_files(write, case: str) -> None:
+def test_bad_files(write_urdf, case: str) -> None:
     elements, message = BAD[case]
     with pytest.raises(ValueError, match=message):
-        load_urdf(write(*elements))
+        load_urdf(write_urdf(*elements))
 
 
 def test_not_a_robot(tmp_path: Path) -> None:
@@ -435,15 +427,15 @@ def test_missing_file(tmp_path: Path) -> None:
         load_urdf(tmp_path / "nowhere.urdf")
 
 
-def test_missing_parser(write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_parser(write_urdf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "urchin", None)
     with pytest.raises(ImportError, match=r'pip install "torchdojo\[urdf\]"'):
-        load_urdf(write(link("a")))
+        load_urdf(write_urdf(link("a")))
 
 
-def test_everything_fixed_to_the_world(write) -> None:
+def test_everything_fixed_to_the_world(write_urdf) -> None:
     with pytest.raises(ValueError, match="every link is fixed to the world; pass floating_base=True"):
-        load_urdf(write(link("a")), floating_base=False)
+        load_urdf(write_urdf(link("a")), floating_base=False)
 
 
 @pytest.mark.parametrize(
@@ -460,14 +452,14 @@ def test_everything_fixed_to_the_world(write) -> None:
         ({"tip": {"link": "b", "friction": -1.0}}, r"contact 'tip': .*friction"),
     ],
 )
-def test_bad_contacts(write, contacts, message: str) -> None:
-    path = write(*TWO, link("c", ""), joint("f", "fixed", "b", "c", ""))
+def test_bad_contacts(write_urdf, contacts, message: str) -> None:
+    path = write_urdf(*TWO, link("c", ""), joint("f", "fixed", "b", "c", ""))
     with pytest.raises(ValueError, match=message):
         load_urdf(path, floating_base=False, contacts=contacts)
 
 
-def test_load_chooses_by_suffix(write, tmp_path: Path) -> None:
-    path = write(*TWO)
+def test_load_chooses_by_suffix(write_urdf, tmp_path: Path) -> None:
+    path = write_urdf(*TWO)
     assert list(load(str(path), gravity=(0.0, 0.0, 0.0)).bodies) == ["a", "b"]
     copy = tmp_path / "copy.xml"  # the root element says that it is URDF
     copy.write_text(path.read_text())
@@ -478,7 +470,7 @@ def test_load_chooses_by_suffix(write, tmp_path: Path) -> None:
         load("quadruped")
 
 
-def test_urdf_numbers_are_double_precision(write) -> None:
-    mech = load_urdf(write(link("a", inertial(0.1234567890123456))))
+def test_urdf_numbers_are_double_precision(write_urdf) -> None:
+    mech = load_urdf(write_urdf(link("a", inertial(0.1234567890123456))))
     assert mech.bodies["a"].mass.dtype == torch.float64
     assert float(mech.bodies["a"].mass) == 0.1234567890123456

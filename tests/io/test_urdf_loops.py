@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,18 +17,8 @@ pytest.importorskip("urchin")
 TWO = pair()
 
 
-@pytest.fixture
-def write(tmp_path: Path):
-    def write_urdf(*elements: str, robot: str = '<robot name="r">') -> Path:
-        path = tmp_path / "robot.urdf"
-        path.write_text(f'<?xml version="1.0"?>{robot}{"".join(elements)}</robot>')
-        return path
-
-    return write_urdf
-
-
-def test_mimic_joints_are_couplings(write) -> None:
-    path = write(
+def test_mimic_joints_are_couplings(write_urdf) -> None:
+    path = write_urdf(
         *TWO,
         link("c"),
         joint("m.1", "revolute", "a", "c", LIMIT + '<origin xyz="0 1 0"/><mimic joint="j" multiplier="-0.5" offset="0.25"/>'),
@@ -54,8 +43,8 @@ def test_mimic_joints_are_couplings(write) -> None:
         assert list(load_urdf(path, merge_fixed_joints=merge, floating_base=False).couplings) == ["m_1", "n"]
 
 
-def test_ignored_mimic_joints_are_independent(write) -> None:
-    path = write(*TWO, link("c"), joint("m.1", "revolute", "a", "c", LIMIT + '<mimic joint="j" multiplier="2"/>'))
+def test_ignored_mimic_joints_are_independent(write_urdf) -> None:
+    path = write_urdf(*TWO, link("c"), joint("m.1", "revolute", "a", "c", LIMIT + '<mimic joint="j" multiplier="2"/>'))
     for ignore in ("m.1", ["m_1"]):
         mech = load_urdf(path, ignore=ignore)
         assert mech.joints["m_1"].actuated
@@ -67,7 +56,7 @@ def test_ignored_mimic_joints_are_independent(write) -> None:
 @pytest.mark.parametrize("kind", ["fixed", "revolute", "continuous", "prismatic", "planaraxis", "orbital", "ball", "cylindrical"])
 @pytest.mark.parametrize("world", ["", "link1", "link2"])
 @pytest.mark.filterwarnings("ignore:.*loops are open")
-def test_frames_of_a_loop_joint_coincide_at_coordinate_zero(write, kind: str, world: str) -> None:
+def test_frames_of_a_loop_joint_coincide_at_coordinate_zero(write_urdf, kind: str, world: str) -> None:
     """Two links, free of each other, and a loop joint between random frames on them; in the world frame it all starts from one frame."""
     generator = np.random.default_rng(3)
     places = {name: (generator.uniform(-1, 1, 3), generator.uniform(-1, 1, 3)) for name in ("link1", "link2")}
@@ -80,7 +69,7 @@ def test_frames_of_a_loop_joint_coincide_at_coordinate_zero(write, kind: str, wo
     free = [joint(f"free_{name}", "floating", "root", name, "") for name in ("link1", "link2") if name != world]
     content = f'<axis xyz="2 -1 2"/><limit lower="-1" upper="2"/>{ends}<dynamics damping="0.5"/>'
     loop = f'<loop_joint name="close" type="{kind}">{content}</loop_joint>'
-    mech = load_urdf(write(loop, link("root", ""), *links, *free), floating_base=False)
+    mech = load_urdf(write_urdf(loop, link("root", ""), *links, *free), floating_base=False)
     close = mech.joints["close"]
     assert list(mech.joints)[-1] == "close"
     assert close.damper.tolist() == [0.5 if kind != "fixed" else 0.0] * close.num_coordinates
@@ -141,22 +130,22 @@ def chain(gap: str, last: str = "continuous") -> list[str]:
     ]
 
 
-def test_loops_that_are_open_as_drawn_are_closed(write) -> None:
+def test_loops_that_are_open_as_drawn_are_closed(write_urdf) -> None:
     with pytest.warns(UserWarning, match=r"loops are open: joint 'close_it' by 0\.5 m and 0 rad\. mech\.initial_state\(\) closes them"):
-        mech = load_urdf(write(*chain("2.7 0 0.4")), floating_base=False)
+        mech = load_urdf(write_urdf(*chain("2.7 0 0.4")), floating_base=False)
     assert mech.tree_joints == ["ja", "jb", "jc"]
     z = mech.initial_state(ja={"qd": 0.3})
     assert float(mech.joint_errors(z).abs().max()) <= 1e-9
     assert float(mech.joint_errors(mech(z)).abs().max()) <= 1e-8
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_urdf(write(*chain("3 0 0")), floating_base=False)  # closed as drawn
+        load_urdf(write_urdf(*chain("3 0 0")), floating_base=False)  # closed as drawn
 
 
-def test_loops_that_cannot_be_closed(write) -> None:
+def test_loops_that_cannot_be_closed(write_urdf) -> None:
     with pytest.raises(
         ValueError, match=r"robot\.urdf: a loop cannot be closed at .*: at the nearest .*joint 'close_it' by 1\.\d+ m and 0 rad stays"
     ):
-        load_urdf(write(*chain("4 0 0.5")), floating_base=False)
+        load_urdf(write_urdf(*chain("4 0 0.5")), floating_base=False)
     with pytest.raises(ValueError, match=r"joint 'close_it' by 1 m and 0 rad stays open\. Correct the anchors, axes and orientations"):
-        load_urdf(write(*chain("2 1 0")), floating_base=False)  # off the plane of the hinges
+        load_urdf(write_urdf(*chain("2 1 0")), floating_base=False)  # off the plane of the hinges

@@ -44,8 +44,11 @@ template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), wanted(right), shifted(m.num_unknowns), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), free(m.num_joints), moving(m.num_free_data) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
+          right(m.schedule.num_rows), misfit(right), wanted(right), nothing(m.num_unknowns), given_way(m.num_unknowns), taken(m.num_unknowns),
+          matrix(m.schedule.num_values), phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), turn(m.num_bodies + 1),
+          touching(m.num_contacts), pressing(m.num_joint_cones), free(m.num_joints),
+          moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -78,28 +81,48 @@ public:
         for (const JointTable &joint : m.joints)
             for (int k = 0; k < joint.size; ++k) right[joint.right + k] = k < joint.held() ? g[joint.row + k] : R{};
         if (refined) wanted = right;
-        subtract_cones(problem, g, nullptr, right.data());
+        if (give) std::fill(taken.begin(), taken.end(), R{});
+        std::fill(multiplier.begin(), multiplier.end(), R{});
+        std::fill(touching.begin(), touching.end(), Vec3<R>{});
+        std::fill(pressing.begin(), pressing.end(), R{});
+        add_cone_multipliers(problem, g, nullptr);
+        subtract_cones(problem, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
-        const R *own = g;
+        add_cone_multipliers(problem, nothing.data(), right.data());
         for (int pass = 0; refined && pass < (give ? constant::limit_refinements : 1); ++pass) {
-            if (give) {
-                find_rows(problem, w, own);
-                if (own == g) shifted.assign(g, g + m.num_unknowns);
-                Limit<T>::shift(m, give, multiplier.data(), g, shifted.data());
-                own = shifted.data();
-            }
             misfit = wanted;
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
-            subtract_cones(problem, own, right.data(), misfit.data());
+            if (give) {
+                find_given_way();
+                add_cone_multipliers(problem, given_way.data(), nullptr);
+            }
+            subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
+            add_cone_multipliers(problem, nothing.data(), misfit.data());
         }
 
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
         for (const JointTable &joint : m.joints)
             for (int k = 0; k < joint.held(); ++k) multiplier[joint.row + k] = right[joint.right + k];
-        find_rows(problem, w, own);
+        for (int c = 0; c < m.num_contacts; ++c) {
+            const ContactTable &contact = m.contacts[c];
+            const Vec3<R> &nu = touching[c];
+            multiplier[contact.impulse] = nu.x;
+            if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
+        }
+        for (int c = 0; c < m.num_joint_cones; ++c) {
+            const JointConeTable &cone = m.joint_cones[c];
+            const R &nu = pressing[c];
+            if (cone.kind == JointConeTable::friction) {
+                const T *x = w + cone.impulse, *slack = w + cone.slack;
+                multiplier[cone.impulse + cone.stride] = nu;
+                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0] - (give ? give[cone.impulse] : T{})) * nu;
+            } else {
+                multiplier[cone.impulse] = nu;
+            }
+        }
     }
 
     // −λᵀ ∂r/∂(z, u, f) into `gradient`, at the w of `factor`.
@@ -133,44 +156,53 @@ public:
 
 private:
     // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
-    // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
+    // iterative refinement against the matrix before that brings the digits back, with the multipliers ν of the cones as unknowns of their
+    // own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     const bool refined;
     const T *point = nullptr;         // w
     std::vector<R> right, misfit, wanted;  // by rows of the matrix
-    std::vector<R> shifted;           // right-hand side, in the places of w
+    const std::vector<R> nothing;     // a gradient of zeros
+    std::vector<R> given_way, taken;  // gradients: see find_given_way
     std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
+    std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
 
-    void subtract_cones(const Problem<T> &problem, const R *g, const R *x, R *y) {
-        for (int c = 0; c < mechanism.num_contacts; ++c) subtract_contact(problem, c, g, x, y);
-        for (int c = 0; c < mechanism.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, x, y);
+    // What is left of the right-hand sides of the columns of held impulses: what their compliance, which they do not have in the limit, took
+    // up since the last time, compliance times ν. With it in the place of g, refinement is the proximal point method (limit_maps.py).
+    void find_given_way() {
+        auto find = [&](int at, const R &nu) {
+            const R now = give[at] * nu;
+            given_way[at] = now - taken[at], taken[at] = now;
+        };
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            const int at = contact.impulse;
+            find(at, touching[c].x);
+            if (contact.friction == 1) find(at + 2, touching[c].y), find(at + 3, touching[c].z);
+            if (contact.is_pyramid())
+                for (int k = at + 2; k < at + contact.size(); ++k) find(k, multiplier[k]);
+        }
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) {
+            const JointConeTable &cone = mechanism.joint_cones[c];
+            find(cone.impulse, pressing[c]);
+            if (cone.pairs() > 1) find(cone.impulse + cone.stride, -pressing[c]);
+        }
     }
 
-    // λ of the rows of contacts, limits and friction, from that of the others in `right`.
-    void find_rows(const Problem<T> &problem, const T *w, const R *g) {
-        const MechanismTable &m = mechanism;
-        for (int c = 0; c < m.num_contacts; ++c) {
-            const ContactTable &contact = m.contacts[c];
-            const Vec3<R> nu = contact_multiplier(problem, c, g, right.data());
-            touching[c] = nu;
-            multiplier[contact.impulse] = nu.x;
-            if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
-        }
-        for (int c = 0; c < m.num_joint_cones; ++c) {
-            const JointConeTable &cone = m.joint_cones[c];
-            const R nu = joint_cone_multiplier(problem, c, g, right.data());
-            if (cone.kind == JointConeTable::friction) {
-                const T *x = w + cone.impulse, *slack = w + cone.slack;
-                multiplier[cone.impulse + cone.stride] = nu;
-                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0]) * nu;
-            } else {
-                multiplier[cone.impulse] = nu;
-            }
-        }
+    // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
+    void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) touching[c] = touching[c] + contact_multiplier(problem, c, g, x);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) pressing[c] += joint_cone_multiplier(problem, c, g, x);
+    }
+
+    // y −= Cᵀ ν of all cones
+    void subtract_cones(const Problem<T> &problem, R *y) const {
+        for (int c = 0; c < mechanism.num_contacts; ++c) subtract_contact(problem, c, y);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) subtract_joint_cone(problem, c, y);
     }
 
     // ν of the row of a limit or, of the rate, of a friction, from λ = x (null: zero). Columns of the transposed system, μ that of the
@@ -189,11 +221,11 @@ private:
     }
 
     // y −= (derivative of that row)ᵀ ν
-    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, R *y) const {
         const JointConeTable &cone = mechanism.joint_cones[c];
         const JointTable &joint = mechanism.joints[cone.joint];
         const TwistRow<T> &row = problem.cone_row(cone);
-        const R nu = cone.sign() * joint_cone_multiplier(problem, c, g, x);
+        const R nu = cone.sign() * pressing[c];
         R *child = y + mechanism.bodies[joint.child].right;
         for (int k = 0; k < 3; ++k) child[k] -= row.linear[k] * nu, child[3 + k] -= row.child[k] * nu;
         if (joint.parent == mechanism.num_bodies) return;
@@ -201,23 +233,22 @@ private:
         for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
     }
 
-    // y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
-    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    // y −= Cᵀ ν for the ν of contact c
+    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, R *y) const {
         const ContactTable &contact = mechanism.contacts[c];
-        const int32_t at = mechanism.bodies[contact.body].right;
-        const Vec3<R> nu = contact_multiplier(problem, c, g, x);
-        const T *C = problem.contacts[c].rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
-        const R *other = other_body(contact, y);
-        if (!other) return;
-        R *to = y + (other - y);  // (not const)
-        C = problem.pairs[contact.pair].other_rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        const Vec3<R> &nu = touching[c];
+        auto subtract = [&](const T *C, R *to) {
+            for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+                for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        };
+        subtract(problem.contacts[c].rows, y + mechanism.bodies[contact.body].right);
+        if (!other_body(contact, y)) return;
+        const PairTable &pair = mechanism.pairs[contact.pair];
+        subtract(problem.pairs[contact.pair].other_rows, y + mechanism.bodies[pair.other].right);
     }
 
-    // (ν_φ, ν_t) of contact c from λ = x (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
+    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero); ν_μ, or those of a pyramid's rows, are added to `multiplier`. Columns of the
+    // transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
     TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
         const ContactTable &contact = mechanism.contacts[c];
@@ -235,15 +266,18 @@ private:
         R *rows = &multiplier[contact.impulse + 1];
         if (contact.is_pyramid()) {
             const Pyramid<T> pyramid{contact};
-            pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, rows);
-            pyramid.tangential(rows + 1, tangential);
-            n -= mu * rows[0];
+            R own[1 + most_facets];
+            pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, own);
+            pyramid.tangential(own + 1, tangential);
+            for (int k = 0; k <= contact.facets; ++k) rows[k] += own[k];
+            n -= mu * own[0];
             return {data.stiffness * n, tangential[0], tangential[1]};
         }
         for (int i = 0; i < 2; ++i) tangential[i] += g[contact.impulse + 2 + i];
         const R *q = tangential;
-        rows[0] = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
-        n += mu * rows[0];
+        const R height = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
+        rows[0] += height;
+        n += mu * height;
         return {data.stiffness * n, data.compliance[0] * q[0] + data.compliance[2] * q[1],
                 data.compliance[1] * q[0] + data.compliance[3] * q[1]};
     }

@@ -161,9 +161,9 @@ struct Cones {
         }
     }
 
-    // With the factored matrix of the problem: x becomes the direction of bodies and multipliers, `direction` that of the contacts. It
+    // With the matrix of the problem, which is factored first where it is not yet: x becomes the direction of bodies and multipliers, `direction` that of the contacts. It
     // removes `residual` (in the places of w; null: the equations are left as they are) and fills `right`.
-    void solve(Problem<T> &problem, const T *w, const T *residual, T *x) {
+    void solve(Problem<T> &problem, const T *w, const T *residual, T *x, bool factored) {
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
         for (const JointTable &joint : mechanism.joints)
@@ -187,7 +187,8 @@ struct Cones {
             }
         }
         JointCones<T>::begin(problem, w, residual, x);
-        ldu_solve<T, T>(mechanism.schedule, problem.values.data(), x);
+        if (factored) ldu_solve(mechanism.schedule, problem.values.data(), x);
+        else ldu_factor_and_solve(mechanism.schedule, problem.values.data(), x);
         JointCones<T>::finish(problem, w, residual, x);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];

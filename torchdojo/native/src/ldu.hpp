@@ -279,28 +279,51 @@ void ldu_factor(const Schedule &schedule, T *values) {
         ldu::with_size(step.size, [&](auto size) { ldu::eliminate<decltype(size)::value>(step, values); });
 }
 
-// x <- A^-1 x in place; x has num_rows elements. T = R, or T = double and R = Pack for one right-hand side per lane.
-template <class T, class R>
-void ldu_solve(const Schedule &schedule, const T *values, R *x) {
-    for (const Schedule::Step &step : schedule.steps) {
-        ldu::with_size(step.size, [&](auto size) {
-            constexpr int N = decltype(size)::value;
-            R *here = x + step.row;
-            ldu::divide<N, N ? 1 : 0>(values + step.diagonal, here, step.size, 1);
-            for (int k = 0; k < step.num_links; ++k) {
-                const Schedule::Link link = step.links[k];
-                ldu::subtract_product<N>(x + link.row, values + link.lower, here, link.size, step.size);
-            }
-        });
+namespace ldu {
+
+// First half of x <- A^-1 x, for one node.
+template <int N, class T, class R>
+TD_INLINE void substitute(const Schedule::Step &step, const T *values, R *x) {
+    R *here = x + step.row;
+    divide<N, N ? 1 : 0>(values + step.diagonal, here, step.size, 1);
+    for (int k = 0; k < step.num_links; ++k) {
+        const Schedule::Link link = step.links[k];
+        subtract_product<N>(x + link.row, values + link.lower, here, link.size, step.size);
     }
+}
+
+// Second half, all nodes.
+template <class T, class R>
+void substitute_back(const Schedule &schedule, const T *values, R *x) {
     for (auto step = schedule.steps.rbegin(); step != schedule.steps.rend(); ++step) {
         for (int k = 0; k < step->num_links; ++k) {
             const Schedule::Link link = step->links[k];
-            ldu::with_size(link.size, [&](auto size) {
-                ldu::subtract_product<decltype(size)::value>(x + step->row, values + link.upper, x + link.row, step->size, link.size);
+            with_size(link.size, [&](auto size) {
+                subtract_product<decltype(size)::value>(x + step->row, values + link.upper, x + link.row, step->size, link.size);
             });
         }
     }
+}
+
+}  // namespace ldu
+
+// x <- A^-1 x in place; x has num_rows elements. T = R, or T = double and R = Pack for one right-hand side per lane.
+template <class T, class R>
+void ldu_solve(const Schedule &schedule, const T *values, R *x) {
+    for (const Schedule::Step &step : schedule.steps)
+        ldu::with_size(step.size, [&](auto size) { ldu::substitute<decltype(size)::value>(step, values, x); });
+    ldu::substitute_back(schedule, values, x);
+}
+
+// Both at once: large matrices pass through the cache once less.
+template <class T>
+void ldu_factor_and_solve(const Schedule &schedule, T *values, T *x) {
+    for (const Schedule::Step &step : schedule.steps)
+        ldu::with_size(step.size, [&](auto size) {
+            ldu::eliminate<decltype(size)::value>(step, values);
+            ldu::substitute<decltype(size)::value>(step, values, x);
+        });
+    ldu::substitute_back(schedule, values, x);
 }
 
 // x <- A^-T x in place

@@ -49,22 +49,6 @@ public:
         }
     }
 
-    // What the proximal point method adds to the right-hand side g of a transposed system (limit_maps.py): the columns of held impulses get
-    // their compliance times the multiplier ν of their row, as found so far, `row` in the places of w.
-    template <class R>
-    static void shift(const MechanismTable &m, const T *give, const R *row, const R *g, R *shifted) {
-        for (const JointConeTable &cone : m.joint_cones) {
-            const bool friction = cone.kind == JointConeTable::friction;
-            const R nu = row[cone.impulse + (friction ? cone.stride : 0)];
-            for (int k = 0; k < cone.pairs(); ++k) {
-                const int at = cone.impulse + k * cone.stride;
-                shifted[at] = k ? g[at] - give[at] * nu : g[at] + give[at] * nu;
-            }
-        }
-        for (const ContactTable &contact : m.contacts)
-            for (int at = contact.impulse; at < contact.impulse + contact.size(); ++at) shifted[at] = g[at] + give[at] * row[at];
-    }
-
 private:
     // Open where the impulse is less than `worth` times the slack; whether it is closed.
     static TD_INLINE Mask<T> pair(T &impulse, T &slack, const T &worth, double compliance, T &give) {

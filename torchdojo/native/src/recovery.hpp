@@ -187,7 +187,7 @@ private:
             cones.right[c].q = {rho.x / xi.x, q.y, q.z};
         }
         JointCones<double>::aim_at(stepper.problem, delta);
-        cones.solve(stepper.problem, v, delta, right.data());
+        cones.solve(stepper.problem, v, delta, right.data(), true);
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) delta[6 * i + k] = right[mechanism.bodies[i].right + k];
         for (const JointTable &joint : mechanism.joints)

@@ -324,14 +324,18 @@ private:
         const T kappa = broadcast<T>(options.kappa), one = broadcast<T>(1.0);
         const T *here = trial.data();
         regularize(mechanism, problem);
-        ldu_factor(mechanism.schedule, problem.values.data());
+        bool factored = false;
+        auto solve = [&](const T *residual) {
+            cones.solve(problem, here, residual, right.data(), factored);
+            factored = true;
+        };
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane)
             set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
         T goal = kappa, inverse{}, mean{}, weight{};
         if (any(inside)) {
             cones.aim(problem, here, T{}, nullptr);
-            cones.solve(problem, here, problem.residual.data(), right.data());
+            solve(problem.residual.data());
             const T step = one / max(cones.inverse_step(problem, here), one);
             mean = cones.mean_product(problem, here, nullptr);
             const T ratio = min(max(cones.mean_product(problem, here, &step) / mean, T{}), one);
@@ -347,7 +351,7 @@ private:
                 set(goal, lane, get(path_kappa, lane));
             }
         cones.aim(problem, here, goal, any(inside) ? &weight : nullptr);
-        cones.solve(problem, here, problem.residual.data(), right.data());
+        solve(problem.residual.data());
         store_direction(mask);
         if (any(inside)) inverse = select(inside, cones.inverse_step(problem, here), T{});
         Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
@@ -359,7 +363,7 @@ private:
             const Mask<T> alike = cones.spread(problem, here, mean) < 0.1 * mean;
             product = select(alike, min(constant::raise * product, broadcast<T>(constant::max_level)), product);
             cones.aim(problem, here, product, nullptr);
-            cones.solve(problem, here, nullptr, right.data());
+            solve(nullptr);
             store_direction(wide);
             inverse = select(wide, cones.inverse_step(problem, here), inverse);
             goal = select(wide, product, goal);

@@ -1,0 +1,71 @@
+#!/usr/bin/env python
+"""Is the cost of a step linear in the length of a chain? Links on revolute and on spherical joints, and balls on the ground.
+
+    python scripts/bench_chains.py [--batch 1,16] [--repeats 21]
+
+Prints the time of a step with 10 and with 100 links or balls, timed by turns in one run on one thread (medians), their ratio, and the mean
+Newton iterations of both: where contacts change at random, longer chains take more of them, and the last column has the ratio without that.
+Pendulums swing under random torques. Balls lie on the ground: at rest, or driven by random torques of 2 % or 20 % of weight x radius.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Sequence
+
+import torch
+from bench_step import CASES, Case, by_turns
+from torch import Tensor
+
+import torchdojo as td
+
+STEPS, SETTLE = 50, 100
+CHAINS = (("pendulum", 1.0), ("ball_pendulum", 1.0), ("spheres", 0.0), ("spheres", 0.1), ("spheres", 1.0))
+SHORT, LONG = 10, 100
+
+
+def start(case: Case, effort: float, batch: int) -> tuple[Tensor, Tensor]:
+    """States after settling, (batch, 13 nb), and inputs (batch, STEPS, nu)."""
+    case.effort = effort
+    z = case.mech.rollout(case.start, case.inputs(batch, SETTLE)).z[:, -1].contiguous()
+    return z, case.inputs(batch, STEPS)
+
+
+def measure(name: str, effort: float, batch: int, repeats: int) -> str:
+    """A row of the table."""
+    cases = [CASES[f"{name}{n}"]() for n in (SHORT, LONG)]
+    data = [start(case, effort, batch) for case in cases]
+    iterations = []
+    for case, (z, u) in zip(cases, data, strict=True):
+        path = case.mech.rollout(z, u)
+        if bool(path.status.any()):
+            raise SystemExit(f"{name}: {int((path.status != 0).sum())} steps failed; the times would mean nothing")
+        iterations.append(float(path.iterations.double().mean()))
+    runs = [functools.partial(case.mech.rollout, z, u) for case, (z, u) in zip(cases, data, strict=True)]
+    short, long = (1e6 * seconds / (batch * STEPS) for seconds in by_turns(repeats, *runs) if seconds)
+    # An evaluation of the equations that finds them satisfied costs about as much as an iteration, hence + 1.
+    evaluations = [n + 1 for n in iterations]
+    per = long / short * evaluations[0] / evaluations[1]
+    cells = (f"{short:.1f}", f"{long:.1f}", f"{long / short:.1f}", f"{iterations[0]:.1f}", f"{iterations[1]:.1f}", f"{per:.1f}")
+    return f"| {name} | {100 * effort:g} % | {batch} | " + " | ".join(cells) + " |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", default="1,16", help="environments, separated by commas (default: 1,16: alone, and in lanes)")
+    parser.add_argument("--repeats", type=int, default=21, help="timings of which the median is taken (default: 21)")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(f"one thread, medians of {options.repeats} by turns, µs per step and environment; torchdojo {td.__version__}")
+    print(f"\n| chain | effort | batch | {SHORT} | {LONG} | ratio | iterations {SHORT} | {LONG} | ratio per evaluation |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    with torch.no_grad():
+        for batch in (int(text) for text in options.batch.split(",")):
+            for name, effort in CHAINS:
+                print(measure(name, effort, batch, options.repeats), flush=True)
+
+
+if __name__ == "__main__":
+    main()
