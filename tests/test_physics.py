@@ -11,8 +11,9 @@ import torch
 from conftest import SHARED, shared_path
 from torchdojo.cli import main
 from torchdojo.commands import evaluate as command
+from torchdojo.conditioning import balanced
 from torchdojo.evaluation import plots, spinning
-from torchdojo.evaluation.convergence import LIMIT, balanced
+from torchdojo.evaluation.convergence import LIMIT
 from torchdojo.evaluation.experiment import Experiment, Line, Measurement, Outcome, Plot, Setting, SkippedError
 from torchdojo.evaluation.physics import EXPERIMENTS
 

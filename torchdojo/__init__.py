@@ -1,6 +1,6 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
-from torchdojo import models, testing
+from torchdojo import models, parametrize, testing
 from torchdojo.actuators import Actuator, Actuators, actuate
 from torchdojo.adaptive import AdaptiveOptions
 from torchdojo.bodies import Body
@@ -30,6 +30,7 @@ from torchdojo.joints import (
 )
 from torchdojo.manifolds import contact_manifold, contacts_between
 from torchdojo.mechanism import Mechanism, Trajectory
+from torchdojo.minimal_stepping import MinimalOutput, MinimalTrajectory
 from torchdojo.schedules import KappaSchedule
 from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
@@ -62,6 +63,8 @@ __all__ = [
     "LinearContact",
     "Mechanism",
     "Mesh",
+    "MinimalOutput",
+    "MinimalTrajectory",
     "NonlinearContact",
     "Orbital",
     "Planar",
@@ -87,6 +90,7 @@ __all__ = [
     "kappa_for_gap",
     "load",
     "models",
+    "parametrize",
     "resting_gap",
     "testing",
 ]

@@ -21,13 +21,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["COMPLIANCE", "LIMIT_KAPPA", "LIMIT_REFINEMENTS", "disc_at_limit", "normal_at_limit", "pair_at_limit", "pyramid_at_limit"]
+__all__ = [
+    "COMPLIANCE",
+    "LIMIT_ITERATIONS",
+    "LIMIT_KAPPA",
+    "LIMIT_REFINEMENTS",
+    "disc_at_limit",
+    "normal_at_limit",
+    "pair_at_limit",
+    "pyramid_at_limit",
+]
 
 LIMIT_KAPPA = 1e-12  # at which contacts are classified
 # Of what is held, relative to that of the bodies: each refinement leaves about this fraction of the error. Between two bodies the condensed
 # matrix loses twice as many digits as this has zeros.
 COMPLIANCE = 1e-6
 LIMIT_REFINEMENTS = 2
+LIMIT_ITERATIONS = 8  # from a solution to that at LIMIT_KAPPA; where contacts change on the way, it takes longer and κ → 0 is not near
 VANISHING = 1e-30  # what stands for zero: nothing may be divided by zero
 
 

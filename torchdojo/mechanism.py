@@ -10,12 +10,12 @@ from typing import Any, ClassVar, NoReturn, cast
 import torch
 from torch import Tensor, nn
 
-from torchdojo import assembly, stepping
+from torchdojo import assembly, minimal_stepping, stepping
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
 from torchdojo.actuators import Actuators
 from torchdojo.adaptive import AdaptiveOptions, adaptive_options, adaptive_stepper
-from torchdojo.autodiff import StepSettings, transforming
+from torchdojo.autodiff import StepSettings, forward_mode, transforming
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
 from torchdojo.couplings import JointCoupling
@@ -33,13 +33,14 @@ from torchdojo.gradient_modes import (
 )
 from torchdojo.joint_cones import JointFriction, JointLimits
 from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.minimal_stepping import MinimalOutput, MinimalPolicy, MinimalTrajectory
 from torchdojo.native import ops
 from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
 from torchdojo.native.program import program, supported, unsupported
-from torchdojo.parameters import Modules, PhysicalModule, module_dict, require
+from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
 from torchdojo.penetration import warn_of_penetration
-from torchdojo.rollout import Policy, Trajectory, step_by_step
+from torchdojo.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
 from torchdojo.solver.options import Backend, SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
@@ -228,6 +229,7 @@ class Mechanism(PhysicalModule):
         wrench: Tensor | None = None,
         adaptive: bool | AdaptiveOptions = False,
         grad_kappa: float | Tensor | None = None,
+        checkpoint: bool | int = False,
     ) -> Trajectory:
         """Many steps, each warm-started from the one before. Warns, once, of a start with contacts inside a surface.
 
@@ -238,6 +240,9 @@ class Mechanism(PhysicalModule):
                 how many, `impulses` are their sums, `iterations` those of all that was tried: three steps at least. Gradients are those
                 of the substeps taken. Not inside `torch.func` transforms or `torch.compile`.
             grad_kappa: as in `step`, of all steps; not with `adaptive`.
+            checkpoint: keep for backward where every √T-th step starts (True), or every n-th one (n), and compute the steps between again
+                when they are needed: of memory beyond the trajectory itself O(√T) instead of O(T), for one more forward. Values and
+                gradients are the same to the last bit. Not inside `torch.func` transforms or `torch.compile`.
 
         Raises:
             ValueError: `steps` missing, or different from the length of u; `adaptive` with what it does not go with.
@@ -252,17 +257,18 @@ class Mechanism(PhysicalModule):
             raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
         careful = adaptive_options(adaptive)
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        length = segment_length(checkpoint, steps)
         warn_of_penetration(self, z)
         z, how = differentiation(self, z, grad_kappa)
         if careful and (grad_kappa is not None or how.options.randomized is not None):
             raise ValueError("rollout(adaptive=...): goes neither with grad_kappa= of the call nor with gradient_mode='randomized'")
         native = None if callable(u) or careful or how.options.randomized is not None else self._native(how)
         if native is not None:
-            z, now, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
-            path, impulses, _, *counts = ops.rollout(native, self._known(native), z, now, wrench, None)
-            return Trajectory(path, now.expand(*path.shape[:-2], *now.shape[-2:]), impulses, *counts)
+            z, u, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
+            return in_segments(functools.partial(in_kernel, native, self._known(native), wrench), z, u, steps, length)
         take = adaptive_stepper(self, careful) if careful else self._stepper(how)
-        return step_by_step(lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), z, u, steps, self.num_inputs)
+        run = functools.partial(step_by_step, lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), self.num_inputs)
+        return in_segments(run, z, u, steps, length)
 
     # -- backends ------------------------------------------------------------------------------------------------------------------------
 
@@ -307,7 +313,7 @@ class Mechanism(PhysicalModule):
         raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
 
     def _known(self, native: ops.Settings) -> Parameters:
-        if torch.compiler.is_compiling() or transforming():
+        if torch.compiler.is_compiling() or transforming() or forward_mode():
             return Parameters(native.program, self._stacked())
         return self._cache.get(native.program, self, self._stacked)
 
@@ -351,6 +357,36 @@ class Mechanism(PhysicalModule):
         if native is not None:
             return ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
         return stepping.jacobian(self._settings(how), self._stacked(), z, u, wrench, warm_start)
+
+    # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
+
+    def step_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> MinimalOutput:
+        """One step in joint coordinates, `to_minimal` of `step` at `to_maximal`: ``out = mech.step_minimal(q, qd, u)``, then out.q, out.qd.
+
+        Args:
+            q, qd: (..., num_coordinates), as in `to_maximal`. u, options: as in `step` (`warm_start`, `wrench`, ...), and so are failures.
+
+        Rotations come back as in `to_minimal`, as angles in (−π, π] and rotation vectors of at most π, whatever turns q had.
+
+        Raises:
+            ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
+        """
+        return minimal_stepping.step(self, q, qd, u, options)
+
+    def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
+        """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy is one of (q, qd). Options: those of `rollout`."""
+        return minimal_stepping.rollout(self, q, qd, u, options)
+
+    def jacobians_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u. options: those of `jacobians`.
+
+        Partial derivatives by the coordinates as they are: those of two or three rotations are components of a rotation vector (not a
+        body-frame tangent, as in `jacobians`). They are `jacobians` times the derivatives of both maps, in closed form.
+
+        Returns:
+            (..., 2 n, 2 n) and (..., 2 n, nu), n = num_coordinates; zero for environments that fail. Not themselves differentiable.
+        """
+        return minimal_stepping.jacobians(self, q, qd, u, options)
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
@@ -506,18 +542,7 @@ class Mechanism(PhysicalModule):
         return minimal.spanning_order(self._system.body_names, self._joints())
 
     def _check_tensor(self, name: str, value: Any, size: int) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
-        if value.ndim < 1 or value.shape[-1] != size:
-            raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for a mechanism of {self.num_bodies} bodies")
-        if value.dtype != self.gravity.dtype:
-            raise TypeError(
-                f"{name}: got {value.dtype}, the mechanism has {self.gravity.dtype}; convert one, for example mech.to({value.dtype})"
-            )
-        if value.device != self.gravity.device:
-            raise TypeError(
-                f"{name}: on {value.device}, the mechanism on {self.gravity.device}; move one, for example mech.to({str(value.device)!r})"
-            )
+        check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
 
     def _check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)

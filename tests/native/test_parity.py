@@ -74,8 +74,8 @@ def polished(mech: td.Mechanism, options: td.SolverOptions, z: Tensor, u: Tensor
     return again
 
 
-#: Parameters that displace a joint: without meaning to first order where joints repeat each other, as the loop would come apart.
-GEOMETRY = {"grad_axis", "grad_parent_anchor", "grad_child_anchor", "grad_orientation_offset"}
+#: Parameters that displace a joint or a coupling: without meaning to first order where joints repeat each other, as loops would come apart.
+GEOMETRY = {"grad_axis", "grad_parent_anchor", "grad_child_anchor", "grad_orientation_offset", "grad_ratio", "grad_offset"}
 
 
 def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None, *, redundant: bool = False) -> td.StepOutput:

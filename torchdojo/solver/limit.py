@@ -10,12 +10,13 @@ from torch import Tensor
 
 from torchdojo.contact_base import Contact
 from torchdojo.dynamics.residual import StepProblem
-from torchdojo.limit_maps import COMPLIANCE, LIMIT_KAPPA, LIMIT_REFINEMENTS
-from torchdojo.solver.interior_point import follow_central_path, solve_step
+from torchdojo.limit_maps import COMPLIANCE, LIMIT_ITERATIONS, LIMIT_KAPPA, LIMIT_REFINEMENTS
+from torchdojo.solver.interior_point import follow_central_path
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import GradientMode, SolverOptions, Status
+from torchdojo.solver.path_newton import newton_on_path
 
-__all__ = ["adjoint", "at_limit", "derivative_system", "point_of_derivative", "warn_of_lost_digits"]
+__all__ = ["at_limit", "better_of", "derivative_system", "point_of_derivative", "warn_of_lost_digits"]
 
 TIE = 1e-6  # by which fraction the square of a gradient must be larger than that of another one to count as larger
 # Stiffness of a pressed contact, γ²/κ over m/h, above which derivatives are no longer known to 1e-6: measured on a ball that rolls (1e-7 at
@@ -46,8 +47,12 @@ def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions,
 def derivative_system(problem: StepProblem, point: Tensor, options: SolverOptions) -> tuple[KKT, int]:
     """The derivative of the residual at a `point_of_derivative`, and how many refinements its solutions need."""
     if GradientMode(options.gradient_mode).needs_limit:
-        return KKT(problem, point, refined_at=at_limit(problem, point, compliance=0.0)), LIMIT_REFINEMENTS
+        return _limit_system(problem, point), LIMIT_REFINEMENTS
     return KKT(problem, point), 1
+
+
+def _limit_system(problem: StepProblem, point: Tensor) -> KKT:
+    return KKT(problem, point, refined_at=at_limit(problem, point, compliance=0.0))
 
 
 def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
@@ -55,8 +60,12 @@ def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     if options.kappa <= LIMIT_KAPPA:
         return w
     hard = dataclasses.replace(options, kappa=LIMIT_KAPPA, central_path_tol=LIMIT_PATH_TOL)
-    solution = solve_step(problem, w, hard)
-    return torch.where((solution.status == int(Status.SUCCESS))[:, None], solution.w, w)
+    limit = LIMIT_ITERATIONS + options.min_iterations
+    solution = newton_on_path(problem, w, hard, limit)
+    if solution is None:
+        solution = follow_central_path(problem, w, LIMIT_KAPPA, hard, limit)
+    arrived = (solution.status == int(Status.SUCCESS)) & (solution.iterations <= limit)
+    return torch.where(arrived[:, None], solution.w, w)
 
 
 def at_limit(problem: StepProblem, w: Tensor, compliance: float = COMPLIANCE) -> Tensor:
@@ -75,19 +84,9 @@ def at_limit(problem: StepProblem, w: Tensor, compliance: float = COMPLIANCE) ->
     return w
 
 
-def adjoint(problem: StepProblem, w: Tensor, cotangent: Tensor, options: SolverOptions, grad_kappa: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Multipliers λ with (∂r/∂w)ᵀ λ = cotangent, and the point where that derivative is taken, both (N, n)."""
-    point = point_of_derivative(problem, w, options, grad_kappa)
-    kkt, refinements = derivative_system(problem, point, options)
-    multiplier = kkt.solve_transposed(cotangent, refinements)
-    if options.gradient_mode is GradientMode.COMPLEMENTARITY_AWARE:
-        return better_of(problem, point, multiplier, cotangent, options)
-    return multiplier, point
-
-
-def better_of(problem: StepProblem, point: Tensor, multiplier: Tensor, cotangent: Tensor, options: SolverOptions) -> tuple[Tensor, Tensor]:
-    """Of the exact multipliers at `point` and two that are driven by the loss, those with the largest gradient of the inputs, (N, n) each,
-    and the points that they belong to.
+def better_of(problem: StepProblem, point: Tensor, multiplier: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the exact multipliers at `point`, λ with (∂r/∂w)ᵀ λ = cotangent, and two that are driven by the loss, those with the largest
+    gradient of the inputs, (N, n) each, and the points that they belong to.
 
     The multiplier ν of a contact's gap is the derivative of the loss by that gap. Where it is negative and the contact pressed, the loss
     goes down if the contact opens, which descent along the exact gradient will never find out. So it is taken for breaking: the contacts
@@ -107,8 +106,7 @@ def better_of(problem: StepProblem, point: Tensor, multiplier: Tensor, cotangent
             pair = element.at_limit(impulse, slack, mass, problem.timestep[:, None], COMPLIANCE)
             assert pair is not None  # `point` came from there
             opened[:, group.impulse_index], opened[:, group.slack_index] = pair[0], pair[1].nan_to_num(posinf=1.0)
-        kkt, refinements = derivative_system(problem, opened, options)
-        found = kkt.solve_transposed(cotangent, refinements)
+        found = _limit_system(problem, opened).solve_transposed(cotangent, LIMIT_REFINEMENTS)
         size = _controls(problem, opened, found)
         better = size > (1 + TIE) * best
         best = torch.where(better, size, best)

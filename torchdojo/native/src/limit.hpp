@@ -8,7 +8,7 @@ namespace torchdojo {
 namespace constant {
 constexpr double limit_kappa = 1e-12, limit_path_tol = 0.99;  // LIMIT_KAPPA, LIMIT_PATH_TOL
 constexpr double compliance = 1e-6, vanishing = 1e-30;        // COMPLIANCE, VANISHING
-constexpr int limit_refinements = 2;                          // LIMIT_REFINEMENTS
+constexpr int limit_refinements = 2, limit_iterations = 8;    // LIMIT_REFINEMENTS, LIMIT_ITERATIONS
 constexpr double tie = 1e-6;                                  // TIE in solver/limit.py
 }  // namespace constant
 
@@ -27,26 +27,37 @@ public:
                 pair(w[at], w[cone.slack + k * cone.stride], worth, constant::compliance, give[at]);
             }
         }
-        for (const ContactTable &contact : m.contacts) {
-            const T mass = cones.contact_mass(problem, contact);
-            const int at = contact.impulse, slack = contact.slack;
-            const Mask<T> pressed = pair(w[at], w[slack], per_step * mass, constant::compliance, give[at]);
-            if (contact.is_pyramid()) pyramid(contact, pressed, mass, w + at + 1, w + slack + 1, give + at + 1);
-            else if (contact.friction) disc(pressed, mass, w + at + 1, w + slack + 1, give + at + 1);
-        }
+        for (const ContactTable &contact : m.contacts)
+            pair(w[contact.impulse], w[contact.slack], per_step * cones.contact_mass(problem, contact), constant::compliance,
+                 give[contact.impulse]);
+        cones.for_each_friction([&](const ContactTable &friction, int c) {
+            const ContactTable &contact = m.contacts[cones.contact_of(c)];
+            const T mass = c < m.num_contacts ? cones.contact_mass(problem, contact) : couple_mass(problem, contact);
+            const Mask<T> pressed = give[contact.impulse] > T{};
+            const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
+            if (friction.is_pyramid()) pyramid(friction, pressed, mass, w + impulse, w + slack, give + impulse);
+            else disc(pressed, mass, w + impulse, w + slack, give + impulse);
+        });
     }
 
     // Makes a contact breaking in the lanes of `mask`.
-    static void open(const ContactTable &contact, const Mask<T> &mask, T *w, T *give) {
+    static void open(const MechanismTable &m, const ContactTable &contact, const Mask<T> &mask, T *w, T *give) {
         const T one = broadcast<T>(1.0), vanishing = broadcast<T>(constant::vanishing);
-        for (int k = 0; k < contact.size(); ++k) {
-            // Of the friction cone the tangential parts vanish; a pyramid keeps ψ.
-            const bool tangential = contact.friction == 1 && k > 1, keeps = contact.is_pyramid() && k == 1;
-            T &impulse = w[contact.impulse + k], &slack = w[contact.slack + k];
-            impulse = select(mask, tangential ? T{} : keeps ? one : vanishing, impulse);
-            slack = select(mask, tangential ? T{} : one, slack);
-            give[contact.impulse + k] = select(mask, T{}, give[contact.impulse + k]);
-        }
+        auto put = [&](int impulse, int slack, const T &new_impulse, const T &new_slack) {
+            w[impulse] = select(mask, new_impulse, w[impulse]), w[slack] = select(mask, new_slack, w[slack]);
+            give[impulse] = select(mask, T{}, give[impulse]);
+        };
+        auto release = [&](const ContactTable &friction) {
+            for (int k = 0; k < friction.friction_size(); ++k) {
+                // Of a disc the tangential parts vanish; a pyramid keeps ψ.
+                const bool tangential = !friction.is_pyramid() && k, keeps = friction.is_pyramid() && !k;
+                put(friction.friction_impulse() + k, friction.friction_slack() + k, tangential ? T{} : keeps ? one : vanishing,
+                    tangential ? T{} : one);
+            }
+        };
+        put(contact.impulse, contact.slack, vanishing, one);
+        release(contact);
+        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) release(m.couples[k].friction);
     }
 
 private:
@@ -59,9 +70,9 @@ private:
         return closed;
     }
 
-    static void pyramid(const ContactTable &contact, const Mask<T> &pressed, const T &mass, T *impulse, T *slack, T *give) {
+    static void pyramid(const ContactTable &friction, const Mask<T> &pressed, const T &mass, T *impulse, T *slack, T *give) {
         const T one = broadcast<T>(1.0), inverse = 1.0 / mass;
-        for (int i = 0; i <= contact.facets; ++i) {
+        for (int i = 0; i <= friction.facets; ++i) {
             // (ψ follows from the slip that is left, and needs no compliance)
             pair(impulse[i], slack[i], i ? mass : inverse, i ? constant::compliance : constant::vanishing, give[i]);
             impulse[i] = select(pressed, impulse[i], i ? broadcast<T>(constant::vanishing) : one);

@@ -18,6 +18,7 @@ struct Options {
     int64_t warm_iterations;          // of an attempt from a warm start
     bool limit = false;               // derivatives are those of κ → 0
     bool complementarity_aware = false;  // and may take pressed contacts for open ones
+    bool warm_only = false;           // no attempts after the one from the warm start
     bool interior = false;            // the interior-point method from the warm start, and no cold one after it
 };
 
@@ -75,9 +76,7 @@ public:
     static void regularize(const MechanismTable &m, Problem<T> &problem) {
         if (!m.has_loops) return;
         const T value = constant::regularization * problem.timestep();
-        for (const JointTable &joint : m.joints)
-            for (int k = 0; k < std::min<int>(joint.held(), joint.size); ++k)
-                problem.values[joint.diagonal + k * (joint.size + 1)] += value;
+        for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
     }
 
     // Largest residual of the equations, and the sum of all of them: not finite where one is not.
@@ -85,12 +84,7 @@ public:
         T worst{};
         auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
         for (int k = 0; k < 6 * m.num_bodies; ++k) add(problem.residual[k]);
-        for (const JointTable &joint : m.joints)
-            for (int k = 0; k < joint.held(); ++k) add(problem.residual[joint.row + k]);
-        for (int c = 0; c < m.num_contacts; ++c)
-            for (int k = 0; k < m.contacts[c].size(); ++k) add(problem.residual[m.contacts[c].impulse + k]);
-        for (const JointConeTable &cone : m.joint_cones)
-            for (int k = 0; k < cone.pairs(); ++k) add(problem.residual[cone.impulse + k * cone.stride]);
+        for (const int32_t row : m.equations) add(problem.residual[row]);
         return worst;
     }
 
@@ -229,12 +223,17 @@ private:
     bool interior(const double *start) const {
         for (int k = 0; k < mechanism.num_unknowns; ++k)
             if (!std::isfinite(start[k])) return false;
+        auto positive = [&](int impulse, int slack) { return start[impulse] > 0 && start[slack] > 0; };
         for (const ContactTable &contact : mechanism.contacts)
-            for (const double *x : {start + contact.impulse, start + contact.slack}) {
-                for (int k = 0; k < (contact.is_pyramid() ? contact.size() : 1); ++k)
-                    if (!(x[k] > 0)) return false;
-                if (contact.friction == 1 && !(x[1] > std::sqrt(x[2] * x[2] + x[3] * x[3]))) return false;
-            }
+            if (!positive(contact.impulse, contact.slack)) return false;
+        bool inside = true;
+        cones.for_each_friction([&](const ContactTable &friction, int) {
+            cones.for_each_facet(friction, [&](int impulse, int slack) { inside = inside && positive(impulse, slack); });
+            if (friction.is_pyramid()) return;
+            for (const double *x : {start + friction.friction_impulse(), start + friction.friction_slack()})
+                inside = inside && x[0] > std::sqrt(x[1] * x[1] + x[2] * x[2]);
+        });
+        if (!inside) return false;
         for (const JointConeTable &cone : mechanism.joint_cones)
             for (int k = 0; k < cone.pairs() * cone.stride; k += cone.stride)
                 if (!(start[cone.impulse + k] > 0) || !(start[cone.slack + k] > 0)) return false;
@@ -248,6 +247,7 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         if (any(lifted)) {
             std::fill(cones.direction.begin(), cones.direction.end(), ContactDirection<T>{});
+            std::fill(cones.facet_direction.begin(), cones.facet_direction.end(), T{});
             std::fill(problem.joint_cones.begin(), problem.joint_cones.end(), JointConeData<T>{});
             if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast), forecast = Mask<T>{};
             cones.project(problem, trial.data(), T{}, path_kappa, lifted, trial.data());
@@ -383,19 +383,8 @@ private:
         auto put = [&](int k, const T &value) { direction[k] = select(mask, value, direction[k]); };
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) put(6 * i + k, right[mechanism.bodies[i].right + k]);
-        for (const JointTable &joint : mechanism.joints)
-            for (int k = 0; k < joint.held(); ++k) put(joint.row + k, right[joint.right + k]);
-        JointCones<T>::store_direction(problem, put);
-        for (int c = 0; c < mechanism.num_contacts; ++c) {
-            const ContactTable &contact = mechanism.contacts[c];
-            const ContactDirection<T> &d = cones.direction[c];
-            put(contact.impulse, d.gamma), put(contact.slack, d.slack);
-            if (contact.is_pyramid())
-                for (int k = 1; k < contact.size(); ++k)
-                    put(contact.impulse + k, cones.facet_direction[contact.impulse + k]), put(contact.slack + k, cones.facet_direction[contact.slack + k]);
-            if (contact.friction != 1) continue;
-            for (int k = 0; k < 3; ++k) put(contact.impulse + 1 + k, d.xi[k]), put(contact.slack + 1 + k, d.eta[k]);
-        }
+        for (const MultiplierTable &multiplier : mechanism.multipliers) put(multiplier.row, right[multiplier.right]);
+        cones.store_direction(problem, put);
     }
 
     template <class Feed>
@@ -421,7 +410,7 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
-        if (attempt[lane] == warm) return begin_lowered(lane, true);
+        if (attempt[lane] == warm && !options.warm_only) return begin_lowered(lane, true);
         if (attempt[lane] == lowered) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(jobs[lane]);
