@@ -158,7 +158,7 @@ def test_mujoco_is_measured_beside_bounds(name: str) -> None:
 def test_bad_input(capsys, tmp_path) -> None:
     for arguments, message in (
         (["evaluate", "physics", "--only", "cube-dorp"], "no experiment 'cube-dorp' in 'physics'; there are: three-link-loop, "),
-        (["evaluate", "chemistry"], "no topic 'chemistry'; there are: physics"),
+        (["evaluate", "chemistry"], "no topic 'chemistry'; there are: physics, gradients"),
         (["evaluate", "physics", "--models", str(tmp_path / "none")], "--models: no folder"),
     ):
         assert main(arguments) == 2

@@ -16,6 +16,9 @@ struct Options {
     double kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings;
     int64_t warm_iterations;          // of an attempt from a warm start
+    bool limit = false;               // derivatives are those of κ → 0
+    bool complementarity_aware = false;  // and may take pressed contacts for open ones
+    bool warm_only = false;           // no attempts after the one from the warm start
     bool interior = false;            // the interior-point method from the warm start, and no cold one after it
 };
 
@@ -417,7 +420,7 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
-        if (attempt[lane] == warm) return begin_lowered(lane, true);
+        if (attempt[lane] == warm && !options.warm_only) return begin_lowered(lane, true);
         if (attempt[lane] == lowered) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(jobs[lane]);
