@@ -220,6 +220,15 @@ def test_gradients_of_one_environment_do_not_depend_on_the_others() -> None:
         assert all(torch.equal(a[rows], b) for a, b in zip(everything, of(rows), strict=True))
 
 
+def test_a_parameter_that_does_not_act_has_a_gradient_of_zero() -> None:
+    mech, z = tumbling(3)
+    for parameter in mech.parameters():
+        parameter.requires_grad_(False)
+    axis = mech.joints["base"].axis.requires_grad_()  # of a joint that leaves all directions free
+    (grad,) = torch.autograd.grad(mech.step(z).z.sum(), axis)
+    assert torch.equal(grad, torch.zeros(3))
+
+
 @pytest.mark.parametrize(("spin", "substeps"), [(15.0, 2), (29.0, 3)])
 def test_split_steps(spin: float, substeps: int) -> None:
     """A ball too fast for its timestep that lands on the ground and on a box: halves and quarters of it, with all that acts in them."""
