@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "Exit status 1 where a bound is missed.",
     )
     evaluate.set_defaults(run=_evaluate)
-    evaluate.add_argument("topic", metavar="TOPIC", help="physics")
+    evaluate.add_argument("topic", metavar="TOPIC", help="physics or gradients")
     evaluate.add_argument("--quick", action="store_true", help="shorter versions, together under a minute")
     evaluate.add_argument("--only", nargs="+", action="extend", default=[], metavar="NAME", help="only these experiments")
     evaluate.add_argument(

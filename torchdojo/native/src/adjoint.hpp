@@ -9,6 +9,7 @@
 #pragma once
 
 #include "joint_impulse.hpp"
+#include "limit.hpp"
 #include "solver.hpp"
 
 namespace torchdojo {
@@ -46,12 +47,13 @@ public:
     explicit Adjoint(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), turning(2 * m.num_couples),
           phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
-          right(m.schedule.num_rows), misfit(right), nothing(m.num_unknowns), matrix(m.schedule.num_values), turn(m.num_bodies + 1),
-          pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
+          right(m.schedule.num_rows), misfit(right), wanted(right), nothing(m.num_unknowns), given_way(nothing), taken(nothing), matrix(m.schedule.num_values),
+          turn(m.num_bodies + 1), pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
     std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters)
+    const T *give = nullptr;          // in the limit κ → 0: compliance of what is held (Limit::apply), which refinement takes out
     std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
     std::vector<R> turning;           // ν of the spins of torsional and rolling friction
     std::vector<Vec3<R>> phi_next, x_next;  // −λᵀr by the next poses
@@ -82,7 +84,8 @@ public:
         for (const JointTable &joint : m.joints)
             for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
         for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
-        if (refined) misfit = right;
+        if (refined) wanted = right;
+        if (give) std::fill(taken.begin(), taken.end(), R{});
         std::fill(multiplier.begin(), multiplier.end(), R{});
         std::fill(touching.begin(), touching.end(), Vec3<R>{});
         std::fill(turning.begin(), turning.end(), R{});
@@ -91,8 +94,13 @@ public:
         subtract_cones(problem, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
         add_cone_multipliers(problem, nothing.data(), right.data());
-        if (refined) {
+        for (int pass = 0; refined && pass < (give ? constant::limit_refinements : 1); ++pass) {
+            misfit = wanted;
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
+            if (give) {
+                find_given_way();
+                add_cone_multipliers(problem, given_way.data(), nullptr);
+            }
             subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
@@ -109,7 +117,7 @@ public:
             if (cone.kind == JointConeTable::friction) {
                 const T *x = w + cone.impulse, *slack = w + cone.slack;
                 multiplier[cone.impulse + cone.stride] = nu;
-                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0]) * nu;
+                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0] - (give ? give[cone.impulse] : T{})) * nu;
             } else {
                 multiplier[cone.impulse] = nu;
             }
@@ -152,13 +160,31 @@ private:
     // own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     const bool refined;
     const T *point = nullptr;         // w
-    std::vector<R> right, misfit;     // by rows of the matrix
+    std::vector<R> right, misfit, wanted;  // by rows of the matrix
     const std::vector<R> nothing;     // a gradient of zeros
+    std::vector<R> given_way, taken;  // gradients: see find_given_way
     std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
+
+    // What is left of the right-hand sides of the columns of held impulses: what their compliance, which they do not have in the limit, took
+    // up since the last time, compliance times ν. With it in the place of g, refinement is the proximal point method (limit_maps.py).
+    void find_given_way() {
+        auto find = [&](int at, const R &nu) {
+            const R now = give[at] * nu;
+            given_way[at] = now - taken[at], taken[at] = now;
+        };
+        for (int c = 0; c < mechanism.num_contacts; ++c) find(mechanism.contacts[c].impulse, touching[c].x);
+        for (const ContactTable &friction : mechanism.frictions)
+            for (int k = 1; k < friction.friction_size(); ++k) find(friction.friction_impulse() + k, multiplier[friction.friction_impulse() + k]);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) {
+            const JointConeTable &cone = mechanism.joint_cones[c];
+            find(cone.impulse, pressing[c]);
+            if (cone.pairs() > 1) find(cone.impulse + cone.stride, -pressing[c]);
+        }
+    }
 
     // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
     void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {

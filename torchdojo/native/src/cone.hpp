@@ -369,12 +369,22 @@ struct Cones {
             for (int k = 0; k < friction.friction_size(); ++k) f(friction.friction_impulse() + k, friction.friction_slack() + k);
     }
 
+    // Contact to which a friction belongs.
+    TD_INLINE int contact_of(int c) const { return c < mechanism.num_contacts ? c : mechanism.couples[c - mechanism.num_contacts].contact; }
+
+    // Reduced mass of the bodies.
+    TD_INLINE T contact_mass(const Problem<T> &problem, const ContactTable &contact) const {
+        const T mass = problem.body_parameters(contact.body)[parameter::mass];
+        if (!has_other(contact)) return mass;
+        const T other = problem.body_parameters(mechanism.pairs[contact.pair].other)[parameter::mass];
+        return mass * other / (mass + other);
+    }
+
 private:
     const T blank[2 + most_facets] = {};
     static constexpr int half = 2 + most_facets;  // places for the impulses of one contact, and for its slacks
 
     // Contact, condensed form and coefficient μ of a friction.
-    TD_INLINE int contact_of(int c) const { return c < mechanism.num_contacts ? c : mechanism.couples[c - mechanism.num_contacts].contact; }
     TD_INLINE FrictionData<T> &friction_data(Problem<T> &problem, int c) const {
         if (c < mechanism.num_contacts) return problem.contacts[c];
         return problem.couples[c - mechanism.num_contacts];
@@ -424,14 +434,6 @@ private:
 
     bool has_other(const ContactTable &contact) const {
         return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
-    }
-
-    // Reduced mass of the bodies.
-    TD_INLINE T contact_mass(const Problem<T> &problem, const ContactTable &contact) const {
-        const T mass = problem.body_parameters(contact.body)[parameter::mass];
-        if (!has_other(contact)) return mass;
-        const T other = problem.body_parameters(mechanism.pairs[contact.pair].other)[parameter::mass];
-        return mass * other / (mass + other);
     }
 
     // From `start` to w.

@@ -83,10 +83,11 @@ public:
         add3(out + parameter::orientation + 1, by_q.v);
     }
 
+    T *const out;                     // gradient of the joint's packed parameters
+
 private:
     const Problem<T> &problem;
     const BodyData<T> &parent, &child;
-    T *out;
     Vec3<T> a_w, b_w;                 // α_ω of parent and child
     Vec3<T> parent_anchor{}, child_anchor{}, psi{};
 };

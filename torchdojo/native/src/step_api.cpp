@@ -94,6 +94,7 @@ extern "C" {
 struct TdOptions {
     double kappa, grad_kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings, warm_iterations, threads;
+    int64_t gradient_mode;            // number in the order of `GradientMode`
 };
 
 // N environments, T steps. Strides are in numbers; a stride of zero shares the array. Arrays are contiguous otherwise.
@@ -106,6 +107,7 @@ struct TdRollout {
     const double *u;                  // (N, T, nu), or null
     const double *wrench;             // (N, 6 nb), or null
     const double *warm;               // (N, n), or null
+    const double *grad_kappa;         // (N,), or null: that of the options
     double *z;                        // (N, T, 13 nb), environments `z_stride` apart
     int64_t z_stride;
     double *impulses;                 // (N, T, ni)
@@ -139,11 +141,15 @@ int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, 
 
 namespace {
 
+enum GradientMode : int64_t { central_path, exact, complementarity_aware, randomized };
+
 Options native_options(const TdOptions &o) {
     Options options;
     options.kappa = o.kappa, options.residual_tol = o.residual_tol, options.path_tol = o.path_tol;
     options.max_iterations = o.max_iterations, options.min_iterations = o.min_iterations;
     options.max_halvings = o.max_halvings, options.warm_iterations = o.warm_iterations;
+    options.complementarity_aware = o.gradient_mode == complementarity_aware;
+    options.limit = o.gradient_mode == exact || options.complementarity_aware;
     return options;
 }
 
@@ -227,6 +233,7 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
                 job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
                 job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
+                job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
                 if (r.status[at] == success && r.substeps[at] == 1) {
                     jobs[active++] = job;
                     continue;
@@ -234,12 +241,12 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 std::fill_n(job.grad_z, nz, 0.0);
                 if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
                 if (r.status[at] == success) {
-                    workspace->split.run(job, options, grad_kappa, shared_parameters(r));
+                    workspace->split.run(job, options, shared_parameters(r));
                 } else if (job.grad_u) {
                     std::fill_n(job.grad_u, nu, 0.0);
                 }
             }
-            if (active) workspace->gradient.run(jobs, active, options, grad_kappa, shared_parameters(r));
+            if (active) workspace->gradient.run(jobs, active, options, shared_parameters(r));
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
             if (g.grad_wrench)
                 for (int64_t k = 0; k < count * nf; ++k) g.grad_wrench[start * nf + k] += workspace->grad_wrench[k];
@@ -262,12 +269,13 @@ void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, cons
         if (r.status[n] == success && r.substeps[n] == 1) {
             jobs[count].step = step_job(m, r, n, 0);
             jobs[count].w = jobs[count].step.w;
+            jobs[count].grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
             outputs[count++] = out + n * size;
         } else {
             std::fill_n(out + n * size, size, 0.0);
         }
         if (count == lanes<T> || (n + 1 == last && count)) {
-            workspace->jacobian.run(jobs, outputs, count, options, grad_kappa, shared_parameters(r), workspace->gradient);
+            workspace->jacobian.run(jobs, outputs, count, options, shared_parameters(r), workspace->gradient);
             count = 0;
         }
     }
