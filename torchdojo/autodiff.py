@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -33,9 +33,9 @@ from torch.autograd import forward_ad
 from torchdojo.dynamics.integrator import LARGEST_SINE, STATE_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec, System
-from torchdojo.solver.interior_point import follow_central_path, solve_step
-from torchdojo.solver.kkt import KKT
-from torchdojo.solver.options import OnFailure, SolverOptions, Status
+from torchdojo.solver.interior_point import solve_step
+from torchdojo.solver.limit import better_of, derivative_system, point_of_derivative, warn_of_lost_digits
+from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.vmapping import align, align_given, loop, map_given, unbatchable
 
 __all__ = ["StepAdjointFunction", "StepFunction", "StepHessianFunction", "StepSettings", "StepTangentFunction"]
@@ -87,11 +87,21 @@ def apart_from_hooks(forward: Callable[..., Result]) -> Callable[..., Result]:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What is not a tensor: layout, options, and whether an environment with invalid input raises (or is flagged)."""
+    """What is not differentiated: layout, options, whether an environment with invalid input raises (or is flagged), and the κ at which
+    derivatives are taken, (...,), where environments have their own (not inside transforms)."""
 
     system: System
     options: SolverOptions
     raise_invalid: bool = False
+    grad_kappa: Tensor | None = field(default=None, compare=False)
+
+    def kappas(self, batch: torch.Size, index: Tensor) -> Tensor | None:
+        """`grad_kappa` of the environments `index` of the flattened batch."""
+        return None if self.grad_kappa is None else self.grad_kappa.expand(batch).reshape(-1)[index]
+
+    def select(self, batch: torch.Size, index: Tensor) -> StepSettings:
+        """The same for the environments `index` of the flattened batch alone."""
+        return self if self.grad_kappa is None else replace(self, grad_kappa=self.kappas(batch, index))
 
     @property
     def raises_invalid(self) -> bool:
@@ -390,8 +400,11 @@ class _Linearization:
             return
         problem = StepProblem(settings.system, flat[3:-1], *flat[:3]).select(self.index)
         with torch.no_grad():
-            solution = smoothed(problem, self.rows(w.detach()), settings.options)
-            self.kkt = KKT(problem, solution)
+            kappas = settings.kappas(self.batch, self.index)
+            warn_of_lost_digits(problem, self.rows(w.detach()), settings.options, kappas)
+            solution = point_of_derivative(problem, self.rows(w.detach()), settings.options, kappas)
+            self.kkt, self.refinements = derivative_system(problem, solution, settings.options)
+        self.problem, self.mode = problem, GradientMode(settings.options.gradient_mode)
         self.w = solution.requires_grad_()
         self.residual = problem.residual(self.w)
 
@@ -404,30 +417,43 @@ class _Linearization:
         filled = (torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(self.leaves, found, strict=True))
         return tuple(grad.detach() if need else None for grad, need in zip(filled, needs, strict=True))
 
-    def pull(self, multiplier: Tensor, targets: Sequence[Tensor], create_graph: bool = False) -> list[Tensor | None]:
+    def pull(
+        self, multiplier: Tensor, targets: Sequence[Tensor], create_graph: bool = False, residual: Tensor | None = None
+    ) -> list[Tensor | None]:
         """multiplierᵀ ∂r/∂(targets); None for those that r does not depend on."""
+        residual = self.residual if residual is None else residual
         wanted = [t for t in targets if t.requires_grad]
         if not wanted:
             return [None] * len(targets)
-        found = iter(
-            torch.autograd.grad(self.residual, wanted, multiplier, retain_graph=True, create_graph=create_graph, allow_unused=True)
-        )
+        found = iter(torch.autograd.grad(residual, wanted, multiplier, retain_graph=True, create_graph=create_graph, allow_unused=True))
         return [next(found) if t.requires_grad else None for t in targets]
 
     def adjoint(self, grad_w: Tensor) -> list[Tensor | None]:
         """A(grad_w)."""
+        residual = self.residual
         with torch.no_grad():
-            multiplier = -self.kkt.solve_transposed(grad_w)
-        return self.pull(multiplier, self.leaves)
+            multiplier = self.kkt.solve_transposed(grad_w, self.refinements)
+            if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
+                multiplier, point = better_of(self.problem, self.w, multiplier, grad_w)
+        if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
+            residual = self.problem.residual(point)
+        return self.pull(-multiplier, self.leaves, residual=residual)
 
     def tangent(self, directions: Sequence[Tensor | None]) -> Tensor:
         """T(directions), (solved environments, n)."""
+        if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
+            raise RuntimeError("torchdojo: gradient_mode='complementarity_aware' depends on a loss, and forward mode has none; use 'exact'")
         (moved,) = pushforward([self.residual], self.leaves, directions)
         with torch.no_grad():
-            return -self.kkt.solve(moved, refinements=1)
+            return -self.kkt.solve(moved, self.refinements)
 
     def hessian(self, grad_w: Tensor, directions: Sequence[Tensor | None]) -> list[Tensor | None]:
         """H(grad_w, directions)."""
+        if self.mode.needs_limit:
+            raise RuntimeError(
+                f"torchdojo: second derivatives are those of the central path, and gradient_mode={self.mode.value!r} is its limit; "
+                "use 'central_path'"
+            )
         along = [self.tangent(directions), *directions]
         with torch.no_grad():
             multiplier = self.kkt.solve_transposed(grad_w)
@@ -471,14 +497,6 @@ def halves(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Tensors and their directions, which follow them."""
     middle = len(values) // 2
     return list(values[:middle]), list(values[middle:])
-
-
-def smoothed(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
-    """The solution continued to `grad_kappa`, where the gradient is taken; w itself where that does not converge or is not asked for."""
-    if options.grad_kappa is None or options.grad_kappa == options.kappa:
-        return w
-    solution = follow_central_path(problem, w, options.grad_kappa, options)
-    return torch.where((solution.status == int(Status.SUCCESS))[:, None], solution.w, w)
 
 
 def _map_gradients(

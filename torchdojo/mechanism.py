@@ -23,6 +23,14 @@ from torchdojo.dynamics import energy
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, split_state
 from torchdojo.dynamics.system import System
 from torchdojo.elements import Element, Pose, Twist
+from torchdojo.gradient_modes import (
+    Differentiation,
+    differentiation,
+    randomized_jacobian,
+    randomized_stepper,
+    refuse_jacobian,
+    sampled_options,
+)
 from torchdojo.joint_cones import JointFriction, JointLimits
 from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.minimal_stepping import MinimalOutput, MinimalPolicy, MinimalTrajectory
@@ -168,9 +176,13 @@ class Mechanism(PhysicalModule):
 
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
 
-    def forward(self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None, *, grad_kappa: float | Tensor | None = None
+    ) -> Tensor:
         """The next state, (..., 13 nb). As `step`, but since no status is returned, invalid input raises and failed steps warn."""
-        out = self._stepper(raise_invalid=True)(*self._check_inputs(z, u, wrench), None)
+        z, u, wrench = self._check_inputs(z, u, wrench)
+        z, how = differentiation(self, z, grad_kappa)
+        out = self._stepper(how, raise_invalid=True)(z, u, wrench, None)
         if not (torch.compiler.is_compiling() or transforming()):
             failed = int((out.status != int(Status.SUCCESS)).sum())
             if failed:
@@ -178,13 +190,23 @@ class Mechanism(PhysicalModule):
                 warnings.warn(f"{text}. mech.step returns the status of each", stacklevel=3)
         return out.z
 
-    def step(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, wrench: Tensor | None = None) -> StepOutput:
+    def step(
+        self,
+        z: Tensor,
+        u: Tensor | None = None,
+        *,
+        warm_start: Tensor | None = None,
+        wrench: Tensor | None = None,
+        grad_kappa: float | Tensor | None = None,
+    ) -> StepOutput:
         """One step.
 
         Args:
             z: (..., 13 nb). u: (..., nu) [N, N·m]; None is zero. Batch dimensions broadcast, with those of parameters too.
             warm_start: `solution` of the previous step, (..., num_unknowns): fewer iterations, the same result.
             wrench: external force (world) and torque (body frame) at each centre of mass, (..., 6 nb) [N, N·m].
+            grad_kappa: of this call, in the place of `SolverOptions.grad_kappa`: a number, or a tensor (...,) with one per environment,
+                kappa or larger, which no `torch.func` transform and no `torch.compile` may see.
 
         Environments that fail, or whose input is not finite, keep their state, carry a `Status` that says so, and have zero gradients; with
         `SolverOptions(on_failure="raise")` they raise instead.
@@ -194,7 +216,9 @@ class Mechanism(PhysicalModule):
         """
         if warm_start is not None:
             self._check_tensor("warm_start", warm_start, self._system.num_unknowns)
-        return self._stepper()(*self._check_inputs(z, u, wrench), warm_start)
+        z, u, wrench = self._check_inputs(z, u, wrench)
+        z, how = differentiation(self, z, grad_kappa)
+        return self._stepper(how)(z, u, wrench, warm_start)
 
     def rollout(
         self,
@@ -204,6 +228,7 @@ class Mechanism(PhysicalModule):
         steps: int | None = None,
         wrench: Tensor | None = None,
         adaptive: bool | AdaptiveOptions = False,
+        grad_kappa: float | Tensor | None = None,
         checkpoint: bool | int = False,
     ) -> Trajectory:
         """Many steps, each warm-started from the one before. Warns, once, of a start with contacts inside a surface.
@@ -214,12 +239,13 @@ class Mechanism(PhysicalModule):
             adaptive: split steps with an impact, per environment (adaptive.py); True means `td.AdaptiveOptions()`. `substeps` tells into
                 how many, `impulses` are their sums, `iterations` those of all that was tried: three steps at least. Gradients are those
                 of the substeps taken. Not inside `torch.func` transforms or `torch.compile`.
+            grad_kappa: as in `step`, of all steps; not with `adaptive`.
             checkpoint: keep for backward where every √T-th step starts (True), or every n-th one (n), and compute the steps between again
                 when they are needed: beyond the trajectory and its gradient, memory is O(√T) instead of O(T), for one more forward.
                 Values are the same to the last bit. Not inside `torch.func` transforms or `torch.compile`.
 
         Raises:
-            ValueError: `steps` missing, or different from the length of u.
+            ValueError: `steps` missing, or different from the length of u; `adaptive` with what it does not go with.
         """
         if isinstance(u, Tensor):
             if u.ndim < 2 or (steps is not None and u.shape[-2] != steps):
@@ -233,38 +259,48 @@ class Mechanism(PhysicalModule):
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
         length = segment_length(checkpoint, steps)
         warn_of_penetration(self, z)
-        native = None if callable(u) or careful else self._native()
+        z, how = differentiation(self, z, grad_kappa)
+        if careful and (grad_kappa is not None or how.options.randomized is not None):
+            raise ValueError("rollout(adaptive=...): goes neither with grad_kappa= of the call nor with gradient_mode='randomized'")
+        native = None if callable(u) or careful or how.options.randomized is not None else self._native(how)
         if native is not None:
             z, u, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
             return in_segments(functools.partial(in_kernel, native, self._known(native), wrench), z, u, steps, length)
-        take = adaptive_stepper(self, careful) if careful else self._stepper()
+        take = adaptive_stepper(self, careful) if careful else self._stepper(how)
         run = functools.partial(step_by_step, lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), self.num_inputs)
         return in_segments(run, z, u, steps, length)
 
     # -- backends ------------------------------------------------------------------------------------------------------------------------
 
-    def _stepper(self, raise_invalid: bool = False) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], StepOutput]:
+    def _stepper(
+        self, how: Differentiation | None = None, raise_invalid: bool = False
+    ) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], StepOutput]:
         """(z, u, wrench, warm_start) -> output, on the backend that the options ask for."""
-        native = self._native(raise_invalid)
+        options, kappas = how or Differentiation(self.options)
+        smoothing = options.randomized
+        if smoothing is not None:
+            take = self._stepper(Differentiation(sampled_options(options), kappas), raise_invalid)
+            return randomized_stepper(take, smoothing, any(p.requires_grad for p in self._stacked()))
+        native = self._native(how, raise_invalid)
         if native is not None:
             return functools.partial(ops.step, native, self._known(native))
-        return functools.partial(stepping.step, self._settings(raise_invalid), self._stacked())
+        return functools.partial(stepping.step, self._settings(how, raise_invalid), self._stacked())
 
-    def _native(self, raise_invalid: bool = False) -> ops.Settings | None:
+    def _native(self, how: Differentiation | None = None, raise_invalid: bool = False) -> ops.Settings | None:
         """Settings for the kernel, or None where the reference takes the step.
 
         Raises:
             RuntimeError: `backend="native"` where the kernel cannot be used.
         """
-        backend = self.options.backend
-        if backend is Backend.REFERENCE:
+        options, kappas = how or Differentiation(self.options)
+        if options.backend is Backend.REFERENCE:
             return None
         lowered, number = self._program, self.gravity
         if lowered is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
-            if backend is Backend.NATIVE:
+            if options.backend is Backend.NATIVE:
                 self._refuse_native()
             return None
-        return ops.Settings(lowered, self.options, raise_invalid)
+        return ops.Settings(lowered, options, raise_invalid, kappas)
 
     def _refuse_native(self) -> NoReturn:
         number, reason = self.gravity, unsupported(self._system)
@@ -281,30 +317,46 @@ class Mechanism(PhysicalModule):
             return Parameters(native.program, self._stacked())
         return self._cache.get(native.program, self, self._stacked)
 
-    def _settings(self, raise_invalid: bool = False) -> StepSettings:
-        system = self._system
+    def _settings(self, how: Differentiation | None = None, raise_invalid: bool = False) -> StepSettings:
+        system, (options, kappas) = self._system, how or Differentiation(self.options)
         device = self.gravity.device
-        return StepSettings(system if device.type == "cpu" else system.to(device), self.options, raise_invalid)
+        return StepSettings(system if device.type == "cpu" else system.to(device), options, raise_invalid, kappas)
 
     def _stacked(self) -> list[Tensor]:
         return self._system.stack_parameters(self.timestep, self.gravity)
 
-    def jacobians(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def jacobians(
+        self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, grad_kappa: float | Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Derivatives of the step on the tangent space, per body [dx, dv, dphi, domega] (dphi: body-frame rotation vector [rad]).
+
+        Args:
+            z, u, warm_start, grad_kappa: as in `step`.
 
         Returns:
             (..., 12 nb, 12 nb) with respect to z, and (..., 12 nb, nu) with respect to u; zero for environments that fail. Not themselves
             differentiable.
+
+        Raises:
+            ValueError: the gradient mode "complementarity_aware", which depends on a loss.
         """
         z, u, wrench = self._check_inputs(z, u, None)
-        native = self._native()
+        z, how = differentiation(self, z, grad_kappa)
+        refuse_jacobian(how.options)
         with torch.no_grad():
-            if native is not None:
-                jacobian = ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
-            else:
-                jacobian = stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
+            jacobian = self._jacobian(how, z, u, wrench, warm_start)
         size = TANGENT_SIZE * self.num_bodies
         return jacobian[..., :size], jacobian[..., size:]
+
+    def _jacobian(self, how: Differentiation, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> Tensor:
+        """(..., 12 nb, 12 nb + nu)"""
+        if how.options.randomized is not None:
+            sample = how._replace(options=sampled_options(how.options))
+            return randomized_jacobian(functools.partial(self._jacobian, sample), how.options.randomized, z, u, wrench, warm_start)
+        native = self._native(how)
+        if native is not None:
+            return ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
+        return stepping.jacobian(self._settings(how), self._stacked(), z, u, wrench, warm_start)
 
     # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
 

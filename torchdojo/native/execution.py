@@ -1,29 +1,27 @@
 """What the operators of `ops.py` do: batches flattened for the kernel, its outputs checked, and gradients of parameters.
 
-Gradients of z, u and wrench come from the kernel. It also returns the multipliers λ of every step, and gradients of parameters are the
-product −λᵀ ∂r/∂θ with the residual of the reference (autodiff.py), so that there is one statement of how parameters enter.
+The kernel returns gradients of z, u, wrench and the packed parameters; `Program.pack` takes those of the last on to what users give.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from torchdojo.autodiff import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
-from torchdojo.dynamics.integrator import join_state, next_pose
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec
-from torchdojo.elements import Twist
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
-from torchdojo.solver.options import OnFailure, SolverOptions, Status
-from torchdojo.stepping import StepOutput, halve, halved_jacobian
+from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
+from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
+from torchdojo.stepping import halved_jacobian
 
 __all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of"]
 
@@ -37,11 +35,12 @@ Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is not a tensor. Operators get it as numbers."""
+    """What is not differentiated. Operators get it as numbers; they know no `grad_kappa` of each environment."""
 
     program: Program
     options: SolverOptions
     raise_invalid: bool = False
+    grad_kappa: Tensor | None = field(default=None, compare=False)  # (...,); see StepSettings
 
     @property
     def specs(self) -> list[ParameterSpec]:
@@ -50,18 +49,19 @@ class Settings:
 
     @property
     def reference(self) -> StepSettings:
-        return StepSettings(self.program.system, self.options, self.raise_invalid)
+        return StepSettings(self.program.system, self.options, self.raise_invalid, self.grad_kappa)
 
     def numbers(self) -> tuple[int, list[float], list[int]]:
         options = self.options
         residual_tol, path_tol = options.tolerances(torch.float64)
         raises = options.on_failure is OnFailure.RAISE
-        limits = [options.max_iterations, options.min_iterations, options.max_halvings, int(raises), int(self.raise_invalid)]
+        mode = list(GradientMode).index(GradientMode(options.gradient_mode))
+        limits = [options.max_iterations, options.min_iterations, options.max_halvings, int(raises), mode, int(self.raise_invalid)]
         return self.program.number, [options.kappa, options.grad_kappa or options.kappa, residual_tol, path_tol], limits
 
 
 def settings_of(program: int, tolerances: Sequence[float], limits: Sequence[int]) -> Settings:
-    return Settings(by_number(program), _options(tuple(tolerances), tuple(limits[:4])), bool(limits[4]))
+    return Settings(by_number(program), _options(tuple(tolerances), tuple(limits[:5])), bool(limits[5]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -69,7 +69,8 @@ def _options(tolerances: tuple[float, ...], limits: tuple[int, ...]) -> SolverOp
     kappa, grad_kappa, residual_tol, path_tol = tolerances
     return SolverOptions(
         kappa=kappa,
-        grad_kappa=grad_kappa,
+        grad_kappa=None if grad_kappa == kappa else grad_kappa,
+        gradient_mode=list(GradientMode)[limits[4]],
         residual_tol=residual_tol,
         central_path_tol=path_tol,
         max_iterations=limits[0],
@@ -98,7 +99,8 @@ def _problem(
         packed = packed._replace(values=packed.values.expand(len(z), -1).contiguous())
     if warm is not None:
         warm = warm.expand(*batch, warm.shape[-1]).reshape(batch.numel(), warm.shape[-1])
-    return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed), batch
+    grad_kappa = None if settings.grad_kappa is None else settings.grad_kappa.expand(batch).reshape(-1)
+    return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed, grad_kappa), batch
 
 
 def _broadcast(*shapes: torch.Size) -> torch.Size:
@@ -165,11 +167,12 @@ def backward(
     grad_z, grad_impulses = (None if t is None else rows(t, 2) for t in grads)
     if grad_z is None:
         grad_z = torch.zeros_like(z_all)
+    _warn_of_lost_digits(settings, problem, out)
     found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]))
     native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
     result = [t for t, need in zip(native, needs, strict=False) if need]
-    if any(needs[3:]):
-        flat = _parameter_gradients(settings, needs[3:], problem, out, found, grad_impulses)
+    if found.parameters is not None:
+        flat = _pulled_back(settings.program, problem.parameters, needs[3:], found.parameters)
         for grad, value, spec in zip(flat, parameters, settings.program.parameter_specs, strict=True):
             if grad is not None:
                 shared = value.shape[: value.ndim - spec.ndim].numel() == 1
@@ -177,71 +180,41 @@ def backward(
     return result
 
 
-def _parameter_gradients(
-    settings: Settings,
-    needs: Sequence[bool],
-    problem: kernel.Problem,
-    out: kernel.Outputs,
-    found: kernel.Gradients,
-    grad_impulses: Tensor | None,
-) -> list[Tensor | None]:
-    """Gradients of the flat parameters (N or 1, ...): −λᵀ ∂r/∂θ of all steps, and what the timestep does to the next pose."""
-    assert found.multiplier is not None and found.solution is not None and found.carried is not None
+def _warn_of_lost_digits(settings: Settings, problem: kernel.Problem, out: kernel.Outputs) -> None:
+    """`warn_of_lost_digits` for the solutions of all steps."""
+    options, given = settings.options, problem.grad_kappa
+    if (options.grad_kappa or options.kappa) > SMALL_KAPPA:
+        return
     steps = out.status.shape[1]
-    size = problem.z.shape[-1]
-    totals = [torch.zeros_like(p) if need else None for p, need in zip(problem.parameters, needs, strict=True)]
-    before, u, carried = out.z[:, :-1].reshape(-1, size), problem.u.flatten(0, 1), found.carried.flatten(0, 1)
-    w, solution, multiplier = (t.flatten(0, 1) for t in (out.w, found.solution, found.multiplier))
-    impulses = u.new_zeros(()).expand(len(u), settings.program.num_impulses) if grad_impulses is None else grad_impulses.flatten(0, 1)
-    solved = (out.status == int(Status.SUCCESS)).flatten()
-    split = solved & (out.substeps.flatten() > 1)
-    reference = settings.reference
+    rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
+    environments = rows // steps
+    specs = settings.program.parameter_specs
+    here = [p[environments] if spec.batched and len(p) > 1 else p for p, spec in zip(problem.parameters, specs, strict=True)]
+    before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.u.flatten(0, 1)[rows]
+    equations = StepProblem(settings.program.system, here, before, u, problem.wrench[environments])
+    kappas = None if given is None else given[environments]
+    warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
-    def product(rows: Tensor, halves: bool) -> None:
-        environments = rows // steps
-        # (leaves of this chunk alone, so that its graph is freed with it)
-        leaves = [p.detach().requires_grad_(need) for p, need in zip(problem.parameters, needs, strict=True)]
-        here = [
-            p[environments] if spec.batched and len(p) > 1 else p for p, spec in zip(leaves, settings.program.parameter_specs, strict=True)
-        ]
-        data = before[rows], u[rows], problem.wrench[environments]
-        if halves:
-            outputs, grads = _split_outputs(reference, data, here, w[rows]), [carried[rows], impulses[rows]]
-        else:
-            equations = StepProblem(settings.program.system, here, *data)
-            outputs, grads = [equations.residual(solution[rows])], [-multiplier[rows]]
-            if needs[0]:
-                twist = Twist(*equations.body_twists(w[rows])[:, :-1].split(3, dim=-1))
-                outputs.append(join_state(next_pose(equations.state.pose, twist, equations.timestep[:, None, None]), twist))
-                grads.append(carried[rows])
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
-        if not pairs:
-            return
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        parts = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
-        for total in totals:
-            if total is not None and (part := next(parts)) is not None:
-                total += part
 
+def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
+    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
     # Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo.
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
-        for mask, halves in ((solved & ~split, False), (split, True)):
-            for rows in mask.nonzero().squeeze(-1).split(CHUNK):
-                if len(rows):
-                    product(rows, halves)
-    return totals
-
-
-def _split_outputs(reference: StepSettings, data: tuple[Tensor, Tensor, Tensor], parameters: Sequence[Tensor], w: Tensor) -> list[Tensor]:
-    """State and impulses of steps that were split in two, from the reference and with its graph. Rare."""
-    status = torch.zeros(len(w), dtype=torch.int64)
-    impulses = w.new_zeros(len(w), sum(piece.stop - piece.start for piece in reference.system.impulse_layout.values()))
-    whole = StepOutput(data[0], impulses, status, status, w, status + 1)
-    out = halve(reference, [*data, *parameters], whole, status == 0, reference.options.max_halvings - 1)
-    return [out.z, out.impulses]
+        leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
+        packed = program.pack(leaves)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        # (Those of shared parameters that are not finite are packed for each environment: see `_problem`.)
+        grad = grad.sum_to_size(packed.shape)
+        # Not all parameters act: the axis of a joint that leaves or holds all directions is not packed.
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if packed.requires_grad:
+            found = torch.autograd.grad(packed, wanted, grad, allow_unused=True)
+    # (Copies: those of concatenated tensors are views of one, and outputs of an operator may not share their memory.)
+    full = iter([torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, found, strict=True)])
+    return [next(full) if need else None for need in needs]
 
 
 def jacobian(
@@ -258,6 +231,7 @@ def jacobian(
     status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
+    _warn_of_lost_digits(settings, problem, out)
     result = kernel.jacobian(problem, out)
     split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):

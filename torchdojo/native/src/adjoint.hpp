@@ -8,6 +8,8 @@
 // one right-hand side per lane.
 #pragma once
 
+#include "joint_impulse.hpp"
+#include "limit.hpp"
 #include "solver.hpp"
 
 namespace torchdojo {
@@ -43,14 +45,18 @@ template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
-          right(m.schedule.num_rows), misfit(right), nothing(m.num_unknowns), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), turning(2 * m.num_couples),
-          pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), turning(2 * m.num_couples),
+          phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
+          right(m.schedule.num_rows), misfit(right), wanted(right), nothing(m.num_unknowns), given_way(nothing), taken(nothing),
+          matrix(m.schedule.num_values), turn(m.num_bodies + 1), pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
     std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters)
+    const T *give = nullptr;          // in the limit κ → 0: compliance of what is held (Limit::apply), which refinement takes out
+    std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
+    std::vector<R> turning;           // ν of the spins of torsional and rolling friction
+    std::vector<Vec3<R>> phi_next, x_next;  // −λᵀr by the next poses
 
     // Factor the derivative at w, where `problem` has been prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
@@ -78,7 +84,8 @@ public:
         for (const JointTable &joint : m.joints)
             for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
         for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
-        if (refined) misfit = right;
+        if (refined) wanted = right;
+        if (give) std::fill(taken.begin(), taken.end(), R{});
         std::fill(multiplier.begin(), multiplier.end(), R{});
         std::fill(touching.begin(), touching.end(), Vec3<R>{});
         std::fill(turning.begin(), turning.end(), R{});
@@ -87,8 +94,13 @@ public:
         subtract_cones(problem, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
         add_cone_multipliers(problem, nothing.data(), right.data());
-        if (refined) {
+        for (int pass = 0; refined && pass < (give ? constant::limit_refinements : 1); ++pass) {
+            misfit = wanted;
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
+            if (give) {
+                find_given_way();
+                add_cone_multipliers(problem, given_way.data(), nullptr);
+            }
             subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
@@ -103,9 +115,9 @@ public:
             const JointConeTable &cone = m.joint_cones[c];
             const R &nu = pressing[c];
             if (cone.kind == JointConeTable::friction) {
-                const T *x = w + cone.impulse, *slack = w + cone.slack;
+                const T ratio = w[cone.slack] / w[cone.impulse], own = give ? ratio - give[cone.impulse] : ratio;
                 multiplier[cone.impulse + cone.stride] = nu;
-                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0]) * nu;
+                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - own * nu;
             } else {
                 multiplier[cone.impulse] = nu;
             }
@@ -148,16 +160,32 @@ private:
     // own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     const bool refined;
     const T *point = nullptr;         // w
-    std::vector<R> right, misfit;     // by rows of the matrix
+    std::vector<R> right, misfit, wanted;  // by rows of the matrix
     const std::vector<R> nothing;     // a gradient of zeros
+    std::vector<R> given_way, taken;  // gradients: see find_given_way
     std::vector<T> matrix;            // neither condensed nor regularized
-    std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
-    std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
-    std::vector<R> turning;           // ν of the spins of torsional and rolling friction
     std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
+
+    // What is left of the right-hand sides of the columns of held impulses: what their compliance, which they do not have in the limit,
+    // took up since the last time, compliance times ν. With it in the place of g, refinement is the proximal point method (limit_maps.py).
+    void find_given_way() {
+        auto find = [&](int at, const R &nu) {
+            const R now = give[at] * nu;
+            given_way[at] = now - taken[at], taken[at] = now;
+        };
+        for (int c = 0; c < mechanism.num_contacts; ++c) find(mechanism.contacts[c].impulse, touching[c].x);
+        for (const ContactTable &friction : mechanism.frictions)
+            for (int k = 1; k < friction.friction_size(); ++k)
+                find(friction.friction_impulse() + k, multiplier[friction.friction_impulse() + k]);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) {
+            const JointConeTable &cone = mechanism.joint_cones[c];
+            find(cone.impulse, pressing[c]);
+            if (cone.pairs() > 1) find(cone.impulse + cone.stride, -pressing[c]);
+        }
+    }
 
     // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
     void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {
@@ -199,75 +227,6 @@ private:
         for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
     }
 
-    // y −= Cᵀ ν for the ν of contact c
-    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, R *y) const {
-        const ContactTable &contact = mechanism.contacts[c];
-        const Vec3<R> &nu = touching[c];
-        auto subtract = [&](const T *C, R *to) {
-            for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-                for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
-        };
-        subtract(problem.contacts[c].rows, y + mechanism.bodies[contact.body].right);
-        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
-            couple_subtract(problem, k, &turning[2 * k], y);
-        if (!other_body(contact, y)) return;
-        const PairTable &pair = mechanism.pairs[contact.pair];
-        subtract(problem.pairs[contact.pair].other_rows, y + mechanism.bodies[pair.other].right);
-    }
-
-    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero); those of the rows of its friction are added to `multiplier`, of its couples' spins
-    // to `turning`. Columns of the transposed system:
-    //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
-    TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
-        const ContactTable &contact = mechanism.contacts[c];
-        const ContactData<T> &data = problem.contacts[c];
-        Vec3<R> b{};  // Bᵀ α
-        auto add = [&](const T *wrench, const R *body) {
-            for (int k = 0; k < (contact.friction ? 3 : 1); ++k)
-                for (int r = 0; r < 6; ++r) b[k] += wrench[3 * r + k] * body[r];
-        };
-        if (x) add(data.wrench, x + mechanism.bodies[contact.body].right);
-        if (const R *other = other_body(contact, x)) add(problem.pairs[contact.pair].other_wrench, other);
-        R n = g[contact.impulse] + b.x, nu[2] = {b.y, b.z};
-        if (contact.friction) n += problem.parameters[contact.parameters + parameter::friction] * friction_multiplier(contact, data, g, nu);
-        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
-            const CoupleTable &couple = mechanism.couples[k];
-            R spin[2] = {R{}, R{}};
-            if (x) couple_power(problem, k, x, spin);
-            n += problem.parameters[couple.parameter] * friction_multiplier(couple.friction, problem.couples[k], g, spin);
-            turning[2 * k] += spin[0], turning[2 * k + 1] += spin[1];
-        }
-        return {data.stiffness * n, nu[0], nu[1]};
-    }
-
-    // ν_t from b_t, in place. Returns what the multiplier of the cone's height adds to the column of γ, per μ.
-    TD_INLINE R friction_multiplier(const ContactTable &friction, const FrictionData<T> &data, const R *g, R *nu) {
-        const int impulse = friction.friction_impulse();
-        R *rows = &multiplier[impulse];
-        if (friction.is_pyramid()) {
-            const Pyramid<T> pyramid{friction};
-            R own[1 + most_facets];
-            pyramid.multipliers(point + impulse, point + friction.friction_slack(), g + impulse, nu, own);
-            pyramid.tangential(own + 1, nu);
-            for (int k = 0; k < friction.friction_size(); ++k) rows[k] += own[k];
-            return -own[0];
-        }
-        const R q[2] = {nu[0] + g[impulse + 1], nu[1] + g[impulse + 2]};
-        const R height = g[impulse] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
-        rows[0] += height;
-        for (const int i : {0, 1}) nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1], rows[1 + i] += nu[i];
-        return height;
-    }
-
-    // Direction k of the joint frame: held ones first, then the free ones.
-    TD_INLINE Vec3<T> direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) const {
-        const bool is_free = k >= joint.held();
-        const int i = is_free ? k - joint.held() : k, split = is_free ? joint.free_t() : joint.held_t;
-        translation = i < split;
-        const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
-        return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
-    }
-
     // The pose before is the current one turned back by the increment: its φ is R(increment) φ.
     void differentiate_free(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeGradient<T> &out) const {
         if (!joint.has_spring && !joint.has_damper) return;
@@ -276,7 +235,7 @@ private:
         const Mat3<T> before = rotation_matrix(data.before.p);
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
-            const Vec3<T> f = direction(problem, joint, joint.held() + i, translation);
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             RowGradient<T, T> &now = out.coordinate[i], &change = out.difference[i], then;
             if (translation) {
                 now = change = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
@@ -308,10 +267,11 @@ private:
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
             RowGradient<T, T> before;
-            const Vec3<T> f = direction(problem, joint, joint.held() + i, translation);
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             if (translation) {
                 const auto now = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
-                out.rate_next[i] = out.coordinate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+                out.rate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+                out.coordinate_next[i] = out.rate_next[i];
                 out.rate_now[i] = {-now.x_child, -now.phi_child, -now.phi_parent};
                 if (joint.armature < 0) continue;
                 out.incoming_now[i] = now;
@@ -388,28 +348,23 @@ private:
 
     void joint_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const FreeGradient<T> &free,
                        const T *w) {
-        const bool free_acts = joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0;
-        if (!joint.size && !free_acts) return;
+        if (!joint.size && !free_acts(joint)) return;
         const T h = problem.timestep();
         const T *p = &problem.parameters[joint.parameters];
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         const bool world = joint.parent == mechanism.num_bodies;
-        const Vec3<T> anchor = load3(p + parameter::child_anchor);
         const int held = joint.held();
 
         // Rows at the next configuration: −μᵀ ∂(C_T d, C_R vec p).
         Vec3<R> mu_t{}, mu_r{};
-        Vec3<T> force{}, held_torque{}, free_torque{};
         for (int k = 0; k < held; ++k) {
             bool translation;
-            const Vec3<T> c = direction(problem, joint, k, translation);
-            const R mu = multiplier[joint.row + k];
-            const T impulse = w[joint.row + k];
-            if (translation) mu_t = mu_t + mu * c, force = force + impulse * c;
-            else mu_r = mu_r + mu * c, held_torque = held_torque + impulse * c;
+            const Vec3<T> c = joint_direction(problem, joint, k, translation);
+            Vec3<R> &mu = translation ? mu_t : mu_r;
+            mu = mu + multiplier[joint.row + k] * c;
         }
         if (joint.size) {
-            auto g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, mu_t);
+            auto g = translation_gradient(parent.next, child.next, data.offset, data.next, load3(p + parameter::child_anchor), mu_t);
             add_rotation_gradient(g, data.offset, data.next.p, mu_r);
             subtract(x_next, joint, g.x_child, -g.x_child);
             subtract(phi_next, joint, g.phi_child, g.phi_parent);
@@ -419,16 +374,11 @@ private:
         const Vec3<R> a_w = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent + 3]);
         const Vec3<R> b_v = load3(&multiplier[6 * joint.child]), b_w = load3(&multiplier[6 * joint.child + 3]);
 
-        // Free directions: impulses of inputs, springs and dampers; gradients of what those depend on.
-        if (free_acts) {
+        // Inputs, springs and dampers: gradients of what they depend on.
+        if (joint.has_spring || joint.has_damper || joint.input >= 0) {
             const T *spring = p + parameter::free_values, *damper = spring + joint.free();
             for (int k = held; k < 6; ++k) {
-                bool translation;
-                const Vec3<T> f = direction(problem, joint, k, translation);
                 const int i = k - held;
-                const T impulse = data.free_force[i] + (joint.has_damper || joint.free_data >= 0 ? data.impulse[i] : T{});
-                if (translation) force = force + impulse * f;
-                else free_torque = free_torque + impulse * f;
                 const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
                 R power{};
                 for (int r = 0; r < 3; ++r) {
@@ -440,15 +390,8 @@ private:
                 if (joint.has_damper) add(-damper[i] * right[joint.right + k], free.difference[i], joint);
             }
         }
-
-        Vec3<T> pushes{};  // of limits on components of the rotation vector
-        if (joint.free_data >= 0) {
-            const FreeData<T> &from = problem.free[joint.free_data];
-            for (int e = 0; e < joint.extra; ++e)
-                pushes = pushes + from.extra_impulse[e] * load3(p + parameter::rotations + 3 * (joint.held_r + e));
-            moving_product(problem, joint, from, moving[joint.free_data]);
-        }
-        impulse_product(problem, joint, data, force, held_torque, free_torque, pushes, joint.extra ? &problem.free[joint.free_data].now : nullptr);
+        if (joint.free_data >= 0) moving_product(problem, joint, problem.free[joint.free_data], moving[joint.free_data]);
+        impulse_product(problem, joint, data, joint_impulse(problem, joint, data, w));
     }
 
     // Rows of the coordinates −μ c⁺, and the impulses along them at the current configuration.
@@ -461,29 +404,22 @@ private:
             const RowGradient<T, T> &g = data.next[e];
             subtract(x_next, end.joint, mu * g.x_child, -(mu * g.x_child));
             subtract(phi_next, end.joint, mu * g.phi_child, mu * g.phi_parent);
-            const Vec3<T> impulse = (data.weight[e] * w[coupling.row]) * end.f, zero{};
-            if (end.translation) impulse_product(problem, end.joint, end.data, impulse, zero, zero, zero, nullptr);
-            else if (end.turns()) impulse_product(problem, end.joint, end.data, zero, zero, impulse, zero, nullptr);
-            else impulse_product(problem, end.joint, end.data, zero, zero, zero, impulse, &data.angle[e]);
+            impulse_product(problem, end.joint, end.data, coupling_impulse(end, data, e, w[coupling.row]));
         }
     }
 
     // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
     //   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
-    // τ is the torque of held rotations, ½(p_w m + p_v × m), that of free ones, and J_l⁻ᵀ `pushes` along components of the rotation vector.
-    void impulse_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Vec3<T> &force,
-                         const Vec3<T> &held_torque, Vec3<T> free_torque, const Vec3<T> &pushes, const RotationVector<T> *angle) {
+    void impulse_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &impulse) {
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         const bool world = joint.parent == mechanism.num_bodies;
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
         const Vec3<R> a_v = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent]);
         const Vec3<R> a_w = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent + 3]);
         const Vec3<R> b_v = load3(&multiplier[6 * joint.child]), b_w = load3(&multiplier[6 * joint.child + 3]);
-        if (angle) free_torque = free_torque + right_jacobian_inverse(*angle, pushes);
         const Quat<T> &rel = data.now.p;
         const Mat3<T> &Ra = parent.pose.R, &Rb = child.pose.R;
-        const Vec3<T> tau = 0.5 * (rel.w * held_torque + cross(rel.v, held_torque)) + free_torque;
-        const Vec3<T> f_a = data.offset * force, tau_a = data.offset * tau, F = Ra * f_a;
+        const Vec3<T> f_a = data.offset * impulse.force, tau_a = data.offset * impulse.torque(rel), F = Ra * f_a;
         const Vec3<T> F_b = transposed_times(Rb, F), tau_b = transposed_times(Rb, Ra * tau_a);
         const Vec3<R> swing = cross(b_w, anchor);
         const Vec3<R> A = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(f_a, a_w);
@@ -492,15 +428,15 @@ private:
         Vec3<R> phi_b = cross(swing, F_b) + cross(b_w, tau_b) - cross(anchor, transposed_times(Rb, world_k));
         // σ = ∂V/∂τ, for what of τ depends on the relative orientation.
         const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);
-        const R s0 = 0.5 * dot(held_torque, sigma);
-        const Vec3<R> sv = 0.5 * cross(held_torque, sigma);
+        const R s0 = 0.5 * dot(impulse.held, sigma);
+        const Vec3<R> sv = 0.5 * cross(impulse.held, sigma);
         const Vec3<R> straight = s0 * rel.v - rel.w * sv;
         phi_b = phi_b - 0.5 * (straight - cross(sv, rel.v));
         phi_a = phi_a + data.offset * (0.5 * (straight - cross(rel.v, sv)));
-        if (angle) {
-            const Vec3<R> g = push_gradient(*angle, pushes, sigma);
-            phi_b = phi_b + left_jacobian_inverse(*angle, g);
-            phi_a = phi_a - data.offset * right_jacobian_inverse(*angle, g);
+        if (impulse.angle) {
+            const Vec3<R> g = push_gradient(*impulse.angle, impulse.pushes, sigma);
+            phi_b = phi_b + left_jacobian_inverse(*impulse.angle, g);
+            phi_a = phi_a - data.offset * right_jacobian_inverse(*impulse.angle, g);
         }
         gradient.phi[joint.parent] = gradient.phi[joint.parent] + phi_a;
         gradient.phi[joint.child] = gradient.phi[joint.child] + phi_b;
@@ -508,135 +444,16 @@ private:
         gradient.x[joint.child] = gradient.x[joint.child] - world_k;
     }
 
-    // Gradient by θ of σ·(f + ½ θ × f + c θ × (θ × f)), c(s) = (1 − y)/s with s = |θ|² and y = (|θ|/2) cot(|θ|/2).
-    static Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Vec3<R> &sigma) {
-        const Vec3<T> &theta = angle.theta;
-        const T s = dot(theta, theta), y = 1.0 - angle.curvature * s, safe = max(s, broadcast<T>(1e-2));
-        const T slope = select(s < 1e-2, 1.0 / 720.0 + s * (1.0 / 15120.0 + s * (1.0 / 403200.0 + s / 11975040.0)),
-                               -(y - y * y - 0.25 * s) / (2.0 * safe * safe) - angle.curvature / safe);
-        const R along = dot(sigma, theta), across = dot(sigma, f);
-        const T inside = dot(theta, f);
-        return 0.5 * cross(f, sigma) + angle.curvature * (inside * sigma + along * f - (2.0 * across) * theta) +
-               (2.0 * slope * (along * inside - s * across)) * theta;
-    }
-
-    // The part of the other body of a pair in x (by rows of the matrix), or null.
-    const R *other_body(const ContactTable &contact, const R *x) const {
-        if (!x || contact.pair < 0 || mechanism.pairs[contact.pair].other == mechanism.num_bodies) return nullptr;
-        return x + mechanism.bodies[mechanism.pairs[contact.pair].other].right;
-    }
-
-    // Contacts between bodies or shapes: V = α_a·wrench_a + α_b·wrench_b − ν_φ gap − ν_t·slip, by the next poses (from linearize_pair) and
-    // by what the current ones do besides: Δ in the levers, and the frames of torques and angular velocities.
-    void pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
-        const PairTable &pair = mechanism.pairs[contact.pair];
-        const PairData<T> &from = problem.pairs[contact.pair];
-        const bool world = pair.other == mechanism.num_bodies;
-        const int bodies[2] = {contact.body, pair.other};
-        const Vec3<R> &nu = touching[&contact - mechanism.contacts.data()];
-        const T one = broadcast<T>(1.0), zero{}, h = problem.timestep();
-        const bool has_law = contact.restitution >= 0;
-        const T law = has_law ? select(problem.laws[contact.law].bouncing, h, zero) : zero;
-        const T e = has_law ? problem.parameters[contact.restitution] : zero;
-        if (contact.recovery >= 0 || contact.stiffness >= 0)
-            shift_product(problem, contact, has_law ? nu.x * select(problem.laws[contact.law].bouncing, zero, one) : nu.x);
-        R g[12] = {};
-        for (const int i : {0, 1}) {
-            if (i && world) continue;
-            for (int r = 0; r < 6; ++r)
-                for (int k = 0; k < 12; ++k) g[k] += from.wrench[i][r][k] * multiplier[6 * bodies[i] + r];
-        }
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
-        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
-            couple_product(problem, k, &turning[2 * k], w, g, gradient.phi);
-        // −(what u⁺ and u⁻ are multiplied with)
-        const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
-        const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
-        Vec3<R> by_lever[2] = {};
-        for (const int i : {0, 1}) {
-            if (i && world) continue;
-            const double sign = i ? -1.0 : 1.0;
-            const int body = bodies[i];
-            const T *state = &problem.z[state_size * body];
-            const Mat3<T> &pose = problem.bodies[body].pose.R;
-            const Vec3<T> before = load3(state + 10), &lever = from.lever[i];
-            x_next[body] = x_next[body] + Vec3<R>{g[6 * i], g[6 * i + 1], g[6 * i + 2]};
-            phi_next[body] = phi_next[body] + Vec3<R>{g[6 * i + 3], g[6 * i + 4], g[6 * i + 5]};
-            const Vec3<R> pull = sign * transposed_times(pose, cross(lever, arriving));  // of R ω⁻ × l
-            gradient.v[body] = gradient.v[body] + sign * arriving;
-            gradient.omega[body] = gradient.omega[body] + pull;
-            gradient.phi[body] = gradient.phi[body] + cross(before, pull);
-            if (world) continue;
-            const Vec3<T> omega = load3(w + 6 * body + 3), spin = pose * omega;
-            const Vec3<R> alpha = load3(&multiplier[6 * body + 3]);
-            Vec3<T> moment = cross(lever, from.force);
-            if (contact.num_couples) moment = moment + from.couple;
-            const Vec3<T> torque = transposed_times(pose, moment);
-            by_lever[i] = sign * (cross(from.force, pose * alpha) + cross(leaving, spin) + cross(arriving, pose * before));
-            // δ(Rᵀ X) = (Rᵀ X) × φ, δ(R ω) = R (φ × ω)
-            gradient.phi[body] = gradient.phi[body] + sign * (cross(alpha, torque) + cross(omega, transposed_times(pose, cross(lever, leaving))));
-        }
-        if (world) return;
-        const Vec3<R> shift = 0.5 * (by_lever[1] - by_lever[0]);
-        gradient.x[bodies[0]] = gradient.x[bodies[0]] + shift;
-        gradient.x[bodies[1]] = gradient.x[bodies[1]] - shift;
-    }
-
-    void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
-        if (contact.pair >= 0) return pair_product(problem, contact, data, w);
-        const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse;
-        const Vec3<T> omega = load3(w + 6 * contact.body + 3), sweep = cross(omega, data.lever);
-        const T radius = p[parameter::radius];
-        const R nu = multiplier[contact.impulse];
-        Vec3<T> force = impulse[0] * data.n;
-        const Vec3<T> normal = load3(p + parameter::normal);
-        R direct = nu;  // of φ⁺ + shift
-        Vec3<R> phi{};
-        if (contact.restitution >= 0) direct = bounce_product(problem, contact, data, omega, nu, phi);
-        phi = phi - direct * cross(load3(p + parameter::point), data.n);
-        if (contact.recovery >= 0 || contact.stiffness >= 0) shift_product(problem, contact, direct);
-        if (contact.friction) {
-            const Vec3<R> &slip = touching[&contact - mechanism.contacts.data()];
-            force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
-            phi = phi - slip.y * Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius) -
-                  slip.z * Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
-        }
-        phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
-        phi_next[contact.body] = phi_next[contact.body] + phi;
-        x_next[contact.body] = x_next[contact.body] - direct * normal;
-    }
-
-    // −ν·shift by the current poses.
-    void shift_product(const Problem<T> &problem, const ContactTable &contact, const R &nu) {
-        const R weight = nu * law_slope(problem, contact);
-        const T *row = problem.laws[contact.law].distance_row;
-        auto add = [&](int body, const T *row) {
-            gradient.x[body] = gradient.x[body] + weight * load3(row);
-            gradient.phi[body] = gradient.phi[body] + weight * load3(row + 3);
-        };
-        add(contact.body, row);
-        if (contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies) add(mechanism.pairs[contact.pair].other, row + 6);
-    }
-
-    // −ν times Newton's law where it rules the gap, by the next orientation (added to `phi`) and the incoming velocity; ν where it does not.
-    TD_INLINE R bounce_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &omega,
-                               const R &nu, Vec3<R> &phi) {
-        const T h = problem.timestep(), e = problem.parameters[contact.restitution], one = broadcast<T>(1.0);
-        const T *p = &problem.parameters[contact.parameters];
-        const BodyData<T> &body = problem.bodies[contact.body];
-        const T law = select(problem.laws[contact.law].bouncing, h, T{});
-        const Vec3<T> spin = transposed_times(body.next.R, problem.laws[contact.law].spin);
-        phi = phi - nu * (law * Problem<T>::bounce_gradient(data, omega + e * spin, e * spin, p[parameter::radius]));
-        // e n·(u⁻ with u⁻ = v + (R ω) × l⁺): of the current orientation and of the velocities in the state
-        const Vec3<T> torque = transposed_times(body.pose.R, body.next.R * cross(data.lever, data.n));
-        const R weight = nu * (law * e);
-        const int i = contact.body;
-        gradient.v[i] = gradient.v[i] - weight * load3(p + parameter::normal);
-        gradient.omega[i] = gradient.omega[i] - weight * torque;
-        gradient.phi[i] = gradient.phi[i] - weight * cross(load3(&problem.z[state_size * i + 10]), torque);
-        return nu * select(problem.laws[contact.law].bouncing, T{}, one);
-    }
+    // Contacts: see adjoint_contact.hpp.
+    void subtract_contact(const Problem<T> &problem, int c, R *y) const;
+    Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x);
+    R friction_multiplier(const ContactTable &friction, const FrictionData<T> &data, const R *g, R *nu);
+    const R *other_body(const ContactTable &contact, const R *x) const;
+    void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
+    void pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
+    void shift_product(const Problem<T> &problem, const ContactTable &contact, const R &nu);
+    R bounce_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &omega, const R &nu,
+                     Vec3<R> &phi);
 
     TD_INLINE void subtract(std::vector<Vec3<R>> &to, const JointTable &joint, const Vec3<R> &child, const Vec3<R> &parent) {
         to[joint.child] = to[joint.child] - child;

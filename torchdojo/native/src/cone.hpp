@@ -112,7 +112,8 @@ struct Cones {
     }
 
     // With the matrix of the problem, which is factored first where it is not yet: x becomes the direction of bodies and multipliers,
-    // `direction` that of the contacts. It removes `residual` (in the places of w; null: the equations are left as they are) and fills `right`.
+    // `direction` that of the contacts. It removes `residual` (in the places of w; null: the equations are left as they are) and fills
+    // `right`.
     void solve(Problem<T> &problem, const T *w, const T *residual, T *x, bool factored) {
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
@@ -183,7 +184,9 @@ struct Cones {
         for (int c = 0; c < mechanism.num_contacts; ++c)
             put(mechanism.contacts[c].impulse, direction[c].gamma), put(mechanism.contacts[c].slack, direction[c].slack);
         for_each_friction([&](const ContactTable &friction, int c) {
-            for_each_facet(friction, [&](int impulse, int slack) { put(impulse, facet_direction[impulse]), put(slack, facet_direction[slack]); });
+            for_each_facet(friction, [&](int impulse, int slack) {
+                put(impulse, facet_direction[impulse]), put(slack, facet_direction[slack]);
+            });
             if (friction.is_pyramid()) return;
             for (int k = 0; k < 3; ++k)
                 put(friction.friction_impulse() + k, direction[c].xi[k]), put(friction.friction_slack() + k, direction[c].eta[k]);
@@ -366,12 +369,22 @@ struct Cones {
             for (int k = 0; k < friction.friction_size(); ++k) f(friction.friction_impulse() + k, friction.friction_slack() + k);
     }
 
+    // Contact to which a friction belongs.
+    TD_INLINE int contact_of(int c) const { return c < mechanism.num_contacts ? c : mechanism.couples[c - mechanism.num_contacts].contact; }
+
+    // Reduced mass of the bodies.
+    TD_INLINE T contact_mass(const Problem<T> &problem, const ContactTable &contact) const {
+        const T mass = problem.body_parameters(contact.body)[parameter::mass];
+        if (!has_other(contact)) return mass;
+        const T other = problem.body_parameters(mechanism.pairs[contact.pair].other)[parameter::mass];
+        return mass * other / (mass + other);
+    }
+
 private:
     const T blank[2 + most_facets] = {};
     static constexpr int half = 2 + most_facets;  // places for the impulses of one contact, and for its slacks
 
     // Contact, condensed form and coefficient μ of a friction.
-    TD_INLINE int contact_of(int c) const { return c < mechanism.num_contacts ? c : mechanism.couples[c - mechanism.num_contacts].contact; }
     TD_INLINE FrictionData<T> &friction_data(Problem<T> &problem, int c) const {
         if (c < mechanism.num_contacts) return problem.contacts[c];
         return problem.couples[c - mechanism.num_contacts];
@@ -413,21 +426,14 @@ private:
     static TD_INLINE void start_normal(const T &distance, const T &level, T *values) {
         values[half] = max(distance, sqrt(level)), values[0] = level / values[half];
     }
-    static TD_INLINE void start_friction(const ContactTable &friction, const T &height, const T &s1, const T &s2, const T &level, T *values) {
+    static TD_INLINE void start_friction(const ContactTable &friction, const T &height, const T &s1, const T &s2, const T &level,
+                                         T *values) {
         if (friction.is_pyramid()) Pyramid<T>{friction}.start(height, s1, s2, level, values, values + half);
         else if (friction.friction) Disc<T>::start(height, s1, s2, level, values, values + half);
     }
 
     bool has_other(const ContactTable &contact) const {
         return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
-    }
-
-    // Reduced mass of the bodies.
-    TD_INLINE T contact_mass(const Problem<T> &problem, const ContactTable &contact) const {
-        const T mass = problem.body_parameters(contact.body)[parameter::mass];
-        if (!has_other(contact)) return mass;
-        const T other = problem.body_parameters(mechanism.pairs[contact.pair].other)[parameter::mass];
-        return mass * other / (mass + other);
     }
 
     // From `start` to w.

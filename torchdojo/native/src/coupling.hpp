@@ -1,9 +1,9 @@
-// Linear couplings of joint coordinates (JointCoupling in couplings.py): c_follower⁺ − ratio c_leader⁺ − offset = 0, one row each, which is a
-// node of its own in the condensed matrix, linked to the bodies of both joints.
+// Linear couplings of joint coordinates (JointCoupling in couplings.py): c_follower⁺ − ratio c_leader⁺ − offset = 0, one row each, which is
+// a node of its own in the condensed matrix, linked to the bodies of both joints.
 //
-// The multiplier λ acts along the follower's coordinate, −ratio λ along the leader's, at the current configuration and as limits do: through
-// the transposed Jacobian of the coordinate. Of two angles, the turns with which the coupling holds at the current configuration depend on
-// data only and have no derivative.
+// The multiplier λ acts along the follower's coordinate, −ratio λ along the leader's, at the current configuration and as limits do:
+// through the transposed Jacobian of the coordinate. Of two angles, the turns with which the coupling holds at the current configuration
+// depend on data only and have no derivative.
 #pragma once
 
 #include "problem.hpp"
@@ -12,6 +12,7 @@ namespace torchdojo {
 
 namespace constant {
 constexpr int most_turns = 16;        // of a leader whose follower turns, too (MOST_TURNS in couplings.py)
+constexpr double alike = 1e-9;        // [rad] between numbers of turns that fit equally well (ALIKE)
 constexpr double satisfied = 1e-3;    // [rad] a state that is open by more is not meant to have turned
 }  // namespace constant
 
@@ -35,8 +36,9 @@ struct CouplingEnd {
         : joint(problem.mechanism.joints[coupling.joint[which]]), data(problem.joints[coupling.joint[which]]) {
         const int i = coupling.coordinate[which];
         translation = i < joint.free_t();
-        f = load3(&problem.parameters[joint.parameters] +
-                  (translation ? parameter::translations + 3 * (joint.held_t + i) : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+        const T *p = &problem.parameters[joint.parameters];
+        f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
+                                   : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
     }
 
     bool turns() const { return !translation && joint.free_r() == 1; }
@@ -59,14 +61,18 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
     constexpr double turn = 6.28318530717958647692;
     leader = follower = 0.0;
     if (leading && following) {
-        double least = std::numeric_limits<double>::infinity(), best = 0.0;
-        for (int k = 0; k <= 2 * constant::most_turns; ++k) {
-            const double number = (k % 2 ? 1 : -1) * ((k + 1) / 2);
-            double rest = gap - turn * ratio * number;
-            rest = std::fabs(rest - turn * std::nearbyint(rest / turn));
-            if (rest < least) least = rest, best = number;
-        }
-        if (least <= constant::satisfied) leader = best;
+        auto number = [](int k) { return double((k % 2 ? 1 : -1) * ((k + 1) / 2)); };
+        auto rest = [&](int k) {
+            const double left = gap - turn * ratio * number(k);
+            return std::fabs(left - turn * std::nearbyint(left / turn));
+        };
+        int best = 0;
+        for (int k = 1; k <= 2 * constant::most_turns; ++k)
+            if (rest(k) < rest(best)) best = k;
+        // Of those that fit equally well the smallest number: with the ratio, they part.
+        const double enough = rest(best) + constant::alike;
+        for (best = 0; rest(best) > enough;) ++best;
+        if (rest(best) <= constant::satisfied) leader = number(best);
     } else if (leading && ratio != 0.0) {
         leader = std::nearbyint(gap / (turn * ratio));
     }
