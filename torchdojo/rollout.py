@@ -115,7 +115,7 @@ def in_segments(run: Run, z: Tensor, u: Tensor | Policy | None, steps: int, leng
     columns = [list(column) for column in zip(*pieces, strict=True)]
     columns[0][1:] = [states[..., 1:, :] for states in columns[0][1:]]
     del path, pieces
-    joined = []
+    joined: list[Tensor] = []
     while columns:  # (each column is dropped before the next one is put together)
         column = columns.pop(0)
         joined.append(torch.cat(column, dim=-2 if len(joined) < 3 else -1))
