@@ -37,7 +37,7 @@ LIMIT_KAPPA = 1e-12  # at which contacts are classified
 # matrix loses twice as many digits as this has zeros.
 COMPLIANCE = 1e-6
 LIMIT_REFINEMENTS = 2
-LIMIT_ITERATIONS = 8  # from a solution to that at LIMIT_KAPPA; where contacts change on the way, it takes longer and κ → 0 is not near
+LIMIT_ITERATIONS = 5  # from a solution to that at LIMIT_KAPPA; where contacts change on the way, it takes longer and κ → 0 is not near
 VANISHING = 1e-30  # what stands for zero: nothing may be divided by zero
 
 

@@ -23,6 +23,7 @@ TIE = 1e-6  # by which fraction the square of a gradient must be larger than tha
 # 4e10, 2e-4 at 4e12, nothing at 4e14), and between two bodies in the kernel, which factors them without pivoting (1e-5 at 2e8).
 LARGEST_STIFFNESS, LARGEST_BETWEEN = 1e11, 1e8
 SMALL_KAPPA = 1e-9  # above it nothing is that stiff that is not 1 N·s on a milligram
+LIMIT_RESIDUAL_TOL = 1e-9  # tighter ones are below rounding there
 LIMIT_PATH_TOL = 0.99  # products are exact on the path; what is left is the rounding of impulse times slip, far above 1e-3 of LIMIT_KAPPA
 
 
@@ -56,10 +57,15 @@ def _limit_system(problem: StepProblem, point: Tensor) -> KKT:
 
 
 def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
-    """The solution continued to `LIMIT_KAPPA`, at which there is no doubt about classes of contacts that have one."""
+    """The solution continued to `LIMIT_KAPPA`, at which there is no doubt about classes of contacts that have one.
+
+    Where it does not get there in a few full steps, contacts change on the way (a box that comes down on four corners at once), the limit may
+    be another motion altogether, and classes are those at kappa.
+    """
     if options.kappa <= LIMIT_KAPPA:
         return w
-    hard = dataclasses.replace(options, kappa=LIMIT_KAPPA, central_path_tol=LIMIT_PATH_TOL)
+    tol = max(options.tolerances(w.dtype)[0], LIMIT_RESIDUAL_TOL)
+    hard = dataclasses.replace(options, kappa=LIMIT_KAPPA, residual_tol=tol, central_path_tol=LIMIT_PATH_TOL)
     limit = LIMIT_ITERATIONS + options.min_iterations
     solution = newton_on_path(problem, w, hard, limit)
     if solution is None:

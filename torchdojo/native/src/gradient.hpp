@@ -93,7 +93,7 @@ private:
         own.kappa = kappa;
         own.interior = !options.limit;
         if (options.limit) {
-            own.path_tol = constant::limit_path_tol;
+            own.path_tol = constant::limit_path_tol, own.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
             own.warm_only = true;
             own.max_iterations = constant::limit_iterations + options.min_iterations;
         }
