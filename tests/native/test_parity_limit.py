@@ -10,7 +10,6 @@ from torch import Tensor
 
 import torchdojo as td
 
-
 #: How four corners share a box's weight is decided by kappa alone, so each impulse is known to rounding / kappa, 1e-17 / 1e-12 at the kappa
 #: of the limit, and so are gradients by the friction of one corner (measured: 1.4e-5). Without redundant contacts: 1e-10.
 SHARED_WEIGHT = 1e-4
