@@ -21,9 +21,10 @@ r(w, x) = 0 twice; w is a function of x throughout).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ from torchdojo.vmapping import align, align_given, loop, map_given, unbatchable
 __all__ = ["StepAdjointFunction", "StepFunction", "StepHessianFunction", "StepSettings", "StepTangentFunction"]
 
 UNIT_TOLERANCE = 1e-6
+Result = TypeVar("Result")
 
 
 def transforming() -> bool:
@@ -50,6 +52,29 @@ def transforming() -> bool:
 def forward_mode() -> bool:
     """Whether tensors may carry tangents: inside `torch.autograd.forward_ad.dual_level()`."""
     return forward_ad._current_level >= 0
+
+
+def apart_from_hooks(forward: Callable[..., Result]) -> Callable[..., Result]:
+    """Keep the caller's hooks of saved tensors from the graphs that are made and used up inside.
+
+    To `torch.utils.checkpoint` and to offloading they look like parts of the caller's graph: a checkpoint would compute its whole segment
+    again whenever the solver asks for a Jacobian, and inside of that again.
+    """
+
+    @functools.wraps(forward)
+    def wrapped(*args: Any) -> Result:
+        stack = torch._C._autograd
+        hooks = []
+        while (top := stack._top_saved_tensors_default_hooks(True)) is not None:
+            hooks.append(top)
+            stack._pop_saved_tensors_default_hooks()
+        try:
+            return forward(*args)
+        finally:
+            for pack, unpack in reversed(hooks):
+                stack._push_saved_tensors_default_hooks(pack, unpack)
+
+    return wrapped
 
 
 @dataclass(frozen=True)
@@ -148,6 +173,7 @@ class StepFunction(torch.autograd.Function):
     """(settings, warm_start, z, u, wrench, *parameters) -> (w, status, iterations); w is differentiable in z, u, wrench, parameters."""
 
     @staticmethod
+    @apart_from_hooks
     def forward(settings: StepSettings, warm_start: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         system, options = settings.system, settings.options
         flat, batch = flatten_batch(settings.specs, [t.detach() for t in tensors])
@@ -207,6 +233,7 @@ class StepAdjointFunction(torch.autograd.Function):
     """(settings, needs, grad_w, w, status, z, u, wrench, *parameters) -> gradients of the last ones (None where not needed)."""
 
     @staticmethod
+    @apart_from_hooks
     def forward(
         settings: StepSettings, needs: tuple[bool, ...], grad_w: Tensor, w: Tensor, status: Tensor, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
@@ -254,6 +281,7 @@ class StepTangentFunction(torch.autograd.Function):
     """(settings, w, status, z, u, wrench, *parameters, *their tangents (None is zero)) -> the tangent of w."""
 
     @staticmethod
+    @apart_from_hooks
     def forward(settings: StepSettings, w: Tensor, status: Tensor, *values: Tensor | None) -> Tensor:
         tensors, directions = halves(values)
         with torch.enable_grad():
@@ -303,6 +331,7 @@ class StepHessianFunction(torch.autograd.Function):
     """(settings, needs, grad_w, w, status, z, u, wrench, *parameters, *directions (None is zero)) -> H(grad_w, directions) where needed."""
 
     @staticmethod
+    @apart_from_hooks
     def forward(
         settings: StepSettings, needs: tuple[bool, ...], grad_w: Tensor, w: Tensor, status: Tensor, *values: Tensor | None
     ) -> tuple[Tensor | None, ...]:

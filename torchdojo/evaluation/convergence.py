@@ -84,7 +84,7 @@ def convergence(setting: Setting) -> Outcome:
             Measurement(f"{key}_touchdown_iterations", f"{name}: iterations at the first touch", int(counts[touch]), at_most=LIMIT),
             Measurement(f"{key}_rest_iterations", "iterations of the last step", int(counts[-1]), at_most=LIMIT),
             Measurement(f"{key}_iterations_p99", f"99th percentile of {steps} steps", float(counts.quantile(0.99)), at_most=LIMIT),
-            Measurement(f"{key}_iterations_worst", "worst of them", int(counts.max())),
+            Measurement(f"{key}_iterations_worst", "worst of them", int(counts.max()), at_most=LIMIT),
             Measurement(f"{key}_warm_iterations_mean", "mean iterations in a rollout (warm start)", float(iterations.double().mean())),
         ]  # fmt: skip
         worst = {"unscaled": 0.0, "balanced": 0.0}

@@ -205,11 +205,16 @@ def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
         leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
         packed = program.pack(leaves)
-        # (Those of shared parameters that are not finite are packed for each environment: see `_problem`.)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        found = iter(torch.autograd.grad(packed, wanted, grad.sum_to_size(packed.shape), materialize_grads=True, allow_unused=True))
+        # (Those of shared parameters that are not finite are packed for each environment: see `_problem`.)
+        grad = grad.sum_to_size(packed.shape)
+        # Not all parameters act: the axis of a joint that leaves or holds all directions is not packed.
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if packed.requires_grad:
+            found = torch.autograd.grad(packed, wanted, grad, allow_unused=True)
     # (Copies: those of concatenated tensors are views of one, and outputs of an operator may not share their memory.)
-    return [next(found).clone() if need else None for need in needs]
+    full = iter([torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, found, strict=True)])
+    return [next(full) if need else None for need in needs]
 
 
 def jacobian(

@@ -47,8 +47,8 @@ public:
     explicit Adjoint(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), turning(2 * m.num_couples),
           phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
-          right(m.schedule.num_rows), misfit(right), wanted(right), nothing(m.num_unknowns), given_way(nothing), taken(nothing), matrix(m.schedule.num_values),
-          turn(m.num_bodies + 1), pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
+          right(m.schedule.num_rows), misfit(right), wanted(right), nothing(m.num_unknowns), given_way(nothing), taken(nothing),
+          matrix(m.schedule.num_values), turn(m.num_bodies + 1), pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -115,9 +115,9 @@ public:
             const JointConeTable &cone = m.joint_cones[c];
             const R &nu = pressing[c];
             if (cone.kind == JointConeTable::friction) {
-                const T *x = w + cone.impulse, *slack = w + cone.slack;
+                const T ratio = w[cone.slack] / w[cone.impulse], own = give ? ratio - give[cone.impulse] : ratio;
                 multiplier[cone.impulse + cone.stride] = nu;
-                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0] - (give ? give[cone.impulse] : T{})) * nu;
+                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - own * nu;
             } else {
                 multiplier[cone.impulse] = nu;
             }
@@ -169,8 +169,8 @@ private:
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
 
-    // What is left of the right-hand sides of the columns of held impulses: what their compliance, which they do not have in the limit, took
-    // up since the last time, compliance times ν. With it in the place of g, refinement is the proximal point method (limit_maps.py).
+    // What is left of the right-hand sides of the columns of held impulses: what their compliance, which they do not have in the limit,
+    // took up since the last time, compliance times ν. With it in the place of g, refinement is the proximal point method (limit_maps.py).
     void find_given_way() {
         auto find = [&](int at, const R &nu) {
             const R now = give[at] * nu;
@@ -178,7 +178,8 @@ private:
         };
         for (int c = 0; c < mechanism.num_contacts; ++c) find(mechanism.contacts[c].impulse, touching[c].x);
         for (const ContactTable &friction : mechanism.frictions)
-            for (int k = 1; k < friction.friction_size(); ++k) find(friction.friction_impulse() + k, multiplier[friction.friction_impulse() + k]);
+            for (int k = 1; k < friction.friction_size(); ++k)
+                find(friction.friction_impulse() + k, multiplier[friction.friction_impulse() + k]);
         for (int c = 0; c < mechanism.num_joint_cones; ++c) {
             const JointConeTable &cone = mechanism.joint_cones[c];
             find(cone.impulse, pressing[c]);

@@ -12,6 +12,7 @@ namespace torchdojo {
 
 namespace constant {
 constexpr int most_turns = 16;        // of a leader whose follower turns, too (MOST_TURNS in couplings.py)
+constexpr double alike = 1e-9;        // [rad] between numbers of turns that fit equally well (ALIKE)
 constexpr double satisfied = 1e-3;    // [rad] a state that is open by more is not meant to have turned
 }  // namespace constant
 
@@ -60,14 +61,18 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
     constexpr double turn = 6.28318530717958647692;
     leader = follower = 0.0;
     if (leading && following) {
-        double least = std::numeric_limits<double>::infinity(), best = 0.0;
-        for (int k = 0; k <= 2 * constant::most_turns; ++k) {
-            const double number = (k % 2 ? 1 : -1) * ((k + 1) / 2);
-            double rest = gap - turn * ratio * number;
-            rest = std::fabs(rest - turn * std::nearbyint(rest / turn));
-            if (rest < least) least = rest, best = number;
-        }
-        if (least <= constant::satisfied) leader = best;
+        auto number = [](int k) { return double((k % 2 ? 1 : -1) * ((k + 1) / 2)); };
+        auto rest = [&](int k) {
+            const double left = gap - turn * ratio * number(k);
+            return std::fabs(left - turn * std::nearbyint(left / turn));
+        };
+        int best = 0;
+        for (int k = 1; k <= 2 * constant::most_turns; ++k)
+            if (rest(k) < rest(best)) best = k;
+        // Of those that fit equally well the smallest number: with the ratio, they part.
+        const double enough = rest(best) + constant::alike;
+        for (best = 0; rest(best) > enough;) ++best;
+        if (rest(best) <= constant::satisfied) leader = number(best);
     } else if (leading && ratio != 0.0) {
         leader = std::nearbyint(gap / (turn * ratio));
     }

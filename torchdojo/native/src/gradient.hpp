@@ -73,7 +73,8 @@ private:
     std::vector<double> smooth, scratch_z, scratch_impulses;
     bool moved[lanes<T>];
 
-    // The solutions continued to the κ at which derivatives are taken (point_of_derivative in solver/limit.py): jobs with the same κ at once.
+    // The solutions continued to the κ at which derivatives are taken (point_of_derivative in solver/limit.py): jobs with the same κ at
+    // once.
     void move(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         auto goal = [&](int j) { return options.limit ? std::min(options.kappa, constant::limit_kappa) : jobs[j].grad_kappa; };
         bool done[lanes<T>];

@@ -74,8 +74,8 @@ Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const
         result.distance = dot(result.n, centre - xb) - shape_b[3] - shape_a[3];
         point = centre - shape_a[3] * result.n;
     } else {
-        const auto found =
-            geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, solid(pair.kind_a, shape_a, xa, Ra), solid(pair.kind_b, shape_b, xb, Rb));
+        const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
+        const auto found = geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
         result.n = found.normal, result.distance = found.distance, point = found.point;
     }
     result.lever_a = point - xa, result.lever_b = point - xb;

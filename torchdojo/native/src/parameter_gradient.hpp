@@ -129,7 +129,7 @@ private:
             turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
         }
         const T *spring = &problem.parameters[joint.parameters] + parameter::free_values, *damper = spring + free, *rest = damper + free;
-        T *by_spring = g.out + parameter::free_values, *by_damper = by_spring + free, *by_rest = by_damper + free;
+        T *by_spring = &sum[joint.parameters + parameter::free_values], *by_damper = by_spring + free, *by_rest = by_damper + free;
         Vec3<T> pulls[2] = {}, drags[2] = {};  // weights for translations and rotations
         for (int i = 0; i < free; ++i) {
             bool translation;

@@ -37,9 +37,10 @@ constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, ja
                  start_level = 3e-2, unit_tolerance = 1e-6, regularization = 1e-10;
 constexpr int line_search_halvings = 12;
 // Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
-constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0;
+constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0, path_growth = 2.0;
 constexpr double near_residual = 1e-2;  // below it a warm start goes on for up to `near_iterations`
 constexpr int near_iterations = 20, path_iterations = 50, path_free_iterations = 4, path_halvings = 3;
+constexpr int patient_iterations = 20, patient_halvings = 8;  // against cycles across kinks
 }  // namespace constant
 
 template <class T>
@@ -205,6 +206,16 @@ private:
         return std::min(own, options.max_iterations);
     }
 
+    // The line search on the path from a larger κ: how often a step may be halved, and what violation of an equation ends it before.
+    int path_halvings(int lane) const {
+        return iteration[lane] <= constant::patient_iterations ? constant::path_halvings : constant::patient_halvings;
+    }
+    double path_limit(int lane) const {
+        const double before = get(allowed, lane);
+        if (iteration[lane] > constant::path_free_iterations) return std::max(before, options.residual_tol);
+        return constant::path_growth * std::max(before, constant::path_residual);
+    }
+
     void begin_cold(int lane) {
         phase[lane] = evaluate;
         attempt[lane] = cold;
@@ -270,8 +281,7 @@ private:
                 const double step = get(alpha, lane);
                 // Near the path, errors of the order of the products themselves are what the next Newton step removes.
                 const bool better = ok && (on_path(attempt[lane])
-                                               ? attempt[lane] == warm || iteration[lane] <= constant::path_free_iterations ||
-                                                     halvings[lane] >= constant::path_halvings || e <= get(allowed, lane)
+                                               ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
                                                : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
                 if (!better && ++halvings[lane] < constant::line_search_halvings) {
                     set(alpha, lane, 0.5 * step);
