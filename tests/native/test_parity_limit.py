@@ -10,6 +10,10 @@ from torch import Tensor
 
 import torchdojo as td
 
+#: How four corners share a box's weight is decided by kappa alone, so each impulse is known to rounding / kappa, 1e-17 / 1e-12 at the kappa
+#: of the limit, and so are gradients by the friction of one corner (measured: 1.4e-5). Without redundant contacts: 1e-10.
+SHARED_WEIGHT = 1e-4
+
 
 def gradients(sample: Sample, mode: str, backend: str) -> list[Tensor]:
     """Of a weighted sum of the next state, at the kernel's solution, by z, u and all masses and frictions; and the Jacobian.
@@ -42,7 +46,7 @@ def test_boxes_in_every_phase(model: type[td.Contact], count: int) -> None:
     mech, z, u = thrown_box(count)
     friction = {} if model is td.ImpactContact else {"friction": 0.3}
     contacts = {name: model("box", point=c.point, radius=c.radius, **friction) for name, c in mech.contacts.items()}
-    compare(Sample(td.Mechanism(dict(mech.bodies.items()), dict(mech.joints.items()), contacts), z, u))
+    compare(Sample(td.Mechanism(dict(mech.bodies.items()), dict(mech.joints.items()), contacts), z, u), allowed=SHARED_WEIGHT)
 
 
 def test_a_tree_on_the_ground() -> None:
@@ -63,6 +67,6 @@ def test_limits_and_friction_of_joints(given: dict[str, float]) -> None:
 def test_complementarity_aware() -> None:
     """Where the weights want contacts open, both open the same ones, and gradients of parameters follow."""
     sample = thrown_box(9)
-    compare(sample, "complementarity_aware")
+    compare(sample, "complementarity_aware", allowed=SHARED_WEIGHT)
     aware, plain = (gradients(sample, mode, "native")[1] for mode in ("complementarity_aware", "exact"))
     assert float((aware - plain).abs().max()) > 1e-3  # something was opened

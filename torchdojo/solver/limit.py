@@ -59,8 +59,8 @@ def _limit_system(problem: StepProblem, point: Tensor) -> KKT:
 def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     """The solution continued to `LIMIT_KAPPA`, at which there is no doubt about classes of contacts that have one.
 
-    Where it does not get there in a few full steps, contacts change on the way (a box that comes down on four corners at once), the limit may
-    be another motion altogether, and classes are those at kappa.
+    Where it does not get there in a few full steps, contacts change on the way (a box that comes down on four corners at once), the limit
+    may be another motion altogether, and classes are those at kappa.
     """
     if options.kappa <= LIMIT_KAPPA:
         return w
