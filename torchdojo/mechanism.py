@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from torchdojo import assembly, minimal_stepping, stepping
+from torchdojo import assembly, minimal_stepping
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
 from torchdojo.actuators import Actuators
 from torchdojo.adaptive import AdaptiveOptions, adaptive_options, adaptive_stepper
-from torchdojo.autodiff import StepSettings, forward_mode, transforming
+from torchdojo.autodiff import transforming
+from torchdojo.backends import Backends
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
 from torchdojo.couplings import JointCoupling
@@ -23,31 +24,20 @@ from torchdojo.dynamics import energy
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, split_state
 from torchdojo.dynamics.system import System
 from torchdojo.elements import Element, Pose, Twist
-from torchdojo.gradient_modes import (
-    Differentiation,
-    differentiation,
-    randomized_jacobian,
-    randomized_stepper,
-    refuse_jacobian,
-    sampled_options,
-)
+from torchdojo.gradient_modes import differentiation, refuse_jacobian
 from torchdojo.joint_cones import JointFriction, JointLimits
 from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.minimal_stepping import MinimalOutput, MinimalPolicy, MinimalTrajectory
-from torchdojo.native import ops
-from torchdojo.native.cache import ParameterCache, Parameters
-from torchdojo.native.loader import library
-from torchdojo.native.program import program, supported, unsupported
-from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
+from torchdojo.parameters import Modules, check_tensor, module_dict, require
 from torchdojo.penetration import warn_of_penetration
 from torchdojo.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
-from torchdojo.solver.options import Backend, SolverOptions, Status
+from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(PhysicalModule):
+class Mechanism(Backends):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
@@ -103,9 +93,7 @@ class Mechanism(PhysicalModule):
                     raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
         self._add_floating_joints()
         self._attach_couplings()
-        self._system = System(cast(Mapping[str, Body], self.bodies), self._elements())
-        self._program = program(self._system) if supported(self._system) else None
-        self._cache = ParameterCache()
+        self._lower(System(cast(Mapping[str, Body], self.bodies), self._elements()))
         self.actuators = None
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -270,61 +258,6 @@ class Mechanism(PhysicalModule):
         run = functools.partial(step_by_step, lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), self.num_inputs)
         return in_segments(run, z, u, steps, length)
 
-    # -- backends ------------------------------------------------------------------------------------------------------------------------
-
-    def _stepper(
-        self, how: Differentiation | None = None, raise_invalid: bool = False
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], StepOutput]:
-        """(z, u, wrench, warm_start) -> output, on the backend that the options ask for."""
-        options, kappas = how or Differentiation(self.options)
-        smoothing = options.randomized
-        if smoothing is not None:
-            take = self._stepper(Differentiation(sampled_options(options), kappas), raise_invalid)
-            return randomized_stepper(take, smoothing, any(p.requires_grad for p in self._stacked()))
-        native = self._native(how, raise_invalid)
-        if native is not None:
-            return functools.partial(ops.step, native, self._known(native))
-        return functools.partial(stepping.step, self._settings(how, raise_invalid), self._stacked())
-
-    def _native(self, how: Differentiation | None = None, raise_invalid: bool = False) -> ops.Settings | None:
-        """Settings for the kernel, or None where the reference takes the step.
-
-        Raises:
-            RuntimeError: `backend="native"` where the kernel cannot be used.
-        """
-        options, kappas = how or Differentiation(self.options)
-        if options.backend is Backend.REFERENCE:
-            return None
-        lowered, number = self._program, self.gravity
-        if lowered is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
-            if options.backend is Backend.NATIVE:
-                self._refuse_native()
-            return None
-        return ops.Settings(lowered, options, raise_invalid, kappas)
-
-    def _refuse_native(self) -> NoReturn:
-        number, reason = self.gravity, unsupported(self._system)
-        if reason is None and number.dtype != torch.float64:
-            reason = f"it computes in float64, the mechanism has {number.dtype}; use mech.to(torch.float64)"
-        if reason is None and number.device.type != "cpu":
-            reason = f"it runs on the CPU, the mechanism is on {number.device}; use mech.to('cpu')"
-        if reason is None:
-            library()  # raises, and says what is the matter
-        raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
-
-    def _known(self, native: ops.Settings) -> Parameters:
-        if torch.compiler.is_compiling() or transforming() or forward_mode():
-            return Parameters(native.program, self._stacked())
-        return self._cache.get(native.program, self, self._stacked)
-
-    def _settings(self, how: Differentiation | None = None, raise_invalid: bool = False) -> StepSettings:
-        system, (options, kappas) = self._system, how or Differentiation(self.options)
-        device = self.gravity.device
-        return StepSettings(system if device.type == "cpu" else system.to(device), options, raise_invalid, kappas)
-
-    def _stacked(self) -> list[Tensor]:
-        return self._system.stack_parameters(self.timestep, self.gravity)
-
     def jacobians(
         self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, grad_kappa: float | Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -347,16 +280,6 @@ class Mechanism(PhysicalModule):
             jacobian = self._jacobian(how, z, u, wrench, warm_start)
         size = TANGENT_SIZE * self.num_bodies
         return jacobian[..., :size], jacobian[..., size:]
-
-    def _jacobian(self, how: Differentiation, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> Tensor:
-        """(..., 12 nb, 12 nb + nu)"""
-        if how.options.randomized is not None:
-            sample = how._replace(options=sampled_options(how.options))
-            return randomized_jacobian(functools.partial(self._jacobian, sample), how.options.randomized, z, u, wrench, warm_start)
-        native = self._native(how)
-        if native is not None:
-            return ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
-        return stepping.jacobian(self._settings(how), self._stacked(), z, u, wrench, warm_start)
 
     # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
 
