@@ -16,7 +16,18 @@ struct GradientJob {
     const double *w, *grad_z_next, *grad_impulses;  // impulses: may be null
     double *grad_z, *grad_u, *grad_wrench, *grad_parameters;  // the last three may be null; that of parameters is added to what is there
     double grad_kappa;                // at which derivatives are taken, where not in the limit
+    const double *near_limit;         // the solution on the way to the limit (`limit_options`), where that is known; may be null
 };
+
+// To continue a solution to the κ at which contacts are classified (`hardened` in solver/limit.py).
+inline Options limit_options(const Options &options) {
+    Options own = options;
+    own.kappa = std::min(options.kappa, constant::limit_kappa);
+    own.path_tol = constant::limit_path_tol, own.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
+    own.warm_only = true;
+    own.max_iterations = constant::limit_iterations + options.min_iterations;
+    return own;
+}
 
 template <class T>
 class StepGradient {
@@ -53,7 +64,7 @@ public:
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const int j = std::min(lane, count - 1);
             stepper.load(lane, jobs[j].step);
-            const double *at = moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : jobs[j].w;
+            const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : jobs[j].w;
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(w[k], lane, jobs[j].w[k]), set(solution[k], lane, at[k]);
         }
         stepper.problem.prepare();
@@ -78,7 +89,7 @@ private:
     void move(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         auto goal = [&](int j) { return options.limit ? std::min(options.kappa, constant::limit_kappa) : jobs[j].grad_kappa; };
         bool done[lanes<T>];
-        for (int j = 0; j < count; ++j) moved[j] = false, done[j] = goal(j) == options.kappa;
+        for (int j = 0; j < count; ++j) moved[j] = false, done[j] = jobs[j].near_limit || goal(j) == options.kappa;
         for (int j = 0; j < count; ++j) {
             if (done[j]) continue;
             int group[lanes<T>], size = 0;
@@ -89,14 +100,9 @@ private:
     }
 
     void follow(const GradientJob *jobs, const int *group, int size, double kappa, const Options &options, const double *shared) {
-        Options own = options;
+        Options own = options.limit ? limit_options(options) : options;
         own.kappa = kappa;
         own.interior = !options.limit;
-        if (options.limit) {
-            own.path_tol = constant::limit_path_tol, own.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
-            own.warm_only = true;
-            own.max_iterations = constant::limit_iterations + options.min_iterations;
-        }
         int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
         struct Feed {
             Job jobs[lanes<T>];
@@ -249,7 +255,7 @@ public:
             Recovery::Halves copy = level;
             GradientJob half{Recovery::half_job(job.step, copy, which), which ? level.second.data() : level.first.data(),
                              which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(),
-                             job.grad_parameters, job.grad_kappa};
+                             job.grad_parameters, job.grad_kappa, nullptr};
             std::vector<double> z(nz);
             half.grad_z = z.data();
             if (level.substeps[which] > 1) run(half, options, shared, depth + 1);

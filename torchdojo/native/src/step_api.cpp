@@ -49,7 +49,7 @@ template <class T>
 struct BackwardWorkspace {
     StepGradient<T> gradient;
     SplitGradient split;
-    std::vector<double> grad_z, carried, grad_wrench;
+    std::vector<double> grad_z, carried, grad_wrench, near_limit;
     explicit BackwardWorkspace(const MechanismTable &m)
         : gradient(m), split(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
@@ -206,6 +206,38 @@ void forward(Handle &handle, const Options &options, const TdRollout &r, int64_t
 }
 
 // grad_parameters: as in TdGradient, but shared ones for these environments alone.
+// Solutions of all steps of environments first … last on the way to the limit, (last - first, T, n): all at once, so that no lane waits for
+// the slowest of a few. Those that do not get there stay what they are.
+template <class T>
+struct LimitFeed {
+    const MechanismTable &mechanism;
+    const TdRollout &rollout;
+    double *to;
+    int64_t first, at, end, from[lanes<T>] = {}, status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
+    std::vector<double> z, impulses;
+
+    LimitFeed(const MechanismTable &m, const TdRollout &r, int64_t first, int64_t last, std::vector<double> &near_limit)
+        : mechanism(m), rollout(r), first(first), at(first * r.steps), end(last * r.steps), z(size_t(lanes<T>) * state_size * m.num_bodies),
+          impulses(size_t(lanes<T>) * m.num_impulses) {
+        near_limit.resize(size_t(end - at) * m.num_unknowns);
+        to = near_limit.data();
+    }
+    bool next(int lane, Job &job) {
+        while (at < end && (rollout.status[at] != success || rollout.substeps[at] > 1)) ++at;
+        if (at == end) return false;
+        from[lane] = at++;
+        job = step_job(mechanism, rollout, from[lane] / rollout.steps, from[lane] % rollout.steps);
+        job.warm = job.w;
+        job.w = to + (from[lane] - first * rollout.steps) * mechanism.num_unknowns;
+        job.z_next = &z[size_t(lane) * state_size * mechanism.num_bodies], job.impulses = &impulses[size_t(lane) * mechanism.num_impulses];
+        job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
+        return true;
+    }
+    void finished(int, const Job &job, bool solved) {
+        if (!solved) std::copy_n(job.warm, mechanism.num_unknowns, job.w);
+    }
+};
+
 template <class T>
 void backward(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
               int64_t first, int64_t last) {
@@ -213,8 +245,16 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
     const MechanismTable &m = handle.table;
     const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
     GradientJob jobs[lanes<T>];
+    const bool continued = options.limit && options.kappa > constant::limit_kappa;
+    const int64_t block = lanes<T> * std::max<int64_t>(1, 16 / r.steps);  // of environments: about sixteen steps per lane or more
+    int64_t block_start = first;
     for (int64_t start = first; start < last; start += lanes<T>) {
         const int count = int(std::min<int64_t>(lanes<T>, last - start));
+        if (continued && (start - first) % block == 0) {
+            block_start = start;
+            LimitFeed<T> feed(m, r, start, std::min(start + block, last), workspace->near_limit);
+            workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
+        }
         std::fill(workspace->carried.begin(), workspace->carried.end(), 0.0);
         if (g.grad_wrench) std::fill_n(g.grad_wrench + start * nf, count * nf, 0.0);
         for (int64_t t = r.steps - 1; t >= 0; --t) {
@@ -235,6 +275,7 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
                 job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
                 if (r.status[at] == success && r.substeps[at] == 1) {
+                    if (continued) job.near_limit = &workspace->near_limit[size_t(at - block_start * r.steps) * m.num_unknowns];
                     jobs[active++] = job;
                     continue;
                 }
@@ -267,6 +308,7 @@ void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, cons
     int count = 0;
     for (int64_t n = first; n < last; ++n) {
         if (r.status[n] == success && r.substeps[n] == 1) {
+            jobs[count] = GradientJob{};
             jobs[count].step = step_job(m, r, n, 0);
             jobs[count].w = jobs[count].step.w;
             jobs[count].grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
