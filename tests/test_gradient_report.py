@@ -230,3 +230,10 @@ def test_check_fails_where_nothing_can_be_checked(capsys: pytest.CaptureFixture[
     found = _gradients(mech, record(mech, z[None], 2), seed=0)
     assert found == {"gradient_error_relative": None, "passed": False}
     assert "no gradient check after" in capsys.readouterr().out
+
+
+def test_other_gradient_modes_are_named() -> None:
+    mech = td.models.box()
+    mech.options = td.SolverOptions(gradient_mode="exact")
+    report = td.testing.gradient_report(mech, mech.initial_state())
+    assert report.smoothed and "those of the mode 'exact'" in str(report)

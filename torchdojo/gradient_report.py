@@ -14,7 +14,7 @@ from torchdojo.active_set import ActiveContact, ActiveSet, active_set
 from torchdojo.conditioning import balanced, derivative, step_problem
 from torchdojo.dynamics.integrator import TANGENT_SIZE
 from torchdojo.mechanism import Mechanism
-from torchdojo.solver.options import Status
+from torchdojo.solver.options import GradientMode, Status
 from torchdojo.stepping import StepOutput
 
 __all__ = ["InputRow", "StepReport", "gradient_report"]
@@ -42,6 +42,7 @@ class StepReport:
     """Gradients of one step beside differences, and what they depend on; `print` shows it as a table.
 
     rows: one per input. kappa, grad_kappa: of the step, and of the gradient where that is another one (None: it is not).
+    mode: of the gradients.
     condition, condition_balanced: condition numbers of the derivative of all equations with respect to all unknowns, as it is and with
         rows and columns scaled to unit length (the first depends on units, the second does not).
     active: modes of contacts, limits and frictions of joints.
@@ -50,6 +51,7 @@ class StepReport:
     rows: list[InputRow]
     kappa: float
     grad_kappa: float | None
+    mode: GradientMode
     condition: float
     condition_balanced: float
     active: ActiveSet
@@ -65,8 +67,8 @@ class StepReport:
 
     @property
     def smoothed(self) -> bool:
-        """Whether gradients are taken at another kappa than the step, so that they are derivatives of another function."""
-        return self.grad_kappa is not None
+        """Whether gradients are taken at another kappa than the step, or in another mode, so that they are not those of the step itself."""
+        return self.grad_kappa is not None or self.mode is not GradientMode.CENTRAL_PATH
 
     def __str__(self) -> str:
         table = [("input", "entries", "analytic", "differences", "relative difference")]
@@ -76,7 +78,12 @@ class StepReport:
             "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]) for line in table
         ]
         lines.append(f"worst: {self.worst.name}, {self.worst.difference:.1e}; kappa {self.kappa:g}")
-        if self.smoothed:
+        if self.mode is not GradientMode.CENTRAL_PATH:
+            lines.append(
+                f"gradients are those of the mode {self.mode.value!r}, while differences are those of the step at kappa {self.kappa:g}. "
+                "They differ by design, near events most; with gradient_mode='central_path' they can be compared"
+            )
+        elif self.grad_kappa is not None:
             lines.append(
                 f"gradients are smoothed: taken at grad_kappa {self.grad_kappa:g}, while differences are those of the step at kappa "
                 f"{self.kappa:g}. They are derivatives of two functions and differ by design; with grad_kappa=None they can be compared"
@@ -101,9 +108,9 @@ def gradient_report(
     """Compare the gradient of a scalar of one step with central differences, input by input, and report on what it depends on.
 
     Inputs are the tangent of z body by body ("z.box"), u, the wrench body by body, and parameters. The differences are
-    Richardson-extrapolated over step sizes from 1e-9 to 1e-3; for each direction the first of them, going up, counts at which the estimate
-    has settled. For them the step is solved to 1e-10; otherwise it has the options of the mechanism, `grad_kappa` included: gradients
-    smoothed by it do not agree with differences, by design, and the report says so.
+    Richardson-extrapolated over step sizes from 1e-9 to 1.6e-2; for each direction the first of them, going up, counts at which the
+    estimate has settled. For them the step is solved to 1e-10; otherwise it has the options of the mechanism, `grad_kappa` and `gradient_mode`
+    included: gradients of these do not agree with differences, by design, and the report says so.
 
     Args:
         mechanism: float64. z: (13 nb,), one environment. u: (nu,), and wrench: (6 nb,), or None for zero.
@@ -120,7 +127,8 @@ def gradient_report(
         raise ValueError(f"gradient_report: got z of shape {tuple(z.shape)} and {z.dtype}; allowed: one environment, (13 nb,), float64")
     u = z.new_zeros(mechanism.num_inputs) if u is None else u.detach()
     wrench = z.new_zeros(6 * mechanism.num_bodies) if wrench is None else wrench.detach()
-    kappa, grad_kappa = mechanism.options.kappa, mechanism.options.grad_kappa
+    options = mechanism.options
+    kappa, grad_kappa = options.kappa, options.grad_kappa
     with differences.converged(mechanism):
         compared = _Comparison(mechanism, z.detach(), u, wrench, loss, seed)
         rows = compared.rows(_groups(mechanism, parameters), directions)
@@ -129,7 +137,7 @@ def gradient_report(
             matrix = derivative(problem, w)
             modes = active_set(mechanism, problem, w)
     conditions = float(torch.linalg.cond(matrix)), float(torch.linalg.cond(balanced(matrix)))
-    return StepReport(rows, kappa, None if grad_kappa == kappa else grad_kappa, *conditions, modes)
+    return StepReport(rows, kappa, None if grad_kappa == kappa else grad_kappa, GradientMode(options.gradient_mode), *conditions, modes)
 
 
 class _Comparison:

@@ -12,7 +12,7 @@ from torchdojo import differences
 from torchdojo.dynamics.integrator import TANGENT_SIZE
 from torchdojo.gradient_report import InputRow, StepReport, gradient_report
 from torchdojo.mechanism import Mechanism
-from torchdojo.solver.options import Status
+from torchdojo.solver.options import GradientMode, Status
 from torchdojo.stepping import StepOutput
 
 __all__ = ["GradientReport", "InputRow", "StepReport", "check_gradients", "gradient_report", "tangent_step"]
@@ -67,7 +67,7 @@ def check_gradients(
     u = z.new_zeros(mechanism.num_inputs) if u is None else u
     generator = torch.Generator().manual_seed(seed)
     # Gradients are compared at kappa itself.
-    with differences.converged(mechanism, grad_kappa=None):
+    with differences.converged(mechanism, grad_kappa=None, gradient_mode=GradientMode.CENTRAL_PATH):
         return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)
 
 
