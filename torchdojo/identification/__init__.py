@@ -1,0 +1,25 @@
+"""System identification: parameters of a mechanism from recorded trajectories."""
+
+from torchdojo.identification.gauss_newton import Fit, GaussNewtonOptions, Identifiability, LeastSquares, gauss_newton, multi_start
+from torchdojo.identification.parameters import Parameter, ParametricMechanism
+from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
+from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
+
+__all__ = [
+    "DataError",
+    "Fit",
+    "GaussNewtonOptions",
+    "Identifiability",
+    "LeastSquares",
+    "Parameter",
+    "ParametricMechanism",
+    "Recordings",
+    "RobustLoss",
+    "Scales",
+    "WindowDataset",
+    "WindowLoss",
+    "WindowResidual",
+    "gauss_newton",
+    "multi_start",
+    "read_recordings",
+]

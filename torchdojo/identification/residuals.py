@@ -1,0 +1,266 @@
+"""How far rollouts are from recordings: residuals on the tangent space, their Jacobians by parameters, and robust losses.
+
+A window of T + 1 samples starts a rollout at its first sample; the residual compares the T states that follow with the other samples, per
+recorded body [position m, linear velocity m/s, rotation vector rad, angular velocity rad/s], then per joint coordinate, each divided by its
+scale (a standard deviation, so that the sum of squares is a log-likelihood). T = 1 is the fit of Howell et al. (2025, eq. 55-57): triplets
+of configurations, one step each. Velocities are the means over the time between two samples, as recorded ones are.
+
+Jacobians come from the derivatives of single steps, z' = f(z, θ), on the tangent space (reverse mode, with the components of z' as rows of
+a batch, all steps of all windows at once), chained forwards,
+
+    S₀ = ∂z₀/∂θ,      S_{t+1} = (∂f/∂z) S_t + ∂f/∂θ,      ∂r_t/∂θ = (∂r/∂z) S_t,
+
+which costs a number of adjoints proportional to T; reverse mode through whole windows costs T².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchdojo import quaternion as quat
+from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
+from torchdojo.identification.parameters import ParametricMechanism
+from torchdojo.identification.recordings import Recordings, wrapped
+from torchdojo.solver.options import Status
+
+__all__ = ["Linearization", "RobustLoss", "Scales", "WindowLoss", "WindowResidual"]
+
+#: Steps that are differentiated together: enough to fill the kernel's lanes, few enough to stay in the cache.
+CHUNK = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales:
+    """What a residual of each kind is divided by; None leaves the kind out.
+
+    position [m], rotation [rad], velocity [m/s], angular_velocity [rad/s]; joint [rad or m], joint_velocity of joint coordinates.
+    """
+
+    position: float | None = 1e-3
+    rotation: float | None = 1e-2
+    velocity: float | None = None
+    angular_velocity: float | None = None
+    joint: float | None = 1e-2
+    joint_velocity: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
+                raise ValueError(f"Scales.{field.name}: got {value}; allowed: positive numbers, or None to leave it out")
+
+
+@dataclass(frozen=True)
+class RobustLoss:
+    """ρ(s) of squared norms s (per window and sample, in units of the scales): ρ(s) ≈ s for small s.
+
+    kind: "squared", ρ = s; "huber", ρ = 2δ√s − δ² beyond s = δ² (Huber 1964); "cauchy", ρ = δ² log(1 + s/δ²). threshold: δ.
+    Gauss-Newton uses the weights ρ'(s) of iteratively reweighted least squares.
+    """
+
+    kind: str = "squared"
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("squared", "huber", "cauchy"):
+            raise ValueError(f"RobustLoss: got kind={self.kind!r}; allowed: 'squared', 'huber', 'cauchy'")
+        if not self.threshold > 0:
+            raise ValueError(f"RobustLoss: got threshold={self.threshold}; allowed: positive numbers")
+
+    def __call__(self, squared: Tensor) -> Tensor:
+        """ρ(s), of the shape of s."""
+        limit = self.threshold**2
+        if self.kind == "huber":
+            return torch.where(squared <= limit, squared, 2 * self.threshold * squared.clamp_min(limit).sqrt() - limit)
+        return limit * torch.log1p(squared / limit) if self.kind == "cauchy" else squared
+
+    def weight(self, squared: Tensor) -> Tensor:
+        """ρ'(s)."""
+        limit = self.threshold**2
+        if self.kind == "huber":
+            return self.threshold / squared.clamp_min(limit).sqrt()
+        return 1 / (1 + squared / limit) if self.kind == "cauchy" else torch.ones_like(squared)
+
+
+class Linearization(NamedTuple):
+    """residual r (N, T, R), jacobian ∂r/∂raw (N, T, R, P), solved (N, T): whether all steps up to that sample succeeded."""
+
+    residual: Tensor
+    jacobian: Tensor
+    solved: Tensor
+
+
+class WindowResidual:
+    """Residuals of windows of recorded samples, as functions of the parameters of a mechanism.
+
+    Args:
+        model: the mechanism. recordings: where windows come from (layout and dt). scales: of the residual.
+    """
+
+    def __init__(self, model: ParametricMechanism, recordings: Recordings, scales: Scales | None = None) -> None:
+        self.model, self.recordings, self.scales = model, recordings, scales or Scales()
+        self.substeps = model.substeps(recordings)
+        floating, others = model.observed_joints
+        names = list(model.mechanism.bodies)
+        maximal = not recordings.num_joints and recordings.num_bodies == model.mechanism.num_bodies
+        joints = model.mechanism.joints
+        self._bodies = list(range(len(names))) if maximal else [names.index(joints[name].child) for name in floating]
+        self._joints = [] if maximal else [name for name, _ in others]
+        s = self.scales
+        per_body = [scale for scale in (s.position, s.velocity, s.rotation, s.angular_velocity) for _ in range(3)]
+        numbers = per_body * len(self._bodies) + [s.joint] * recordings.num_joints + [s.joint_velocity] * recordings.num_joints
+        kept = [i for i, number in enumerate(numbers) if number is not None]
+        if not kept:
+            raise ValueError("Scales: every kind of residual is left out; give at least one")
+        self._kept, self._scale = torch.tensor(kept), torch.tensor([numbers[i] for i in kept], dtype=torch.float64)
+
+    @property
+    def size(self) -> int:
+        """R: residuals per sample."""
+        return len(self._kept)
+
+    def __call__(self, windows: Tensor, raw: Tensor | None = None) -> Tensor:
+        """Residuals (N, T, R) of windows (N, T + 1, width), differentiable in `raw` and in whatever the mechanism is made of."""
+        return self.evaluate(windows, raw)[0]
+
+    def evaluate(self, windows: Tensor, raw: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(residual (N, T, R), solved (N, T)): zero where a step on the way there failed."""
+        steps = (windows.shape[-2] - 1) * self.substeps
+        out = self.model.rollout(self.model.states(windows[..., 0, :], self.recordings, raw), steps, raw)
+        residual, solved = self._compare(self._observed(out.z), windows[..., 1:, :]), self._solved(out.status)
+        return torch.where(solved[..., None], residual, 0.0), solved
+
+    def linearize(self, windows: Tensor, raw: Tensor) -> Linearization:
+        """Residuals and their Jacobians by `raw` (P,)."""
+        model, substeps = self.model, self.substeps
+        raw = raw.detach()
+        rows = raw.expand(len(windows), -1).clone().requires_grad_()
+        with torch.enable_grad():
+            start = model.states(windows[:, 0], self.recordings, rows)
+            sensitivity = _rows(lambda z: model.mechanism.difference(z, z.detach()), start, rows)
+        with torch.no_grad():
+            out = model.rollout(start.detach(), (windows.shape[1] - 1) * substeps, raw)
+            dz, dtheta = self._step_jacobians(out.z[:, :-1], raw)
+            chain = [sensitivity]
+            for t in range(dz.shape[1]):
+                chain.append(dz[:, t] @ chain[-1] + dtheta[:, t])
+            path = torch.stack(chain, dim=1)
+        # The observed velocities are means over the substeps, and so are their derivatives.
+        mean = path[:, 1:].unflatten(1, (-1, substeps)).mean(2).unflatten(2, (-1, 4, 3))
+        last = path[:, substeps::substeps].unflatten(2, (-1, 4, 3))
+        combined = torch.stack((last[:, :, :, 0], mean[:, :, :, 1], last[:, :, :, 2], mean[:, :, :, 3]), dim=3).flatten(2, 4)
+        seen = self._observed(out.z)
+        with torch.enable_grad():
+            tangent = seen.new_zeros(*seen.shape[:-1], combined.shape[-2]).requires_grad_()
+            residual = self._compare(model.mechanism.retract(seen, tangent), windows[:, 1:])
+            by_state = _rows(lambda r: r, residual, tangent)
+        solved = self._solved(out.status)
+        jacobian = by_state @ combined
+        keep = solved[..., None]
+        return Linearization(torch.where(keep, residual.detach(), 0.0), torch.where(keep[..., None], jacobian, 0.0), solved)
+
+    def _step_jacobians(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """∂f/∂z (N, K, 12 nb, 12 nb) and ∂f/∂raw (N, K, 12 nb, P) of single steps from z (N, K, 13 nb), on the tangent space."""
+        model, mech = self.model, self.model.mechanism
+        by_state, by_raw = [], []
+        for piece in z.flatten(0, 1).split(CHUNK):
+            with torch.enable_grad():
+                delta = piece.new_zeros(len(piece), TANGENT_SIZE * mech.num_bodies).requires_grad_()
+                rows = raw.expand(len(piece), -1).clone().requires_grad_()
+                after = model.step(mech.retract(piece, delta), rows).z
+                found = _rows(lambda z: mech.difference(z, z.detach()), after, delta, rows)
+            by_state.append(found[..., : delta.shape[-1]])
+            by_raw.append(found[..., delta.shape[-1] :])
+        return tuple(torch.cat(pieces).unflatten(0, z.shape[:2]) for pieces in (by_state, by_raw))  # type: ignore[return-value]
+
+    def _solved(self, status: Tensor) -> Tensor:
+        failed = (status != int(Status.SUCCESS)).unflatten(-1, (-1, self.substeps)).any(-1)
+        return failed.cumsum(-1) == 0
+
+    def _observed(self, z: Tensor) -> Tensor:
+        """States at the samples (N, T, 13 nb), with velocities that are means since the sample before, of rollouts (N, T substeps + 1, ...)."""
+        if self.substeps == 1:
+            return z[..., 1:, :]
+        steps = z[..., 1:, :].unflatten(-2, (-1, self.substeps)).unflatten(-1, (-1, STATE_SIZE))
+        last, mean = steps[..., -1, :, :], steps.mean(-3)
+        return torch.cat((last[..., :3], mean[..., 3:6], last[..., 6:10], mean[..., 10:]), dim=-1).flatten(-2)
+
+    def _compare(self, z: Tensor, samples: Tensor) -> Tensor:
+        """Scaled residuals (..., R) of states z (..., 13 nb) and samples (..., width)."""
+        mech, recorded = self.model.mechanism, self.recordings.bodies(samples)
+        state = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, :]
+        turn = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., 6:10]), state[..., 6:10]))
+        spin = _arc_velocity(state[..., 10:], mech.timestep)
+        parts = (state[..., :3] - recorded[..., :3], state[..., 3:6] - recorded[..., 3:6], turn, spin - recorded[..., 10:])
+        residual = torch.cat(parts, dim=-1).flatten(-2)
+        if self._joints:
+            angle, rate = self.recordings.joints(samples)
+            q, qd = mech.to_minimal(z)
+            chosen = self._coordinates()
+            residual = torch.cat((residual, wrapped(q[..., chosen] - angle), qd[..., chosen] - rate), dim=-1)
+        return residual[..., self._kept] / self._scale
+
+    def _coordinates(self) -> list[int]:
+        """Positions of the observed joints in the coordinate vector."""
+        mech, result, start = self.model.mechanism, list[int](), 0
+        for name in mech.tree_joints:
+            count = mech.joints[name].num_coordinates
+            result += range(start, start + count) if name in self._joints else ()
+            start += count
+        return result
+
+
+class WindowLoss(nn.Module):
+    """Mean robust loss over windows and samples, for optimizers of torch: ``loss(windows).backward()``.
+
+    Args:
+        model, recordings, scales: as in `WindowResidual`. robust: default the squared norm. Failed steps count nothing.
+    """
+
+    def __init__(self, model: ParametricMechanism, recordings: Recordings, scales: Scales | None = None, robust: RobustLoss | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.residual = WindowResidual(model, recordings, scales)
+        self.robust = robust or RobustLoss()
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """½ ρ(|r|²), the mean over windows (N, T + 1, width) and samples, ()."""
+        residual, solved = self.residual.evaluate(windows)
+        return 0.5 * self.robust(residual.square().sum(-1)).sum() / solved.sum().clamp_min(1)
+
+
+def _rows(function: Callable[[Tensor], Tensor], output: Tensor, *inputs: Tensor) -> Tensor:
+    """Jacobian (*batch, m, n) of function(output) (*batch, m) by the inputs (*batch, n_i) that it was made of, row by row of the batch.
+
+    Every entry of the batch depends on its own inputs alone, so one cotangent per component serves all of them.
+    """
+    value = function(output)
+    m = value.shape[-1]
+    if not value.requires_grad:
+        return value.new_zeros(*value.shape, sum(i.shape[-1] for i in inputs))
+    cotangents = torch.eye(m, dtype=value.dtype).reshape(m, *(1,) * (value.ndim - 1), m).expand(m, *value.shape)
+
+    def pull(cotangent: Tensor) -> tuple[Tensor, ...]:
+        found = torch.autograd.grad(value, inputs, cotangent, retain_graph=True, allow_unused=True)
+        return tuple(torch.zeros_like(i) if g is None else g for g, i in zip(found, inputs, strict=True))
+
+    return torch.cat(torch.vmap(pull)(cotangents), dim=-1).movedim(0, -2)
+
+
+def _arc_velocity(omega: Tensor, timestep: Tensor) -> Tensor:
+    """Inverse of `parameters.chord_velocity`: ω for which q⁺ = q exp(hω)."""
+    half = 0.5 * timestep * omega
+    squared = (half * half).sum(-1, keepdim=True)
+    small = squared < 1e-16
+    sine = torch.where(small, torch.ones_like(squared), squared).sqrt()
+    return omega * torch.where(small, 1 + squared / 6, sine.clamp_max(1.0).asin() / sine)
+
+
+def batches(windows: Tensor, substeps: int, budget: int = 8 * CHUNK) -> Iterator[Tensor]:
+    """Windows in pieces of about `budget` steps, which bounds the memory of Jacobians."""
+    yield from windows.split(max(1, budget // ((windows.shape[1] - 1) * substeps)))
