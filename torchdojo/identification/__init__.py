@@ -1,6 +1,8 @@
 """System identification: parameters of a mechanism from recorded trajectories."""
 
+from torchdojo.identification.evaluation import OpenLoop, open_loop
 from torchdojo.identification.gauss_newton import Fit, GaussNewtonOptions, Identifiability, LeastSquares, gauss_newton, multi_start
+from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
@@ -11,6 +13,7 @@ __all__ = [
     "GaussNewtonOptions",
     "Identifiability",
     "LeastSquares",
+    "OpenLoop",
     "Parameter",
     "ParametricMechanism",
     "Recordings",
@@ -19,7 +22,10 @@ __all__ = [
     "WindowDataset",
     "WindowLoss",
     "WindowResidual",
+    "cube_model",
+    "elbow_model",
     "gauss_newton",
     "multi_start",
+    "open_loop",
     "read_recordings",
 ]
