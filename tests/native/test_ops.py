@@ -100,9 +100,7 @@ def test_gradients_of_everything(batched: bool, grad_kappa: float | None) -> Non
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("chunk", [3, 4096])
-def test_gradients_through_a_rollout(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execution, "CHUNK", chunk)
+def test_gradients_through_a_rollout() -> None:
     mechanism = hopper()
     parameters = require_grad(mechanism)
     z, u = states(mechanism, 2).detach().requires_grad_(), 0.1 * torch.randn(2, 5, 1)

@@ -1,7 +1,6 @@
 """What the operators of `ops.py` do: batches flattened for the kernel, its outputs checked, and gradients of parameters.
 
-Gradients of z, u and wrench come from the kernel. It also returns the multipliers λ of every step, and gradients of parameters are the
-product −λᵀ ∂r/∂θ with the residual of the reference (autodiff.py), so that there is one statement of how parameters enter.
+The kernel returns gradients of z, u, wrench and the packed parameters; `Program.pack` takes those of the last on to what users give.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ import torch
 from torch import Tensor
 
 from torchdojo.autodiff import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
-from torchdojo.dynamics.integrator import join_state, next_pose
-from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec
-from torchdojo.elements import Twist
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
-from torchdojo.stepping import StepOutput, halve, halved_jacobian
+from torchdojo.stepping import halved_jacobian
 
 __all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of"]
 
@@ -168,8 +164,8 @@ def backward(
     found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]))
     native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
     result = [t for t, need in zip(native, needs, strict=False) if need]
-    if any(needs[3:]):
-        flat = _parameter_gradients(settings, needs[3:], problem, out, found, grad_impulses)
+    if found.parameters is not None:
+        flat = _pulled_back(settings.program, problem.parameters, needs[3:], found.parameters)
         for grad, value, spec in zip(flat, parameters, settings.program.parameter_specs, strict=True):
             if grad is not None:
                 shared = value.shape[: value.ndim - spec.ndim].numel() == 1
@@ -177,71 +173,20 @@ def backward(
     return result
 
 
-def _parameter_gradients(
-    settings: Settings,
-    needs: Sequence[bool],
-    problem: kernel.Problem,
-    out: kernel.Outputs,
-    found: kernel.Gradients,
-    grad_impulses: Tensor | None,
-) -> list[Tensor | None]:
-    """Gradients of the flat parameters (N or 1, ...): −λᵀ ∂r/∂θ of all steps, and what the timestep does to the next pose."""
-    assert found.multiplier is not None and found.solution is not None and found.carried is not None
-    steps = out.status.shape[1]
-    size = problem.z.shape[-1]
-    totals = [torch.zeros_like(p) if need else None for p, need in zip(problem.parameters, needs, strict=True)]
-    before, u, carried = out.z[:, :-1].reshape(-1, size), problem.u.flatten(0, 1), found.carried.flatten(0, 1)
-    w, solution, multiplier = (t.flatten(0, 1) for t in (out.w, found.solution, found.multiplier))
-    impulses = u.new_zeros(()).expand(len(u), settings.program.num_impulses) if grad_impulses is None else grad_impulses.flatten(0, 1)
-    solved = (out.status == int(Status.SUCCESS)).flatten()
-    split = solved & (out.substeps.flatten() > 1)
-    reference = settings.reference
-
-    def product(rows: Tensor, halves: bool) -> None:
-        environments = rows // steps
-        # (leaves of this chunk alone, so that its graph is freed with it)
-        leaves = [p.detach().requires_grad_(need) for p, need in zip(problem.parameters, needs, strict=True)]
-        here = [
-            p[environments] if spec.batched and len(p) > 1 else p for p, spec in zip(leaves, settings.program.parameter_specs, strict=True)
-        ]
-        data = before[rows], u[rows], problem.wrench[environments]
-        if halves:
-            outputs, grads = _split_outputs(reference, data, here, w[rows]), [carried[rows], impulses[rows]]
-        else:
-            equations = StepProblem(settings.program.system, here, *data)
-            outputs, grads = [equations.residual(solution[rows])], [-multiplier[rows]]
-            if needs[0]:
-                twist = Twist(*equations.body_twists(w[rows])[:, :-1].split(3, dim=-1))
-                outputs.append(join_state(next_pose(equations.state.pose, twist, equations.timestep[:, None, None]), twist))
-                grads.append(carried[rows])
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
-        if not pairs:
-            return
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        parts = iter(torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
-        for total in totals:
-            if total is not None and (part := next(parts)) is not None:
-                total += part
-
+def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
+    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
     # Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo.
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
-        for mask, halves in ((solved & ~split, False), (split, True)):
-            for rows in mask.nonzero().squeeze(-1).split(CHUNK):
-                if len(rows):
-                    product(rows, halves)
-    return totals
-
-
-def _split_outputs(reference: StepSettings, data: tuple[Tensor, Tensor, Tensor], parameters: Sequence[Tensor], w: Tensor) -> list[Tensor]:
-    """State and impulses of steps that were split in two, from the reference and with its graph. Rare."""
-    status = torch.zeros(len(w), dtype=torch.int64)
-    impulses = w.new_zeros(len(w), sum(piece.stop - piece.start for piece in reference.system.impulse_layout.values()))
-    whole = StepOutput(data[0], impulses, status, status, w, status + 1)
-    out = halve(reference, [*data, *parameters], whole, status == 0, reference.options.max_halvings - 1)
-    return [out.z, out.impulses]
+        leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
+        packed = program.pack(leaves)
+        # (Those of shared parameters that are not finite are packed for each environment: see `_problem`.)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        found = iter(torch.autograd.grad(packed, wanted, grad.sum_to_size(packed.shape), materialize_grads=True, allow_unused=True))
+    # (Copies: those of concatenated tensors are views of one, and outputs of an operator may not share their memory.)
+    return [next(found).clone() if need else None for need in needs]
 
 
 def jacobian(

@@ -56,9 +56,7 @@ class _Gradient(ctypes.Structure):
         ("grad_z0", ctypes.c_void_p),
         ("grad_u", ctypes.c_void_p),
         ("grad_wrench", ctypes.c_void_p),
-        ("multiplier", ctypes.c_void_p),
-        ("solution", ctypes.c_void_p),
-        ("carried", ctypes.c_void_p),
+        ("grad_parameters", ctypes.c_void_p),
     ]
 
 
@@ -90,19 +88,12 @@ class Outputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb); where wanted, what gradients of parameters are made of.
-
-    That is, by step: the multiplier of the residual (N, T, n), zero where the step failed or was split; the solution at which derivatives
-    were taken (N, T, n), which differs from w where `grad_kappa` does; and the gradient of the state after it, which includes what
-    comes back from later steps, (N, T, 13 nb).
-    """
+    """Of z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), and, where wanted, of the packed parameters (N or 1, num_parameters)."""
 
     z: Tensor
     u: Tensor
     wrench: Tensor
-    multiplier: Tensor | None
-    solution: Tensor | None
-    carried: Tensor | None
+    parameters: Tensor | None
 
 
 def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] | None = None) -> Outputs:
@@ -126,30 +117,24 @@ def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] 
     return out
 
 
-def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, multipliers: bool) -> Gradients:
-    """Gradients from those of z (N, T + 1, 13 nb) and of the impulses (N, T, ni)."""
-    program = problem.program
+def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, parameters: bool) -> Gradients:
+    """Gradients from those of z (N, T + 1, 13 nb) and of the impulses (N, T, ni); of parameters where asked for."""
     grad_z = grad_z.contiguous()
-    steps, new = problem.u.shape[:2], problem.z.new_empty
-    smooth = (problem.options.grad_kappa or problem.options.kappa) != problem.options.kappa
-    found = Gradients(
-        new(problem.z.shape),
-        new(problem.u.shape),
-        new(problem.wrench.shape),
-        new(*steps, program.num_unknowns) if multipliers else None,
-        (out.w.clone() if smooth else out.w) if multipliers else None,
-        new(*steps, STATE_SIZE * program.num_bodies) if multipliers else None,
-    )
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
-    gradient = _Gradient(
-        grad_z.data_ptr() + 8 * grad_z.shape[2],
-        grad_z.shape[1] * grad_z.shape[2],
-        _address(impulses),
-        *(_address(tensor) for tensor in found[:4]),
-        _address(found.solution) if smooth else None,
-        _address(found.carried),
-    )
+    new = problem.z.new_empty
     with _Call(problem, out) as call:
+        found = Gradients(
+            new(problem.z.shape),
+            new(problem.u.shape),
+            new(problem.wrench.shape),
+            torch.zeros_like(call.parameters) if parameters else None,
+        )
+        gradient = _Gradient(
+            grad_z.data_ptr() + 8 * grad_z.shape[2],
+            grad_z.shape[1] * grad_z.shape[2],
+            _address(impulses),
+            *(_address(tensor) for tensor in found),
+        )
         call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
     found.z.add_(grad_z[:, 0])
     return found
@@ -186,13 +171,13 @@ class _Call:
     def __init__(self, problem: Problem, out: Outputs) -> None:
         program = problem.program
         self._options = _options(problem.options, torch.get_num_threads())
-        self._packed, self.handle = problem.packed or program.packed(problem.parameters)
+        self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
         self._inputs = [None if t is None else t.contiguous() for t in (problem.z, problem.u, problem.wrench, problem.warm)]
         z, u, wrench, warm = self._inputs
         self._rollout = _Rollout(
             *problem.u.shape[:2],
-            _address(self._packed),
-            self._packed.shape[1] if len(self._packed) > 1 else 0,
+            _address(self.parameters),
+            self.parameters.shape[1] if len(self.parameters) > 1 else 0,
             _address(z),
             problem.z.shape[1],
             _address(u) if program.num_inputs else None,

@@ -39,16 +39,27 @@ struct MovingGradient {
     } before_child[6], before_parent[6];
 };
 
+// Impulses of a joint at the current configuration, in the joint frame: of its multipliers, and of what acts along its free directions.
+template <class T>
+struct JointImpulse {
+    Vec3<T> force, torque;            // all of it; the torque includes ½ (p_w m + p_v × m) of `held`
+    Vec3<T> held;                     // m: multipliers of the held rotations
+    Vec3<T> pushes;                   // of limits on components of the rotation vector, along these
+};
+
 template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right), matrix(m.schedule.num_values), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), turn(m.num_bodies + 1), touching(m.num_contacts), free(m.num_joints), moving(m.num_free_data) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), phi_next(m.num_bodies + 1),
+          x_next(m.num_bodies + 1), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right),
+          matrix(m.schedule.num_values), turn(m.num_bodies + 1), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
     std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters)
+    std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
+    std::vector<Vec3<R>> phi_next, x_next;  // of −λᵀr by the next poses
 
     // Factor the derivative at w, where `problem` has been prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
@@ -140,6 +151,54 @@ public:
         }
     }
 
+    // Whether anything acts along the free directions.
+    static bool free_acts(const JointTable &joint) {
+        return joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0;
+    }
+
+    // Direction k of the joint frame: held ones first, then the free ones.
+    TD_INLINE Vec3<T> direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) const {
+        const bool is_free = k >= joint.held();
+        const int i = is_free ? k - joint.held() : k, split = is_free ? joint.free_t() : joint.held_t;
+        translation = i < split;
+        const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
+        return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
+    }
+
+    TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data,
+                                            const T *w) const {
+        JointImpulse<T> sum{};
+        for (int k = 0; k < (free_acts(joint) ? 6 : joint.held()); ++k) {
+            bool translation;
+            const Vec3<T> f = direction(problem, joint, k, translation);
+            const int i = k - joint.held();
+            T impulse = i < 0 ? w[joint.row + k] : data.free_force[i];
+            if (i >= 0 && (joint.has_damper || joint.free_data >= 0)) impulse += data.impulse[i];
+            Vec3<T> &to = translation ? sum.force : i < 0 ? sum.held : sum.torque;
+            to = to + impulse * f;
+        }
+        // Limits on components of the rotation vector push along J_l⁻ᵀ f.
+        for (int e = 0; e < joint.extra; ++e)
+            sum.pushes = sum.pushes + problem.free[joint.free_data].extra_impulse[e] *
+                                          load3(&problem.parameters[joint.parameters] + parameter::rotations + 3 * (joint.held_r + e));
+        if (joint.extra) sum.torque = sum.torque + right_jacobian_inverse(problem.free[joint.free_data].now, sum.pushes);
+        const Quat<T> &p = data.now.p;
+        sum.torque = 0.5 * (p.w * sum.held + cross(p.v, sum.held)) + sum.torque;
+        return sum;
+    }
+
+    // Gradient by θ of σ·(f + ½ θ × f + c θ × (θ × f)), c(s) = (1 − y)/s with s = |θ|² and y = (|θ|/2) cot(|θ|/2).
+    static Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Vec3<R> &sigma) {
+        const Vec3<T> &theta = angle.theta;
+        const T s = dot(theta, theta), y = 1.0 - angle.curvature * s, safe = max(s, broadcast<T>(1e-2));
+        const T slope = select(s < 1e-2, 1.0 / 720.0 + s * (1.0 / 15120.0 + s * (1.0 / 403200.0 + s / 11975040.0)),
+                               -(y - y * y - 0.25 * s) / (2.0 * safe * safe) - angle.curvature / safe);
+        const R along = dot(sigma, theta), across = dot(sigma, f);
+        const T inside = dot(theta, f);
+        return 0.5 * cross(f, sigma) + angle.curvature * (inside * sigma + along * f - (2.0 * across) * theta) +
+               (2.0 * slope * (along * inside - s * across)) * theta;
+    }
+
 private:
     // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
     // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
@@ -147,9 +206,7 @@ private:
     const T *point = nullptr;         // w
     std::vector<R> right, misfit;     // by rows of the matrix
     std::vector<T> matrix;            // neither condensed nor regularized
-    std::vector<Vec3<R>> phi_next, x_next;
     std::vector<Mat3<T>> turn;        // of the increments
-    std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
 
@@ -179,62 +236,6 @@ private:
         if (joint.parent == mechanism.num_bodies) return;
         R *parent = y + mechanism.bodies[joint.parent].right;
         for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
-    }
-
-    // y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
-    TD_INLINE void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
-        const ContactTable &contact = mechanism.contacts[c];
-        const int32_t at = mechanism.bodies[contact.body].right;
-        const Vec3<R> nu = contact_multiplier(problem, c, g, x);
-        const T *C = problem.contacts[c].rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
-        const R *other = other_body(contact, y);
-        if (!other) return;
-        R *to = y + (other - y);  // (not const)
-        C = problem.pairs[contact.pair].other_rows;
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
-    }
-
-    // (ν_φ, ν_t) of contact c from λ = x (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
-    //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
-    TD_INLINE Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
-        const ContactTable &contact = mechanism.contacts[c];
-        const ContactData<T> &data = problem.contacts[c];
-        Vec3<R> b{};  // Bᵀ α
-        auto add = [&](const T *wrench, const R *body) {
-            for (int k = 0; k < (contact.friction ? 3 : 1); ++k)
-                for (int r = 0; r < 6; ++r) b[k] += wrench[3 * r + k] * body[r];
-        };
-        if (x) add(data.wrench, x + mechanism.bodies[contact.body].right);
-        if (const R *other = other_body(contact, x)) add(problem.pairs[contact.pair].other_wrench, other);
-        R n = g[contact.impulse] + b.x, tangential[2] = {b.y, b.z};
-        if (!contact.friction) return {data.stiffness * n, R{}, R{}};
-        const T mu = problem.parameters[contact.parameters + parameter::friction];
-        R *rows = &multiplier[contact.impulse + 1];
-        if (contact.is_pyramid()) {
-            const Pyramid<T> pyramid{contact};
-            pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, rows);
-            pyramid.tangential(rows + 1, tangential);
-            n -= mu * rows[0];
-            return {data.stiffness * n, tangential[0], tangential[1]};
-        }
-        for (int i = 0; i < 2; ++i) tangential[i] += g[contact.impulse + 2 + i];
-        const R *q = tangential;
-        rows[0] = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
-        n += mu * rows[0];
-        return {data.stiffness * n, data.compliance[0] * q[0] + data.compliance[2] * q[1],
-                data.compliance[1] * q[0] + data.compliance[3] * q[1]};
-    }
-
-    // Direction k of the joint frame: held ones first, then the free ones.
-    TD_INLINE Vec3<T> direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) const {
-        const bool is_free = k >= joint.held();
-        const int i = is_free ? k - joint.held() : k, split = is_free ? joint.free_t() : joint.held_t;
-        translation = i < split;
-        const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
-        return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
     }
 
     // The pose before is the current one turned back by the increment: its φ is R(increment) φ.
@@ -280,7 +281,8 @@ private:
             const Vec3<T> f = direction(problem, joint, joint.held() + i, translation);
             if (translation) {
                 const auto now = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
-                out.rate_next[i] = out.coordinate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+                out.rate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+                out.coordinate_next[i] = out.rate_next[i];
                 out.rate_now[i] = {-now.x_child, -now.phi_child, -now.phi_parent};
                 if (joint.armature < 0) continue;
                 out.incoming_now[i] = now;
@@ -357,8 +359,7 @@ private:
 
     void joint_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const FreeGradient<T> &free,
                        const T *w) {
-        const bool free_acts = joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0;
-        if (!joint.size && !free_acts) return;
+        if (!joint.size && !free_acts(joint)) return;
         const T h = problem.timestep();
         const T *p = &problem.parameters[joint.parameters];
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
@@ -368,14 +369,11 @@ private:
 
         // Rows at the next configuration: −μᵀ ∂(C_T d, C_R vec p).
         Vec3<R> mu_t{}, mu_r{};
-        Vec3<T> force{}, held_torque{}, free_torque{};
         for (int k = 0; k < held; ++k) {
             bool translation;
             const Vec3<T> c = direction(problem, joint, k, translation);
-            const R mu = multiplier[joint.row + k];
-            const T impulse = w[joint.row + k];
-            if (translation) mu_t = mu_t + mu * c, force = force + impulse * c;
-            else mu_r = mu_r + mu * c, held_torque = held_torque + impulse * c;
+            Vec3<R> &mu = translation ? mu_t : mu_r;
+            mu = mu + multiplier[joint.row + k] * c;
         }
         if (joint.size) {
             auto g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, mu_t);
@@ -388,16 +386,11 @@ private:
         const Vec3<R> a_w = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent + 3]);
         const Vec3<R> b_v = load3(&multiplier[6 * joint.child]), b_w = load3(&multiplier[6 * joint.child + 3]);
 
-        // Free directions: impulses of inputs, springs and dampers; gradients of what those depend on.
-        if (free_acts) {
+        // Inputs, springs and dampers: gradients of what they depend on.
+        if (joint.has_spring || joint.has_damper || joint.input >= 0) {
             const T *spring = p + parameter::free_values, *damper = spring + joint.free();
             for (int k = held; k < 6; ++k) {
-                bool translation;
-                const Vec3<T> f = direction(problem, joint, k, translation);
                 const int i = k - held;
-                const T impulse = data.free_force[i] + (joint.has_damper || joint.free_data >= 0 ? data.impulse[i] : T{});
-                if (translation) force = force + impulse * f;
-                else free_torque = free_torque + impulse * f;
                 const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
                 R power{};
                 for (int r = 0; r < 3; ++r) {
@@ -409,23 +402,14 @@ private:
                 if (joint.has_damper) add(-damper[i] * right[joint.right + k], free.difference[i], joint);
             }
         }
-
-        // Limits on components of the rotation vector push along J_l⁻ᵀ f.
-        Vec3<T> pushes{};
-        if (joint.free_data >= 0) {
-            const FreeData<T> &from = problem.free[joint.free_data];
-            for (int e = 0; e < joint.extra; ++e)
-                pushes = pushes + from.extra_impulse[e] * load3(p + parameter::rotations + 3 * (joint.held_r + e));
-            if (joint.extra) free_torque = free_torque + right_jacobian_inverse(from.now, pushes);
-            moving_product(problem, joint, from, moving[joint.free_data]);
-        }
+        if (joint.free_data >= 0) moving_product(problem, joint, problem.free[joint.free_data], moving[joint.free_data]);
 
         // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
         //   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
+        const JointImpulse<T> impulse = joint_impulse(problem, joint, data, w);
         const Quat<T> &rel = data.now.p;
         const Mat3<T> &Ra = parent.pose.R, &Rb = child.pose.R;
-        const Vec3<T> tau = 0.5 * (rel.w * held_torque + cross(rel.v, held_torque)) + free_torque;
-        const Vec3<T> f_a = data.offset * force, tau_a = data.offset * tau, F = Ra * f_a;
+        const Vec3<T> f_a = data.offset * impulse.force, tau_a = data.offset * impulse.torque, F = Ra * f_a;
         const Vec3<T> F_b = transposed_times(Rb, F), tau_b = transposed_times(Rb, Ra * tau_a);
         const Vec3<R> swing = cross(b_w, anchor);
         const Vec3<R> A = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(f_a, a_w);
@@ -434,14 +418,14 @@ private:
         Vec3<R> phi_b = cross(swing, F_b) + cross(b_w, tau_b) - cross(anchor, transposed_times(Rb, world_k));
         // The torque of held rotations, ½(p_w m + p_v × m), depends on the relative orientation; σ = ∂V/∂τ.
         const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);
-        const R s0 = 0.5 * dot(held_torque, sigma);
-        const Vec3<R> sv = 0.5 * cross(held_torque, sigma);
+        const R s0 = 0.5 * dot(impulse.held, sigma);
+        const Vec3<R> sv = 0.5 * cross(impulse.held, sigma);
         const Vec3<R> straight = s0 * rel.v - rel.w * sv;
         phi_b = phi_b - 0.5 * (straight - cross(sv, rel.v));
         phi_a = phi_a + data.offset * (0.5 * (straight - cross(rel.v, sv)));
         if (joint.extra) {
             const RotationVector<T> &angle = problem.free[joint.free_data].now;
-            const Vec3<R> g = push_gradient(angle, pushes, sigma);
+            const Vec3<R> g = push_gradient(angle, impulse.pushes, sigma);
             phi_b = phi_b + left_jacobian_inverse(angle, g);
             phi_a = phi_a - data.offset * right_jacobian_inverse(angle, g);
         }
@@ -451,127 +435,14 @@ private:
         gradient.x[joint.child] = gradient.x[joint.child] - world_k;
     }
 
-    // Gradient by θ of σ·(f + ½ θ × f + c θ × (θ × f)), c(s) = (1 − y)/s with s = |θ|² and y = (|θ|/2) cot(|θ|/2).
-    static Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Vec3<R> &sigma) {
-        const Vec3<T> &theta = angle.theta;
-        const T s = dot(theta, theta), y = 1.0 - angle.curvature * s, safe = max(s, broadcast<T>(1e-2));
-        const T slope = select(s < 1e-2, 1.0 / 720.0 + s * (1.0 / 15120.0 + s * (1.0 / 403200.0 + s / 11975040.0)),
-                               -(y - y * y - 0.25 * s) / (2.0 * safe * safe) - angle.curvature / safe);
-        const R along = dot(sigma, theta), across = dot(sigma, f);
-        const T inside = dot(theta, f);
-        return 0.5 * cross(f, sigma) + angle.curvature * (inside * sigma + along * f - (2.0 * across) * theta) +
-               (2.0 * slope * (along * inside - s * across)) * theta;
-    }
-
-    // The part of the other body of a pair in x (by rows of the matrix), or null.
-    const R *other_body(const ContactTable &contact, const R *x) const {
-        if (!x || contact.pair < 0 || mechanism.pairs[contact.pair].other == mechanism.num_bodies) return nullptr;
-        return x + mechanism.bodies[mechanism.pairs[contact.pair].other].right;
-    }
-
-    // Contacts between bodies or shapes: V = α_a·wrench_a + α_b·wrench_b − ν_φ gap − ν_t·slip, by the next poses (from linearize_pair) and
-    // by what the current ones do besides: Δ in the levers, and the frames of torques and angular velocities.
-    void pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
-        const PairTable &pair = mechanism.pairs[contact.pair];
-        const PairData<T> &from = problem.pairs[contact.pair];
-        const bool world = pair.other == mechanism.num_bodies;
-        const int bodies[2] = {contact.body, pair.other};
-        const Vec3<R> &nu = touching[&contact - mechanism.contacts.data()];
-        const T one = broadcast<T>(1.0), zero{}, h = problem.timestep();
-        const bool has_law = contact.restitution >= 0;
-        const T law = has_law ? select(problem.laws[contact.law].bouncing, h, zero) : zero, e = has_law ? problem.parameters[contact.restitution] : zero;
-        R g[12] = {};
-        for (const int i : {0, 1}) {
-            if (i && world) continue;
-            for (int r = 0; r < 6; ++r)
-                for (int k = 0; k < 12; ++k) g[k] += from.wrench[i][r][k] * multiplier[6 * bodies[i] + r];
-        }
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
-        // −(what u⁺ and u⁻ are multiplied with)
-        const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
-        const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
-        Vec3<R> by_lever[2] = {};
-        for (const int i : {0, 1}) {
-            if (i && world) continue;
-            const double sign = i ? -1.0 : 1.0;
-            const int body = bodies[i];
-            const T *state = &problem.z[state_size * body];
-            const Mat3<T> &pose = problem.bodies[body].pose.R;
-            const Vec3<T> before = load3(state + 10), &lever = from.lever[i];
-            x_next[body] = x_next[body] + Vec3<R>{g[6 * i], g[6 * i + 1], g[6 * i + 2]};
-            phi_next[body] = phi_next[body] + Vec3<R>{g[6 * i + 3], g[6 * i + 4], g[6 * i + 5]};
-            const Vec3<R> pull = sign * transposed_times(pose, cross(lever, arriving));  // of R ω⁻ × l
-            gradient.v[body] = gradient.v[body] + sign * arriving;
-            gradient.omega[body] = gradient.omega[body] + pull;
-            gradient.phi[body] = gradient.phi[body] + cross(before, pull);
-            if (world) continue;
-            const Vec3<T> omega = load3(w + 6 * body + 3), spin = pose * omega;
-            const Vec3<R> alpha = load3(&multiplier[6 * body + 3]);
-            const Vec3<T> torque = transposed_times(pose, cross(lever, from.force));
-            by_lever[i] = sign * (cross(from.force, pose * alpha) + cross(leaving, spin) + cross(arriving, pose * before));
-            // δ(Rᵀ X) = (Rᵀ X) × φ, δ(R ω) = R (φ × ω)
-            gradient.phi[body] = gradient.phi[body] + sign * (cross(alpha, torque) + cross(omega, transposed_times(pose, cross(lever, leaving))));
-        }
-        if (world) return;
-        const Vec3<R> shift = 0.5 * (by_lever[1] - by_lever[0]);
-        gradient.x[bodies[0]] = gradient.x[bodies[0]] + shift;
-        gradient.x[bodies[1]] = gradient.x[bodies[1]] - shift;
-    }
-
-    void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
-        if (contact.pair >= 0) return pair_product(problem, contact, data, w);
-        const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse;
-        const Vec3<T> omega = load3(w + 6 * contact.body + 3), sweep = cross(omega, data.lever);
-        const T radius = p[parameter::radius];
-        const R nu = multiplier[contact.impulse];
-        Vec3<T> force = impulse[0] * data.n;
-        const Vec3<T> normal = load3(p + parameter::normal);
-        R direct = nu;  // of φ⁺ + shift
-        Vec3<R> phi{};
-        if (contact.restitution >= 0) direct = bounce_product(problem, contact, data, omega, nu, phi);
-        phi = phi - direct * cross(load3(p + parameter::point), data.n);
-        if (contact.recovery >= 0 || contact.stiffness >= 0) {
-            // shift = −min(φ + h v_rec, 0) − softness·damping·min(φ, 0)
-            T slope{};
-            const T one = broadcast<T>(1.0);
-            if (contact.recovery >= 0)
-                slope += select(problem.laws[contact.law].distance + problem.timestep() * problem.parameters[contact.recovery] < T{}, one, T{});
-            if (contact.stiffness >= 0)
-                slope += select(problem.laws[contact.law].distance < T{}, problem.laws[contact.law].softness * problem.parameters[contact.stiffness + 1], T{});
-            const Vec3<T> n = transposed_times(problem.bodies[contact.body].pose.R, normal);
-            gradient.x[contact.body] = gradient.x[contact.body] + direct * (slope * normal);
-            gradient.phi[contact.body] = gradient.phi[contact.body] + direct * (slope * cross(load3(p + parameter::point), n));
-        }
-        if (contact.friction) {
-            const Vec3<R> &slip = touching[&contact - mechanism.contacts.data()];
-            force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
-            phi = phi - slip.y * Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius) -
-                  slip.z * Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
-        }
-        phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
-        phi_next[contact.body] = phi_next[contact.body] + phi;
-        x_next[contact.body] = x_next[contact.body] - direct * normal;
-    }
-
-    // −ν times Newton's law where it rules the gap, by the next orientation (added to `phi`) and the incoming velocity; ν where it does not.
-    TD_INLINE R bounce_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &omega,
-                               const R &nu, Vec3<R> &phi) {
-        const T h = problem.timestep(), e = problem.parameters[contact.restitution], one = broadcast<T>(1.0);
-        const T *p = &problem.parameters[contact.parameters];
-        const BodyData<T> &body = problem.bodies[contact.body];
-        const T law = select(problem.laws[contact.law].bouncing, h, T{});
-        const Vec3<T> spin = transposed_times(body.next.R, problem.laws[contact.law].spin);
-        phi = phi - nu * (law * Problem<T>::bounce_gradient(data, omega + e * spin, e * spin, p[parameter::radius]));
-        // e n·(u⁻ with u⁻ = v + (R ω) × l⁺): of the current orientation and of the velocities in the state
-        const Vec3<T> torque = transposed_times(body.pose.R, body.next.R * cross(data.lever, data.n));
-        const R weight = nu * (law * e);
-        const int i = contact.body;
-        gradient.v[i] = gradient.v[i] - weight * load3(p + parameter::normal);
-        gradient.omega[i] = gradient.omega[i] - weight * torque;
-        gradient.phi[i] = gradient.phi[i] - weight * cross(load3(&problem.z[state_size * i + 10]), torque);
-        return nu * select(problem.laws[contact.law].bouncing, T{}, one);
-    }
+    // Contacts: see adjoint_contact.hpp.
+    Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x);
+    void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y);
+    const R *other_body(const ContactTable &contact, const R *x) const;
+    void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
+    void pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
+    R bounce_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &omega, const R &nu,
+                     Vec3<R> &phi);
 
     TD_INLINE void subtract(std::vector<Vec3<R>> &to, const JointTable &joint, const Vec3<R> &child, const Vec3<R> &parent) {
         to[joint.child] = to[joint.child] - child;

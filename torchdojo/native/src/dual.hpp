@@ -1,5 +1,5 @@
-// Forward derivatives: a value and its derivatives by the poses of two bodies (x, φ of the one, x, φ of the other). For the geometry of
-// contacts between shapes, where derivatives by hand would be long.
+// Forward derivatives: a value and its derivatives by the poses of two bodies (x, φ of the one, x, φ of the other), or by the numbers of a
+// shape. For the geometry of contacts between shapes, where derivatives by hand would be long.
 #pragma once
 
 #include <type_traits>
@@ -63,6 +63,10 @@ TD_INLINE Dual<T> operator*(const Dual<T> &a, const T &b) {
 template <class T, class = NotDouble<T>>
 TD_INLINE Dual<T> operator*(double a, const Dual<T> &b) {
     return make_dual<T>(a * b.v, [&](int k) { return a * b.d[k]; });
+}
+template <class T>
+TD_INLINE Dual<T> operator-(double a, const Dual<T> &b) {
+    return make_dual<T>(a - b.v, [&](int k) { return -b.d[k]; });
 }
 template <class T>
 TD_INLINE Dual<T> operator-(const Dual<T> &a, const T &b) {

@@ -1,11 +1,11 @@
-// The backward pass of steps: from gradients of the next state and the impulses to gradients of state, input and wrench.
+// The backward pass of steps: from gradients of the next state and the impulses to gradients of state, input, wrench and parameters.
 //
-//   x⁺ = x + h v⁺,  φ⁺ = R(increment)ᵀ φ + M ω⁺: a gradient of z⁺ falls on w = (v⁺, ω⁺, …) and directly on the current pose. What falls on w
-// goes through the transposed system of adjoint.hpp. Gradients of quaternions are ambient and tangent to the sphere: that of a rotation
-// vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
+//   x⁺ = x + h v⁺,  φ⁺ = R(increment)ᵀ φ + M ω⁺: a gradient of z⁺ falls on w = (v⁺, ω⁺, …), directly on the current pose, and on the
+// timestep (parameter_gradient.hpp). What falls on w goes through the transposed system of adjoint.hpp. Gradients of quaternions are ambient
+// and tangent to the sphere: that of a rotation vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
 #pragma once
 
-#include "adjoint.hpp"
+#include "parameter_gradient.hpp"
 #include "recovery.hpp"
 
 namespace torchdojo {
@@ -13,7 +13,7 @@ namespace torchdojo {
 struct GradientJob {
     Job step;                         // z, u, wrench, parameters of the step
     const double *w, *grad_z_next, *grad_impulses;  // impulses: may be null
-    double *grad_z, *grad_u, *grad_wrench, *multiplier, *solution;  // the last four may be null
+    double *grad_z, *grad_u, *grad_wrench, *grad_parameters;  // the last three may be null; that of parameters is added to what is there
 };
 
 template <class T>
@@ -21,10 +21,10 @@ class StepGradient {
 public:
     explicit StepGradient(const MechanismTable &m)
         : mechanism(m), stepper(m), adjoint(m), w(m.num_unknowns), solution(m.num_unknowns), grad_w(m.num_unknowns),
-          grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), smooth(size_t(lanes<T>) * m.num_unknowns),
+          parameters(m), grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), smooth(size_t(lanes<T>) * m.num_unknowns),
           scratch_z(size_t(lanes<T>) * state_size * m.num_bodies), scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
 
-    // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one.
+    // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one. Those of parameters are complete after `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
         load(jobs, count, options, grad_kappa, shared);
         for (int lane = 0; lane < lanes<T>; ++lane) {
@@ -37,7 +37,10 @@ public:
         adjoint.solve(stepper.problem, solution.data(), grad_w.data());
         adjoint.multiply(stepper.problem, solution.data());
         for (int lane = 0; lane < count; ++lane) store(jobs[lane], lane);
+        if (jobs[0].grad_parameters) add_parameters(jobs, count);
     }
+
+    void flush() { parameters.flush(); }
 
     // The problems of the jobs, with their solutions in w and, at the κ at which derivatives are taken, in `solution`.
     void load(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
@@ -59,6 +62,8 @@ public:
     std::vector<T> w, solution;
 
 private:
+    ParameterGradient<T> parameters;
+    T by_timestep;                    // of the next state, at fixed velocities
     std::vector<T> grad_w, grad_next, grad_impulses;
     std::vector<double> smooth, scratch_z, scratch_impulses;
     bool softened[lanes<T>];
@@ -95,14 +100,16 @@ private:
     // grad_next and grad_impulses to grad_w; the direct part for the pose stays in grad_next (x) and `direct` (φ).
     void pull_back() {
         const T h = stepper.problem.timestep();
+        by_timestep = T{};
         std::fill(grad_w.begin(), grad_w.end(), T{});
         for (int k = 0; k < mechanism.num_impulses; ++k) grad_w[mechanism.impulses[k]] = grad_impulses[k];
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const T *g = &grad_next[state_size * i];
-            const Vec3<T> a = (0.5 * h) * load3(&w[6 * i + 3]);
+            const Vec3<T> omega = load3(&w[6 * i + 3]), a = (0.5 * h) * omega;
             const T c = sqrt(1.0 - dot(a, a));
             const Quat<T> increment{c, a}, next = stepper.problem.bodies[i].pose.q * increment;
             const Vec3<T> phi = 0.5 * (conjugate(next) * load4(g + 6)).v;
+            by_timestep += dot(load3(g), load3(&w[6 * i])) + dot(phi, omega) / c;
             // Mᵀ φ = h (c φ + a (a·φ)/c + a × φ)
             store3(&grad_w[6 * i], load3(g + 3) + h * load3(g));
             store3(&grad_w[6 * i + 3], load3(g + 10) + h * (c * phi + (dot(a, phi) / c) * a + cross(a, phi)));
@@ -133,15 +140,21 @@ private:
         }
         if (job.grad_u)
             for (int k = 0; k < mechanism.num_inputs; ++k) job.grad_u[k] = get(g.u[k], lane);
-        if (job.multiplier)
-            for (int k = 0; k < mechanism.num_unknowns; ++k) job.multiplier[k] = get(adjoint.multiplier[k], lane);
-        if (job.solution)
-            for (int k = 0; k < mechanism.num_unknowns; ++k) job.solution[k] = get(solution[k], lane);
+    }
+
+    void add_parameters(const GradientJob *jobs, int count) {
+        double *rows[lanes<T>] = {};
+        T factor{};
+        for (int lane = 0; lane < count; ++lane) {
+            rows[lane] = jobs[lane].grad_parameters;
+            set(factor, lane, jobs[lane].step.timestep_factor);
+        }
+        parameters.direct(rows);
+        parameters.add(stepper.problem, adjoint, solution.data(), by_timestep, factor);
     }
 };
 
-// Gradients of a step that was split in two: both halves are solved again (to the same bits), then differentiated in turn. Parameters are
-// left to the caller (multipliers are zero).
+// Gradients of a step that was split in two: both halves are solved again (to the same bits), then differentiated in turn.
 class SplitGradient {
 public:
     explicit SplitGradient(const MechanismTable &m) : mechanism(m), gradient(m), recovery(m) {}
@@ -151,7 +164,6 @@ public:
         std::fill_n(job.grad_z, nz, 0.0);
         if (job.grad_u) std::fill_n(job.grad_u, nu, 0.0);
         if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
-        if (job.multiplier) std::fill_n(job.multiplier, mechanism.num_unknowns, 0.0);
         // Levels of `recovery` are overwritten by deeper ones of its own only, so what is needed here is copied.
         if (!recovery.run_halves(job.step, options, shared, depth, recovery.halves(depth))) return;
         const Recovery::Halves level = recovery.halves(depth);
@@ -159,7 +171,8 @@ public:
         for (int which = 1; which >= 0; --which) {
             Recovery::Halves copy = level;
             GradientJob half{Recovery::half_job(job.step, copy, which), which ? level.second.data() : level.first.data(),
-                             which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(), nullptr, nullptr};
+                             which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(),
+                             job.grad_parameters};
             std::vector<double> z(nz);
             half.grad_z = z.data();
             if (level.substeps[which] > 1) run(half, options, grad_kappa, shared, depth + 1);
@@ -172,6 +185,8 @@ public:
         }
         std::copy(middle.begin(), middle.end(), job.grad_z);
     }
+
+    void flush() { gradient.flush(); }
 
 private:
     const MechanismTable &mechanism;

@@ -51,8 +51,8 @@ void seed(const BodyPose<T> &pose, int first, Vec3<Dual<T>> &x, Mat3<Dual<T>> &R
     }
 }
 
-template <class T, class S>
-geometry::Solid<S> solid(int kind, const T *p, const Vec3<S> &x, const Mat3<S> &R) {
+template <class S, class P>
+geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &R) {
     geometry::Solid<S> result;
     result.position = x + R * load3(p);
     result.radius = S(p[3]);
@@ -62,10 +62,10 @@ geometry::Solid<S> solid(int kind, const T *p, const Vec3<S> &x, const Mat3<S> &
     return result;
 }
 
-template <class T, class S>
+// P: of the numbers of the shapes, T or S.
+template <class T, class S, class P>
 Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
-               const Mat3<S> &Rb) {
-    const T *shape_a = &problem.parameters[pair.shape_a], *shape_b = &problem.parameters[pair.shape_b];
+               const Mat3<S> &Rb, const P *shape_a, const P *shape_b) {
     Touch<S> result;
     Vec3<S> point;
     if (pair.kind_b == geometry::surface) {
@@ -74,8 +74,8 @@ Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const
         result.distance = dot(result.n, centre - xb) - shape_b[3] - shape_a[3];
         point = centre - shape_a[3] * result.n;
     } else {
-        const auto found = geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, solid<T, S>(pair.kind_a, shape_a, xa, Ra),
-                                                           solid<T, S>(pair.kind_b, shape_b, xb, Rb));
+        const auto found =
+            geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, solid(pair.kind_a, shape_a, xa, Ra), solid(pair.kind_b, shape_b, xb, Rb));
         result.n = found.normal, result.distance = found.distance, point = found.point;
     }
     result.lever_a = point - xa, result.lever_b = point - xb;
@@ -86,6 +86,12 @@ Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const
         result.lever_a = result.lever_a + shift, result.lever_b = result.lever_b - shift;
     }
     return result;
+}
+
+template <class T, class S>
+Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
+               const Mat3<S> &Rb) {
+    return touch<T, S, T>(problem, pair, body, xa, Ra, xb, Rb, &problem.parameters[pair.shape_a], &problem.parameters[pair.shape_b]);
 }
 
 // Two unit vectors t₁, t₂ with t₁ × t₂ = n (elements.orthonormal_complement).

@@ -49,7 +49,7 @@ template <class T>
 struct BackwardWorkspace {
     StepGradient<T> gradient;
     SplitGradient split;
-    std::vector<double> grad_z, carried, grad_u, grad_wrench;
+    std::vector<double> grad_z, carried, grad_wrench;
     explicit BackwardWorkspace(const MechanismTable &m)
         : gradient(m), split(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
@@ -121,9 +121,7 @@ struct TdGradient {
     double *grad_z0;                  // (N, 13 nb)
     double *grad_u;                   // (N, T, nu), or null
     double *grad_wrench;              // (N, 6 nb), or null
-    double *multiplier;               // (N, T, n), or null: zero where a step failed or was split
-    double *solution;                 // (N, T, n), or null: where multipliers are not zero, the solution at which derivatives were taken
-    double *carried;                  // (N, T, 13 nb), or null: gradients of the states after each step, later steps included
+    double *grad_parameters;          // (N, P), or (P) where parameters are shared, or null: added to what is there
 };
 
 void *td_mechanism_create(const int32_t *table, const int32_t *schedule) { return new Handle(table, schedule); }
@@ -201,12 +199,13 @@ void forward(Handle &handle, const Options &options, const TdRollout &r, int64_t
     workspace->stepper.run(feed, options, shared_parameters(r));
 }
 
+// grad_parameters: as in TdGradient, but shared ones for these environments alone.
 template <class T>
-void backward(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, int64_t first,
-              int64_t last) {
+void backward(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
+              int64_t first, int64_t last) {
     auto workspace = handle.backward<T>().take();
     const MechanismTable &m = handle.table;
-    const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs, nw = m.num_unknowns;
+    const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
     GradientJob jobs[lanes<T>];
     for (int64_t start = first; start < last; start += lanes<T>) {
         const int count = int(std::min<int64_t>(lanes<T>, last - start));
@@ -219,7 +218,6 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 double *carried = &workspace->carried[j * nz];
                 const double *upstream = g.grad_z + n * g.grad_z_stride + t * nz;
                 for (int64_t k = 0; k < nz; ++k) carried[k] += upstream[k];
-                if (g.carried) std::copy_n(carried, nz, g.carried + at * nz);
                 GradientJob job{};
                 job.step = step_job(m, r, n, t);
                 job.w = job.step.w;
@@ -228,8 +226,7 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 job.grad_z = &workspace->grad_z[j * nz];
                 job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
                 job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
-                job.multiplier = g.multiplier ? g.multiplier + at * nw : nullptr;
-                job.solution = g.solution ? g.solution + at * nw : nullptr;
+                job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
                 if (r.status[at] == success && r.substeps[at] == 1) {
                     jobs[active++] = job;
                     continue;
@@ -238,9 +235,8 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
                 if (r.status[at] == success) {
                     workspace->split.run(job, options, grad_kappa, shared_parameters(r));
-                } else {
-                    if (job.grad_u) std::fill_n(job.grad_u, nu, 0.0);
-                    if (job.multiplier) std::fill_n(job.multiplier, nw, 0.0);
+                } else if (job.grad_u) {
+                    std::fill_n(job.grad_u, nu, 0.0);
                 }
             }
             if (active) workspace->gradient.run(jobs, active, options, grad_kappa, shared_parameters(r));
@@ -250,6 +246,8 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
         }
         std::copy_n(workspace->carried.begin(), count * nz, g.grad_z0 + start * nz);
     }
+    workspace->gradient.flush();
+    workspace->split.flush();
 }
 
 template <class T, class R>
@@ -275,14 +273,17 @@ void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, cons
     }
 }
 
-// Calls part(first, last, many) on blocks of environments, one per thread; `many`: whether the block is worth a vector register.
+int64_t num_blocks(int64_t environments, int64_t threads) {
+    return std::max<int64_t>(1, std::min(threads, (environments + pack_lanes - 1) / pack_lanes));
+}
+
+// Calls part(first, last, many, block) on blocks of environments, one per thread; `many`: whether the block is worth a vector register.
 template <class F>
 void in_parallel(int64_t environments, int64_t threads, F &&part) {
-    const int64_t useful = (environments + pack_lanes - 1) / pack_lanes;
-    const int64_t blocks = std::max<int64_t>(1, std::min(threads, useful));
+    const int64_t blocks = num_blocks(environments, threads);
     auto run = [&](int64_t block) {
         const int64_t first = environments * block / blocks, last = environments * (block + 1) / blocks;
-        if (first < last) part(first, last, last - first > 1);
+        if (first < last) part(first, last, last - first > 1, block);
     };
 #if defined(_OPENMP)
     if (blocks > 1) {
@@ -301,7 +302,7 @@ extern "C" {
 void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many) {
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
         many ? forward<Pack>(h, options, *r, first, last) : forward<double>(h, options, *r, first, last);
     });
 }
@@ -309,17 +310,23 @@ void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
 void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdGradient *g) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many) {
-        many ? backward<Pack>(h, options, o->grad_kappa, *r, *g, first, last)
-             : backward<double>(h, options, o->grad_kappa, *r, *g, first, last);
+    // Parameters that are shared: one sum per block, added up in their order.
+    const bool partial = g->grad_parameters && !r->parameter_stride;
+    const int64_t size = h.table.num_parameters, blocks = num_blocks(r->environments, o->threads);
+    std::vector<double> sums(partial ? size_t(blocks * size) : 0);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t block) {
+        double *grad_parameters = partial ? &sums[block * size] : g->grad_parameters;
+        many ? backward<Pack>(h, options, o->grad_kappa, *r, *g, grad_parameters, first, last)
+             : backward<double>(h, options, o->grad_kappa, *r, *g, grad_parameters, first, last);
     });
+    for (size_t k = 0; k < sums.size(); ++k) g->grad_parameters[k % size] += sums[k];
 }
 
 // out: (N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split.
 void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many) {
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
         many ? jacobian(h.jacobian_many, h.table, options, o->grad_kappa, *r, out, first, last)
              : jacobian(h.jacobian_one, h.table, options, o->grad_kappa, *r, out, first, last);
     });

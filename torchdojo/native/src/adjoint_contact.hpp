@@ -1,0 +1,178 @@
+// Contacts in the transposed system, and their products with the derivatives of the residual by the data: members of Adjoint, which see.
+#pragma once
+
+#include "adjoint.hpp"
+
+namespace torchdojo {
+
+// −∂shift/∂φ of the laws of the gap, with φ the current distance and shift = −min(φ + h v_rec, 0) − softness·damping·min(φ, 0).
+template <class T>
+TD_INLINE T shift_slope(const Problem<T> &problem, const ContactTable &contact) {
+    const LawData<T> &law = problem.laws[contact.law];
+    T slope{};
+    if (contact.recovery >= 0)
+        slope += select(law.distance + problem.timestep() * problem.parameters[contact.recovery] < T{}, broadcast<T>(1.0), T{});
+    if (contact.stiffness >= 0) slope += select(law.distance < T{}, law.softness * problem.parameters[contact.stiffness + 1], T{});
+    return slope;
+}
+
+// The part of the other body of a pair in x (by rows of the matrix), or null.
+template <class T, class R>
+const R *Adjoint<T, R>::other_body(const ContactTable &contact, const R *x) const {
+    if (!x || contact.pair < 0 || mechanism.pairs[contact.pair].other == mechanism.num_bodies) return nullptr;
+    return x + mechanism.bodies[mechanism.pairs[contact.pair].other].right;
+}
+
+// (ν_φ, ν_t) of contact c from λ = x (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
+//   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
+template <class T, class R>
+TD_INLINE Vec3<R> Adjoint<T, R>::contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
+    const ContactTable &contact = mechanism.contacts[c];
+    const ContactData<T> &data = problem.contacts[c];
+    Vec3<R> b{};  // Bᵀ α
+    auto add = [&](const T *wrench, const R *body) {
+        for (int k = 0; k < (contact.friction ? 3 : 1); ++k)
+            for (int r = 0; r < 6; ++r) b[k] += wrench[3 * r + k] * body[r];
+    };
+    if (x) add(data.wrench, x + mechanism.bodies[contact.body].right);
+    if (const R *other = other_body(contact, x)) add(problem.pairs[contact.pair].other_wrench, other);
+    R n = g[contact.impulse] + b.x, tangential[2] = {b.y, b.z};
+    if (!contact.friction) return {data.stiffness * n, R{}, R{}};
+    const T mu = problem.parameters[contact.parameters + parameter::friction];
+    R *rows = &multiplier[contact.impulse + 1];
+    if (contact.is_pyramid()) {
+        const Pyramid<T> pyramid{contact};
+        pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, rows);
+        pyramid.tangential(rows + 1, tangential);
+        n -= mu * rows[0];
+        return {data.stiffness * n, tangential[0], tangential[1]};
+    }
+    for (int i = 0; i < 2; ++i) tangential[i] += g[contact.impulse + 2 + i];
+    const R *q = tangential;
+    rows[0] = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
+    n += mu * rows[0];
+    return {data.stiffness * n, data.compliance[0] * q[0] + data.compliance[2] * q[1],
+            data.compliance[1] * q[0] + data.compliance[3] * q[1]};
+}
+
+// y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
+template <class T, class R>
+TD_INLINE void Adjoint<T, R>::subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    const ContactTable &contact = mechanism.contacts[c];
+    const int32_t at = mechanism.bodies[contact.body].right;
+    const Vec3<R> nu = contact_multiplier(problem, c, g, x);
+    const T *C = problem.contacts[c].rows;
+    for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+        for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
+    const R *other = other_body(contact, y);
+    if (!other) return;
+    R *to = y + (other - y);  // (not const)
+    C = problem.pairs[contact.pair].other_rows;
+    for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+        for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+}
+
+template <class T, class R>
+void Adjoint<T, R>::contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
+    if (contact.pair >= 0) return pair_product(problem, contact, data, w);
+    const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse;
+    const Vec3<T> omega = load3(w + 6 * contact.body + 3), sweep = cross(omega, data.lever);
+    const T radius = p[parameter::radius];
+    const R nu = multiplier[contact.impulse];
+    Vec3<T> force = impulse[0] * data.n;
+    const Vec3<T> normal = load3(p + parameter::normal);
+    R direct = nu;  // of φ⁺ + shift
+    Vec3<R> phi{};
+    if (contact.restitution >= 0) direct = bounce_product(problem, contact, data, omega, nu, phi);
+    phi = phi - direct * cross(load3(p + parameter::point), data.n);
+    if (contact.recovery >= 0 || contact.stiffness >= 0) {
+        const T slope = shift_slope(problem, contact);
+        const Vec3<T> n = transposed_times(problem.bodies[contact.body].pose.R, normal);
+        gradient.x[contact.body] = gradient.x[contact.body] + direct * (slope * normal);
+        gradient.phi[contact.body] = gradient.phi[contact.body] + direct * (slope * cross(load3(p + parameter::point), n));
+    }
+    if (contact.friction) {
+        const Vec3<R> &slip = touching[&contact - mechanism.contacts.data()];
+        force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
+        phi = phi - slip.y * Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius) -
+              slip.z * Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
+    }
+    phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
+    phi_next[contact.body] = phi_next[contact.body] + phi;
+    x_next[contact.body] = x_next[contact.body] - direct * normal;
+}
+
+// −ν times Newton's law where it rules the gap, by the next orientation (added to `phi`) and the incoming velocity; ν where it does not.
+template <class T, class R>
+TD_INLINE R Adjoint<T, R>::bounce_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data,
+                                         const Vec3<T> &omega, const R &nu, Vec3<R> &phi) {
+    const T h = problem.timestep(), e = problem.parameters[contact.restitution], one = broadcast<T>(1.0);
+    const T *p = &problem.parameters[contact.parameters];
+    const BodyData<T> &body = problem.bodies[contact.body];
+    const T law = select(problem.laws[contact.law].bouncing, h, T{});
+    const Vec3<T> spin = transposed_times(body.next.R, problem.laws[contact.law].spin);
+    phi = phi - nu * (law * Problem<T>::bounce_gradient(data, omega + e * spin, e * spin, p[parameter::radius]));
+    // e n·(u⁻ with u⁻ = v + (R ω) × l⁺): of the current orientation and of the velocities in the state
+    const Vec3<T> torque = transposed_times(body.pose.R, body.next.R * cross(data.lever, data.n));
+    const R weight = nu * (law * e);
+    const int i = contact.body;
+    gradient.v[i] = gradient.v[i] - weight * load3(p + parameter::normal);
+    gradient.omega[i] = gradient.omega[i] - weight * torque;
+    gradient.phi[i] = gradient.phi[i] - weight * cross(load3(&problem.z[state_size * i + 10]), torque);
+    return nu * select(problem.laws[contact.law].bouncing, T{}, one);
+}
+
+// Contacts between bodies or shapes: V = α_a·wrench_a + α_b·wrench_b − ν_φ gap − ν_t·slip, by the next poses (from linearize_pair) and
+// by what the current ones do besides: Δ in the levers, and the frames of torques and angular velocities.
+template <class T, class R>
+void Adjoint<T, R>::pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
+    const PairTable &pair = mechanism.pairs[contact.pair];
+    const PairData<T> &from = problem.pairs[contact.pair];
+    const bool world = pair.other == mechanism.num_bodies;
+    const int bodies[2] = {contact.body, pair.other};
+    const Vec3<R> &nu = touching[&contact - mechanism.contacts.data()];
+    const T zero{}, h = problem.timestep();
+    const bool has_law = contact.restitution >= 0;
+    const T law = has_law ? select(problem.laws[contact.law].bouncing, h, zero) : zero;
+    const T e = has_law ? problem.parameters[contact.restitution] : zero;
+    R g[12] = {};
+    for (const int i : {0, 1}) {
+        if (i && world) continue;
+        for (int r = 0; r < 6; ++r)
+            for (int k = 0; k < 12; ++k) g[k] += from.wrench[i][r][k] * multiplier[6 * bodies[i] + r];
+    }
+    for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+        for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
+    // −(what u⁺ and u⁻ are multiplied with)
+    const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
+    const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
+    Vec3<R> by_lever[2] = {};
+    for (const int i : {0, 1}) {
+        if (i && world) continue;
+        const double sign = i ? -1.0 : 1.0;
+        const int body = bodies[i];
+        const T *state = &problem.z[state_size * body];
+        const Mat3<T> &pose = problem.bodies[body].pose.R;
+        const Vec3<T> before = load3(state + 10), &lever = from.lever[i];
+        x_next[body] = x_next[body] + Vec3<R>{g[6 * i], g[6 * i + 1], g[6 * i + 2]};
+        phi_next[body] = phi_next[body] + Vec3<R>{g[6 * i + 3], g[6 * i + 4], g[6 * i + 5]};
+        const Vec3<R> pull = sign * transposed_times(pose, cross(lever, arriving));  // of R ω⁻ × l
+        gradient.v[body] = gradient.v[body] + sign * arriving;
+        gradient.omega[body] = gradient.omega[body] + pull;
+        gradient.phi[body] = gradient.phi[body] + cross(before, pull);
+        if (world) continue;
+        const Vec3<T> omega = load3(w + 6 * body + 3), spin = pose * omega;
+        const Vec3<R> alpha = load3(&multiplier[6 * body + 3]);
+        const Vec3<T> torque = transposed_times(pose, cross(lever, from.force));
+        by_lever[i] = sign * (cross(from.force, pose * alpha) + cross(leaving, spin) + cross(arriving, pose * before));
+        // δ(Rᵀ X) = (Rᵀ X) × φ, δ(R ω) = R (φ × ω)
+        const Vec3<R> turned = cross(alpha, torque) + cross(omega, transposed_times(pose, cross(lever, leaving)));
+        gradient.phi[body] = gradient.phi[body] + sign * turned;
+    }
+    if (world) return;
+    const Vec3<R> shift = 0.5 * (by_lever[1] - by_lever[0]);
+    gradient.x[bodies[0]] = gradient.x[bodies[0]] + shift;
+    gradient.x[bodies[1]] = gradient.x[bodies[1]] - shift;
+}
+
+}  // namespace torchdojo
