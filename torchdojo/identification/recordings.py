@@ -104,6 +104,19 @@ class Recordings:
         """The first `count` trajectories; None: all."""
         return self if count is None or count >= len(self) else self.select(range(count))
 
+    def with_heading(self) -> Recordings:
+        """Every trajectory turned about the vertical so that the horizontal velocity of its first body points along x at its first sample.
+
+        For recordings whose heading in the world is unknown, of throws that were all made the same way: what is not vertical in the frame
+        of the throw (a world that is not quite level) is then the same in all of them.
+        """
+        start = self.bodies()[self.offsets[:-1], 0, 3:5]
+        half = -0.5 * torch.atan2(start[:, 1], start[:, 0]).repeat_interleave(self.lengths)[:, None]
+        turn = torch.cat((half.cos(), torch.zeros_like(half).expand(-1, 2), half.sin()), dim=-1)[:, None]
+        x, v, q, omega = self.bodies().split((3, 3, 4, 3), dim=-1)
+        bodies = torch.cat((quat.rotate(turn, x), quat.rotate(turn, v), quat.multiply(turn, q), omega), dim=-1).flatten(1)
+        return replace(self, samples=torch.cat((bodies, self.samples[:, bodies.shape[-1] :]), dim=-1))
+
     def split(self, validation: float = 0.2, seed: int = 0) -> tuple[Recordings, Recordings]:
         """(training, validation) with whole throws in one or the other: trajectories of one `throw_id` are never divided.
 

@@ -26,6 +26,8 @@ from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, wrapped
+from torchdojo.native.cache import Parameters
+from torchdojo.native.execution import velocity_sensitivity
 from torchdojo.solver.options import Status
 
 __all__ = ["Linearization", "RobustLoss", "Scales", "WindowLoss", "WindowResidual"]
@@ -166,17 +168,58 @@ class WindowResidual:
 
     def _step_jacobians(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """∂f/∂z (N, K, 12 nb, 12 nb) and ∂f/∂raw (N, K, 12 nb, P) of single steps from z (N, K, 13 nb), on the tangent space."""
-        model, mech = self.model, self.model.mechanism
+        native = self._native_sensitivity(raw)
         by_state, by_raw = [], []
         for piece in z.flatten(0, 1).split(CHUNK):
-            with torch.enable_grad():
-                delta = piece.new_zeros(len(piece), TANGENT_SIZE * mech.num_bodies).requires_grad_()
-                rows = raw.expand(len(piece), -1).clone().requires_grad_()
-                after = model.step(mech.retract(piece, delta), rows).z
-                found = _rows(lambda z: mech.difference(z, z.detach()), after, delta, rows)
-            by_state.append(found[..., : delta.shape[-1]])
-            by_raw.append(found[..., delta.shape[-1] :])
+            if native is None:
+                found = self._reverse(piece, raw)
+            else:
+                found, whole = native(piece)
+                rest = (~whole).nonzero()[:, 0]
+                if len(rest):  # steps that the solver split in two, or that failed
+                    found[0][rest], found[1][rest] = self._reverse(piece[rest], raw)
+            by_state.append(found[0])
+            by_raw.append(found[1])
         return tuple(torch.cat(pieces).unflatten(0, z.shape[:2]) for pieces in (by_state, by_raw))  # type: ignore[return-value]
+
+    def _reverse(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """∂f/∂z (M, 12 nb, 12 nb) and ∂f/∂raw (M, 12 nb, P) by reverse mode: any mechanism."""
+        mech = self.model.mechanism
+        with torch.enable_grad():
+            delta = z.new_zeros(len(z), TANGENT_SIZE * mech.num_bodies).requires_grad_()
+            rows = raw.expand(len(z), -1).clone().requires_grad_()
+            after = self.model.step(mech.retract(z, delta), rows).z
+            found = _rows(lambda z: mech.difference(z, z.detach()), after, delta, rows)
+        return found[..., : delta.shape[-1]], found[..., delta.shape[-1] :]
+
+    def _native_sensitivity(self, raw: Tensor) -> Callable[[Tensor], tuple[tuple[Tensor, Tensor], Tensor]] | None:
+        """The same by the kernel, which has the derivatives of velocities by all parameters at once; with the steps for which that holds."""
+        mech = self.model.mechanism
+        native = mech._native()
+        if native is None:
+            return None
+        leaf = raw.clone().requires_grad_()
+        with torch.enable_grad():
+            stacked = self.model.call("_stacked", raw=leaf)
+            # (a leading dimension for the batch, which pack expects)
+            flat = [t.reshape(1, *t.shape[t.ndim - spec.ndim :]) for t, spec in zip(stacked, native.program.parameter_specs, strict=True)]
+            packed = native.program.pack(flat)[0]
+            chain = _rows(lambda v: v, packed, leaf)  # (num_parameters, P)
+        known = Parameters(native.program, [t.detach() for t in stacked])
+        h = mech.timestep
+
+        def sensitivity(z: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+            after, whole, by_packed = velocity_sensitivity(native, known, z)
+            velocity = (by_packed @ chain).unflatten(1, (-1, 2, 3))
+            # x⁺ = x + h v⁺, and q⁺ = q ⊗ [s, u] with u = h ω⁺/2: a change du turns it by 2 (s du + (u·du) u/s − u × du), body frame.
+            u = 0.5 * h * after.unflatten(-1, (-1, STATE_SIZE))[..., 10:]
+            s = (1 - u.square().sum(-1)).sqrt()[..., None, None]
+            turn = h * (s * torch.eye(3, dtype=z.dtype) + u[..., :, None] * u[..., None, :] / s - skew(u))
+            dv, domega = velocity.unbind(2)
+            by_raw = torch.stack((h * dv, dv, turn @ domega, domega), dim=2).flatten(1, 3)
+            return (self.model.call("jacobians", z, raw=raw)[0], by_raw), whole
+
+        return sensitivity
 
     def _solved(self, status: Tensor) -> Tensor:
         failed = (status != int(Status.SUCCESS)).unflatten(-1, (-1, self.substeps)).any(-1)
@@ -250,6 +293,11 @@ def _rows(function: Callable[[Tensor], Tensor], output: Tensor, *inputs: Tensor)
         return tuple(torch.zeros_like(i) if g is None else g for g, i in zip(found, inputs, strict=True))
 
     return torch.cat(torch.vmap(pull)(cotangents), dim=-1).movedim(0, -2)
+
+
+def skew(u: Tensor) -> Tensor:
+    """[u]× (..., 3, 3), with [u]× a = u × a."""
+    return torch.linalg.cross(u[..., None, :], torch.eye(3, dtype=u.dtype).expand(*u.shape, 3)).mT
 
 
 def _arc_velocity(omega: Tensor, timestep: Tensor) -> Tensor:
