@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,21 +24,42 @@ import torch
 from torch import Tensor
 
 from torchdojo.identification.parameters import ParametricMechanism
-from torchdojo.identification.residuals import RobustLoss, WindowResidual, batches
+from torchdojo.identification.residuals import RobustLoss, WindowResidual, batch_size
 
 __all__ = ["Fit", "GaussNewtonOptions", "Identifiability", "LeastSquares", "NormalEquations", "gauss_newton", "multi_start"]
 
 
 class NormalEquations(NamedTuple):
-    """At one θ: cost F (), gradient g (P,), Gauss-Newton Hessian H (P, P), scatter Σ g_c g_cᵀ over throws (P, P), weighted Σ w|r|² (),
-    count of residuals that took part."""
+    """At one θ: cost F (), gradient g (P,) and Gauss-Newton Hessian H (P, P) of the parameters; where first samples are free, those of their
+    corrections, (N, D) and (N, D, D), and the mixed (N, D, P); gradients of each throw (C, P) with free corrections at their best;
+    weighted squares Σ w|r|² (); count of residuals that took part, less that of the corrections;
+    reached: samples that no failed step is before."""
 
     cost: Tensor
     gradient: Tensor
     hessian: Tensor
-    scatter: Tensor
+    start_gradient: Tensor | None
+    start_hessian: Tensor | None
+    mixed: Tensor | None
+    by_throw: Tensor
     squares: Tensor
     count: int
+    reached: int
+
+    def reduced(self, mu: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Hessian (P, P) and gradient (P,) with the corrections of first samples eliminated (Schur complement), these damped by μ."""
+        if self.mixed is None:
+            return self.hessian, self.gradient
+        solved = torch.linalg.solve(self.damped_start(mu), torch.cat((self.mixed, self.start_gradient[..., None]), dim=-1))  # type: ignore[index]
+        products = torch.einsum("ndp,ndq->pq", self.mixed, solved)
+        return self.hessian - products[:, :-1], self.gradient - products[:, -1]
+
+    def damped_start(self, mu: float) -> Tensor:
+        """Hessian of the corrections plus μ times its diagonal, (N, D, D); what no residual depends on stays where it is."""
+        assert self.start_hessian is not None
+        diagonal = self.start_hessian.diagonal(dim1=-2, dim2=-1)
+        floor = 1e-9 * diagonal.amax(-1, keepdim=True)
+        return self.start_hessian + torch.diag_embed(mu * diagonal + floor)
 
 
 class LeastSquares:
@@ -47,56 +68,88 @@ class LeastSquares:
     Args:
         residual: of windows. windows: (N, T + 1, width). robust: default the squared norm.
         groups: (N,) number of the throw of each window: residuals of one throw are not independent. Default: all windows differ.
+        free_start: whether the state that a window starts from is an unknown, too, and not the recorded first sample. Recorded velocities
+            are differences of noisy poses, and errors in them would bias the parameters; with free starts only residuals have errors.
+            A tensor: samples (N, width) to begin with, `Fit.start` of shorter windows, say.
     """
 
-    def __init__(self, residual: WindowResidual, windows: Tensor, robust: RobustLoss | None = None, groups: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        residual: WindowResidual,
+        windows: Tensor,
+        robust: RobustLoss | None = None,
+        groups: Tensor | None = None,
+        *,
+        free_start: bool | Tensor = False,
+    ) -> None:
         self.residual, self.windows, self.robust = residual, windows, robust or RobustLoss()
         self.groups = torch.arange(len(windows)) if groups is None else groups.unique(return_inverse=True)[1]
+        self.start = free_start.clone() if isinstance(free_start, Tensor) else windows[:, 0].clone() if free_start else None
 
     @property
     def model(self) -> ParametricMechanism:
         return self.residual.model
 
-    def cost(self, raw: Tensor) -> Tensor:
-        """F, ()."""
-        with torch.no_grad():
-            parts = [self.robust(self.residual(w, raw).square().sum(-1)).sum() for w in batches(self.windows, self.residual.substeps)]
-        return 0.5 * torch.stack(parts).sum()
+    def _pieces(self, start: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        size = batch_size(self.windows, self.residual.substeps)
+        for first in range(0, len(self.windows), size):
+            piece = slice(first, first + size)
+            yield piece, self.windows[piece], None if start is None else start[piece]
 
-    def normal_equations(self, raw: Tensor) -> NormalEquations:
+    def cost(self, raw: Tensor, start: Tensor | None = None) -> tuple[Tensor, int]:
+        """F, (), and the number of samples reached: those behind a failed step count nothing, and are not to be gained from."""
+        total, reached = raw.new_zeros(()), 0
+        with torch.no_grad():
+            for _, windows, first in self._pieces(start):
+                residual, solved = self.residual.evaluate(windows, raw, first)
+                total = total + 0.5 * self.robust(residual.square().sum(-1)).sum()
+                reached += int(solved.sum())
+        return total, reached
+
+    def normal_equations(self, raw: Tensor, start: Tensor | None = None) -> NormalEquations:
         """F, g and H at `raw` (P,)."""
-        P = len(raw)
+        P, N, D = len(raw), len(self.windows), self.residual.start_size
         cost, squares = raw.new_zeros(()), raw.new_zeros(())
-        hessian, by_group = raw.new_zeros(P, P), raw.new_zeros(int(self.groups.max()) + 1, P)
-        count, start = 0, 0
-        for windows in batches(self.windows, self.residual.substeps):
-            r, J, solved = self.residual.linearize(windows, raw)
+        hessian, by_throw, count, reached = raw.new_zeros(P, P), raw.new_zeros(int(self.groups.max()) + 1, P), 0, 0
+        gradient, blocks = raw.new_zeros(P), [raw.new_zeros(N, D), raw.new_zeros(N, D, D), raw.new_zeros(N, D, P)] if start is not None else []
+        for piece, windows, first in self._pieces(start):
+            r, J, by_start, solved = self.residual.linearize(windows, raw, first)
             squared = r.square().sum(-1)
             weight = self.robust.weight(squared)
             cost = cost + 0.5 * self.robust(squared).sum()
             squares = squares + (weight * squared).sum()
-            weighted = (weight[..., None, None] * J).flatten(1, 2)
-            hessian = hessian + weighted.flatten(0, 1).T @ J.flatten(0, 2)
-            by_group.index_add_(0, self.groups[start : start + len(windows)], (weighted * r.flatten(1)[..., None]).sum(1))
-            start += len(windows)
+            reached += int(solved.sum())
             count += int(solved.sum()) * self.residual.size
-        return NormalEquations(cost, by_group.sum(0), hessian, by_group.T @ by_group, squares, count)
+            J, weighted, r = J.flatten(1, 2), (weight[..., None, None] * J).flatten(1, 2), r.flatten(1)[..., None]
+            hessian = hessian + weighted.flatten(0, 1).T @ J.flatten(0, 1)
+            each = (weighted * r).sum(1)
+            gradient = gradient + each.sum(0)
+            if by_start is not None:
+                free = (weight[..., None, None] * by_start).flatten(1, 2).mT
+                found = ((free @ r)[..., 0], free @ by_start.flatten(1, 2), free @ J)
+                for block, value in zip(blocks, found, strict=True):
+                    block[piece] = value
+                count -= D * len(windows)
+            by_throw.index_add_(0, self.groups[piece], each)
+        return NormalEquations(cost, gradient, hessian, *(blocks or (None, None, None)), by_throw, squares, count, reached)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussNewtonOptions:
-    """max_iterations: linearizations. damping: μ to begin with. step_tol: largest entry of a step, in units of `raw` (relative changes
+    """max_iterations: linearizations. damping: μ to begin with. max_step: largest entry of a step, in units of `raw`
+    (of a bounded parameter, a factor e). step_tol: largest entry of a step, in units of `raw` (relative changes
     where there are bounds), below which the fit has converged; cost_tol: the same for the predicted relative decrease of the cost.
     rank_tol: singular values of J, relative to the largest, below which a direction counts as unseen."""
 
     max_iterations: int = 30
     damping: float = 1e-3
+    max_step: float = 1.0
     step_tol: float = 1e-7
     cost_tol: float = 1e-9
     rank_tol: float = 1e-4
 
     def __post_init__(self) -> None:
-        for name in ("damping", "step_tol", "cost_tol", "rank_tol"):
+        for name in ("damping", "max_step", "step_tol", "cost_tol", "rank_tol"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"GaussNewtonOptions.{name}: got {getattr(self, name)}; allowed: positive numbers")
         if self.max_iterations < 1:
@@ -131,6 +184,7 @@ class Fit(NamedTuple):
     raw (P,), values in physical units, cost F; covariance (P, P) of `raw` from the Hessian, σ² H⁻¹ with σ² = Σ w|r|²/(residuals − P), and
     covariance_by_throw (P, P), H⁻¹ (Σ g_c gᵀ_c) H⁻¹ over throws c, which holds where residuals of a throw go together or the model is wrong
     (Huber 1967; White 1982). Of identifiable parameters: std and std_by_throw, in physical units, to first order (infinite for others).
+    start: the samples that free starts ended at (N, width).
     iterations: linearizations; history: cost before each, and at the end; converged, reason; seconds.
     """
 
@@ -147,6 +201,7 @@ class Fit(NamedTuple):
     converged: bool
     reason: str
     seconds: float
+    start: Tensor | None
 
 
 def gauss_newton(
@@ -162,23 +217,28 @@ def gauss_newton(
     """
     options = options or GaussNewtonOptions()
     begin = time.perf_counter()
-    raw = (problem.model.raw if raw is None else raw).detach().clone()
+    raw, start = (problem.model.raw if raw is None else raw).detach().clone(), problem.start
     mu, growth, reason, converged = options.damping, 2.0, f"{options.max_iterations} iterations", False
-    system = problem.normal_equations(raw)
+    system = problem.normal_equations(raw, start)
     history, iterations = [float(system.cost)], 1
     while True:
-        step, predicted = _damped_step(system, mu, options.rank_tol)
-        if float(step.abs().max()) <= options.step_tol or predicted <= options.cost_tol * float(system.cost) or not float(system.cost) > 0:
+        step, correction, predicted = _damped_step(system, mu, options.rank_tol)
+        if float(step.abs().max()) > options.max_step:
+            mu, growth = mu * growth, 2 * growth
+            continue
+        small = float(step.abs().max()) <= options.step_tol and correction is None
+        if small or predicted <= options.cost_tol * history[-1]:
             converged, reason = True, "the step or the predicted decrease is below its tolerance"
             break
-        cost = float(problem.cost(raw + step))
-        gain = (float(system.cost) - cost) / predicted
-        if math.isfinite(cost) and gain > 0:
-            if iterations >= options.max_iterations:
-                break
-            raw = raw + step
+        if iterations >= options.max_iterations:
+            break
+        moved = None if start is None or correction is None else problem.residual.correct(start, correction)
+        trial, reached = problem.cost(raw + step, moved)
+        gain = (history[-1] - float(trial)) / predicted
+        if math.isfinite(gain) and gain > 0 and reached >= system.reached:
+            raw, start = raw + step, moved
             mu, growth = mu * max(1 / 3, 1 - (2 * gain - 1) ** 3), 2.0
-            system = problem.normal_equations(raw)
+            system = problem.normal_equations(raw, start)
             iterations += 1
             history.append(float(system.cost))
             if callback is not None:
@@ -188,7 +248,7 @@ def gauss_newton(
             if mu > 1e12:
                 converged, reason = True, "no step, however short, decreases the cost"
                 break
-    return _report(problem, raw, system, options, iterations, history, converged, reason, time.perf_counter() - begin)
+    return _report(problem, raw, system, options, iterations, history, converged, reason, time.perf_counter() - begin, start)
 
 
 def multi_start(problem: LeastSquares, starts: Tensor, options: GaussNewtonOptions | None = None) -> list[Fit]:
@@ -197,16 +257,22 @@ def multi_start(problem: LeastSquares, starts: Tensor, options: GaussNewtonOptio
     return sorted(fits, key=lambda fit: fit.cost if math.isfinite(fit.cost) else math.inf)
 
 
-def _damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[Tensor, float]:
-    """δ in the directions that the data see, and the decrease of the cost that the quadratic model predicts, −gᵀδ − ½ δᵀHδ."""
-    basis = _seen_directions(system.hessian, rank_tol)
-    if not basis.shape[1]:
-        return torch.zeros_like(system.gradient), 0.0
-    hessian, gradient = basis.T @ system.hessian @ basis, basis.T @ system.gradient
-    damped = hessian + mu * basis.T @ torch.diag(system.hessian.diagonal()) @ basis
-    factor = torch.linalg.cholesky(damped)
-    step = -torch.cholesky_solve(gradient[:, None], factor)[:, 0]
-    return basis @ step, float(-gradient @ step - 0.5 * step @ hessian @ step)
+def _damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[Tensor, Tensor | None, float]:
+    """δ of the parameters, in the directions that the data see, and of the starts; and the decrease of the cost that the quadratic model
+    predicts, −gᵀδ − ½ δᵀHδ."""
+    basis = _seen_directions(system.reduced()[0], rank_tol)
+    hessian, gradient = system.reduced(mu)
+    step = torch.zeros_like(gradient)
+    if basis.shape[1]:
+        damped = basis.T @ (hessian + mu * torch.diag(system.hessian.diagonal())) @ basis
+        step = basis @ torch.linalg.solve(damped, -basis.T @ gradient)
+    predicted = -system.gradient @ step - 0.5 * step @ system.hessian @ step
+    if system.mixed is None or system.start_gradient is None or system.start_hessian is None:
+        return step, None, float(predicted)
+    forced = system.start_gradient + system.mixed @ step
+    correction = torch.linalg.solve(system.damped_start(mu), -forced[..., None])[..., 0]
+    quadratic = (correction[..., None, :] @ system.start_hessian @ correction[..., None])[..., 0, 0]
+    return step, correction, float(predicted - (forced * correction).sum() - 0.5 * quadratic.sum())
 
 
 def _seen_directions(hessian: Tensor, rank_tol: float) -> Tensor:
@@ -236,13 +302,16 @@ def _report(
     converged: bool,
     reason: str,
     seconds: float,
+    start: Tensor | None,
 ) -> Fit:
     model = problem.model
-    seen = identifiability(system.hessian, model.labels, options.rank_tol)
-    basis = _seen_directions(system.hessian, options.rank_tol)
-    inverse = basis @ torch.linalg.inv(basis.T @ system.hessian @ basis) @ basis.T if basis.shape[1] else torch.zeros_like(system.hessian)
+    hessian = system.reduced()[0]
+    seen = identifiability(hessian, model.labels, options.rank_tol)
+    basis = _seen_directions(hessian, options.rank_tol)
+    inverse = basis @ torch.linalg.inv(basis.T @ hessian @ basis) @ basis.T if basis.shape[1] else torch.zeros_like(hessian)
     covariance = inverse * system.squares / max(1, system.count - len(raw))
-    by_throw = inverse @ system.scatter @ inverse
+    scatter = system.by_throw.T @ system.by_throw
+    by_throw = inverse @ scatter @ inverse
     known = torch.tensor(list(seen.identifiable.values()))
     # Values depend on raw entry by entry, so one backward pass gives all derivatives.
     leaf = raw.clone().requires_grad_()
@@ -255,4 +324,4 @@ def _report(
         stds.append({name: flat[piece].reshape(model.parameters_by_name[name].value.shape) for name, piece in model.layout.items()})
     with torch.no_grad():
         values = {name: value.clone() for name, value in model.values(raw).items()}
-    return Fit(raw, values, history[-1], covariance, by_throw, stds[0], stds[1], seen, iterations, history, converged, reason, seconds)
+    return Fit(raw, values, history[-1], covariance, by_throw, stds[0], stds[1], seen, iterations, history, converged, reason, seconds, start)

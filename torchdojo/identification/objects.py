@@ -69,9 +69,12 @@ def _second_moments(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
     return torch.diag_embed(moments.sum(-1, keepdim=True) - moments)
 
 
-def _down(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
-    gravity = values["gravity"]
-    return torch.stack((torch.zeros_like(gravity), torch.zeros_like(gravity), -gravity), dim=-1)
+def _gravity(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
+    """The vector of its downward component and of what is horizontal in a world that is not level."""
+    down = -values["gravity"][..., None] if "gravity" in values else nominal[2:]
+    level = values["tilt"] if "tilt" in values else nominal[:2]
+    batch = torch.broadcast_shapes(down.shape[:-1], level.shape[:-1])
+    return torch.cat((level.expand(*batch, 2), down.expand(*batch, 1)), dim=-1)
 
 
 def _select(known: Sequence[Parameter], ties: Mapping[str, tuple[Tie, tuple[str, ...]]], names: Sequence[str]) -> tuple[list[Parameter], dict[str, Tie]]:
@@ -93,18 +96,19 @@ def cube_model(
     """The cube and those of its unknowns that are named.
 
     friction; half_side or corners (8, 3) [m]; corner_radius [m] (with half_side, or alone, then the contacts keep their points);
-    plane_height [m]; gravity [m/s²]; restitution; mass [kg]; second_moments (3,) [kg·m²], of which the inertia is made.
+    plane_height [m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; restitution; mass [kg]; second_moments (3,) [kg·m²], of which the inertia is made.
 
     Args:
         start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
     """
-    nominal = {"friction": 0.18, "half_side": 0.0524, "corner_radius": 0.0, "plane_height": 0.0, "gravity": 9.81, "restitution": 0.0, "mass": 0.37}
+    nominal: dict[str, Any] = {"friction": 0.18, "half_side": 0.0524, "corner_radius": 0.0, "plane_height": 0.0, "gravity": 9.81, "restitution": 0.0, "mass": 0.37, "tilt": (0.0, 0.0)}
     given = {**nominal, "second_moments": (0.00081 / 2,) * 3, **(start or {})}
     if "restitution" in parameters or given["restitution"]:
         laws = {"restitution": given["restitution"], **laws}
     mech = cube(given["half_side"], given["mass"], 0.00081, given["friction"], timestep, given["gravity"], kappa, **laws)
     corners = torch.stack([c.point.detach() for c in mech.contacts.values()])
     mech.bodies["cube"].inertia = _second_moments({"second_moments": torch.as_tensor(given["second_moments"], dtype=torch.float64)}, corners)
+    mech.gravity = (*given["tilt"], -given["gravity"])
     for contact in mech.contacts.values():
         contact.radius, contact.offset = given["corner_radius"], given["plane_height"]
         contact.point = contact.point.detach() * (1 - given["corner_radius"] / given["half_side"])
@@ -115,13 +119,14 @@ def cube_model(
         Parameter("corner_radius", max(given["corner_radius"], 1e-3), "contacts.*.radius", lower=0.0),
         Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
         Parameter("gravity", given["gravity"], lower=0.0),
+        Parameter("tilt", given["tilt"], scale=0.1),
         Parameter("restitution", min(max(given["restitution"], 1e-2), 0.99), "contacts.*.restitution" * ("restitution" in laws) or (), lower=0.0, upper=1.0),
         Parameter("mass", given["mass"], "bodies.cube.mass", lower=0.0),
         Parameter("second_moments", given["second_moments"], lower=0.0),
     ]
     ties: dict[str, tuple[Tie, tuple[str, ...]]] = {
         "contacts.*.point": (_points, ("half_side",)),
-        "gravity": (_down, ("gravity",)),
+        "gravity": (_gravity, ("gravity", "tilt")),
         "bodies.cube.inertia": (_second_moments, ("second_moments",)),
     }
     for i, name in enumerate(mech.contacts):
@@ -146,12 +151,13 @@ def elbow_model(
         start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
     """
     nominal: dict[str, Any] = {"friction": 0.3, "hinge_damping": 0.0, "hinge_friction": 0.0, "gravity": 9.81, "plane_height": 0.0, "size": 1.0}
-    nominal |= {"parent_anchor": (-0.035, 0.06, 0.0), "child_anchor": (-0.035, 0.0, 0.0), "axis": (0.0, 1.0, 0.0), "corner_radius": 0.0}
+    nominal |= {"tilt": (0.0, 0.0), "parent_anchor": (-0.035, 0.06, 0.0), "child_anchor": (-0.035, 0.0, 0.0), "axis": (0.0, 1.0, 0.0), "corner_radius": 0.0}
     given = {**nominal, **(start or {})}
     hinge: dict[str, Any] = {"damper": given["hinge_damping"]}
     if "hinge_friction" in parameters or given["hinge_friction"]:
         hinge["friction"] = max(given["hinge_friction"], 1e-4)
     mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, **laws)
+    mech.gravity = (*given["tilt"], -given["gravity"])
     joint = mech.joints["hinge"]
     joint.parent_anchor, joint.child_anchor, joint.axis = given["parent_anchor"], given["child_anchor"], given["axis"]
     for contact in mech.contacts.values():
@@ -166,6 +172,7 @@ def elbow_model(
         Parameter("hinge_damping", [max(given["hinge_damping"], 1e-5)], "joints.hinge.damper", lower=0.0),
         Parameter("hinge_friction", [max(given["hinge_friction"], 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
         Parameter("gravity", given["gravity"], lower=0.0),
+        Parameter("tilt", given["tilt"], scale=0.1),
         Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
         Parameter("corner_radius", max(given["corner_radius"], 1e-3), "contacts.*.radius", lower=0.0),
         Parameter("size", given["size"], lower=0.0),
@@ -177,5 +184,5 @@ def elbow_model(
         radius = values["corner_radius"] if "corner_radius" in values else torch.tensor(given["corner_radius"], dtype=torch.float64)
         return size[..., None] * corner - radius[..., None] * corner.sign()
 
-    ties: dict[str, tuple[Tie, tuple[str, ...]]] = {"contacts.*.point": (points, ("size", "corner_radius")), "gravity": (_down, ("gravity",))}
+    ties: dict[str, tuple[Tie, tuple[str, ...]]] = {"contacts.*.point": (points, ("size", "corner_radius")), "gravity": (_gravity, ("gravity", "tilt"))}
     return ParametricMechanism(mech, *_select(known, ties, parameters))

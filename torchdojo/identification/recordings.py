@@ -24,8 +24,8 @@ are. Where they are not given they are computed so, and every trajectory loses i
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Recordings:
     dt: float
     num_bodies: int = 1
     num_joints: int = 0
-    numbers: dict[str, float] | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of trajectories."""
@@ -278,10 +278,24 @@ def positive_number(recordings: Recordings, name: str, label: str = "data") -> f
     Raises:
         DataError: it is missing, or not a positive number.
     """
-    numbers = recordings.numbers or {}
+    numbers = recordings.numbers
     if name not in numbers:
         raise DataError(f"{label} lacks {name}; its scalars: {', '.join(numbers) or 'none'}")
     return _positive(label, name, np.asarray(numbers[name]))
+
+
+def check_heights(recordings: Recordings, half_side: float, label: str = "data") -> None:
+    """A cube at rest has its centre half a side (on a corner √3 of it) above the board.
+
+    Raises:
+        DataError: the cubes end higher or lower: other units, or another cube.
+    """
+    height = float(recordings.bodies()[recordings.offsets[1:] - 1, 0, 2].median())
+    if not 0.5 * half_side < height < 2.0 * half_side:
+        guess = "; are positions in half-sides? multiply positions and velocities by half_side" if abs(height - 1) < 0.2 else ""
+        raise DataError(
+            f"{label}: tosses end with the cube's centre at a median height of {height:.4g} m, but half_side is {half_side:.4g} m{guess}"
+        )
 
 
 def _array(label: str, name: str, array: np.ndarray, count: int, bodies: int, width: int) -> Tensor:

@@ -15,7 +15,7 @@ which costs a number of adjoints proportional to T; reverse mode through whole w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -90,10 +90,12 @@ class RobustLoss:
 
 
 class Linearization(NamedTuple):
-    """residual r (N, T, R), jacobian ∂r/∂raw (N, T, R, P), solved (N, T): whether all steps up to that sample succeeded."""
+    """residual r (N, K, R), jacobian ∂r/∂raw (N, K, R, P), by_start (N, K, R, D): by corrections of the first sample, where it is free;
+    solved (N, K): whether all steps up to that sample succeeded. K = T samples, or T + 1 with those of a free first sample."""
 
     residual: Tensor
     jacobian: Tensor
+    by_start: Tensor | None
     solved: Tensor
 
 
@@ -119,6 +121,9 @@ class WindowResidual:
         kept = [i for i, number in enumerate(numbers) if number is not None]
         if not kept:
             raise ValueError("Scales: every kind of residual is left out; give at least one")
+        # Of a free first sample, the poses are compared with the recorded ones: they have been measured, and velocities follow from poses.
+        posed = ([1.0] * 3 + [0.0] * 3) * 2 * len(self._bodies) + [1.0] * recordings.num_joints + [0.0] * recordings.num_joints
+        self._posed = torch.tensor([posed[i] for i in kept], dtype=torch.float64)
         self._kept, self._scale = torch.tensor(kept), torch.tensor([numbers[i] for i in kept], dtype=torch.float64)
 
     @property
@@ -130,41 +135,72 @@ class WindowResidual:
         """Residuals (N, T, R) of windows (N, T + 1, width), differentiable in `raw` and in whatever the mechanism is made of."""
         return self.evaluate(windows, raw)[0]
 
-    def evaluate(self, windows: Tensor, raw: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(residual (N, T, R), solved (N, T)): zero where a step on the way there failed."""
-        steps = (windows.shape[-2] - 1) * self.substeps
-        out = self.model.rollout(self.model.states(windows[..., 0, :], self.recordings, raw), steps, raw)
-        residual, solved = self._compare(self._observed(out.z), windows[..., 1:, :]), self._solved(out.status)
-        return torch.where(solved[..., None], residual, 0.0), solved
+    def evaluate(self, windows: Tensor, raw: Tensor | None = None, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(residual (N, K, R), solved (N, K)): zero where a step on the way there failed.
 
-    def linearize(self, windows: Tensor, raw: Tensor) -> Linearization:
-        """Residuals and their Jacobians by `raw` (P,)."""
+        Args:
+            start: (N, width), samples to start from in the place of the recorded first ones, which then have a residual of their own.
+        """
+        first = windows[..., 0, :] if start is None else start
+        begin = self.model.states(first, self.recordings, raw)
+        out = self.model.rollout(begin, (windows.shape[-2] - 1) * self.substeps, raw)
+        residual, solved = self._compare(self._observed(out.z), windows[..., 1:, :]), self._solved(out.status)
+        residual = torch.where(solved[..., None], residual, 0.0)
+        if start is None:
+            return residual, solved
+        here = self._posed * self._compare(begin, windows[..., 0, :])
+        return torch.cat((here[..., None, :], residual), dim=-2), torch.cat((torch.ones_like(solved[..., :1]), solved), dim=-1)
+
+    def linearize(self, windows: Tensor, raw: Tensor, start: Tensor | None = None) -> Linearization:
+        """`evaluate` and its Jacobians by `raw` (P,), and by corrections (D,) of `start` where that is given (`correct`)."""
         model, substeps = self.model, self.substeps
         raw = raw.detach()
         rows = raw.expand(len(windows), -1).clone().requires_grad_()
+        correction = raw.new_zeros(len(windows), 0 if start is None else self.start_size).requires_grad_()
         with torch.enable_grad():
-            start = model.states(windows[:, 0], self.recordings, rows)
-            sensitivity = _rows(lambda z: model.mechanism.difference(z, z.detach()), start, rows)
+            first = windows[:, 0] if start is None else self.correct(start, correction)
+            begin = model.states(first, self.recordings, rows)
+            sensitivity = _rows(lambda z: model.mechanism.difference(z, z.detach()), begin, rows, correction)
         with torch.no_grad():
-            out = model.rollout(start.detach(), (windows.shape[1] - 1) * substeps, raw)
+            out = model.rollout(begin.detach(), (windows.shape[1] - 1) * substeps, raw)
             dz, dtheta = self._step_jacobians(out.z[:, :-1], raw)
-            chain = [sensitivity]
+            direct = dtheta.new_zeros(*dtheta.shape[:-1], correction.shape[-1])
+            chain, direct = [sensitivity], torch.cat((dtheta, direct), dim=-1)
             for t in range(dz.shape[1]):
-                chain.append(dz[:, t] @ chain[-1] + dtheta[:, t])
+                chain.append(dz[:, t] @ chain[-1] + direct[:, t])
             path = torch.stack(chain, dim=1)
         # The observed velocities are means over the substeps, and so are their derivatives.
         mean = path[:, 1:].unflatten(1, (-1, substeps)).mean(2).unflatten(2, (-1, 4, 3))
         last = path[:, substeps::substeps].unflatten(2, (-1, 4, 3))
         combined = torch.stack((last[:, :, :, 0], mean[:, :, :, 1], last[:, :, :, 2], mean[:, :, :, 3]), dim=3).flatten(2, 4)
-        seen = self._observed(out.z)
+        seen, samples, solved = self._observed(out.z), windows[:, 1:], self._solved(out.status)
+        if start is not None:
+            seen, samples = torch.cat((begin.detach()[:, None], seen), dim=1), windows
+            combined = torch.cat((sensitivity[:, None], combined), dim=1)
+            solved = torch.cat((torch.ones_like(solved[:, :1]), solved), dim=1)
         with torch.enable_grad():
             tangent = seen.new_zeros(*seen.shape[:-1], combined.shape[-2]).requires_grad_()
-            residual = self._compare(model.mechanism.retract(seen, tangent), windows[:, 1:])
+            residual = self._compare(model.mechanism.retract(seen, tangent), samples)
+            if start is not None:
+                residual = torch.cat((self._posed * residual[:, :1], residual[:, 1:]), dim=1)
             by_state = _rows(lambda r: r, residual, tangent)
-        solved = self._solved(out.status)
-        jacobian = by_state @ combined
         keep = solved[..., None]
-        return Linearization(torch.where(keep, residual.detach(), 0.0), torch.where(keep[..., None], jacobian, 0.0), solved)
+        jacobian = torch.where(keep[..., None], by_state @ combined, 0.0)
+        free = None if start is None else jacobian[..., len(raw) :]
+        return Linearization(torch.where(keep, residual.detach(), 0.0), jacobian[..., : len(raw)], free, solved)
+
+    @property
+    def start_size(self) -> int:
+        """D: numbers of a correction, 12 per recorded body [dx, dv, rotation vector, dω], and coordinates and rates of joints."""
+        return TANGENT_SIZE * self.recordings.num_bodies + 2 * self.recordings.num_joints
+
+    def correct(self, samples: Tensor, correction: Tensor) -> Tensor:
+        """Samples (..., width) moved by corrections (..., D); quaternions stay unit."""
+        count = TANGENT_SIZE * self.recordings.num_bodies
+        x, v, q, omega = self.recordings.bodies(samples).split((3, 3, 4, 3), dim=-1)
+        dx, dv, dphi, domega = correction[..., :count].unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
+        bodies = torch.cat((x + dx, v + dv, quat.multiply(q, quat.exp(dphi)), omega + domega), dim=-1).flatten(-2)
+        return torch.cat((bodies, samples[..., bodies.shape[-1] :] + correction[..., count:]), dim=-1)
 
     def _step_jacobians(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """∂f/∂z (N, K, 12 nb, 12 nb) and ∂f/∂raw (N, K, 12 nb, P) of single steps from z (N, K, 13 nb), on the tangent space."""
@@ -309,6 +345,6 @@ def _arc_velocity(omega: Tensor, timestep: Tensor) -> Tensor:
     return omega * torch.where(small, 1 + squared / 6, sine.clamp_max(1.0).asin() / sine)
 
 
-def batches(windows: Tensor, substeps: int, budget: int = 8 * CHUNK) -> Iterator[Tensor]:
-    """Windows in pieces of about `budget` steps, which bounds the memory of Jacobians."""
-    yield from windows.split(max(1, budget // ((windows.shape[1] - 1) * substeps)))
+def batch_size(windows: Tensor, substeps: int, budget: int = 8 * CHUNK) -> int:
+    """Number of windows with about `budget` steps, which bounds the memory of Jacobians."""
+    return max(1, budget // ((windows.shape[1] - 1) * substeps))
