@@ -1,6 +1,7 @@
 """System identification: parameters of a mechanism from recorded trajectories."""
 
 from torchdojo.identification.evaluation import OpenLoop, open_loop
+from torchdojo.identification.fitting import CUBE, ELBOW, FitConfig, FitReport, Stage, fit
 from torchdojo.identification.gauss_newton import Fit, GaussNewtonOptions, Identifiability, LeastSquares, gauss_newton, multi_start
 from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
@@ -8,8 +9,12 @@ from torchdojo.identification.recordings import DataError, Recordings, WindowDat
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
 
 __all__ = [
+    "CUBE",
+    "ELBOW",
     "DataError",
     "Fit",
+    "FitConfig",
+    "FitReport",
     "GaussNewtonOptions",
     "Identifiability",
     "LeastSquares",
@@ -19,11 +24,13 @@ __all__ = [
     "Recordings",
     "RobustLoss",
     "Scales",
+    "Stage",
     "WindowDataset",
     "WindowLoss",
     "WindowResidual",
     "cube_model",
     "elbow_model",
+    "fit",
     "gauss_newton",
     "multi_start",
     "open_loop",

@@ -29,6 +29,10 @@ from torchdojo.identification.residuals import RobustLoss, WindowResidual, batch
 __all__ = ["Fit", "GaussNewtonOptions", "Identifiability", "LeastSquares", "NormalEquations", "gauss_newton", "multi_start"]
 
 
+#: Least damping of a parameter, relative to that of the one the data see best.
+DAMPING_FLOOR = 1e-4
+
+
 class NormalEquations(NamedTuple):
     """At one θ: cost F (), gradient g (P,) and Gauss-Newton Hessian H (P, P) of the parameters; where first samples are free, those of their
     corrections, (N, D) and (N, D, D), and the mixed (N, D, P); gradients of each throw (C, P) with free corrections at their best;
@@ -137,19 +141,18 @@ class LeastSquares:
 @dataclass(frozen=True, kw_only=True)
 class GaussNewtonOptions:
     """max_iterations: linearizations. damping: μ to begin with. max_step: largest entry of a step, in units of `raw`
-    (of a bounded parameter, a factor e). step_tol: largest entry of a step, in units of `raw` (relative changes
-    where there are bounds), below which the fit has converged; cost_tol: the same for the predicted relative decrease of the cost.
+    (of a bounded parameter, a factor e). cost_tol: relative decrease of the cost, as the quadratic model predicts it for its minimum, below
+    which the fit has converged.
     rank_tol: singular values of J, relative to the largest, below which a direction counts as unseen."""
 
     max_iterations: int = 30
     damping: float = 1e-3
     max_step: float = 1.0
-    step_tol: float = 1e-7
     cost_tol: float = 1e-9
     rank_tol: float = 1e-4
 
     def __post_init__(self) -> None:
-        for name in ("damping", "max_step", "step_tol", "cost_tol", "rank_tol"):
+        for name in ("damping", "max_step", "cost_tol", "rank_tol"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"GaussNewtonOptions.{name}: got {getattr(self, name)}; allowed: positive numbers")
         if self.max_iterations < 1:
@@ -223,15 +226,14 @@ def gauss_newton(
     history, iterations = [float(system.cost)], 1
     while True:
         step, correction, predicted = _damped_step(system, mu, options.rank_tol)
-        if float(step.abs().max()) > options.max_step:
-            mu, growth = mu * growth, 2 * growth
-            continue
-        small = float(step.abs().max()) <= options.step_tol and correction is None
-        if small or predicted <= options.cost_tol * history[-1]:
-            converged, reason = True, "the step or the predicted decrease is below its tolerance"
+        if _possible_decrease(system, options.rank_tol) <= options.cost_tol * history[-1]:
+            converged, reason = True, "the quadratic model promises a relative decrease below cost_tol"
             break
         if iterations >= options.max_iterations:
             break
+        if float(step.abs().max()) > options.max_step:
+            mu, growth = mu * growth, 2 * growth
+            continue
         moved = None if start is None or correction is None else problem.residual.correct(start, correction)
         trial, reached = problem.cost(raw + step, moved)
         gain = (history[-1] - float(trial)) / predicted
@@ -264,7 +266,9 @@ def _damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[T
     hessian, gradient = system.reduced(mu)
     step = torch.zeros_like(gradient)
     if basis.shape[1]:
-        damped = basis.T @ (hessian + mu * torch.diag(system.hessian.diagonal())) @ basis
+        diagonal = system.hessian.diagonal()
+        # (the floor keeps parameters that data hardly see from long steps, which Marquardt's scaling alone would allow)
+        damped = basis.T @ (hessian + mu * torch.diag(diagonal.clamp_min(DAMPING_FLOOR * float(diagonal.max())))) @ basis
         step = basis @ torch.linalg.solve(damped, -basis.T @ gradient)
     predicted = -system.gradient @ step - 0.5 * step @ system.hessian @ step
     if system.mixed is None or system.start_gradient is None or system.start_hessian is None:
@@ -273,6 +277,17 @@ def _damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[T
     correction = torch.linalg.solve(system.damped_start(mu), -forced[..., None])[..., 0]
     quadratic = (correction[..., None, :] @ system.start_hessian @ correction[..., None])[..., 0, 0]
     return step, correction, float(predicted - (forced * correction).sum() - 0.5 * quadratic.sum())
+
+
+def _possible_decrease(system: NormalEquations, rank_tol: float) -> float:
+    """Decrease of the cost that the quadratic model predicts for its minimum in the directions that the data see: ½ gᵀ H⁻¹ g."""
+    (hessian, gradient), eliminated = system.reduced(), 0.0
+    if system.start_gradient is not None:
+        solved = torch.linalg.solve(system.damped_start(0.0), system.start_gradient[..., None])[..., 0]
+        eliminated = 0.5 * float((system.start_gradient * solved).sum())
+    basis = _seen_directions(hessian, rank_tol)
+    pull = basis.T @ gradient
+    return eliminated + 0.5 * float(pull @ torch.linalg.solve(basis.T @ hessian @ basis, pull)) if basis.shape[1] else eliminated
 
 
 def _seen_directions(hessian: Tensor, rank_tol: float) -> Tensor:

@@ -274,7 +274,7 @@ class WindowResidual:
         mech, recorded = self.model.mechanism, self.recordings.bodies(samples)
         state = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, :]
         turn = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., 6:10]), state[..., 6:10]))
-        spin = _arc_velocity(state[..., 10:], mech.timestep)
+        spin = arc_velocity(state[..., 10:], mech.timestep)
         parts = (state[..., :3] - recorded[..., :3], state[..., 3:6] - recorded[..., 3:6], turn, spin - recorded[..., 10:])
         residual = torch.cat(parts, dim=-1).flatten(-2)
         if self._joints:
@@ -336,7 +336,7 @@ def skew(u: Tensor) -> Tensor:
     return torch.linalg.cross(u[..., None, :], torch.eye(3, dtype=u.dtype).expand(*u.shape, 3)).mT
 
 
-def _arc_velocity(omega: Tensor, timestep: Tensor) -> Tensor:
+def arc_velocity(omega: Tensor, timestep: Tensor) -> Tensor:
     """Inverse of `parameters.chord_velocity`: ω for which q⁺ = q exp(hω)."""
     half = 0.5 * timestep * omega
     squared = (half * half).sum(-1, keepdim=True)
