@@ -64,7 +64,7 @@ def read_tosses(path: Path) -> Tosses:
 def roll(mech: Mechanism, tosses: Tosses, substeps: int = 1, *, show_progress: bool = False) -> RaggedRollout:
     """Roll all tosses as one batch, each from its first sample to its last."""
     bar = (lambda times, count: progress(times, count, "replay")) if show_progress else None
-    return roll_states(mech, tosses.z, tosses.offsets, substeps, progress=bar)
+    return roll_states(mech.step, tosses.z, tosses.offsets, substeps, progress=bar)
 
 
 def replay(

@@ -6,6 +6,7 @@ from torchdojo.identification.gauss_newton import Fit, GaussNewtonOptions, Ident
 from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
+from torchdojo.identification.residual_physics import ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Parameter",
     "ParametricMechanism",
     "Recordings",
+    "ResidualWrench",
     "RobustLoss",
     "Scales",
     "Stage",

@@ -12,7 +12,7 @@ from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, wrapped
-from torchdojo.mechanism import Mechanism
+from torchdojo.mechanism import StepOutput
 from torchdojo.solver.options import Status
 
 __all__ = ["OpenLoop", "RaggedRollout", "open_loop", "roll", "trajectory_means"]
@@ -58,7 +58,7 @@ def open_loop(model: ParametricMechanism, recordings: Recordings, raw: Tensor | 
     """Roll every trajectory from its first sample (pose and velocity, nothing else of the recording) to its last."""
     with torch.no_grad():
         z = model.states(recordings.samples, recordings, raw)
-        rollout = roll(model.baked(raw), z, recordings.offsets, model.substeps(recordings))
+        rollout = roll(model.stepper(raw), z, recordings.offsets, model.substeps(recordings))
         bodies, (angle, _) = recordings.bodies(), recordings.joints()
         if recordings.num_joints:
             names, (floating, others) = list(model.mechanism.bodies), model.observed_joints
@@ -82,7 +82,7 @@ def open_loop(model: ParametricMechanism, recordings: Recordings, raw: Tensor | 
 
 
 def roll(
-    mech: Mechanism,
+    step: Callable[..., StepOutput],
     z: Tensor,
     offsets: Tensor,
     substeps: int = 1,
@@ -92,7 +92,7 @@ def roll(
     """Roll all trajectories as one batch, each from its first state to its last; finished ones leave the batch.
 
     Args:
-        z: (N, 13 nb), of which those in the rows offsets[:-1] are read. progress: (times, number of them) -> times, to show a bar.
+        step: `Mechanism.step`, or a function like it. z: (N, 13 nb), of which those in the rows offsets[:-1] are read. progress: (times, number of them) -> times, to show a bar.
     """
     lengths = offsets.diff()
     order = torch.argsort(lengths, descending=True, stable=True)  # the trajectories still running are always the first ones
@@ -110,7 +110,7 @@ def roll(
             running = int((lengths > t).sum())
             state, warm = state[:running], None if warm is None else warm[:running]
             for _ in range(substeps):
-                out = mech.step(state, warm_start=warm)
+                out = step(state, warm_start=warm)
                 state, warm = out.z, out.solution
                 flagged += int((out.status != int(Status.SUCCESS)).sum())
                 iterations.append(out.iterations)

@@ -113,25 +113,26 @@ CUBE: dict[str, Any] = {
 
 ELBOW: dict[str, Any] = {
     "object": "elbow",
+    "kappa": 3e-6,
     "stages": [
-        {
-            "parameters": ["gravity"],
-            "horizon": 10,
-            "substeps": 2,
-            "free_start": True,
-            "robust": {"kind": "cauchy", "threshold": 1.0},
-            "options": {"cost_tol": 1e-4},
-        },
         {
             "parameters": ["friction", "parent_anchor", "child_anchor", "hinge_damping", "hinge_friction"],
             "horizon": 16,
-            "stride": 32,
+            "stride": 48,
             "substeps": 2,
             "scales": {"position": 0.003, "rotation": 0.03, "joint": 0.03},
             "robust": {"kind": "cauchy", "threshold": 3.0},
-            "options": {"cost_tol": 1e-4, "max_iterations": 12},
+            "options": {"cost_tol": 1e-3, "max_iterations": 12},
+        },
+        {
+            "parameters": ["friction"],
+            "horizon": 60,
+            "scales": {"position": 0.01, "rotation": 0.5, "joint": 0.5},
+            "robust": {"kind": "huber", "threshold": 1.0},
+            "options": {"cost_tol": 1e-4, "max_iterations": 8},
         },
     ],
+    "start": {"gravity": 9.64, "friction": 0.2},
 }
 
 
@@ -161,7 +162,7 @@ def fit(config: Mapping[str, Any] | FitConfig, log: Callable[[str], None] | None
         start |= found
     fitted = build(recordings.dt / config.substeps, tuple(found), start=start, kappa=config.kappa, **config.laws)
     # (one parameter that starts at its nominal value, since a model has at least one)
-    nominal = build(recordings.dt / config.substeps, ("friction",), start=config.nominal, kappa=config.kappa)
+    nominal = build(recordings.dt / config.substeps, ("friction",), start=config.nominal)
     parts = {"training": training, "validation": validation}
     errors = [{name: open_loop(model, part).summary(width) for name, part in parts.items()} for model in (nominal, fitted)]
     return FitReport(found, fits, errors[0], errors[1], fitted)

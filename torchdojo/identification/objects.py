@@ -153,9 +153,10 @@ def elbow_model(
     nominal: dict[str, Any] = {"friction": 0.3, "hinge_damping": 0.0, "hinge_friction": 0.0, "gravity": 9.81, "plane_height": 0.0, "size": 1.0}
     nominal |= {"tilt": (0.0, 0.0), "parent_anchor": (-0.035, 0.06, 0.0), "child_anchor": (-0.035, 0.0, 0.0), "axis": (0.0, 1.0, 0.0), "corner_radius": 0.0}
     given = {**nominal, **(start or {})}
-    hinge: dict[str, Any] = {"damper": given["hinge_damping"]}
-    if "hinge_friction" in parameters or given["hinge_friction"]:
-        hinge["friction"] = max(given["hinge_friction"], 1e-4)
+    damping, rubbing = (float(torch.as_tensor(given[name]).sum()) for name in ("hinge_damping", "hinge_friction"))
+    hinge: dict[str, Any] = {"damper": damping}
+    if "hinge_friction" in parameters or rubbing:
+        hinge["friction"] = max(rubbing, 1e-4)
     mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, **laws)
     mech.gravity = (*given["tilt"], -given["gravity"])
     joint = mech.joints["hinge"]
@@ -169,8 +170,8 @@ def elbow_model(
         Parameter("parent_anchor", given["parent_anchor"], "joints.hinge.parent_anchor", scale=1e-2),
         Parameter("child_anchor", given["child_anchor"], "joints.hinge.child_anchor", scale=1e-2),
         Parameter("axis", given["axis"], "joints.hinge.axis", scale=0.1),
-        Parameter("hinge_damping", [max(given["hinge_damping"], 1e-5)], "joints.hinge.damper", lower=0.0),
-        Parameter("hinge_friction", [max(given["hinge_friction"], 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
+        Parameter("hinge_damping", [max(damping, 1e-5)], "joints.hinge.damper", lower=0.0),
+        Parameter("hinge_friction", [max(rubbing, 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
         Parameter("gravity", given["gravity"], lower=0.0),
         Parameter("tilt", given["tilt"], scale=0.1),
         Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),

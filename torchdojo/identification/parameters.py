@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,6 +228,12 @@ class ParametricMechanism(nn.Module):
                 owner, _, name = path.rpartition(".")
                 setattr(result.get_submodule(owner), name, tensor.detach().clone())
         return result
+
+    def stepper(self, raw: Tensor | None = None) -> Callable[..., StepOutput]:
+        """`step` for many steps with the same parameters: their fields are set once, as plain numbers."""
+        if type(self).step is ParametricMechanism.step:
+            return self.baked(raw).step
+        return functools.partial(self.step, raw=raw)
 
     def forward(self, samples: Tensor, recordings: Recordings, steps: int, raw: Tensor | None = None) -> Tensor:
         """States (..., steps + 1, 13 nb) of rollouts from recorded samples (..., width), one per sample of the recording."""

@@ -178,16 +178,14 @@ class WindowResidual:
             seen, samples = torch.cat((begin.detach()[:, None], seen), dim=1), windows
             combined = torch.cat((sensitivity[:, None], combined), dim=1)
             solved = torch.cat((torch.ones_like(solved[:, :1]), solved), dim=1)
-        with torch.enable_grad():
-            tangent = seen.new_zeros(*seen.shape[:-1], combined.shape[-2]).requires_grad_()
-            residual = self._compare(model.mechanism.retract(seen, tangent), samples)
-            if start is not None:
-                residual = torch.cat((self._posed * residual[:, :1], residual[:, 1:]), dim=1)
-            by_state = _rows(lambda r: r, residual, tangent)
+        residual, by_state = self._compare_jacobian(seen, samples)
+        if start is not None:
+            residual = torch.cat((self._posed * residual[:, :1], residual[:, 1:]), dim=1)
+            by_state = torch.cat((self._posed[:, None] * by_state[:, :1], by_state[:, 1:]), dim=1)
         keep = solved[..., None]
         jacobian = torch.where(keep[..., None], by_state @ combined, 0.0)
         free = None if start is None else jacobian[..., len(raw) :]
-        return Linearization(torch.where(keep, residual.detach(), 0.0), jacobian[..., : len(raw)], free, solved)
+        return Linearization(torch.where(keep, residual, 0.0), jacobian[..., : len(raw)], free, solved)
 
     @property
     def start_size(self) -> int:
@@ -232,7 +230,7 @@ class WindowResidual:
         """The same by the kernel, which has the derivatives of velocities by all parameters at once; with the steps for which that holds."""
         mech = self.model.mechanism
         native = mech._native()
-        if native is None:
+        if native is None or type(self.model).step is not ParametricMechanism.step:
             return None
         leaf = raw.clone().requires_grad_()
         with torch.enable_grad():
@@ -283,6 +281,31 @@ class WindowResidual:
             chosen = self._coordinates()
             residual = torch.cat((residual, wrapped(q[..., chosen] - angle), qd[..., chosen] - rate), dim=-1)
         return residual[..., self._kept] / self._scale
+
+    def _compare_jacobian(self, z: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """`_compare` and its Jacobian (..., R, 12 nb) on the tangent space."""
+        if self._joints or any(i % TANGENT_SIZE in (9, 10, 11) for i in self._kept.tolist()):
+            with torch.enable_grad():
+                tangent = z.new_zeros(*z.shape[:-1], TANGENT_SIZE * self.model.mechanism.num_bodies).requires_grad_()
+                residual = self._compare(self.model.mechanism.retract(z, tangent), samples)
+                return residual.detach(), _rows(lambda r: r, residual, tangent)
+        # Poses and velocities of bodies alone: differences, but for the rotation vector φ of q_recorded⁻¹ q, which a turn δ in the body
+        # frame changes by J⁻¹δ, with the inverse right Jacobian J⁻¹ = 1 + ½[φ]× + (1/|φ|² − (1 + cos|φ|)/(2|φ| sin|φ|)) [φ]×².
+        with torch.no_grad():
+            residual = self._compare(z, samples)
+            state, recorded = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, :], self.recordings.bodies(samples)
+            phi = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., 6:10]), state[..., 6:10]))
+            angle = torch.linalg.vector_norm(phi, dim=-1)[..., None, None]
+            wide = angle.clamp(1e-3, torch.pi - 1e-9)
+            factor = torch.where(angle < 1e-3, 1 / 12 + angle**2 / 720, 1 / wide**2 - (1 + wide.cos()) / (2 * wide * wide.sin()))
+            cross = skew(phi)
+            full = z.new_zeros(*state.shape[:-1], TANGENT_SIZE, len(self.model.mechanism.bodies), TANGENT_SIZE)
+            for place, body in enumerate(self._bodies):
+                block = full[..., place, :, body, :]
+                block.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+                block[..., 6:9, 6:9] += 0.5 * cross[..., place, :, :] + (factor * cross @ cross)[..., place, :, :]
+            jacobian = full.flatten(-2).flatten(-3, -2)
+        return residual, jacobian[..., self._kept, :] / self._scale[:, None]
 
     def _coordinates(self) -> list[int]:
         """Positions of the observed joints in the coordinate vector."""
