@@ -5,9 +5,9 @@ import time
 
 import pytest
 import torch
-from conftest import shared_path
 from made_up import recorded
 
+from conftest import shared_path
 from torchdojo.identification import (
     GaussNewtonOptions,
     LeastSquares,
@@ -45,7 +45,11 @@ def cube_case(substeps: int, backend: str):
     data = recorded(truth, 2, 40)
     names = ("friction", "half_side", "corner_radius", "plane_height", "gravity", "second_moments", "mass")
     model = cube_model(data.dt / substeps, names, start={"corner_radius": 0.003})
-    return sharp(model, backend), data, WindowDataset(data, 6 if backend == "native" else 2, 5).stack()[slice(None, None, 2) if backend == "native" else [3]]
+    return (
+        sharp(model, backend),
+        data,
+        WindowDataset(data, 6 if backend == "native" else 2, 5).stack()[slice(None, None, 2) if backend == "native" else [3]],
+    )
 
 
 def elbow_case(substeps: int, backend: str):
@@ -56,7 +60,13 @@ def elbow_case(substeps: int, backend: str):
 
 
 @pytest.mark.parametrize(
-    ("case", "substeps", "backend"), [(cube_case, 1, "native"), (cube_case, 2, "native"), pytest.param(cube_case, 1, "reference", marks=pytest.mark.slow), (elbow_case, 2, "native")]
+    ("case", "substeps", "backend"),
+    [
+        (cube_case, 1, "native"),
+        (cube_case, 2, "native"),
+        pytest.param(cube_case, 1, "reference", marks=pytest.mark.slow),
+        (elbow_case, 2, "native"),
+    ],
 )
 def test_jacobians_are_those_of_differences(case, substeps, backend):
     """Five-point differences with steps of 4e-6 in units of the parameters, and of metres and radians: 1e-6 of the largest entry."""

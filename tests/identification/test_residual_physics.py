@@ -1,6 +1,5 @@
 """A network learns the force that a mechanism lacks."""
 
-
 import torch
 from made_up import thrown_cubes
 

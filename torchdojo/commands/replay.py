@@ -52,7 +52,9 @@ def read_tosses(path: Path) -> Tosses:
     with user_input():
         recordings = read_recordings(path)
         if recordings.num_bodies != 1 or recordings.num_joints:
-            raise CommandError(f"{path} has {recordings.num_bodies} bodies and {recordings.num_joints} joint coordinates; a cube is one body")
+            raise CommandError(
+                f"{path} has {recordings.num_bodies} bodies and {recordings.num_joints} joint coordinates; a cube is one body"
+            )
         numbers = {name: positive_number(recordings, name, str(path)) for name in ("half_side", "mass", "inertia")}
         for name in ("mu_reported", "gravity"):
             if name in recordings.numbers:

@@ -19,7 +19,7 @@ def main() -> None:
     for result in report.fits:
         print(f"{result.iterations} iterations, {result.seconds:.1f} s, cost {result.history[0]:.6g} -> {result.cost:.6g}: {result.reason}")
         for name, value in result.values.items():
-            print(f"  {name} = {value.tolist()}, standard deviation {result.std[name].tolist()}, by throw {result.std_by_throw[name].tolist()}")
+            print(f"  {name} = {value.tolist()}, deviation {result.std[name].tolist()}, by throw {result.std_by_throw[name].tolist()}")
     for label, errors in (("nominal", report.nominal), ("fitted", report.fitted)):
         for part, summary in errors.items():
             print(f"{label}, {part}: " + ", ".join(f"{name} {value:.4g}" for name, value in summary.items()))

@@ -28,8 +28,11 @@ class RaggedRollout(NamedTuple):
 
 
 class OpenLoop(NamedTuple):
-    """Errors of open-loop rollouts. position (N,) [m] and rotation (N,) [rad]: distance and angle of recorded bodies, their mean where there
-    are several; joint (N,) [rad, m]: mean distance of joint coordinates; z (N, 13 nb); offsets (n + 1,); flagged: steps that failed."""
+    """Errors of open-loop rollouts.
+
+    position (N,) [m] and rotation (N,) [rad]: distance and angle of recorded bodies, their mean where there are several; joint (N,)
+    [rad, m]: mean distance of joint coordinates; z (N, 13 nb); offsets (n + 1,); flagged: steps that failed.
+    """
 
     position: Tensor
     rotation: Tensor
@@ -39,7 +42,7 @@ class OpenLoop(NamedTuple):
     flagged: int
 
     def summary(self, width: float | None = None) -> dict[str, float]:
-        """Means and medians over trajectories of the means over their samples after the first; positions [mm], and in percent of `width`."""
+        """Means and medians over trajectories of the means over their samples after the first; positions in mm, and in % of `width`."""
         result = {"trajectories": float(len(self.offsets) - 1), "flagged_steps": float(self.flagged)}
         degrees = 180 / torch.pi
         units = [("position", "error_mm", 1e3), ("rotation", "error_degrees", degrees), ("joint", "error_degrees", degrees)]
@@ -60,24 +63,14 @@ def open_loop(model: ParametricMechanism, recordings: Recordings, raw: Tensor | 
         z = model.states(recordings.samples, recordings, raw)
         rollout = roll(model.stepper(raw), z, recordings.offsets, model.substeps(recordings))
         bodies, (angle, _) = recordings.bodies(), recordings.joints()
-        if recordings.num_joints:
-            names, (floating, others) = list(model.mechanism.bodies), model.observed_joints
-            chosen = [names.index(model.mechanism.joints[name].child) for name in floating]
-        else:
-            chosen = list(range(model.mechanism.num_bodies))
+        chosen, columns = model.observed(recordings)
         state = rollout.z.unflatten(-1, (-1, STATE_SIZE))[:, chosen]
         position = torch.linalg.vector_norm(state[..., :3] - bodies[..., :3], dim=-1).mean(-1)
         turn = quat.multiply(quat.conjugate(bodies[..., 6:10]), state[..., 6:10])
         rotation = torch.linalg.vector_norm(quat.rotation_vector(turn), dim=-1).mean(-1)
         joint = angle.new_zeros(0)
-        if recordings.num_joints:
-            q, start, columns = model.call("to_minimal", rollout.z, raw=raw)[0], 0, list[int]()
-            counts = dict(others)
-            for name in model.mechanism.tree_joints:
-                count = model.mechanism.joints[name].num_coordinates
-                columns += range(start, start + count) if name in counts else ()
-                start += count
-            joint = wrapped(q[:, columns] - angle).abs().mean(-1)
+        if columns:
+            joint = wrapped(model.call("to_minimal", rollout.z, raw=raw)[0][:, columns] - angle).abs().mean(-1)
     return OpenLoop(position, rotation, joint, rollout.z, recordings.offsets, rollout.flagged)
 
 
@@ -92,7 +85,8 @@ def roll(
     """Roll all trajectories as one batch, each from its first state to its last; finished ones leave the batch.
 
     Args:
-        step: `Mechanism.step`, or a function like it. z: (N, 13 nb), of which those in the rows offsets[:-1] are read. progress: (times, number of them) -> times, to show a bar.
+        step: `Mechanism.step`, or a function like it. z: (N, 13 nb), of which those in the rows offsets[:-1] are read.
+        progress: (times, number of them) -> times, to show a bar.
     """
     lengths = offsets.diff()
     order = torch.argsort(lengths, descending=True, stable=True)  # the trajectories still running are always the first ones

@@ -47,9 +47,12 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig:
-    """data: file of recordings. object: "cube" or "elbow". stages: mappings of `Stage`. validation, seed: the split by throw. substeps, kappa:
-    of the open-loop rollouts. heading: turn throws to the heading of their first sample (`Recordings.with_heading`). limit: of throws.
-    start: where parameters start and what the others are; nominal: the same of the mechanism to compare with. laws: of the contacts."""
+    """data: file of recordings. object: "cube" or "elbow". stages: mappings of `Stage`. validation, seed: the split by throw.
+
+    substeps, kappa: of the open-loop rollouts. heading: turn throws to the heading of their first sample (`Recordings.with_heading`).
+    limit: of throws. start: where parameters start and what the others are; nominal: the same of the mechanism to compare with.
+    laws: of the contacts.
+    """
 
     data: str
     object: str

@@ -4,9 +4,10 @@ Minimizes F(θ) = ½ Σ ρ(|r|²) over windows and samples, θ the unconstrained
 w = ρ'(|r|²) of iteratively reweighted least squares, H = Σ w JᵀJ and g = Σ w Jᵀr; a trial step solves (H + μ diag H) δ = −g, and its gain
 over the prediction of the quadratic model decides about μ (Marquardt 1963; Nielsen 1999; Madsen, Nielsen and Tingleff 2004, alg. 3.16).
 
-H is P × P and is summed over chunks of windows, so J is never held as a whole. This is why the loop is our own: scipy.optimize.least_squares
-and torchmin take the whole J (565,000 × 26 for the cube's triplets) and factor it once per trial, pypose and theseus build J themselves from
-a cost module in autograd, without a place for Jacobians of a simulator, and none reports the directions that data cannot see.
+H is P × P and is summed over chunks of windows, so J is never held as a whole. This is why the loop is our own:
+scipy.optimize.least_squares and torchmin take the whole J (283,000 × 25 for the cube's triplets) and factor it, pypose and theseus build J
+themselves from a cost module in autograd, without a place for Jacobians of a simulator, and none reports the directions that data cannot
+see.
 
 Directions of θ whose singular value of J is below `rank_tol` of the largest get no step: data say nothing of them, and a fit must not
 invent it. `Identifiability` names them.
@@ -34,9 +35,9 @@ DAMPING_FLOOR = 1e-4
 
 
 class NormalEquations(NamedTuple):
-    """At one θ: cost F (), gradient g (P,) and Gauss-Newton Hessian H (P, P) of the parameters; where first samples are free, those of their
-    corrections, (N, D) and (N, D, D), and the mixed (N, D, P); gradients of each throw (C, P) with free corrections at their best;
-    weighted squares Σ w|r|² (); count of residuals that took part, less that of the corrections;
+    """At one θ: cost F (), gradient g (P,) and Gauss-Newton Hessian H (P, P) of the parameters; where first samples are free, those of
+    their corrections, (N, D) and (N, D, D), and the mixed (N, D, P); gradients of each throw (C, P) with free corrections at their best;
+    weighted squares Σ w|r|² (); number of residuals that took part, less that of the corrections;
     reached: samples that no failed step is before."""
 
     cost: Tensor
@@ -47,7 +48,7 @@ class NormalEquations(NamedTuple):
     mixed: Tensor | None
     by_throw: Tensor
     squares: Tensor
-    count: int
+    residuals: int
     reached: int
 
     def reduced(self, mu: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -115,7 +116,10 @@ class LeastSquares:
         P, N, D = len(raw), len(self.windows), self.residual.start_size
         cost, squares = raw.new_zeros(()), raw.new_zeros(())
         hessian, by_throw, count, reached = raw.new_zeros(P, P), raw.new_zeros(int(self.groups.max()) + 1, P), 0, 0
-        gradient, blocks = raw.new_zeros(P), [raw.new_zeros(N, D), raw.new_zeros(N, D, D), raw.new_zeros(N, D, P)] if start is not None else []
+        gradient, blocks = (
+            raw.new_zeros(P),
+            [raw.new_zeros(N, D), raw.new_zeros(N, D, D), raw.new_zeros(N, D, P)] if start is not None else [],
+        )
         for piece, windows, first in self._pieces(start):
             r, J, by_start, solved = self.residual.linearize(windows, raw, first)
             squared = r.square().sum(-1)
@@ -135,7 +139,18 @@ class LeastSquares:
                     block[piece] = value
                 count -= D * len(windows)
             by_throw.index_add_(0, self.groups[piece], each)
-        return NormalEquations(cost, gradient, hessian, *(blocks or (None, None, None)), by_throw, squares, count, reached)
+        return NormalEquations(
+            cost=cost,
+            gradient=gradient,
+            hessian=hessian,
+            start_gradient=blocks[0] if blocks else None,
+            start_hessian=blocks[1] if blocks else None,
+            mixed=blocks[2] if blocks else None,
+            by_throw=by_throw,
+            squares=squares,
+            residuals=count,
+            reached=reached,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +339,7 @@ def _report(
     seen = identifiability(hessian, model.labels, options.rank_tol)
     basis = _seen_directions(hessian, options.rank_tol)
     inverse = basis @ torch.linalg.inv(basis.T @ hessian @ basis) @ basis.T if basis.shape[1] else torch.zeros_like(hessian)
-    covariance = inverse * system.squares / max(1, system.count - len(raw))
+    covariance = inverse * system.squares / max(1, system.residuals - len(raw))
     scatter = system.by_throw.T @ system.by_throw
     by_throw = inverse @ scatter @ inverse
     known = torch.tensor(list(seen.identifiable.values()))
@@ -339,4 +354,6 @@ def _report(
         stds.append({name: flat[piece].reshape(model.parameters_by_name[name].value.shape) for name, piece in model.layout.items()})
     with torch.no_grad():
         values = {name: value.clone() for name, value in model.values(raw).items()}
-    return Fit(raw, values, history[-1], covariance, by_throw, stds[0], stds[1], seen, iterations, history, converged, reason, seconds, start)
+    return Fit(
+        raw, values, history[-1], covariance, by_throw, stds[0], stds[1], seen, iterations, history, converged, reason, seconds, start
+    )

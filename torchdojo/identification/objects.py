@@ -7,7 +7,7 @@ with the half-side a and the corner radius r their centres are at (a − r)(±1,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +39,9 @@ def cube(
     return Mechanism({"cube": body}, (), contacts, timestep=timestep, gravity=(0.0, 0.0, -gravity), options=SolverOptions(kappa=kappa))
 
 
-def elbow(friction: float, timestep: float, gravity: float, kappa: float, *, hinge: Mapping[str, Any] | None = None, **laws: Any) -> Mechanism:
+def elbow(
+    friction: float, timestep: float, gravity: float, kappa: float, *, hinge: Mapping[str, Any] | None = None, **laws: Any
+) -> Mechanism:
     """Two boxes of 0.1 × 0.05 × 0.05 m and 0.37 kg, bodies "elbow_1" and "elbow_2", with a hinge; contacts at the 16 corners.
 
     Args:
@@ -58,8 +60,10 @@ def elbow(friction: float, timestep: float, gravity: float, kappa: float, *, hin
 
 def _points(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
     """Centre of a corner from half-side and corner radius."""
-    return (values["half_side"] - values["corner_radius"])[..., None] * nominal.sign() if "corner_radius" in values else (
-        values["half_side"][..., None] * nominal.sign()
+    return (
+        (values["half_side"] - values["corner_radius"])[..., None] * nominal.sign()
+        if "corner_radius" in values
+        else (values["half_side"][..., None] * nominal.sign())
     )
 
 
@@ -77,7 +81,9 @@ def _gravity(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
     return torch.cat((level.expand(*batch, 2), down.expand(*batch, 1)), dim=-1)
 
 
-def _select(known: Sequence[Parameter], ties: Mapping[str, tuple[Tie, tuple[str, ...]]], names: Sequence[str]) -> tuple[list[Parameter], dict[str, Tie]]:
+def _select(
+    known: Sequence[Parameter], ties: Mapping[str, tuple[Tie, tuple[str, ...]]], names: Sequence[str]
+) -> tuple[list[Parameter], dict[str, Tie]]:
     """The named parameters, and the ties that read any of them."""
     unknown = [name for name in names if name not in {p.name for p in known}]
     if unknown:
@@ -96,20 +102,33 @@ def cube_model(
     """The cube and those of its unknowns that are named.
 
     friction; half_side or corners (8, 3) [m]; corner_radius [m] (with half_side, or alone, then the contacts keep their points);
-    plane_height [m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; restitution; mass [kg]; second_moments (3,) [kg·m²], of which the inertia is made.
+    plane_height [m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; restitution; mass [kg];
+    second_moments (3,) [kg·m²], of which the inertia is made.
 
     Args:
         start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
     """
-    nominal: dict[str, Any] = {"friction": 0.18, "half_side": 0.0524, "corner_radius": 0.0, "plane_height": 0.0, "gravity": 9.81, "restitution": 0.0, "mass": 0.37, "tilt": (0.0, 0.0)}
+    nominal: dict[str, Any] = {
+        "friction": 0.18,
+        "half_side": 0.0524,
+        "corner_radius": 0.0,
+        "plane_height": 0.0,
+        "gravity": 9.81,
+        "restitution": 0.0,
+        "mass": 0.37,
+        "tilt": (0.0, 0.0),
+    }
     given = {**nominal, "second_moments": (0.00081 / 2,) * 3, **(start or {})}
     if "restitution" in parameters or given["restitution"]:
         laws = {"restitution": given["restitution"], **laws}
     mech = cube(given["half_side"], given["mass"], 0.00081, given["friction"], timestep, given["gravity"], kappa, **laws)
-    corners = torch.stack([c.point.detach() for c in mech.contacts.values()])
-    mech.bodies["cube"].inertia = _second_moments({"second_moments": torch.as_tensor(given["second_moments"], dtype=torch.float64)}, corners)
-    mech.gravity = (*given["tilt"], -given["gravity"])
-    for contact in mech.contacts.values():
+    contacts = [cast(NonlinearContact, contact) for contact in mech.contacts.values()]
+    corners = torch.stack([c.point.detach() for c in contacts])
+    mech.bodies["cube"].inertia = _second_moments(
+        {"second_moments": torch.as_tensor(given["second_moments"], dtype=torch.float64)}, corners
+    )
+    mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
+    for contact in contacts:
         contact.radius, contact.offset = given["corner_radius"], given["plane_height"]
         contact.point = contact.point.detach() * (1 - given["corner_radius"] / given["half_side"])
     known = [
@@ -120,7 +139,13 @@ def cube_model(
         Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
         Parameter("gravity", given["gravity"], lower=0.0),
         Parameter("tilt", given["tilt"], scale=0.1),
-        Parameter("restitution", min(max(given["restitution"], 1e-2), 0.99), "contacts.*.restitution" * ("restitution" in laws) or (), lower=0.0, upper=1.0),
+        Parameter(
+            "restitution",
+            min(max(given["restitution"], 1e-2), 0.99),
+            "contacts.*.restitution" * ("restitution" in laws) or (),
+            lower=0.0,
+            upper=1.0,
+        ),
         Parameter("mass", given["mass"], "bodies.cube.mass", lower=0.0),
         Parameter("second_moments", given["second_moments"], lower=0.0),
     ]
@@ -150,18 +175,31 @@ def elbow_model(
     Args:
         start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
     """
-    nominal: dict[str, Any] = {"friction": 0.3, "hinge_damping": 0.0, "hinge_friction": 0.0, "gravity": 9.81, "plane_height": 0.0, "size": 1.0}
-    nominal |= {"tilt": (0.0, 0.0), "parent_anchor": (-0.035, 0.06, 0.0), "child_anchor": (-0.035, 0.0, 0.0), "axis": (0.0, 1.0, 0.0), "corner_radius": 0.0}
+    nominal: dict[str, Any] = {
+        "friction": 0.3,
+        "hinge_damping": 0.0,
+        "hinge_friction": 0.0,
+        "gravity": 9.81,
+        "plane_height": 0.0,
+        "size": 1.0,
+    }
+    nominal |= {
+        "tilt": (0.0, 0.0),
+        "parent_anchor": (-0.035, 0.06, 0.0),
+        "child_anchor": (-0.035, 0.0, 0.0),
+        "axis": (0.0, 1.0, 0.0),
+        "corner_radius": 0.0,
+    }
     given = {**nominal, **(start or {})}
     damping, rubbing = (float(torch.as_tensor(given[name]).sum()) for name in ("hinge_damping", "hinge_friction"))
     hinge: dict[str, Any] = {"damper": damping}
     if "hinge_friction" in parameters or rubbing:
         hinge["friction"] = max(rubbing, 1e-4)
     mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, **laws)
-    mech.gravity = (*given["tilt"], -given["gravity"])
+    mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
     joint = mech.joints["hinge"]
     joint.parent_anchor, joint.child_anchor, joint.axis = given["parent_anchor"], given["child_anchor"], given["axis"]
-    for contact in mech.contacts.values():
+    for contact in (cast(NonlinearContact, contact) for contact in mech.contacts.values()):
         point = given["size"] * contact.point.detach()
         contact.offset, contact.radius = given["plane_height"], given["corner_radius"]
         contact.point = point - given["corner_radius"] * point.sign()
@@ -185,5 +223,8 @@ def elbow_model(
         radius = values["corner_radius"] if "corner_radius" in values else torch.tensor(given["corner_radius"], dtype=torch.float64)
         return size[..., None] * corner - radius[..., None] * corner.sign()
 
-    ties: dict[str, tuple[Tie, tuple[str, ...]]] = {"contacts.*.point": (points, ("size", "corner_radius")), "gravity": (_gravity, ("gravity", "tilt"))}
+    ties: dict[str, tuple[Tie, tuple[str, ...]]] = {
+        "contacts.*.point": (points, ("size", "corner_radius")),
+        "gravity": (_gravity, ("gravity", "tilt")),
+    }
     return ParametricMechanism(mech, *_select(known, ties, parameters))

@@ -26,7 +26,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from torchdojo import quaternion as quat
 from torchdojo.identification.recordings import DataError, Recordings
+from torchdojo.joints import Joint
 from torchdojo.mechanism import Mechanism, StepOutput, Trajectory
 from torchdojo.parameters import PhysicalModule, as_tensor
 
@@ -109,7 +111,9 @@ class ParametricMechanism(nn.Module):
         self.mechanism.warned_of_penetration = True  # recordings overlap the ground by their errors; no start to warn of
         self.parameters_by_name = {parameter.name: parameter for parameter in parameters}
         if len(self.parameters_by_name) < len(parameters) or not parameters:
-            raise ValueError(f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: one or more, all names different")
+            raise ValueError(
+                f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: one or more, all names different"
+            )
         self.clearance = clearance
         self._setters: dict[str, str | Tie] = {}
         for parameter in parameters:
@@ -155,7 +159,7 @@ class ParametricMechanism(nn.Module):
         for path, tensor in self._computed(values).items():
             if tensor.shape != self._nominal[path].shape:
                 raise ValueError(
-                    f"{path} has shape {tuple(self._nominal[path].shape)} and would be set to {tuple(tensor.shape)}; give values of its shape"
+                    f"{path} has shape {tuple(self._nominal[path].shape)} and would be set to {tuple(tensor.shape)}; allowed: its shape"
                 )
             owner, _, name = path.rpartition(".")
             cast(PhysicalModule, self.mechanism.get_submodule(owner)).check_field(name, tensor.detach())
@@ -252,8 +256,9 @@ class ParametricMechanism(nn.Module):
         count = round(ratio)
         if count < 1 or abs(ratio - count) > 1e-6 * count:
             raise DataError(
-                f"the recording has a sample every {recordings.dt:.6g} s, the mechanism a timestep of {float(self.mechanism.timestep):.6g} s; "
-                f"allowed: {recordings.dt:.6g} s or a whole part of it (a half, a third, ...). Recordings are not resampled; change the timestep"
+                f"the recording has a sample every {recordings.dt:.6g} s, the mechanism has a timestep of "
+                f"{float(self.mechanism.timestep):.6g} s; "
+                f"allowed: {recordings.dt:.6g} s or a whole part of it (1/2, 1/3, ...). Recordings are not resampled; change the timestep"
             )
         return count
 
@@ -288,14 +293,14 @@ class ParametricMechanism(nn.Module):
                 f"the recording has {recordings.num_bodies} bodies and {recordings.num_joints} joint coordinates; this mechanism has "
                 f"{mech.num_bodies} bodies, or {len(floating)} floating ones and {sum(n for _, n in others)} joint coordinates"
             )
-        from torchdojo import quaternion as quat
-
         pieces, b, j = [], 0, 0
         counts = dict(others)
         for name in mech.tree_joints:
             if name in floating:
                 here = body[..., b, :]
-                pieces.append((torch.cat((here[..., :3], quat.rotation_vector(here[..., 6:10])), -1), torch.cat((here[..., 3:6], here[..., 10:]), -1)))
+                pieces.append(
+                    (torch.cat((here[..., :3], quat.rotation_vector(here[..., 6:10])), -1), torch.cat((here[..., 3:6], here[..., 10:]), -1))
+                )
                 b += 1
             else:
                 pieces.append((angle[..., j : j + counts[name]], rate[..., j : j + counts[name]]))
@@ -307,9 +312,21 @@ class ParametricMechanism(nn.Module):
     @property
     def observed_joints(self) -> tuple[list[str], list[tuple[str, int]]]:
         """Tree joints that float from the world, and the others with their numbers of coordinates."""
-        joints = {name: self.mechanism.joints[name] for name in self.mechanism.tree_joints}
+        joints = {name: cast(Joint, self.mechanism.joints[name]) for name in self.mechanism.tree_joints}
         floating = [name for name, joint in joints.items() if joint.parent is None and joint.num_coordinates == 6]
-        return floating, [(name, cast(int, joint.num_coordinates)) for name, joint in joints.items() if name not in floating]
+        return floating, [(name, joint.num_coordinates) for name, joint in joints.items() if name not in floating]
+
+    def observed(self, recordings: Recordings) -> tuple[list[int], list[int]]:
+        """Numbers of the recorded bodies, and positions of the recorded joint coordinates in the coordinate vector."""
+        if not recordings.num_joints and recordings.num_bodies == self.mechanism.num_bodies:
+            return list(range(self.mechanism.num_bodies)), []
+        names, (floating, others) = list(self.mechanism.bodies), self.observed_joints
+        bodies = [names.index(cast(Joint, self.mechanism.joints[name]).child) for name in floating]
+        counts, columns, start = dict(others), list[int](), 0
+        for name in self.mechanism.tree_joints:
+            columns += range(start, start + counts[name]) if name in counts else ()
+            start += counts.get(name, 6)
+        return bodies, columns
 
     def _in_flight(self, body: Tensor, angle: Tensor, recordings: Recordings) -> Tensor:
         """Whether all contacts are `clearance` away at the sample and at the one before it, (...,)."""

@@ -81,8 +81,8 @@ class Recordings:
     def joints(self, samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Joint coordinates and rates of samples, each (..., j)."""
         samples = self.samples if samples is None else samples
-        angle, rate = samples[..., SAMPLE_SIZE * self.num_bodies :].split(self.num_joints, dim=-1) if self.num_joints else 2 * (
-            samples[..., :0],
+        angle, rate = (
+            samples[..., SAMPLE_SIZE * self.num_bodies :].split(self.num_joints, dim=-1) if self.num_joints else 2 * (samples[..., :0],)
         )
         return angle, rate
 
@@ -130,7 +130,8 @@ class Recordings:
         held = round(validation * len(throws))
         if not 0 < held < len(throws):
             raise DataError(
-                f"a split of {len(throws)} throws with a validation part of {validation:g} leaves {len(throws) - held} to train on and {held} "
+                f"a split of {len(throws)} throws with a validation part of {validation:g} leaves {len(throws) - held} to train on and "
+                f"{held} "
                 "to validate with; allowed: a part for which both have at least one"
             )
         order = torch.randperm(len(throws), generator=torch.Generator().manual_seed(seed))
@@ -241,12 +242,16 @@ class WindowDataset(Dataset[Tensor]):
         if horizon < 1 or stride < 1:
             raise ValueError(f"WindowDataset: got horizon={horizon}, stride={stride}; allowed: 1 or more")
         self.recordings, self.horizon = recordings, horizon
-        ends = [a + 1 if first_only else b - horizon for a, b in zip(recordings.offsets[:-1].tolist(), recordings.offsets[1:].tolist(), strict=True)]
+        ends = [
+            a + 1 if first_only else b - horizon
+            for a, b in zip(recordings.offsets[:-1].tolist(), recordings.offsets[1:].tolist(), strict=True)
+        ]
         fits = (recordings.lengths > horizon).tolist()
         starts = [torch.arange(a, e, stride) for a, e, fit in zip(recordings.offsets[:-1].tolist(), ends, fits, strict=True) if fit]
         if not starts:
             raise DataError(
-                f"no trajectory has the {horizon + 1} samples of a window of {horizon} steps; the longest has {int(recordings.lengths.max())}"
+                f"no trajectory has the {horizon + 1} samples of a window of {horizon} steps; the longest has "
+                f"{int(recordings.lengths.max())}"
             )
         self.starts = torch.cat(starts)
 
@@ -331,7 +336,9 @@ def _joint_arrays(label: str, arrays: dict[str, np.ndarray], count: int) -> tupl
 def _offsets(label: str, offsets: np.ndarray, count: int) -> Tensor:
     fine = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == count
     if not fine:
-        raise DataError(f"{label}: offsets must be whole numbers from 0 to the number of samples, {count}; got {str(offsets.tolist())[:80]}")
+        raise DataError(
+            f"{label}: offsets must be whole numbers from 0 to the number of samples, {count}; got {str(offsets.tolist())[:80]}"
+        )
     short = np.diff(offsets.astype(np.int64)) < 2
     if short.any():
         raise DataError(f"{label}: toss {int(short.argmax())} has fewer than two samples; it needs a start and something to compare with")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
+from torchdojo.bodies import Body
 from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.mechanism import StepOutput, Trajectory
@@ -30,8 +31,8 @@ class ResidualWrench(ParametricMechanism):
     """A `ParametricMechanism` with an external wrench on every body that a network computes from its state.
 
     Args:
-        model: is copied. hidden: width of the two hidden layers. force [N], torque [N·m]: what an output of 1 means; default: a tenth of the
-            mean weight of the bodies, and that at 5 cm. speed [m/s], spin [rad/s], height [m]: what inputs are divided by.
+        model: is copied. hidden: width of the two hidden layers. force [N], torque [N·m]: what an output of 1 means; default: a tenth of
+            the mean weight of the bodies, and that at 5 cm. speed [m/s], spin [rad/s], height [m]: what inputs are divided by.
 
     The last layer starts at zero: before training, the motion is that of the pure model. For optimizers of torch; `gauss_newton` moves the
     parameters of the mechanism alone, at the network as it is.
@@ -51,7 +52,7 @@ class ResidualWrench(ParametricMechanism):
         nn.Module.__init__(self)
         self.__dict__.update({key: value for key, value in copy.deepcopy(model).__dict__.items()})
         with torch.no_grad():
-            masses = torch.stack([body.mass.mean() for body in self.mechanism.bodies.values()])
+            masses = torch.stack([cast(Body, body).mass.mean() for body in self.mechanism.bodies.values()])
             weight = float(masses.mean() * torch.linalg.vector_norm(self.mechanism.gravity))
         force = 0.1 * weight if force is None else force
         self.units = force, 0.05 * force if torque is None else torque

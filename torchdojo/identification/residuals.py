@@ -109,12 +109,7 @@ class WindowResidual:
     def __init__(self, model: ParametricMechanism, recordings: Recordings, scales: Scales | None = None) -> None:
         self.model, self.recordings, self.scales = model, recordings, scales or Scales()
         self.substeps = model.substeps(recordings)
-        floating, others = model.observed_joints
-        names = list(model.mechanism.bodies)
-        maximal = not recordings.num_joints and recordings.num_bodies == model.mechanism.num_bodies
-        joints = model.mechanism.joints
-        self._bodies = list(range(len(names))) if maximal else [names.index(joints[name].child) for name in floating]
-        self._joints = [] if maximal else [name for name, _ in others]
+        self._bodies, self._columns = model.observed(recordings)
         s = self.scales
         per_body = [scale for scale in (s.position, s.velocity, s.rotation, s.angular_velocity) for _ in range(3)]
         numbers = per_body * len(self._bodies) + [s.joint] * recordings.num_joints + [s.joint_velocity] * recordings.num_joints
@@ -214,7 +209,7 @@ class WindowResidual:
                     found[0][rest], found[1][rest] = self._reverse(piece[rest], raw)
             by_state.append(found[0])
             by_raw.append(found[1])
-        return tuple(torch.cat(pieces).unflatten(0, z.shape[:2]) for pieces in (by_state, by_raw))  # type: ignore[return-value]
+        return tuple(torch.cat(pieces).unflatten(0, z.shape[:2]) for pieces in (by_state, by_raw))
 
     def _reverse(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """∂f/∂z (M, 12 nb, 12 nb) and ∂f/∂raw (M, 12 nb, P) by reverse mode: any mechanism."""
@@ -227,7 +222,7 @@ class WindowResidual:
         return found[..., : delta.shape[-1]], found[..., delta.shape[-1] :]
 
     def _native_sensitivity(self, raw: Tensor) -> Callable[[Tensor], tuple[tuple[Tensor, Tensor], Tensor]] | None:
-        """The same by the kernel, which has the derivatives of velocities by all parameters at once; with the steps for which that holds."""
+        """The same by the kernel, which has derivatives of velocities by all parameters at once; with the steps for which that holds."""
         mech = self.model.mechanism
         native = mech._native()
         if native is None or type(self.model).step is not ParametricMechanism.step:
@@ -260,7 +255,7 @@ class WindowResidual:
         return failed.cumsum(-1) == 0
 
     def _observed(self, z: Tensor) -> Tensor:
-        """States at the samples (N, T, 13 nb), with velocities that are means since the sample before, of rollouts (N, T substeps + 1, ...)."""
+        """States at the samples (N, T, 13 nb), with velocities that are means since the sample before, of rollouts (N, …, 13 nb)."""
         if self.substeps == 1:
             return z[..., 1:, :]
         steps = z[..., 1:, :].unflatten(-2, (-1, self.substeps)).unflatten(-1, (-1, STATE_SIZE))
@@ -275,16 +270,15 @@ class WindowResidual:
         spin = arc_velocity(state[..., 10:], mech.timestep)
         parts = (state[..., :3] - recorded[..., :3], state[..., 3:6] - recorded[..., 3:6], turn, spin - recorded[..., 10:])
         residual = torch.cat(parts, dim=-1).flatten(-2)
-        if self._joints:
+        if self._columns:
             angle, rate = self.recordings.joints(samples)
             q, qd = mech.to_minimal(z)
-            chosen = self._coordinates()
-            residual = torch.cat((residual, wrapped(q[..., chosen] - angle), qd[..., chosen] - rate), dim=-1)
+            residual = torch.cat((residual, wrapped(q[..., self._columns] - angle), qd[..., self._columns] - rate), dim=-1)
         return residual[..., self._kept] / self._scale
 
     def _compare_jacobian(self, z: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
         """`_compare` and its Jacobian (..., R, 12 nb) on the tangent space."""
-        if self._joints or any(i % TANGENT_SIZE in (9, 10, 11) for i in self._kept.tolist()):
+        if self._columns or any(i % TANGENT_SIZE in (9, 10, 11) for i in self._kept.tolist()):
             with torch.enable_grad():
                 tangent = z.new_zeros(*z.shape[:-1], TANGENT_SIZE * self.model.mechanism.num_bodies).requires_grad_()
                 residual = self._compare(self.model.mechanism.retract(z, tangent), samples)
@@ -307,15 +301,6 @@ class WindowResidual:
             jacobian = full.flatten(-2).flatten(-3, -2)
         return residual, jacobian[..., self._kept, :] / self._scale[:, None]
 
-    def _coordinates(self) -> list[int]:
-        """Positions of the observed joints in the coordinate vector."""
-        mech, result, start = self.model.mechanism, list[int](), 0
-        for name in mech.tree_joints:
-            count = mech.joints[name].num_coordinates
-            result += range(start, start + count) if name in self._joints else ()
-            start += count
-        return result
-
 
 class WindowLoss(nn.Module):
     """Mean robust loss over windows and samples, for optimizers of torch: ``loss(windows).backward()``.
@@ -324,7 +309,9 @@ class WindowLoss(nn.Module):
         model, recordings, scales: as in `WindowResidual`. robust: default the squared norm. Failed steps count nothing.
     """
 
-    def __init__(self, model: ParametricMechanism, recordings: Recordings, scales: Scales | None = None, robust: RobustLoss | None = None) -> None:
+    def __init__(
+        self, model: ParametricMechanism, recordings: Recordings, scales: Scales | None = None, robust: RobustLoss | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.residual = WindowResidual(model, recordings, scales)
