@@ -2,7 +2,15 @@
 
 from torchdojo.identification.evaluation import OpenLoop, open_loop
 from torchdojo.identification.fitting import CUBE, ELBOW, FitConfig, FitReport, Stage, fit
-from torchdojo.identification.gauss_newton import Fit, GaussNewtonOptions, Identifiability, LeastSquares, gauss_newton, multi_start
+from torchdojo.identification.gauss_newton import (
+    Fit,
+    GaussNewtonOptions,
+    Identifiability,
+    LeastSquares,
+    fit_starts,
+    gauss_newton,
+    multi_start,
+)
 from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
@@ -33,6 +41,7 @@ __all__ = [
     "cube_model",
     "elbow_model",
     "fit",
+    "fit_starts",
     "gauss_newton",
     "multi_start",
     "open_loop",

@@ -27,7 +27,7 @@ from torch import Tensor
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.residuals import RobustLoss, WindowResidual, batch_size
 
-__all__ = ["Fit", "GaussNewtonOptions", "Identifiability", "LeastSquares", "NormalEquations", "gauss_newton", "multi_start"]
+__all__ = ["Fit", "GaussNewtonOptions", "Identifiability", "LeastSquares", "NormalEquations", "fit_starts", "gauss_newton", "multi_start"]
 
 
 #: Least damping of a parameter, relative to that of the one the data see best.
@@ -158,12 +158,14 @@ class GaussNewtonOptions:
     """max_iterations: linearizations. damping: μ to begin with. max_step: largest entry of a step, in units of `raw`
     (of a bounded parameter, a factor e). cost_tol: relative decrease of the cost, as the quadratic model predicts it for its minimum, below
     which the fit has converged.
-    rank_tol: singular values of J, relative to the largest, below which a direction counts as unseen."""
+    refit: iterations of `fit_starts` with which free
+    starts follow every trial step: impacts that move to another step then do not stand in its way. rank_tol: singular values of J, relative to the largest, below which a direction counts as unseen."""
 
     max_iterations: int = 30
     damping: float = 1e-3
     max_step: float = 1.0
     cost_tol: float = 1e-9
+    refit: int = 0
     rank_tol: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -250,6 +252,8 @@ def gauss_newton(
             mu, growth = mu * growth, 2 * growth
             continue
         moved = None if start is None or correction is None else problem.residual.correct(start, correction)
+        if moved is not None and options.refit:
+            moved = fit_starts(problem, raw + step, options.refit, moved)
         trial, reached = problem.cost(raw + step, moved)
         gain = (history[-1] - float(trial)) / predicted
         if math.isfinite(gain) and gain > 0 and reached >= system.reached:
@@ -266,6 +270,42 @@ def gauss_newton(
                 converged, reason = True, "no step, however short, decreases the cost"
                 break
     return _report(problem, raw, system, options, iterations, history, converged, reason, time.perf_counter() - begin, start)
+
+
+def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int = 10, start: Tensor | None = None) -> Tensor:
+    """Free first samples (N, width) that fit each window best with the parameters held: damped Gauss-Newton for every window by itself.
+
+    A good beginning for `gauss_newton` where recorded velocities are noisy: windows that are mostly flight then agree with the data
+    whatever the parameters are, and cannot drive them away.
+
+    Raises:
+        ValueError: a problem without free starts.
+    """
+    begin = problem.start if start is None else start
+    if begin is None:
+        raise ValueError("fit_starts: the problem has no free starts; make it with free_start=True")
+    raw = (problem.model.raw if raw is None else raw).detach()
+    found = []
+    for _, windows, start in problem._pieces(begin):
+        assert start is not None
+        mu = start.new_full((len(start), 1, 1), 1e-3)
+        for _ in range(iterations):
+            r, _, by_start, solved = problem.residual.linearize(windows, raw, start)
+            assert by_start is not None
+            squared = r.square().sum(-1)
+            weighted = (problem.robust.weight(squared)[..., None, None] * by_start).flatten(1, 2).mT
+            hessian = weighted @ by_start.flatten(1, 2)
+            diagonal = hessian.diagonal(dim1=-2, dim2=-1)
+            damped = hessian + mu * torch.diag_embed(diagonal + 1e-9 * diagonal.amax(-1, keepdim=True))
+            moved = problem.residual.correct(start, torch.linalg.solve(damped, -(weighted @ r.flatten(1)[..., None]))[..., 0])
+            with torch.no_grad():
+                after, reached = problem.residual.evaluate(windows, raw, moved)
+            less = problem.robust(after.square().sum(-1)).sum(-1) < problem.robust(squared).sum(-1)
+            better = less & (reached.sum(-1) >= solved.sum(-1))
+            start = torch.where(better[:, None], moved, start)
+            mu = torch.where(better[:, None, None], mu / 5, mu * 10)
+        found.append(start)
+    return torch.cat(found)
 
 
 def multi_start(problem: LeastSquares, starts: Tensor, options: GaussNewtonOptions | None = None) -> list[Fit]:
