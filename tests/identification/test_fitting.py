@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import shared_path
 from made_up import thrown_cubes
 
+from conftest import shared_path
 from torchdojo import quaternion as quat
 from torchdojo.identification import (
     CUBE,

@@ -155,11 +155,14 @@ class LeastSquares:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussNewtonOptions:
-    """max_iterations: linearizations. damping: μ to begin with. max_step: largest entry of a step, in units of `raw`
-    (of a bounded parameter, a factor e). cost_tol: relative decrease of the cost, as the quadratic model predicts it for its minimum, below
-    which the fit has converged.
-    refit: iterations of `fit_starts` with which free
-    starts follow every trial step: impacts that move to another step then do not stand in its way. rank_tol: singular values of J, relative to the largest, below which a direction counts as unseen."""
+    """max_iterations: linearizations. damping: μ to begin with.
+
+    max_step: largest entry of a step, in units of `raw` (of a bounded parameter, a factor e).
+    cost_tol: relative decrease of the cost, as the quadratic model predicts it for its minimum, below which the fit has converged.
+    refit: iterations of `fit_starts` with which free starts follow every trial step: impacts that move to another step of time then do not
+        stand in its way.
+    rank_tol: singular values of J, relative to the largest, below which a direction counts as unseen.
+    """
 
     max_iterations: int = 30
     damping: float = 1e-3
