@@ -15,6 +15,8 @@ MuJoCo's models: Gymnasium's files for half_cheetah, ant and humanoid; menagerie
 for the quadruped, which has a lighter trunk; for the others the very mechanism of torchdojo, written as MJCF. Both have the joint limits
 and the armature of those files.
 
+All parameters trainable: forward and backward with gradients of every parameter of the mechanism as well as of z0 and u, over that without.
+
 In contact: torchdojo, a step in which a contact carries more than kappa / 1 mm (on the central path: its gap is below 1 mm); MuJoCo, a
 state with ncon > 0. Needs `pip install -e ".[bench]"`; without mujoco, or a file, the columns of MuJoCo stay empty.
 """
@@ -442,6 +444,11 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
         def forward_backward(z: Tensor = z_leaf, u: Tensor = u_leaf, weights: Tensor = weights) -> None:
             torch.autograd.grad((mech.rollout(z, u).z[..., -1, :] * weights).sum(), (z, u), allow_unused=True)
 
+        def all_trainable(z: Tensor = z_leaf, u: Tensor = u_leaf, weights: Tensor = weights) -> None:
+            parameters = [p.requires_grad_() for p in mech.parameters()]
+            torch.autograd.grad((mech.rollout(z, u).z[..., -1, :] * weights).sum(), (z, u, *parameters), allow_unused=True)
+            mech.requires_grad_(False)
+
         path = forward()
         theirs_contact = None
         if reference is not None:
@@ -453,11 +460,11 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
         for threads in sizes.threads:
             torch.set_num_threads(threads)
             run = None if reference is None else lambda c=controls, n=threads, r=reference: r.rollout(c, n)
-            ours, theirs, both = by_turns(sizes.repeats, forward, run, forward_backward)
+            ours, theirs, both, trainable = by_turns(sizes.repeats, forward, run, forward_backward, all_trainable)
             unit = 1e6 / (batch * steps)
             rows.append([
                 name, f"{mech.num_bodies}", f"{mech.num_inputs}", f"{len(mech.contacts)}", f"{batch}", f"{threads}",
-                _number(ours, unit), _number(theirs, unit), _ratio(theirs, ours), _number(both, unit),
+                _number(ours, unit), _number(theirs, unit), _ratio(theirs, ours), _number(both, unit), _ratio(trainable, both),
                 f"{path.iterations.double().mean():.1f}", f"{100 * float((path.status != 0).double().mean()):.1f}",
                 _percent(_contact_fraction(mech, path.impulses) if mech.contacts else None), _percent(theirs_contact), f"{case.effort:g}",
             ])  # fmt: skip
@@ -520,7 +527,7 @@ def _percent(value: float | None) -> str:
 
 STEP_COLUMNS = (
     "model", "bodies", "inputs", "contacts", "batch", "threads", "forward [µs]", "MuJoCo [µs]", "MuJoCo / ours", "forward + backward [µs]",
-    "iterations", "flagged [%]", "in contact [%]", "MuJoCo's [%]", "effort",
+    "all parameters trainable [x]", "iterations", "flagged [%]", "in contact [%]", "MuJoCo's [%]", "effort",
 )  # fmt: skip
 JACOBIAN_COLUMNS = ("model", "environments", "Jacobian", "ours [µs]", "MuJoCo's", "transitionFD [µs]", "MuJoCo / ours")
 LONG_COLUMNS = ("model", "steps", "forward [s]", "forward + backward [s]", "iterations", "flagged steps")

@@ -176,14 +176,26 @@ def test_chains_of_couplings_in_any_order() -> None:
     assert list(mech.impulse_layout) == ["joints.a", "joints.b", "joints.c", "couplings.second", "couplings.first"]
 
 
-def test_the_kernel_says_that_it_does_not_know_couplings() -> None:
+class MyRevolute(td.Revolute):
+    """Written by a user: the kernel does not know it."""
+
+
+def test_couplings_run_natively_unless_their_joints_are_written_by_a_user() -> None:
     mech = pendulums()
-    auto = mech.step(mech.initial_state())  # the reference
-    mech.options = td.SolverOptions(backend="native")
-    with pytest.raises(RuntimeError, match=r"it does not know couplings of joints \(left -> right\); or use backend=\"auto\""):
-        mech.step(mech.initial_state())
-    mech.options = td.SolverOptions(backend="reference")
-    assert torch.equal(mech.step(mech.initial_state()).z, auto.z)
+    states = {}
+    for backend in ("auto", "native", "reference"):
+        mech.options = td.SolverOptions(backend=backend)
+        states[backend] = mech.step(mech.initial_state()).z
+    assert torch.equal(states["auto"], states["native"])
+    assert torch.allclose(states["native"], states["reference"], rtol=0, atol=1e-8)
+    joints = {"left": MyRevolute(None, "a", axis=(0, 1, 0)), "right": pendulum(1)}
+    mine = td.Mechanism({"a": body(), "b": body()}, joints, couplings={"gear": td.JointCoupling("left", "right")})
+    auto = mine.step(mine.initial_state())  # the reference
+    mine.options = td.SolverOptions(backend="native")
+    with pytest.raises(RuntimeError, match=r"MyRevolute is not a built-in .*; or use backend=\"auto\""):
+        mine.step(mine.initial_state())
+    mine.options = td.SolverOptions(backend="reference")
+    assert torch.equal(mine.step(mine.initial_state()).z, auto.z)
 
 
 def test_copies_pickles_and_state_dicts() -> None:

@@ -11,8 +11,8 @@ import torch
 from conftest import SHARED, shared_path
 from torchdojo.cli import main
 from torchdojo.commands import evaluate as command
+from torchdojo.conditioning import balanced
 from torchdojo.evaluation import plots, spinning
-from torchdojo.evaluation.convergence import LIMIT, balanced
 from torchdojo.evaluation.experiment import Experiment, Line, Measurement, Outcome, Plot, Setting, SkippedError
 from torchdojo.evaluation.physics import EXPERIMENTS
 
@@ -78,7 +78,7 @@ REQUIRED = {
     "double-four-bar": {"energy_error_percent": 2.0},
     "scaled-pendulums": {"failed_steps": 0},
     "convergence": {
-        f"{r}_{key}": b for r in ("box", "quadruped", "atlas") for key, b in (("iterations_p99", 15), ("condition_balanced", 1e9))
+        f"{r}_{key}": b for r in ("box", "quadruped", "atlas") for key, b in (("iterations_worst", 15), ("condition_balanced", 1e9))
     },
 }
 
@@ -91,13 +91,6 @@ def test_every_required_bound_is_there(name: str) -> None:
         assert measured[key].at_most is not None and measured[key].at_most <= bound
     if name in ("cube-drop", "atlas-drop", "torso-height", "bouncing-ball", "newtons-cradle", "box-stack"):
         assert all(m.at_least == 0 for m in measured.values() if m.key.endswith("smallest_distance_m"))
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="a tumbling box needs 23 iterations in one cold step of 200; 99 % need 9 at most")
-def test_worst_step_of_the_thrown_box_needs_15_iterations() -> None:
-    measured = {m.key: m.value for m in outcome("convergence", quick=False).measurements}
-    assert measured["box_iterations_worst"] <= LIMIT
 
 
 def test_pyramid_drifts_and_cone_does_not() -> None:
@@ -165,7 +158,7 @@ def test_mujoco_is_measured_beside_bounds(name: str) -> None:
 def test_bad_input(capsys, tmp_path) -> None:
     for arguments, message in (
         (["evaluate", "physics", "--only", "cube-dorp"], "no experiment 'cube-dorp' in 'physics'; there are: three-link-loop, "),
-        (["evaluate", "chemistry"], "no topic 'chemistry'; there are: physics"),
+        (["evaluate", "chemistry"], "no topic 'chemistry'; there are: physics, gradients"),
         (["evaluate", "physics", "--models", str(tmp_path / "none")], "--models: no folder"),
     ):
         assert main(arguments) == 2

@@ -1,6 +1,6 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
-from torchdojo import models, testing
+from torchdojo import models, parametrize, testing
 from torchdojo.actuators import Actuator, Actuators, actuate
 from torchdojo.adaptive import AdaptiveOptions
 from torchdojo.bodies import Body
@@ -30,8 +30,10 @@ from torchdojo.joints import (
 )
 from torchdojo.manifolds import contact_manifold, contacts_between
 from torchdojo.mechanism import Mechanism, Trajectory
+from torchdojo.minimal_stepping import MinimalOutput, MinimalTrajectory
+from torchdojo.schedules import KappaSchedule
 from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
-from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
 __version__ = "0.1.0"
@@ -53,12 +55,16 @@ __all__ = [
     "Floating",
     "FreeOrbital",
     "FreeRevolute",
+    "GradientMode",
     "ImpactContact",
     "Joint",
     "JointCoupling",
+    "KappaSchedule",
     "LinearContact",
     "Mechanism",
     "Mesh",
+    "MinimalOutput",
+    "MinimalTrajectory",
     "NonlinearContact",
     "Orbital",
     "Planar",
@@ -67,6 +73,7 @@ __all__ = [
     "PlanarOrbital",
     "Prismatic",
     "PrismaticOrbital",
+    "RandomizedSmoothing",
     "Revolute",
     "Shape",
     "SolverOptions",
@@ -83,6 +90,7 @@ __all__ = [
     "kappa_for_gap",
     "load",
     "models",
+    "parametrize",
     "resting_gap",
     "testing",
 ]

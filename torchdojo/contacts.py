@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchdojo.contact_base import Contact
 from torchdojo.elements import Cones, Motion, Pose, orthonormal_complement
+from torchdojo.limit_maps import disc_at_limit, normal_at_limit, pyramid_at_limit
 from torchdojo.path_maps import disc_on_path, normal_on_path, pyramid_on_path
 
 __all__ = ["Contact", "ImpactContact", "LinearContact", "NonlinearContact"]
@@ -36,6 +37,10 @@ class ImpactContact(Contact):
     def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
         gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
         return gamma[..., None], (kappa / gamma)[..., None]
+
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
+        gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
+        return gamma[..., None], gap[..., None]
 
 
 class FrictionalContact(Contact):
@@ -148,6 +153,17 @@ class NonlinearContact(FrictionalContact):
             pairs.append(disc_on_path(self.rolling_friction * gamma, impulse[..., -2:], slack[..., -2:], kappa, mass[..., 1]))
         return _join(pairs)
 
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
+        gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
+        pressed = gamma == impulse[..., 0]
+        pairs = [(gamma[..., None], gap[..., None])]
+        if self.cones.orthant > 1:
+            pairs.append(pyramid_at_limit(pressed, impulse[..., 1:4], slack[..., 1:4], mass[..., 1], compliance))
+        pairs.append(disc_at_limit(pressed, *self._sliding(impulse, slack), mass[..., 0], compliance))
+        if self.cones.second_order > 1:
+            pairs.append(disc_at_limit(pressed, impulse[..., -3:], slack[..., -3:], mass[..., 1], compliance))
+        return _join(pairs)
+
 
 class LinearContact(FrictionalContact):
     """Contact with Coulomb friction in a pyramid of `facets` directions D in the tangent plane (Stewart and Trinkle 1996).
@@ -200,6 +216,11 @@ class LinearContact(FrictionalContact):
         gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
         pyramid = pyramid_on_path(self.friction * gamma, impulse[..., 1:], slack[..., 1:], kappa, mass[..., 0])
         return _join([(gamma[..., None], (kappa / gamma)[..., None]), pyramid])
+
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
+        gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
+        pyramid = pyramid_at_limit(gamma == impulse[..., 0], impulse[..., 1:], slack[..., 1:], mass[..., 0], compliance)
+        return _join([(gamma[..., None], gap[..., None]), pyramid])
 
 
 def _pyramid_rows(height: Tensor, impulse: Tensor, slack: Tensor, rates: Tensor) -> Tensor:

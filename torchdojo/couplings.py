@@ -26,6 +26,7 @@ __all__ = ["JointCoupling"]
 
 ENDS = ("leader", "follower")
 MOST_TURNS = 16  # of a leader whose follower turns, too; more are not looked for
+ALIKE = 1e-9  # [rad] what separates numbers of turns that fit equally well: rounding
 SATISFIED = 1e-3  # [rad] a step leaves 1e-9; a state made by hand, that is open by more, is not meant to have turned
 
 
@@ -179,7 +180,8 @@ class JointCoupling(Element):
             numbers = gap.new_tensor([0, *(sign * n for n in range(1, MOST_TURNS + 1) for sign in (1, -1))])
             rest = gap - turn * ratio * numbers
             rest = (rest - turn * torch.round(rest / turn)).abs()
-            best = rest.argmin(-1, keepdim=True)
+            # Of those that fit equally well the smallest number: with the ratio, they part.
+            best = (rest <= rest.amin(-1, keepdim=True) + ALIKE).long().argmax(-1, keepdim=True)
             turns = torch.where(rest.gather(-1, best) <= SATISFIED, numbers[best], 0.0)
         elif leading:
             turns = torch.where(ratio == 0, 0.0, torch.round(gap / torch.where(ratio == 0, 1.0, turn * ratio)))

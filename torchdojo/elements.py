@@ -138,6 +138,18 @@ class Element(PhysicalModule):
         """
         return None
 
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor] | None:
+        """Impulses and slacks (..., E, cones.size) at which the linearized products are those of the limit κ → 0, from a small κ.
+
+        With it, `GradientMode.EXACT` and the modes that build on it are available (limit_maps.py has the theory). Default: None.
+
+        Args:
+            impulse, slack: (..., E, cones.size), on the central path, or already at the limit. mass: of `effective_mass`.
+            timestep: h [s], broadcastable to (..., E).
+            compliance: of pairs that are closed and of slips that stick, relative to that of the bodies; may be zero.
+        """
+        return None
+
 
 def orthonormal_complement(n: Tensor) -> Tensor:
     """Two unit vectors t₁, t₂ with t₁ × t₂ = n for a unit vector n, (..., 2, 3): x and y for n = z.

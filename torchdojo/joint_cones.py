@@ -21,6 +21,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torchdojo import quaternion as quat
 from torchdojo.elements import Cones, Element, Motion, Pose
 from torchdojo.joints import BOUNDS, StandardJoint, _expand, _project
+from torchdojo.limit_maps import normal_at_limit, pair_at_limit
 from torchdojo.parameters import bind
 from torchdojo.path_maps import LEAST_HEIGHT, disc_gap, normal_on_path
 
@@ -132,6 +133,9 @@ class JointLimits(JointElement):
         gamma = normal_on_path(impulse, slack, kappa, mass, timestep[..., None])
         return gamma, kappa / gamma
 
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
+        return normal_at_limit(impulse, slack, mass, timestep[..., None], compliance)
+
 
 class JointFriction(JointElement):
     """Coulomb friction on all free coordinates of a joint: impulses (p, q) >= 0, slacks (σ_p, σ_q), all p first."""
@@ -179,6 +183,9 @@ class JointFriction(JointElement):
         t = 0.5 * (p - q) - mass * (slack_p - slack_q)
         impulse = _pair(b, disc_gap(t.abs() / b, 2 * kappa / b * mass / b), t >= 0)
         return impulse, kappa / impulse
+
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
+        return pair_at_limit(impulse, slack, torch.cat((mass, mass), dim=-1), compliance)
 
 
 def _pair(b: Tensor, gap: Tensor, first: Tensor) -> Tensor:

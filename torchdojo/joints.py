@@ -221,7 +221,7 @@ class StandardJoint(Joint):
                 keyword = "limits" if name in BOUNDS else name
                 raise ValueError(f"{self.label(name)}: got {value!r} for a joint built without {keyword}; build it with {keyword}=")
             return
-        if name in BOUNDS and not is_parametrized(self, name):
+        if name in BOUNDS:
             new = self.check_field(name, as_tensor(value, self.label(name)))
             self._check_limited(*(new if bound == name else getattr(self, bound) for bound in BOUNDS))
         super().__setattr__(name, value)

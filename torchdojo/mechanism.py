@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from torchdojo import assembly, stepping
+from torchdojo import assembly, minimal_stepping
 from torchdojo import quaternion as quat
 from torchdojo import state as minimal
 from torchdojo.actuators import Actuators
 from torchdojo.adaptive import AdaptiveOptions, adaptive_options, adaptive_stepper
-from torchdojo.autodiff import StepSettings, transforming
+from torchdojo.autodiff import transforming
+from torchdojo.backends import Backends
 from torchdojo.bodies import Body
 from torchdojo.contacts import Contact
 from torchdojo.couplings import JointCoupling
@@ -23,22 +24,20 @@ from torchdojo.dynamics import energy
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, split_state
 from torchdojo.dynamics.system import System
 from torchdojo.elements import Element, Pose, Twist
+from torchdojo.gradient_modes import differentiation, refuse_jacobian
 from torchdojo.joint_cones import JointFriction, JointLimits
 from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
-from torchdojo.native import ops
-from torchdojo.native.cache import ParameterCache, Parameters
-from torchdojo.native.loader import library
-from torchdojo.native.program import program, supported, unsupported
-from torchdojo.parameters import Modules, PhysicalModule, module_dict, require
+from torchdojo.minimal_stepping import MinimalOutput, MinimalPolicy, MinimalTrajectory
+from torchdojo.parameters import Modules, check_tensor, module_dict, require
 from torchdojo.penetration import warn_of_penetration
-from torchdojo.rollout import Policy, Trajectory, step_by_step
-from torchdojo.solver.options import Backend, SolverOptions, Status
+from torchdojo.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
+from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.stepping import StepOutput
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(PhysicalModule):
+class Mechanism(Backends):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
@@ -94,9 +93,7 @@ class Mechanism(PhysicalModule):
                     raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
         self._add_floating_joints()
         self._attach_couplings()
-        self._system = System(cast(Mapping[str, Body], self.bodies), self._elements())
-        self._program = program(self._system) if supported(self._system) else None
-        self._cache = ParameterCache()
+        self._lower(System(cast(Mapping[str, Body], self.bodies), self._elements()))
         self.actuators = None
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -167,9 +164,13 @@ class Mechanism(PhysicalModule):
 
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
 
-    def forward(self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None, *, grad_kappa: float | Tensor | None = None
+    ) -> Tensor:
         """The next state, (..., 13 nb). As `step`, but since no status is returned, invalid input raises and failed steps warn."""
-        out = self._stepper(raise_invalid=True)(*self._check_inputs(z, u, wrench), None)
+        z, u, wrench = self._check_inputs(z, u, wrench)
+        z, how = differentiation(self, z, grad_kappa)
+        out = self._stepper(how, raise_invalid=True)(z, u, wrench, None)
         if not (torch.compiler.is_compiling() or transforming()):
             failed = int((out.status != int(Status.SUCCESS)).sum())
             if failed:
@@ -177,13 +178,23 @@ class Mechanism(PhysicalModule):
                 warnings.warn(f"{text}. mech.step returns the status of each", stacklevel=3)
         return out.z
 
-    def step(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, wrench: Tensor | None = None) -> StepOutput:
+    def step(
+        self,
+        z: Tensor,
+        u: Tensor | None = None,
+        *,
+        warm_start: Tensor | None = None,
+        wrench: Tensor | None = None,
+        grad_kappa: float | Tensor | None = None,
+    ) -> StepOutput:
         """One step.
 
         Args:
             z: (..., 13 nb). u: (..., nu) [N, N·m]; None is zero. Batch dimensions broadcast, with those of parameters too.
             warm_start: `solution` of the previous step, (..., num_unknowns): fewer iterations, the same result.
             wrench: external force (world) and torque (body frame) at each centre of mass, (..., 6 nb) [N, N·m].
+            grad_kappa: of this call, in the place of `SolverOptions.grad_kappa`: a number, or a tensor (...,) with one per environment,
+                kappa or larger, which no `torch.func` transform and no `torch.compile` may see.
 
         Environments that fail, or whose input is not finite, keep their state, carry a `Status` that says so, and have zero gradients; with
         `SolverOptions(on_failure="raise")` they raise instead.
@@ -193,7 +204,9 @@ class Mechanism(PhysicalModule):
         """
         if warm_start is not None:
             self._check_tensor("warm_start", warm_start, self._system.num_unknowns)
-        return self._stepper()(*self._check_inputs(z, u, wrench), warm_start)
+        z, u, wrench = self._check_inputs(z, u, wrench)
+        z, how = differentiation(self, z, grad_kappa)
+        return self._stepper(how)(z, u, wrench, warm_start)
 
     def rollout(
         self,
@@ -203,6 +216,8 @@ class Mechanism(PhysicalModule):
         steps: int | None = None,
         wrench: Tensor | None = None,
         adaptive: bool | AdaptiveOptions = False,
+        grad_kappa: float | Tensor | None = None,
+        checkpoint: bool | int = False,
     ) -> Trajectory:
         """Many steps, each warm-started from the one before. Warns, once, of a start with contacts inside a surface.
 
@@ -212,9 +227,13 @@ class Mechanism(PhysicalModule):
             adaptive: split steps with an impact, per environment (adaptive.py); True means `td.AdaptiveOptions()`. `substeps` tells into
                 how many, `impulses` are their sums, `iterations` those of all that was tried: three steps at least. Gradients are those
                 of the substeps taken. Not inside `torch.func` transforms or `torch.compile`.
+            grad_kappa: as in `step`, of all steps; not with `adaptive`.
+            checkpoint: keep for backward where every √T-th step starts (True), or every n-th one (n), and compute the steps between again
+                when they are needed: beyond the trajectory and its gradient, memory is O(√T) instead of O(T), for one more forward.
+                Values are the same to the last bit. Not inside `torch.func` transforms or `torch.compile`.
 
         Raises:
-            ValueError: `steps` missing, or different from the length of u.
+            ValueError: `steps` missing, or different from the length of u; `adaptive` with what it does not go with.
         """
         if isinstance(u, Tensor):
             if u.ndim < 2 or (steps is not None and u.shape[-2] != steps):
@@ -226,79 +245,71 @@ class Mechanism(PhysicalModule):
             raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
         careful = adaptive_options(adaptive)
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        length = segment_length(checkpoint, steps)
         warn_of_penetration(self, z)
-        native = None if callable(u) or careful else self._native()
+        z, how = differentiation(self, z, grad_kappa)
+        if careful and (grad_kappa is not None or how.options.randomized is not None):
+            raise ValueError("rollout(adaptive=...): goes neither with grad_kappa= of the call nor with gradient_mode='randomized'")
+        native = None if callable(u) or careful or how.options.randomized is not None else self._native(how)
         if native is not None:
-            z, now, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
-            path, impulses, _, *counts = ops.rollout(native, self._known(native), z, now, wrench, None)
-            return Trajectory(path, now.expand(*path.shape[:-2], *now.shape[-2:]), impulses, *counts)
-        take = adaptive_stepper(self, careful) if careful else self._stepper()
-        return step_by_step(lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), z, u, steps, self.num_inputs)
+            z, u, wrench = self._check_inputs(z, z.new_zeros(steps, self.num_inputs) if u is None else cast(Tensor, u), wrench)
+            return in_segments(functools.partial(in_kernel, native, self._known(native), wrench), z, u, steps, length)
+        take = adaptive_stepper(self, careful) if careful else self._stepper(how)
+        run = functools.partial(step_by_step, lambda z, now, warm: take(*self._check_inputs(z, now, wrench), warm), self.num_inputs)
+        return in_segments(run, z, u, steps, length)
 
-    # -- backends ------------------------------------------------------------------------------------------------------------------------
-
-    def _stepper(self, raise_invalid: bool = False) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], StepOutput]:
-        """(z, u, wrench, warm_start) -> output, on the backend that the options ask for."""
-        native = self._native(raise_invalid)
-        if native is not None:
-            return functools.partial(ops.step, native, self._known(native))
-        return functools.partial(stepping.step, self._settings(raise_invalid), self._stacked())
-
-    def _native(self, raise_invalid: bool = False) -> ops.Settings | None:
-        """Settings for the kernel, or None where the reference takes the step.
-
-        Raises:
-            RuntimeError: `backend="native"` where the kernel cannot be used.
-        """
-        backend = self.options.backend
-        if backend is Backend.REFERENCE:
-            return None
-        lowered, number = self._program, self.gravity
-        if lowered is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
-            if backend is Backend.NATIVE:
-                self._refuse_native()
-            return None
-        return ops.Settings(lowered, self.options, raise_invalid)
-
-    def _refuse_native(self) -> NoReturn:
-        number, reason = self.gravity, unsupported(self._system)
-        if reason is None and number.dtype != torch.float64:
-            reason = f"it computes in float64, the mechanism has {number.dtype}; use mech.to(torch.float64)"
-        if reason is None and number.device.type != "cpu":
-            reason = f"it runs on the CPU, the mechanism is on {number.device}; use mech.to('cpu')"
-        if reason is None:
-            library()  # raises, and says what is the matter
-        raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
-
-    def _known(self, native: ops.Settings) -> Parameters:
-        if torch.compiler.is_compiling() or transforming():
-            return Parameters(native.program, self._stacked())
-        return self._cache.get(native.program, self, self._stacked)
-
-    def _settings(self, raise_invalid: bool = False) -> StepSettings:
-        system = self._system
-        device = self.gravity.device
-        return StepSettings(system if device.type == "cpu" else system.to(device), self.options, raise_invalid)
-
-    def _stacked(self) -> list[Tensor]:
-        return self._system.stack_parameters(self.timestep, self.gravity)
-
-    def jacobians(self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def jacobians(
+        self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, grad_kappa: float | Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Derivatives of the step on the tangent space, per body [dx, dv, dphi, domega] (dphi: body-frame rotation vector [rad]).
+
+        Args:
+            z, u, warm_start, grad_kappa: as in `step`.
 
         Returns:
             (..., 12 nb, 12 nb) with respect to z, and (..., 12 nb, nu) with respect to u; zero for environments that fail. Not themselves
             differentiable.
+
+        Raises:
+            ValueError: the gradient mode "complementarity_aware", which depends on a loss.
         """
         z, u, wrench = self._check_inputs(z, u, None)
-        native = self._native()
+        z, how = differentiation(self, z, grad_kappa)
+        refuse_jacobian(how.options)
         with torch.no_grad():
-            if native is not None:
-                jacobian = ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
-            else:
-                jacobian = stepping.jacobian(self._settings(), self._stacked(), z, u, wrench, warm_start)
+            jacobian = self._jacobian(how, z, u, wrench, warm_start)
         size = TANGENT_SIZE * self.num_bodies
         return jacobian[..., :size], jacobian[..., size:]
+
+    # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
+
+    def step_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> MinimalOutput:
+        """One step in joint coordinates, `to_minimal` of `step` at `to_maximal`: ``out = mech.step_minimal(q, qd, u)``, then out.q, out.qd.
+
+        Args:
+            q, qd: (..., num_coordinates), as in `to_maximal`. u, options: as in `step` (`warm_start`, `wrench`, ...), and so are failures.
+
+        Rotations come back as in `to_minimal`, as angles in (−π, π] and rotation vectors of at most π, whatever turns q had.
+
+        Raises:
+            ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
+        """
+        return minimal_stepping.step(self, q, qd, u, options)
+
+    def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
+        """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy is one of (q, qd). Options: those of `rollout`."""
+        return minimal_stepping.rollout(self, q, qd, u, options)
+
+    def jacobians_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u. options: those of `jacobians`.
+
+        Partial derivatives by the coordinates as they are: those of two or three rotations are components of a rotation vector (not a
+        body-frame tangent, as in `jacobians`). They are `jacobians` times the derivatives of both maps, in closed form.
+
+        Returns:
+            (..., 2 n, 2 n) and (..., 2 n, nu), n = num_coordinates; zero for environments that fail. Not themselves differentiable.
+        """
+        return minimal_stepping.jacobians(self, q, qd, u, options)
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
@@ -454,18 +465,7 @@ class Mechanism(PhysicalModule):
         return minimal.spanning_order(self._system.body_names, self._joints())
 
     def _check_tensor(self, name: str, value: Any, size: int) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
-        if value.ndim < 1 or value.shape[-1] != size:
-            raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for a mechanism of {self.num_bodies} bodies")
-        if value.dtype != self.gravity.dtype:
-            raise TypeError(
-                f"{name}: got {value.dtype}, the mechanism has {self.gravity.dtype}; convert one, for example mech.to({value.dtype})"
-            )
-        if value.device != self.gravity.device:
-            raise TypeError(
-                f"{name}: on {value.device}, the mechanism on {self.gravity.device}; move one, for example mech.to({str(value.device)!r})"
-            )
+        check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
 
     def _check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)

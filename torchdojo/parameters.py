@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["PhysicalModule", "bind", "module_dict"]
+__all__ = ["PhysicalModule", "bind", "check_tensor", "module_dict", "parametrized_names", "plain_class"]
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -34,12 +37,32 @@ def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
         raise ValueError(f"{name}: got {value.detach().tolist()}; allowed: {allowed}")
 
 
+def check_tensor(name: str, value: Any, size: int, number: Tensor, owner: str) -> None:
+    """Raise unless `value` is a tensor (..., size) with the dtype and the device of `number`, a parameter of the mechanism."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
+    if torch.is_autocast_enabled(number.device.type):
+        raise RuntimeError(
+            f"torch.autocast is on, and the step has no mixed precision: contact needs the digits of {number.dtype}; put it into "
+            f"`with torch.autocast({number.device.type!r}, enabled=False):` and convert what networks give, u.to({number.dtype})"
+        )
+    if value.ndim < 1 or value.shape[-1] != size:
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for {owner}")
+    if value.dtype != number.dtype:
+        raise TypeError(f"{name}: got {value.dtype}, the mechanism has {number.dtype}; convert one, for example mech.to({value.dtype})")
+    if value.device != number.device:
+        raise TypeError(
+            f"{name}: on {value.device}, the mechanism on {number.device}; move one, for example mech.to({str(value.device)!r})"
+        )
+
+
 class PhysicalModule(nn.Module):
     """A module whose physical parameters are listed in the table `fields`: name -> number of dimensions of one value.
 
     A field is stored as an `nn.Parameter` that does not require grad until asked (`module.mass.requires_grad_()`), may carry leading batch
     dimensions, and may be assigned a number or any tensor, one with a graph included (`contact.friction = network(x)`), which then takes
-    the place of the parameter. Assignments are validated by `check_field`.
+    the place of the parameter. Assignments are validated by `check_field`. A parametrized field (`td.parametrize`) is computed of another
+    parameter, which an assigned number sets.
     """
 
     fields: ClassVar[dict[str, int]] = {}
@@ -52,13 +75,22 @@ class PhysicalModule(nn.Module):
         return value
 
     def label(self, name: str) -> str:
-        return f"{type(self).__name__}.{name}"
+        return f"{plain_class(self).__name__}.{name}"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self.fields or is_parametrized(self, name):
+        if name not in self.fields:
             super().__setattr__(name, value)
             return
-        self._store(name, value, self.check_field(name, as_tensor(value, self.label(name))))
+        tensor = self.check_field(name, as_tensor(value, self.label(name)))
+        if not is_parametrized(self, name):
+            self._store(name, value, tensor)
+        elif _differentiated(tensor):
+            raise ValueError(
+                f"{self.label(name)}: got a tensor that requires grad for a parametrized field, which keeps numbers only; "
+                "give value.detach(), or make the field a plain one first: td.parametrize.bake(module)"
+            )
+        else:
+            super().__setattr__(name, tensor if isinstance(value, Tensor) else tensor.to(getattr(self, name)))
 
     def _store(self, name: str, value: Any, tensor: Tensor) -> None:
         """Keep field `name`: the checked `tensor` that was made of `value`."""
@@ -66,16 +98,63 @@ class PhysicalModule(nn.Module):
         self._buffers.pop(name, None)
         if isinstance(value, nn.Parameter) and tensor is value:
             self.register_parameter(name, value)
-        elif tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor):
+        elif _differentiated(tensor):
             self.register_buffer(name, tensor)  # a tensor with a history (or a leaf of the user's own) is used as it is
         else:
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
+
+    # Copies of a parametrized module get a class of their own: `torch.nn.utils.parametrize` gives every module it changes one, but lets
+    # copies share it (so that undoing the change in a copy breaks the original), and refuses to pickle them.
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        names = parametrized_names(self)
+        return (_blank, (plain_class(self),), (names, self.__dict__)) if names else super().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make, arguments, state, *_ = self.__reduce_ex__(4)
+        memo[id(self)] = replica = make(*arguments)
+        replica.__setstate__(copy.deepcopy(state, memo))
+        return replica
+
+    def __setstate__(self, state: Any) -> None:
+        names, state = state if isinstance(state, tuple) else ((), state)
+        super().__setstate__(state)
+        if names:
+            # The functions with which `register_parametrization` changes a class.
+            parametrize._inject_new_class(self)
+            for name in names:
+                parametrize._inject_property(self, name)
 
     def extra_state_names(self) -> list[str]:
         """Names of tensors of user-written subclasses that are not physical fields (network weights, say)."""
         own = [name for name, _ in self.named_parameters()] + [name for name, _ in self.named_buffers()]
         # A parametrized field (torch.nn.utils.parametrize) is read through its attribute, so its originals are not extra state.
         return [name for name in own if name not in self.fields and not name.startswith("parametrizations.")]
+
+
+def _differentiated(tensor: Tensor) -> bool:
+    """Whether derivatives with respect to this tensor are asked for, in reverse or forward mode."""
+    dual = forward_ad.unpack_dual(tensor).tangent is not None
+    return tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor) or dual
+
+
+def parametrized_names(module: nn.Module) -> list[str]:
+    """Names of the tensors that the class of this module computes (`torch.nn.utils.parametrize`).
+
+    Of this very module: one that shares the tables of a parametrized module, as limits do those of their joint, has none.
+    """
+    names: Sequence[str] = list(getattr(module, "parametrizations", ()))
+    return [name for name in names if isinstance(vars(type(module)).get(name), property)]
+
+
+def plain_class(module: nn.Module) -> type:
+    """The class of a module as its author wrote it, before `torch.nn.utils.parametrize` changed it."""
+    return type(module).__bases__[0] if parametrized_names(module) else type(module)
+
+
+def _blank(cls: type[nn.Module]) -> nn.Module:
+    """An object without attributes."""
+    return cls.__new__(cls)
 
 
 def bind(module: nn.Module, tensors: Mapping[str, Tensor], cls: type[nn.Module] | None = None) -> Any:

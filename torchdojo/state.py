@@ -16,9 +16,9 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import join_state, split_state
 from torchdojo.elements import Pose, Twist
-from torchdojo.joints import Joint, StandardJoint
+from torchdojo.joints import Joint, StandardJoint, previous_pose
 
-__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints"]
+__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "with_world"]
 
 
 class JointOrder(NamedTuple):
@@ -78,18 +78,13 @@ def tree_joints(joints: Mapping[str, Joint]) -> dict[str, StandardJoint]:
         placed |= {standard[name].child for name in chosen}
 
 
-def _previous(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
-    """The pose one step earlier."""
-    return Pose(pose.x - timestep * twist.v, quat.multiply(pose.q, quat.conjugate(quat.increment(twist.omega, timestep))))
-
-
 def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
     """(q, qd), each (..., n): coordinates of the tree's joints in declared order."""
     state = split_state(z)
     h = timestep[..., None]
-    before = _previous(state.pose, state.twist, h[..., None])
+    before = previous_pose(state.pose, state.twist, h[..., None])
     # One entry more, with index −1: the world.
-    now, before = _with_world(state.pose), _with_world(before)
+    now, before = with_world(state.pose), with_world(before)
     q: dict[str, Tensor] = {}
     qd: dict[str, Tensor] = {}
     for entry in order:
@@ -161,7 +156,8 @@ def _place(joint: StandardJoint, parent: Pose, p: Tensor, shift: Tensor) -> Pose
     return Pose(anchor - quat.rotate(orientation, joint.child_anchor), orientation)
 
 
-def _with_world(pose: Pose) -> Pose:
+def with_world(pose: Pose) -> Pose:
+    """Poses (..., nb, ·) with that of the world behind them."""
     x, q = pose
     world = torch.zeros_like(x[..., :1, :])
     return Pose(torch.cat((x, world), -2), torch.cat((q, torch.cat((torch.ones_like(world[..., :1]), world), -1)), -2))

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.autodiff import StepFunction, StepSettings, check_solved, flatten_batch, smoothed, transforming, valid_environments
+from torchdojo.autodiff import StepFunction, StepSettings, check_solved, flatten_batch, transforming, valid_environments
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, next_pose, retract, split_state
 from torchdojo.dynamics.residual import StepProblem, local_jacobian
 from torchdojo.elements import Twist
 from torchdojo.solver.interior_point import solve_step
-from torchdojo.solver.kkt import KKT
+from torchdojo.solver.limit import derivative_system, point_of_derivative, warn_of_lost_digits
 from torchdojo.solver.options import OnFailure, Status
 
 __all__ = ["StepOutput", "halve", "halved_jacobian", "jacobian", "step"]
@@ -76,18 +76,18 @@ def step(
     return out
 
 
-def _select_half(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor) -> list[Tensor]:
-    """z, u, wrench and parameters of the environments `index` of the flattened batch, with half the timestep."""
-    flat, _ = flatten_batch(settings.specs, tensors)
+def _select_half(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor) -> tuple[StepSettings, list[Tensor]]:
+    """Settings, and z, u, wrench and parameters with half the timestep, of the environments `index` of the flattened batch."""
+    flat, batch = flatten_batch(settings.specs, tensors)
     part = [t[index] if s.batched and (i < 3 or len(t) > 1) else t for i, (t, s) in enumerate(zip(flat, settings.specs, strict=True))]
     part[3] = 0.5 * part[3]
-    return part
+    return settings.select(batch, index), part
 
 
 def halve(settings: StepSettings, tensors: Sequence[Tensor], out: StepOutput, failed: Tensor, halvings: int) -> StepOutput:
     """Replace the failed environments of `out` by two half steps each."""
     index = failed.reshape(-1).nonzero().squeeze(-1)
-    z, u, wrench, *parameters = _select_half(settings, tensors, index)
+    settings, (z, u, wrench, *parameters) = _select_half(settings, tensors, index)
     first = step(settings, parameters, z, u, wrench, None, halvings)
     second = step(settings, parameters, first.z, u, wrench, None, halvings)
     status = torch.where(first.status == int(Status.SUCCESS), second.status, first.status)
@@ -131,9 +131,12 @@ def jacobian(
     good, failed = solved.nonzero().squeeze(-1), index[~solved]
     if len(good):
         problem, w = problem.select(good), solution.w[good]
-        smooth = smoothed(problem, w, options)
+        kappas = settings.kappas(batch, index[good])
+        warn_of_lost_digits(problem, w, options, kappas)
+        smooth = point_of_derivative(problem, w, options, kappas)
         right = torch.cat(problem.linearize_data(smooth), dim=-1)
-        twist_change = -KKT(problem, smooth).solve(right, refinements=1)[:, : 6 * nb].unflatten(1, (nb, 6))
+        kkt, refinements = derivative_system(problem, smooth, options)
+        twist_change = -kkt.solve(right, refinements)[:, : 6 * nb].unflatten(1, (nb, 6))
         result[index[good]] = tangent_of_next(problem, w, twist_change)
     halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):
@@ -143,7 +146,7 @@ def jacobian(
 
 def halved_jacobian(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor, halvings: int) -> Tensor:
     """`jacobian` of the environments `index` of z, u, wrench and parameters as two half steps each."""
-    z, u, wrench, *parameters = _select_half(settings, tensors, index)
+    settings, (z, u, wrench, *parameters) = _select_half(settings, tensors, index)
     middle = step(settings, parameters, z, u, wrench, None, halvings).z
     first = jacobian(settings, parameters, z, u, wrench, None, halvings)
     second = jacobian(settings, parameters, middle, u, wrench, None, halvings)

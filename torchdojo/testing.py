@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchdojo import differences
 from torchdojo.dynamics.integrator import TANGENT_SIZE
+from torchdojo.gradient_report import InputRow, StepReport, gradient_report
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import Status
 from torchdojo.stepping import StepOutput
 
-__all__ = ["GradientReport", "check_gradients"]
-
-# Central differences at these steps, extrapolated in pairs; contact at small kappa bends within micrometres, flight not within metres.
-STEPS = tuple(1e-3 / 4**i for i in range(11))
+__all__ = ["GradientReport", "InputRow", "StepReport", "check_gradients", "gradient_report", "tangent_step"]
 
 
 class GradientReport(NamedTuple):
@@ -68,15 +66,39 @@ def check_gradients(
         raise ValueError(f"check_gradients: got z of shape {tuple(z.shape)} and {z.dtype}; allowed: one environment, (13 nb,), float64")
     u = z.new_zeros(mechanism.num_inputs) if u is None else u
     generator = torch.Generator().manual_seed(seed)
-    options = mechanism.options
-    # Differences need solutions far tighter than a simulation does; gradients are compared at kappa itself.
-    mechanism.options = dataclasses.replace(
-        options, residual_tol=1e-10, central_path_tol=1e-6, min_iterations=8, max_halvings=0, grad_kappa=None
-    )
-    try:
+    # Gradients are compared at kappa itself.
+    with differences.converged(mechanism, grad_kappa=None):
         return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)
-    finally:
-        mechanism.options = options
+
+
+def tangent_step(mechanism: Mechanism, z: Tensor, u: Tensor | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The step around (z, u) as a function between flat spaces, which is what torch's own checks take.
+
+    ``torch.autograd.gradcheck(td.testing.tangent_step(mech, z, u), (delta, du))``, with delta (..., 12 nb) and du (..., nu) small, zero
+    for instance; with SolverOptions(backend="reference") `gradgradcheck` as well. In z itself differences would leave the unit sphere of
+    quaternions. Solutions are polished to rounding for the differences.
+
+    Args:
+        mechanism: float64. z: (..., 13 nb). u: (..., nu) or None.
+
+    Returns:
+        (delta, du) -> the tangent (..., 12 nb) that leads from the next state of (z, u) to that of (`retract`(z, delta), u + du).
+
+    Raises:
+        ValueError: a step that fails at (z, u).
+    """
+    u = z.new_zeros(mechanism.num_inputs) if u is None else u
+    with torch.no_grad(), differences.converged(mechanism, grad_kappa=None):
+        base = mechanism.step(z, u)
+    if bool(base.status.any()):
+        raise ValueError(f"tangent_step: the step fails at this state: {Status(int(base.status.max())).explain}")
+
+    def function(delta: Tensor, du: Tensor) -> Tensor:
+        with differences.converged(mechanism, grad_kappa=None):
+            after = mechanism.step(mechanism.retract(z, delta), u + du, warm_start=base.solution).z
+        return mechanism.difference(after, base.z)
+
+    return function
 
 
 def _check(
@@ -108,25 +130,19 @@ def _check(
     prefixes = ("",) if parameters is True else () if parameters is False else tuple(parameters)
     names = {name: p for name, p in mechanism.named_parameters() if name.startswith(prefixes)}
     leaves = {"z": z.new_zeros(tangent).requires_grad_(), "u": z.new_zeros(len(u)).requires_grad_()}
-    wanted = {name: p.requires_grad for name, p in names.items()}
     analytic: dict[str, Tensor] = {}
     numeric: dict[str, Tensor] = {}
     errors: dict[str, float] = {}
-    try:
-        for p in names.values():
-            p.requires_grad_(True)
+    inputs = {**leaves, **names}
+    with differences.requiring_grad(names.values()):
         outputs = losses(solve(leaves["z"], leaves["u"]))
-        inputs = {**leaves, **names}
         grads = {
             key: torch.autograd.grad(value, list(inputs.values()), retain_graph=True, allow_unused=True)
             for key, value in outputs.items()
             if value.requires_grad
         }
-    finally:
-        for name, p in names.items():
-            p.requires_grad_(wanted[name])
     for position, (name, leaf) in enumerate(inputs.items()):
-        basis = _directions(leaf.numel(), directions, generator).to(z.dtype)
+        basis = differences.directions(leaf.numel(), directions, generator).to(z.dtype)
         if not len(basis):
             continue
         if name == "z":
@@ -134,8 +150,8 @@ def _check(
         elif name == "u":
             move = _mover(lambda d: solve(z.new_zeros(tangent), d))
         else:
-            move = _parameter_mover(mechanism, name, z, u, base.solution)
-        estimates = _differences(lambda d, move=move: losses(move(d)), basis)  # type: ignore[misc]
+            move = differences.parameter_mover(mechanism, [name], lambda: mechanism.step(z, u, warm_start=base.solution))
+        estimates = differences.central(lambda d, move=move: losses(move(d)), basis)  # type: ignore[misc]
         for key, grad in grads.items():
             value = grad[position]
             along = basis @ (torch.zeros(leaf.numel(), dtype=z.dtype) if value is None else value.reshape(-1))
@@ -157,65 +173,9 @@ def _check(
     return report
 
 
-def _directions(size: int, count: int | None, generator: torch.Generator) -> Tensor:
-    """(directions, size): the coordinate axes, or `count` random combinations of them."""
-    if count is None or count >= size:
-        return torch.eye(size)
-    return torch.randn(count, size, generator=generator) / size**0.5
-
-
 def _mover(step: Callable[[Tensor], StepOutput]) -> Callable[[Tensor], StepOutput]:
     def move(displacements: Tensor) -> StepOutput:
         with torch.no_grad():
             return step(displacements)
 
     return move
-
-
-def _parameter_mover(mechanism: Mechanism, name: str, z: Tensor, u: Tensor, solution: Tensor) -> Callable[[Tensor], StepOutput]:
-    """Steps with one parameter displaced: physical fields as one batch, other tensors one by one."""
-    path, _, leaf = name.rpartition(".")
-    owner = mechanism.get_submodule(path)
-    value = owner._parameters[leaf]
-    assert value is not None
-    physical = leaf in getattr(owner, "fields", {})
-
-    def move(displacements: Tensor) -> StepOutput:
-        moved = value.detach() + displacements.reshape(len(displacements), *value.shape)
-        batches = [moved] if physical else list(moved)
-        try:
-            outputs = []
-            for batch in batches:
-                owner._parameters[leaf] = batch  # type: ignore[assignment]
-                with torch.no_grad():
-                    outputs.append(mechanism.step(z, u, warm_start=solution))
-        finally:
-            owner._parameters[leaf] = value
-        return outputs[0] if physical else StepOutput(*(torch.stack(column) for column in zip(*outputs, strict=True)))
-
-    return move
-
-
-def _differences(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor) -> dict[str, Tensor]:
-    """Richardson-extrapolated central differences along each row of `basis`; per direction the most settled estimate, (directions,)."""
-    count = len(basis)
-    displacements = torch.cat([sign * step * basis for step in STEPS for sign in (1, -1)])
-    found = {}
-    for key, value in loss(displacements).items():
-        plus, minus = value.reshape(len(STEPS), 2, count).unbind(1)
-        central = (plus - minus) / (2 * torch.tensor(STEPS, dtype=value.dtype)[:, None])
-        refined = (16 * central[1:] - central[:-1]) / 15
-        change = (refined[1:] - refined[:-1]).abs()
-        # Two neighbouring changes and a floor for rounding, so that two noisy estimates which agree by chance are not taken for settled.
-        change = torch.maximum(change, torch.cat((change[1:], change[-1:]))) + 1e-13 / torch.tensor(STEPS[2:], dtype=value.dtype)[:, None]
-        change = torch.where(torch.isfinite(change), change, torch.inf)
-        # From the smallest step up: rounding falls until curvature sets in. Beyond that, estimates may settle again, on another slope
-        # (a contact pressed in deeply answers as linearly as one at rest), so the search ends there.
-        best = torch.full_like(change[0], len(change) - 1, dtype=torch.long)
-        going = torch.ones_like(best, dtype=torch.bool)
-        for i in reversed(range(len(change) - 1)):
-            least = torch.take_along_dim(change, best[None], 0).squeeze(0)
-            going = going & (change[i] <= 100 * least)
-            best = torch.where(going & (change[i] < least), i, best)
-        found[key] = torch.take_along_dim(refined[1:], best[None], 0).squeeze(0)
-    return found

@@ -219,6 +219,22 @@ def test_constraint_waits_for_a_body(name: str) -> None:
         assert min(place[i] for edge in edges if joint in edge for i in edge if i != joint) < place[joint]
 
 
+def test_whole_constraint_waits_for_all_its_neighbours() -> None:
+    """One row on three bodies, of which the outer ones touch: least fill-in takes it right after the middle one, where it may be zero."""
+    sizes, edges = [6, 6, 6, 1], [(0, 3), (1, 3), (2, 3), (0, 2)]
+    assert schedule(sizes, edges, indefinite=[3]).order[:2] == (1, 3)
+    assert schedule(sizes, edges, indefinite=[3], whole=[3]).order[-1] == 3
+    # With joints on the way it waits as they do; trees with few couplings get no more fill-in.
+    sizes, edges, indefinite = mechanism(12, tree(12, 1), 5, world=(0,))
+    near = sorted({body for body, joint in edges if joint in indefinite[3:5]})
+    sizes, edges, coupling = [*sizes, 1], edges + [(body, len(sizes)) for body in near], len(sizes)
+    result = schedule(sizes, edges, indefinite=[*indefinite, coupling], whole=[coupling])
+    assert max(result.order.index(body) for body in near) < result.order.index(coupling)
+    assert result.num_operations == schedule(sizes, edges, indefinite=[*indefinite, coupling]).num_operations
+    with pytest.raises(ValueError, match=r"whole names \[0\], which are not indefinite"):
+        schedule(sizes, edges, indefinite=indefinite, whole=[0])
+
+
 def test_operations_grow_linearly_on_chains() -> None:
     """A chain of n nodes: n blocks to factor, n − 1 to solve for, n − 1 products."""
     for n in (10, 100):

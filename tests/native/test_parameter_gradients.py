@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from mechanisms import Sample, all_joints, close_to_limits
+from mechanisms import Sample, all_joints, close_to_limits, random_body, random_joint
 from torch import Tensor
 
 import torchdojo as td
@@ -65,6 +65,30 @@ def collision(shape: str, other: str, fixed: bool, **laws: float) -> Sample:
     return Sample(mech, z.flatten(), torch.zeros(0))
 
 
+def overlapping(sample: Sample) -> Sample:
+    """1 cm deeper."""
+    mech, z, u = sample
+    z = z.clone()
+    z[2] -= 0.011
+    return Sample(mech, z, u)
+
+
+def coupled() -> Sample:
+    """A wheel that drives another one and a slider, and a ball joint that follows the second."""
+    torch.manual_seed(4)
+    names = ("wheel", "gear", "rack", "ball")
+    kinds = {"wheel": "Revolute", "gear": "Cylindrical", "rack": "Prismatic", "ball": "Spherical"}
+    joints = {name: random_joint(kind, None, name, True, True) for name, kind in kinds.items()}
+    couplings = {
+        "mesh": td.JointCoupling("wheel", "gear", ratio=-0.7, offset=0.2, follower_coordinate=1),
+        "pinion": td.JointCoupling("wheel", "rack", ratio=0.3, offset=-0.1),
+        "roll": td.JointCoupling("gear", "ball", ratio=0.5, leader_coordinate=1, follower_coordinate=2),
+    }
+    mech = td.Mechanism({name: random_body() for name in names}, joints, couplings=couplings)
+    q = torch.tensor((0.4, 0.1, -0.08, 0.02, 0.2, -0.3, -0.04))
+    return Sample(mech, mech.to_maximal(q, torch.randn(7)), torch.randn(mech.num_inputs))
+
+
 def first(sample: Sample) -> Sample:
     return Sample(sample.mechanism, sample.z[0], sample.u[0])
 
@@ -85,6 +109,11 @@ CASES: dict[str, Callable[[], Sample]] = {
     "box on fixed box": lambda: collision("box", "box", True),
     "sphere on box": lambda: collision("sphere", "box", False),
     "bouncing boxes": lambda: collision("box", "box", False, restitution=0.5),
+    "recovery between": lambda: overlapping(collision("sphere", "capsule", False, recovery_speed=0.1)),
+    "compliance between": lambda: overlapping(collision("capsule", "box", True, stiffness=2e3, damping=30.0)),
+    "torsional and rolling friction": lambda: collision("sphere", "box", False, torsional_friction=0.02, rolling_friction=0.01),
+    "torsional and rolling friction on the ground": lambda: box_of(td.NonlinearContact, torsional_friction=0.02, rolling_friction=0.01),
+    "couplings": coupled,
 }
 
 
@@ -218,6 +247,15 @@ def test_gradients_of_one_environment_do_not_depend_on_the_others() -> None:
     everything = of(torch.arange(40))
     for rows in (torch.arange(40).flip(0), torch.randperm(40), torch.arange(7), torch.arange(3, 30, 2)):
         assert all(torch.equal(a[rows], b) for a, b in zip(everything, of(rows), strict=True))
+
+
+def test_a_parameter_that_does_not_act_has_a_gradient_of_zero() -> None:
+    mech, z = tumbling(3)
+    for parameter in mech.parameters():
+        parameter.requires_grad_(False)
+    axis = mech.joints["base"].axis.requires_grad_()  # of a joint that leaves all directions free
+    (grad,) = torch.autograd.grad(mech.step(z).z.sum(), axis)
+    assert torch.equal(grad, torch.zeros(3))
 
 
 @pytest.mark.parametrize(("spin", "substeps"), [(15.0, 2), (29.0, 3)])

@@ -14,11 +14,12 @@ import torch
 from torchdojo.commands.common import CommandError, user_input, write_report
 from torchdojo.evaluation import plots
 from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Setting, SkippedError
+from torchdojo.evaluation.gradients import EXPERIMENTS as GRADIENTS
 from torchdojo.evaluation.physics import EXPERIMENTS as PHYSICS
 
 __all__ = ["TOPICS", "evaluate"]
 
-TOPICS: dict[str, Sequence[Experiment]] = {"physics": PHYSICS}
+TOPICS: dict[str, Sequence[Experiment]] = {"physics": PHYSICS, "gradients": GRADIENTS}
 
 
 def evaluate(

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo.bodies import Body
 from torchdojo.elements import Element
-from torchdojo.parameters import bind
+from torchdojo.parameters import bind, plain_class
 
 __all__ = ["Group", "System"]
 
@@ -95,7 +94,7 @@ class System:
             self.groups.append(
                 Group(
                     members=members,
-                    cls=type_before_parametrizations(members[0]),
+                    cls=plain_class(members[0]),
                     body_index=torch.tensor([[number[name] for name in e.body_names] for e in members]),
                     impulse_index=torch.tensor([positions[key][0] for key in keys], dtype=torch.long).reshape(len(keys), -1),
                     slack_index=torch.tensor([positions[key][1] for key in keys], dtype=torch.long).reshape(len(keys), -1),

@@ -12,6 +12,7 @@ answers with a force and a torque on it, also in the body frame, so that where a
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, cast
 
 import torch
@@ -76,4 +77,8 @@ class ResidualWrench(ParametricMechanism):
         return super().step(z, raw, wrench=self.wrench(z), **kwargs)
 
     def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None) -> Trajectory:
-        return step_by_step(lambda state, _, warm: self.step(state, raw, warm_start=warm), z, None, steps, self.mechanism.num_inputs)
+        take = functools.partial(self._take, raw)
+        return step_by_step(take, self.mechanism.num_inputs, z, None, steps, None)[0]
+
+    def _take(self, raw: Tensor | None, z: Tensor, _: Tensor | None, warm: Tensor | None) -> StepOutput:
+        return self.step(z, raw, warm_start=warm)

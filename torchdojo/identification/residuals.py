@@ -225,7 +225,7 @@ class WindowResidual:
         """The same by the kernel, which has derivatives of velocities by all parameters at once; with the steps for which that holds."""
         mech = self.model.mechanism
         native = mech._native()
-        if native is None or type(self.model).step is not ParametricMechanism.step:
+        if native is None or mech.options.randomized is not None or type(self.model).step is not ParametricMechanism.step:
             return None
         leaf = raw.clone().requires_grad_()
         with torch.enable_grad():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor
 
 from torchdojo.autodiff import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
 from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
-from torchdojo.solver.options import OnFailure, SolverOptions, Status
+from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
+from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.stepping import halved_jacobian
 
 __all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of", "velocity_sensitivity"]
@@ -34,11 +36,12 @@ Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """What is not a tensor. Operators get it as numbers."""
+    """What is not differentiated. Operators get it as numbers; they know no `grad_kappa` of each environment."""
 
     program: Program
     options: SolverOptions
     raise_invalid: bool = False
+    grad_kappa: Tensor | None = field(default=None, compare=False)  # (...,); see StepSettings
 
     @property
     def specs(self) -> list[ParameterSpec]:
@@ -47,18 +50,19 @@ class Settings:
 
     @property
     def reference(self) -> StepSettings:
-        return StepSettings(self.program.system, self.options, self.raise_invalid)
+        return StepSettings(self.program.system, self.options, self.raise_invalid, self.grad_kappa)
 
     def numbers(self) -> tuple[int, list[float], list[int]]:
         options = self.options
         residual_tol, path_tol = options.tolerances(torch.float64)
         raises = options.on_failure is OnFailure.RAISE
-        limits = [options.max_iterations, options.min_iterations, options.max_halvings, int(raises), int(self.raise_invalid)]
+        mode = list(GradientMode).index(GradientMode(options.gradient_mode))
+        limits = [options.max_iterations, options.min_iterations, options.max_halvings, int(raises), mode, int(self.raise_invalid)]
         return self.program.number, [options.kappa, options.grad_kappa or options.kappa, residual_tol, path_tol], limits
 
 
 def settings_of(program: int, tolerances: Sequence[float], limits: Sequence[int]) -> Settings:
-    return Settings(by_number(program), _options(tuple(tolerances), tuple(limits[:4])), bool(limits[4]))
+    return Settings(by_number(program), _options(tuple(tolerances), tuple(limits[:5])), bool(limits[5]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -66,7 +70,8 @@ def _options(tolerances: tuple[float, ...], limits: tuple[int, ...]) -> SolverOp
     kappa, grad_kappa, residual_tol, path_tol = tolerances
     return SolverOptions(
         kappa=kappa,
-        grad_kappa=grad_kappa,
+        grad_kappa=None if grad_kappa == kappa else grad_kappa,
+        gradient_mode=list(GradientMode)[limits[4]],
         residual_tol=residual_tol,
         central_path_tol=path_tol,
         max_iterations=limits[0],
@@ -95,7 +100,8 @@ def _problem(
         packed = packed._replace(values=packed.values.expand(len(z), -1).contiguous())
     if warm is not None:
         warm = warm.expand(*batch, warm.shape[-1]).reshape(batch.numel(), warm.shape[-1])
-    return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed), batch
+    grad_kappa = None if settings.grad_kappa is None else settings.grad_kappa.expand(batch).reshape(-1)
+    return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed, grad_kappa), batch
 
 
 def _broadcast(*shapes: torch.Size) -> torch.Size:
@@ -162,6 +168,7 @@ def backward(
     grad_z, grad_impulses = (None if t is None else rows(t, 2) for t in grads)
     if grad_z is None:
         grad_z = torch.zeros_like(z_all)
+    _warn_of_lost_digits(settings, problem, out)
     found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]))
     native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
     result = [t for t, need in zip(native, needs, strict=False) if need]
@@ -174,6 +181,22 @@ def backward(
     return result
 
 
+def _warn_of_lost_digits(settings: Settings, problem: kernel.Problem, out: kernel.Outputs) -> None:
+    """`warn_of_lost_digits` for the solutions of all steps."""
+    options, given = settings.options, problem.grad_kappa
+    if (options.grad_kappa or options.kappa) > SMALL_KAPPA:
+        return
+    steps = out.status.shape[1]
+    rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
+    environments = rows // steps
+    specs = settings.program.parameter_specs
+    here = [p[environments] if spec.batched and len(p) > 1 else p for p, spec in zip(problem.parameters, specs, strict=True)]
+    before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.u.flatten(0, 1)[rows]
+    equations = StepProblem(settings.program.system, here, before, u, problem.wrench[environments])
+    kappas = None if given is None else given[environments]
+    warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
+
+
 def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
     """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
     # Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo.
@@ -183,11 +206,16 @@ def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
         leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
         packed = program.pack(leaves)
-        # (Those of shared parameters that are not finite are packed for each environment: see `_problem`.)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        found = iter(torch.autograd.grad(packed, wanted, grad.sum_to_size(packed.shape), materialize_grads=True, allow_unused=True))
+        # (Those of shared parameters that are not finite are packed for each environment: see `_problem`.)
+        grad = grad.sum_to_size(packed.shape)
+        # Not all parameters act: the axis of a joint that leaves or holds all directions is not packed.
+        found: Sequence[Tensor | None] = [None] * len(wanted)
+        if packed.requires_grad:
+            found = torch.autograd.grad(packed, wanted, grad, allow_unused=True)
     # (Copies: those of concatenated tensors are views of one, and outputs of an operator may not share their memory.)
-    return [next(found).clone() if need else None for need in needs]
+    full = iter([torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, found, strict=True)])
+    return [next(full) if need else None for need in needs]
 
 
 def velocity_sensitivity(settings: Settings, known: Parameters, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,6 +261,7 @@ def jacobian(
     status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
+    _warn_of_lost_digits(settings, problem, out)
     result = kernel.jacobian(problem, out)
     split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):

@@ -45,16 +45,19 @@ class Schedule:
     table: NDArray[np.int32]
 
 
-def schedule(sizes: Sequence[int], edges: Iterable[tuple[int, int]], *, indefinite: Iterable[int] = ()) -> Schedule:
+def schedule(
+    sizes: Sequence[int], edges: Iterable[tuple[int, int]], *, indefinite: Iterable[int] = (), whole: Iterable[int] = ()
+) -> Schedule:
     """Schedule for blocks of `sizes`, coupled by `edges` (in either direction, repeated or not; a node's own block is always there).
 
     `indefinite` nodes are constraints, whose diagonal block may be zero. They are eliminated only when the blocks eliminated before
-    make it invertible; this assumes that the others are definite and that a constraint has full row rank in each neighbour.
+    make it invertible; this assumes that the others are definite and that a constraint has full row rank in each neighbour. Those of
+    them that are `whole` need not have that, only in all neighbours together, and come after all of these.
     """
     sizes = tuple(operator.index(size) for size in sizes)
     if any(size < 1 for size in sizes):
         raise ValueError(f"sizes of blocks must be at least 1, got {min(sizes)} at node {sizes.index(min(sizes))}")
-    graph = _Graph(sizes, edges, frozenset(operator.index(node) for node in indefinite))
+    graph = _Graph(sizes, edges, *(frozenset(operator.index(node) for node in nodes) for nodes in (indefinite, whole)))
     order, later, fill = graph.eliminate()
     return _layout(sizes, order, later, fill)
 
@@ -62,7 +65,7 @@ def schedule(sizes: Sequence[int], edges: Iterable[tuple[int, int]], *, indefini
 class _Graph:
     """The graph during elimination. Sets of nodes are bits of an int; fill-in counts are updated, never recomputed."""
 
-    def __init__(self, sizes: tuple[int, ...], edges: Iterable[tuple[int, int]], indefinite: frozenset[int]) -> None:
+    def __init__(self, sizes: tuple[int, ...], edges: Iterable[tuple[int, int]], indefinite: frozenset[int], whole: frozenset[int]) -> None:
         count = len(sizes)
         self.sizes = sizes
         self.adjacent = [0] * count
@@ -75,7 +78,9 @@ class _Graph:
         self.fill = [sum(self._strangers(i, j) for j in _bits(near)) // 2 for i, near in enumerate(self.adjacent)]
         if any(not 0 <= node < count for node in indefinite):
             raise ValueError(f"indefinite names {sorted(indefinite)}; there are {count} nodes, counted from 0")
-        self.constraints = _Constraints(sizes, self.adjacent, indefinite)
+        if not whole <= indefinite:
+            raise ValueError(f"whole names {sorted(whole - indefinite)}, which are not indefinite; only constraints are whole")
+        self.constraints = _Constraints(sizes, self.adjacent, indefinite, whole)
 
     def _strangers(self, i: int, j: int) -> int:
         """How many neighbours of i, other than j, are no neighbours of j."""
@@ -127,10 +132,14 @@ class _Constraints:
     them has full row rank. It has if each eliminated constraint has an eliminated neighbour to itself (a matching, grown by augmenting
     paths), barring loops in which all neighbours are eliminated: those have whole rows of J, so no order is better.
     Two joints of one body are not enough for a body: 5 + 5 rows in 6 unknowns.
+
+    A row that may vanish in some neighbour (the sum of two parallel displacements in a row does not depend on the body between them) waits
+    until all its neighbours are gone. Together with the matching that suffices in a tree: the eliminated bodies that hang together then
+    hang on at most one other joint, so that every coordinate of their joints is free.
     """
 
-    def __init__(self, sizes: tuple[int, ...], adjacent: list[int], indefinite: frozenset[int]) -> None:
-        self.indefinite = indefinite
+    def __init__(self, sizes: tuple[int, ...], adjacent: list[int], indefinite: frozenset[int], whole: frozenset[int]) -> None:
+        self.indefinite, self.whole = indefinite, whole
         constraints = sum(1 << node for node in indefinite)
         self.neighbours = {node: adjacent[node] & ~constraints for node in indefinite}
         for node, near in self.neighbours.items():
@@ -143,6 +152,8 @@ class _Constraints:
     def ready(self, node: int) -> bool:
         if node not in self.indefinite:
             return True
+        if node in self.whole and self.neighbours[node] & ~self.gone:
+            return False
         visited: set[int] = set()
         if self._path(node, visited) is not None:
             return True

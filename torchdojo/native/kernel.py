@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.solver.interior_point import WARM_ITERATIONS
-from torchdojo.solver.options import SolverOptions
+from torchdojo.solver.options import GradientMode, SolverOptions
 
 __all__ = ["CROOKED_QUATERNION", "Gradients", "Outputs", "Problem", "adjoint", "jacobian", "rollout"]
 
@@ -22,7 +23,8 @@ CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
 
 class _Options(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in ("kappa", "grad_kappa", "residual_tol", "path_tol")] + [
-        (name, ctypes.c_int64) for name in ("max_iterations", "min_iterations", "max_halvings", "warm_iterations", "threads")
+        (name, ctypes.c_int64)
+        for name in ("max_iterations", "min_iterations", "max_halvings", "warm_iterations", "threads", "gradient_mode")
     ]
 
 
@@ -37,6 +39,7 @@ class _Rollout(ctypes.Structure):
         ("u", ctypes.c_void_p),
         ("wrench", ctypes.c_void_p),
         ("warm", ctypes.c_void_p),
+        ("grad_kappa", ctypes.c_void_p),
         ("z", ctypes.c_void_p),
         ("z_stride", ctypes.c_int64),
         ("impulses", ctypes.c_void_p),
@@ -63,7 +66,8 @@ class _Gradient(ctypes.Structure):
 class Problem(NamedTuple):
     """N rollouts of T steps: flat stacked parameters (N or 1 each), z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), warm (N, n) or None.
 
-    `packed` parameters, where they are known already, take the place of `parameters`.
+    `packed` parameters, where they are known already, take the place of `parameters`. `grad_kappa` (N,): in the place of that of the
+    options.
     """
 
     program: Program
@@ -74,6 +78,7 @@ class Problem(NamedTuple):
     wrench: Tensor
     warm: Tensor | None
     packed: Packed | None = None
+    grad_kappa: Tensor | None = None
 
 
 class Outputs(NamedTuple):
@@ -149,6 +154,12 @@ def jacobian(problem: Problem, out: Outputs) -> Tensor:
     return result
 
 
+# In a forked process the threads of its parent's OpenMP pool do not exist, and GNU's implementation, which torch and the kernel use, waits
+# for them forever. So there it is one thread, as in the workers of a DataLoader. Who knows that the parent had none may ask for more.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
+
+
 @functools.lru_cache(maxsize=64)
 def _options(options: SolverOptions, threads: int) -> _Options:
     residual_tol, path_tol = options.tolerances(torch.float64)
@@ -162,6 +173,7 @@ def _options(options: SolverOptions, threads: int) -> _Options:
         options.max_halvings,
         WARM_ITERATIONS,
         threads,
+        list(GradientMode).index(GradientMode(options.gradient_mode)),
     )
 
 
@@ -172,8 +184,9 @@ class _Call:
         program = problem.program
         self._options = _options(problem.options, torch.get_num_threads())
         self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
-        self._inputs = [None if t is None else t.contiguous() for t in (problem.z, problem.u, problem.wrench, problem.warm)]
-        z, u, wrench, warm = self._inputs
+        given = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
+        self._inputs = [None if t is None else t.contiguous() for t in given]
+        z, u, wrench, warm, grad_kappa = self._inputs
         self._rollout = _Rollout(
             *problem.u.shape[:2],
             _address(self.parameters),
@@ -183,6 +196,7 @@ class _Call:
             _address(u) if program.num_inputs else None,
             _address(wrench),
             _address(warm),
+            _address(grad_kappa),
             out.z.data_ptr() + 8 * problem.z.shape[1],
             (problem.u.shape[1] + 1) * problem.z.shape[1],
             _address(out.impulses),

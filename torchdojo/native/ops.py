@@ -12,13 +12,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.autodiff import align, map_all, refuse_second_derivative, transforming
+from torchdojo.autodiff import forward_mode, save, transforming
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.native import execution, loader
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Settings, Six, settings_of
 from torchdojo.native.program import Program, by_number
+from torchdojo.native.tangent import RolloutTangent, refuse_second_derivative
 from torchdojo.stepping import StepOutput
+from torchdojo.vmapping import align, map_all
 
 __all__ = ["Settings", "available", "jacobian", "rollout", "step"]
 
@@ -164,7 +166,7 @@ def _save(ctx: Any, output: Six, tensors: Sequence[Tensor]) -> None:
     z, _, w, status, iterations, substeps = output
     ctx.mark_non_differentiable(w, status, iterations, substeps)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(z, w, status, substeps, *tensors)
+    save(ctx, z, w, status, substeps, *tensors)
 
 
 def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: Six) -> None:
@@ -204,6 +206,10 @@ class Rollout(torch.autograd.Function):
         _save(ctx, output, tensors)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *RolloutTangent.apply(ctx.settings, *ctx.saved_tensors, *tangents[3:]), None, None, None, None
+
+    @staticmethod
     def backward(ctx: Any, grad_z: Tensor | None, grad_impulses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         needs = tuple(ctx.needs_input_grad[3:])
         if (grad_z is None and grad_impulses is None) or not any(needs):
@@ -230,6 +236,10 @@ class RolloutAdjoint(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
         pass
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        refuse_second_derivative()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -264,7 +274,7 @@ def rollout(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wr
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         warm = None if warm is None else warm.detach()
         return cast(Six, rollout_op(z, u, wrench, warm, list(parameters.tensors), *settings.numbers(), keep))
-    if transforming():
+    if transforming() or forward_mode():
         return cast(Six, Rollout.apply(settings, None, warm, *tensors))
     if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):
         return cast(Six, Rollout.apply(settings, parameters, warm, *tensors))

@@ -19,7 +19,7 @@ from torchdojo import joints as joints_module
 from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.couplings import JointCoupling
 from torchdojo.dynamics.system import Group, ParameterSpec, System
-from torchdojo.elements import orthonormal_complement, unit
+from torchdojo.elements import Element, orthonormal_complement, unit
 from torchdojo.joint_cones import JointElement, JointFriction
 from torchdojo.joints import BOUNDS, StandardJoint
 from torchdojo.native import graph
@@ -31,9 +31,10 @@ __all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupporte
 JOINT_FIXED_PARAMETERS = 28  # two bases (9 + 9), two anchors (3 + 3), an orientation (4); then spring, damper and rest
 BODY_PARAMETERS = 10
 CONTACT_PARAMETERS = 15
+COUPLING_PARAMETERS = 2
 CONTACT_MODELS = (ImpactContact, NonlinearContact, LinearContact)
 MOST_FACETS = 32
-COUPLES = ("torsional_friction", "rolling_friction")
+COUPLES = ("torsional_friction", "rolling_friction")  # behind those, as LAWS of contact_base.py has them
 SHAPES = {"sphere": 4, "capsule": 9, "box": 11, "surface": 4}  # numbers of each kind of shape, in the order of geometry.hpp
 CONTACT_LAWS = ("restitution", "recovery_speed", "stiffness", "damping")  # behind the others, in this order, where they are given
 FIRST_BODY_PARAMETER = 4  # behind the timestep and gravity
@@ -42,21 +43,14 @@ _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYP
 
 
 def unsupported(system: System) -> str | None:
-    """What the kernel does not know of a system: a joint or contact written by a user, or one with tensors of its own; None if nothing."""
+    """What the kernel does not know of a system: an element written by a user, or one with tensors of its own; None if nothing."""
     for group in system.groups:
         if isinstance(group.template, JointElement):
             continue  # (as supported as its joint is)
-        if issubclass(group.cls, JointCoupling):
-            return f"it does not know couplings of joints ({', '.join(f'{e.leader} -> {e.follower}' for e in group.members)})"
-        if group.cls not in (*_JOINTS, *CONTACT_MODELS):
-            return f"{group.cls.__name__} is not a built-in joint or contact"
-        if issubclass(group.cls, Contact):
-            laws = CONTACT_LAWS if _is_plain(group) else CONTACT_LAWS[:1]
-            extra = [name for name in CONTACT_LAWS + COUPLES if name in group.fields and name not in laws]
-            if extra:
-                return f"it does not know a {group.cls.__name__} {'' if _is_plain(group) else 'between shapes '}with {extra} yet"
-            if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
-                return f"it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
+        if group.cls not in (*_JOINTS, *CONTACT_MODELS, JointCoupling):
+            return f"{group.cls.__name__} is not a built-in joint, coupling or contact"
+        if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
+            return f"it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
         if group.extra:
             return f"a {group.cls.__name__} has tensors that are not physical fields: {list(group.extra)}"
     return None
@@ -88,12 +82,13 @@ class Program:
         self.num_inputs, self.num_cones = system.num_inputs, system.num_cones
         self.joint_groups = [g for g in system.groups if issubclass(g.cls, StandardJoint)]
         self.joint_cone_groups = [g for g in system.groups if isinstance(g.template, JointElement)]
-        self.contact_groups = [g for g in system.groups if g not in self.joint_groups + self.joint_cone_groups]
+        self.coupling_groups = [g for g in system.groups if issubclass(g.cls, JointCoupling)]
+        self.contact_groups = [g for g in system.groups if isinstance(g.template, Contact)]
         self.impulse_index = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         self.num_impulses = len(self.impulse_index)
         size = FIRST_BODY_PARAMETER + BODY_PARAMETERS * system.num_bodies
-        self.parameter_offset: list[list[int]] = []  # per group of `joint_groups + joint_cone_groups + contact_groups`, per member
-        for group in self.joint_groups + self.joint_cone_groups + self.contact_groups:
+        self.parameter_offset: list[list[int]] = []  # per group of the four kinds, in this order, per member
+        for group in self.joint_groups + self.joint_cone_groups + self.contact_groups + self.coupling_groups:
             width = _parameter_width(group)
             self.parameter_offset.append([size + width * e for e in range(len(group.members))])
             size += width * len(group.members)
@@ -157,11 +152,14 @@ class Program:
             else:
                 blank = torch.zeros(*friction.shape, CONTACT_PARAMETERS - 1, dtype=friction.dtype)
                 pieces = [blank, friction[..., None]]
-            pieces += [f[name][..., None] for name in CONTACT_LAWS if name in f]
+            pieces += [f[name][..., None] for name in CONTACT_LAWS + COUPLES if name in f]
             if not _is_plain(group):
                 kind, other = _kinds(group)
                 pieces += _shape(f, kind, "") + _shape(f, other, "other_")
             columns.append(column(_concatenate(pieces)))
+        for group in self.coupling_groups:
+            f = by_group[id(group)]
+            columns.append(column(_concatenate([f[name][..., None] for name in ("ratio", "offset")])))
         return torch.cat(columns, dim=1).contiguous()
 
     def _fields(self, parameters: Sequence[Tensor]) -> dict[int, dict[str, Tensor]]:
@@ -208,7 +206,8 @@ class Program:
         """The table of `MechanismTable` in mechanism.hpp, and the schedule of the condensed matrix.
 
         Nodes are bodies, then joints with rows: held directions, and the free ones of joints with dampers, armature, limits or friction,
-        whose impulses are rows of their own so that they couple their bodies through the joint and not directly.
+        whose impulses are rows of their own so that they couple their bodies through the joint and not directly; then couplings, of one
+        row each.
         """
         nb = self.num_bodies
         sizes, edges, indefinite = [6] * nb, [], []
@@ -224,25 +223,28 @@ class Program:
                     indefinite.append(joint.node)
         # Contacts between bodies couple them directly.
         touching = [tuple(pair) for g in self.contact_groups if g.body_index.shape[1] > 1 for pair in g.body_index.tolist()]
-        schedule = graph.schedule(sizes, edges + [pair for pair in sorted(set(touching)) if max(pair) < nb], indefinite=indefinite)
+        added = [pair for pair in sorted(set(touching)) if max(pair) < nb]
+        contacts, coupled = self._placed(self.contact_groups), self._placed(self.coupling_groups)
+        coupling_nodes = range(len(sizes), len(sizes) + len(coupled))
+        sizes += [1] * len(coupled)
+        for node, (group, member, _) in zip(coupling_nodes, coupled, strict=True):
+            added += [(body, node) for body in sorted(set(group.body_index[member].tolist())) if body < nb]
+        schedule = graph.schedule(sizes, edges + added, indefinite=[*indefinite, *coupling_nodes], whole=coupling_nodes)
         pairs: list[list[int]] = []
-        num_laws = 0
+        couples: list[list[int]] = []
 
+        # (Blocks that several elements add to are set to zero first, as those filled in are.)
         fill = sorted(set(schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
-        first = len(self.joint_groups + self.joint_cone_groups)
-        contacts = [
-            (group, member, offset)
-            for number, group in enumerate(self.contact_groups)
-            for member, offset in enumerate(self.parameter_offset[first + number])
-        ]
         cones = [cone for joint in joints for cone in joint.cones]
         table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses, self.num_cones]
-        table += [int(_has_loops(nb, [(joint.parent, joint.child) for joint in joints])), len(fill), len(cones)]
+        # Couplings may repeat each other, as joints in loops may.
+        table += [int(bool(coupled) or _has_loops(nb, [(joint.parent, joint.child) for joint in joints])), len(fill), len(cones)]
         table += [sum(joint.has_free_data for joint in joints), sum(int(not _is_plain(group)) for group, _, _ in contacts)]
         table.append(sum(any(name in group.fields for name in CONTACT_LAWS) for group, _, _ in contacts))
+        table += [sum(name in group.fields for name in COUPLES for group, _, _ in contacts), len(coupled)]
         for body in range(nb):
             table += [schedule.diagonal_offset[body], schedule.rhs_offset[body]]
-        free_data, first_cone = itertools.count(), 0
+        free_data, laws, first_cone = itertools.count(), itertools.count(), 0
         for joint in joints:
             parent, child, node = joint.parent, joint.child, joint.node
             table += [parent, child, joint.held_translations, joint.held_rotations, joint.row, joint.input, joint.parameters]
@@ -258,16 +260,20 @@ class Program:
             for pair in ((child, node), (node, child), (parent, node), (node, parent)):
                 table.append(schedule.offset.get(pair, -1))
             first_cone += len(joint.cones)
-        for group, member, offset in contacts:
+        for contact, (group, member, offset) in enumerate(contacts):
             friction, facets = CONTACT_MODELS.index(group.cls), getattr(group.template, "facets", 0)
             impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
             table += [int(group.body_index[member, 0]), friction, facets, impulse[0], slack[0], offset]
-            given = [name for name in CONTACT_LAWS if name in group.fields]
+            given = [name for name in CONTACT_LAWS + COUPLES if name in group.fields]
             places = {name: offset + CONTACT_PARAMETERS + k for k, name in enumerate(given)}
+            has_law, turning = any(name in CONTACT_LAWS for name in given), [name for name in COUPLES if name in given]
             table.append(-1 if _is_plain(group) else len(pairs))
             table += [places.get(name, -1) for name in CONTACT_LAWS[:3]]
-            table.append(num_laws if given else -1)
-            num_laws += bool(given)
+            # Torsional friction, which is an orthant, comes before the second-order cones of sliding and rolling.
+            table += [next(laws) if has_law else -1, group.template.cones.orthant if friction == 1 else 1, len(couples), len(turning)]
+            for name in turning:
+                own, model, directions = (1, 2, 2) if name == COUPLES[0] else (len(impulse) - 3, 1, 0)
+                couples.append([contact, places[name], -1, model, directions, impulse[own], slack[own], *[-1] * 6, 0, 0, 0])
             if not _is_plain(group):
                 body, solids = int(group.body_index[member, 0]), _kinds(group)
                 other = int(group.body_index[member, 1]) if group.body_index.shape[1] > 1 else nb
@@ -281,9 +287,22 @@ class Program:
         for number, joint in enumerate(joints):
             for cone in joint.cones:
                 table += [number, *cone]
-        for numbers in pairs:
+        for numbers in pairs + couples:
             table += numbers
+        joint_numbers = {id(joint.module): number for number, joint in enumerate(joints)}
+        for node, (group, member, offset) in zip(coupling_nodes, coupled, strict=True):
+            element, bodies = group.members[member], group.body_index[member].tolist()
+            assert isinstance(element, JointCoupling)
+            table += [*(joint_numbers[id(joint)] for joint in element.joints), *element.coordinates]
+            table += [int(group.impulse_index[member, 0]), offset, schedule.rhs_offset[node], schedule.diagonal_offset[node], *bodies]
+            table += [schedule.offset.get((body, node), -1) for body in bodies] + [schedule.offset.get((node, body), -1) for body in bodies]
         return np.asarray(table, dtype=np.int32), schedule
+
+    def _placed(self, groups: Sequence[Group]) -> list[tuple[Group, int, int]]:
+        """Members of contact or coupling groups: group, number in it, position of its parameters."""
+        everything = self.joint_groups + self.joint_cone_groups + self.contact_groups + self.coupling_groups
+        offsets = {id(group): offset for group, offset in zip(everything, self.parameter_offset, strict=True)}
+        return [(group, member, offset) for group in groups for member, offset in enumerate(offsets[id(group)])]
 
     def _joint_rows(self, acting: tuple[bool, ...]) -> list[_JointRow]:
         rows: dict[int, _JointRow] = {}
@@ -294,6 +313,7 @@ class Program:
                 free = cls.free_translations + cls.free_rotations  # type: ignore[attr-defined]
                 offset = self.parameter_offset[number][member]
                 rows[id(group.members[member])] = _JointRow(
+                    module=group.members[member],
                     parent=parent,
                     child=child,
                     held_translations=3 - cls.free_translations,  # type: ignore[attr-defined]
@@ -318,6 +338,7 @@ class Program:
 class _JointRow:
     """A joint in the kernel's table (`JointTable` in mechanism.hpp), and its limits and frictions (`JointConeTable`, but for the joint)."""
 
+    module: Element
     parent: int
     child: int
     held_translations: int
@@ -412,13 +433,15 @@ def _parameter_width(group: Group) -> int:
         return JOINT_FIXED_PARAMETERS + per_coordinate * (group.cls.free_translations + group.cls.free_rotations)
     if isinstance(group.template, JointElement):
         return (1 if group.cls is JointFriction else 2) * group.template.joint.num_coordinates
+    if isinstance(group.template, JointCoupling):
+        return COUPLING_PARAMETERS
     shapes = 0 if _is_plain(group) else sum(SHAPES[kind] for kind in _kinds(group))
-    return CONTACT_PARAMETERS + sum(name in group.fields for name in CONTACT_LAWS) + shapes
+    return CONTACT_PARAMETERS + sum(name in group.fields for name in CONTACT_LAWS + COUPLES) + shapes
 
 
 def _is_plain(group: Group) -> bool:
-    """Whether the contacts of a group are those of a sphere with a half-space of the world."""
-    return _kinds(group) == ("sphere", "surface") and group.body_index.shape[1] == 1
+    """Whether the contacts of a group are those of a sphere with a half-space of the world, and without couples."""
+    return _kinds(group) == ("sphere", "surface") and group.body_index.shape[1] == 1 and not any(name in group.fields for name in COUPLES)
 
 
 def _kinds(group: Group) -> tuple[str, str]:

@@ -70,9 +70,9 @@ def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, 
 
 
 def follow_central_path(
-    problem: StepProblem, start: Tensor, kappa: float, options: SolverOptions, max_iterations: int | None = None
+    problem: StepProblem, start: Tensor, kappa: float | Tensor, options: SolverOptions, max_iterations: int | None = None
 ) -> Solution:
-    """Solve the κ-problem from an interior start, (N, num_unknowns)."""
+    """Solve the κ-problem, of one κ or of one per environment (N,), from an interior start, (N, num_unknowns)."""
     residual_tol, path_tol = options.tolerances(start.dtype)
     limit = options.max_iterations if max_iterations is None else max_iterations
     w = start.clone(memory_format=torch.contiguous_format)
@@ -80,7 +80,7 @@ def follow_central_path(
     iterations = torch.zeros_like(status)
     index = torch.arange(len(w), device=w.device)
     here, r = start, problem.residual(start)
-    goal = torch.full((len(w),), kappa, dtype=w.dtype, device=w.device)
+    goal = torch.as_tensor(kappa, dtype=w.dtype, device=w.device).expand(len(w))
     stuck = torch.zeros_like(goal, dtype=torch.bool)
     for iteration in range(limit + 1):
         equality, complementarity = violations(problem.system, r, goal)
@@ -100,7 +100,7 @@ def follow_central_path(
         stuck = alpha < STUCK_STEP
         jammed = alpha < JAMMED_STEP
         if bool(jammed.any()):
-            level = (RAISE * cones.mean_product(problem.system, here)).clamp(kappa, MAX_LEVEL)
+            level = torch.maximum(RAISE * cones.mean_product(problem.system, here), goal).clamp_max(MAX_LEVEL)
             here = torch.where(jammed[:, None], problem.restart_cones(here, level), here)
             r = problem.residual(here)
     if len(index):

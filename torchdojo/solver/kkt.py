@@ -34,7 +34,7 @@ class _Cone(NamedTuple):
     places: Tensor  # (E, 2d) positions of c in w
     wrench: Tensor  # B (N, E, 6k, 2d)
     rows: Tensor  # C (N, E, 2d, 6k)
-    matrix: Tensor  # D (N, E, 2d, 2d)
+    matrix: Tensor  # D (N, E, 2d, 2d), that of refinement
     factor: Tensor
     pivots: Tensor
 
@@ -46,10 +46,11 @@ class _Cone(NamedTuple):
 class KKT:
     """Factored derivative of the residual at w, (N, n, n), for repeated solves.
 
-    With `scaled`, complementarity rows are those of the Nesterov-Todd scaled variables: for directions, not for gradients.
+    With `scaled`, complementarity rows are those of the Nesterov-Todd scaled variables: for directions, not for gradients. Refinement is
+    against the derivative with the complementarity rows of `refined_at` (N, n), where that is given: it may be singular.
     """
 
-    def __init__(self, problem: StepProblem, w: Tensor, *, scaled: bool = False) -> None:
+    def __init__(self, problem: StepProblem, w: Tensor, *, scaled: bool = False, refined_at: Tensor | None = None) -> None:
         system = problem.system
         count, primal, nb = len(w), system.num_primal, system.num_bodies
         self.primal = primal
@@ -69,14 +70,18 @@ class KKT:
                 continue
             impulse, slack = w[:, group.impulse_index], w[:, group.slack_index]
             products = torch.cat(cones.product_jacobian(group.template.cones, impulse, slack, scaled), dim=-1)
-            inner = torch.cat((block.rows[..., width:], products), dim=-2)
+            inner = exact = torch.cat((block.rows[..., width:], products), dim=-2)
+            if refined_at is not None:
+                pair = refined_at[:, group.impulse_index], refined_at[:, group.slack_index]
+                products = torch.cat(cones.product_jacobian(group.template.cones, *pair, scaled), dim=-1)
+                exact = torch.cat((block.rows[..., width:], products), dim=-2)
             outer = torch.cat((block.rows[..., :width], torch.zeros_like(block.rows[..., :width])), dim=-2)
             factor, pivots, _ = torch.linalg.lu_factor_ex(inner)
             add_blocks(matrix, rows, rows, -block.wrench[..., :width])
             wrench = block.wrench[..., width:]
             add_blocks(condensed, rows, rows, wrench @ torch.linalg.lu_solve(factor, pivots, outer))
             places = torch.cat((group.impulse_index, group.slack_index), dim=-1)
-            self.cones.append(_Cone(group, rows, places, wrench, outer, inner, factor, pivots))
+            self.cones.append(_Cone(group, rows, places, wrench, outer, exact, factor, pivots))
         self.matrix = matrix[:, :primal, :primal]
         condensed = self.matrix + condensed[:, :primal, :primal]
         multipliers = torch.arange(6 * nb, primal, device=device)

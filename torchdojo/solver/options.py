@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Backend", "OnFailure", "SolverOptions", "Status"]
+__all__ = ["Backend", "GradientMode", "OnFailure", "RandomizedSmoothing", "SolverOptions", "Status"]
 
 
 class Status(enum.IntEnum):
@@ -51,13 +52,101 @@ class Backend(str, enum.Enum):
     NATIVE = "native"
 
 
+class GradientMode(str, enum.Enum):
+    """What is differentiated when a step is.
+
+    CENTRAL_PATH: the step itself, a smooth function at κ > 0, or at a larger `grad_kappa`: a smoothed one (Howell et al. 2025, section V).
+        Right to rounding, cheap, and never zero: contacts that do not touch yet pull a little, and stiction gives way a little. Where the
+        smoothing is wide it misleads: the gradient at a large `grad_kappa` is that of another, softer world, and descent ends where that
+        one is best; anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
+    EXACT: the limit κ → 0. Contacts are breaking, sticking or sliding, facets of pyramids, limits and joint friction open or closed, and
+        the equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13; `torchdojo.limit_maps`). Good for
+        identification and for fine optimization within one sequence of contacts. It is one-sided where a class changes, says nothing of
+        the other side, and is zero in all directions in which contacts hold: a box that rests cannot learn to lift. Impulses of redundant
+        contacts (four corners) have derivatives of least norm, since there they are not unique.
+    COMPLEMENTARITY_AWARE: `EXACT`, with a way out of such flat places (Nimble: Werling et al. 2021, section 4.4). Where the loss would go
+        down if pressed contacts opened, these are taken for breaking: those with the world, or all of them. Of the three gradients the one
+        largest in the inputs counts (in the wrench, for mechanisms without inputs), environment by environment, and the exact one in case
+        of a tie. Good for getting started. It is no gradient of anything: it may promise a descent that the impulses then do not allow, so
+        take small steps, and finish with `EXACT`. It depends on the loss, so there is no Jacobian of this kind.
+    RANDOMIZED: the mean of gradients at inputs and wrenches to which Gaussian noise is added: the gradient of a randomly smoothed step, by
+        its first-order estimator (Suh et al. 2022, "Do differentiable simulators give better policy gradients?"). Good across events that
+        noise reaches, of any kind and number. It costs a step and a gradient per sample, and has their variance; events that all samples
+        miss do not exist for it; and at jumps (an impact that is missed or not) it is biased, since a mean of derivatives does not see the
+        jump. Values stay those of the step without noise.
+    """
+
+    CENTRAL_PATH = "central_path"
+    EXACT = "exact"
+    COMPLEMENTARITY_AWARE = "complementarity_aware"
+    RANDOMIZED = "randomized"
+
+    @property
+    def needs_limit(self) -> bool:
+        return self in (GradientMode.EXACT, GradientMode.COMPLEMENTARITY_AWARE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomizedSmoothing:
+    """What `GradientMode.RANDOMIZED` averages over.
+
+    Args:
+        samples: number of perturbed steps per environment and step.
+        input_deviation: standard deviation of what is added to the entries of u [N, N·m], one number for all or one for each.
+        wrench_deviation: the same of the wrench [N, N·m].
+        seed: of the samples, which are the same in every backward pass.
+        mode: of the gradient of each sample, "central_path" or "exact".
+
+    Raises:
+        ValueError: a value out of its range; the message says which.
+    """
+
+    samples: int = 100
+    input_deviation: float | Sequence[float] = 0.0
+    wrench_deviation: float | Sequence[float] = 0.0
+    seed: int = 0
+    mode: GradientMode | str = GradientMode.CENTRAL_PATH
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"RandomizedSmoothing.{name}: got {value!r}; allowed: whole numbers of {least} or more")
+        some = False
+        for name in ("input_deviation", "wrench_deviation"):
+            value = getattr(self, name)
+            values = tuple(value) if isinstance(value, Sequence) else (value,)
+            if not all(math.isfinite(v) and v >= 0 for v in values):
+                raise ValueError(f"RandomizedSmoothing.{name}: got {value}; allowed: finite numbers >= 0 [N, N·m]")
+            object.__setattr__(self, name, values if isinstance(value, Sequence) else value)  # (hashable)
+            some |= any(values)
+        if not some:
+            raise ValueError("RandomizedSmoothing: got no deviation; give input_deviation= or wrench_deviation= a positive number [N, N·m]")
+        _set_choice(self, "mode", GradientMode)
+        if self.mode not in (GradientMode.CENTRAL_PATH, GradientMode.EXACT):
+            raise ValueError(f"RandomizedSmoothing.mode: got {GradientMode(self.mode).value!r}; allowed: 'central_path' or 'exact'")
+
+
+def _set_choice(options: object, name: str, choices: type[enum.Enum]) -> None:
+    """Turn the field `name` into a member of `choices`."""
+    value = getattr(options, name)
+    try:
+        object.__setattr__(options, name, choices(value))
+    except ValueError:
+        allowed = [c.value for c in choices]
+        raise ValueError(f"{type(options).__name__}.{name}: got {value!r}; allowed: {allowed}") from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SolverOptions:
     """Options of the step.
 
     Args:
         kappa: central-path parameter [N·s·m in gap rows, J in friction rows]: every complementarity product equals it.
-        grad_kappa: gradients are taken at this larger kappa instead (smoothed gradients). None: the same as `kappa`.
+        grad_kappa: gradients are taken at this larger kappa instead (smoothed gradients). None: the same as `kappa`. A single call may be
+            given another one, for each environment its own.
+        gradient_mode: "central_path", "exact", "complementarity_aware" or "randomized"; `td.GradientMode` says what each is good for.
+        randomized: `td.RandomizedSmoothing`, which the mode "randomized" needs.
         residual_tol: largest absolute violation of any equation [N·s, N·m·s, m, m/s]. None: 1e-9 in float64, 1e-5 in float32.
         central_path_tol: largest violation of a complementarity row, as a fraction of kappa.
         max_iterations: Newton iterations per attempt; a step may make several attempts (warm, cold, continuation).
@@ -74,6 +163,8 @@ class SolverOptions:
 
     kappa: float = 1e-6
     grad_kappa: float | None = None
+    gradient_mode: GradientMode | str = GradientMode.CENTRAL_PATH
+    randomized: RandomizedSmoothing | None = None
     residual_tol: float | None = None
     central_path_tol: float = 1e-3
     max_iterations: int = 50
@@ -99,11 +190,23 @@ class SolverOptions:
             )
         if self.max_halvings < 0:
             raise ValueError(f"SolverOptions.max_halvings: got {self.max_halvings}; allowed: 0 or more")
-        for name, choices in (("on_failure", OnFailure), ("backend", Backend)):
-            try:
-                object.__setattr__(self, name, choices(getattr(self, name)))
-            except ValueError:
-                raise ValueError(f"SolverOptions.{name}: got {getattr(self, name)!r}; allowed: {[c.value for c in choices]}") from None
+        _set_choice(self, "on_failure", OnFailure)
+        _set_choice(self, "backend", Backend)
+        _set_choice(self, "gradient_mode", GradientMode)
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        mode = GradientMode(self.gradient_mode)
+        if mode.needs_limit and self.grad_kappa is not None:
+            raise ValueError(
+                f"SolverOptions.grad_kappa: got {self.grad_kappa} with gradient_mode={mode.value!r}, which is the limit of no smoothing; "
+                'allowed: None, or gradient_mode="central_path"'
+            )
+        if (mode is GradientMode.RANDOMIZED) != isinstance(self.randomized, RandomizedSmoothing):
+            raise ValueError(
+                f"SolverOptions.randomized: got {self.randomized!r} with gradient_mode={mode.value!r}; allowed: "
+                "td.RandomizedSmoothing(samples=..., input_deviation=...) with gradient_mode='randomized', None with the others"
+            )
 
     def tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
         """(residual_tol, central_path_tol) for a dtype.

@@ -42,8 +42,13 @@ __all__ = ["newton_on_path", "onto_path"]
 NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself that is this near, in all equations, may go on for so long
 PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
 PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this
-FREE_ITERATIONS = 4  # after which, from a larger κ, a step must not enlarge that violation …
-PATH_HALVINGS = 3  # … or is halved, as often as this at most
+# From a larger κ, the line search halves a step that enlarges that violation: in the first FREE_ITERATIONS one that makes it FREE_GROWTH
+# times what it was, and of PATH_RESIDUAL (without that bound an oblique impact of a box took 23 iterations, with it 9). It halves
+# PATH_HALVINGS times at most: full steps pass most kinks. Where they go back and forth across one (boxes that come to lie flat turn the
+# lever of their contact from end to end within 2 mrad), PATIENT_HALVINGS end the cycle; of 8,640 random collisions of capsules and boxes
+# with and without restitution, they saved 3.6 of 11.8 iterations in the mean.
+FREE_ITERATIONS, FREE_GROWTH, PATH_HALVINGS = 4, 2.0, 3
+PATIENT_ITERATIONS, PATIENT_HALVINGS = 20, 8
 DISTANT = 100.0  # times √(κ h/m) is wide: the impulse of such a contact is 1e-4 of what its gap is worth
 LINE_SEARCH_HALVINGS = 12  # as often as this where a point cannot be evaluated
 
@@ -132,8 +137,13 @@ def newton_on_path(
         iterations[index] += 1
         now = torch.where(equality < PATH_RESIDUAL, (PATH_SHRINK * now).clamp_min(kappa), now)
         direction = _direction(problem, here, r, now)
-        allowed = equality if level is not None and iteration >= FREE_ITERATIONS else torch.full_like(equality, torch.inf)
-        here, r = _move(problem, here, direction, now, allowed)
+        if level is None:
+            allowed = torch.full_like(equality, torch.inf)
+        elif iteration < FREE_ITERATIONS:
+            allowed = FREE_GROWTH * equality.clamp_min(PATH_RESIDUAL)
+        else:
+            allowed = equality.clamp_min(residual_tol)
+        here, r = _move(problem, here, direction, now, allowed, PATH_HALVINGS if iteration < PATIENT_ITERATIONS else PATIENT_HALVINGS)
     return Solution(w, status, iterations)
 
 
@@ -147,8 +157,8 @@ def _direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor) -> Ten
     return KKT(problem, w, scaled=True).solve(wanted - r.index_copy(1, rows, values))
 
 
-def _move(problem: StepProblem, w: Tensor, direction: Tensor, kappa: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """The point a step further on the path, and its residual. Halved where that is not finite or, a few times, above `allowed`."""
+def _move(problem: StepProblem, w: Tensor, direction: Tensor, kappa: Tensor, allowed: Tensor, most_halvings: int) -> tuple[Tensor, Tensor]:
+    """A point further on the path, and its residual; halved where that is not finite or, `most_halvings` times, above `allowed`."""
     alpha = torch.ones_like(kappa)
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     trial, r = w, w
@@ -158,7 +168,7 @@ def _move(problem: StepProblem, w: Tensor, direction: Tensor, kappa: Tensor, all
         assert moved is not None  # the start was put onto the path by the same elements
         trial, r = moved, problem.residual(moved)
         equality, complementarity = violations(problem.system, r, kappa)
-        enough = equality <= allowed if halvings < PATH_HALVINGS else torch.ones_like(accepted)
+        enough = equality <= allowed if halvings < most_halvings else torch.ones_like(accepted)
         accepted = accepted | (enough & torch.isfinite(equality + complementarity))
         if bool(accepted.all()):
             break

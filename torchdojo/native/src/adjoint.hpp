@@ -8,6 +8,8 @@
 // one right-hand side per lane.
 #pragma once
 
+#include "joint_impulse.hpp"
+#include "limit.hpp"
 #include "solver.hpp"
 
 namespace torchdojo {
@@ -39,27 +41,22 @@ struct MovingGradient {
     } before_child[6], before_parent[6];
 };
 
-// Impulses of a joint at the current configuration, in the joint frame: of its multipliers, and of what acts along its free directions.
-template <class T>
-struct JointImpulse {
-    Vec3<T> force, torque;            // all of it; the torque includes ½ (p_w m + p_v × m) of `held`
-    Vec3<T> held;                     // m: multipliers of the held rotations
-    Vec3<T> pushes;                   // of limits on components of the rotation vector, along these
-};
-
 template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
-        : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), phi_next(m.num_bodies + 1),
-          x_next(m.num_bodies + 1), refined(m.has_loops || m.num_contacts || m.num_joint_cones), right(m.schedule.num_rows), misfit(right),
-          matrix(m.schedule.num_values), turn(m.num_bodies + 1), free(m.num_joints), moving(m.num_free_data) {}
+        : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), turning(2 * m.num_couples),
+          phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
+          right(m.schedule.num_rows), misfit(right), wanted(right), nothing(m.num_unknowns), given_way(nothing), taken(nothing),
+          matrix(m.schedule.num_values), turn(m.num_bodies + 1), pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
     std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters)
+    const T *give = nullptr;          // in the limit κ → 0: compliance of what is held (Limit::apply), which refinement takes out
     std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
-    std::vector<Vec3<R>> phi_next, x_next;  // of −λᵀr by the next poses
+    std::vector<R> turning;           // ν of the spins of torsional and rolling friction
+    std::vector<Vec3<R>> phi_next, x_next;  // −λᵀr by the next poses
 
     // Factor the derivative at w, where `problem` has been prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
@@ -85,37 +82,42 @@ public:
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
         for (const JointTable &joint : m.joints)
-            for (int k = 0; k < joint.size; ++k) right[joint.right + k] = k < joint.held() ? g[joint.row + k] : R{};
-        if (refined) misfit = right;
-        for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, nullptr, right.data());
-        for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, nullptr, right.data());
+            for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
+        for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
+        if (refined) wanted = right;
+        if (give) std::fill(taken.begin(), taken.end(), R{});
+        std::fill(multiplier.begin(), multiplier.end(), R{});
+        std::fill(touching.begin(), touching.end(), Vec3<R>{});
+        std::fill(turning.begin(), turning.end(), R{});
+        std::fill(pressing.begin(), pressing.end(), R{});
+        add_cone_multipliers(problem, g, nullptr);
+        subtract_cones(problem, right.data());
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
-        if (refined) {
+        add_cone_multipliers(problem, nothing.data(), right.data());
+        for (int pass = 0; refined && pass < (give ? constant::limit_refinements : 1); ++pass) {
+            misfit = wanted;
             ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
-            for (int c = 0; c < m.num_contacts; ++c) subtract_contact(problem, c, g, right.data(), misfit.data());
-            for (int c = 0; c < m.num_joint_cones; ++c) subtract_joint_cone(problem, c, g, right.data(), misfit.data());
+            if (give) {
+                find_given_way();
+                add_cone_multipliers(problem, given_way.data(), nullptr);
+            }
+            subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
+            add_cone_multipliers(problem, nothing.data(), misfit.data());
         }
 
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
-        for (const JointTable &joint : m.joints)
-            for (int k = 0; k < joint.held(); ++k) multiplier[joint.row + k] = right[joint.right + k];
-        for (int c = 0; c < m.num_contacts; ++c) {
-            const ContactTable &contact = m.contacts[c];
-            const Vec3<R> nu = contact_multiplier(problem, c, g, right.data());
-            touching[c] = nu;
-            multiplier[contact.impulse] = nu.x;
-            if (contact.friction == 1) multiplier[contact.impulse + 2] = nu.y, multiplier[contact.impulse + 3] = nu.z;
-        }
+        for (const MultiplierTable &row : m.multipliers) multiplier[row.row] = right[row.right];
+        for (int c = 0; c < m.num_contacts; ++c) multiplier[m.contacts[c].impulse] = touching[c].x;
         for (int c = 0; c < m.num_joint_cones; ++c) {
             const JointConeTable &cone = m.joint_cones[c];
-            const R nu = joint_cone_multiplier(problem, c, g, right.data());
+            const R &nu = pressing[c];
             if (cone.kind == JointConeTable::friction) {
-                const T *x = w + cone.impulse, *slack = w + cone.slack;
+                const T ratio = w[cone.slack] / w[cone.impulse], own = give ? ratio - give[cone.impulse] : ratio;
                 multiplier[cone.impulse + cone.stride] = nu;
-                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - (slack[0] / x[0]) * nu;
+                multiplier[cone.impulse] = g[cone.impulse] + 0.5 * right[m.joints[cone.joint].right + cone.row] - own * nu;
             } else {
                 multiplier[cone.impulse] = nu;
             }
@@ -143,6 +145,7 @@ public:
             gradient.torque[i] = h * angular;
         }
         for (int j = 0; j < m.num_joints; ++j) joint_product(problem, m.joints[j], problem.joints[j], free[j], w);
+        for (int c = 0; c < m.num_couplings; ++c) coupling_product(problem, c, w);
         for (int c = 0; c < m.num_contacts; ++c) contact_product(problem, m.contacts[c], problem.contacts[c], w);
         // The next pose moves with the current one: x⁺ = x + …, φ⁺ = R(increment)ᵀ φ.
         for (int i = 0; i < m.num_bodies; ++i) {
@@ -151,64 +154,50 @@ public:
         }
     }
 
-    // Whether anything acts along the free directions.
-    static bool free_acts(const JointTable &joint) {
-        return joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0;
-    }
-
-    // Direction k of the joint frame: held ones first, then the free ones.
-    TD_INLINE Vec3<T> direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) const {
-        const bool is_free = k >= joint.held();
-        const int i = is_free ? k - joint.held() : k, split = is_free ? joint.free_t() : joint.held_t;
-        translation = i < split;
-        const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
-        return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
-    }
-
-    TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data,
-                                            const T *w) const {
-        JointImpulse<T> sum{};
-        for (int k = 0; k < (free_acts(joint) ? 6 : joint.held()); ++k) {
-            bool translation;
-            const Vec3<T> f = direction(problem, joint, k, translation);
-            const int i = k - joint.held();
-            T impulse = i < 0 ? w[joint.row + k] : data.free_force[i];
-            if (i >= 0 && (joint.has_damper || joint.free_data >= 0)) impulse += data.impulse[i];
-            Vec3<T> &to = translation ? sum.force : i < 0 ? sum.held : sum.torque;
-            to = to + impulse * f;
-        }
-        // Limits on components of the rotation vector push along J_l⁻ᵀ f.
-        for (int e = 0; e < joint.extra; ++e)
-            sum.pushes = sum.pushes + problem.free[joint.free_data].extra_impulse[e] *
-                                          load3(&problem.parameters[joint.parameters] + parameter::rotations + 3 * (joint.held_r + e));
-        if (joint.extra) sum.torque = sum.torque + right_jacobian_inverse(problem.free[joint.free_data].now, sum.pushes);
-        const Quat<T> &p = data.now.p;
-        sum.torque = 0.5 * (p.w * sum.held + cross(p.v, sum.held)) + sum.torque;
-        return sum;
-    }
-
-    // Gradient by θ of σ·(f + ½ θ × f + c θ × (θ × f)), c(s) = (1 − y)/s with s = |θ|² and y = (|θ|/2) cot(|θ|/2).
-    static Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Vec3<R> &sigma) {
-        const Vec3<T> &theta = angle.theta;
-        const T s = dot(theta, theta), y = 1.0 - angle.curvature * s, safe = max(s, broadcast<T>(1e-2));
-        const T slope = select(s < 1e-2, 1.0 / 720.0 + s * (1.0 / 15120.0 + s * (1.0 / 403200.0 + s / 11975040.0)),
-                               -(y - y * y - 0.25 * s) / (2.0 * safe * safe) - angle.curvature / safe);
-        const R along = dot(sigma, theta), across = dot(sigma, f);
-        const T inside = dot(theta, f);
-        return 0.5 * cross(f, sigma) + angle.curvature * (inside * sigma + along * f - (2.0 * across) * theta) +
-               (2.0 * slope * (along * inside - s * across)) * theta;
-    }
-
 private:
     // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
-    // iterative refinement against the matrix before that brings the digits back: Cᵀ (K (B α)) is exact where (B K C)ᵀ α has lost them.
+    // iterative refinement against the matrix before that brings the digits back, with the multipliers ν of the cones as unknowns of their
+    // own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     const bool refined;
     const T *point = nullptr;         // w
-    std::vector<R> right, misfit;     // by rows of the matrix
+    std::vector<R> right, misfit, wanted;  // by rows of the matrix
+    const std::vector<R> nothing;     // a gradient of zeros
+    std::vector<R> given_way, taken;  // gradients: see find_given_way
     std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Mat3<T>> turn;        // of the increments
+    std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
+
+    // What is left of the right-hand sides of the columns of held impulses: what their compliance, which they do not have in the limit,
+    // took up since the last time, compliance times ν. With it in the place of g, refinement is the proximal point method (limit_maps.py).
+    void find_given_way() {
+        auto find = [&](int at, const R &nu) {
+            const R now = give[at] * nu;
+            given_way[at] = now - taken[at], taken[at] = now;
+        };
+        for (int c = 0; c < mechanism.num_contacts; ++c) find(mechanism.contacts[c].impulse, touching[c].x);
+        for (const ContactTable &friction : mechanism.frictions)
+            for (int k = 1; k < friction.friction_size(); ++k)
+                find(friction.friction_impulse() + k, multiplier[friction.friction_impulse() + k]);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) {
+            const JointConeTable &cone = mechanism.joint_cones[c];
+            find(cone.impulse, pressing[c]);
+            if (cone.pairs() > 1) find(cone.impulse + cone.stride, -pressing[c]);
+        }
+    }
+
+    // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
+    void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) touching[c] = touching[c] + contact_multiplier(problem, c, g, x);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) pressing[c] += joint_cone_multiplier(problem, c, g, x);
+    }
+
+    // y −= Cᵀ ν of all cones
+    void subtract_cones(const Problem<T> &problem, R *y) const {
+        for (int c = 0; c < mechanism.num_contacts; ++c) subtract_contact(problem, c, y);
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) subtract_joint_cone(problem, c, y);
+    }
 
     // ν of the row of a limit or, of the rate, of a friction, from λ = x (null: zero). Columns of the transposed system, μ that of the
     // joint's row in which the pair acts:
@@ -226,11 +215,11 @@ private:
     }
 
     // y −= (derivative of that row)ᵀ ν
-    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+    TD_INLINE void subtract_joint_cone(const Problem<T> &problem, int c, R *y) const {
         const JointConeTable &cone = mechanism.joint_cones[c];
         const JointTable &joint = mechanism.joints[cone.joint];
         const TwistRow<T> &row = problem.cone_row(cone);
-        const R nu = cone.sign() * joint_cone_multiplier(problem, c, g, x);
+        const R nu = cone.sign() * pressing[c];
         R *child = y + mechanism.bodies[joint.child].right;
         for (int k = 0; k < 3; ++k) child[k] -= row.linear[k] * nu, child[3 + k] -= row.child[k] * nu;
         if (joint.parent == mechanism.num_bodies) return;
@@ -246,7 +235,7 @@ private:
         const Mat3<T> before = rotation_matrix(data.before.p);
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
-            const Vec3<T> f = direction(problem, joint, joint.held() + i, translation);
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             RowGradient<T, T> &now = out.coordinate[i], &change = out.difference[i], then;
             if (translation) {
                 now = change = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
@@ -278,7 +267,7 @@ private:
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
             RowGradient<T, T> before;
-            const Vec3<T> f = direction(problem, joint, joint.held() + i, translation);
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             if (translation) {
                 const auto now = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
                 out.rate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
@@ -364,19 +353,18 @@ private:
         const T *p = &problem.parameters[joint.parameters];
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         const bool world = joint.parent == mechanism.num_bodies;
-        const Vec3<T> anchor = load3(p + parameter::child_anchor);
         const int held = joint.held();
 
         // Rows at the next configuration: −μᵀ ∂(C_T d, C_R vec p).
         Vec3<R> mu_t{}, mu_r{};
         for (int k = 0; k < held; ++k) {
             bool translation;
-            const Vec3<T> c = direction(problem, joint, k, translation);
+            const Vec3<T> c = joint_direction(problem, joint, k, translation);
             Vec3<R> &mu = translation ? mu_t : mu_r;
             mu = mu + multiplier[joint.row + k] * c;
         }
         if (joint.size) {
-            auto g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, mu_t);
+            auto g = translation_gradient(parent.next, child.next, data.offset, data.next, load3(p + parameter::child_anchor), mu_t);
             add_rotation_gradient(g, data.offset, data.next.p, mu_r);
             subtract(x_next, joint, g.x_child, -g.x_child);
             subtract(phi_next, joint, g.phi_child, g.phi_parent);
@@ -403,31 +391,52 @@ private:
             }
         }
         if (joint.free_data >= 0) moving_product(problem, joint, problem.free[joint.free_data], moving[joint.free_data]);
+        impulse_product(problem, joint, data, joint_impulse(problem, joint, data, w));
+    }
 
-        // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
-        //   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
-        const JointImpulse<T> impulse = joint_impulse(problem, joint, data, w);
+    // Rows of the coordinates −μ c⁺, and the impulses along them at the current configuration.
+    void coupling_product(const Problem<T> &problem, int c, const T *w) {
+        const CouplingTable &coupling = mechanism.couplings[c];
+        const CouplingData<T> &data = problem.couplings[c];
+        const R mu = multiplier[coupling.row];
+        for (const int e : {0, 1}) {
+            const CouplingEnd<T> end(problem, coupling, e);
+            const RowGradient<T, T> &g = data.next[e];
+            subtract(x_next, end.joint, mu * g.x_child, -(mu * g.x_child));
+            subtract(phi_next, end.joint, mu * g.phi_child, mu * g.phi_parent);
+            impulse_product(problem, end.joint, end.data, coupling_impulse(end, data, e, w[coupling.row]));
+        }
+    }
+
+    // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
+    //   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
+    void impulse_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &impulse) {
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const bool world = joint.parent == mechanism.num_bodies;
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        const Vec3<R> a_v = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent]);
+        const Vec3<R> a_w = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent + 3]);
+        const Vec3<R> b_v = load3(&multiplier[6 * joint.child]), b_w = load3(&multiplier[6 * joint.child + 3]);
         const Quat<T> &rel = data.now.p;
         const Mat3<T> &Ra = parent.pose.R, &Rb = child.pose.R;
-        const Vec3<T> f_a = data.offset * impulse.force, tau_a = data.offset * impulse.torque, F = Ra * f_a;
+        const Vec3<T> f_a = data.offset * impulse.force, tau_a = data.offset * impulse.torque(rel), F = Ra * f_a;
         const Vec3<T> F_b = transposed_times(Rb, F), tau_b = transposed_times(Rb, Ra * tau_a);
         const Vec3<R> swing = cross(b_w, anchor);
         const Vec3<R> A = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(f_a, a_w);
         const Vec3<R> world_k = Ra * k, turn_a = transposed_times(Ra, turn);
         Vec3<R> phi_a = cross(f_a, transposed_times(Ra, A)) + cross(tau_a, turn_a) - cross(k, data.now.y_parent);
         Vec3<R> phi_b = cross(swing, F_b) + cross(b_w, tau_b) - cross(anchor, transposed_times(Rb, world_k));
-        // The torque of held rotations, ½(p_w m + p_v × m), depends on the relative orientation; σ = ∂V/∂τ.
+        // σ = ∂V/∂τ, for what of τ depends on the relative orientation.
         const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);
         const R s0 = 0.5 * dot(impulse.held, sigma);
         const Vec3<R> sv = 0.5 * cross(impulse.held, sigma);
         const Vec3<R> straight = s0 * rel.v - rel.w * sv;
         phi_b = phi_b - 0.5 * (straight - cross(sv, rel.v));
         phi_a = phi_a + data.offset * (0.5 * (straight - cross(rel.v, sv)));
-        if (joint.extra) {
-            const RotationVector<T> &angle = problem.free[joint.free_data].now;
-            const Vec3<R> g = push_gradient(angle, impulse.pushes, sigma);
-            phi_b = phi_b + left_jacobian_inverse(angle, g);
-            phi_a = phi_a - data.offset * right_jacobian_inverse(angle, g);
+        if (impulse.angle) {
+            const Vec3<R> g = push_gradient(*impulse.angle, impulse.pushes, sigma);
+            phi_b = phi_b + left_jacobian_inverse(*impulse.angle, g);
+            phi_a = phi_a - data.offset * right_jacobian_inverse(*impulse.angle, g);
         }
         gradient.phi[joint.parent] = gradient.phi[joint.parent] + phi_a;
         gradient.phi[joint.child] = gradient.phi[joint.child] + phi_b;
@@ -436,11 +445,13 @@ private:
     }
 
     // Contacts: see adjoint_contact.hpp.
+    void subtract_contact(const Problem<T> &problem, int c, R *y) const;
     Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x);
-    void subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y);
+    R friction_multiplier(const ContactTable &friction, const FrictionData<T> &data, const R *g, R *nu);
     const R *other_body(const ContactTable &contact, const R *x) const;
     void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
     void pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
+    void shift_product(const Problem<T> &problem, const ContactTable &contact, const R &nu);
     R bounce_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &omega, const R &nu,
                      Vec3<R> &phi);
 

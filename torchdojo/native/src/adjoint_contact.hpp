@@ -5,17 +5,6 @@
 
 namespace torchdojo {
 
-// −∂shift/∂φ of the laws of the gap, with φ the current distance and shift = −min(φ + h v_rec, 0) − softness·damping·min(φ, 0).
-template <class T>
-TD_INLINE T shift_slope(const Problem<T> &problem, const ContactTable &contact) {
-    const LawData<T> &law = problem.laws[contact.law];
-    T slope{};
-    if (contact.recovery >= 0)
-        slope += select(law.distance + problem.timestep() * problem.parameters[contact.recovery] < T{}, broadcast<T>(1.0), T{});
-    if (contact.stiffness >= 0) slope += select(law.distance < T{}, law.softness * problem.parameters[contact.stiffness + 1], T{});
-    return slope;
-}
-
 // The part of the other body of a pair in x (by rows of the matrix), or null.
 template <class T, class R>
 const R *Adjoint<T, R>::other_body(const ContactTable &contact, const R *x) const {
@@ -23,7 +12,8 @@ const R *Adjoint<T, R>::other_body(const ContactTable &contact, const R *x) cons
     return x + mechanism.bodies[mechanism.pairs[contact.pair].other].right;
 }
 
-// (ν_φ, ν_t) of contact c from λ = x (null: zero), and ν_μ into `multiplier`. Columns of the transposed system:
+// (ν_φ, ν_t) of contact c from g and λ = x (null: zero); those of the rows of its friction are added to `multiplier`, of its couples' spins
+// to `turning`. Columns of the transposed system:
 //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
 template <class T, class R>
 TD_INLINE Vec3<R> Adjoint<T, R>::contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
@@ -36,40 +26,53 @@ TD_INLINE Vec3<R> Adjoint<T, R>::contact_multiplier(const Problem<T> &problem, i
     };
     if (x) add(data.wrench, x + mechanism.bodies[contact.body].right);
     if (const R *other = other_body(contact, x)) add(problem.pairs[contact.pair].other_wrench, other);
-    R n = g[contact.impulse] + b.x, tangential[2] = {b.y, b.z};
-    if (!contact.friction) return {data.stiffness * n, R{}, R{}};
-    const T mu = problem.parameters[contact.parameters + parameter::friction];
-    R *rows = &multiplier[contact.impulse + 1];
-    if (contact.is_pyramid()) {
-        const Pyramid<T> pyramid{contact};
-        pyramid.multipliers(point + contact.impulse + 1, point + contact.slack + 1, g + contact.impulse + 1, tangential, rows);
-        pyramid.tangential(rows + 1, tangential);
-        n -= mu * rows[0];
-        return {data.stiffness * n, tangential[0], tangential[1]};
+    R n = g[contact.impulse] + b.x, nu[2] = {b.y, b.z};
+    if (contact.friction) n += problem.parameters[contact.parameters + parameter::friction] * friction_multiplier(contact, data, g, nu);
+    for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
+        const CoupleTable &couple = mechanism.couples[k];
+        R spin[2] = {R{}, R{}};
+        if (x) couple_power(problem, k, x, spin);
+        n += problem.parameters[couple.parameter] * friction_multiplier(couple.friction, problem.couples[k], g, spin);
+        turning[2 * k] += spin[0], turning[2 * k + 1] += spin[1];
     }
-    for (int i = 0; i < 2; ++i) tangential[i] += g[contact.impulse + 2 + i];
-    const R *q = tangential;
-    rows[0] = g[contact.impulse + 1] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
-    n += mu * rows[0];
-    return {data.stiffness * n, data.compliance[0] * q[0] + data.compliance[2] * q[1],
-            data.compliance[1] * q[0] + data.compliance[3] * q[1]};
+    return {data.stiffness * n, nu[0], nu[1]};
 }
 
-// y −= Cᵀ ν for the ν of contact c that belongs to λ = x (null: zero).
+// ν_t from b_t, in place. Returns what the multiplier of the cone's height adds to the column of γ, per μ.
 template <class T, class R>
-TD_INLINE void Adjoint<T, R>::subtract_contact(const Problem<T> &problem, int c, const R *g, const R *x, R *y) {
+TD_INLINE R Adjoint<T, R>::friction_multiplier(const ContactTable &friction, const FrictionData<T> &data, const R *g, R *nu) {
+    const int impulse = friction.friction_impulse();
+    R *rows = &multiplier[impulse];
+    if (friction.is_pyramid()) {
+        const Pyramid<T> pyramid{friction};
+        R own[1 + most_facets];
+        pyramid.multipliers(point + impulse, point + friction.friction_slack(), g + impulse, nu, own);
+        pyramid.tangential(own + 1, nu);
+        for (int k = 0; k < friction.friction_size(); ++k) rows[k] += own[k];
+        return -own[0];
+    }
+    const R q[2] = {nu[0] + g[impulse + 1], nu[1] + g[impulse + 2]};
+    const R height = g[impulse] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
+    rows[0] += height;
+    for (const int i : {0, 1}) nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1], rows[1 + i] += nu[i];
+    return height;
+}
+
+// y −= Cᵀ ν for the ν of contact c
+template <class T, class R>
+TD_INLINE void Adjoint<T, R>::subtract_contact(const Problem<T> &problem, int c, R *y) const {
     const ContactTable &contact = mechanism.contacts[c];
-    const int32_t at = mechanism.bodies[contact.body].right;
-    const Vec3<R> nu = contact_multiplier(problem, c, g, x);
-    const T *C = problem.contacts[c].rows;
-    for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-        for (int k = 0; k < 6; ++k) y[at + k] -= C[6 * r + k] * nu[r];
-    const R *other = other_body(contact, y);
-    if (!other) return;
-    R *to = y + (other - y);  // (not const)
-    C = problem.pairs[contact.pair].other_rows;
-    for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-        for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+    const Vec3<R> &nu = touching[c];
+    auto subtract = [&](const T *C, R *to) {
+        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+            for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+    };
+    subtract(problem.contacts[c].rows, y + mechanism.bodies[contact.body].right);
+    for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
+        couple_subtract(problem, k, &turning[2 * k], y);
+    if (!other_body(contact, y)) return;
+    const PairTable &pair = mechanism.pairs[contact.pair];
+    subtract(problem.pairs[contact.pair].other_rows, y + mechanism.bodies[pair.other].right);
 }
 
 template <class T, class R>
@@ -85,12 +88,7 @@ void Adjoint<T, R>::contact_product(const Problem<T> &problem, const ContactTabl
     Vec3<R> phi{};
     if (contact.restitution >= 0) direct = bounce_product(problem, contact, data, omega, nu, phi);
     phi = phi - direct * cross(load3(p + parameter::point), data.n);
-    if (contact.recovery >= 0 || contact.stiffness >= 0) {
-        const T slope = shift_slope(problem, contact);
-        const Vec3<T> n = transposed_times(problem.bodies[contact.body].pose.R, normal);
-        gradient.x[contact.body] = gradient.x[contact.body] + direct * (slope * normal);
-        gradient.phi[contact.body] = gradient.phi[contact.body] + direct * (slope * cross(load3(p + parameter::point), n));
-    }
+    if (contact.recovery >= 0 || contact.stiffness >= 0) shift_product(problem, contact, direct);
     if (contact.friction) {
         const Vec3<R> &slip = touching[&contact - mechanism.contacts.data()];
         force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
@@ -100,6 +98,19 @@ void Adjoint<T, R>::contact_product(const Problem<T> &problem, const ContactTabl
     phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
     phi_next[contact.body] = phi_next[contact.body] + phi;
     x_next[contact.body] = x_next[contact.body] - direct * normal;
+}
+
+// −ν·shift by the current poses.
+template <class T, class R>
+void Adjoint<T, R>::shift_product(const Problem<T> &problem, const ContactTable &contact, const R &nu) {
+    const R weight = nu * law_slope(problem, contact);
+    const T *row = problem.laws[contact.law].distance_row;
+    auto add = [&](int body, const T *row) {
+        gradient.x[body] = gradient.x[body] + weight * load3(row);
+        gradient.phi[body] = gradient.phi[body] + weight * load3(row + 3);
+    };
+    add(contact.body, row);
+    if (contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies) add(mechanism.pairs[contact.pair].other, row + 6);
 }
 
 // −ν times Newton's law where it rules the gap, by the next orientation (added to `phi`) and the incoming velocity; ν where it does not.
@@ -131,10 +142,12 @@ void Adjoint<T, R>::pair_product(const Problem<T> &problem, const ContactTable &
     const bool world = pair.other == mechanism.num_bodies;
     const int bodies[2] = {contact.body, pair.other};
     const Vec3<R> &nu = touching[&contact - mechanism.contacts.data()];
-    const T zero{}, h = problem.timestep();
+    const T one = broadcast<T>(1.0), zero{}, h = problem.timestep();
     const bool has_law = contact.restitution >= 0;
     const T law = has_law ? select(problem.laws[contact.law].bouncing, h, zero) : zero;
     const T e = has_law ? problem.parameters[contact.restitution] : zero;
+    if (contact.recovery >= 0 || contact.stiffness >= 0)
+        shift_product(problem, contact, has_law ? nu.x * select(problem.laws[contact.law].bouncing, zero, one) : nu.x);
     R g[12] = {};
     for (const int i : {0, 1}) {
         if (i && world) continue;
@@ -143,6 +156,8 @@ void Adjoint<T, R>::pair_product(const Problem<T> &problem, const ContactTable &
     }
     for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
         for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
+    for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
+        couple_product(problem, k, &turning[2 * k], w, g, gradient.phi);
     // −(what u⁺ and u⁻ are multiplied with)
     const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
     const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
@@ -163,7 +178,9 @@ void Adjoint<T, R>::pair_product(const Problem<T> &problem, const ContactTable &
         if (world) continue;
         const Vec3<T> omega = load3(w + 6 * body + 3), spin = pose * omega;
         const Vec3<R> alpha = load3(&multiplier[6 * body + 3]);
-        const Vec3<T> torque = transposed_times(pose, cross(lever, from.force));
+        Vec3<T> moment = cross(lever, from.force);
+        if (contact.num_couples) moment = moment + from.couple;
+        const Vec3<T> torque = transposed_times(pose, moment);
         by_lever[i] = sign * (cross(from.force, pose * alpha) + cross(leaving, spin) + cross(arriving, pose * before));
         // δ(Rᵀ X) = (Rᵀ X) × φ, δ(R ω) = R (φ × ω)
         const Vec3<R> turned = cross(alpha, torque) + cross(omega, transposed_times(pose, cross(lever, leaving)));

@@ -1,10 +1,11 @@
 // The backward pass of steps: from gradients of the next state and the impulses to gradients of state, input, wrench and parameters.
 //
 //   x⁺ = x + h v⁺,  φ⁺ = R(increment)ᵀ φ + M ω⁺: a gradient of z⁺ falls on w = (v⁺, ω⁺, …), directly on the current pose, and on the
-// timestep (parameter_gradient.hpp). What falls on w goes through the transposed system of adjoint.hpp. Gradients of quaternions are ambient
-// and tangent to the sphere: that of a rotation vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
+// timestep (parameter_gradient.hpp). What falls on w goes through the transposed system of adjoint.hpp. Gradients of quaternions are
+// ambient and tangent to the sphere: that of a rotation vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
 #pragma once
 
+#include "limit.hpp"
 #include "parameter_gradient.hpp"
 #include "recovery.hpp"
 
@@ -14,65 +15,94 @@ struct GradientJob {
     Job step;                         // z, u, wrench, parameters of the step
     const double *w, *grad_z_next, *grad_impulses;  // impulses: may be null
     double *grad_z, *grad_u, *grad_wrench, *grad_parameters;  // the last three may be null; that of parameters is added to what is there
+    double grad_kappa;                // at which derivatives are taken, where not in the limit
+    const double *near_limit;         // the solution on the way to the limit (`limit_options`), where that is known; may be null
 };
+
+// To continue a solution to the κ at which contacts are classified (`hardened` in solver/limit.py).
+inline Options limit_options(const Options &options) {
+    Options own = options;
+    own.kappa = std::min(options.kappa, constant::limit_kappa);
+    own.path_tol = constant::limit_path_tol, own.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
+    own.warm_only = true;
+    own.max_iterations = constant::limit_iterations + options.min_iterations;
+    return own;
+}
 
 template <class T>
 class StepGradient {
 public:
     explicit StepGradient(const MechanismTable &m)
-        : mechanism(m), stepper(m), adjoint(m), w(m.num_unknowns), solution(m.num_unknowns), grad_w(m.num_unknowns),
-          parameters(m), grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), smooth(size_t(lanes<T>) * m.num_unknowns),
-          scratch_z(size_t(lanes<T>) * state_size * m.num_bodies), scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
+        : mechanism(m), stepper(m), adjoint(m), w(m.num_unknowns), solution(m.num_unknowns), give(m.num_unknowns), parameters(m),
+          grad_w(m.num_unknowns), grad_next(state_size * m.num_bodies), grad_impulses(m.num_impulses), wanted(m.num_contacts),
+          smooth(size_t(lanes<T>) * m.num_unknowns), scratch_z(size_t(lanes<T>) * state_size * m.num_bodies),
+          scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
 
-    // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one. Those of parameters are complete after `flush`.
-    void run(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
-        load(jobs, count, options, grad_kappa, shared);
+    // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one. Those of parameters are complete after
+    // `flush`.
+    void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
+        load(jobs, count, options, shared);
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const GradientJob &job = jobs[std::min(lane, count - 1)];
             for (int k = 0; k < state_size * mechanism.num_bodies; ++k) set(grad_next[k], lane, job.grad_z_next[k]);
             for (int k = 0; k < mechanism.num_impulses; ++k) set(grad_impulses[k], lane, job.grad_impulses ? job.grad_impulses[k] : 0.0);
         }
-        adjoint.factor(stepper.problem, stepper.cones, solution.data());
+        adjoint.give = options.limit ? give.data() : nullptr;
         pull_back();
-        adjoint.solve(stepper.problem, solution.data(), grad_w.data());
-        adjoint.multiply(stepper.problem, solution.data());
+        differentiate();
+        if (options.complementarity_aware) escape();
         for (int lane = 0; lane < count; ++lane) store(jobs[lane], lane);
         if (jobs[0].grad_parameters) add_parameters(jobs, count);
     }
 
     void flush() { parameters.flush(); }
 
-    // The problems of the jobs, with their solutions in w and, at the κ at which derivatives are taken, in `solution`.
-    void load(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
-        const bool smoothed = grad_kappa != options.kappa;
-        if (smoothed) soften(jobs, count, options, grad_kappa, shared);
+    // The problems of the jobs, with their solutions in w and the points at which derivatives are taken in `solution`.
+    void load(const GradientJob *jobs, int count, const Options &options, const double *shared) {
+        move(jobs, count, options, shared);
         stepper.bind(options, shared);
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const int j = std::min(lane, count - 1);
             stepper.load(lane, jobs[j].step);
-            const double *at = smoothed && softened[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : jobs[j].w;
+            const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : jobs[j].w;
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(w[k], lane, jobs[j].w[k]), set(solution[k], lane, at[k]);
         }
         stepper.problem.prepare();
+        if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data(), give.data());
     }
 
     const MechanismTable &mechanism;
     Stepper<T> stepper;
     Adjoint<T, T> adjoint;
-    std::vector<T> w, solution;
+    std::vector<T> w, solution, give; // give: of Limit::apply, in the limit
 
 private:
     ParameterGradient<T> parameters;
     T by_timestep;                    // of the next state, at fixed velocities
     std::vector<T> grad_w, grad_next, grad_impulses;
+    std::vector<Mask<T>> wanted;      // to open, per contact
     std::vector<double> smooth, scratch_z, scratch_impulses;
-    bool softened[lanes<T>];
+    bool moved[lanes<T>];
 
-    // The solutions continued to the larger κ at which smoothed gradients are taken.
-    void soften(const GradientJob *jobs, int count, const Options &options, double grad_kappa, const double *shared) {
-        Options own = options;
-        own.kappa = grad_kappa;
-        own.interior = true;
+    // The solutions continued to the κ at which derivatives are taken (point_of_derivative in solver/limit.py): jobs with the same κ at
+    // once.
+    void move(const GradientJob *jobs, int count, const Options &options, const double *shared) {
+        auto goal = [&](int j) { return options.limit ? std::min(options.kappa, constant::limit_kappa) : jobs[j].grad_kappa; };
+        bool done[lanes<T>];
+        for (int j = 0; j < count; ++j) moved[j] = false, done[j] = jobs[j].near_limit || goal(j) == options.kappa;
+        for (int j = 0; j < count; ++j) {
+            if (done[j]) continue;
+            int group[lanes<T>], size = 0;
+            for (int k = j; k < count; ++k)
+                if (goal(k) == goal(j)) group[size++] = k, done[k] = true;
+            follow(jobs, group, size, goal(j), options, shared);
+        }
+    }
+
+    void follow(const GradientJob *jobs, const int *group, int size, double kappa, const Options &options, const double *shared) {
+        Options own = options.limit ? limit_options(options) : options;
+        own.kappa = kappa;
+        own.interior = !options.limit;
         int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
         struct Feed {
             Job jobs[lanes<T>];
@@ -84,9 +114,10 @@ private:
             }
             void finished(int, const Job &, bool) {}
         } feed;
-        feed.count = count;
-        for (int j = 0; j < count; ++j) {
-            Job &job = feed.jobs[j] = jobs[j].step;
+        feed.count = size;
+        for (int i = 0; i < size; ++i) {
+            const int j = group[i];
+            Job &job = feed.jobs[i] = jobs[j].step;
             job.warm = jobs[j].w;
             job.w = &smooth[size_t(j) * mechanism.num_unknowns];
             job.z_next = &scratch_z[size_t(j) * state_size * mechanism.num_bodies];
@@ -94,7 +125,59 @@ private:
             job.status = &status[j], job.iterations = &iterations[j], job.substeps = &substeps[j];
         }
         stepper.run(feed, own, shared);
-        for (int j = 0; j < count; ++j) softened[j] = status[j] == success;
+        for (int i = 0; i < size; ++i) moved[group[i]] = status[group[i]] == success;
+    }
+
+    // Where opening pressed contacts makes a larger gradient than the exact one just computed, that takes its place (better_of in
+    // solver/limit.py, which says what this is for).
+    void escape() {
+        const T *nu = adjoint.multiplier.data();
+        T best = controls();
+        bool any_wanted = false, any_inner = false;
+        for (size_t c = 0; c < mechanism.contacts.size(); ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            wanted[c] = select_mask(give[contact.impulse] > T{}, nu[contact.impulse] < T{}, Mask<T>{});
+            any_wanted = any_wanted || any(wanted[c]), any_inner = any_inner || (any(wanted[c]) && between_bodies(contact));
+        }
+        if (!any_wanted) return;
+        const std::vector<T> exact = solution, held = give;
+        std::vector<T> chosen = exact, chosen_give = held;
+        for (const bool all : {false, true}) {
+            if (all && !any_inner) continue;
+            solution = exact, give = held;
+            for (size_t c = 0; c < mechanism.contacts.size(); ++c)
+                if (all || !between_bodies(mechanism.contacts[c]))
+                    Limit<T>::open(mechanism, mechanism.contacts[c], wanted[c], solution.data(), give.data());
+            differentiate();
+            const T size = controls();
+            const Mask<T> better = size > (1.0 + constant::tie) * best;
+            best = select(better, size, best);
+            for (int k = 0; k < mechanism.num_unknowns; ++k)
+                chosen[k] = select(better, solution[k], chosen[k]), chosen_give[k] = select(better, give[k], chosen_give[k]);
+        }
+        solution = chosen, give = chosen_give;
+        differentiate();
+    }
+
+    // With the equations at `solution`, and grad_w.
+    void differentiate() {
+        adjoint.factor(stepper.problem, stepper.cones, solution.data());
+        adjoint.solve(stepper.problem, solution.data(), grad_w.data());
+        adjoint.multiply(stepper.problem, solution.data());
+    }
+
+    bool between_bodies(const ContactTable &contact) const {
+        return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
+    }
+
+    // Squared norm of the gradient of the inputs, or, without inputs, of the wrench.
+    T controls() const {
+        T sum{};
+        for (const T &u : adjoint.gradient.u) sum += u * u;
+        if (mechanism.num_inputs) return sum;
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            sum += dot(adjoint.gradient.force[i], adjoint.gradient.force[i]) + dot(adjoint.gradient.torque[i], adjoint.gradient.torque[i]);
+        return sum;
     }
 
     // grad_next and grad_impulses to grad_w; the direct part for the pose stays in grad_next (x) and `direct` (φ).
@@ -159,7 +242,7 @@ class SplitGradient {
 public:
     explicit SplitGradient(const MechanismTable &m) : mechanism(m), gradient(m), recovery(m) {}
 
-    void run(const GradientJob &job, const Options &options, double grad_kappa, const double *shared, int64_t depth = 0) {
+    void run(const GradientJob &job, const Options &options, const double *shared, int64_t depth = 0) {
         const int nz = state_size * mechanism.num_bodies, nu = mechanism.num_inputs, nf = 6 * mechanism.num_bodies;
         std::fill_n(job.grad_z, nz, 0.0);
         if (job.grad_u) std::fill_n(job.grad_u, nu, 0.0);
@@ -172,11 +255,11 @@ public:
             Recovery::Halves copy = level;
             GradientJob half{Recovery::half_job(job.step, copy, which), which ? level.second.data() : level.first.data(),
                              which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(),
-                             job.grad_parameters};
+                             job.grad_parameters, job.grad_kappa, nullptr};
             std::vector<double> z(nz);
             half.grad_z = z.data();
-            if (level.substeps[which] > 1) run(half, options, grad_kappa, shared, depth + 1);
-            else gradient.run(&half, 1, options, grad_kappa, shared);
+            if (level.substeps[which] > 1) run(half, options, shared, depth + 1);
+            else gradient.run(&half, 1, options, shared);
             middle = z;
             if (job.grad_u)
                 for (int k = 0; k < nu; ++k) job.grad_u[k] += u[k];

@@ -15,11 +15,12 @@ public:
         : mechanism(m), adjoint(m), right(m.num_unknowns) {}
 
     // Up to `lanes<T>` jobs, of which `step` and `w` are read; out[j]: (12 nb, 12 nb + nu). `gradient` loads and smooths.
-    void run(const GradientJob *jobs, double *const *out, int count, const Options &options, double grad_kappa, const double *shared,
+    void run(const GradientJob *jobs, double *const *out, int count, const Options &options, const double *shared,
              StepGradient<T> &gradient) {
-        gradient.load(jobs, count, options, grad_kappa, shared);
+        gradient.load(jobs, count, options, shared);
         Stepper<T> &stepper = gradient.stepper;
         const std::vector<T> &solution = gradient.solution, &w = gradient.w;
+        adjoint.give = options.limit ? gradient.give.data() : nullptr;
         adjoint.factor(stepper.problem, stepper.cones, solution.data());
         const int rows = 6 * mechanism.num_bodies;
         for (int first = 0; first < rows; first += width) {

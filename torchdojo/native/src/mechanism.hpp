@@ -1,6 +1,7 @@
 // The mechanism as tables, decoded once from what `torchdojo/native/program.py` packs: which numbers belong to which body, joint, contact.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -62,8 +63,13 @@ struct ContactTable {
     int32_t pair;                     // number among the contacts between bodies or shapes (-1: a sphere on a half-space of the world)
     int32_t restitution, recovery, stiffness;  // positions in the packed parameters (-1: none); damping is behind stiffness
     int32_t law;                      // number among the contacts that have one of these (-1: none)
+    int32_t cone;                     // from the first impulse (and slack) to those of friction
+    int32_t first_couple, num_couples;  // its torsional and rolling friction
 
-    int size() const { return friction == 0 ? 1 : friction == 1 ? 4 : 2 + facets; }  // impulses, and slacks
+    int size() const { return 1 + friction_size() + 3 * num_couples; }  // impulses, and slacks
+    int friction_size() const { return friction == 0 ? 0 : friction == 1 ? 3 : 1 + facets; }
+    int friction_impulse() const { return impulse + cone; }
+    int friction_slack() const { return slack + cone; }
     bool is_pyramid() const { return friction == 2; }
     // Directions of a pyramid in the tangent plane, in pairs d, −d. The rounding makes the axes exact.
     double direction_x(int i) const { return (i % 2 ? -1.0 : 1.0) * std::round(1e15 * std::cos(angle(i))) * 1e-15; }
@@ -80,8 +86,34 @@ struct PairTable {
     int32_t body_other, other_body;   // blocks of the condensed matrix
 };
 
+// Torsional or rolling friction of a contact: as the friction of a contact of its own, whose slips are angular velocities and whose
+// normal impulse is that of the contact it belongs to. About the normal, friction is a pyramid with the directions 1 and −1.
+struct CoupleTable {
+    int32_t contact;
+    int32_t parameter;                // position of the coefficient in the packed parameters
+    ContactTable friction;
+
+    int first_axis() const { return friction.is_pyramid() ? 0 : 1; }  // of (n, t1, t2)
+    int num_axes() const { return friction.is_pyramid() ? 1 : 2; }
+};
+
+// A linear coupling of coordinates of two joints, leader and follower (couplings.py).
+struct CouplingTable {
+    int32_t joint[2], coordinate[2];
+    int32_t row;                      // position in w
+    int32_t parameters;               // ratio and offset in the packed parameters
+    int32_t right, diagonal;          // of its node in the condensed matrix, a single row
+    int32_t body[4];                  // parent and child of the leader, then of the follower; bodies may be the same
+    int32_t body_coupling[4], coupling_body[4];  // blocks
+};
+
 struct BodyTable {
     int32_t diagonal, right;
+};
+
+// An equality row with a multiplier: held directions of joints, and couplings.
+struct MultiplierTable {
+    int32_t row, right, diagonal;     // positions in w, in the right-hand side, and of the row's own entry in the condensed matrix
 };
 
 struct Fill {
@@ -90,21 +122,27 @@ struct Fill {
 
 struct MechanismTable {
     int32_t num_bodies, num_unknowns, num_inputs, num_parameters, num_joints, num_contacts, num_impulses, num_cones, has_loops, num_fill;
-    int32_t num_joint_cones, num_free_data, num_pairs, num_laws;
+    int32_t num_joint_cones, num_free_data, num_pairs, num_laws, num_couples, num_couplings;
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;
     std::vector<ContactTable> contacts;
     std::vector<JointConeTable> joint_cones;
     std::vector<PairTable> pairs;
+    std::vector<CoupleTable> couples;
+    std::vector<ContactTable> frictions;  // those of the contacts, then of the couples
+    std::vector<CouplingTable> couplings;
+    std::vector<MultiplierTable> multipliers;
+    std::vector<int32_t> equations;   // positions in w of all rows but those of the bodies and of complementarity
     std::vector<int32_t> impulses;    // positions in w of StepOutput.impulses
     std::vector<Fill> fill;           // blocks that the matrix lacks and its factors have
-    std::vector<char> is_free;        // per body: no joint holds it, limits it or rubs on it
+    std::vector<char> is_free;        // per body: no joint holds it, limits it, rubs on it or is coupled
     Schedule schedule;
 
     MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
         const int32_t *p = table;
         for (int32_t *field : {&num_bodies, &num_unknowns, &num_inputs, &num_parameters, &num_joints, &num_contacts, &num_impulses,
-                               &num_cones, &has_loops, &num_fill, &num_joint_cones, &num_free_data, &num_pairs, &num_laws})
+                               &num_cones, &has_loops, &num_fill, &num_joint_cones, &num_free_data, &num_pairs, &num_laws, &num_couples,
+                               &num_couplings})
             *field = *p++;
         p = read(p, bodies, num_bodies);
         p = read(p, joints, num_joints);
@@ -112,12 +150,31 @@ struct MechanismTable {
         impulses.assign(p, p + num_impulses);
         p = read(p + num_impulses, fill, num_fill);
         p = read(p, joint_cones, num_joint_cones);
-        read(p, pairs, num_pairs);
+        p = read(p, pairs, num_pairs);
+        p = read(p, couples, num_couples);
+        read(p, couplings, num_couplings);
+        frictions = contacts;
+        for (const CoupleTable &couple : couples) frictions.push_back(couple.friction);
+        for (const JointTable &joint : joints)
+            for (int k = 0; k < joint.held(); ++k)
+                multipliers.push_back({joint.row + k, joint.right + k, joint.diagonal + k * (joint.size + 1)});
+        for (const CouplingTable &coupling : couplings) multipliers.push_back({coupling.row, coupling.right, coupling.diagonal});
+        for (const MultiplierTable &multiplier : multipliers) equations.push_back(multiplier.row);
+        for (const ContactTable &contact : contacts)
+            for (int k = 0; k < contact.size(); ++k) equations.push_back(contact.impulse + k);
+        for (const JointConeTable &cone : joint_cones)
+            for (int k = 0; k < cone.pairs(); ++k) equations.push_back(cone.impulse + k * cone.stride);
         is_free.assign(num_bodies + 1, 1);
         for (const ContactTable &contact : contacts)
             if (contact.pair >= 0 && pairs[contact.pair].other < num_bodies) is_free[contact.body] = is_free[pairs[contact.pair].other] = 0;
         for (const JointTable &joint : joints)
             if (joint.held() || joint.num_cones) is_free[joint.child] = is_free[joint.parent] = 0;
+        for (const CouplingTable &coupling : couplings)
+            for (const int32_t body : coupling.body) is_free[body] = 0;
+    }
+
+    bool has_pyramids() const {
+        return std::any_of(frictions.begin(), frictions.end(), [](const ContactTable &friction) { return friction.is_pyramid(); });
     }
 
 private:

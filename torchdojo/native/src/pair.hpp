@@ -6,8 +6,8 @@
 // against the world, l_a = l⁺ and F = R⁺. Torques F_aᵀ(l_a × P) and −F_bᵀ(l_b × P); slip u = v_a + (F_a ω_a) × l_a − v_b − (F_b ω_b) × l_b.
 #pragma once
 
+#include "couple_friction.hpp"
 #include "geometry.hpp"
-#include "problem.hpp"
 
 namespace torchdojo {
 
@@ -74,8 +74,8 @@ Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const
         result.distance = dot(result.n, centre - xb) - shape_b[3] - shape_a[3];
         point = centre - shape_a[3] * result.n;
     } else {
-        const auto found =
-            geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, solid(pair.kind_a, shape_a, xa, Ra), solid(pair.kind_b, shape_b, xb, Rb));
+        const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
+        const auto found = geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
         result.n = found.normal, result.distance = found.distance, point = found.point;
     }
     result.lever_a = point - xa, result.lever_b = point - xb;
@@ -106,32 +106,6 @@ void tangents(const Vec3<S> &n, Vec3<S> &t1, Vec3<S> &t2) {
     for (int k = 0; k < 3; ++k) t2[k] = select(flip, -t2[k], t2[k]);
 }
 
-// What stays the same during the step: whether it is an impact that bounces.
-template <class T>
-void prepare_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data) {
-    if (contact.restitution < 0) return;
-    const PairTable &pair = problem.mechanism.pairs[contact.pair];
-    const T h = problem.timestep();
-    Vec3<T> x[2];
-    Mat3<T> R[2];
-    auto distance = [&] { return touch<T, T>(problem, pair, contact.body, x[0], R[0], x[1], R[1]).distance; };
-    for (const int which : {0, 1}) {
-        const BodyPose<T> &pose = problem.bodies[which ? pair.other : contact.body].pose;
-        x[which] = pose.x, R[which] = pose.R;
-    }
-    problem.laws[contact.law].distance = distance();
-    for (const int which : {0, 1}) {
-        const int body = which ? pair.other : contact.body;
-        if (body == problem.mechanism.num_bodies) continue;
-        const T *state = &problem.z[state_size * body];
-        const Vec3<T> a = (0.5 * h) * load3(state + 10);
-        x[which] = x[which] - h * load3(state + 3);
-        R[which] = rotation_matrix(problem.bodies[body].pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a}));
-    }
-    const T approach = distance() - problem.laws[contact.law].distance, slow = constant::resting_acceleration * h * h;
-    problem.laws[contact.law].bounces = select_mask(approach > slow, problem.laws[contact.law].distance - approach < slow, Mask<T>{});
-}
-
 template <class T>
 void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
     using S = Dual<T>;
@@ -158,19 +132,30 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     tangents<T, S>(touching.n, direction[1], direction[2]);
     const Vec3<S> levers[2] = {touching.lever_a, touching.lever_b};
     const Mat3<S> frames[2] = {world ? R[0] : lift<S>(problem.bodies[bodies[0]].pose.R), lift<S>(problem.bodies[bodies[1]].pose.R)};
+    auto chain = [&](const T *g, T *twist) {  // from derivatives by the next poses to those by the velocities
+        for (const int i : {0, 1}) {
+            if (i && world) continue;
+            store3(twist + 6 * i, h * load3(g + 6 * i));
+            store3(twist + 6 * i + 3, transposed_times(problem.bodies[bodies[i]].M, load3(g + 6 * i + 3)));
+        }
+    };
 
     data.beta[0] = data.beta[1] = T{};
-    if (contact.friction == 1) data.beta[0] = impulse[2], data.beta[1] = impulse[3];
+    if (contact.friction == 1) data.beta[0] = impulse[contact.cone + 1], data.beta[1] = impulse[contact.cone + 2];
     if (contact.is_pyramid())
         for (int i = 0; i < contact.facets; ++i)
             data.beta[0] += contact.direction_x(i) * impulse[2 + i], data.beta[1] += contact.direction_y(i) * impulse[2 + i];
     const Vec3<S> force = impulse[0] * direction[0] + data.beta[0] * direction[1] + data.beta[1] * direction[2];
+    Vec3<S> couple;
+    if (contact.num_couples) couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
     Vec3<S> velocity = lift<S>(v[0] - v[1]), incoming = lift<S>(Vec3<T>{});
     for (const int i : {0, 1}) {
         if (i && world) continue;
         const Vec3<S> swing = cross(frames[i] * omega[i], levers[i]);
         velocity = i ? velocity - swing : velocity + swing;
-        const Vec3<S> torque = transposed_times(frames[i], cross(levers[i], force));
+        Vec3<S> moment = cross(levers[i], force);
+        if (contact.num_couples) moment = moment + couple;
+        const Vec3<S> torque = transposed_times(frames[i], moment);
         for (int r = 0; r < 3; ++r) {
             const S &t = torque[r], &f = force[r];
             for (int k = 0; k < dual_size; ++k) out.wrench[i][r][k] = i ? -f.d[k] : f.d[k], out.wrench[i][3 + r][k] = i ? -t.d[k] : t.d[k];
@@ -184,6 +169,8 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     }
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
     T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of what the velocities do directly
+    if (contact.recovery >= 0 || contact.stiffness >= 0)
+        rows[0] = rows[0] + (problem.laws[contact.law].shift + problem.laws[contact.law].softness * impulse[0]);
     if (contact.restitution >= 0) {
         const S law = h * dot(direction[0], velocity + problem.parameters[contact.restitution] * incoming);
         problem.laws[contact.law].bouncing = select_mask(problem.laws[contact.law].bounces, law.v < rows[0].v, Mask<T>{});
@@ -193,13 +180,6 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     // The same for both bodies: B, C, and the derivative of the impulses.
     out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);
     const Vec3<T> axes[3] = {out.n, out.t1, out.t2};
-    auto chain = [&](const T *g, T *twist) {  // from derivatives by the next poses to those by the velocities
-        for (const int i : {0, 1}) {
-            if (i && world) continue;
-            store3(twist + 6 * i, h * load3(g + 6 * i));
-            store3(twist + 6 * i + 3, transposed_times(problem.bodies[bodies[i]].M, load3(g + 6 * i + 3)));
-        }
-    };
     T twist[12];
     for (int row = 0; row < 3; ++row) {
         for (int k = 0; k < dual_size; ++k) out.rows[row][k] = rows[row].d[k];
@@ -232,7 +212,8 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     }
     T *row = &problem.residual[contact.impulse];
     row[0] = rows[0].v - slack[0];
-    problem.friction_rows(contact, p[parameter::friction], impulse, slack, rows[1].v, rows[2].v, row);
+    problem.friction_rows(contact, p[parameter::friction] * impulse[0], impulse + contact.cone, slack + contact.cone, rows[1].v, rows[2].v,
+                          row + contact.cone);
 }
 
 // The condensed cones of a pair: B K C over both bodies.
@@ -257,9 +238,14 @@ void condense_pair(Problem<T> &problem, const ContactTable &contact, const Conta
     }
 }
 
-// Distance and slip of a pair for given velocities, to start its cones from.
+// Distance, slip and spin of a pair for given velocities, to start its cones from.
 template <class T>
-void pair_start(const Problem<T> &problem, const ContactTable &contact, const Vec3<T> *v, const Vec3<T> *omega, T &distance, T &s1, T &s2) {
+struct PairMotion {
+    T distance, slip[2], spin[3];     // spins about the normal and both tangents
+};
+
+template <class T>
+PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact, const Vec3<T> *v, const Vec3<T> *omega) {
     const MechanismTable &m = problem.mechanism;
     const PairTable &pair = m.pairs[contact.pair];
     const bool world = pair.other == m.num_bodies;
@@ -275,13 +261,16 @@ void pair_start(const Problem<T> &problem, const ContactTable &contact, const Ve
         R[i] = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
     }
     const Touch<T> touching = touch<T, T>(problem, pair, contact.body, x[0], R[0], x[1], R[1]);
-    distance = touching.distance;
     Vec3<T> t1, t2;
     tangents<T, T>(touching.n, t1, t2);
-    const Mat3<T> &frame = world ? R[0] : problem.bodies[contact.body].pose.R;
-    Vec3<T> velocity = v[0] + cross(frame * omega[0], touching.lever_a);
-    if (!world) velocity = velocity - v[1] - cross(problem.bodies[pair.other].pose.R * omega[1], touching.lever_b);
-    s1 = dot(t1, velocity), s2 = dot(t2, velocity);
+    Vec3<T> spin = (world ? R[0] : problem.bodies[contact.body].pose.R) * omega[0];
+    Vec3<T> velocity = v[0] + cross(spin, touching.lever_a);
+    if (!world) {
+        const Vec3<T> other = problem.bodies[pair.other].pose.R * omega[1];
+        velocity = velocity - v[1] - cross(other, touching.lever_b);
+        spin = spin - other;
+    }
+    return {touching.distance, {dot(t1, velocity), dot(t2, velocity)}, {dot(touching.n, spin), dot(t1, spin), dot(t2, spin)}};
 }
 
 }  // namespace torchdojo

@@ -97,6 +97,7 @@ struct PairData {
     T wrench[2][6][12];               // impulses on both bodies
     T rows[3][12];                    // gap and slip
     T other_wrench[18], other_rows[18];  // as `wrench` and `rows` of ContactData
+    Vec3<T> couple;                   // of torsional and rolling friction, on the body
 };
 
 template <class T>
@@ -109,26 +110,22 @@ struct JointConeData {
     }
 };
 
-// Of contacts with restitution, recovery speed or compliance (Contact.gap in contact_base.py).
+// Friction, condensed: see cone.hpp.
 template <class T>
-struct LawData {
-    T distance;                       // at the current configuration
-    T shift, softness;                // of the gap φ⁺ + shift + softness γ: recovery from overlap, compliance
-    Mask<T> bounces, bouncing;        // whether it is an impact that bounces, and the velocities rule the gap
-    Vec3<T> incoming, spin;           // velocity and (world frame) angular velocity that led here
+struct FrictionData {
+    T coupling[2], compliance[4], cone_coupling[2];
+    T eta_slip[2];                    // a and b of the row of δη₁
+    Vec3<T> eta_xi;
 };
 
 template <class T>
-struct ContactData {
+struct ContactData : FrictionData<T> {
     Vec3<T> n, t1, t2;                // contact frame in the next body frame
     Vec3<T> lever;                    // l = c − r n in the next body frame
     T wrench[18];                     // impulses on the body per (γ, ξ2, ξ3), 6 x 3
     T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
-    T stiffness;                      // K of the condensed contact: see cone.hpp
-    T coupling[2], compliance[4], cone_coupling[2];
+    T stiffness;                      // K of the condensed contact, with the numbers of its friction: see cone.hpp
     T beta[2];                        // tangential impulse
-    T eta_slip[2];                    // a and b of the row of δη₁
-    Vec3<T> eta_xi;
 };
 
 // Gradient of μ_T·d + μ_R·vec(p) with respect to (x_b, φ_b, φ_a); that for x_a is −x_b's. At any configuration.
@@ -179,6 +176,12 @@ TD_INLINE RowGradient<T, T> angle_gradient(const JointTable &joint, const Mat3<T
 }
 
 template <class T>
+struct LawData;
+template <class T>
+struct CoupleData;
+template <class T>
+struct CouplingData;
+template <class T>
 struct Problem;
 template <class T>
 void prepare_free(Problem<T> &, const JointTable &, const JointData<T> &, FreeData<T> &);
@@ -187,11 +190,17 @@ void linearize_free(Problem<T> &, const JointTable &, JointData<T> &, const T *,
 template <class T>
 void condense_free(Problem<T> &, const JointTable &);
 template <class T>
-void prepare_pair(Problem<T> &, const ContactTable &, ContactData<T> &);
-template <class T>
 void linearize_pair(Problem<T> &, const ContactTable &, ContactData<T> &, const T *);
 template <class T>
 void condense_pair(Problem<T> &, const ContactTable &, const ContactData<T> &);
+template <class T>
+void prepare_law(Problem<T> &, const ContactTable &);
+template <class T>
+void condense_couple(Problem<T> &, const CoupleTable &, const CoupleData<T> &);
+template <class T>
+void prepare_coupling(Problem<T> &, const CouplingTable &, CouplingData<T> &);
+template <class T>
+void linearize_coupling(Problem<T> &, const CouplingTable &, CouplingData<T> &, const T *);
 
 template <class T>
 struct Problem {
@@ -204,12 +213,15 @@ struct Problem {
     std::vector<FreeData<T>> free;
     std::vector<JointConeData<T>> joint_cones;
     std::vector<PairData<T>> pairs;
+    std::vector<CoupleData<T>> couples;
+    std::vector<CouplingData<T>> couplings;
     std::vector<T> residual;          // rows of the equations, in the places of w; complementarity rows are left to cone.hpp
     std::vector<T> values;            // the condensed matrix
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
-          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_laws), free(m.num_free_data), joint_cones(m.num_joint_cones), pairs(m.num_pairs),
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_laws), free(m.num_free_data),
+          joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings),
           residual(m.num_unknowns), values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
@@ -245,7 +257,9 @@ struct Problem {
             body.angular = scale * spin - (0.5 * h) * cross(omega, spin) + h * load3(force + 3);
         }
         for (int j = 0; j < mechanism.num_joints; ++j) prepare_joint(mechanism.joints[j], joints[j]);
-        for (int c = 0; c < mechanism.num_contacts; ++c) prepare_contact(mechanism.contacts[c], contacts[c]);
+        for (const ContactTable &contact : mechanism.contacts)
+            if (contact.law >= 0) prepare_law(*this, contact);
+        for (int c = 0; c < mechanism.num_couplings; ++c) prepare_coupling(*this, mechanism.couplings[c], couplings[c]);
     }
 
     // Residual and condensed matrix at w, with K of each contact as cone.hpp has set it; or without B K C, which `condense` adds later.
@@ -257,16 +271,19 @@ struct Problem {
             linearize_joint(mechanism.joints[j], joints[j], w);
             if constexpr (condensed) condense_free(*this, mechanism.joints[j]);
         }
+        for (int c = 0; c < mechanism.num_couplings; ++c) linearize_coupling(*this, mechanism.couplings[c], couplings[c], w);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             if (mechanism.contacts[c].pair < 0) linearize_contact(mechanism.contacts[c], contacts[c], w);
             else linearize_pair(*this, mechanism.contacts[c], contacts[c], w);
             if constexpr (condensed) condense(mechanism.contacts[c], contacts[c]);
         }
+        if constexpr (condensed) condense_couples();
     }
 
     void condense() {
         for (const JointTable &joint : mechanism.joints) condense_free(*this, joint);
         for (int c = 0; c < mechanism.num_contacts; ++c) condense(mechanism.contacts[c], contacts[c]);
+        condense_couples();
     }
 
     TD_INLINE Relative<T> relative(const JointTable &joint, const BodyPose<T> &parent, const BodyPose<T> &child,
@@ -291,18 +308,18 @@ struct Problem {
         return i == j ? mechanism.bodies[i ? pair.other : contact.body].diagonal : i ? pair.other_body : pair.body_other;
     }
 
-    // Residuals of friction, from the slip along both tangents.
-    TD_INLINE void friction_rows(const ContactTable &contact, const T &mu, const T *impulse, const T *slack, const T &s1, const T &s2,
+    // Residuals of friction in a cone of a given height, from the slip along both tangents.
+    TD_INLINE void friction_rows(const ContactTable &friction, const T &height, const T *impulse, const T *slack, const T &s1, const T &s2,
                                  T *row) const {
-        if (contact.is_pyramid()) {
-            row[1] = mu * impulse[0] - slack[1];
-            for (int i = 0; i < contact.facets; ++i) {
-                row[1] -= impulse[2 + i];
-                row[2 + i] = contact.direction_x(i) * s1 + contact.direction_y(i) * s2 + impulse[1] - slack[2 + i];
+        if (friction.is_pyramid()) {
+            row[0] = height - slack[0];
+            for (int i = 0; i < friction.facets; ++i) {
+                row[0] -= impulse[1 + i];
+                row[1 + i] = friction.direction_x(i) * s1 + friction.direction_y(i) * s2 + impulse[0] - slack[1 + i];
             }
-        } else if (contact.friction) {
-            row[1] = impulse[1] - mu * impulse[0];
-            row[2] = s1 - slack[2], row[3] = s2 - slack[3];
+        } else if (friction.friction) {
+            row[0] = impulse[0] - height;
+            row[1] = s1 - slack[1], row[2] = s2 - slack[2];
         }
     }
 
@@ -386,35 +403,6 @@ private:
         }
         for (int i = 0; i < free; ++i) add_impulse(joint, data, joint.held() + i, data.free_force[i]);
         if (joint.free_data >= 0) prepare_free(*this, joint, data, this->free[joint.free_data]);
-    }
-
-    // Laws of the gap (Contact.gap in contact_base.py).
-    void prepare_contact(const ContactTable &contact, ContactData<T> &data) {
-        if (contact.pair >= 0) return prepare_pair(*this, contact, data);
-        if (contact.law < 0) return;
-        const T h = timestep();
-        const T *p = &parameters[contact.parameters], *state = &z[state_size * contact.body];
-        const BodyPose<T> &pose = bodies[contact.body].pose;
-        const Vec3<T> point = load3(p + parameter::point), normal = load3(p + parameter::normal);
-        auto distance = [&](const Vec3<T> &x, const Mat3<T> &R) {
-            return dot(normal, x + R * point) - p[parameter::offset] - p[parameter::radius];
-        };
-        laws[contact.law].distance = distance(pose.x, pose.R);
-        laws[contact.law].shift = laws[contact.law].softness = T{};
-        if (contact.recovery >= 0) laws[contact.law].shift -= min(laws[contact.law].distance + h * parameters[contact.recovery], T{});
-        if (contact.stiffness >= 0) {
-            const T damping = parameters[contact.stiffness + 1];
-            laws[contact.law].softness = 1.0 / (h * parameters[contact.stiffness] + damping);
-            laws[contact.law].shift -= laws[contact.law].softness * damping * min(laws[contact.law].distance, T{});
-        }
-        if (contact.restitution < 0) return;
-        const Vec3<T> omega = load3(state + 10), a = (0.5 * h) * omega;
-        laws[contact.law].incoming = load3(state + 3);
-        laws[contact.law].spin = pose.R * omega;
-        const Quat<T> before = pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a});
-        const T approach = distance(pose.x - h * laws[contact.law].incoming, rotation_matrix(before)) - laws[contact.law].distance;
-        const T slow = constant::resting_acceleration * h * h;
-        laws[contact.law].bounces = select_mask(approach > slow, laws[contact.law].distance - approach < slow, Mask<T>{});
     }
 
     // To the known part of the balance: + impulse on child and parent.
@@ -573,7 +561,7 @@ private:
                 store3(C + 6 * (1 + i), world[i]), store3(C + 6 * (1 + i) + 3, moment + transposed_times(body.M, turn));
                 force = force + data.beta[i] * t;
             }
-            friction_rows(contact, p[parameter::friction], impulse, slack, slip[0], slip[1], row);
+            friction_rows(contact, p[parameter::friction] * impulse[0], impulse + 1, slack + 1, slip[0], slip[1], row + 1);
         }
         for (int r = 0; r < 6; ++r) {
             T sum = B[3 * r] * impulse[0];
@@ -584,6 +572,10 @@ private:
         const Mat3<T> S = torque_gradient(data, force, radius), SM = S * body.M;
         for (int r = 0; r < 3; ++r)
             for (int c = 0; c < 3; ++c) D[21 + 6 * r + c] -= SM.m[3 * r + c];
+    }
+
+    void condense_couples() {
+        for (int c = 0; c < mechanism.num_couples; ++c) condense_couple(*this, mechanism.couples[c], couples[c]);
     }
 
     // The condensed cones: B K C.

@@ -159,15 +159,15 @@ private:
         stepper.cones.condense<true>(problem, v);
         problem.linearize(v);
         std::copy(problem.residual.begin(), problem.residual.end(), r);
-        for (const ContactTable &contact : mechanism.contacts) {
-            r[contact.slack] = v[contact.impulse] * v[contact.slack];
-            if (contact.is_pyramid())
-                for (int k = 1; k < contact.size(); ++k) r[contact.slack + k] = v[contact.impulse + k] * v[contact.slack + k];
-            if (contact.friction == 1) store3(r + contact.slack + 1, cone_product(load3(v + contact.impulse + 1), load3(v + contact.slack + 1)));
-        }
-        JointCones<double>::for_each_pair(problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) {
-            r[slack] = v[impulse] * v[slack];
+        auto multiply = [&](int impulse, int slack) { r[slack] = v[impulse] * v[slack]; };
+        for (const ContactTable &contact : mechanism.contacts) multiply(contact.impulse, contact.slack);
+        stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
+            stepper.cones.for_each_facet(friction, multiply);
+            const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
+            if (!friction.is_pyramid()) store3(r + slack, cone_product(load3(v + impulse), load3(v + slack)));
         });
+        JointCones<double>::for_each_pair(
+            problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { multiply(impulse, slack); });
         if (!factored) return;
         Stepper<double>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
@@ -177,31 +177,12 @@ private:
     void solve_linear(const double *v, const double *b, double scale, double *delta) {
         Cones<double> &cones = stepper.cones;
         for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * b[k];
-        for (int c = 0; c < mechanism.num_contacts; ++c) {
-            const ContactTable &contact = mechanism.contacts[c];
-            cones.right[c].rho = -delta[contact.slack];
-            if (contact.is_pyramid())
-                for (int k = 1; k < contact.size(); ++k) cones.facet_right[contact.slack + k] = -delta[contact.slack + k];
-            if (contact.friction != 1) continue;
-            const Vec3<double> xi = load3(v + contact.impulse + 1), rho = -load3(delta + contact.slack + 1), q = arrow_solve(xi, rho);
-            cones.right[c].q = {rho.x / xi.x, q.y, q.z};
-        }
-        JointCones<double>::aim_at(stepper.problem, delta);
+        cones.aim_at(stepper.problem, v, delta);
         cones.solve(stepper.problem, v, delta, right.data(), true);
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) delta[6 * i + k] = right[mechanism.bodies[i].right + k];
-        for (const JointTable &joint : mechanism.joints)
-            for (int k = 0; k < joint.held(); ++k) delta[joint.row + k] = right[joint.right + k];
-        for (int c = 0; c < mechanism.num_contacts; ++c) {
-            const ContactTable &contact = mechanism.contacts[c];
-            const ContactDirection<double> &d = cones.direction[c];
-            delta[contact.impulse] = d.gamma, delta[contact.slack] = d.slack;
-            if (contact.friction == 1) store3(delta + contact.impulse + 1, d.xi), store3(delta + contact.slack + 1, d.eta);
-            if (contact.is_pyramid())
-                for (int k = 1; k < contact.size(); ++k)
-                    for (const int place : {contact.impulse + k, contact.slack + k}) delta[place] = cones.facet_direction[place];
-        }
-        JointCones<double>::store_direction(stepper.problem, [&](int k, double value) { delta[k] = value; });
+        for (const MultiplierTable &multiplier : mechanism.multipliers) delta[multiplier.row] = right[multiplier.right];
+        cones.store_direction(stepper.problem, [&](int k, double value) { delta[k] = value; });
     }
 
     double limit(const double *v, const double *delta) {  // largest step in the cones
@@ -215,17 +196,17 @@ private:
         solve_linear(w.data(), rate.data(), -std::exp(tau), slope.data());
         std::fill(metric.begin(), metric.end(), 0.0);
         std::fill_n(metric.begin(), 6 * mechanism.num_bodies, 1.0);
-        for (const ContactTable &contact : mechanism.contacts)
-            for (const int place : {contact.impulse, contact.slack}) {
-                metric[place] = 1.0 / w[place];
-                if (contact.is_pyramid())
-                    for (int k = 1; k < contact.size(); ++k) metric[place + k] = 1.0 / w[place + k];
-                if (contact.friction == 1) metric[place + 1] = metric[place + 2] = metric[place + 3] = 1.0 / w[place + 1];
-            }
+        auto measure = [&](int impulse, int slack) { metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack]; };
+        for (const ContactTable &contact : mechanism.contacts) measure(contact.impulse, contact.slack);
+        stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
+            stepper.cones.for_each_facet(friction, measure);
+            if (friction.is_pyramid()) return;
+            for (const int place : {friction.friction_impulse(), friction.friction_slack()})
+                std::fill_n(&metric[place], 3, 1.0 / w[place]);
+        });
         JointCones<double>::for_each_pair(
-            stepper.problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) {
-                metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack];
-            });
+            stepper.problem,
+            [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { measure(impulse, slack); });
         double size = 1.0, along = dtau;
         for (size_t k = 0; k < w.size(); ++k) {
             const double m = metric[k] * metric[k];

@@ -16,6 +16,9 @@ struct Options {
     double kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings;
     int64_t warm_iterations;          // of an attempt from a warm start
+    bool limit = false;               // derivatives are those of κ → 0
+    bool complementarity_aware = false;  // and may take pressed contacts for open ones
+    bool warm_only = false;           // no attempts after the one from the warm start
     bool interior = false;            // the interior-point method from the warm start, and no cold one after it
 };
 
@@ -34,9 +37,10 @@ constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, ja
                  start_level = 3e-2, unit_tolerance = 1e-6, regularization = 1e-10;
 constexpr int line_search_halvings = 12;
 // Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
-constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0;
+constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0, path_growth = 2.0;
 constexpr double near_residual = 1e-2;  // below it a warm start goes on for up to `near_iterations`
 constexpr int near_iterations = 20, path_iterations = 50, path_free_iterations = 4, path_halvings = 3;
+constexpr int patient_iterations = 20, patient_halvings = 8;  // against cycles across kinks
 }  // namespace constant
 
 template <class T>
@@ -73,9 +77,7 @@ public:
     static void regularize(const MechanismTable &m, Problem<T> &problem) {
         if (!m.has_loops) return;
         const T value = constant::regularization * problem.timestep();
-        for (const JointTable &joint : m.joints)
-            for (int k = 0; k < std::min<int>(joint.held(), joint.size); ++k)
-                problem.values[joint.diagonal + k * (joint.size + 1)] += value;
+        for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
     }
 
     // Largest residual of the equations, and the sum of all of them: not finite where one is not.
@@ -83,12 +85,7 @@ public:
         T worst{};
         auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
         for (int k = 0; k < 6 * m.num_bodies; ++k) add(problem.residual[k]);
-        for (const JointTable &joint : m.joints)
-            for (int k = 0; k < joint.held(); ++k) add(problem.residual[joint.row + k]);
-        for (int c = 0; c < m.num_contacts; ++c)
-            for (int k = 0; k < m.contacts[c].size(); ++k) add(problem.residual[m.contacts[c].impulse + k]);
-        for (const JointConeTable &cone : m.joint_cones)
-            for (int k = 0; k < cone.pairs(); ++k) add(problem.residual[cone.impulse + k * cone.stride]);
+        for (const int32_t row : m.equations) add(problem.residual[row]);
         return worst;
     }
 
@@ -209,6 +206,16 @@ private:
         return std::min(own, options.max_iterations);
     }
 
+    // The line search on the path from a larger κ: how often a step may be halved, and what violation of an equation ends it before.
+    int path_halvings(int lane) const {
+        return iteration[lane] <= constant::patient_iterations ? constant::path_halvings : constant::patient_halvings;
+    }
+    double path_limit(int lane) const {
+        const double before = get(allowed, lane);
+        if (iteration[lane] > constant::path_free_iterations) return std::max(before, options.residual_tol);
+        return constant::path_growth * std::max(before, constant::path_residual);
+    }
+
     void begin_cold(int lane) {
         phase[lane] = evaluate;
         attempt[lane] = cold;
@@ -227,12 +234,17 @@ private:
     bool interior(const double *start) const {
         for (int k = 0; k < mechanism.num_unknowns; ++k)
             if (!std::isfinite(start[k])) return false;
+        auto positive = [&](int impulse, int slack) { return start[impulse] > 0 && start[slack] > 0; };
         for (const ContactTable &contact : mechanism.contacts)
-            for (const double *x : {start + contact.impulse, start + contact.slack}) {
-                for (int k = 0; k < (contact.is_pyramid() ? contact.size() : 1); ++k)
-                    if (!(x[k] > 0)) return false;
-                if (contact.friction == 1 && !(x[1] > std::sqrt(x[2] * x[2] + x[3] * x[3]))) return false;
-            }
+            if (!positive(contact.impulse, contact.slack)) return false;
+        bool inside = true;
+        cones.for_each_friction([&](const ContactTable &friction, int) {
+            cones.for_each_facet(friction, [&](int impulse, int slack) { inside = inside && positive(impulse, slack); });
+            if (friction.is_pyramid()) return;
+            for (const double *x : {start + friction.friction_impulse(), start + friction.friction_slack()})
+                inside = inside && x[0] > std::sqrt(x[1] * x[1] + x[2] * x[2]);
+        });
+        if (!inside) return false;
         for (const JointConeTable &cone : mechanism.joint_cones)
             for (int k = 0; k < cone.pairs() * cone.stride; k += cone.stride)
                 if (!(start[cone.impulse + k] > 0) || !(start[cone.slack + k] > 0)) return false;
@@ -246,6 +258,7 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         if (any(lifted)) {
             std::fill(cones.direction.begin(), cones.direction.end(), ContactDirection<T>{});
+            std::fill(cones.facet_direction.begin(), cones.facet_direction.end(), T{});
             std::fill(problem.joint_cones.begin(), problem.joint_cones.end(), JointConeData<T>{});
             if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast), forecast = Mask<T>{};
             cones.project(problem, trial.data(), T{}, path_kappa, lifted, trial.data());
@@ -268,8 +281,7 @@ private:
                 const double step = get(alpha, lane);
                 // Near the path, errors of the order of the products themselves are what the next Newton step removes.
                 const bool better = ok && (on_path(attempt[lane])
-                                               ? attempt[lane] == warm || iteration[lane] <= constant::path_free_iterations ||
-                                                     halvings[lane] >= constant::path_halvings || e <= get(allowed, lane)
+                                               ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
                                                : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
                 if (!better && ++halvings[lane] < constant::line_search_halvings) {
                     set(alpha, lane, 0.5 * step);
@@ -381,19 +393,8 @@ private:
         auto put = [&](int k, const T &value) { direction[k] = select(mask, value, direction[k]); };
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) put(6 * i + k, right[mechanism.bodies[i].right + k]);
-        for (const JointTable &joint : mechanism.joints)
-            for (int k = 0; k < joint.held(); ++k) put(joint.row + k, right[joint.right + k]);
-        JointCones<T>::store_direction(problem, put);
-        for (int c = 0; c < mechanism.num_contacts; ++c) {
-            const ContactTable &contact = mechanism.contacts[c];
-            const ContactDirection<T> &d = cones.direction[c];
-            put(contact.impulse, d.gamma), put(contact.slack, d.slack);
-            if (contact.is_pyramid())
-                for (int k = 1; k < contact.size(); ++k)
-                    put(contact.impulse + k, cones.facet_direction[contact.impulse + k]), put(contact.slack + k, cones.facet_direction[contact.slack + k]);
-            if (contact.friction != 1) continue;
-            for (int k = 0; k < 3; ++k) put(contact.impulse + 1 + k, d.xi[k]), put(contact.slack + 1 + k, d.eta[k]);
-        }
+        for (const MultiplierTable &multiplier : mechanism.multipliers) put(multiplier.row, right[multiplier.right]);
+        cones.store_direction(problem, put);
     }
 
     template <class Feed>
@@ -419,7 +420,7 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
-        if (attempt[lane] == warm) return begin_lowered(lane, true);
+        if (attempt[lane] == warm && !options.warm_only) return begin_lowered(lane, true);
         if (attempt[lane] == lowered) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(jobs[lane]);

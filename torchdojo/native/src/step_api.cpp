@@ -49,7 +49,7 @@ template <class T>
 struct BackwardWorkspace {
     StepGradient<T> gradient;
     SplitGradient split;
-    std::vector<double> grad_z, carried, grad_wrench;
+    std::vector<double> grad_z, carried, grad_wrench, near_limit;
     explicit BackwardWorkspace(const MechanismTable &m)
         : gradient(m), split(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
@@ -94,6 +94,7 @@ extern "C" {
 struct TdOptions {
     double kappa, grad_kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings, warm_iterations, threads;
+    int64_t gradient_mode;            // number in the order of `GradientMode`
 };
 
 // N environments, T steps. Strides are in numbers; a stride of zero shares the array. Arrays are contiguous otherwise.
@@ -106,6 +107,7 @@ struct TdRollout {
     const double *u;                  // (N, T, nu), or null
     const double *wrench;             // (N, 6 nb), or null
     const double *warm;               // (N, n), or null
+    const double *grad_kappa;         // (N,), or null: that of the options
     double *z;                        // (N, T, 13 nb), environments `z_stride` apart
     int64_t z_stride;
     double *impulses;                 // (N, T, ni)
@@ -139,11 +141,15 @@ int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, 
 
 namespace {
 
+enum GradientMode : int64_t { central_path, exact, complementarity_aware, randomized };
+
 Options native_options(const TdOptions &o) {
     Options options;
     options.kappa = o.kappa, options.residual_tol = o.residual_tol, options.path_tol = o.path_tol;
     options.max_iterations = o.max_iterations, options.min_iterations = o.min_iterations;
     options.max_halvings = o.max_halvings, options.warm_iterations = o.warm_iterations;
+    options.complementarity_aware = o.gradient_mode == complementarity_aware;
+    options.limit = o.gradient_mode == exact || options.complementarity_aware;
     return options;
 }
 
@@ -200,6 +206,38 @@ void forward(Handle &handle, const Options &options, const TdRollout &r, int64_t
 }
 
 // grad_parameters: as in TdGradient, but shared ones for these environments alone.
+// Solutions of all steps of environments first … last on the way to the limit, (last - first, T, n): all at once, so that no lane waits for
+// the slowest of a few. Those that do not get there stay what they are.
+template <class T>
+struct LimitFeed {
+    const MechanismTable &mechanism;
+    const TdRollout &rollout;
+    double *to;
+    int64_t first, at, end, from[lanes<T>] = {}, status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
+    std::vector<double> z, impulses;
+
+    LimitFeed(const MechanismTable &m, const TdRollout &r, int64_t first, int64_t last, std::vector<double> &near_limit)
+        : mechanism(m), rollout(r), first(first), at(first * r.steps), end(last * r.steps), z(size_t(lanes<T>) * state_size * m.num_bodies),
+          impulses(size_t(lanes<T>) * m.num_impulses) {
+        near_limit.resize(size_t(end - at) * m.num_unknowns);
+        to = near_limit.data();
+    }
+    bool next(int lane, Job &job) {
+        while (at < end && (rollout.status[at] != success || rollout.substeps[at] > 1)) ++at;
+        if (at == end) return false;
+        from[lane] = at++;
+        job = step_job(mechanism, rollout, from[lane] / rollout.steps, from[lane] % rollout.steps);
+        job.warm = job.w;
+        job.w = to + (from[lane] - first * rollout.steps) * mechanism.num_unknowns;
+        job.z_next = &z[size_t(lane) * state_size * mechanism.num_bodies], job.impulses = &impulses[size_t(lane) * mechanism.num_impulses];
+        job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
+        return true;
+    }
+    void finished(int, const Job &job, bool solved) {
+        if (!solved) std::copy_n(job.warm, mechanism.num_unknowns, job.w);
+    }
+};
+
 template <class T>
 void backward(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
               int64_t first, int64_t last) {
@@ -207,8 +245,16 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
     const MechanismTable &m = handle.table;
     const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
     GradientJob jobs[lanes<T>];
+    const bool continued = options.limit && options.kappa > constant::limit_kappa;
+    const int64_t block = lanes<T> * std::max<int64_t>(1, 16 / r.steps);  // of environments: about sixteen steps per lane or more
+    int64_t block_start = first;
     for (int64_t start = first; start < last; start += lanes<T>) {
         const int count = int(std::min<int64_t>(lanes<T>, last - start));
+        if (continued && (start - first) % block == 0) {
+            block_start = start;
+            LimitFeed<T> feed(m, r, start, std::min(start + block, last), workspace->near_limit);
+            workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
+        }
         std::fill(workspace->carried.begin(), workspace->carried.end(), 0.0);
         if (g.grad_wrench) std::fill_n(g.grad_wrench + start * nf, count * nf, 0.0);
         for (int64_t t = r.steps - 1; t >= 0; --t) {
@@ -227,19 +273,21 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
                 job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
                 job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
+                job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
                 if (r.status[at] == success && r.substeps[at] == 1) {
+                    if (continued) job.near_limit = &workspace->near_limit[size_t(at - block_start * r.steps) * m.num_unknowns];
                     jobs[active++] = job;
                     continue;
                 }
                 std::fill_n(job.grad_z, nz, 0.0);
                 if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
                 if (r.status[at] == success) {
-                    workspace->split.run(job, options, grad_kappa, shared_parameters(r));
+                    workspace->split.run(job, options, shared_parameters(r));
                 } else if (job.grad_u) {
                     std::fill_n(job.grad_u, nu, 0.0);
                 }
             }
-            if (active) workspace->gradient.run(jobs, active, options, grad_kappa, shared_parameters(r));
+            if (active) workspace->gradient.run(jobs, active, options, shared_parameters(r));
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
             if (g.grad_wrench)
                 for (int64_t k = 0; k < count * nf; ++k) g.grad_wrench[start * nf + k] += workspace->grad_wrench[k];
@@ -260,14 +308,16 @@ void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, cons
     int count = 0;
     for (int64_t n = first; n < last; ++n) {
         if (r.status[n] == success && r.substeps[n] == 1) {
+            jobs[count] = GradientJob{};
             jobs[count].step = step_job(m, r, n, 0);
             jobs[count].w = jobs[count].step.w;
+            jobs[count].grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
             outputs[count++] = out + n * size;
         } else {
             std::fill_n(out + n * size, size, 0.0);
         }
         if (count == lanes<T> || (n + 1 == last && count)) {
-            workspace->jacobian.run(jobs, outputs, count, options, grad_kappa, shared_parameters(r), workspace->gradient);
+            workspace->jacobian.run(jobs, outputs, count, options, shared_parameters(r), workspace->gradient);
             count = 0;
         }
     }

@@ -1,0 +1,127 @@
+"""Central differences of a step, as accurate as rounding allows, and what has to be set for them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from torchdojo.parametrize import Bounded, LogCholeskyInertia, Positive, Unit
+
+if TYPE_CHECKING:
+    from torchdojo.mechanism import Mechanism
+
+__all__ = ["central", "converged", "directions", "parameter_mover", "requiring_grad"]
+
+#: A tuple of tensors with batch dimensions in front: `StepOutput`, `Trajectory`.
+Output = TypeVar("Output", bound=tuple[Any, ...])
+
+# Central differences at these steps, extrapolated in pairs; contact at small kappa bends within micrometres, flight not within metres.
+STEPS = tuple(1e-3 / 4**i for i in range(11))
+
+
+@contextlib.contextmanager
+def converged(mechanism: Mechanism, **options: Any) -> Iterator[None]:
+    """Solutions far tighter than those a simulation needs, without splitting of steps: what differences can be taken of."""
+    kept = mechanism.options
+    tight: dict[str, Any] = dict(residual_tol=1e-10, central_path_tol=1e-6, min_iterations=8, max_halvings=0)
+    mechanism.options = dataclasses.replace(kept, **{**tight, **options})
+    try:
+        yield
+    finally:
+        mechanism.options = kept
+
+
+@contextlib.contextmanager
+def requiring_grad(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Parameters that require grad meanwhile."""
+    parameters = list(parameters)
+    wanted = [p.requires_grad for p in parameters]
+    try:
+        for p in parameters:
+            p.requires_grad_(True)
+        yield
+    finally:
+        for p, before in zip(parameters, wanted, strict=True):
+            p.requires_grad_(before)
+
+
+def directions(size: int, count: int | None, generator: torch.Generator) -> Tensor:
+    """(directions, size): the coordinate axes, or `count` random combinations of them."""
+    if count is None or count >= size:
+        return torch.eye(size)
+    return torch.randn(count, size, generator=generator) / size**0.5
+
+
+def parameter_mover(mechanism: Mechanism, names: Sequence[str], run: Callable[[], Output]) -> Callable[[Tensor], Output]:
+    """A function of displacements (n, total size of the named parameters): what `run` returns with them, n environments.
+
+    Physical fields take one batch; other tensors (weights of user-written modules) one value after the other.
+    """
+    values = [mechanism.get_parameter(name).detach() for name in names]
+    places = [_places(mechanism, mechanism.get_parameter(name)) for name in names]
+    batched = all(_takes_batch(owner, leaf) for found in places for owner, leaf in found)
+
+    def move(displacements: Tensor) -> Output:
+        pieces = displacements.split([value.numel() for value in values], dim=-1)
+        moved = [value + piece.reshape(-1, *value.shape) for value, piece in zip(values, pieces, strict=True)]
+        if batched:
+            return _with(places, moved, run)
+        outputs = [_with(places, [batch[i] for batch in moved], run) for i in range(len(displacements))]
+        return type(outputs[0])(*(torch.stack(column) for column in zip(*outputs, strict=True)))
+
+    return move
+
+
+def _places(mechanism: nn.Module, parameter: Tensor) -> list[tuple[nn.Module, str]]:
+    """Where a parameter is: more than one place where modules share it."""
+    return [(owner, leaf) for owner in mechanism.modules() for leaf, value in owner._parameters.items() if value is parameter]
+
+
+def _takes_batch(owner: nn.Module, leaf: str) -> bool:
+    if isinstance(owner, nn.utils.parametrize.ParametrizationList):
+        return all(isinstance(p, (Positive, Bounded, Unit, LogCholeskyInertia)) for p in owner)
+    return leaf in getattr(owner, "fields", {})
+
+
+def _with(places: Sequence[Sequence[tuple[nn.Module, str]]], values: Sequence[Tensor], run: Callable[[], Output]) -> Output:
+    """`run` while the parameters at these places have other values."""
+    kept = [(owner, leaf, owner._parameters[leaf]) for found in places for owner, leaf in found]
+    try:
+        for found, value in zip(places, values, strict=True):
+            for owner, leaf in found:
+                owner._parameters[leaf] = value  # type: ignore[assignment]
+        with torch.no_grad():
+            return run()
+    finally:
+        for owner, leaf, parameter in kept:
+            owner._parameters[leaf] = parameter
+
+
+def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor) -> dict[str, Tensor]:
+    """Richardson-extrapolated central differences along each row of `basis`; per direction the most settled estimate, (directions,)."""
+    count = len(basis)
+    displacements = torch.cat([sign * step * basis for step in STEPS for sign in (1, -1)])
+    found = {}
+    for key, value in loss(displacements).items():
+        plus, minus = value.reshape(len(STEPS), 2, count).unbind(1)
+        central = (plus - minus) / (2 * torch.tensor(STEPS, dtype=value.dtype)[:, None])
+        refined = (16 * central[1:] - central[:-1]) / 15
+        change = (refined[1:] - refined[:-1]).abs()
+        # Two neighbouring changes and a floor for rounding, so that two noisy estimates which agree by chance are not taken for settled.
+        change = torch.maximum(change, torch.cat((change[1:], change[-1:]))) + 1e-13 / torch.tensor(STEPS[2:], dtype=value.dtype)[:, None]
+        change = torch.where(torch.isfinite(change), change, torch.inf)
+        # From the smallest step up: rounding falls until curvature sets in. Beyond that, estimates may settle again, on another slope
+        # (a contact pressed in deeply answers as linearly as one at rest), so the search ends there.
+        best = torch.full_like(change[0], len(change) - 1, dtype=torch.long)
+        going = torch.ones_like(best, dtype=torch.bool)
+        for i in reversed(range(len(change) - 1)):
+            least = torch.take_along_dim(change, best[None], 0).squeeze(0)
+            going = going & (change[i] <= 100 * least)
+            best = torch.where(going & (change[i] < least), i, best)
+        found[key] = torch.take_along_dim(refined[1:], best[None], 0).squeeze(0)
+    return found
