@@ -34,6 +34,26 @@ def _shared_path() -> Callable[..., Path]:
     return shared_path
 
 
+@pytest.fixture
+def write_mjcf(tmp_path: Path) -> Callable[..., Path]:
+    def write(world: str, rest: str = "", name: str = "robot.xml") -> Path:
+        path = tmp_path / name
+        path.write_text(f'<mujoco><compiler angle="radian" autolimits="true"/>{rest}<worldbody>{world}</worldbody></mujoco>')
+        return path
+
+    return write
+
+
+@pytest.fixture
+def write_urdf(tmp_path: Path) -> Callable[..., Path]:
+    def write(*elements: str, robot: str = '<robot name="r">') -> Path:
+        path = tmp_path / "robot.urdf"
+        path.write_text(f'<?xml version="1.0"?>{robot}{"".join(elements)}</robot>')
+        return path
+
+    return write
+
+
 def _fail_if_skipped_for_shared_data(report: Any) -> None:
     """Turn a skip into a failure where its reason is the shared data: catches the tests that do not ask `shared_path`."""
     if not (SHARED_IS_REQUIRED and report.skipped) or hasattr(report, "wasxfail"):

@@ -18,6 +18,7 @@ H, G = 0.01, 9.81
 # what a solution at kappa = 1e-12 is off the limit (1e-12 N·s·m over an impulse of 0.01 N·s, over 0.01 s: 1e-8 m/s).
 TOLERANCE = 1e-6
 BACKENDS = ("reference", "native")
+LONG = (pytest.param("reference", marks=pytest.mark.slow), "native")  # hundreds of steps, of which the reference takes five a second
 CORNERS = [(0.1 * a, 0.1 * b, -0.1) for a in (-1, 1) for b in (-1, 1)]
 
 
@@ -192,7 +193,7 @@ def descend(mech: td.Mechanism, z: Tensor, wrench: bool, height: int, rate: floa
     return reached
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LONG)
 def test_descent_lifts_a_resting_ball(backend: str) -> None:
     for mode, lifted in (("exact", False), ("complementarity_aware", True)):
         mech = ball(backend, mode, max_halvings=0)
@@ -202,7 +203,7 @@ def test_descent_lifts_a_resting_ball(backend: str) -> None:
 
 
 @pytest.mark.parametrize("on_floor", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LONG)
 def test_descent_moves_a_ball_through_a_platform(backend: str, on_floor: bool) -> None:
     """The ball has no input: opening its contact with the platform would cut it off. On the floor, the exact gradient is zero besides; held
     up by an input that balances both weights, it is right, and is taken."""
