@@ -82,6 +82,8 @@ def test_real_hinge_is_where_it_is():
     assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
     assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
+    # Measured: 16 % less position error on throws held back (22 % on the others). Angles hardly improve: after 40 samples they are
+    # decided by impacts before which the errors of the first sample have grown too large.
     assert fitted["position_error_mm"] <= 0.88 * nominal["position_error_mm"]
 
 
