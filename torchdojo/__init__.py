@@ -1,6 +1,6 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
-from torchdojo import models, parametrize, testing
+from torchdojo import identification, models, parametrize, testing
 from torchdojo.actuators import Actuator, Actuators, actuate
 from torchdojo.adaptive import AdaptiveOptions
 from torchdojo.bodies import Body
@@ -87,6 +87,7 @@ __all__ = [
     "contact_manifold",
     "contacts_between",
     "creep",
+    "identification",
     "kappa_for_gap",
     "load",
     "models",

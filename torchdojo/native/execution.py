@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.autodiff import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
+from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.native import kernel
@@ -23,7 +24,7 @@ from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.stepping import halved_jacobian
 
-__all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of"]
+__all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of", "velocity_sensitivity"]
 
 # Steps whose residual is differentiated together, which bounds the memory of backward: 30 kB a step of a quadruped with 148 contacts. Fewer
 # take longer only below 256.
@@ -215,6 +216,35 @@ def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence
     # (Copies: those of concatenated tensors are views of one, and outputs of an operator may not share their memory.)
     full = iter([torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, found, strict=True)])
     return [next(full) if need else None for need in needs]
+
+
+def velocity_sensitivity(settings: Settings, known: Parameters, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of each of the states z (N, 13 nb) with shared parameters: z⁺ (N, 13 nb), whether it was one step that succeeded (N,), and
+    the derivatives of [v⁺, ω⁺] of each body by the packed parameters, (N, 6 nb, num_parameters), positions held.
+
+    One adjoint per row, a row per environment of the kernel; the chain to the parameters themselves, `Program.pack`, is the same for all.
+    """
+    if known.packed is None:
+        raise ValueError("velocity_sensitivity: parameters with batch dimensions; allowed: shared ones")
+    program, count = settings.program, len(z)
+    u, wrench = z.new_zeros(1, program.num_inputs), z.new_zeros(6 * program.num_bodies)
+    problem, _ = _problem(settings, known.tensors, known, z, u, wrench, None)
+    out = kernel.rollout(problem)
+    whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).squeeze(-1)
+    places = torch.arange(STATE_SIZE * program.num_bodies).unflatten(0, (-1, STATE_SIZE))[:, [3, 4, 5, 10, 11, 12]].flatten()
+    rows = len(places)
+
+    def spread(tensor: Tensor) -> Tensor:
+        return tensor.repeat_interleave(rows, 0)
+
+    cotangent = z.new_zeros(rows, 2, z.shape[-1])
+    cotangent[torch.arange(rows), 1, places] = 1
+    packed = known.packed._replace(values=known.packed.values.expand(count * rows, -1).contiguous())
+    wide = problem._replace(z=spread(problem.z), u=spread(problem.u), wrench=spread(problem.wrench), packed=packed)
+    spread_out = kernel.Outputs(spread(out.z), out.impulses[:0], *(spread(t) for t in (out.w, out.status, out.substeps, out.substeps)))
+    found = kernel.adjoint(wide, spread_out, cotangent.repeat(count, 1, 1), None, True).parameters
+    assert found is not None
+    return out.z[:, 1], whole, found.unflatten(0, (count, rows))
 
 
 def jacobian(

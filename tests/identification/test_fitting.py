@@ -1,0 +1,118 @@
+"""Whole fits: noisy recordings, and the real ones. All slow but those of descriptions that are refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from made_up import thrown_cubes
+
+from conftest import shared_path
+from torchdojo import quaternion as quat
+from torchdojo.identification import (
+    CUBE,
+    ELBOW,
+    GaussNewtonOptions,
+    LeastSquares,
+    RobustLoss,
+    Scales,
+    WindowDataset,
+    WindowResidual,
+    cube_model,
+    fit,
+    fit_starts,
+    gauss_newton,
+)
+from torchdojo.identification.recordings import recordings_of
+
+
+@pytest.mark.slow
+def test_noisy_poses_without_velocities():
+    """20 tosses with 0.5 mm and 0.5 degrees of noise, velocities from their differences (0.1 m/s, 1.8 rad/s of noise): within 3 %.
+
+    Windows from the first sample grow, so that each stage starts near enough to the answer of the one before it.
+    """
+    noise = 0.5e-3, math.radians(0.5)
+    truth = {"friction": 0.21, "half_side": 0.05, "corner_radius": 0.004, "second_moments": (4e-4, 4.8e-4, 3.5e-4)}
+    arrays = thrown_cubes(cube_model(1 / 148, tuple(truth), start=truth), 20, 100)
+    generator = torch.Generator().manual_seed(1)
+    shift, turn = (s * torch.randn(2000, 3, generator=generator, dtype=torch.float64) for s in noise)
+    arrays["position"] = arrays["position"] + shift.numpy()
+    arrays["quaternion"] = quat.multiply(torch.from_numpy(arrays["quaternion"]), quat.exp(turn)).numpy()
+    data = recordings_of({name: array for name, array in arrays.items() if "velocity" not in name})
+
+    guess = {"friction": 0.25, "half_side": 0.052, "corner_radius": 0.003, "second_moments": (4.2e-4, 4.2e-4, 4.2e-4)}
+    model = cube_model(1 / 148, tuple(truth), start=guess)
+    residual, robust = WindowResidual(model, data, Scales(position=noise[0], rotation=noise[1])), RobustLoss("cauchy", 5.0)
+    raw, start = model.raw.detach(), True
+    for horizon in (8, 12, 16, 24, 34, 50, 75, 98):
+        problem = LeastSquares(residual, WindowDataset(data, horizon, first_only=True).stack(), robust, free_start=start)
+        start = problem.start = fit_starts(problem, raw)
+        if horizon >= 16:  # before that they are in flight
+            found = gauss_newton(problem, raw, GaussNewtonOptions(max_iterations=15, cost_tol=1e-5, max_step=0.3, refit=4))
+            raw, start = found.raw, found.start
+    assert found.converged
+    for name, value in truth.items():
+        value = torch.tensor(value, dtype=torch.float64)
+        error = (found.values[name] - value).abs()
+        assert float((error / value).max()) <= 0.03, name
+        # the uncertainty is that of the noise: an error of more than four deviations would be a bias
+        assert bool((error <= 4 * found.std[name]).all()), name
+
+
+@pytest.mark.slow
+def test_real_cube_on_throws_held_back():
+    report = fit({**CUBE, "data": str(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))})
+    assert report.values["friction"] == pytest.approx(0.18, rel=0.05)
+    assert report.values["half_side"] == pytest.approx(0.0524, rel=0.05)
+    nominal, fitted = report.nominal["validation"], report.fitted["validation"]
+    assert fitted["flagged_steps"] == 0
+    assert fitted["position_error_percent_of_width"] <= 12 < nominal["position_error_percent_of_width"]
+    assert fitted["rotation_error_degrees"] <= min(16.5, nominal["rotation_error_degrees"])
+
+
+@pytest.mark.slow
+def test_real_hinge_is_where_it_is():
+    report = fit({**ELBOW, "data": str(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz"))})
+    # Along the axis (y) only the difference of the anchors means something.
+    parent, child = (np.array(report.values[name]) for name in ("parent_anchor", "child_anchor"))
+    across = [0, 2]
+    along = (parent[1] - child[1]) - 0.06
+    assert np.linalg.norm([*(parent - (-0.035, 0.06, 0.0))[across], along]) <= 3e-3
+    assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
+    assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
+    nominal, fitted = report.nominal["validation"], report.fitted["validation"]
+    # Measured: 16 % less position error on throws held back (22 % on the others). Angles hardly improve: after 40 samples they are
+    # decided by impacts before which the errors of the first sample have grown too large.
+    assert fitted["position_error_mm"] <= 0.88 * nominal["position_error_mm"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"object": "ball"}, "no object 'ball'; there are: cube, elbow"),
+        ({"epochs": 3}, "FitConfig has no epochs; it has: data, object"),
+        ({"stages": []}, "a fit needs at least one stage"),
+        ({"stages": [{"parameters": ["friction"], "window": 3}]}, "Stage has no window; it has: parameters, horizon"),
+        ({"stages": [{"parameters": ["friction"]}]}, "horizon"),
+        ({"data": "nowhere.npz"}, "no file 'nowhere.npz'"),
+    ],
+)
+def test_descriptions_that_mean_nothing_are_refused(changes, message):
+    with pytest.raises(ValueError) as error:
+        fit({**CUBE, "data": "nowhere.npz", **changes})
+    assert message in str(error.value)
+
+
+def test_a_short_fit_of_made_up_tosses(tmp_path):
+    truth = {"friction": 0.25, "half_side": 0.05}
+    arrays = thrown_cubes(cube_model(1 / 148, tuple(truth), start=truth), 6, 60)
+    np.savez(tmp_path / "tosses.npz", **arrays, half_side=0.05)
+    stage = {"parameters": list(truth), "horizon": 1, "stride": 1, "substeps": 1}
+    lines: list[str] = []
+    report = fit({"data": str(tmp_path / "tosses.npz"), "object": "cube", "stages": [stage], "substeps": 1}, log=lines.append)
+    for name, value in truth.items():
+        assert report.values[name] == pytest.approx(value, rel=1e-4)
+    assert lines and lines[0].startswith("friction, half_side: iteration 2, cost")
+    # (chaos multiplies what the solver's tolerance leaves)
+    assert report.fitted["validation"]["position_error_mm"] < 0.01 < report.nominal["validation"]["position_error_mm"]

@@ -1,0 +1,117 @@
+"""Open-loop prediction: rollouts of whole recorded trajectories from their first sample, and how far from the recording they end up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.identification.parameters import ParametricMechanism
+from torchdojo.identification.recordings import Recordings, wrapped
+from torchdojo.mechanism import StepOutput
+from torchdojo.solver.options import Status
+
+__all__ = ["OpenLoop", "RaggedRollout", "open_loop", "roll", "trajectory_means"]
+
+
+class RaggedRollout(NamedTuple):
+    """z (N, 13 nb): simulated states at the recorded samples; flagged, steps: counts; iterations (steps,)."""
+
+    z: Tensor
+    flagged: int
+    steps: int
+    iterations: Tensor
+
+
+class OpenLoop(NamedTuple):
+    """Errors of open-loop rollouts.
+
+    position (N,) [m] and rotation (N,) [rad]: distance and angle of recorded bodies, their mean where there are several; joint (N,)
+    [rad, m]: mean distance of joint coordinates; z (N, 13 nb); offsets (n + 1,); flagged: steps that failed.
+    """
+
+    position: Tensor
+    rotation: Tensor
+    joint: Tensor
+    z: Tensor
+    offsets: Tensor
+    flagged: int
+
+    def summary(self, width: float | None = None) -> dict[str, float]:
+        """Means and medians over trajectories of the means over their samples after the first; positions in mm, and in % of `width`."""
+        result = {"trajectories": float(len(self.offsets) - 1), "flagged_steps": float(self.flagged)}
+        degrees = 180 / torch.pi
+        units = [("position", "error_mm", 1e3), ("rotation", "error_degrees", degrees), ("joint", "error_degrees", degrees)]
+        if width is not None:
+            units.insert(1, ("position", "error_percent_of_width", 100 / width))
+        for name, unit, factor in units:
+            values: Tensor = getattr(self, name)
+            if values.numel():
+                means = trajectory_means(values, self.offsets)
+                result[f"{name}_{unit}"] = factor * float(means.mean())
+                result[f"{name}_{unit.replace('error', 'error_median')}"] = factor * float(means.median())
+        return result
+
+
+def open_loop(model: ParametricMechanism, recordings: Recordings, raw: Tensor | None = None) -> OpenLoop:
+    """Roll every trajectory from its first sample (pose and velocity, nothing else of the recording) to its last."""
+    with torch.no_grad():
+        z = model.states(recordings.samples, recordings, raw)
+        rollout = roll(model.stepper(raw), z, recordings.offsets, model.substeps(recordings))
+        bodies, (angle, _) = recordings.bodies(), recordings.joints()
+        chosen, columns = model.observed(recordings)
+        state = rollout.z.unflatten(-1, (-1, STATE_SIZE))[:, chosen]
+        position = torch.linalg.vector_norm(state[..., :3] - bodies[..., :3], dim=-1).mean(-1)
+        turn = quat.multiply(quat.conjugate(bodies[..., 6:10]), state[..., 6:10])
+        rotation = torch.linalg.vector_norm(quat.rotation_vector(turn), dim=-1).mean(-1)
+        joint = angle.new_zeros(0)
+        if columns:
+            joint = wrapped(model.call("to_minimal", rollout.z, raw=raw)[0][:, columns] - angle).abs().mean(-1)
+    return OpenLoop(position, rotation, joint, rollout.z, recordings.offsets, rollout.flagged)
+
+
+def roll(
+    step: Callable[..., StepOutput],
+    z: Tensor,
+    offsets: Tensor,
+    substeps: int = 1,
+    *,
+    progress: Callable[[Iterable[int], int], Iterable[int]] | None = None,
+) -> RaggedRollout:
+    """Roll all trajectories as one batch, each from its first state to its last; finished ones leave the batch.
+
+    Args:
+        step: `Mechanism.step`, or a function like it. z: (N, 13 nb), of which those in the rows offsets[:-1] are read.
+        progress: (times, number of them) -> times, to show a bar.
+    """
+    lengths = offsets.diff()
+    order = torch.argsort(lengths, descending=True, stable=True)  # the trajectories still running are always the first ones
+    start, lengths = offsets[:-1][order], lengths[order]
+    result = z.clone()
+    state, warm = z[start], None
+    flagged = 0
+    iterations: list[Tensor] = []
+    longest = int(lengths.max())
+    times: Iterable[int] = range(1, longest)
+    if progress is not None:
+        times = progress(times, longest - 1)
+    with torch.no_grad():
+        for t in times:
+            running = int((lengths > t).sum())
+            state, warm = state[:running], None if warm is None else warm[:running]
+            for _ in range(substeps):
+                out = step(state, warm_start=warm)
+                state, warm = out.z, out.solution
+                flagged += int((out.status != int(Status.SUCCESS)).sum())
+                iterations.append(out.iterations)
+            result[start[:running] + t] = state
+    return RaggedRollout(result, flagged, sum(len(i) for i in iterations), torch.cat(iterations))
+
+
+def trajectory_means(values: Tensor, offsets: Tensor) -> Tensor:
+    """Mean over the samples of each trajectory after its first, (n,)."""
+    return torch.stack([values[a + 1 : b].mean() for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)])

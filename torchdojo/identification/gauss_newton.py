@@ -1,0 +1,402 @@
+"""Gauss-Newton with Levenberg's and Marquardt's damping on windows of recorded samples, and what its Hessian says of the result.
+
+Minimizes F(θ) = ½ Σ ρ(|r|²) over windows and samples, θ the unconstrained vector of a `ParametricMechanism`. With J = ∂r/∂θ and the weights
+w = ρ'(|r|²) of iteratively reweighted least squares, H = Σ w JᵀJ and g = Σ w Jᵀr; a trial step solves (H + μ diag H) δ = −g, and its gain
+over the prediction of the quadratic model decides about μ (Marquardt 1963; Nielsen 1999; Madsen, Nielsen and Tingleff 2004, alg. 3.16).
+
+H is P × P and is summed over chunks of windows, so J is never held as a whole. This is why the loop is our own:
+scipy.optimize.least_squares and torchmin take the whole J (283,000 × 25 for the cube's triplets) and factor it, pypose and theseus build J
+themselves from a cost module in autograd, without a place for Jacobians of a simulator, and none reports the directions that data cannot
+see.
+
+Directions of θ whose singular value of J is below `rank_tol` of the largest get no step: data say nothing of them, and a fit must not
+invent it. `Identifiability` names them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.identification.parameters import ParametricMechanism
+from torchdojo.identification.residuals import RobustLoss, WindowResidual, batch_size
+
+__all__ = ["Fit", "GaussNewtonOptions", "Identifiability", "LeastSquares", "NormalEquations", "fit_starts", "gauss_newton", "multi_start"]
+
+
+#: Least damping of a parameter, relative to that of the one the data see best.
+DAMPING_FLOOR = 1e-4
+
+
+class NormalEquations(NamedTuple):
+    """At one θ: cost F (), gradient g (P,) and Gauss-Newton Hessian H (P, P) of the parameters; where first samples are free, those of
+    their corrections, (N, D) and (N, D, D), and the mixed (N, D, P); gradients of each throw (C, P) with free corrections at their best;
+    weighted squares Σ w|r|² (); number of residuals that took part, less that of the corrections;
+    reached: samples that no failed step is before."""
+
+    cost: Tensor
+    gradient: Tensor
+    hessian: Tensor
+    start_gradient: Tensor | None
+    start_hessian: Tensor | None
+    mixed: Tensor | None
+    by_throw: Tensor
+    squares: Tensor
+    residuals: int
+    reached: int
+
+    def reduced(self, mu: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Hessian (P, P) and gradient (P,) with the corrections of first samples eliminated (Schur complement), these damped by μ."""
+        if self.mixed is None:
+            return self.hessian, self.gradient
+        solved = torch.linalg.solve(self.damped_start(mu), torch.cat((self.mixed, self.start_gradient[..., None]), dim=-1))  # type: ignore[index]
+        products = torch.einsum("ndp,ndq->pq", self.mixed, solved)
+        return self.hessian - products[:, :-1], self.gradient - products[:, -1]
+
+    def damped_start(self, mu: float) -> Tensor:
+        """Hessian of the corrections plus μ times its diagonal, (N, D, D); what no residual depends on stays where it is."""
+        assert self.start_hessian is not None
+        diagonal = self.start_hessian.diagonal(dim1=-2, dim2=-1)
+        floor = 1e-9 * diagonal.amax(-1, keepdim=True)
+        return self.start_hessian + torch.diag_embed(mu * diagonal + floor)
+
+
+class LeastSquares:
+    """The problem: residuals of windows, and a robust loss.
+
+    Args:
+        residual: of windows. windows: (N, T + 1, width). robust: default the squared norm.
+        groups: (N,) number of the throw of each window: residuals of one throw are not independent. Default: all windows differ.
+        free_start: whether the state that a window starts from is an unknown, too, and not the recorded first sample. Recorded velocities
+            are differences of noisy poses, and errors in them would bias the parameters; with free starts only residuals have errors.
+            A tensor: samples (N, width) to begin with, `Fit.start` of shorter windows, say.
+    """
+
+    def __init__(
+        self,
+        residual: WindowResidual,
+        windows: Tensor,
+        robust: RobustLoss | None = None,
+        groups: Tensor | None = None,
+        *,
+        free_start: bool | Tensor = False,
+    ) -> None:
+        self.residual, self.windows, self.robust = residual, windows, robust or RobustLoss()
+        self.groups = torch.arange(len(windows)) if groups is None else groups.unique(return_inverse=True)[1]
+        self.start = free_start.clone() if isinstance(free_start, Tensor) else windows[:, 0].clone() if free_start else None
+
+    @property
+    def model(self) -> ParametricMechanism:
+        return self.residual.model
+
+    def _pieces(self, start: Tensor | None) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
+        size = batch_size(self.windows, self.residual.substeps)
+        for first in range(0, len(self.windows), size):
+            piece = slice(first, first + size)
+            yield piece, self.windows[piece], None if start is None else start[piece]
+
+    def cost(self, raw: Tensor, start: Tensor | None = None) -> tuple[Tensor, int]:
+        """F, (), and the number of samples reached: those behind a failed step count nothing, and are not to be gained from."""
+        total, reached = raw.new_zeros(()), 0
+        with torch.no_grad():
+            for _, windows, first in self._pieces(start):
+                residual, solved = self.residual.evaluate(windows, raw, first)
+                total = total + 0.5 * self.robust(residual.square().sum(-1)).sum()
+                reached += int(solved.sum())
+        return total, reached
+
+    def normal_equations(self, raw: Tensor, start: Tensor | None = None) -> NormalEquations:
+        """F, g and H at `raw` (P,)."""
+        P, N, D = len(raw), len(self.windows), self.residual.start_size
+        cost, squares = raw.new_zeros(()), raw.new_zeros(())
+        hessian, by_throw, count, reached = raw.new_zeros(P, P), raw.new_zeros(int(self.groups.max()) + 1, P), 0, 0
+        gradient, blocks = (
+            raw.new_zeros(P),
+            [raw.new_zeros(N, D), raw.new_zeros(N, D, D), raw.new_zeros(N, D, P)] if start is not None else [],
+        )
+        for piece, windows, first in self._pieces(start):
+            r, J, by_start, solved = self.residual.linearize(windows, raw, first)
+            squared = r.square().sum(-1)
+            weight = self.robust.weight(squared)
+            cost = cost + 0.5 * self.robust(squared).sum()
+            squares = squares + (weight * squared).sum()
+            reached += int(solved.sum())
+            count += int(solved.sum()) * self.residual.size
+            J, weighted, r = J.flatten(1, 2), (weight[..., None, None] * J).flatten(1, 2), r.flatten(1)[..., None]
+            hessian = hessian + weighted.flatten(0, 1).T @ J.flatten(0, 1)
+            each = (weighted * r).sum(1)
+            gradient = gradient + each.sum(0)
+            if by_start is not None:
+                free = (weight[..., None, None] * by_start).flatten(1, 2).mT
+                found = ((free @ r)[..., 0], free @ by_start.flatten(1, 2), free @ J)
+                for block, value in zip(blocks, found, strict=True):
+                    block[piece] = value
+                count -= D * len(windows)
+            by_throw.index_add_(0, self.groups[piece], each)
+        return NormalEquations(
+            cost=cost,
+            gradient=gradient,
+            hessian=hessian,
+            start_gradient=blocks[0] if blocks else None,
+            start_hessian=blocks[1] if blocks else None,
+            mixed=blocks[2] if blocks else None,
+            by_throw=by_throw,
+            squares=squares,
+            residuals=count,
+            reached=reached,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussNewtonOptions:
+    """max_iterations: linearizations. damping: μ to begin with.
+
+    max_step: largest entry of a step, in units of `raw` (of a bounded parameter, a factor e).
+    cost_tol: relative decrease of the cost, as the quadratic model predicts it for its minimum, below which the fit has converged.
+    refit: iterations of `fit_starts` with which free starts follow every trial step: impacts that move to another step of time then do not
+        stand in its way.
+    rank_tol: singular values of J, relative to the largest, below which a direction counts as unseen.
+    """
+
+    max_iterations: int = 30
+    damping: float = 1e-3
+    max_step: float = 1.0
+    cost_tol: float = 1e-9
+    refit: int = 0
+    rank_tol: float = 1e-4
+
+    def __post_init__(self) -> None:
+        for name in ("damping", "max_step", "cost_tol", "rank_tol"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"GaussNewtonOptions.{name}: got {getattr(self, name)}; allowed: positive numbers")
+        if self.max_iterations < 1:
+            raise ValueError(f"GaussNewtonOptions.max_iterations: got {self.max_iterations}; allowed: 1 or more")
+
+
+class Identifiability(NamedTuple):
+    """What the data see of θ, from the singular value decomposition of J at the result.
+
+    singular_values (P,) of J, descending, in residuals per unit of `raw`; directions (P, P): row i is the unit combination of parameters
+    that belongs to singular value i; seen (P,): above the tolerance; identifiable: name of each entry -> whether no unseen combination
+    takes part in it.
+    """
+
+    singular_values: Tensor
+    directions: Tensor
+    seen: Tensor
+    identifiable: dict[str, bool]
+
+    def unseen(self, labels: Sequence[str]) -> list[str]:
+        """The combinations of parameters that data do not determine, in words: "0.71 mass + 0.71 inertia"."""
+        result = []
+        for row in self.directions[~self.seen]:
+            parts = [f"{float(x):+.2g} {label}" for x, label in zip(row, labels, strict=True) if abs(float(x)) > 0.05]
+            result.append(" ".join(parts).removeprefix("+"))
+        return result
+
+
+class Fit(NamedTuple):
+    """Result of `gauss_newton`.
+
+    raw (P,), values in physical units, cost F; covariance (P, P) of `raw` from the Hessian, σ² H⁻¹ with σ² = Σ w|r|²/(residuals − P), and
+    covariance_by_throw (P, P), H⁻¹ (Σ g_c gᵀ_c) H⁻¹ over throws c, which holds where residuals of a throw go together or the model is wrong
+    (Huber 1967; White 1982). Of identifiable parameters: std and std_by_throw, in physical units, to first order (infinite for others).
+    start: the samples that free starts ended at (N, width).
+    iterations: linearizations; history: cost before each, and at the end; converged, reason; seconds.
+    """
+
+    raw: Tensor
+    values: dict[str, Tensor]
+    cost: float
+    covariance: Tensor
+    covariance_by_throw: Tensor
+    std: dict[str, Tensor]
+    std_by_throw: dict[str, Tensor]
+    identifiability: Identifiability
+    iterations: int
+    history: list[float]
+    converged: bool
+    reason: str
+    seconds: float
+    start: Tensor | None
+
+
+def gauss_newton(
+    problem: LeastSquares,
+    raw: Tensor | None = None,
+    options: GaussNewtonOptions | None = None,
+    callback: Callable[[int, float, Tensor], None] | None = None,
+) -> Fit:
+    """Minimize the cost of `problem` from `raw` (P,), by default the model's own, which is left as it is.
+
+    Args:
+        callback: called with the number of the iteration, the cost and `raw` after every accepted step.
+    """
+    options = options or GaussNewtonOptions()
+    begin = time.perf_counter()
+    raw, start = (problem.model.raw if raw is None else raw).detach().clone(), problem.start
+    mu, growth, reason, converged = options.damping, 2.0, f"{options.max_iterations} iterations", False
+    system = problem.normal_equations(raw, start)
+    history, iterations = [float(system.cost)], 1
+    while True:
+        step, correction, predicted = _damped_step(system, mu, options.rank_tol)
+        if _possible_decrease(system, options.rank_tol) <= options.cost_tol * history[-1]:
+            converged, reason = True, "the quadratic model promises a relative decrease below cost_tol"
+            break
+        if iterations >= options.max_iterations:
+            break
+        if float(step.abs().max()) > options.max_step:
+            mu, growth = mu * growth, 2 * growth
+            continue
+        moved = None if start is None or correction is None else problem.residual.correct(start, correction)
+        if moved is not None and options.refit:
+            moved = fit_starts(problem, raw + step, options.refit, moved)
+        trial, reached = problem.cost(raw + step, moved)
+        gain = (history[-1] - float(trial)) / predicted
+        if math.isfinite(gain) and gain > 0 and reached >= system.reached:
+            raw, start = raw + step, moved
+            mu, growth = mu * max(1 / 3, 1 - (2 * gain - 1) ** 3), 2.0
+            system = problem.normal_equations(raw, start)
+            iterations += 1
+            history.append(float(system.cost))
+            if callback is not None:
+                callback(iterations, history[-1], raw)
+        else:
+            mu, growth = mu * growth, 2 * growth
+            if mu > 1e12:
+                converged, reason = True, "no step, however short, decreases the cost"
+                break
+    return _report(problem, raw, system, options, iterations, history, converged, reason, time.perf_counter() - begin, start)
+
+
+def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int = 10, start: Tensor | None = None) -> Tensor:
+    """Free first samples (N, width) that fit each window best with the parameters held: damped Gauss-Newton for every window by itself.
+
+    A good beginning for `gauss_newton` where recorded velocities are noisy: windows that are mostly flight then agree with the data
+    whatever the parameters are, and cannot drive them away.
+
+    Raises:
+        ValueError: a problem without free starts.
+    """
+    begin = problem.start if start is None else start
+    if begin is None:
+        raise ValueError("fit_starts: the problem has no free starts; make it with free_start=True")
+    raw = (problem.model.raw if raw is None else raw).detach()
+    found = []
+    for _, windows, start in problem._pieces(begin):
+        assert start is not None
+        mu = start.new_full((len(start), 1, 1), 1e-3)
+        for _ in range(iterations):
+            r, _, by_start, solved = problem.residual.linearize(windows, raw, start)
+            assert by_start is not None
+            squared = r.square().sum(-1)
+            weighted = (problem.robust.weight(squared)[..., None, None] * by_start).flatten(1, 2).mT
+            hessian = weighted @ by_start.flatten(1, 2)
+            diagonal = hessian.diagonal(dim1=-2, dim2=-1)
+            damped = hessian + mu * torch.diag_embed(diagonal + 1e-9 * diagonal.amax(-1, keepdim=True))
+            moved = problem.residual.correct(start, torch.linalg.solve(damped, -(weighted @ r.flatten(1)[..., None]))[..., 0])
+            with torch.no_grad():
+                after, reached = problem.residual.evaluate(windows, raw, moved)
+            less = problem.robust(after.square().sum(-1)).sum(-1) < problem.robust(squared).sum(-1)
+            better = less & (reached.sum(-1) >= solved.sum(-1))
+            start = torch.where(better[:, None], moved, start)
+            mu = torch.where(better[:, None, None], mu / 5, mu * 10)
+        found.append(start)
+    return torch.cat(found)
+
+
+def multi_start(problem: LeastSquares, starts: Tensor, options: GaussNewtonOptions | None = None) -> list[Fit]:
+    """Fits from each row of `starts` (S, P), best first; starts from which no step can be taken (a cost that is not finite) come last."""
+    fits = [gauss_newton(problem, start, options) for start in starts]
+    return sorted(fits, key=lambda fit: fit.cost if math.isfinite(fit.cost) else math.inf)
+
+
+def _damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[Tensor, Tensor | None, float]:
+    """δ of the parameters, in the directions that the data see, and of the starts; and the decrease of the cost that the quadratic model
+    predicts, −gᵀδ − ½ δᵀHδ."""
+    basis = _seen_directions(system.reduced()[0], rank_tol)
+    hessian, gradient = system.reduced(mu)
+    step = torch.zeros_like(gradient)
+    if basis.shape[1]:
+        diagonal = system.hessian.diagonal()
+        # (the floor keeps parameters that data hardly see from long steps, which Marquardt's scaling alone would allow)
+        damped = basis.T @ (hessian + mu * torch.diag(diagonal.clamp_min(DAMPING_FLOOR * float(diagonal.max())))) @ basis
+        step = basis @ torch.linalg.solve(damped, -basis.T @ gradient)
+    predicted = -system.gradient @ step - 0.5 * step @ system.hessian @ step
+    if system.mixed is None or system.start_gradient is None or system.start_hessian is None:
+        return step, None, float(predicted)
+    forced = system.start_gradient + system.mixed @ step
+    correction = torch.linalg.solve(system.damped_start(mu), -forced[..., None])[..., 0]
+    quadratic = (correction[..., None, :] @ system.start_hessian @ correction[..., None])[..., 0, 0]
+    return step, correction, float(predicted - (forced * correction).sum() - 0.5 * quadratic.sum())
+
+
+def _possible_decrease(system: NormalEquations, rank_tol: float) -> float:
+    """Decrease of the cost that the quadratic model predicts for its minimum in the directions that the data see: ½ gᵀ H⁻¹ g."""
+    (hessian, gradient), eliminated = system.reduced(), 0.0
+    if system.start_gradient is not None:
+        solved = torch.linalg.solve(system.damped_start(0.0), system.start_gradient[..., None])[..., 0]
+        eliminated = 0.5 * float((system.start_gradient * solved).sum())
+    basis = _seen_directions(hessian, rank_tol)
+    pull = basis.T @ gradient
+    return eliminated + 0.5 * float(pull @ torch.linalg.solve(basis.T @ hessian @ basis, pull)) if basis.shape[1] else eliminated
+
+
+def _seen_directions(hessian: Tensor, rank_tol: float) -> Tensor:
+    """Orthonormal basis (P, K) of the directions with singular values of J above the tolerance."""
+    eigenvalues, vectors = torch.linalg.eigh(hessian)
+    return vectors[:, eigenvalues > rank_tol**2 * eigenvalues[-1].clamp_min(1e-300)]
+
+
+def identifiability(hessian: Tensor, labels: Sequence[str], rank_tol: float = 1e-4) -> Identifiability:
+    """What a Hessian H = JᵀJ (P, P) says of the parameters `labels`. An entry is identifiable where unseen directions have less than a
+    hundredth of it (in squares)."""
+    eigenvalues, vectors = torch.linalg.eigh(hessian)
+    order = eigenvalues.argsort(descending=True)
+    singular, directions = eigenvalues[order].clamp_min(0).sqrt(), vectors[:, order].T
+    seen = singular > rank_tol * singular[0].clamp_min(1e-150)
+    blind = directions[~seen].square().sum(0)
+    return Identifiability(singular, directions, seen, {label: bool(b < 0.01) for label, b in zip(labels, blind, strict=True)})
+
+
+def _report(
+    problem: LeastSquares,
+    raw: Tensor,
+    system: NormalEquations,
+    options: GaussNewtonOptions,
+    iterations: int,
+    history: list[float],
+    converged: bool,
+    reason: str,
+    seconds: float,
+    start: Tensor | None,
+) -> Fit:
+    model = problem.model
+    hessian = system.reduced()[0]
+    seen = identifiability(hessian, model.labels, options.rank_tol)
+    basis = _seen_directions(hessian, options.rank_tol)
+    inverse = basis @ torch.linalg.inv(basis.T @ hessian @ basis) @ basis.T if basis.shape[1] else torch.zeros_like(hessian)
+    covariance = inverse * system.squares / max(1, system.residuals - len(raw))
+    scatter = system.by_throw.T @ system.by_throw
+    by_throw = inverse @ scatter @ inverse
+    known = torch.tensor(list(seen.identifiable.values()))
+    # Values depend on raw entry by entry, so one backward pass gives all derivatives.
+    leaf = raw.clone().requires_grad_()
+    with torch.enable_grad():
+        total = torch.cat([value.reshape(-1) for value in model.values(leaf).values()]).sum()
+    slope = torch.autograd.grad(total, leaf)[0].abs()
+    stds = []
+    for matrix in (covariance, by_throw):
+        flat = torch.where(known, matrix.diagonal().clamp_min(0).sqrt() * slope, torch.inf)
+        stds.append({name: flat[piece].reshape(model.parameters_by_name[name].value.shape) for name, piece in model.layout.items()})
+    with torch.no_grad():
+        values = {name: value.clone() for name, value in model.values(raw).items()}
+    return Fit(
+        raw, values, history[-1], covariance, by_throw, stds[0], stds[1], seen, iterations, history, converged, reason, seconds, start
+    )

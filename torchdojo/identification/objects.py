@@ -1,0 +1,230 @@
+"""The two objects of the ContactNets recordings as mechanisms with unknowns: a cube and a two-link hinged object.
+
+Nominal numbers are those that came with the recordings (Pfrommer, Halm and Posa 2020; Bianchini, Halm and Posa 2023). Corners are spheres:
+with the half-side a and the corner radius r their centres are at (a − r)(±1, ±1, ±1), so faces stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchdojo.bodies import Body
+from torchdojo.contacts import NonlinearContact
+from torchdojo.identification.parameters import Parameter, ParametricMechanism, Tie
+from torchdojo.joints import Revolute
+from torchdojo.mechanism import Mechanism
+from torchdojo.shapes import Box
+from torchdojo.solver.options import SolverOptions
+
+__all__ = ["cube", "cube_model", "elbow", "elbow_model"]
+
+ELBOW_HALF_EXTENTS = (0.05, 0.025, 0.025)
+
+
+def cube(
+    half_side: float, mass: float, inertia: float, friction: float, timestep: float, gravity: float, kappa: float, **laws: Any
+) -> Mechanism:
+    """A free cube, body "cube", with a contact at each corner; lengths [m], mass [kg], inertia about every axis [kg·m²].
+
+    Args:
+        laws: further keywords of the contacts (`restitution`, `recovery_speed`, ...).
+    """
+    body = Body(mass, (inertia,) * 3, shape=Box((2 * half_side,) * 3))
+    points, _ = body.shapes[0].contact_points()
+    contacts = {f"corner{i}": NonlinearContact("cube", point=p, friction=friction, **laws) for i, p in enumerate(points, start=1)}
+    return Mechanism({"cube": body}, (), contacts, timestep=timestep, gravity=(0.0, 0.0, -gravity), options=SolverOptions(kappa=kappa))
+
+
+def elbow(
+    friction: float, timestep: float, gravity: float, kappa: float, *, hinge: Mapping[str, Any] | None = None, **laws: Any
+) -> Mechanism:
+    """Two boxes of 0.1 × 0.05 × 0.05 m and 0.37 kg, bodies "elbow_1" and "elbow_2", with a hinge; contacts at the 16 corners.
+
+    Args:
+        hinge: further keywords of the hinge (`damping`, `friction`). laws: of the contacts.
+    """
+    bodies, contacts = {}, {}
+    for name in ("elbow_1", "elbow_2"):
+        box = Box(tuple(2 * s for s in ELBOW_HALF_EXTENTS))
+        bodies[name] = Body(0.37, (0.0006167,) * 3, shape=box)
+        for i, point in enumerate(box.contact_points()[0], start=1):
+            contacts[f"{name}_corner{i}"] = NonlinearContact(name, point=point, friction=friction, **laws)
+    joint = Revolute("elbow_1", "elbow_2", axis=(0, 1, 0), parent_anchor=(-0.035, 0.06, 0), child_anchor=(-0.035, 0, 0), **(hinge or {}))
+    options = SolverOptions(kappa=kappa)
+    return Mechanism(bodies, {"hinge": joint}, contacts, timestep=timestep, gravity=(0.0, 0.0, -gravity), options=options)
+
+
+def _points(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
+    """Centre of a corner from half-side and corner radius."""
+    return (
+        (values["half_side"] - values["corner_radius"])[..., None] * nominal.sign()
+        if "corner_radius" in values
+        else (values["half_side"][..., None] * nominal.sign())
+    )
+
+
+def _second_moments(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
+    """Inertia tr(Σ) 1 − Σ of principal second moments Σ = ∫ρ diag(x², y², z²): any positive ones are those of some body."""
+    moments = values["second_moments"]
+    return torch.diag_embed(moments.sum(-1, keepdim=True) - moments)
+
+
+def _gravity(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
+    """The vector of its downward component and of what is horizontal in a world that is not level."""
+    down = -values["gravity"][..., None] if "gravity" in values else nominal[2:]
+    level = values["tilt"] if "tilt" in values else nominal[:2]
+    batch = torch.broadcast_shapes(down.shape[:-1], level.shape[:-1])
+    return torch.cat((level.expand(*batch, 2), down.expand(*batch, 1)), dim=-1)
+
+
+def _select(
+    known: Sequence[Parameter], ties: Mapping[str, tuple[Tie, tuple[str, ...]]], names: Sequence[str]
+) -> tuple[list[Parameter], dict[str, Tie]]:
+    """The named parameters, and the ties that read any of them."""
+    unknown = [name for name in names if name not in {p.name for p in known}]
+    if unknown:
+        raise ValueError(f"no parameter {', '.join(unknown)}; there are: {', '.join(p.name for p in known)}")
+    return [p for p in known if p.name in names], {path: tie for path, (tie, reads) in ties.items() if any(r in names for r in reads)}
+
+
+def cube_model(
+    timestep: float,
+    parameters: Sequence[str] = ("friction", "half_side", "corner_radius", "plane_height", "gravity"),
+    *,
+    start: Mapping[str, Any] | None = None,
+    kappa: float = 1e-6,
+    **laws: Any,
+) -> ParametricMechanism:
+    """The cube and those of its unknowns that are named.
+
+    friction; half_side or corners (8, 3) [m]; corner_radius [m] (with half_side, or alone, then the contacts keep their points);
+    plane_height [m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; restitution; mass [kg];
+    second_moments (3,) [kg·m²], of which the inertia is made.
+
+    Args:
+        start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
+    """
+    nominal: dict[str, Any] = {
+        "friction": 0.18,
+        "half_side": 0.0524,
+        "corner_radius": 0.0,
+        "plane_height": 0.0,
+        "gravity": 9.81,
+        "restitution": 0.0,
+        "mass": 0.37,
+        "tilt": (0.0, 0.0),
+    }
+    given = {**nominal, "second_moments": (0.00081 / 2,) * 3, **(start or {})}
+    if "restitution" in parameters or given["restitution"]:
+        laws = {"restitution": given["restitution"], **laws}
+    mech = cube(given["half_side"], given["mass"], 0.00081, given["friction"], timestep, given["gravity"], kappa, **laws)
+    contacts = [cast(NonlinearContact, contact) for contact in mech.contacts.values()]
+    corners = torch.stack([c.point.detach() for c in contacts])
+    mech.bodies["cube"].inertia = _second_moments(
+        {"second_moments": torch.as_tensor(given["second_moments"], dtype=torch.float64)}, corners
+    )
+    mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
+    for contact in contacts:
+        contact.radius, contact.offset = given["corner_radius"], given["plane_height"]
+        contact.point = contact.point.detach() * (1 - given["corner_radius"] / given["half_side"])
+    known = [
+        Parameter("friction", given["friction"], "contacts.*.friction", lower=0.0),
+        Parameter("half_side", given["half_side"], lower=0.0),
+        Parameter("corners", given.get("corners", corners), scale=1e-2),
+        Parameter("corner_radius", max(given["corner_radius"], 1e-3), "contacts.*.radius", lower=0.0),
+        Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
+        Parameter("gravity", given["gravity"], lower=0.0),
+        Parameter("tilt", given["tilt"], scale=0.1),
+        Parameter(
+            "restitution",
+            min(max(given["restitution"], 1e-2), 0.99),
+            "contacts.*.restitution" * ("restitution" in laws) or (),
+            lower=0.0,
+            upper=1.0,
+        ),
+        Parameter("mass", given["mass"], "bodies.cube.mass", lower=0.0),
+        Parameter("second_moments", given["second_moments"], lower=0.0),
+    ]
+    ties: dict[str, tuple[Tie, tuple[str, ...]]] = {
+        "contacts.*.point": (_points, ("half_side",)),
+        "gravity": (_gravity, ("gravity", "tilt")),
+        "bodies.cube.inertia": (_second_moments, ("second_moments",)),
+    }
+    for i, name in enumerate(mech.contacts):
+        ties[f"contacts.{name}.point"] = (lambda values, _, i=i: values["corners"][..., i, :], ("corners",))  # type: ignore[misc]
+    return ParametricMechanism(mech, *_select(known, ties, parameters))
+
+
+def elbow_model(
+    timestep: float,
+    parameters: Sequence[str] = ("friction", "parent_anchor", "child_anchor", "hinge_damping", "gravity"),
+    *,
+    start: Mapping[str, Any] | None = None,
+    kappa: float = 1e-6,
+    **laws: Any,
+) -> ParametricMechanism:
+    """The hinged object and those of its unknowns that are named.
+
+    friction; parent_anchor, child_anchor (3,) [m]: the hinge in the frames of the links; axis (3,), of any length; hinge_damping [N·m·s];
+    hinge_friction [N·m]; gravity [m/s²]; plane_height, corner_radius [m]; size: factor on both boxes.
+
+    Args:
+        start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
+    """
+    nominal: dict[str, Any] = {
+        "friction": 0.3,
+        "hinge_damping": 0.0,
+        "hinge_friction": 0.0,
+        "gravity": 9.81,
+        "plane_height": 0.0,
+        "size": 1.0,
+    }
+    nominal |= {
+        "tilt": (0.0, 0.0),
+        "parent_anchor": (-0.035, 0.06, 0.0),
+        "child_anchor": (-0.035, 0.0, 0.0),
+        "axis": (0.0, 1.0, 0.0),
+        "corner_radius": 0.0,
+    }
+    given = {**nominal, **(start or {})}
+    damping, rubbing = (float(torch.as_tensor(given[name]).sum()) for name in ("hinge_damping", "hinge_friction"))
+    hinge: dict[str, Any] = {"damper": damping}
+    if "hinge_friction" in parameters or rubbing:
+        hinge["friction"] = max(rubbing, 1e-4)
+    mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, **laws)
+    mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
+    joint = mech.joints["hinge"]
+    joint.parent_anchor, joint.child_anchor, joint.axis = given["parent_anchor"], given["child_anchor"], given["axis"]
+    for contact in (cast(NonlinearContact, contact) for contact in mech.contacts.values()):
+        point = given["size"] * contact.point.detach()
+        contact.offset, contact.radius = given["plane_height"], given["corner_radius"]
+        contact.point = point - given["corner_radius"] * point.sign()
+    known = [
+        Parameter("friction", given["friction"], "contacts.*.friction", lower=0.0),
+        Parameter("parent_anchor", given["parent_anchor"], "joints.hinge.parent_anchor", scale=1e-2),
+        Parameter("child_anchor", given["child_anchor"], "joints.hinge.child_anchor", scale=1e-2),
+        Parameter("axis", given["axis"], "joints.hinge.axis", scale=0.1),
+        Parameter("hinge_damping", [max(damping, 1e-5)], "joints.hinge.damper", lower=0.0),
+        Parameter("hinge_friction", [max(rubbing, 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
+        Parameter("gravity", given["gravity"], lower=0.0),
+        Parameter("tilt", given["tilt"], scale=0.1),
+        Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
+        Parameter("corner_radius", max(given["corner_radius"], 1e-3), "contacts.*.radius", lower=0.0),
+        Parameter("size", given["size"], lower=0.0),
+    ]
+
+    def points(values: Mapping[str, Tensor], start: Tensor) -> Tensor:
+        corner = torch.tensor(ELBOW_HALF_EXTENTS, dtype=torch.float64) * start.sign()
+        size = values["size"] if "size" in values else torch.tensor(given["size"], dtype=torch.float64)
+        radius = values["corner_radius"] if "corner_radius" in values else torch.tensor(given["corner_radius"], dtype=torch.float64)
+        return size[..., None] * corner - radius[..., None] * corner.sign()
+
+    ties: dict[str, tuple[Tie, tuple[str, ...]]] = {
+        "contacts.*.point": (points, ("size", "corner_radius")),
+        "gravity": (_gravity, ("gravity", "tilt")),
+    }
+    return ParametricMechanism(mech, *_select(known, ties, parameters))

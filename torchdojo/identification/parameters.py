@@ -1,0 +1,356 @@
+"""Which numbers of a mechanism are to be found, as one flat vector, and the mechanism as a function of it.
+
+A `Parameter` is a named tensor that sets fields of a mechanism, several at once where they are shared ("contacts.*.friction"); a tie sets
+a field from several of them (the points of contact of a box from its half-side and corner radius). Bounds are kept by reparametrization:
+the solver moves a vector `raw` of unconstrained numbers,
+
+    value = scale raw                               without bounds
+    value = lower + exp(raw)                        with a lower one
+    value = lower + (upper − lower) σ(raw)          with both
+
+of which a batch may be given, one per row: the fields then carry that batch dimension, and one backward pass gives the derivatives of
+every row with respect to its own parameters. (`torchdojo.parametrize` keeps one value for all rows in the module, which such a batch
+cannot have; for optimizers of torch both serve.)
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchdojo import quaternion as quat
+from torchdojo.identification.recordings import DataError, Recordings
+from torchdojo.joints import Joint
+from torchdojo.mechanism import Mechanism, StepOutput, Trajectory
+from torchdojo.parameters import PhysicalModule, as_tensor
+
+__all__ = ["Parameter", "ParametricMechanism", "Tie"]
+
+#: (values by name, each (..., *shape); the field's value in the mechanism as it was given) -> the field's value, (..., *shape of the field)
+Tie = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A named unknown.
+
+    Args:
+        value: where to start, in physical units; a number, a sequence or a tensor. With `lower` and `upper` it lies between them.
+        fields: paths of fields that take this value, as in ``mech.named_parameters()``, with wildcards: "contacts.*.friction". None of
+            them where only ties read the parameter.
+        lower, upper: bounds, excluded; `upper` needs `lower`.
+        scale: a typical magnitude, positive. Default: that of the value, or 1 where it is zero. Without bounds, steps are in units of it;
+            uncertainties are called large or small in comparison with it.
+    """
+
+    name: str
+    value: Any
+    fields: str | Sequence[str] = ()
+    lower: float | None = None
+    upper: float | None = None
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        value = as_tensor(self.value, f"Parameter {self.name!r}").detach().to(torch.float64)
+        object.__setattr__(self, "value", value)
+        object.__setattr__(self, "fields", (self.fields,) if isinstance(self.fields, str) else tuple(self.fields))
+        if self.upper is not None and self.lower is None:
+            raise ValueError(f"Parameter {self.name!r}: got upper={self.upper} without lower; give both, or lower alone")
+        low, high = -torch.inf if self.lower is None else self.lower, torch.inf if self.upper is None else self.upper
+        if not bool(((value > low) & (value < high)).all()):
+            raise ValueError(f"Parameter {self.name!r} starts at {value.tolist()}; allowed: values between {low} and {high}, both excluded")
+        if self.scale is not None and not self.scale > 0:
+            raise ValueError(f"Parameter {self.name!r}: got scale={self.scale}; allowed: positive numbers")
+
+    @property
+    def magnitude(self) -> float:
+        """`scale`, or the largest magnitude of the value, or 1."""
+        return self.scale or float(self.value.abs().max()) or 1.0
+
+    def decode(self, raw: Tensor) -> Tensor:
+        """The value, of the shape of `raw`."""
+        if self.lower is None:
+            return self.magnitude * raw
+        return self.lower + (raw.exp() if self.upper is None else (self.upper - self.lower) * raw.sigmoid())
+
+    def encode(self, value: Tensor) -> Tensor:
+        """Inverse of `decode`."""
+        if self.lower is None:
+            return value / self.magnitude
+        return (value - self.lower).log() if self.upper is None else ((value - self.lower) / (self.upper - self.lower)).logit()
+
+
+class ParametricMechanism(nn.Module):
+    """A mechanism as a function of a flat vector of unconstrained parameters.
+
+    Args:
+        mechanism: is copied. Its timestep is fixed, and that of the recordings, or a whole part of it.
+        parameters: the unknowns. ties: fields (paths with wildcards) that are functions of several of them.
+        clearance: [m]; samples whose contacts are all farther away than this, and were one sample before, are in free flight: there the
+            mean velocity over dt is known to be g (dt − h)/2 behind that over the last substep h, which a state holds.
+
+    `raw` (P,) is an `nn.Parameter`, so that any optimizer of torch can move it; methods take another one, (P,) or (..., P).
+
+    Raises:
+        ValueError: names given twice, patterns without a field, fields set twice, values that do not fit, parameters that set nothing.
+    """
+
+    def __init__(
+        self, mechanism: Mechanism, parameters: Sequence[Parameter], ties: Mapping[str, Tie] | None = None, *, clearance: float = 5e-3
+    ) -> None:
+        super().__init__()
+        self.mechanism = copy.deepcopy(mechanism)
+        self.mechanism.warned_of_penetration = True  # recordings overlap the ground by their errors; no start to warn of
+        self.parameters_by_name = {parameter.name: parameter for parameter in parameters}
+        if len(self.parameters_by_name) < len(parameters) or not parameters:
+            raise ValueError(
+                f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: one or more, all names different"
+            )
+        self.clearance = clearance
+        self._setters: dict[str, str | Tie] = {}
+        for parameter in parameters:
+            for pattern in parameter.fields:
+                self._set(pattern, parameter.name)
+        for pattern, tie in (ties or {}).items():
+            self._set(pattern, tie)
+        fields = {path: tensor.detach().clone() for path, tensor in self._fields().items()}
+        self._nominal = {path: fields[path] for path in self._setters}
+        self.raw = nn.Parameter(self.encode({name: p.value for name, p in self.parameters_by_name.items()}))
+        self._check_setters()
+
+    def _fields(self) -> dict[str, Tensor]:
+        """All physical fields by path, those of parts that a mechanism makes for itself (floating joints) included."""
+        return {
+            f"{path}.{name}".lstrip("."): getattr(module, name)
+            for path, module in self.mechanism.named_modules()
+            if isinstance(module, PhysicalModule)
+            for name in module.fields
+        }
+
+    def _set(self, pattern: str, setter: str | Tie) -> None:
+        known = self._fields()
+        found = [path for path in known if fnmatch.fnmatchcase(path, pattern)]
+        if not found:
+            raise ValueError(f"no field of the mechanism matches {pattern!r}; its fields: {', '.join(known)}")
+        for path in found:
+            if path in self._setters:
+                raise ValueError(f"{path} is set by two parameters or ties; give it to one of them")
+            if path == "timestep":
+                raise ValueError("timestep: is no unknown, as it belongs to the recording")
+            self._setters[path] = setter
+
+    def _check_setters(self) -> None:
+        read: set[str] = set()
+
+        class Recording(dict[str, Tensor]):
+            def __getitem__(self, name: str) -> Tensor:
+                read.add(name)
+                return super().__getitem__(name)
+
+        values = Recording(self.values())
+        for path, tensor in self._computed(values).items():
+            if tensor.shape != self._nominal[path].shape:
+                raise ValueError(
+                    f"{path} has shape {tuple(self._nominal[path].shape)} and would be set to {tuple(tensor.shape)}; allowed: its shape"
+                )
+            owner, _, name = path.rpartition(".")
+            cast(PhysicalModule, self.mechanism.get_submodule(owner)).check_field(name, tensor.detach())
+        idle = [name for name in self.parameters_by_name if name not in read]
+        if idle:
+            raise ValueError(f"parameters {', '.join(idle)} set no field; give them fields, or a tie that reads them")
+
+    # -- the vector ----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> dict[str, slice]:
+        """Where each parameter is in the flat vector."""
+        pieces, start = {}, 0
+        for name, parameter in self.parameters_by_name.items():
+            pieces[name] = slice(start, start + parameter.value.numel())
+            start += parameter.value.numel()
+        return pieces
+
+    @property
+    def labels(self) -> list[str]:
+        """One name per entry of the flat vector: "friction", "points[0,2]", ..."""
+        return [
+            f"{name}[{','.join(map(str, index))}]" if index else name
+            for name, parameter in self.parameters_by_name.items()
+            for index in itertools.product(*(range(n) for n in parameter.value.shape))
+        ]
+
+    def values(self, raw: Tensor | None = None) -> dict[str, Tensor]:
+        """Parameters in physical units, name -> (..., *shape), of `raw` (..., P)."""
+        raw = self.raw if raw is None else raw
+        return {
+            name: parameter.decode(raw[..., piece]).reshape((*raw.shape[:-1], *parameter.value.shape))
+            for (name, piece), parameter in zip(self.layout.items(), self.parameters_by_name.values(), strict=True)
+        }
+
+    def encode(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The flat vector (P,) of parameters in physical units; those not given start where they are."""
+        pieces = []
+        for name, parameter in self.parameters_by_name.items():
+            value = torch.as_tensor(values[name] if name in values else self.values()[name], dtype=torch.float64).detach()
+            pieces.append(parameter.encode(value.expand(parameter.value.shape)).reshape(-1))
+        return torch.cat(pieces)
+
+    # -- the mechanism -------------------------------------------------------------------------------------------------------------------
+
+    def _computed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            path: values[setter] if isinstance(setter, str) else setter(values, self._nominal[path])
+            for path, setter in self._setters.items()
+        }
+
+    def call(self, method: str, *args: Any, raw: Tensor | None = None, **kwargs: Any) -> Any:
+        """`method` of the mechanism with these parameters; a batch of them (..., P) broadcasts with that of the states."""
+        swapped = {f"mechanism.{path}": tensor for path, tensor in self._computed(self.values(raw)).items()}
+        return torch.func.functional_call(_Caller(self.mechanism), swapped, (method, *args), kwargs)
+
+    def step(self, z: Tensor, raw: Tensor | None = None, **kwargs: Any) -> StepOutput:
+        """`Mechanism.step` with these parameters."""
+        return cast(StepOutput, self.call("step", z, raw=raw, **kwargs))
+
+    def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None) -> Trajectory:
+        """`Mechanism.rollout` with these parameters."""
+        return cast(Trajectory, self.call("rollout", z, steps=steps, raw=raw))
+
+    def baked(self, raw: Tensor | None = None) -> Mechanism:
+        """A mechanism with these parameters as plain numbers."""
+        result = copy.deepcopy(self.mechanism)
+        with torch.no_grad():
+            for path, tensor in self._computed(self.values(raw)).items():
+                owner, _, name = path.rpartition(".")
+                setattr(result.get_submodule(owner), name, tensor.detach().clone())
+        return result
+
+    def stepper(self, raw: Tensor | None = None) -> Callable[..., StepOutput]:
+        """`step` for many steps with the same parameters: their fields are set once, as plain numbers."""
+        if type(self).step is ParametricMechanism.step:
+            return self.baked(raw).step
+        return functools.partial(self.step, raw=raw)
+
+    def forward(self, samples: Tensor, recordings: Recordings, steps: int, raw: Tensor | None = None) -> Tensor:
+        """States (..., steps + 1, 13 nb) of rollouts from recorded samples (..., width), one per sample of the recording."""
+        substeps = self.substeps(recordings)
+        return self.rollout(self.states(samples, recordings, raw), steps * substeps, raw).z[..., ::substeps, :]
+
+    # -- recorded samples ----------------------------------------------------------------------------------------------------------------
+
+    def substeps(self, recordings: Recordings) -> int:
+        """Steps of the mechanism between two samples.
+
+        Raises:
+            DataError: the timestep is not a whole part of the recording's, which would need resampling.
+        """
+        ratio = recordings.dt / float(self.mechanism.timestep)
+        count = round(ratio)
+        if count < 1 or abs(ratio - count) > 1e-6 * count:
+            raise DataError(
+                f"the recording has a sample every {recordings.dt:.6g} s, the mechanism has a timestep of "
+                f"{float(self.mechanism.timestep):.6g} s; "
+                f"allowed: {recordings.dt:.6g} s or a whole part of it (1/2, 1/3, ...). Recordings are not resampled; change the timestep"
+            )
+        return count
+
+    def states(self, samples: Tensor, recordings: Recordings, raw: Tensor | None = None) -> Tensor:
+        """States z (..., 13 nb) of recorded samples (..., 13 b + 2 j), in the mechanism's own convention of velocities.
+
+        With joint coordinates, bodies behind joints follow from the mechanism's kinematics, and thus from its parameters.
+
+        Raises:
+            DataError: bodies or joint coordinates that do not fit the mechanism; timesteps that differ.
+        """
+        substeps = self.substeps(recordings)
+        body, (angle, rate) = recordings.bodies(samples), recordings.joints(samples)
+        mech = self.mechanism
+        if substeps > 1:
+            fields = self._computed(self.values(raw))
+            gravity = fields.get("gravity", mech.gravity)
+            late = 0.5 * (recordings.dt - float(mech.timestep)) * gravity
+            flying = self._in_flight(body, angle, recordings)
+            shift = torch.where(flying[..., None], late, 0.0)
+            pieces = (body[..., :3], body[..., 3:6] + shift[..., None, :], body[..., 6:])
+            body = torch.cat([piece.expand(*shift.shape[:-1], *piece.shape[-2:]) for piece in pieces], dim=-1)
+        return self._place(body, angle, rate, recordings, raw)
+
+    def _place(self, body: Tensor, angle: Tensor, rate: Tensor, recordings: Recordings, raw: Tensor | None) -> Tensor:
+        mech = self.mechanism
+        if not recordings.num_joints and recordings.num_bodies == mech.num_bodies:
+            return torch.cat((body[..., :10], chord_velocity(body[..., 10:13], mech.timestep)), dim=-1).flatten(-2)
+        floating, others = self.observed_joints
+        if recordings.num_bodies != len(floating) or recordings.num_joints != sum(n for _, n in others):
+            raise DataError(
+                f"the recording has {recordings.num_bodies} bodies and {recordings.num_joints} joint coordinates; this mechanism has "
+                f"{mech.num_bodies} bodies, or {len(floating)} floating ones and {sum(n for _, n in others)} joint coordinates"
+            )
+        pieces, b, j = [], 0, 0
+        counts = dict(others)
+        for name in mech.tree_joints:
+            if name in floating:
+                here = body[..., b, :]
+                pieces.append(
+                    (torch.cat((here[..., :3], quat.rotation_vector(here[..., 6:10])), -1), torch.cat((here[..., 3:6], here[..., 10:]), -1))
+                )
+                b += 1
+            else:
+                pieces.append((angle[..., j : j + counts[name]], rate[..., j : j + counts[name]]))
+                j += counts[name]
+        batch = torch.broadcast_shapes(*(t.shape[:-1] for pair in pieces for t in pair))
+        q, qd = (torch.cat([pair[i].expand(*batch, -1) for pair in pieces], dim=-1) for i in (0, 1))
+        return cast(Tensor, self.call("to_maximal", q, qd, raw=raw))
+
+    @property
+    def observed_joints(self) -> tuple[list[str], list[tuple[str, int]]]:
+        """Tree joints that float from the world, and the others with their numbers of coordinates."""
+        joints = {name: cast(Joint, self.mechanism.joints[name]) for name in self.mechanism.tree_joints}
+        floating = [name for name, joint in joints.items() if joint.parent is None and joint.num_coordinates == 6]
+        return floating, [(name, joint.num_coordinates) for name, joint in joints.items() if name not in floating]
+
+    def observed(self, recordings: Recordings) -> tuple[list[int], list[int]]:
+        """Numbers of the recorded bodies, and positions of the recorded joint coordinates in the coordinate vector."""
+        if not recordings.num_joints and recordings.num_bodies == self.mechanism.num_bodies:
+            return list(range(self.mechanism.num_bodies)), []
+        names, (floating, others) = list(self.mechanism.bodies), self.observed_joints
+        bodies = [names.index(cast(Joint, self.mechanism.joints[name]).child) for name in floating]
+        counts, columns, start = dict(others), list[int](), 0
+        for name in self.mechanism.tree_joints:
+            columns += range(start, start + counts[name]) if name in counts else ()
+            start += counts.get(name, 6)
+        return bodies, columns
+
+    def _in_flight(self, body: Tensor, angle: Tensor, recordings: Recordings) -> Tensor:
+        """Whether all contacts are `clearance` away at the sample and at the one before it, (...,)."""
+        mech = self.mechanism
+        if not mech.contacts:
+            return torch.ones(body.shape[:-2], dtype=torch.bool)
+        with torch.no_grad():
+            before = body.clone()
+            before[..., :3] -= recordings.dt * before[..., 3:6]
+            still = torch.zeros_like(angle)
+            lowest = [mech.distances(self._place(b.detach(), angle.detach(), still, recordings, self.raw)).amin(-1) for b in (body, before)]
+        return torch.minimum(*lowest) > self.clearance
+
+
+class _Caller(nn.Module):
+    def __init__(self, mechanism: Mechanism) -> None:
+        super().__init__()
+        self.mechanism = mechanism
+
+    def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.mechanism, method)(*args, **kwargs)
+
+
+def chord_velocity(omega: Tensor, timestep: Tensor) -> Tensor:
+    """Angular velocities as the step has them, for which q⁺ = q ⊗ [√(1 − |hω/2|²), hω/2], of those for which q⁺ = q exp(hω)."""
+    half = 0.5 * timestep * torch.linalg.vector_norm(omega, dim=-1, keepdim=True)
+    return omega * torch.sinc(half / torch.pi)

@@ -1,0 +1,353 @@
+"""Recorded trajectories: the schema of `.npz` files, their checks, splits by throw, and states of a mechanism made of them.
+
+A file holds N samples of all trajectories, one after another, at a constant rate; trajectory i is rows offsets[i]:offsets[i+1].
+
+| array | shape | meaning |
+| --- | --- | --- |
+| position | (N, 3) or (N, b, 3) | centre of mass of each recorded body, world frame [m] |
+| quaternion | (N, 4) or (N, b, 4) | wxyz, body to world, unit |
+| linear_velocity | as position | world frame [m/s]; optional |
+| angular_velocity | as position | body frame [rad/s]; optional |
+| joint_angle | (N,) or (N, j) | coordinates of joints [rad, m]; with them, bodies are those that float, and the others follow; optional |
+| joint_velocity | as joint_angle | [rad/s, m/s]; optional |
+| offsets | (n + 1,) | first row of each trajectory, whole numbers from 0 to N |
+| throw_id | (n,) | which trajectories are the same physical throw, for splits; optional: all differ |
+| dt | () | time between samples [s] |
+
+Other scalars (mass, half_side, ...) are kept as `numbers`. Bodies and joint coordinates come in the order of the mechanism: without
+`joint_angle` there is one recorded body for each of its bodies, with it one for each of its `Floating` joints.
+
+Velocities are backward differences, x[k+1] − x[k] = dt v[k+1] and q[k+1] = q[k] exp(dt ω[k+1]), as those of the variational integrator
+are. Where they are not given they are computed so, and every trajectory loses its first sample, which has none.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from torchdojo import quaternion as quat
+
+__all__ = ["DataError", "Recordings", "WindowDataset", "read_recordings"]
+
+SAMPLE_SIZE = 13  # per recorded body, in the order of a state: position, linear velocity, quaternion, angular velocity
+WIDTHS = {"position": 3, "linear_velocity": 3, "quaternion": 4, "angular_velocity": 3}
+REQUIRED = ("position", "quaternion", "offsets", "dt")
+UNIT_TOLERANCE = 1e-6
+
+
+class DataError(ValueError):
+    """Recorded data that cannot be used; the message says what is wrong with them."""
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Recorded trajectories.
+
+    samples: (N, 13 b + 2 j), per recorded body [x(3) m, v(3) m/s, q(4) wxyz, ω(3) rad/s], then joint coordinates, then their rates.
+    offsets: (n + 1,), throw_id: (n,), both int64. dt: [s]. num_bodies, num_joints: b and j. numbers: the file's other scalars.
+    """
+
+    samples: Tensor
+    offsets: Tensor
+    throw_id: Tensor
+    dt: float
+    num_bodies: int = 1
+    num_joints: int = 0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of trajectories."""
+        return len(self.throw_id)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Samples of each trajectory, (n,)."""
+        return self.offsets.diff()
+
+    def bodies(self, samples: Tensor | None = None) -> Tensor:
+        """Recorded bodies of samples (..., 13 b + 2 j), (..., b, 13)."""
+        samples = self.samples if samples is None else samples
+        return samples[..., : SAMPLE_SIZE * self.num_bodies].unflatten(-1, (self.num_bodies, SAMPLE_SIZE))
+
+    def joints(self, samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Joint coordinates and rates of samples, each (..., j)."""
+        samples = self.samples if samples is None else samples
+        angle, rate = (
+            samples[..., SAMPLE_SIZE * self.num_bodies :].split(self.num_joints, dim=-1) if self.num_joints else 2 * (samples[..., :0],)
+        )
+        return angle, rate
+
+    def select(self, trajectories: Sequence[int] | Tensor) -> Recordings:
+        """Some of the trajectories, in the given order.
+
+        Raises:
+            DataError: none is chosen.
+        """
+        chosen = torch.as_tensor(trajectories, dtype=torch.int64).reshape(-1)
+        if not len(chosen):
+            raise DataError("no trajectory is chosen; a selection needs at least one")
+        starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
+        rows = torch.cat([torch.arange(a, a + n) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)])
+        offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
+        return replace(self, samples=self.samples[rows], offsets=offsets, throw_id=self.throw_id[chosen])
+
+    def first(self, count: int | None) -> Recordings:
+        """The first `count` trajectories; None: all."""
+        return self if count is None or count >= len(self) else self.select(range(count))
+
+    def with_heading(self) -> Recordings:
+        """Every trajectory turned about the vertical so that the horizontal velocity of its first body points along x at its first sample.
+
+        For recordings whose heading in the world is unknown, of throws that were all made the same way: what is not vertical in the frame
+        of the throw (a world that is not quite level) is then the same in all of them.
+        """
+        start = self.bodies()[self.offsets[:-1], 0, 3:5]
+        half = -0.5 * torch.atan2(start[:, 1], start[:, 0]).repeat_interleave(self.lengths)[:, None]
+        turn = torch.cat((half.cos(), torch.zeros_like(half).expand(-1, 2), half.sin()), dim=-1)[:, None]
+        x, v, q, omega = self.bodies().split((3, 3, 4, 3), dim=-1)
+        bodies = torch.cat((quat.rotate(turn, x), quat.rotate(turn, v), quat.multiply(turn, q), omega), dim=-1).flatten(1)
+        return replace(self, samples=torch.cat((bodies, self.samples[:, bodies.shape[-1] :]), dim=-1))
+
+    def split(self, validation: float = 0.2, seed: int = 0) -> tuple[Recordings, Recordings]:
+        """(training, validation) with whole throws in one or the other: trajectories of one `throw_id` are never divided.
+
+        Args:
+            validation: part of the throws that goes to the second. seed: of the drawing of throws.
+
+        Raises:
+            DataError: one of the two would be empty.
+        """
+        throws = self.throw_id.unique()
+        held = round(validation * len(throws))
+        if not 0 < held < len(throws):
+            raise DataError(
+                f"a split of {len(throws)} throws with a validation part of {validation:g} leaves {len(throws) - held} to train on and "
+                f"{held} "
+                "to validate with; allowed: a part for which both have at least one"
+            )
+        order = torch.randperm(len(throws), generator=torch.Generator().manual_seed(seed))
+        kept = torch.isin(self.throw_id, throws[order[:held]])
+        return self.select((~kept).nonzero()), self.select(kept.nonzero())
+
+
+def read_recordings(path: str | Path) -> Recordings:
+    """Read and check a file of the schema above.
+
+    Raises:
+        DataError: no file, a damaged or truncated one, missing or malformed arrays, numbers that cannot be right.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"no file {str(path)!r}")
+    try:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array")
+        with archive:
+            arrays = {key: archive[key] for key in archive.files}
+    # (zlib.error, of damaged compressed arrays, is an Exception of its own)
+    except Exception as error:
+        if not isinstance(error, (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError)) and type(error).__name__ != "error":
+            raise
+        raise DataError(f"{path} is not an .npz file of plain arrays, or is damaged ({error})") from error
+    return recordings_of(arrays, str(path))
+
+
+def recordings_of(arrays: dict[str, np.ndarray], label: str = "data") -> Recordings:
+    """Recordings from the arrays of the schema; `label` begins the messages of errors.
+
+    Raises:
+        DataError: as `read_recordings`.
+    """
+    missing = [name for name in REQUIRED if name not in arrays]
+    if missing:
+        raise DataError(f"{label} lacks {', '.join(missing)}; it has {', '.join(arrays) or 'nothing'}")
+    dt = _positive(label, "dt", arrays["dt"])
+    position = np.asarray(arrays["position"])
+    count, bodies = (position.shape[0] if position.ndim else 0), (position.shape[1] if position.ndim == 3 else 1)
+    columns = {name: _array(label, name, arrays[name], count, bodies, width) for name, width in WIDTHS.items() if name in arrays}
+    norm = torch.linalg.vector_norm(columns["quaternion"], dim=-1)
+    if count and float((norm - 1).abs().max()) > UNIT_TOLERANCE:
+        row = int((norm - 1).abs().amax(-1).argmax())
+        raise DataError(f"{label}: quaternion row {row} has length {float(norm[row].max()):.6g}; allowed: unit quaternions wxyz")
+    angle, rate = _joint_arrays(label, arrays, count)
+    offsets = _offsets(label, arrays["offsets"], count)
+    rates = [name in columns for name in ("linear_velocity", "angular_velocity")] + [rate is not None] * (angle is not None)
+    angle = torch.zeros(count, 0, dtype=torch.float64) if angle is None else angle
+    throw_id = _throw_id(label, arrays.get("throw_id"), len(offsets) - 1)
+    known = {"offsets", "dt", "throw_id", "joint_angle", "joint_velocity", *WIDTHS}
+    numbers = {name: float(v.item()) for name, v in arrays.items() if name not in known and v.size == 1 and v.dtype.kind in "fiu"}
+    columns.setdefault("linear_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
+    columns.setdefault("angular_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
+    packed = torch.cat([columns[name] for name in WIDTHS], dim=-1).flatten(1)
+    samples = torch.cat((packed, angle, torch.full_like(angle, torch.nan) if rate is None else rate), dim=-1)
+    found = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers)
+    if all(rates):
+        return found
+    if any(rates):
+        raise DataError(f"{label} has some velocities and lacks others; give all of them, or none (they are then backward differences)")
+    return with_differences(found)
+
+
+def with_differences(recordings: Recordings) -> Recordings:
+    """Velocities as backward differences; every trajectory loses its first sample.
+
+    Raises:
+        DataError: a trajectory of fewer than three samples, which would have nothing left to compare with.
+    """
+    if bool((recordings.lengths < 3).any()):
+        short = int((recordings.lengths < 3).nonzero()[0])
+        raise DataError(f"trajectory {short} has fewer than three samples, and no velocities; a start takes two, and a comparison one more")
+    samples, count, split = recordings.samples.clone(), recordings.num_joints, SAMPLE_SIZE * recordings.num_bodies
+    body = samples[:, :split].unflatten(-1, (-1, SAMPLE_SIZE))
+    body[1:, :, 3:6] = body[:, :, :3].diff(dim=0) / recordings.dt
+    body[1:, :, 10:13] = quat.rotation_vector(quat.multiply(quat.conjugate(body[:-1, :, 6:10]), body[1:, :, 6:10])) / recordings.dt
+    angle = samples[:, split : split + count]
+    samples = torch.cat((body.flatten(1), angle, torch.full_like(angle, torch.nan)), dim=-1)
+    samples[1:, split + count :] = wrapped(angle.diff(dim=0)) / recordings.dt
+    kept = torch.ones(len(samples), dtype=torch.bool)
+    kept[recordings.offsets[:-1]] = False
+    offsets = recordings.offsets - torch.arange(len(recordings.offsets))
+    return replace(recordings, samples=samples[kept], offsets=offsets)
+
+
+def wrapped(angle: Tensor) -> Tensor:
+    """Angles [rad] brought to [−π, π)."""
+    return torch.remainder(angle + torch.pi, 2 * torch.pi) - torch.pi
+
+
+class WindowDataset(Dataset[Tensor]):
+    """Windows of `horizon` + 1 consecutive samples of one trajectory each: item i is (horizon + 1, 13 b + 2 j).
+
+    horizon 1 gives the triplets of Howell et al. (2025, eq. 55-57): a sample, the one before it in its velocity, and the one after it.
+
+    Args:
+        horizon: steps from the first sample of a window to its last. stride: samples between starts of windows.
+        first_only: only the windows that begin with the first sample of a trajectory.
+
+    Raises:
+        DataError: no trajectory is as long as a window.
+    """
+
+    def __init__(self, recordings: Recordings, horizon: int = 1, stride: int = 1, *, first_only: bool = False) -> None:
+        if horizon < 1 or stride < 1:
+            raise ValueError(f"WindowDataset: got horizon={horizon}, stride={stride}; allowed: 1 or more")
+        self.recordings, self.horizon = recordings, horizon
+        ends = [
+            a + 1 if first_only else b - horizon
+            for a, b in zip(recordings.offsets[:-1].tolist(), recordings.offsets[1:].tolist(), strict=True)
+        ]
+        fits = (recordings.lengths > horizon).tolist()
+        starts = [torch.arange(a, e, stride) for a, e, fit in zip(recordings.offsets[:-1].tolist(), ends, fits, strict=True) if fit]
+        if not starts:
+            raise DataError(
+                f"no trajectory has the {horizon + 1} samples of a window of {horizon} steps; the longest has "
+                f"{int(recordings.lengths.max())}"
+            )
+        self.starts = torch.cat(starts)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Tensor:
+        start = int(self.starts[index])
+        return self.recordings.samples[start : start + self.horizon + 1]
+
+    def stack(self) -> Tensor:
+        """All windows, (windows, horizon + 1, 13 b + 2 j)."""
+        return self.recordings.samples[self.starts[:, None] + torch.arange(self.horizon + 1)]
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _positive(label: str, name: str, array: Any) -> float:
+    array = np.asarray(array)
+    if array.size != 1 or array.dtype.kind not in "fiu" or not np.isfinite(array).all() or not float(array.item()) > 0:
+        raise DataError(f"{label}: {name} is {array.tolist()}; allowed: one positive number")
+    return float(array.item())
+
+
+def positive_number(recordings: Recordings, name: str, label: str = "data") -> float:
+    """One of `numbers`.
+
+    Raises:
+        DataError: it is missing, or not a positive number.
+    """
+    numbers = recordings.numbers
+    if name not in numbers:
+        raise DataError(f"{label} lacks {name}; its scalars: {', '.join(numbers) or 'none'}")
+    return _positive(label, name, np.asarray(numbers[name]))
+
+
+def check_heights(recordings: Recordings, half_side: float, label: str = "data") -> None:
+    """A cube at rest has its centre half a side (on a corner √3 of it) above the board.
+
+    Raises:
+        DataError: the cubes end higher or lower: other units, or another cube.
+    """
+    height = float(recordings.bodies()[recordings.offsets[1:] - 1, 0, 2].median())
+    if not 0.5 * half_side < height < 2.0 * half_side:
+        guess = "; are positions in half-sides? multiply positions and velocities by half_side" if abs(height - 1) < 0.2 else ""
+        raise DataError(
+            f"{label}: tosses end with the cube's centre at a median height of {height:.4g} m, but half_side is {half_side:.4g} m{guess}"
+        )
+
+
+def _array(label: str, name: str, array: np.ndarray, count: int, bodies: int, width: int) -> Tensor:
+    shapes = [(count, bodies, width)] + [(count, width)] * (bodies == 1)
+    if array.shape not in shapes or array.dtype.kind not in "fiu":
+        allowed = f"({count}, {width})" if bodies == 1 else f"({count}, {bodies}, {width})"
+        raise DataError(f"{label}: {name} is {array.dtype} {array.shape}; allowed: numbers {allowed}, one row per sample")
+    return _finite(label, name, array).reshape(count, bodies, width)
+
+
+def _finite(label: str, name: str, array: np.ndarray) -> Tensor:
+    if not np.isfinite(array).all():
+        raise DataError(f"{label}: {name} is not finite in row {int(np.argwhere(~np.isfinite(array))[0, 0])}")
+    return torch.from_numpy(array.astype(np.float64))
+
+
+def _joint_arrays(label: str, arrays: dict[str, np.ndarray], count: int) -> tuple[Tensor | None, Tensor | None]:
+    found: list[Tensor | None] = []
+    for name in ("joint_angle", "joint_velocity"):
+        array = arrays.get(name)
+        if array is None:
+            found.append(None)
+            continue
+        if array.ndim not in (1, 2) or len(array) != count or array.dtype.kind not in "fiu":
+            raise DataError(f"{label}: {name} is {array.dtype} {array.shape}; allowed: numbers ({count},) or ({count}, joint coordinates)")
+        found.append(_finite(label, name, array).reshape(count, -1))
+    angle, rate = found
+    if rate is not None and (angle is None or angle.shape != rate.shape):
+        raise DataError(f"{label}: joint_velocity needs a joint_angle of the same shape, which is {None if angle is None else angle.shape}")
+    return angle, rate
+
+
+def _offsets(label: str, offsets: np.ndarray, count: int) -> Tensor:
+    fine = offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) >= 2 and offsets[0] == 0 and offsets[-1] == count
+    if not fine:
+        raise DataError(
+            f"{label}: offsets must be whole numbers from 0 to the number of samples, {count}; got {str(offsets.tolist())[:80]}"
+        )
+    short = np.diff(offsets.astype(np.int64)) < 2
+    if short.any():
+        raise DataError(f"{label}: toss {int(short.argmax())} has fewer than two samples; it needs a start and something to compare with")
+    return torch.from_numpy(offsets.astype(np.int64))
+
+
+def _throw_id(label: str, throw_id: np.ndarray | None, count: int) -> Tensor:
+    if throw_id is None:
+        return torch.arange(count)
+    if throw_id.shape != (count,) or throw_id.dtype.kind not in "iu":
+        raise DataError(f"{label}: throw_id is {throw_id.dtype} {throw_id.shape}; allowed: whole numbers ({count},), one per trajectory")
+    return torch.from_numpy(throw_id.astype(np.int64))
