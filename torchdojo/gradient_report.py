@@ -109,8 +109,8 @@ def gradient_report(
 
     Inputs are the tangent of z body by body ("z.box"), u, the wrench body by body, and parameters. The differences are
     Richardson-extrapolated over step sizes from 1e-9 to 1.6e-2; for each direction the first of them, going up, counts at which the
-    estimate has settled. For them the step is solved to 1e-10; otherwise it has the options of the mechanism, `grad_kappa` and `gradient_mode`
-    included: gradients of these do not agree with differences, by design, and the report says so.
+    estimate has settled. For them the step is solved to 1e-10; otherwise it has the options of the mechanism, `grad_kappa` and
+    `gradient_mode` included: gradients of these do not agree with differences, by design, and the report says so.
 
     Args:
         mechanism: float64. z: (13 nb,), one environment. u: (nu,), and wrench: (6 nb,), or None for zero.
