@@ -558,7 +558,8 @@ def compare_ladders(hardest: int, count: int) -> None:
     assert torch.equal(found.status, wanted.status) and wanted.status.eq(0).all()
     if not hardest:
         assert int(found.substeps.max()) > 1
-    # Such a step may have several solutions, and rounding decides which is found; so far it was the same one in all of 300 throws.
+    # Such a step may have several solutions, and rounding, amplified by a hundred iterations far from any of them, decides which is found:
+    # it was the same one in 299 of 300 throws.
     same = (found.substeps == wanted.substeps) & ((found.z - wanted.z).abs().amax(-1) < 1e-6)
     assert int(same.sum()) >= 0.9 * len(same)
     # At two solutions, neither of them polished, so only to what `check` says about that: 1e-6, and, over several steps, a little more.
@@ -567,7 +568,7 @@ def compare_ladders(hardest: int, count: int) -> None:
 
 
 def test_long_steps_of_thrown_quadrupeds() -> None:
-    compare_ladders(20, 8)
+    compare_ladders(20, 16)
 
 
 @pytest.mark.slow
