@@ -20,9 +20,11 @@ __all__ = ["central", "converged", "directions", "parameter_mover", "requiring_g
 #: A tuple of tensors with batch dimensions in front: `StepOutput`, `Trajectory`.
 Output = TypeVar("Output", bound=tuple[Any, ...])
 
-# Central differences at these steps, extrapolated in pairs. Contact at small kappa bends within micrometres, flight not within metres; a
-# force of 16 mN moves a body of 1 kg by 1.6 µm in a step of 0.01 s, so for forces small steps drown in rounding.
-STEPS = tuple(1.6e-2 / 4**i for i in range(13))
+# Central differences at steps from this largest one down, extrapolated in pairs: flight does not bend within metres, contact at small kappa
+# within micrometres, and where it is pressed hard (2 µm), together with joints that are pulled apart, within nanometres.
+LARGEST_STEP, SHRINK, COUNT = 1e-3, 4.0, 14
+# Of forces and torques: 16 mN move a body of 1 kg by 1.6 µm in a step of 0.01 s, and what smaller ones do drowns in rounding.
+LARGEST_FORCE = 1.6e-2
 
 
 @contextlib.contextmanager
@@ -103,18 +105,19 @@ def _with(places: Sequence[Sequence[tuple[nn.Module, str]]], values: Sequence[Te
             owner._parameters[leaf] = parameter
 
 
-def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor) -> dict[str, Tensor]:
+def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest: float = LARGEST_STEP) -> dict[str, Tensor]:
     """Richardson-extrapolated central differences along each row of `basis`; per direction the most settled estimate, (directions,)."""
     count = len(basis)
-    displacements = torch.cat([sign * step * basis for step in STEPS for sign in (1, -1)])
+    steps = largest / SHRINK ** torch.arange(COUNT, dtype=basis.dtype)
+    displacements = torch.cat([sign * step * basis for step in steps for sign in (1, -1)])
     found = {}
     for key, value in loss(displacements).items():
-        plus, minus = value.reshape(len(STEPS), 2, count).unbind(1)
-        central = (plus - minus) / (2 * torch.tensor(STEPS, dtype=value.dtype)[:, None])
+        plus, minus = value.reshape(COUNT, 2, count).unbind(1)
+        central = (plus - minus) / (2 * steps[:, None])
         refined = (16 * central[1:] - central[:-1]) / 15
         change = (refined[1:] - refined[:-1]).abs()
         # Two neighbouring changes and a floor for rounding, so that two noisy estimates which agree by chance are not taken for settled.
-        change = torch.maximum(change, torch.cat((change[1:], change[-1:]))) + 1e-13 / torch.tensor(STEPS[2:], dtype=value.dtype)[:, None]
+        change = torch.maximum(change, torch.cat((change[1:], change[-1:]))) + 1e-13 / steps[2:, None]
         change = torch.where(torch.isfinite(change), change, torch.inf)
         # From the smallest step up: rounding falls until curvature sets in. Beyond that, estimates may settle again, on another slope
         # (a contact pressed in deeply answers as linearly as one at rest), so the search ends there.

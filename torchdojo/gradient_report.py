@@ -108,9 +108,9 @@ def gradient_report(
     """Compare the gradient of a scalar of one step with central differences, input by input, and report on what it depends on.
 
     Inputs are the tangent of z body by body ("z.box"), u, the wrench body by body, and parameters. The differences are
-    Richardson-extrapolated over step sizes from 1e-9 to 1.6e-2; for each direction the first of them, going up, counts at which the
-    estimate has settled. For them the step is solved to 1e-10; otherwise it has the options of the mechanism, `grad_kappa` and
-    `gradient_mode` included: gradients of these do not agree with differences, by design, and the report says so.
+    Richardson-extrapolated over step sizes from 1e-11 to 1e-3 (of forces, to 16 mN); for each direction the first of them, going up,
+    counts at which the estimate has settled. For them the step is solved to 1e-10; otherwise it has the options of the mechanism,
+    `grad_kappa` and `gradient_mode` included: gradients of these do not agree with differences, by design, and the report says so.
 
     Args:
         mechanism: float64. z: (13 nb,), one environment. u: (nu,), and wrench: (6 nb,), or None for zero.
@@ -217,8 +217,9 @@ class _Comparison:
         basis = differences.directions(size, directions, self.generator).to(gradient)
         if directions is not None and directions < size:
             basis = basis * size**0.5
+        largest = differences.LARGEST_FORCE if name == "u" or name.startswith("wrench.") else differences.LARGEST_STEP
         with torch.no_grad():
-            numeric = differences.central(lambda d: {"": self.loss(move(d))}, basis)[""]
+            numeric = differences.central(lambda d: {"": self.loss(move(d))}, basis, largest)[""]
         analytic = basis @ gradient
         apart = torch.where(torch.isfinite(analytic) & torch.isfinite(numeric), (analytic - numeric).abs(), torch.inf)
         worst = int(apart.argmax())

@@ -151,7 +151,8 @@ def _check(
             move = _mover(lambda d: solve(z.new_zeros(tangent), d))
         else:
             move = differences.parameter_mover(mechanism, [name], lambda: mechanism.step(z, u, warm_start=base.solution))
-        estimates = differences.central(lambda d, move=move: losses(move(d)), basis)  # type: ignore[misc]
+        largest = differences.LARGEST_FORCE if name == "u" else differences.LARGEST_STEP
+        estimates = differences.central(lambda d, move=move: losses(move(d)), basis, largest)  # type: ignore[misc]
         for key, grad in grads.items():
             value = grad[position]
             along = basis @ (torch.zeros(leaf.numel(), dtype=z.dtype) if value is None else value.reshape(-1))
