@@ -23,7 +23,9 @@ are. Where they are not given they are computed so, and every trajectory loses i
 
 from __future__ import annotations
 
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -154,10 +156,7 @@ def read_recordings(path: str | Path) -> Recordings:
             raise ValueError("it holds one array")
         with archive:
             arrays = {key: archive[key] for key in archive.files}
-    # (zlib.error, of damaged compressed arrays, is an Exception of its own)
-    except Exception as error:
-        if not isinstance(error, (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError)) and type(error).__name__ != "error":
-            raise
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, struct.error) as error:
         raise DataError(f"{path} is not an .npz file of plain arrays, or is damaged ({error})") from error
     return recordings_of(arrays, str(path))
 
