@@ -278,19 +278,33 @@ class Contact(Element):
         if not any(name in fields for name in ("restitution", "recovery_speed", "stiffness")):
             return gap[..., None]
         h = timestep[..., 0]
-        now = self.distance(*(motion.pose for motion in motions))
+        now = self.distance(*(motion.pose for motion in motions)) if "recovery_speed" in fields or "stiffness" in fields else gap
         if "recovery_speed" in fields:
             gap = gap - (now + h * self.recovery_speed).clamp_max(0)
         if "stiffness" in fields:
             gap = gap + (gamma[..., 0] - self.damping * now.clamp_max(0)) / (h * self.stiffness + self.damping)
         if "restitution" in fields:
-            before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))
-            slow = RESTING_ACCELERATION * h * h
-            bounces = (before - now > slow) & (2 * now - before < slow)
-            arriving = tuple(motion._replace(twist=motion.incoming) for motion in motions)
-            velocity = self.slip(motions, touch) + self.restitution[..., None] * self.slip(arriving, touch, current=True)
-            gap = torch.where(bounces, torch.minimum(gap, h * (touch.normal * velocity).sum(-1)), gap)
+            bounces, rebound, _ = self._rebound(motions, touch, timestep)
+            gap = torch.where(bounces, torch.minimum(gap, rebound), gap)
         return gap[..., None]
+
+    def impact(self, motions: tuple[Motion, ...], gamma: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a contact with restitution: whether its law of impact rules the step, and the time from the beginning of the step to the
+        impact at the velocities that led there, τ = h φ/(φ⁻ − φ) [s], (...,) each. The arguments are those of `gap`."""
+        touch = self.touch(motions)
+        bounces, rebound, instant = self._rebound(motions, touch, timestep)
+        return bounces & (self.gap(motions, touch, gamma, timestep)[..., 0] >= rebound), instant
+
+    def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where impacts are, h n·(u⁺ + e u⁻), and τ, (...,) each."""
+        h = timestep[..., 0]
+        now = self.distance(*(motion.pose for motion in motions))
+        before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))
+        slow = RESTING_ACCELERATION * h * h
+        bounces = (before - now > slow) & (2 * now - before < slow)
+        arriving = tuple(motion._replace(twist=motion.incoming) for motion in motions)
+        velocity = self.slip(motions, touch) + self.restitution[..., None] * self.slip(arriving, touch, current=True)
+        return bounces, h * (touch.normal * velocity).sum(-1), h * now / torch.where(bounces, before - now, 1.0)
 
 
 def _describe(contact: Contact, argument: str, shape: Shape | None) -> tuple[str, dict[str, Any]]:
