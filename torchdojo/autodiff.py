@@ -417,11 +417,12 @@ class _Linearization:
             warn_of_lost_digits(problem, solved, settings.options, kappas)
             solution = point_of_derivative(problem, solved, settings.options, kappas)
             self.kkt, self.refinements = derivative_system(problem, solution, settings.options)
-        self.w, self.shift = solution.requires_grad_(), cast(Tensor | None, None)
+        self.shift: Tensor | None = None
         impacts = find_impacts(problem, solved, settings.options, solution) if self.split[1] else None
         if impacts is not None:
-            problem, self.shift = shifted_by(impacts, problem, self.w)
+            problem, self.shift = shifted_by(impacts, problem, solution)
         self.problem, self.mode = problem, GradientMode(settings.options.gradient_mode)
+        self.w = solution.requires_grad_()
         self.residual = problem.residual(self.w)
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -448,10 +449,7 @@ class _Linearization:
         """A(grad_w)."""
         residual = self.residual
         grad_w, grad_shift = grad_w.split(self.split, dim=-1)
-        direct: list[Tensor | None] = [None] * len(self.leaves)
-        if self.shift is not None:
-            by_w, *direct = self.pull(grad_shift, [self.w, *self.leaves], residual=self.shift)
-            (grad_w,) = cast(list[Tensor], added([grad_w], [by_w]))
+        direct = [None] * len(self.leaves) if self.shift is None else self.pull(grad_shift, self.leaves, residual=self.shift)
         with torch.no_grad():
             multiplier = self.kkt.solve_transposed(grad_w, self.refinements)
             if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
@@ -464,12 +462,10 @@ class _Linearization:
         """T(directions), (solved environments, n)."""
         if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
             raise RuntimeError("torchdojo: gradient_mode='complementarity_aware' depends on a loss, and forward mode has none; use 'exact'")
-        (moved,) = pushforward([self.residual], self.leaves, directions)
+        moved, *shifts = pushforward([self.residual, *([] if self.shift is None else [self.shift])], self.leaves, directions)
         with torch.no_grad():
-            dw = -self.kkt.solve(moved, self.refinements)
-        if self.shift is None:
-            return torch.cat((dw, dw.new_zeros(len(dw), self.split[1])), dim=-1)
-        return torch.cat((dw, *pushforward([self.shift], [self.w, *self.leaves], [dw, *directions])), dim=-1)
+            shift = shifts[0] if shifts else moved.new_zeros(len(moved), self.split[1])
+            return torch.cat((-self.kkt.solve(moved, self.refinements), shift), dim=-1)
 
     def hessian(self, grad_w: Tensor, directions: Sequence[Tensor | None]) -> list[Tensor | None]:
         """H(grad_w, directions)."""

@@ -5,8 +5,9 @@ The kernel returns gradients of z, u, wrench and the packed parameters; `Program
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -20,6 +21,7 @@ from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
+from torchdojo.solver.impacts import add_impacts, ambient, find_impacts
 from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.stepping import halved_jacobian
@@ -169,11 +171,17 @@ def backward(
     if grad_z is None:
         grad_z = torch.zeros_like(z_all)
     _warn_of_lost_digits(settings, problem, out)
-    found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]))
+    with autograd_in_operators():
+        impacts, instant, leaves = _impacts(settings, problem, out)
+    found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]), impacts)
     native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
     result = [t for t, need in zip(native, needs, strict=False) if need]
     if found.parameters is not None:
         flat = _pulled_back(settings.program, problem.parameters, needs[3:], found.parameters)
+        if instant is not None:
+            with autograd_in_operators():
+                more = torch.autograd.grad(instant, leaves, found.times, allow_unused=True)
+            flat = [None if a is None else a if b is None else a + b for a, b in zip(flat, more, strict=True)]
         for grad, value, spec in zip(flat, parameters, settings.program.parameter_specs, strict=True):
             if grad is not None:
                 shared = value.shape[: value.ndim - spec.ndim].numel() == 1
@@ -197,13 +205,49 @@ def _warn_of_lost_digits(settings: Settings, problem: kernel.Problem, out: kerne
     warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
 
-def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
-    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
-    # Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo.
+def _impacts(
+    settings: Settings, problem: kernel.Problem, out: kernel.Outputs
+) -> tuple[kernel.StepImpacts | None, Tensor | None, list[Tensor]]:
+    """Impacts of all steps, and their times (K, nb) with the flat parameters that they are a function of. (Steps that were split in two are
+    differentiated as they are computed.)"""
+    if not settings.reference.num_shifts:
+        return None, None, []
+    steps = out.status.shape[1]
+    leaves = [p.detach().requires_grad_() for p in problem.parameters]
+    rows = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
+    pieces: list[tuple[Tensor, ...]] = []
+    for chunk in rows.split(CHUNK):
+        environments = chunk // steps
+        here = [p[environments] if s.batched and len(p) > 1 else p for p, s in zip(leaves, settings.program.parameter_specs, strict=True)]
+        before = out.z[:, :-1].flatten(0, 1)[chunk].requires_grad_()
+        equations = StepProblem(settings.program.system, here, before, problem.u.flatten(0, 1)[chunk], problem.wrench[environments])
+        found = find_impacts(equations, out.w.flatten(0, 1)[chunk], settings.options)
+        if found is not None:
+            hit = chunk[found.rows]
+            now, after = (t.flatten(0, 1)[hit].unflatten(-1, (-1, STATE_SIZE))[..., 6:10] for t in (out.z[:, :-1], out.z[:, 1:]))
+            rates = ambient(now, found.before), ambient(after, found.after)
+            pieces.append((hit, found.instant, *rates, found.slope(before)[found.rows], found.component))
+    if not pieces:
+        return None, None, []
+    which, instant, *arrays = (torch.cat(column) for column in zip(*pieces, strict=True))
+    index = torch.full_like(out.status, -1).flatten()
+    index[which] = torch.arange(len(which))
+    return kernel.StepImpacts(index, *arrays), instant, leaves
+
+
+@contextlib.contextmanager
+def autograd_in_operators() -> Iterator[None]:
+    """Autograd inside an operator, where it is switched off by dispatch keys, which enable_grad does not undo."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
+
+
+def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
+    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
+    with autograd_in_operators():
         leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
         packed = program.pack(leaves)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
@@ -263,6 +307,13 @@ def jacobian(
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
     _warn_of_lost_digits(settings, problem, out)
     result = kernel.jacobian(problem, out)
+    if settings.reference.num_shifts:
+        rows = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
+        equations = StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
+        own = result[rows]
+        with autograd_in_operators():
+            add_impacts(own, equations, out.w[rows, 0], settings.options)
+        result[rows] = own
     split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):
         tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]

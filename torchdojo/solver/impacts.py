@@ -4,21 +4,21 @@ The step gives bodies that bounce their new velocity for all of its length, wher
 right to first order in h. As something to differentiate it is not: x⁺ = x + h v⁺, with v⁺ = −e v, says dx⁺/dx = 1 of a ball, whereas a ball
 that starts higher arrives later, and is lower afterwards, dx⁺/dx = −e, at any h (the gradients through elastic contact of Nimble, Werling
 et al. 2021, correct the same). With D the derivative
-of the step, τ(z) the time from z to the impact, f⁻ and f⁺ the rates of change of the state in the motion without the impact, through z and
-through z⁺, and Φ(τ) the derivative of that motion over a time τ, (x, v) → (x + τ v, v),
+of the step, τ(z) the time from z to the impact, and f⁻ and f⁺ the rates of change of the state in the motion without the impact, through z
+and through z⁺,
 
-    dz⁺ = Φ(−τ) D (Φ(τ) dz + f⁻ dτ) − f⁺ dτ :
+    dz⁺ = D (dz + f⁻ dτ) − f⁺ dτ :
 
-motion to the instant of the impact, which dz has moved by dτ, the impact, and motion back. At τ = 0 that is the saltation matrix
+motion to the instant of the impact, which dz has moved by dτ, the impact, and motion back. That is the saltation matrix
 D + (D f⁻ − f⁺) ∂τ/∂z (Aizerman and Gantmakher 1958; Kong et al. 2024, "Saltation matrices: the essential tool for linearizing hybrid
 dynamical systems"). The values of the step remain, so differences of the step do not show it.
 
 Of each contact that bounces, τ = h φ/(φ⁻ − φ), with the gaps φ at z and φ⁻ one step before. Bodies that act on each other, through joints
 or through contacts that press, share the mean of those among them, weighted by the impulses, so that equal contacts (the corners of a box
 that lands flat) say what one would; others know nothing of them. f⁻ and f⁺ are central differences over two steps, in neither of which
-contacts that bounce take part. It is exact, at any h, where velocities are constant but for the impact (balls without gravity), and else to
-first order in h. Impacts in one step at different instants on bodies that are connected have an order that the step does not know; of
-those the mean is an approximation.
+contacts that bounce take part. Like the step, it is right to first order in h, and derivatives by positions are exact, at any h, where
+velocities are constant but for the impact (balls without gravity). Impacts in one step at different instants on bodies that are connected
+have an order that the step does not know; of those the mean is an approximation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torchdojo.elements import Twist
 from torchdojo.solver.limit import LIMIT_REFINEMENTS, at_limit, limit_system, opened, point_of_derivative
 from torchdojo.solver.options import SolverOptions
 
-__all__ = ["Impacts", "add_impacts", "can_bounce", "find_impacts", "shifted_by"]
+__all__ = ["Impacts", "add_impacts", "ambient", "can_bounce", "find_impacts", "shifted_by"]
 
 
 class Impacts(NamedTuple):
@@ -103,38 +103,23 @@ def add_impacts(jacobian: Tensor, problem: StepProblem, w: Tensor, options: Solv
     turn = 0.5 * quat.multiply(quat.conjugate(q), slope[..., 6:10])[..., 1:]
     slope = torch.cat((slope[..., :6], turn, slope[..., 10:]), dim=-1)
     nb = found.component.shape[1]
-    own = jacobian[found.rows]
-    by_state, time = own[..., : TANGENT_SIZE * nb], found.instant.detach()
     same = torch.nn.functional.one_hot(found.component, nb).to(slope)  # (K, nb, components)
     by_z, before, after = ((same[..., None] * t[:, :, None]).transpose(1, 2).flatten(2) for t in (slope, found.before, found.after))
-    by_instant = by_state @ before.mT
-    columns, rows = by_state.unflatten(-1, (nb, 2, 2, 3)), own.unflatten(1, (nb, 2, 2, 3))  # (body, linear and angular, pose and velocity)
-    columns[..., 1, :] += time[:, None, :, None, None] * columns[..., 0, :]
-    by_state += by_instant @ by_z
-    rows[:, :, :, 0] -= time[:, :, None, None, None] * rows[:, :, :, 1]
-    by_state -= after.mT @ by_z
-    jacobian[found.rows] = own
+    by_state = jacobian[found.rows, :, : TANGENT_SIZE * nb]
+    jacobian[found.rows, :, : TANGENT_SIZE * nb] = by_state + (by_state @ before.mT - after.mT) @ by_z
 
 
 def shifted_by(impacts: Impacts, problem: StepProblem, w: Tensor) -> tuple[StepProblem, Tensor]:
-    """The problem at z + τ f⁻(z), and what that and −τ f⁺(z⁺) move z⁺ by at fixed velocities, (N, 12 nb) on its tangent space: both with
-    the values that they have without impacts, z and zero, and with these derivatives. w: (N, n) the solution, which may have a graph."""
-    nb, rows, still = problem.system.num_bodies, impacts.rows, impacts.instant.detach()[..., None]
-
-    def moved(rate: Tensor, twist: Tensor) -> Tensor:
-        change = still * (twist - twist.detach())
-        zero = torch.zeros_like(change[..., :3])
-        return (impacts.instant[..., None] - still) * rate + torch.cat((change[..., :3], zero, change[..., 3:], zero), dim=-1)
-
-    twist = w[rows, : 6 * nb].unflatten(-1, (nb, 6))
-    there = moved(impacts.before, torch.cat(problem.state.twist, dim=-1)[rows])
-    shift = -moved(impacts.after, twist)
-    turn = quat.increment(twist[..., 3:].detach(), problem.timestep.detach().expand(len(w))[rows, None, None])
-    carried = torch.cat((there[..., :3], quat.inverse_rotate(turn, there[..., 6:9])), dim=-1)
-    shift = shift + torch.cat((carried[..., :3], zeros := torch.zeros_like(twist[..., :3]), carried[..., 3:], zeros), dim=-1)
-    z = problem.z.index_add(0, rows, ambient(problem.state.pose.q[rows].detach(), there).flatten(1))
-    whole = problem.z.new_zeros(len(w), TANGENT_SIZE * nb).index_add(0, rows, shift.flatten(1))
-    return StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench), whole
+    """The problem at z + f⁻ τ, and what that and −f⁺ τ move z⁺ by at the velocities of w (N, n), (N, 12 nb) on its tangent space: both with
+    the values that they have without impacts, z and zero, and with these derivatives."""
+    rows, nb = impacts.rows, problem.system.num_bodies
+    instant = (impacts.instant - impacts.instant.detach())[..., None]
+    z = problem.z.index_add(0, rows, (instant * ambient(problem.state.pose.q[rows].detach(), impacts.before)).flatten(1))
+    turn = quat.increment(w[rows, : 6 * nb].unflatten(-1, (nb, 6))[..., 3:], problem.timestep.detach().expand(len(w))[rows, None, None])
+    moved = torch.zeros_like(impacts.before)
+    moved[..., :3], moved[..., 6:9] = impacts.before[..., :3], quat.inverse_rotate(turn, impacts.before[..., 6:9])
+    shift = problem.z.new_zeros(len(w), TANGENT_SIZE * nb).index_add(0, rows, (instant * (moved - impacts.after)).flatten(1))
+    return StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench), shift
 
 
 class _Bouncing(NamedTuple):
@@ -184,16 +169,19 @@ def _components(problem: StepProblem, w: Tensor) -> Tensor:
 
 
 def _rates(problem: StepProblem, point: Tensor, contacts: list[_Bouncing]) -> tuple[Tensor, Tensor]:
-    """f⁻ and f⁺, (N, nb, 12), from the point (N, n) of the step. Contacts that bounce are open, but those with e = 0 stay closed behind z⁺."""
+    """f⁻ and f⁺, (N, nb, 12), from the point (N, n) of the step. Contacts that bounce are open; those with e = 0 stay closed behind z⁺."""
     nb, h, law = problem.system.num_bodies, problem.timestep[:, None, None], torch.zeros_like(point, dtype=torch.bool)
     for of in contacts:
         law[:, problem.system.groups[of.number].impulse_index[:, 0]] = of.weight > 0
 
     def through(here: StepProblem, released: Tensor) -> Tensor:
+        # One step of Newton's method from the velocities that led here, which leaves h³ or less of velocities that change by h or less.
+        back = torch.cat(here.state.twist, dim=-1)
+        released = torch.cat((back.flatten(1), released[:, 6 * nb :]), dim=1)
         exact = at_limit(here, released, compliance=0.0)
         missing = here.residual(exact).masked_fill(law, 0.0)  # (of those that stay closed, the gap just does not change)
         free = exact - limit_system(here, released).solve(missing, LIMIT_REFINEMENTS)
-        back, forth = torch.cat(here.state.twist, dim=-1), free[:, : 6 * nb].unflatten(-1, (nb, 6))
+        forth = free[:, : 6 * nb].unflatten(-1, (nb, 6))
         mean, change = 0.5 * (back + forth), (forth - back) / h
         return torch.cat((mean[..., :3], change[..., :3], mean[..., 3:], change[..., 3:]), dim=-1)
 

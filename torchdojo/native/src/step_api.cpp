@@ -9,6 +9,7 @@
 #include <omp.h>
 #endif
 
+#include "impacts.hpp"
 #include "jacobian.hpp"
 
 namespace torchdojo {
@@ -124,6 +125,7 @@ struct TdGradient {
     double *grad_u;                   // (N, T, nu), or null
     double *grad_wrench;              // (N, 6 nb), or null
     double *grad_parameters;          // (N, P), or (P) where parameters are shared, or null: added to what is there
+    const TdImpacts *impacts;         // or null
 };
 
 void *td_mechanism_create(const int32_t *table, const int32_t *schedule) { return new Handle(table, schedule); }
@@ -288,6 +290,10 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 }
             }
             if (active) workspace->gradient.run(jobs, active, options, shared_parameters(r));
+            for (int j = 0; j < count && g.impacts; ++j) {
+                const int64_t k = g.impacts->index[(start + j) * r.steps + t];
+                if (k >= 0) add_impact(*g.impacts, k, m.num_bodies, &workspace->carried[j * nz], &workspace->grad_z[j * nz]);
+            }
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
             if (g.grad_wrench)
                 for (int64_t k = 0; k < count * nf; ++k) g.grad_wrench[start * nf + k] += workspace->grad_wrench[k];
