@@ -420,7 +420,7 @@ class _Linearization:
         self.shift: Tensor | None = None
         impacts = find_impacts(problem, solved, settings.options, solution) if self.split[1] else None
         if impacts is not None:
-            problem, self.shift = shifted_by(impacts, problem, solution)
+            problem, self.shift = shifted_by(impacts, problem, solved)
         self.problem, self.mode = problem, GradientMode(settings.options.gradient_mode)
         self.w = solution.requires_grad_()
         self.residual = problem.residual(self.w)

@@ -65,16 +65,16 @@ class _Gradient(ctypes.Structure):
 
 
 class _Impacts(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("index", "before", "after", "slope", "component", "by_time")]
+    _fields_ = [(name, ctypes.c_void_p) for name in ("step", "before", "after", "slope", "component", "by_time")]
 
 
 class StepImpacts(NamedTuple):
     """K impacts of the N rollouts (`Impacts` in solver/impacts.py).
 
-    index: (N, T) of that of each step, or −1. before, after, slope: (K, nb, 13). component: (K, nb).
+    step: (N, T) which of them each step has, or −1. before, after, slope: (K, nb, 13). component: (K, nb).
     """
 
-    index: Tensor
+    step: Tensor
     before: Tensor
     after: Tensor
     slope: Tensor

@@ -11,7 +11,7 @@ namespace torchdojo {
 
 // K of the steps of a rollout of N environments and T steps, with nb bodies.
 struct TdImpacts {
-    const int64_t *index;             // (N, T): which of the K, or −1
+    const int64_t *step;              // (N, T): which of the K each step has, or −1
     const double *before, *after;     // f⁻ and f⁺ (K, 13 nb)
     const double *slope;              // (K, 13 nb)
     const int64_t *component;         // (K, nb): the first body of each body's component

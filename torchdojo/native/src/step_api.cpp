@@ -291,7 +291,7 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
             }
             if (active) workspace->gradient.run(jobs, active, options, shared_parameters(r));
             for (int j = 0; j < count && g.impacts; ++j) {
-                const int64_t k = g.impacts->index[(start + j) * r.steps + t];
+                const int64_t k = g.impacts->step[(start + j) * r.steps + t];
                 if (k >= 0) add_impact(*g.impacts, k, m.num_bodies, &workspace->carried[j * nz], &workspace->grad_z[j * nz]);
             }
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
