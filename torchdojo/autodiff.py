@@ -33,7 +33,7 @@ from torch.autograd import forward_ad
 from torchdojo.dynamics.integrator import LARGEST_SINE, STATE_SIZE, TANGENT_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec, System
-from torchdojo.solver.impacts import can_bounce, find_impacts, shifted_by
+from torchdojo.solver.impacts import can_bounce, shifted_by
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.limit import better_of, derivative_system, point_of_derivative, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
@@ -418,9 +418,9 @@ class _Linearization:
             solution = point_of_derivative(problem, solved, settings.options, kappas)
             self.kkt, self.refinements = derivative_system(problem, solution, settings.options)
         self.shift: Tensor | None = None
-        impacts = find_impacts(problem, solved, settings.options, solution) if self.split[1] else None
-        if impacts is not None:
-            problem, self.shift = shifted_by(impacts, problem, solved)
+        shifted = shifted_by(problem, solved, settings.options, solution) if self.split[1] else None
+        if shifted is not None:
+            problem, self.shift = shifted
         self.problem, self.mode = problem, GradientMode(settings.options.gradient_mode)
         self.w = solution.requires_grad_()
         self.residual = problem.residual(self.w)

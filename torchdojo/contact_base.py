@@ -274,16 +274,8 @@ class Contact(Element):
         other contacts that do not bounce take part, Newton's law may create energy (Kane 1984; Glocker 2001). Which step it is jumps:
         gradients are those of a given sequence of impacts, as with any law of impact.
         """
-        fields, gap = self.fields, touch.distance
-        if not any(name in fields for name in ("restitution", "recovery_speed", "stiffness")):
-            return gap[..., None]
-        h = timestep[..., 0]
-        now = self.distance(*(motion.pose for motion in motions)) if "recovery_speed" in fields or "stiffness" in fields else gap
-        if "recovery_speed" in fields:
-            gap = gap - (now + h * self.recovery_speed).clamp_max(0)
-        if "stiffness" in fields:
-            gap = gap + (gamma[..., 0] - self.damping * now.clamp_max(0)) / (h * self.stiffness + self.damping)
-        if "restitution" in fields:
+        gap = self._held_gap(motions, touch, gamma, timestep)
+        if "restitution" in self.fields:
             bounces, rebound, _ = self._rebound(motions, touch, timestep)
             gap = torch.where(bounces, torch.minimum(gap, rebound), gap)
         return gap[..., None]
@@ -293,7 +285,19 @@ class Contact(Element):
         impact at the velocities that led there, τ = h φ/(φ⁻ − φ) [s], (...,) each. The arguments are those of `gap`."""
         touch = self.touch(motions)
         bounces, rebound, instant = self._rebound(motions, touch, timestep)
-        return bounces & (self.gap(motions, touch, gamma, timestep)[..., 0] >= rebound), instant
+        return bounces & (rebound < self._held_gap(motions, touch, gamma, timestep)), instant
+
+    def _held_gap(self, motions: tuple[Motion, ...], touch: Touch, gamma: Tensor, timestep: Tensor) -> Tensor:
+        """φ⁺ and what recovery and compliance add to it, (...,)."""
+        fields, gap, h = self.fields, touch.distance, timestep[..., 0]
+        if "recovery_speed" not in fields and "stiffness" not in fields:
+            return gap
+        now = self.distance(*(motion.pose for motion in motions))
+        if "recovery_speed" in fields:
+            gap = gap - (now + h * self.recovery_speed).clamp_max(0)
+        if "stiffness" in fields:
+            gap = gap + (gamma[..., 0] - self.damping * now.clamp_max(0)) / (h * self.stiffness + self.damping)
+        return gap
 
     def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where impacts are, h n·(u⁺ + e u⁻), and τ, (...,) each."""

@@ -21,9 +21,10 @@ from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
-from torchdojo.solver.impacts import add_impacts, ambient, find_impacts
+from torchdojo.solver.impacts import add_impacts, ambient, bouncing, find_impacts
 from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
+from torchdojo.solver.solution import Solution
 from torchdojo.stepping import halved_jacobian
 
 __all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of", "velocity_sensitivity"]
@@ -214,25 +215,33 @@ def _impacts(
         return None, None, []
     steps = out.status.shape[1]
     leaves = [p.detach().requires_grad_() for p in problem.parameters]
-    rows = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
-    pieces: list[tuple[Tensor, ...]] = []
-    for chunk in rows.split(CHUNK):
-        environments = chunk // steps
-        here = [p[environments] if s.batched and len(p) > 1 else p for p, s in zip(leaves, settings.program.parameter_specs, strict=True)]
-        before = out.z[:, :-1].flatten(0, 1)[chunk].requires_grad_()
-        equations = StepProblem(settings.program.system, here, before, problem.u.flatten(0, 1)[chunk], problem.wrench[environments])
-        found = find_impacts(equations, out.w.flatten(0, 1)[chunk], settings.options)
-        if found is not None:
-            hit = chunk[found.rows]
-            now, after = (t.flatten(0, 1)[hit].unflatten(-1, (-1, STATE_SIZE))[..., 6:10] for t in (out.z[:, :-1], out.z[:, 1:]))
-            rates = ambient(now, found.before), ambient(after, found.after)
-            pieces.append((hit, found.instant, *rates, found.slope(before)[found.rows], found.component))
-    if not pieces:
+
+    def equations(rows: Tensor) -> StepProblem:
+        environments, specs = rows // steps, settings.program.parameter_specs
+        here = [p[environments] if s.batched and len(p) > 1 else p for p, s in zip(leaves, specs, strict=True)]
+        before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
+        return StepProblem(settings.program.system, here, before, problem.u.flatten(0, 1)[rows], problem.wrench[environments])
+
+    w = out.w.flatten(0, 1)
+    whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
+    rows = torch.cat([chunk[bouncing(equations(chunk), w[chunk])] for chunk in whole.split(CHUNK)])
+    if not len(rows):
         return None, None, []
-    which, instant, *arrays = (torch.cat(column) for column in zip(*pieces, strict=True))
-    index = torch.full_like(out.status, -1).flatten()
-    index[which] = torch.arange(len(which))
-    return kernel.StepImpacts(index, *arrays), instant, leaves
+    here = equations(rows)
+    found = find_impacts(here, w[rows], settings.options, functools.partial(_solve, settings.program))
+    after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., 6:10]
+    before_z, after_z = ambient(here.state.pose.q.detach(), found.before), ambient(after, found.after)
+    step = torch.full_like(out.status, -1).flatten()
+    step[rows] = torch.arange(len(rows))
+    return kernel.StepImpacts(step, before_z, after_z, found.slope(here.z).contiguous(), found.component), found.instant, leaves
+
+
+def _solve(program: Program, problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
+    """`solve_step` by the kernel."""
+    parameters = [p.detach() for p in problem.parameters]
+    z, u, wrench = problem.z.detach(), problem.u[:, None], problem.wrench
+    out = kernel.rollout(kernel.Problem(program, options, parameters, z, u, wrench, warm))
+    return Solution(out.w[:, 0], out.status[:, 0], out.iterations[:, 0])
 
 
 @contextlib.contextmanager
@@ -312,7 +321,7 @@ def jacobian(
         equations = StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
         own = result[rows]
         with autograd_in_operators():
-            add_impacts(own, equations, out.w[rows, 0], settings.options)
+            add_impacts(own, equations, out.w[rows, 0], settings.options, functools.partial(_solve, settings.program))
         result[rows] = own
     split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):

@@ -23,6 +23,8 @@ have an order that the step does not know; of those the mean is an approximation
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -34,21 +36,27 @@ from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, 
 from torchdojo.dynamics.residual import StepProblem, add_blocks
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements import Twist
-from torchdojo.solver.limit import LIMIT_REFINEMENTS, at_limit, limit_system, opened, point_of_derivative
-from torchdojo.solver.options import SolverOptions
+from torchdojo.limit_maps import LIMIT_ITERATIONS
+from torchdojo.solver.interior_point import solve_step
+from torchdojo.solver.limit import limit_options
+from torchdojo.solver.options import OnFailure, SolverOptions, Status
+from torchdojo.solver.solution import Solution
 
-__all__ = ["Impacts", "add_impacts", "ambient", "can_bounce", "find_impacts", "shifted_by"]
+#: From a problem, a warm start or None, and options to a solution.
+Solve = Callable[[StepProblem, Tensor | None, SolverOptions], Solution]
+FAR = 100.0  # by how much the radius of a contact that is not to touch is smaller [m]
+
+__all__ = ["Impacts", "Solve", "add_impacts", "ambient", "bouncing", "can_bounce", "find_impacts", "shifted_by"]
 
 
 class Impacts(NamedTuple):
     """Those of K environments with nb bodies.
 
-    rows: (K,) which environments. instant: τ (K, nb) of the component of each body [s], zero where nothing bounces, with a graph where the
+    instant: τ (K, nb) of the component of each body [s], zero where nothing bounces, with a graph where the
     problem has one. component: (K, nb) the first body of each body's component. before, after: f⁻ and f⁺, (K, nb, 12), per body
     [ẋ, v̇, ω, ω̇].
     """
 
-    rows: Tensor
     instant: Tensor
     component: Tensor
     before: Tensor
@@ -69,56 +77,75 @@ def _bounces(group: Group) -> bool:
     return issubclass(group.cls, Contact) and "restitution" in group.fields
 
 
-def find_impacts(problem: StepProblem, w: Tensor, options: SolverOptions, point: Tensor | None = None) -> Impacts | None:
-    """Of the solutions w (N, n) of a problem, whose data may have a graph. point: (N, n) of `point_of_derivative`, where it is known."""
+def bouncing(problem: StepProblem, w: Tensor) -> Tensor:
+    """Which of the environments have an impact in their step, (K,), of solutions w (N, n)."""
     with torch.no_grad():
-        rows = torch.cat([of.weight for of in _contacts(problem, w)], dim=1).any(1).nonzero().squeeze(-1)
-        if not len(rows):
-            return None
-    w, problem = w[rows], problem.select(rows)
+        pressed = torch.zeros(len(w), dtype=torch.bool, device=w.device)
+        for number, group in enumerate(problem.system.groups):
+            if _bounces(group):
+                pressed |= _presses(problem, w, number).any(1)
+        rows = pressed.nonzero().squeeze(-1)
+        weights = [of.weight for of in _contacts(problem.select(rows), w[rows])]
+        return rows[torch.cat(weights, dim=1).any(1)]
+
+
+def find_impacts(
+    problem: StepProblem, w: Tensor, options: SolverOptions, solve: Solve = solve_step, point: Tensor | None = None
+) -> Impacts:
+    """Of the solutions w (N, n) of steps that all have one (`bouncing`). The problem's data may have a graph.
+
+    Args:
+        solve: what takes the steps without the impacts. point: (N, n) of `point_of_derivative`, where it is known.
+    """
     contacts = _contacts(problem, w)
     with torch.no_grad():
         component = _components(problem, w)
-        point = point_of_derivative(problem, w, options) if point is None else point[rows]
-        before, after = _rates(problem, point, contacts)
-    total = problem.z.new_zeros(component.shape)
-    instant = problem.z.new_zeros(component.shape)
+        before, after = _rates(problem, w, contacts, options, solve, point)
+    total, instant = problem.z.new_zeros(component.shape), problem.z.new_zeros(component.shape)
     for of in contacts:
-        where = component[:, of.bodies]
+        where = component[:, problem.system.groups[of.number].body_index[:, 0]]
         total = total.scatter_add(1, where, of.weight)
         instant = instant.scatter_add(1, where, of.weight * of.instant)
     instant = (instant / torch.where(total > 0, total, 1.0)).gather(1, component)
-    return Impacts(rows, instant, component, before, after)
+    return Impacts(instant, component, before, after)
 
 
-def add_impacts(jacobian: Tensor, problem: StepProblem, w: Tensor, options: SolverOptions, point: Tensor | None = None) -> None:
-    """Add what impacts do to the derivative D of the step, (N, 12 nb, 12 nb + nu), in place; the arguments are those of `find_impacts`."""
+def add_impacts(
+    jacobian: Tensor, problem: StepProblem, w: Tensor, options: SolverOptions, solve: Solve = solve_step, point: Tensor | None = None
+) -> None:
+    """Add what impacts do to the derivative D of the step, (N, 12 nb, 12 nb + nu), in place; the other arguments are those of
+    `find_impacts`, of environments with and without impacts."""
+    rows = bouncing(problem, w)
+    if not len(rows):
+        return
+    problem, nb = problem.select(rows), problem.system.num_bodies
     with torch.enable_grad():
         z = problem.z.detach().requires_grad_()
-        found = find_impacts(StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench), w, options, point)
-        if found is None:
-            return
-        slope = found.slope(z)[found.rows]
-    q = problem.state.pose.q[found.rows].detach()
-    turn = 0.5 * quat.multiply(quat.conjugate(q), slope[..., 6:10])[..., 1:]
+        here = StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench)
+        found = find_impacts(here, w[rows], options, solve, None if point is None else point[rows])
+        slope = found.slope(z)
+    turn = 0.5 * quat.multiply(quat.conjugate(problem.state.pose.q), slope[..., 6:10])[..., 1:]
     slope = torch.cat((slope[..., :6], turn, slope[..., 10:]), dim=-1)
-    nb = found.component.shape[1]
     same = torch.nn.functional.one_hot(found.component, nb).to(slope)  # (K, nb, components)
     by_z, before, after = ((same[..., None] * t[:, :, None]).transpose(1, 2).flatten(2) for t in (slope, found.before, found.after))
-    by_state = jacobian[found.rows, :, : TANGENT_SIZE * nb]
-    jacobian[found.rows, :, : TANGENT_SIZE * nb] = by_state + (by_state @ before.mT - after.mT) @ by_z
+    by_state = jacobian[rows, :, : TANGENT_SIZE * nb]
+    jacobian[rows, :, : TANGENT_SIZE * nb] = by_state + (by_state @ before.mT - after.mT) @ by_z
 
 
-def shifted_by(impacts: Impacts, problem: StepProblem, w: Tensor) -> tuple[StepProblem, Tensor]:
+def shifted_by(problem: StepProblem, w: Tensor, options: SolverOptions, point: Tensor) -> tuple[StepProblem, Tensor] | None:
     """The problem at z + f⁻ τ, and what that and −f⁺ τ move z⁺ by at the velocities of w (N, n), (N, 12 nb) on its tangent space: both with
-    the values that they have without impacts, z and zero, and with these derivatives."""
-    rows, nb = impacts.rows, problem.system.num_bodies
-    instant = (impacts.instant - impacts.instant.detach())[..., None]
-    z = problem.z.index_add(0, rows, (instant * ambient(problem.state.pose.q[rows].detach(), impacts.before)).flatten(1))
-    turn = quat.increment(w[rows, : 6 * nb].unflatten(-1, (nb, 6))[..., 3:], problem.timestep.detach().expand(len(w))[rows, None, None])
-    moved = torch.zeros_like(impacts.before)
-    moved[..., :3], moved[..., 6:9] = impacts.before[..., :3], quat.inverse_rotate(turn, impacts.before[..., 6:9])
-    shift = problem.z.new_zeros(len(w), TANGENT_SIZE * nb).index_add(0, rows, (instant * (moved - impacts.after)).flatten(1))
+    the values that they have without impacts, z and zero, and with these derivatives. None without impacts."""
+    rows, nb = bouncing(problem, w), problem.system.num_bodies
+    if not len(rows):
+        return None
+    here = problem.select(rows)
+    found = find_impacts(here, w[rows], options, point=point[rows])
+    instant = (found.instant - found.instant.detach())[..., None]
+    z = problem.z.index_add(0, rows, (instant * ambient(here.state.pose.q.detach(), found.before)).flatten(1))
+    turn = quat.increment(w[rows, : 6 * nb].unflatten(-1, (nb, 6))[..., 3:], here.timestep.detach()[:, None, None])
+    moved = torch.zeros_like(found.before)
+    moved[..., :3], moved[..., 6:9] = found.before[..., :3], quat.inverse_rotate(turn, found.before[..., 6:9])
+    shift = problem.z.new_zeros(len(w), TANGENT_SIZE * nb).index_add(0, rows, (instant * (moved - found.after)).flatten(1))
     return StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench), shift
 
 
@@ -126,39 +153,38 @@ class _Bouncing(NamedTuple):
     """Contacts of the group with this number, (N, E): impulses of those that bounce, else zero, and τ."""
 
     number: int
-    bodies: Tensor  # (E,)
     weight: Tensor
     instant: Tensor
-    elastic: Tensor  # whether e > 0
 
 
 def _contacts(problem: StepProblem, w: Tensor) -> list[_Bouncing]:
     twists, found = problem.body_twists(w), []
-    for number, (group, element, mass) in enumerate(zip(problem.system.groups, problem.elements, problem.effective_masses(), strict=True)):
+    for number, (group, element) in enumerate(zip(problem.system.groups, problem.elements, strict=True)):
         if not _bounces(group):
             continue
         assert isinstance(element, Contact)
-        pose, twist, incoming, impulse, slack, _ = problem.gather(group, w, twists)
+        pose, twist, incoming, impulse, *_ = problem.gather(group, w, twists)
         motions = problem.motions(pose, twist, incoming)
         bounces, instant = element.impact(motions, impulse[..., :1], problem.timestep[:, None, None])
-        weight = torch.where(bounces & _presses(problem, impulse, slack, mass), impulse[..., 0], 0.0)
-        found.append(_Bouncing(number, group.body_index[:, 0], weight.detach(), instant, element.restitution > 0))
+        weight = torch.where(bounces & _presses(problem, w, number), impulse[..., 0], 0.0)
+        found.append(_Bouncing(number, weight.detach(), instant))
     return found
 
 
-def _presses(problem: StepProblem, impulse: Tensor, slack: Tensor, mass: Tensor) -> Tensor:
-    return impulse[..., 0] * problem.timestep[:, None] > mass[..., 0] * slack[..., 0]
+def _presses(problem: StepProblem, w: Tensor, number: int) -> Tensor:
+    group, mass = problem.system.groups[number], problem.effective_mass(number)
+    return w[:, group.impulse_index[:, 0]] * problem.timestep[:, None] > mass[..., 0] * w[:, group.slack_index[:, 0]]
 
 
 def _components(problem: StepProblem, w: Tensor) -> Tensor:
     """The first body of those that each body is connected with, (N, nb)."""
     count, nb = len(w), problem.system.num_bodies
     touching = w.new_zeros(count, nb + 1, nb + 1)
-    for group, mass in zip(problem.system.groups, problem.effective_masses(), strict=True):
+    for number, group in enumerate(problem.system.groups):
         bodies = group.body_index
         acts = w.new_ones(1, len(bodies))
         if issubclass(group.cls, Contact):
-            acts = _presses(problem, w[:, group.impulse_index], w[:, group.slack_index], mass).to(w)
+            acts = _presses(problem, w, number).to(w)
         elif group.slack_index.shape[-1] or not group.impulse_index.shape[-1]:
             continue  # (limits and frictions are those of joints)
         add_blocks(touching, bodies, bodies, acts[..., None, None].expand(-1, -1, bodies.shape[1], bodies.shape[1]))
@@ -168,30 +194,38 @@ def _components(problem: StepProblem, w: Tensor) -> Tensor:
     return (reached > 0).to(w).argmax(-1)
 
 
-def _rates(problem: StepProblem, point: Tensor, contacts: list[_Bouncing]) -> tuple[Tensor, Tensor]:
-    """f⁻ and f⁺, (N, nb, 12), from the point (N, n) of the step. Contacts that bounce are open; those with e = 0 stay closed behind z⁺."""
-    nb, h, law = problem.system.num_bodies, problem.timestep[:, None, None], torch.zeros_like(point, dtype=torch.bool)
-    for of in contacts:
-        law[:, problem.system.groups[of.number].impulse_index[:, 0]] = of.weight > 0
+def _rates(
+    problem: StepProblem, w: Tensor, contacts: list[_Bouncing], options: SolverOptions, solve: Solve, point: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """f⁻ and f⁺, (N, nb, 12), from steps in the limit κ → 0: that of the solution w, and those from both its ends without what bounces."""
+    nb, h = problem.system.num_bodies, problem.timestep[:, None, None]
+    free = dataclasses.replace(limit_options(options), max_halvings=0, on_failure=OnFailure.FLAG)
+    parameters, start = list(problem.parameters), 4
+    for number, group in enumerate(problem.system.groups):
+        for of in contacts:
+            if of.number == number:
+                place = start + list(group.fields).index("radius")
+                parameters[place] = parameters[place] - FAR * (of.weight > 0)
+        start += len(group.fields) + len(group.extra)
 
-    def through(here: StepProblem, released: Tensor) -> Tensor:
-        # One step of Newton's method from the velocities that led here, which leaves h³ or less of velocities that change by h or less.
-        back = torch.cat(here.state.twist, dim=-1)
-        released = torch.cat((back.flatten(1), released[:, 6 * nb :]), dim=1)
-        exact = at_limit(here, released, compliance=0.0)
-        missing = here.residual(exact).masked_fill(law, 0.0)  # (of those that stay closed, the gap just does not change)
-        free = exact - limit_system(here, released).solve(missing, LIMIT_REFINEMENTS)
-        forth = free[:, : 6 * nb].unflatten(-1, (nb, 6))
+    def velocities(here: StepProblem, known: Tensor, options: SolverOptions, warm: Tensor | None = None) -> Tensor:
+        """v⁺, ω⁺ (N, nb, 6) of a step, and known ones of a step without a solution."""
+        found = solve(here, warm, options)
+        return torch.where((found.status == int(Status.SUCCESS))[:, None, None], found.w[:, : 6 * nb].unflatten(-1, (nb, 6)), known)
+
+    def rate(z: Tensor, back: Tensor) -> Tensor:
+        forth = velocities(StepProblem(problem.system, parameters, z, problem.u, problem.wrench), back, free)
         mean, change = 0.5 * (back + forth), (forth - back) / h
         return torch.cat((mean[..., :3], change[..., :3], mean[..., 3:], change[..., 3:]), dim=-1)
 
-    twist = Twist(*point[:, : 6 * nb].unflatten(-1, (nb, 6)).split(3, dim=-1))
-    after = StepProblem(
-        problem.system, problem.parameters, join_state(next_pose(problem.state.pose, twist, h), twist), problem.u, problem.wrench
-    )
-    left = opened(problem, point, {of.number: of.weight > 0 for of in contacts})
-    rebounding = opened(problem, point, {of.number: (of.weight > 0) & of.elastic for of in contacts})
-    return through(problem, left), through(after, rebounding)
+    if point is None:
+        hard = dataclasses.replace(free, max_iterations=LIMIT_ITERATIONS + options.min_iterations)
+        left = velocities(problem, w[:, : 6 * nb].unflatten(-1, (nb, 6)), hard, w)
+    else:
+        left = point[:, : 6 * nb].unflatten(-1, (nb, 6))
+    twist = Twist(*left.split(3, dim=-1))
+    after = join_state(next_pose(problem.state.pose, twist, h), twist)
+    return rate(problem.z, torch.cat(problem.state.twist, dim=-1)), rate(after, left)
 
 
 def ambient(q: Tensor, rate: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import GradientMode, SolverOptions, Status
 from torchdojo.solver.path_newton import newton_on_path
 
-__all__ = ["at_limit", "better_of", "derivative_system", "limit_system", "opened", "point_of_derivative", "warn_of_lost_digits"]
+__all__ = ["at_limit", "better_of", "derivative_system", "limit_options", "point_of_derivative", "warn_of_lost_digits"]
 
 TIE = 1e-6  # by which fraction the square of a gradient must be larger than that of another one to count as larger
 # Stiffness of a pressed contact, γ²/κ over m/h, above which derivatives are no longer known to 1e-6: measured on a ball that rolls (1e-7 at
@@ -49,11 +48,11 @@ def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions,
 def derivative_system(problem: StepProblem, point: Tensor, options: SolverOptions) -> tuple[KKT, int]:
     """The derivative of the residual at a `point_of_derivative`, and how many refinements its solutions need."""
     if GradientMode(options.gradient_mode).needs_limit:
-        return limit_system(problem, point), LIMIT_REFINEMENTS
+        return _limit_system(problem, point), LIMIT_REFINEMENTS
     return KKT(problem, point), 1
 
 
-def limit_system(problem: StepProblem, point: Tensor) -> KKT:
+def _limit_system(problem: StepProblem, point: Tensor) -> KKT:
     return KKT(problem, point, refined_at=at_limit(problem, point, compliance=0.0))
 
 
@@ -65,14 +64,20 @@ def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     """
     if options.kappa <= LIMIT_KAPPA:
         return w
-    tol = max(options.tolerances(w.dtype)[0], LIMIT_RESIDUAL_TOL)
-    hard = dataclasses.replace(options, kappa=LIMIT_KAPPA, residual_tol=tol, central_path_tol=LIMIT_PATH_TOL)
+    hard = limit_options(options)
     limit = LIMIT_ITERATIONS + options.min_iterations
     solution = newton_on_path(problem, w, hard, limit)
     if solution is None:
         solution = follow_central_path(problem, w, LIMIT_KAPPA, hard, limit)
     arrived = (solution.status == int(Status.SUCCESS)) & (solution.iterations <= limit)
     return torch.where(arrived[:, None], solution.w, w)
+
+
+def limit_options(options: SolverOptions) -> SolverOptions:
+    """The same at `LIMIT_KAPPA`."""
+    tol = max(options.tolerances(torch.float64)[0], LIMIT_RESIDUAL_TOL)
+    kappa = min(options.kappa, LIMIT_KAPPA)
+    return dataclasses.replace(options, kappa=kappa, residual_tol=tol, central_path_tol=LIMIT_PATH_TOL)
 
 
 def at_limit(problem: StepProblem, w: Tensor, compliance: float = COMPLIANCE) -> Tensor:
@@ -91,21 +96,6 @@ def at_limit(problem: StepProblem, w: Tensor, compliance: float = COMPLIANCE) ->
     return w
 
 
-def opened(problem: StepProblem, point: Tensor, which: Mapping[int, Tensor]) -> Tensor:
-    """A point (N, n) of the limit at which the pressed ones of some contacts are breaking: (N, E) of the groups with the given numbers."""
-    result = point.clone()
-    masses = problem.effective_masses()
-    for number, chosen in which.items():
-        group, mass = problem.system.groups[number], masses[number]
-        impulse, slack = point[:, group.impulse_index], point[:, group.slack_index].clone()
-        pressed = slack[..., 0] < impulse[..., 0] * problem.timestep[:, None] / mass[..., 0]
-        slack[..., 0] = torch.where(pressed & chosen, torch.inf, slack[..., 0])
-        pair = problem.elements[number].at_limit(impulse, slack, mass, problem.timestep[:, None], COMPLIANCE)
-        assert pair is not None  # `point` came from there
-        result[:, group.impulse_index], result[:, group.slack_index] = pair[0], pair[1].nan_to_num(posinf=1.0)
-    return result
-
-
 def better_of(problem: StepProblem, point: Tensor, multiplier: Tensor, cotangent: Tensor) -> tuple[Tensor, Tensor]:
     """Of the exact multipliers at `point`, λ with (∂r/∂w)ᵀ λ = cotangent, and two that are driven by the loss, those with the largest
     gradient of the inputs, (N, n) each, and the points that they belong to.
@@ -118,17 +108,21 @@ def better_of(problem: StepProblem, point: Tensor, multiplier: Tensor, cotangent
     """
     best, chosen, where = _controls(problem, point, multiplier), multiplier, point
     for between_bodies in (False, True):
-        wanted = {
-            number: multiplier[:, group.impulse_index[:, 0]] < 0
-            for number, group in enumerate(problem.system.groups)
-            if issubclass(group.cls, Contact) and (group.body_index.shape[1] == 1 or between_bodies)
-        }
-        released = opened(problem, point, wanted)
-        found = limit_system(problem, released).solve_transposed(cotangent, LIMIT_REFINEMENTS)
-        size = _controls(problem, released, found)
+        opened = point.clone()
+        for group, element, mass in zip(problem.system.groups, problem.elements, problem.effective_masses(), strict=True):
+            if not issubclass(group.cls, Contact) or (group.body_index.shape[1] > 1 and not between_bodies):
+                continue
+            impulse, slack = point[:, group.impulse_index], point[:, group.slack_index].clone()
+            pressed = slack[..., 0] < impulse[..., 0] * problem.timestep[:, None] / mass[..., 0]
+            slack[..., 0] = torch.where(pressed & (multiplier[:, group.impulse_index[:, 0]] < 0), torch.inf, slack[..., 0])
+            pair = element.at_limit(impulse, slack, mass, problem.timestep[:, None], COMPLIANCE)
+            assert pair is not None  # `point` came from there
+            opened[:, group.impulse_index], opened[:, group.slack_index] = pair[0], pair[1].nan_to_num(posinf=1.0)
+        found = _limit_system(problem, opened).solve_transposed(cotangent, LIMIT_REFINEMENTS)
+        size = _controls(problem, opened, found)
         better = size > (1 + TIE) * best
         best = torch.where(better, size, best)
-        chosen, where = (torch.where(better[:, None], a, b) for a, b in ((found, chosen), (released, where)))
+        chosen, where = (torch.where(better[:, None], a, b) for a, b in ((found, chosen), (opened, where)))
     return chosen, where
 
 
