@@ -418,7 +418,7 @@ class _Linearization:
             solution = point_of_derivative(problem, solved, settings.options, kappas)
             self.kkt, self.refinements = derivative_system(problem, solution, settings.options)
         self.shift: Tensor | None = None
-        shifted = shifted_by(problem, solved, settings.options, solution) if self.split[1] else None
+        shifted = shifted_by(problem, solved, solution, settings.options) if self.split[1] else None
         if shifted is not None:
             problem, self.shift = shifted
         self.problem, self.mode = problem, GradientMode(settings.options.gradient_mode)

@@ -272,7 +272,8 @@ class Contact(Element):
         at u_n⁺ = −e u_n⁻ in the very step in which they would arrive (where they are not in touch yet, but nearer than one step); slower
         ones come to rest. Without friction, impacts at e = 1 keep the energy: it changes by Σ γ n·(u⁺ + u⁻)/2. With friction, or where
         other contacts that do not bounce take part, Newton's law may create energy (Kane 1984; Glocker 2001). Which step it is jumps:
-        gradients are those of a given sequence of impacts, as with any law of impact.
+        gradients are those of a given sequence of impacts, as with any law of impact; those of the mode "exact" know of their instants
+        (solver/impacts.py).
         """
         gap = self._held_gap(motions, touch, gamma, timestep)
         if "restitution" in self.fields:

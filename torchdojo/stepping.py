@@ -152,7 +152,7 @@ def jacobian(
         twist_change = -kkt.solve(right, refinements)[:, : 6 * nb].unflatten(1, (nb, 6))
         found = tangent_of_next(problem, w, twist_change)
         if settings.num_shifts:
-            add_impacts(found, problem, w, options, point=smooth)
+            add_impacts(found, problem, w, smooth, options)
         result[index[good]] = found
     halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):

@@ -21,7 +21,7 @@ from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
-from torchdojo.solver.impacts import add_impacts, ambient, bouncing, find_impacts
+from torchdojo.solver.impacts import Solve, add_impacts, ambient, bouncing, find_impacts
 from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.solver.solution import Solution
@@ -228,7 +228,7 @@ def _impacts(
     if not len(rows):
         return None, None, []
     here = equations(rows)
-    found = find_impacts(here, w[rows], settings.options, functools.partial(_solve, settings.program))
+    found = find_impacts(here, w[rows], *_limit(settings, here, w[rows]))
     after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., 6:10]
     before_z, after_z = ambient(here.state.pose.q.detach(), found.before), ambient(after, found.after)
     step = torch.full_like(out.status, -1).flatten()
@@ -236,12 +236,20 @@ def _impacts(
     return kernel.StepImpacts(step, before_z, after_z, found.slope(here.z).contiguous(), found.component), found.instant, leaves
 
 
-def _solve(program: Program, problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
-    """`solve_step` by the kernel."""
-    parameters = [p.detach() for p in problem.parameters]
-    z, u, wrench = problem.z.detach(), problem.u[:, None], problem.wrench
-    out = kernel.rollout(kernel.Problem(program, options, parameters, z, u, wrench, warm))
-    return Solution(out.w[:, 0], out.status[:, 0], out.iterations[:, 0])
+def _limit(settings: Settings, problem: StepProblem, w: Tensor) -> tuple[Tensor, SolverOptions, Solve]:
+    """The last arguments of `find_impacts`: points near the limit, and `solve_step`, by the kernel."""
+
+    def given(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> kernel.Problem:
+        parameters = [p.detach() for p in problem.parameters]
+        return kernel.Problem(settings.program, options, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
+
+    def solve(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
+        out = kernel.rollout(given(problem, warm, options))
+        return Solution(out.w[:, 0], out.status[:, 0], out.iterations[:, 0])
+
+    asked, ones = given(problem, None, settings.options), torch.ones(len(w), 1, dtype=torch.int64)
+    known = kernel.Outputs(asked.z[:, None].expand(-1, 2, -1).contiguous(), w.new_empty(0), w[:, None], 0 * ones, ones, ones)
+    return kernel.near_limit(asked, known)[:, 0], settings.options, solve
 
 
 @contextlib.contextmanager
@@ -321,7 +329,8 @@ def jacobian(
         equations = StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
         own = result[rows]
         with autograd_in_operators():
-            add_impacts(own, equations, out.w[rows, 0], settings.options, functools.partial(_solve, settings.program))
+            w = out.w[rows, 0]
+            add_impacts(own, equations, w, *_limit(settings, equations, w))
         result[rows] = own
     split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):

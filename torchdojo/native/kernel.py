@@ -16,7 +16,7 @@ from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.solver.interior_point import WARM_ITERATIONS
 from torchdojo.solver.options import GradientMode, SolverOptions
 
-__all__ = ["CROOKED_QUATERNION", "Gradients", "Outputs", "Problem", "StepImpacts", "adjoint", "jacobian", "rollout"]
+__all__ = ["CROOKED_QUATERNION", "Gradients", "Outputs", "Problem", "StepImpacts", "adjoint", "jacobian", "near_limit", "rollout"]
 
 CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
 
@@ -168,6 +168,14 @@ def adjoint(
         call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
     found.z.add_(grad_z[:, 0])
     return found
+
+
+def near_limit(problem: Problem, out: Outputs) -> Tensor:
+    """Solutions of all steps on the way to the limit κ → 0 (`hardened` in solver/limit.py), (N, T, n)."""
+    result = torch.empty_like(out.w)
+    with _Call(problem, out) as call:
+        call.kernel.td_near_limit(call.handle, call.options, call.rollout, _address(result))
+    return result
 
 
 def jacobian(problem: Problem, out: Outputs) -> Tensor:

@@ -15,8 +15,8 @@ dynamical systems"). The values of the step remain, so differences of the step d
 
 Of each contact that bounces, τ = h φ/(φ⁻ − φ), with the gaps φ at z and φ⁻ one step before. Bodies that act on each other, through joints
 or through contacts that press, share the mean of those among them, weighted by the impulses, so that equal contacts (the corners of a box
-that lands flat) say what one would; others know nothing of them. f⁻ and f⁺ are central differences over two steps, in neither of which
-contacts that bounce take part. Like the step, it is right to first order in h, and derivatives by positions are exact, at any h, where
+that lands flat) say what one would; others know nothing of them. f⁻ and f⁺ are central differences over two steps, the second of which is
+taken with no other contacts than those that press throughout. Like the step, it is right to first order in h, and derivatives by positions are exact, at any h, where
 velocities are constant but for the impact (balls without gravity). Impacts in one step at different instants on bodies that are connected
 have an order that the step does not know; of those the mean is an approximation.
 """
@@ -36,7 +36,6 @@ from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, 
 from torchdojo.dynamics.residual import StepProblem, add_blocks
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements import Twist
-from torchdojo.limit_maps import LIMIT_ITERATIONS
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.limit import limit_options
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
@@ -89,18 +88,13 @@ def bouncing(problem: StepProblem, w: Tensor) -> Tensor:
         return rows[torch.cat(weights, dim=1).any(1)]
 
 
-def find_impacts(
-    problem: StepProblem, w: Tensor, options: SolverOptions, solve: Solve = solve_step, point: Tensor | None = None
-) -> Impacts:
-    """Of the solutions w (N, n) of steps that all have one (`bouncing`). The problem's data may have a graph.
-
-    Args:
-        solve: what takes the steps without the impacts. point: (N, n) of `point_of_derivative`, where it is known.
-    """
+def find_impacts(problem: StepProblem, w: Tensor, point: Tensor, options: SolverOptions, solve: Solve = solve_step) -> Impacts:
+    """Of solutions w (N, n) of steps that all have one (`bouncing`), and the points (N, n) near the limit κ → 0 that belong to them. The
+    problem's data may have a graph. `solve` takes the steps without impacts."""
     contacts = _contacts(problem, w)
     with torch.no_grad():
         component = _components(problem, w)
-        before, after = _rates(problem, w, contacts, options, solve, point)
+        before, after = _rates(problem, w, point, contacts, options, solve)
     total, instant = problem.z.new_zeros(component.shape), problem.z.new_zeros(component.shape)
     for of in contacts:
         where = component[:, problem.system.groups[of.number].body_index[:, 0]]
@@ -111,7 +105,7 @@ def find_impacts(
 
 
 def add_impacts(
-    jacobian: Tensor, problem: StepProblem, w: Tensor, options: SolverOptions, solve: Solve = solve_step, point: Tensor | None = None
+    jacobian: Tensor, problem: StepProblem, w: Tensor, point: Tensor, options: SolverOptions, solve: Solve = solve_step
 ) -> None:
     """Add what impacts do to the derivative D of the step, (N, 12 nb, 12 nb + nu), in place; the other arguments are those of
     `find_impacts`, of environments with and without impacts."""
@@ -122,7 +116,7 @@ def add_impacts(
     with torch.enable_grad():
         z = problem.z.detach().requires_grad_()
         here = StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench)
-        found = find_impacts(here, w[rows], options, solve, None if point is None else point[rows])
+        found = find_impacts(here, w[rows], point[rows], options, solve)
         slope = found.slope(z)
     turn = 0.5 * quat.multiply(quat.conjugate(problem.state.pose.q), slope[..., 6:10])[..., 1:]
     slope = torch.cat((slope[..., :6], turn, slope[..., 10:]), dim=-1)
@@ -132,14 +126,14 @@ def add_impacts(
     jacobian[rows, :, : TANGENT_SIZE * nb] = by_state + (by_state @ before.mT - after.mT) @ by_z
 
 
-def shifted_by(problem: StepProblem, w: Tensor, options: SolverOptions, point: Tensor) -> tuple[StepProblem, Tensor] | None:
+def shifted_by(problem: StepProblem, w: Tensor, point: Tensor, options: SolverOptions) -> tuple[StepProblem, Tensor] | None:
     """The problem at z + f⁻ τ, and what that and −f⁺ τ move z⁺ by at the velocities of w (N, n), (N, 12 nb) on its tangent space: both with
     the values that they have without impacts, z and zero, and with these derivatives. None without impacts."""
     rows, nb = bouncing(problem, w), problem.system.num_bodies
     if not len(rows):
         return None
     here = problem.select(rows)
-    found = find_impacts(here, w[rows], options, point=point[rows])
+    found = find_impacts(here, w[rows], point[rows], options)
     instant = (found.instant - found.instant.detach())[..., None]
     z = problem.z.index_add(0, rows, (instant * ambient(here.state.pose.q.detach(), found.before)).flatten(1))
     turn = quat.increment(w[rows, : 6 * nb].unflatten(-1, (nb, 6))[..., 3:], here.timestep.detach()[:, None, None])
@@ -195,34 +189,29 @@ def _components(problem: StepProblem, w: Tensor) -> Tensor:
 
 
 def _rates(
-    problem: StepProblem, w: Tensor, contacts: list[_Bouncing], options: SolverOptions, solve: Solve, point: Tensor | None
+    problem: StepProblem, w: Tensor, point: Tensor, contacts: list[_Bouncing], options: SolverOptions, solve: Solve
 ) -> tuple[Tensor, Tensor]:
-    """f⁻ and f⁺, (N, nb, 12), from steps in the limit κ → 0: that of the solution w, and those from both its ends without what bounces."""
+    """f⁻ and f⁺, (N, nb, 12), from steps in the limit κ → 0: that of the solution w, and those from both its ends with no other contacts
+    than those that press throughout."""
     nb, h = problem.system.num_bodies, problem.timestep[:, None, None]
     free = dataclasses.replace(limit_options(options), max_halvings=0, on_failure=OnFailure.FLAG)
     parameters, start = list(problem.parameters), 4
+    hit = {of.number: of.weight > 0 for of in contacts}
     for number, group in enumerate(problem.system.groups):
-        for of in contacts:
-            if of.number == number:
-                place = start + list(group.fields).index("radius")
-                parameters[place] = parameters[place] - FAR * (of.weight > 0)
+        if issubclass(group.cls, Contact):
+            place = start + list(group.fields).index("radius")
+            keeps = _presses(problem, w, number) & ~hit.get(number, torch.zeros_like(w[:, :1], dtype=torch.bool))
+            parameters[place] = parameters[place] - FAR * ~keeps
         start += len(group.fields) + len(group.extra)
 
-    def velocities(here: StepProblem, known: Tensor, options: SolverOptions, warm: Tensor | None = None) -> Tensor:
-        """v⁺, ω⁺ (N, nb, 6) of a step, and known ones of a step without a solution."""
-        found = solve(here, warm, options)
-        return torch.where((found.status == int(Status.SUCCESS))[:, None, None], found.w[:, : 6 * nb].unflatten(-1, (nb, 6)), known)
-
     def rate(z: Tensor, back: Tensor) -> Tensor:
-        forth = velocities(StepProblem(problem.system, parameters, z, problem.u, problem.wrench), back, free)
+        found = solve(StepProblem(problem.system, parameters, z, problem.u, problem.wrench), None, free)
+        solved = (found.status == int(Status.SUCCESS))[:, None, None]  # (where there is no such step, as if there were no forces)
+        forth = torch.where(solved, found.w[:, : 6 * nb].unflatten(-1, (nb, 6)), back)
         mean, change = 0.5 * (back + forth), (forth - back) / h
         return torch.cat((mean[..., :3], change[..., :3], mean[..., 3:], change[..., 3:]), dim=-1)
 
-    if point is None:
-        hard = dataclasses.replace(free, max_iterations=LIMIT_ITERATIONS + options.min_iterations)
-        left = velocities(problem, w[:, : 6 * nb].unflatten(-1, (nb, 6)), hard, w)
-    else:
-        left = point[:, : 6 * nb].unflatten(-1, (nb, 6))
+    left = point[:, : 6 * nb].unflatten(-1, (nb, 6))
     twist = Twist(*left.split(3, dim=-1))
     after = join_state(next_pose(problem.state.pose, twist, h), twist)
     return rate(problem.z, torch.cat(problem.state.twist, dim=-1)), rate(after, left)

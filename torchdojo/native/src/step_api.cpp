@@ -218,12 +218,9 @@ struct LimitFeed {
     int64_t first, at, end, from[lanes<T>] = {}, status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
     std::vector<double> z, impulses;
 
-    LimitFeed(const MechanismTable &m, const TdRollout &r, int64_t first, int64_t last, std::vector<double> &near_limit)
-        : mechanism(m), rollout(r), first(first), at(first * r.steps), end(last * r.steps), z(size_t(lanes<T>) * state_size * m.num_bodies),
-          impulses(size_t(lanes<T>) * m.num_impulses) {
-        near_limit.resize(size_t(end - at) * m.num_unknowns);
-        to = near_limit.data();
-    }
+    LimitFeed(const MechanismTable &m, const TdRollout &r, int64_t first, int64_t last, double *to)
+        : mechanism(m), rollout(r), to(to), first(first), at(first * r.steps), end(last * r.steps),
+          z(size_t(lanes<T>) * state_size * m.num_bodies), impulses(size_t(lanes<T>) * m.num_impulses) {}
     bool next(int lane, Job &job) {
         while (at < end && (rollout.status[at] != success || rollout.substeps[at] > 1)) ++at;
         if (at == end) return false;
@@ -241,6 +238,14 @@ struct LimitFeed {
 };
 
 template <class T>
+void near_limit(Handle &handle, const Options &options, const TdRollout &r, double *to, int64_t first, int64_t last) {
+    auto workspace = handle.backward<T>().take();
+    std::copy_n(r.w + first * r.steps * handle.table.num_unknowns, (last - first) * r.steps * handle.table.num_unknowns, to);
+    LimitFeed<T> feed(handle.table, r, first, last, to);
+    workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
+}
+
+template <class T>
 void backward(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
               int64_t first, int64_t last) {
     auto workspace = handle.backward<T>().take();
@@ -254,7 +259,9 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
         const int count = int(std::min<int64_t>(lanes<T>, last - start));
         if (continued && (start - first) % block == 0) {
             block_start = start;
-            LimitFeed<T> feed(m, r, start, std::min(start + block, last), workspace->near_limit);
+            const int64_t end = std::min(start + block, last);
+            workspace->near_limit.resize(size_t(end - start) * r.steps * m.num_unknowns);
+            LimitFeed<T> feed(m, r, start, end, workspace->near_limit.data());
             workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
         }
         std::fill(workspace->carried.begin(), workspace->carried.end(), 0.0);
@@ -376,6 +383,16 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
              : backward<double>(h, options, o->grad_kappa, *r, *g, grad_parameters, first, last);
     });
     for (size_t k = 0; k < sums.size(); ++k) g->grad_parameters[k % size] += sums[k];
+}
+
+// w: (N, T, n), the solutions on the way to the limit κ → 0; those that do not get there stay what they are.
+void td_near_limit(void *handle, const TdOptions *o, const TdRollout *r, double *w) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        double *to = w + first * r->steps * h.table.num_unknowns;
+        many ? near_limit<Pack>(h, options, *r, to, first, last) : near_limit<double>(h, options, *r, to, first, last);
+    });
 }
 
 // out: (N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split.
