@@ -63,8 +63,8 @@ def test_two_bodies(laws: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("mode", ["exact", "complementarity_aware"])
 def test_impacts(mode: str) -> None:
-    """Boxes that come down on a corner, with and without touching the ground in this step. What impacts add has the velocities themselves in
-    it, which both sides find at the kappa of the limit to 1e-9 m/s."""
+    """Boxes that come down on a corner, with and without touching the ground in this step. What impacts add has the velocities themselves
+    in it, which both sides find at the kappa of the limit to 1e-9 m/s."""
     mech, z, u = thrown_box(9)
     contacts = {
         name: td.NonlinearContact("box", point=c.point, radius=c.radius, friction=0.3, restitution=0.6) for name, c in mech.contacts.items()

@@ -2,10 +2,9 @@
 
 The step gives bodies that bounce their new velocity for all of its length, wherever in it they arrive (`Contact.gap`). As a motion that is
 right to first order in h. As something to differentiate it is not: x⁺ = x + h v⁺, with v⁺ = −e v, says dx⁺/dx = 1 of a ball, whereas a ball
-that starts higher arrives later, and is lower afterwards, dx⁺/dx = −e, at any h (the gradients through elastic contact of Nimble, Werling
-et al. 2021, correct the same). With D the derivative
-of the step, τ(z) the time from z to the impact, and f⁻ and f⁺ the rates of change of the state in the motion without the impact, through z
-and through z⁺,
+that starts higher arrives later, and is lower afterwards, dx⁺/dx = −e, at any h (Nimble, Werling et al. 2021, corrects its gradients of
+elastic contacts for the same reason). With D the derivative of the step, τ(z) the time from z to the impact, and f⁻ and f⁺ the rates of
+change of the state in the motion without the impact, through z and through z⁺,
 
     dz⁺ = D (dz + f⁻ dτ) − f⁺ dτ :
 
@@ -16,9 +15,11 @@ dynamical systems"). The values of the step remain, so differences of the step d
 Of each contact that bounces, τ = h φ/(φ⁻ − φ), with the gaps φ at z and φ⁻ one step before. Bodies that act on each other, through joints
 or through contacts that press, share the mean of those among them, weighted by the impulses, so that equal contacts (the corners of a box
 that lands flat) say what one would; others know nothing of them. f⁻ and f⁺ are central differences over two steps, the second of which is
-taken with no other contacts than those that press throughout. Like the step, it is right to first order in h, and derivatives by positions are exact, at any h, where
-velocities are constant but for the impact (balls without gravity). Impacts in one step at different instants on bodies that are connected
-have an order that the step does not know; of those the mean is an approximation.
+taken with no other contacts than those that press throughout.
+
+Like the step, it is right to first order in h; derivatives of positions by positions are exact, at any h, where velocities are constant but
+for the impact (balls without gravity). Impacts in one step at different instants on bodies that are connected have an order that the step
+does not know; of those the mean is an approximation.
 """
 
 from __future__ import annotations
@@ -51,9 +52,8 @@ __all__ = ["Impacts", "Solve", "add_impacts", "ambient", "bouncing", "can_bounce
 class Impacts(NamedTuple):
     """Those of K environments with nb bodies.
 
-    instant: τ (K, nb) of the component of each body [s], zero where nothing bounces, with a graph where the
-    problem has one. component: (K, nb) the first body of each body's component. before, after: f⁻ and f⁺, (K, nb, 12), per body
-    [ẋ, v̇, ω, ω̇].
+    instant: τ (K, nb) of the component of each body [s], zero where nothing bounces, with a graph where the problem has one.
+    component: (K, nb) the first body of each body's component. before, after: f⁻ and f⁺, (K, nb, 12), per body [ẋ, v̇, ω, ω̇].
     """
 
     instant: Tensor
