@@ -13,7 +13,8 @@ from torchdojo.conditioning import step_problem
 from torchdojo.solver.impacts import bouncing
 
 #: How four corners share a box's weight is decided by kappa alone, so each impulse is known to rounding / kappa, 1e-17 / 1e-12 at the kappa
-#: of the limit, and so are gradients by the friction of one corner (measured: 1.4e-5). Without redundant contacts: 1e-10.
+#: of the limit. Where such a box slides with friction in the second-order cone, the derivative of how friction turns it depends on that
+#: share itself, whatever solves for it (measured: 1.4e-5). In pyramids it does not, nor without redundant contacts: 1e-10.
 SHARED_WEIGHT = 1e-4
 
 
@@ -49,7 +50,8 @@ def test_boxes_in_every_phase(model: type[td.Contact], count: int) -> None:
     mech, z, u = thrown_box(count)
     friction = {} if model is td.ImpactContact else {"friction": 0.3}
     contacts = {name: model("box", point=c.point, radius=c.radius, **friction) for name, c in mech.contacts.items()}
-    compare(Sample(td.Mechanism(dict(mech.bodies.items()), dict(mech.joints.items()), contacts), z, u), allowed=SHARED_WEIGHT)
+    sample = Sample(td.Mechanism(dict(mech.bodies.items()), dict(mech.joints.items()), contacts), z, u)
+    compare(sample, allowed=SHARED_WEIGHT if model is td.NonlinearContact else 1e-10)
 
 
 def test_a_tree_on_the_ground() -> None:
