@@ -78,6 +78,29 @@ def test_impacts(mode: str) -> None:
     compare(Sample(mech, z, u), mode, allowed=1e-8)
 
 
+@pytest.mark.parametrize(("shape", "other"), [("sphere", "capsule"), ("capsule", "box")])
+def test_impacts_between_shapes(shape: str, other: str) -> None:
+    compare(collision(shape, other, False, td.NonlinearContact, restitution=0.7), allowed=1e-8)
+
+
+def test_impacts_of_a_tree() -> None:
+    """Bodies that joints connect, and a restitution of its own in each environment."""
+    (plain, z, u), generator = random_tree(1, 5, 3, contacts=6), torch.Generator().manual_seed(0)
+    contacts = {
+        name: td.NonlinearContact(
+            c.body, point=c.point, radius=c.radius, normal=c.normal, offset=c.offset, restitution=torch.rand(3, generator=generator)
+        )
+        for name, c in plain.contacts.items()
+    }
+    mech = td.Mechanism(dict(plain.bodies.items()), dict(plain.joints.items()), contacts, options=exact())
+    bodies = z.clone().unflatten(-1, (-1, 13))
+    bodies[..., 2] += 0.01 - mech.distances(z).amin(-1)[:, None]
+    bodies[..., 5] -= 3.0
+    z = bodies.flatten(-2)
+    assert len(bouncing(step_problem(mech, z, u), mech.step(z, u).solution)) == 3
+    compare(Sample(mech, z, u), allowed=1e-8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"friction": 0.5}], ids=str)
 def test_limits_and_friction_of_joints(given: dict[str, float]) -> None:
