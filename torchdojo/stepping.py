@@ -19,7 +19,7 @@ from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, 
 from torchdojo.dynamics.residual import StepProblem, local_jacobian
 from torchdojo.dynamics.system import System
 from torchdojo.elements import Pose, Twist
-from torchdojo.solver.impacts import add_impacts
+from torchdojo.solver.impacts import add_impacts, bouncing
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.limit import derivative_system, point_of_derivative, warn_of_lost_digits
 from torchdojo.solver.options import OnFailure, Status
@@ -151,8 +151,10 @@ def jacobian(
         kkt, refinements = derivative_system(problem, smooth, options)
         twist_change = -kkt.solve(right, refinements)[:, : 6 * nb].unflatten(1, (nb, 6))
         found = tangent_of_next(problem, w, twist_change)
-        if settings.num_shifts:
-            add_impacts(found, problem, w, smooth, options)
+        if settings.num_shifts and len(hit := bouncing(problem, w)):
+            own = found[hit]
+            add_impacts(own, problem.select(hit), w[hit], smooth[hit], options)
+            found[hit] = own
         result[index[good]] = found
     halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):

@@ -173,8 +173,7 @@ def backward(
     if grad_z is None:
         grad_z = torch.zeros_like(z_all)
     _warn_of_lost_digits(settings, problem, out)
-    with autograd_in_operators():
-        impacts, instant, leaves = _impacts(settings, problem, out)
+    impacts, instant, leaves = _impacts(settings, problem, out) if settings.reference.num_shifts else (None, None, [])
     found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]), impacts)
     native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
     result = [t for t, need in zip(native, needs, strict=False) if need]
@@ -212,8 +211,6 @@ def _impacts(
 ) -> tuple[kernel.StepImpacts | None, Tensor | None, list[Tensor]]:
     """Impacts of all steps, and their times (K, nb) with the flat parameters that they are a function of. (Steps that were split in two are
     differentiated as they are computed.)"""
-    if not settings.reference.num_shifts:
-        return None, None, []
     steps = out.status.shape[1]
     leaves = [p.detach().requires_grad_() for p in problem.parameters]
 
@@ -228,13 +225,15 @@ def _impacts(
     rows = torch.cat([chunk[bouncing(equations(chunk), w[chunk])] for chunk in whole.split(CHUNK)])
     if not len(rows):
         return None, None, []
-    here = equations(rows)
-    found = find_impacts(here, w[rows], *_limit(settings, here, w[rows]))
+    with autograd_in_operators():
+        here = equations(rows)
+        found = find_impacts(here, w[rows], *_limit(settings, here, w[rows]))
+        slope = found.slope(here.z).contiguous()
     after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., 6:10]
     before_z, after_z = ambient(here.state.pose.q.detach(), found.before), ambient(after, found.after)
     step = torch.full_like(out.status, -1).flatten()
     step[rows] = torch.arange(len(rows))
-    return kernel.StepImpacts(step, before_z, after_z, found.slope(here.z).contiguous(), found.component), found.instant, leaves
+    return kernel.StepImpacts(step, before_z, after_z, slope, found.component), found.instant, leaves
 
 
 def _limit(settings: Settings, problem: StepProblem, w: Tensor) -> tuple[Tensor, SolverOptions, Solve]:
@@ -331,11 +330,13 @@ def jacobian(
     flat, good = result.view(len(problem.z), *result.shape[-2:]), status == int(Status.SUCCESS)
     if settings.reference.num_shifts:
         rows = (good & (solved.substeps == 1)).squeeze(-1).nonzero().squeeze(-1)
-        equations = StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
-        own, w = flat[rows], solved.w[rows, 0]
-        with autograd_in_operators():
-            add_impacts(own, equations, w, *_limit(settings, equations, w))
-        flat[rows] = own
+        whole = StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench)
+        rows = rows[bouncing(whole.select(rows), solved.w[rows, 0])]
+        equations, own, w = whole.select(rows), flat[rows], solved.w[rows, 0]
+        if len(rows):
+            with autograd_in_operators():
+                add_impacts(own, equations, w, *_limit(settings, equations, w))
+            flat[rows] = own
     split = (good & (solved.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):
         tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]

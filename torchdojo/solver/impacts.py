@@ -108,22 +108,19 @@ def add_impacts(
     jacobian: Tensor, problem: StepProblem, w: Tensor, point: Tensor, options: SolverOptions, solve: Solve = solve_step
 ) -> None:
     """Add what impacts do to the derivative D of the step, (N, 12 nb, 12 nb + nu), in place; the other arguments are those of
-    `find_impacts`, of environments with and without impacts."""
-    rows = bouncing(problem, w)
-    if not len(rows):
-        return
-    problem, nb = problem.select(rows), problem.system.num_bodies
+    `find_impacts`."""
+    nb = problem.system.num_bodies
     with torch.enable_grad():
         z = problem.z.detach().requires_grad_()
         here = StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench)
-        found = find_impacts(here, w[rows], point[rows], options, solve)
+        found = find_impacts(here, w, point, options, solve)
         slope = found.slope(z)
     turn = 0.5 * quat.multiply(quat.conjugate(problem.state.pose.q), slope[..., 6:10])[..., 1:]
     slope = torch.cat((slope[..., :6], turn, slope[..., 10:]), dim=-1)
     same = torch.nn.functional.one_hot(found.component, nb).to(slope)  # (K, nb, components)
     by_z, before, after = ((same[..., None] * t[:, :, None]).transpose(1, 2).flatten(2) for t in (slope, found.before, found.after))
-    by_state = jacobian[rows, :, : TANGENT_SIZE * nb]
-    jacobian[rows, :, : TANGENT_SIZE * nb] = by_state + (by_state @ before.mT - after.mT) @ by_z
+    by_state = jacobian[..., : TANGENT_SIZE * nb]
+    by_state += (by_state @ before.mT - after.mT) @ by_z
 
 
 def shifted_by(problem: StepProblem, w: Tensor, point: Tensor, options: SolverOptions) -> tuple[StepProblem, Tensor] | None:
