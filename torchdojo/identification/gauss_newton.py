@@ -266,7 +266,9 @@ def descend(
     The last state has a `reason`; where no step decreases the cost, it is the one before once more, with that reason.
     """
     begin = time.perf_counter()
-    raw, mu, history, start, *_, before = state or GaussNewtonState(problem.model.raw.detach().clone(), options.damping, start=problem.start)
+    raw, mu, history, start, *_, before = state or GaussNewtonState(
+        problem.model.raw.detach().clone(), options.damping, start=problem.start
+    )
     system = problem.normal_equations(raw, start)
     history = history or (float(system.cost),)
     while True:
@@ -312,13 +314,14 @@ def gauss_newton(
         callback: called with the number of the iteration, the cost and `raw` after every accepted step.
     """
     options = options or GaussNewtonOptions()
-    state = None if raw is None else GaussNewtonState(raw.detach().clone(), options.damping, start=problem.start)
-    done = 1
-    for state, system in descend(problem, options, state):
-        if callback is not None and len(state.history) > done:
-            callback(len(state.history), state.history[-1], state.raw)
-        done = len(state.history)
-    assert state is not None
+    descent = descend(
+        problem, options, None if raw is None else GaussNewtonState(raw.detach().clone(), options.damping, start=problem.start)
+    )
+    state, system = next(descent)
+    for after, system in descent:  # noqa: B007 (the last one is used)
+        if callback is not None and len(after.history) > len(state.history):
+            callback(len(after.history), after.history[-1], after.raw)
+        state = after
     return report(problem, state, system, options.rank_tol)
 
 
