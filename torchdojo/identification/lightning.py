@@ -69,10 +69,11 @@ class WindowBatches(Sampler[Tensor]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Tensor]:
+        # A generator, which begins with its first batch: a trainer that resumes asks for an iterator before it calls set_epoch.
         order = torch.arange(self.count)
         if self.seed is not None:
             order = torch.randperm(self.count, generator=torch.Generator().manual_seed(epoch_seed(self.seed, self.epoch)))
-        return iter(order.split(self.size))
+        yield from order.split(self.size)
 
     def __len__(self) -> int:
         return math.ceil(self.count / self.size)

@@ -162,18 +162,19 @@ def _geometry(shapes: dict[str, Outline]) -> Any:
     for axes, (right, up, zoom) in zip(figure.subplots(1, 3), (("x", "z", False), ("x", "y", False), ("x", "z", True)), strict=True):
         view = VIEWS[right], VIEWS[up]
         for name, shape in shapes.items():
+            line = {"color": COLORS[name], "linestyle": "--" if name == "nominal" else "-"}
             for body in np.unique(shape.body):
-                corners = shape.hull(body, view)
-                axes.fill(*corners.T, fill=False, edgecolor=COLORS[name], linestyle="--" if name == "nominal" else "-")
-            axes.plot(*shape.joints[:, list(view)].T, "+", color=COLORS[name], markersize=12)
-            axes.plot([], [], color=COLORS[name], label=name, linestyle="--" if name == "nominal" else "-")
-        axes.set(xlabel=f"{right} [m]", ylabel=f"{up} [m]", aspect="equal", adjustable="datalim")
+                corners = 1e3 * shape.hull(body, view)
+                axes.plot(*np.concatenate((corners, corners[:1])).T, **line)
+            axes.plot(*1e3 * shape.joints[:, list(view)].T, "+", color=COLORS[name], markersize=12)
+            axes.plot([], [], label=name, **line)
+        axes.set(xlabel=f"{right} [mm]", ylabel=f"{up} [mm]")
+        axes.set_aspect("equal", adjustable="box" if zoom else "datalim")
         if zoom and len(moved):
             i = int(moved.argmax())
-            centre, reach = nominal.centres[i, list(view)], max(1.5 * moved[i], 2 * fitted.radii[i], 1e-3)
-            axes.set(
-                xlim=centre[0] + reach * np.array((-1, 1)), ylim=centre[1] + reach * np.array((-1, 1)), title="the contact that moved most"
-            )
+            centre, reach = 1e3 * fitted.centres[i, list(view)], 1e3 * max(moved[i], 1.5 * fitted.radii[i], 1e-3)
+            axes.set(xlim=centre[0] + reach * np.array((-1, 1)), ylim=centre[1] + reach * np.array((-1, 1)))
+            axes.set_title("the contact that moved most")
     axes.legend()
     figure.suptitle("hulls of the contact points, at zero coordinates")
     return figure
