@@ -44,26 +44,32 @@ def fit(config: Path, *, data: Path, output: Path, resume: bool = False, changes
         fitting.prepare(description)  # refuses what cannot be run before there is a folder of it
         identity = {key: value for key, value in fitting.plain(description).items() if key != "data"}
         begin_run(output, identity, data, resume)
-        result = fitting.fit(description, run=LightningRunner(output, description.seed, len(description.stages)))
+        runner = LightningRunner(output, description.seed, len(description.stages))
+
+        def run(number: int, *arguments: Any) -> Fit:
+            found = runner(number, *arguments)
+            _print_stage(number, _stage(found))
+            return found
+
+        result = fitting.fit(description, run=run)
     report = {
         "config": str(config),
         "data": str(data),
         "object": description.object,
         "trajectories": {part: len(recordings) for part, recordings in result.recordings.items()},
-        "stages": [_stage(names.parameters, found, result) for names, found in zip(description.stages, result.fits, strict=True)],
+        "stages": [_stage(found) for found in result.fits],
         "parameters": result.values,
         "nominal": result.nominal,
         "fitted": result.fitted,
         "wall_time_s": time.perf_counter() - start,
     }
-    print(f"{data.name}: {description.object}, " + ", ".join(f"{len(r)} {part} throws" for part, r in result.recordings.items()))
-    _print(report)
+    _print_errors(report)
     _write(result, output)
     write_report(finite(report), output)
     return finite(report)
 
 
-def _stage(names: Sequence[str], found: Fit, result: FitReport) -> dict[str, Any]:
+def _stage(found: Fit) -> dict[str, Any]:
     return {
         "parameters": {
             name: {
@@ -102,13 +108,16 @@ def _write(result: FitReport, output: Path) -> None:
         print('note: matplotlib is not installed, so curves are saved as arrays only: pip install "torchdojo[plots]"')
 
 
-def _print(report: dict[str, Any]) -> None:
-    for number, stage in enumerate(report["stages"], start=1):
-        print(f"stage {number}: {stage['iterations']} iterations, {stage['seconds']:.1f} s: {stage['reason']}")
-        print_table([(name, _value(p["value"], p["standard_error_by_throw"])) for name, p in stage["parameters"].items()])
-        for combination in stage["unseen_combinations"]:
-            print(f"  the data do not determine {combination}")
-    print("open loop from the first sample, mean over throws: nominal -> fitted")
+def _print_stage(number: int, stage: dict[str, Any]) -> None:
+    print(f"stage {number}: {stage['iterations']} iterations, {stage['seconds']:.1f} s: {stage['reason']}")
+    print_table([(name, _value(p["value"], p["standard_error_by_throw"])) for name, p in stage["parameters"].items()])
+    for combination in stage["unseen_combinations"]:
+        print(f"  the data do not determine {combination}")
+
+
+def _print_errors(report: dict[str, Any]) -> None:
+    counts = " and ".join(f"{count} {part}" for part, count in report["trajectories"].items())
+    print(f"open loop from the first sample of {counts} throws, means: nominal -> fitted")
     rows = []
     for part, nominal in report["nominal"].items():
         for name, value in nominal.items():

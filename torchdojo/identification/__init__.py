@@ -21,6 +21,7 @@ from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
 from torchdojo.identification.residual_physics import ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
+from torchdojo.identification.synthetic import record_rollouts
 
 __all__ = [
     "DataError",
@@ -51,4 +52,5 @@ __all__ = [
     "open_loop",
     "read_config",
     "read_recordings",
+    "record_rollouts",
 ]
