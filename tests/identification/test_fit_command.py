@@ -55,10 +55,15 @@ def checkpoint(output, stage):
     return read_checkpoint(output / f"stage_{stage}" / "last.ckpt")
 
 
+def found_by(checkpoint):
+    state = checkpoint["identification"].get("state")
+    return checkpoint["state_dict"]["loss.model.raw"] if state is None else state["raw"]
+
+
 def assert_same_run(first, second, stages):
     for stage in range(1, stages + 1):
         a, b = checkpoint(first, stage), checkpoint(second, stage)
-        assert torch.equal(a["state_dict"]["loss.model.raw"], b["state_dict"]["loss.model.raw"])
+        assert torch.equal(found_by(a), found_by(b))
         assert a["identification"]["losses"] == b["identification"]["losses"]
     reports = [json.loads((folder / "report.json").read_text()) for folder in (first, second)]
     for key in ("parameters", "nominal", "fitted"):

@@ -257,7 +257,7 @@ def fit(config: FitConfig, run: StageRunner | None = None, log: Callable[[str], 
         width=config.width or known.width,
     )
     idle = (known.idle or config.stages[0].parameters[0],)
-    nominal = known.build(dt / config.substeps, idle, start=config.nominal, kappa=config.kappa, **config.laws)
+    nominal = known.build(dt / config.substeps, idle, start=config.nominal)
     models = {"nominal": nominal, "fitted": fitted.model(dt)}
     parts = {"training": training, "validation": validation}
     rollouts = {name: {part: open_loop(model, data) for part, data in parts.items()} for name, model in models.items()}

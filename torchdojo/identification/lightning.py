@@ -166,12 +166,17 @@ class IdentificationModule(pl.LightningModule):
         return loss
 
     def validation_step(self, windows: Tensor, _: int) -> None:
-        self.log("validation_loss", self.loss(windows), batch_size=len(windows))
+        self.log("validation_loss", self.loss(windows, self.raw), batch_size=len(windows))
+
+    @property
+    def raw(self) -> Tensor:
+        """The parameters of now, (P,)."""
+        return self.loss.model.raw.detach()
 
     def on_train_epoch_end(self) -> None:
         self.losses.append(float(self.trainer.callback_metrics["train_loss"]))
         model = self.loss.model
-        values = torch.cat([value.detach().flatten() for value in model.values().values()])
+        values = torch.cat([value.flatten() for value in model.values(self.raw).values()])
         self.log_dict(dict(zip(model.labels, values, strict=True)))
         self.seconds += time.perf_counter() - self._begin
 
@@ -186,13 +191,17 @@ class IdentificationModule(pl.LightningModule):
 
     def result(self, problem: LeastSquares, reason: str, converged: bool) -> Fit:
         """The fit with deviations from the Hessian of `problem` at the parameters of now; `history` has losses of epochs."""
-        raw = self.loss.model.raw.detach().clone()
+        raw = self.raw.clone()
         state = GaussNewtonState(raw, 0.0, tuple(self.losses), problem.start, converged, reason, self.seconds)
         return report(problem, state, problem.normal_equations(raw, problem.start))
 
 
 class GaussNewtonModule(IdentificationModule):
-    """The same by `descend`: an epoch is one iteration. The batch has to be all windows, those of `problem`."""
+    """The same by `descend`: an epoch is one iteration. The batch has to be all windows, those of `problem`.
+
+    The model has the parameters that were found when training ends. Before, it keeps those it began with, as `gauss_newton` has it: which
+    samples are in free flight is decided by them, once.
+    """
 
     def __init__(self, loss: WindowLoss, problem: LeastSquares, options: GaussNewtonOptions, *, seed: int = 0) -> None:
         super().__init__(loss, GAUSS_NEWTON, seed=seed)
@@ -212,11 +221,17 @@ class GaussNewtonModule(IdentificationModule):
     def training_step(self, windows: Tensor, _: int) -> None:  # type: ignore[override]
         assert self._descent is not None
         self.state, system = next(self._descent)
-        with torch.no_grad():
-            self.loss.model.raw.copy_(self.state.raw)
         self.log("train_loss", system.cost / max(1, system.reached), on_step=False, on_epoch=True, batch_size=len(windows))
         if self.state.reason:
             self.trainer.should_stop = True
+
+    @property
+    def raw(self) -> Tensor:
+        return self.loss.model.raw.detach() if self.state is None else self.state.raw
+
+    def on_train_end(self) -> None:
+        with torch.no_grad():
+            self.loss.model.raw.copy_(self.raw)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

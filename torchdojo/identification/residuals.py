@@ -317,9 +317,9 @@ class WindowLoss(nn.Module):
         self.residual = WindowResidual(model, recordings, scales)
         self.robust = robust or RobustLoss()
 
-    def forward(self, windows: Tensor) -> Tensor:
-        """½ ρ(|r|²), the mean over windows (N, T + 1, width) and samples, ()."""
-        residual, solved = self.residual.evaluate(windows)
+    def forward(self, windows: Tensor, raw: Tensor | None = None) -> Tensor:
+        """½ ρ(|r|²), the mean over windows (N, T + 1, width) and samples, (), at `raw` (P,), by default the model's own."""
+        residual, solved = self.residual.evaluate(windows, raw)
         return 0.5 * self.robust(residual.square().sum(-1)).sum() / solved.sum().clamp_min(1)
 
 
