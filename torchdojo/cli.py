@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "fit",
         help="identify an object from recordings",
         description="Fit parameters of an object to recorded trajectories, stage by stage as a YAML file describes it. A run that was "
-        "killed goes on with --resume, to the same parameters, bit for bit (with as many threads).",
+        "killed goes on with --resume, to the same parameters, bit for bit.",
     )
     fit.set_defaults(run=_fit)
     fit.add_argument("config", type=Path, metavar="CONFIG", help="description (.yaml), such as configs/identify_cube.yaml")

@@ -1,6 +1,7 @@
 """`torchdojo fit`: what it finds and writes, runs that are interrupted or killed and go on, and bad input."""
 
 import csv
+import importlib
 import json
 import os
 import signal
@@ -14,9 +15,9 @@ import torch
 import yaml
 from made_up import thrown_cubes
 
-from conftest import REPOSITORY
+from conftest import REPOSITORY, shared_path
 from torchdojo.cli import main
-from torchdojo.identification import cube_model, lightning, plots, read_config
+from torchdojo.identification import cube_model, lightning, plots, read_config, record_rollouts
 from torchdojo.identification.lightning import read_checkpoint
 
 TRUTH = {"friction": 0.25, "half_side": 0.05}
@@ -43,7 +44,7 @@ def tosses(tmp_path_factory):
 
 def describe(folder, *stages, **values):
     path = folder / "description.yaml"
-    path.write_text(yaml.safe_dump({"object": "cube", "substeps": 1, "validation": 0.25, "stages": list(stages), **values}))
+    path.write_text(yaml.safe_dump({"object": "cube", "substeps": 1, "validation": 0.25, **values, "stages": list(stages)}))
     return path
 
 
@@ -149,21 +150,51 @@ def test_interrupted_runs_go_on_bit_for_bit(saves, tosses, uninterrupted, tmp_pa
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("stage", [1, 2])
-def test_killed_runs_go_on_bit_for_bit(stage, tosses, uninterrupted, tmp_path):
-    """kill -9 once a stage has checkpoints, and is not done."""
-    config, output = describe(tmp_path, GAUSS_NEWTON, ADAM), tmp_path / "out"
-    command = [sys.executable, "-m", "torchdojo.cli", "fit", str(config), "--data", str(tosses), "--output", str(output)]
+def test_free_starts_go_on_bit_for_bit(tosses, tmp_path, monkeypatch):
+    """The first samples that a fit has moved belong to its state."""
+    config = describe(tmp_path, {**GAUSS_NEWTON, "horizon": 10, "stride": 20, "free_start": True, "substeps": 2})
+    run(config, "--data", tosses, "--output", tmp_path / "whole")
+    write = lightning.write_atomically
+
+    def interrupting(path, writer):
+        if (tmp_path / "out" / "stage_1" / "last.ckpt").exists():
+            raise KeyboardInterrupt
+        write(path, writer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lightning, "write_atomically", interrupting)
+        run(config, "--data", tosses, "--output", tmp_path / "out", code=130)
+    run(config, "--data", tosses, "--output", tmp_path / "out", "--resume")
+    assert_same_run(tmp_path / "out", tmp_path / "whole", 1)
+    states = [checkpoint(tmp_path / name, 1)["identification"]["state"] for name in ("out", "whole")]
+    assert torch.equal(states[0]["start"], states[1]["start"]) and len(states[0]["history"]) > 3
+
+
+def kill_when_there_is_a_checkpoint(stage, output, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    path, deadline = output / f"stage_{stage}" / "last.ckpt", time.monotonic() + 60
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    path, deadline = output / f"stage_{stage}" / "last.ckpt", time.monotonic() + 300
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torchdojo.cli", "fit", *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
     try:
         while not path.exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.001)
     finally:
         process.kill()
-    assert process.wait() == -signal.SIGKILL, process.stderr.read().decode()
-    assert path.exists() and not checkpoint(output, stage)["identification"]["finished"]
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors.decode()
+    assert not checkpoint(output, stage)["identification"]["finished"]
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("stage", [1, 2])
+def test_killed_runs_go_on_bit_for_bit(stage, tosses, uninterrupted, tmp_path):
+    """kill -9 once a stage has checkpoints, and is not done."""
+    config, output = describe(tmp_path, GAUSS_NEWTON, ADAM), tmp_path / "out"
+    kill_when_there_is_a_checkpoint(stage, output, config, "--data", tosses, "--output", output)
     run(config, "--data", tosses, "--output", output, "--resume")
     assert_same_run(output, uninterrupted, 2)
 
@@ -194,6 +225,41 @@ def test_values_of_the_description_are_replaced(tosses, tmp_path):
     assert json.loads((output / "report.json").read_text())["parameters"]["friction"] == pytest.approx(0.2, rel=1e-6)
 
 
+BALL = """
+import torchdojo as td
+from torchdojo.identification import Parameter, ParametricMechanism
+
+
+def ball(timestep, parameters=("friction",), *, start=None, kappa=1e-6, radius=0.05):
+    contact = td.NonlinearContact("ball", point=(0, 0, 0), radius=radius, friction=0.5)
+    mech = td.Mechanism({"ball": td.Body(1.0, (1e-3,) * 3)}, (), {"ground": contact}, timestep=timestep)
+    mech.options = td.SolverOptions(kappa=kappa)
+    known = {"friction": ("contacts.*.friction", 0.5), "radius": ("contacts.*.radius", radius)}
+    given = {name: (start or {}).get(name, value) for name, (_, value) in known.items()}
+    return ParametricMechanism(mech, [Parameter(name, given[name], known[name][0], lower=0.0) for name in parameters])
+"""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_any_mechanism_can_be_fitted(tmp_path, capsys, monkeypatch):
+    (tmp_path / "my_objects.py").write_text(BALL)
+    monkeypatch.syspath_prepend(tmp_path)
+    truth = {"friction": 0.2, "radius": 0.04}
+    model = importlib.import_module("my_objects").ball(0.01, tuple(truth), start=truth)
+    z = torch.zeros(4, 13)
+    z[:, 2], z[:, 6] = 0.05, 1.0
+    z[:, 3], z[:, 10] = torch.tensor([0.5, 1.0, 1.5, 2.0]), torch.tensor([3.0, 0.0, -3.0, 1.0])
+    np.savez(tmp_path / "rolls.npz", **record_rollouts(model, z, 30))
+    stage = {"parameters": list(truth), "horizon": 4, "stride": 2, "substeps": 1}
+    config = describe(tmp_path, stage, object="my_objects:ball", width=0.1)
+    run(config, "--data", tmp_path / "rolls.npz", "--output", tmp_path / "out", "--json")
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    for name, value in truth.items():
+        assert report["parameters"][name] == pytest.approx(value, rel=1e-4)
+    assert main(["replay", str(tmp_path / "rolls.npz"), "--parameters", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["position_error_percent_of_width"] < 0.01
+
+
 def refused(capsys, *arguments):
     run(*arguments, code=2)
     error = capsys.readouterr().err
@@ -212,6 +278,7 @@ def test_folders_belong_to_one_run(tosses, tmp_path, capsys):
     assert "description.seed: 0 there, 1 here" in other and "description.stages.0.horizon: 2 there, 3 here" in other
     np.savez(tmp_path / "other.npz", **thrown_cubes(cube_model(1 / 148), 8, 50))
     assert "data_sha256" in refused(capsys, config, "--data", tmp_path / "other.npz", "--output", output, "--resume")
+    assert "threads: 1 there, 2 here" in refused(capsys, *arguments, "--resume", "--threads", "2")
     (tmp_path / "moved.npz").write_bytes(tosses.read_bytes())  # the same data elsewhere are the same run
     before = json.loads((output / "report.json").read_text())
     run(config, "--data", tmp_path / "moved.npz", "--output", output, "--resume")  # finished: it is only evaluated again
@@ -272,6 +339,27 @@ def test_files_that_are_not_there_are_refused(tosses, tmp_path, capsys):
     assert "does not hold the parameters of a fit, or is damaged" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("position", lambda x: x / 0.0524, "are positions in half-sides?"),
+        ("position", lambda x: np.where(np.arange(len(x))[:, None] == 7, np.nan, x), "position is not finite in row 7"),
+        ("quaternion", lambda q: 1.01 * q, "allowed: unit quaternions wxyz"),
+        ("linear_velocity", lambda v: v[:-1], "linear_velocity is float64"),
+        (None, lambda whole: whole[: len(whole) // 2], "or is damaged"),
+    ],
+)
+def test_data_that_cannot_be_right_are_refused_before_there_is_a_folder(name, change, message, tosses, tmp_path, capsys):
+    path = tmp_path / "bad.npz"
+    if name is None:
+        path.write_bytes(change(tosses.read_bytes()))
+    else:
+        with np.load(tosses) as arrays:
+            np.savez(path, **{key: change(array) if key == name else array for key, array in arrays.items()})
+    assert message in refused(capsys, describe(tmp_path, ADAM), "--data", path, "--output", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("package", ["pytorch_lightning", "jsonargparse"])
 def test_without_the_extra_it_is_named(package, tosses, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
@@ -291,3 +379,17 @@ def test_shipped_descriptions_are_read(name):
     config = read_config(REPOSITORY / "configs" / f"identify_{name}.yaml", data="somewhere.npz")
     assert config.object == name and config.data == "somewhere.npz"
     assert all(isinstance(stage.gauss_newton_options.cost_tol, float) for stage in config.stages)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(("name", "limit", "stage"), [("cube", 40, 1), ("cube", 40, 3), ("elbow", 20, 1)])
+def test_killed_fits_of_real_tosses_go_on_bit_for_bit(name, limit, stage, tmp_path):
+    """The shipped descriptions, on the first throws."""
+    data = shared_path("data", f"contactnets_{name}", f"contactnets_{name}_train.npz")
+    config = REPOSITORY / "configs" / f"identify_{name}.yaml"
+    run(config, "--data", data, "--output", tmp_path / "whole", "--set", f"limit={limit}")
+    output = tmp_path / "out"
+    kill_when_there_is_a_checkpoint(stage, output, config, "--data", data, "--output", output, "--set", f"limit={limit}")
+    run(config, "--data", data, "--output", output, "--set", f"limit={limit}", "--resume")
+    assert_same_run(output, tmp_path / "whole", len(read_config(config, data=str(data)).stages))

@@ -7,7 +7,7 @@
 
     fit(config, run=LightningRunner("out/"))     # the stages of a description; out/ then holds what it takes to go on after a kill
 
-A resumed run finds, bit for bit, what an uninterrupted one does (with as many threads): a checkpoint holds parameters and the state of
+A resumed run finds, bit for bit, what an uninterrupted one does with as many threads: a checkpoint holds parameters and the state of
 the optimizer, or that of `descend`; the order of batches and whatever else is drawn at random in an epoch depend on the seed and on the
 number of the epoch alone. A run that was killed inside an epoch begins that epoch again.
 """

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import torch
+
 import torchdojo
 
 __all__ = ["begin_run", "write_atomically"]
@@ -28,7 +30,8 @@ def begin_run(folder: Path, description: dict[str, Any], data: Path, resume: boo
     """
     path, label = folder / RUN, f"--output {folder}"
     digest = hashlib.sha256(data.read_bytes()).hexdigest()
-    run = {"torchdojo": torchdojo.__version__, "data_sha256": digest, "description": description}
+    # Sums of several threads differ in their last bits.
+    run = {"torchdojo": torchdojo.__version__, "threads": torch.get_num_threads(), "data_sha256": digest, "description": description}
     if not resume:
         if path.exists():
             raise ValueError(f"{label} holds a run; give --resume to go on with it, or another folder")
