@@ -210,8 +210,14 @@ def test_patience_keeps_the_parameters_with_the_smallest_validation_loss(tosses,
     losses = [float(row["validation_loss"]) for row in rows if row["validation_loss"]]
     best = int(np.argmin(losses))
     assert len(losses) == best + 3 < 20
-    assert report["stages"][0]["reason"] == "no smaller loss on validation throws in 2 epochs"
+    assert report["stages"][0]["reason"] == "smallest loss on validation throws, patience of 2 epochs"
     assert report["parameters"]["friction"] == float([row for row in rows if row["friction"]][best]["friction"])
+
+
+def test_stages_that_end_on_a_bound_are_errors(tosses, tmp_path, capsys):
+    config = describe(tmp_path, {**ADAM, "parameters": ["friction"], "method": "SGD", "options": {"lr": 1e9}})
+    error = refused(capsys, config, "--data", tosses, "--output", tmp_path / "out")
+    assert "stage 1 ended with friction = 0.0" in error and "shorten the steps of SGD" in error
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -132,6 +132,16 @@ def test_gauss_newton_is_the_same_in_the_trainer(tosses):
     assert torch.equal(module.result(problem, "", False).covariance, expected.covariance)
 
 
+def test_losses_of_nothing_end_training(tosses):
+    """Steps that fail count nothing; where all do, a loss of zero would be no success."""
+    data = RecordingsDataModule(tosses, horizon=4)
+    module = IdentificationModule(WindowLoss(model_of(GUESS), data.training), "SGD", {"lr": 1.0})
+    with torch.no_grad():
+        module.loss.model.raw.fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"of 0 % of the samples .* Shorten the steps of SGD"):
+        module.training_step(data.windows(data.training)[:2], 0)
+
+
 class Drag(ResidualWrench):
     """The truth: a cube in syrup, force −0.4 v [N·s/m]."""
 

@@ -244,7 +244,13 @@ def fit(config: FitConfig, run: StageRunner | None = None, log: Callable[[str], 
     run = run or functools.partial(run_stage, log=log)
     found, fits = dict[str, Any](), list[Fit]()
     for number, stage in enumerate(config.stages, start=1):
-        fits.append(run(number, stage, stage_model(config, stage, dt, found), training, validation))
+        model = stage_model(config, stage, dt, found)
+        fits.append(run(number, stage, model, training, validation))
+        for name, value in fits[-1].values.items():
+            if not model.parameters_by_name[name].allows(value):
+                raise ValueError(
+                    f"stage {number} ended with {name} = {value.tolist()}, on a bound or beyond; shorten the steps of {stage.method}"
+                )
         found |= {name: value.tolist() for name, value in fits[-1].values.items()}
     fitted = FittedObject(
         object=config.object,

@@ -144,7 +144,11 @@ class IdentificationModule(pl.LightningModule):
         loss: of windows; what its model has that requires grad is fitted: `raw`, and the network of a `ResidualWrench`.
         optimizer, options: name of a class of `torch.optim`, and its keywords. seed: of what is drawn at random in an epoch.
 
-    Logs train_loss and validation_loss, means over windows and samples, and every parameter in physical units by its label.
+    Logs train_loss and validation_loss, means over windows and samples, train_reached and validation_reached, the part of the samples that
+    no failed step is before, and every parameter in physical units by its label.
+
+    Raises:
+        ValueError: in training, where a loss is not finite, or no sample is reached.
     """
 
     def __init__(self, loss: WindowLoss, optimizer: str = "Adam", options: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
@@ -161,12 +165,20 @@ class IdentificationModule(pl.LightningModule):
         self._begin = time.perf_counter()
 
     def training_step(self, windows: Tensor, _: int) -> Tensor:
-        loss = cast(Tensor, self.loss(windows))
-        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(windows))
+        loss, reached = self.loss.evaluate(windows)
+        if not bool(loss.isfinite()) or not float(reached):  # before it gets into a checkpoint
+            raise ValueError(
+                f"epoch {self.current_epoch + 1}: the loss is {float(loss.detach()):g}, of {100 * float(reached):g} % of the samples (the "
+                f"others are behind steps that failed); allowed: finite losses, of some samples. Shorten the steps of {self.optimizer}"
+            )
+        self._log("train", loss, reached, len(windows))
         return loss
 
     def validation_step(self, windows: Tensor, _: int) -> None:
-        self.log("validation_loss", self.loss(windows, self.raw), batch_size=len(windows))
+        self._log("validation", *self.loss.evaluate(windows, self.raw), len(windows))
+
+    def _log(self, part: str, loss: Tensor, reached: Tensor, windows: int) -> None:
+        self.log_dict({f"{part}_loss": loss, f"{part}_reached": reached}, on_step=False, on_epoch=True, batch_size=windows)
 
     @property
     def raw(self) -> Tensor:
@@ -221,7 +233,9 @@ class GaussNewtonModule(IdentificationModule):
     def training_step(self, windows: Tensor, _: int) -> None:  # type: ignore[override]
         assert self._descent is not None
         self.state, system = next(self._descent)
-        self.log("train_loss", system.cost / max(1, system.reached), on_step=False, on_epoch=True, batch_size=len(windows))
+        samples = len(windows) * (windows.shape[1] - (self.problem.start is None))
+        reached = system.cost.new_tensor(system.reached / samples)
+        self._log("train", system.cost / max(1, system.reached), reached, len(windows))
         if self.state.reason:
             self.trainer.should_stop = True
 
@@ -291,7 +305,7 @@ class LightningRunner:
         checkpoint = read_checkpoint(best if stage.patience and best.exists() else last)
         module.load_state_dict(checkpoint["state_dict"])
         module.on_load_checkpoint(checkpoint)
-        reason = f"no smaller loss on validation throws in {stage.patience} epochs" if stopped else f"{epochs} epochs"
+        reason = f"smallest loss on validation throws, patience of {stage.patience} epochs" if stage.patience else f"{epochs} epochs"
         return module.result(problem, reason, stopped)
 
     def _train(
