@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from torchdojo.autodiff import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
-from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
+from torchdojo.parameters import result_tensor
 from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.stepping import halved_jacobian
@@ -255,16 +256,20 @@ def jacobian(
     warm: Tensor | None,
     parameters: Sequence[Tensor],
     known: Parameters | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     problem, batch = _problem(settings, parameters, known, z, u, wrench, warm)
-    out = kernel.rollout(problem)
-    status = out.status
+    size = TANGENT_SIZE * problem.program.num_bodies
+    result = result_tensor(out, (*batch, size, size + problem.program.num_inputs), z)
+    solved = kernel.rollout(problem)
+    status = solved.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
-    _warn_of_lost_digits(settings, problem, out)
-    result = kernel.jacobian(problem, out)
-    split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
+    _warn_of_lost_digits(settings, problem, solved)
+    kernel.jacobian(problem, solved, result)
+    split = ((status == int(Status.SUCCESS)) & (solved.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):
         tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
-        result[split] = halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)
-    return result.reshape(*batch, *result.shape[1:])
+        flat = result.view(len(problem.z), *result.shape[-2:])
+        flat[split] = halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)
+    return result

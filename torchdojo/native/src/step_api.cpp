@@ -55,10 +55,9 @@ struct BackwardWorkspace {
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
 };
 
-template <class T, class R>
 struct JacobianWorkspace {
-    StepGradient<T> gradient;
-    StepJacobian<T, R> jacobian;
+    StepGradient<double> gradient;
+    StepJacobian jacobian;
     explicit JacobianWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
 };
 
@@ -68,8 +67,7 @@ struct Handle {
     Pool<ForwardWorkspace<Pack>> forward_many{table};
     Pool<BackwardWorkspace<double>> backward_one{table};
     Pool<BackwardWorkspace<Pack>> backward_many{table};
-    Pool<JacobianWorkspace<double, Pack>> jacobian_one{table};
-    Pool<JacobianWorkspace<Pack, Pack>> jacobian_many{table};
+    Pool<JacobianWorkspace> jacobian{table};
 
     Handle(const int32_t *table_, const int32_t *schedule) : table(table_, schedule) {}
 
@@ -298,27 +296,19 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
     workspace->split.flush();
 }
 
-template <class T, class R>
-void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, const Options &options, double grad_kappa, const TdRollout &r,
-              double *out, int64_t first, int64_t last) {
-    auto workspace = pool.take();
+void jacobian(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last) {
+    const MechanismTable &m = handle.table;
+    auto workspace = handle.jacobian.take();
     const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
-    GradientJob jobs[lanes<T>];
-    double *outputs[lanes<T>];
-    int count = 0;
     for (int64_t n = first; n < last; ++n) {
         if (r.status[n] == success && r.substeps[n] == 1) {
-            jobs[count] = GradientJob{};
-            jobs[count].step = step_job(m, r, n, 0);
-            jobs[count].w = jobs[count].step.w;
-            jobs[count].grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
-            outputs[count++] = out + n * size;
+            GradientJob job{};
+            job.step = step_job(m, r, n, 0);
+            job.w = job.step.w;
+            job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
+            workspace->jacobian.run(job, out + n * size, options, shared_parameters(r), workspace->gradient);
         } else {
             std::fill_n(out + n * size, size, 0.0);
-        }
-        if (count == lanes<T> || (n + 1 == last && count)) {
-            workspace->jacobian.run(jobs, outputs, count, options, shared_parameters(r), workspace->gradient);
-            count = 0;
         }
     }
 }
@@ -376,10 +366,8 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
 void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many ? jacobian(h.jacobian_many, h.table, options, o->grad_kappa, *r, out, first, last)
-             : jacobian(h.jacobian_one, h.table, options, o->grad_kappa, *r, out, first, last);
-    });
+    in_parallel(r->environments, o->threads,
+                [&](int64_t first, int64_t last, bool, int64_t) { jacobian(h, options, o->grad_kappa, *r, out, first, last); });
 }
 
 }  // extern "C"
