@@ -119,7 +119,8 @@ class FitConfig:
         object: "cube", "elbow", or "module:function" of a function like `cube_model`, which may name other parameters.
         stages: of the fit. start: where parameters start and what the others are; nominal: the same of the object to compare with.
             laws: further keywords of the object, of its contacts, say.
-        substeps, kappa: of the open-loop rollouts. width: that position errors are compared with [m]; None: that of the object.
+        kappa: of the object in all stages, and once fitted. substeps: of the open-loop rollouts. width: that position errors are compared
+            with [m]; None: that of the object.
     """
 
     data: str
@@ -240,7 +241,7 @@ def fit(config: FitConfig, run: StageRunner | None = None, log: Callable[[str], 
         ValueError: unknown objects or parameters. DataError: data that cannot be used.
     """
     training, validation = prepare(config)
-    known, dt = find_object(config.object), training.dt
+    dt = training.dt
     run = run or functools.partial(run_stage, log=log)
     found, fits = dict[str, Any](), list[Fit]()
     for number, stage in enumerate(config.stages, start=1):
@@ -260,11 +261,9 @@ def fit(config: FitConfig, run: StageRunner | None = None, log: Callable[[str], 
         substeps=config.substeps,
         kappa=config.kappa,
         heading=config.heading,
-        width=config.width or known.width,
+        width=config.width or find_object(config.object).width,
     )
-    idle = (known.idle or config.stages[0].parameters[0],)
-    nominal = known.build(dt / config.substeps, idle, start=config.nominal)
-    models = {"nominal": nominal, "fitted": fitted.model(dt)}
+    models = {"nominal": nominal_model(config, dt), "fitted": fitted.model(dt)}
     parts = {"training": training, "validation": validation}
     rollouts = {name: {part: open_loop(model, data) for part, data in parts.items()} for name, model in models.items()}
     return FitReport(fitted, fits, models, parts, rollouts)
@@ -281,6 +280,7 @@ def prepare(config: FitConfig) -> tuple[Recordings, Recordings]:
     if config.object == "cube":
         check_heights(recordings, recordings.numbers.get("half_side", 0.0524), config.data)
     parts = (recordings.with_heading() if config.heading else recordings).split(config.validation, config.seed)
+    nominal_model(config, recordings.dt)
     for stage in config.stages:
         model = stage_model(config, stage, recordings.dt, {})
         for part in parts:
@@ -293,6 +293,12 @@ def stage_model(config: FitConfig, stage: Stage, dt: float, found: Mapping[str, 
     """The object of a description, with the unknowns of a stage, from what stages before it have found."""
     build, start = find_object(config.object).build, {**config.start, **found}
     return build(dt / stage.substeps, tuple(stage.parameters), start=start, kappa=config.kappa, **config.laws)
+
+
+def nominal_model(config: FitConfig, dt: float) -> ParametricMechanism:
+    """The object to compare with: by default as its function makes it, whatever the fit assumes of contacts and kappa."""
+    known = find_object(config.object)
+    return known.build(dt / config.substeps, (known.idle or config.stages[0].parameters[0],), start=config.nominal)
 
 
 def run_stage(
