@@ -1,7 +1,12 @@
-"""System identification: parameters of a mechanism from recorded trajectories."""
+"""System identification: parameters of a mechanism from recorded trajectories.
 
+`torchdojo.identification.lightning` (extra ``torchdojo[fit]``) and `torchdojo.identification.plots` (extra ``torchdojo[plots]``) are
+imported by name.
+"""
+
+from torchdojo.identification.config import read_config
 from torchdojo.identification.evaluation import OpenLoop, open_loop
-from torchdojo.identification.fitting import CUBE, ELBOW, FitConfig, FitReport, Stage, fit
+from torchdojo.identification.fitting import FitConfig, FitReport, FittedObject, Stage, fit
 from torchdojo.identification.gauss_newton import (
     Fit,
     GaussNewtonOptions,
@@ -16,14 +21,14 @@ from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
 from torchdojo.identification.residual_physics import ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
+from torchdojo.identification.synthetic import record_rollouts
 
 __all__ = [
-    "CUBE",
-    "ELBOW",
     "DataError",
     "Fit",
     "FitConfig",
     "FitReport",
+    "FittedObject",
     "GaussNewtonOptions",
     "Identifiability",
     "LeastSquares",
@@ -45,5 +50,7 @@ __all__ = [
     "gauss_newton",
     "multi_start",
     "open_loop",
+    "read_config",
     "read_recordings",
+    "record_rollouts",
 ]

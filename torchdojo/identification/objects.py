@@ -82,10 +82,10 @@ def _gravity(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
 
 
 def _select(
-    known: Sequence[Parameter], ties: Mapping[str, tuple[Tie, tuple[str, ...]]], names: Sequence[str]
+    known: Sequence[Parameter], ties: Mapping[str, tuple[Tie, tuple[str, ...]]], names: Sequence[str], start: Mapping[str, Any] | None
 ) -> tuple[list[Parameter], dict[str, Tie]]:
-    """The named parameters, and the ties that read any of them."""
-    unknown = [name for name in names if name not in {p.name for p in known}]
+    """The named parameters, and the ties that read any of them. Raises ValueError for names, also of starts, that there are not."""
+    unknown = [name for name in (*names, *(start or {})) if name not in {p.name for p in known}]
     if unknown:
         raise ValueError(f"no parameter {', '.join(unknown)}; there are: {', '.join(p.name for p in known)}")
     return [p for p in known if p.name in names], {path: tie for path, (tie, reads) in ties.items() if any(r in names for r in reads)}
@@ -156,7 +156,7 @@ def cube_model(
     }
     for i, name in enumerate(mech.contacts):
         ties[f"contacts.{name}.point"] = (lambda values, _, i=i: values["corners"][..., i, :], ("corners",))  # type: ignore[misc]
-    return ParametricMechanism(mech, *_select(known, ties, parameters))
+    return ParametricMechanism(mech, *_select(known, ties, parameters, start))
 
 
 def elbow_model(
@@ -227,4 +227,4 @@ def elbow_model(
         "contacts.*.point": (points, ("size", "corner_radius")),
         "gravity": (_gravity, ("gravity", "tilt")),
     }
-    return ParametricMechanism(mech, *_select(known, ties, parameters))
+    return ParametricMechanism(mech, *_select(known, ties, parameters, start))
