@@ -300,16 +300,24 @@ class Mechanism(Backends):
         """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy is one of (q, qd). Options: those of `rollout`."""
         return minimal_stepping.rollout(self, q, qd, u, options)
 
-    def jacobians_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u. options: those of `jacobians`.
+    def jacobians_minimal(
+        self,
+        q: Tensor,
+        qd: Tensor,
+        u: Tensor | None = None,
+        *,
+        warm_start: Tensor | None = None,
+        grad_kappa: float | Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u. The rest is as in `jacobians`.
 
         Partial derivatives by the coordinates as they are: those of two or three rotations are components of a rotation vector (not a
-        body-frame tangent, as in `jacobians`). They are `jacobians` times the derivatives of both maps, in closed form.
+        body-frame tangent, as in `jacobians`). They are those of `jacobians` times the derivatives of both maps, in closed form.
 
         Returns:
             (..., 2 n, 2 n) and (..., 2 n, nu), n = num_coordinates; zero for environments that fail. Not themselves differentiable.
         """
-        return minimal_stepping.jacobians(self, q, qd, u, options)
+        return minimal_stepping.jacobians(self, q, qd, u, warm_start, grad_kappa)
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
@@ -469,8 +477,11 @@ class Mechanism(Backends):
 
     def _check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
-        u = z.new_zeros(self.num_inputs) if u is None else u
+        return z, *self._check_forces(u, wrench)
+
+    def _check_forces(self, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor]:
+        u = self.gravity.new_zeros(self.num_inputs) if u is None else u
         self._check_tensor("u", u, self.num_inputs)
-        wrench = z.new_zeros(6 * self.num_bodies) if wrench is None else wrench
+        wrench = self.gravity.new_zeros(6 * self.num_bodies) if wrench is None else wrench
         self._check_tensor("wrench", wrench, 6 * self.num_bodies)
-        return z, u, wrench
+        return u, wrench

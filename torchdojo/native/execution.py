@@ -24,7 +24,19 @@ from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.stepping import halved_jacobian
 
-__all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of", "velocity_sensitivity"]
+__all__ = [
+    "SERIES",
+    "VECTOR",
+    "Settings",
+    "backward",
+    "flat_problem",
+    "forward",
+    "jacobian",
+    "settings_of",
+    "split_jacobian",
+    "steps_to_differentiate",
+    "velocity_sensitivity",
+]
 
 # Steps whose residual is differentiated together, which bounds the memory of backward: 30 kB a step of a quadruped with 148 contacts. Fewer
 # take longer only below 256.
@@ -81,7 +93,7 @@ def _options(tolerances: tuple[float, ...], limits: tuple[int, ...]) -> SolverOp
     )
 
 
-def _problem(
+def flat_problem(
     settings: Settings, parameters: Sequence[Tensor], known: Parameters | None, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None
 ) -> tuple[kernel.Problem, torch.Size]:
     """Flat batches for the kernel, and the batch shape. `known`: what was computed of the parameters in earlier calls."""
@@ -120,7 +132,7 @@ def forward(
     parameters: Sequence[Tensor],
     known: Parameters | None = None,
 ) -> Six:
-    problem, batch = _problem(settings, parameters, known, z, u, wrench, warm)
+    problem, batch = flat_problem(settings, parameters, known, z, u, wrench, warm)
     out = kernel.rollout(problem, keep_solutions, batch)
     _check(settings, problem, out.status)
     return cast(Six, tuple(out))
@@ -156,7 +168,7 @@ def backward(
     lead = torch.broadcast_shapes(*shapes)
     z, u, wrench, *parameters = tensors
     # The trajectory has every batch dimension of the inputs, and its gradient those of vmap.
-    problem, batch = _problem(settings, parameters, known, z.expand(*lead, -1), u, wrench, None)
+    problem, batch = flat_problem(settings, parameters, known, z.expand(*lead, -1), u, wrench, None)
 
     def rows(tensor: Tensor, ndim: int) -> Tensor:
         return tensor.expand(*batch, *tensor.shape[tensor.ndim - ndim :]).reshape(batch.numel(), *tensor.shape[tensor.ndim - ndim :])
@@ -207,7 +219,7 @@ def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence
         leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
         packed = program.pack(leaves)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        # (Those of shared parameters that are not finite are packed for each environment: see `_problem`.)
+        # (Those of shared parameters that are not finite are packed for each environment: see `flat_problem`.)
         grad = grad.sum_to_size(packed.shape)
         # Not all parameters act: the axis of a joint that leaves or holds all directions is not packed.
         found: Sequence[Tensor | None] = [None] * len(wanted)
@@ -228,7 +240,7 @@ def velocity_sensitivity(settings: Settings, known: Parameters, z: Tensor) -> tu
         raise ValueError("velocity_sensitivity: parameters with batch dimensions; allowed: shared ones")
     program, count = settings.program, len(z)
     u, wrench = z.new_zeros(1, program.num_inputs), z.new_zeros(6 * program.num_bodies)
-    problem, _ = _problem(settings, known.tensors, known, z, u, wrench, None)
+    problem, _ = flat_problem(settings, known.tensors, known, z, u, wrench, None)
     out = kernel.rollout(problem)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).squeeze(-1)
     places = torch.arange(STATE_SIZE * program.num_bodies).unflatten(0, (-1, STATE_SIZE))[:, [3, 4, 5, 10, 11, 12]].flatten()
@@ -256,15 +268,25 @@ def jacobian(
     parameters: Sequence[Tensor],
     known: Parameters | None = None,
 ) -> Tensor:
-    problem, batch = _problem(settings, parameters, known, z, u, wrench, warm)
+    problem, batch = flat_problem(settings, parameters, known, z, u, wrench, warm)
+    out, split = steps_to_differentiate(settings, problem)
+    result = kernel.jacobian(problem, out)
+    if len(split):
+        result[split] = split_jacobian(settings, problem, split)
+    return result.reshape(*batch, *result.shape[1:])
+
+
+def steps_to_differentiate(settings: Settings, problem: kernel.Problem) -> tuple[kernel.Outputs, Tensor]:
+    """One step of each environment, and which of them were split in two."""
     out = kernel.rollout(problem)
     status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
     _warn_of_lost_digits(settings, problem, out)
-    result = kernel.jacobian(problem, out)
-    split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
-    if len(split):
-        tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
-        result[split] = halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)
-    return result.reshape(*batch, *result.shape[1:])
+    return out, ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
+
+
+def split_jacobian(settings: Settings, problem: kernel.Problem, split: Tensor) -> Tensor:
+    """(len(split), 12 nb, 12 nb + nu) of those steps, by the reference."""
+    tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
+    return halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)

@@ -10,6 +10,7 @@
 #endif
 
 #include "jacobian.hpp"
+#include "minimal_jacobian.hpp"
 
 namespace torchdojo {
 
@@ -62,6 +63,13 @@ struct JacobianWorkspace {
     explicit JacobianWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
 };
 
+template <class T, class R>
+struct MinimalWorkspace {
+    StepGradient<T> gradient;
+    MinimalJacobian<T, R> jacobian;
+    explicit MinimalWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
+};
+
 struct Handle {
     MechanismTable table;
     Pool<ForwardWorkspace<double>> forward_one{table};
@@ -70,6 +78,10 @@ struct Handle {
     Pool<BackwardWorkspace<Pack>> backward_many{table};
     Pool<JacobianWorkspace<double, Pack>> jacobian_one{table};
     Pool<JacobianWorkspace<Pack, Pack>> jacobian_many{table};
+    Pool<MinimalWorkspace<double, Pack>> minimal_one{table};
+    Pool<MinimalWorkspace<Pack, Pack>> minimal_many{table};
+    Pool<TreeStates<double>> states_one{table};
+    Pool<TreeStates<Pack>> states_many{table};
 
     Handle(const int32_t *table_, const int32_t *schedule) : table(table_, schedule) {}
 
@@ -298,13 +310,13 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
     workspace->split.flush();
 }
 
-template <class T, class R>
-void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, const Options &options, double grad_kappa, const TdRollout &r,
-              double *out, int64_t first, int64_t last) {
-    auto workspace = pool.take();
-    const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
+// The jobs of environments first … last whose step was solved whole, up to `lanes<T>` of them at a time: run(environments, jobs, count). The
+// results of others, `size` numbers each, are zero.
+template <class T, class F>
+void each_solved(const MechanismTable &m, double grad_kappa, const TdRollout &r, double *out, int64_t size, int64_t first, int64_t last,
+                 F &&run) {
     GradientJob jobs[lanes<T>];
-    double *outputs[lanes<T>];
+    int64_t environments[lanes<T>];
     int count = 0;
     for (int64_t n = first; n < last; ++n) {
         if (r.status[n] == success && r.substeps[n] == 1) {
@@ -312,14 +324,59 @@ void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, cons
             jobs[count].step = step_job(m, r, n, 0);
             jobs[count].w = jobs[count].step.w;
             jobs[count].grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
-            outputs[count++] = out + n * size;
+            environments[count++] = n;
         } else {
             std::fill_n(out + n * size, size, 0.0);
         }
         if (count == lanes<T> || (n + 1 == last && count)) {
-            workspace->jacobian.run(jobs, outputs, count, options, shared_parameters(r), workspace->gradient);
+            run(environments, jobs, count);
             count = 0;
         }
+    }
+}
+
+template <class T, class R>
+void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, const Options &options, double grad_kappa, const TdRollout &r,
+              double *out, int64_t first, int64_t last) {
+    auto workspace = pool.take();
+    const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
+    each_solved<T>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *jobs, int count) {
+        double *outputs[lanes<T>];
+        for (int j = 0; j < count; ++j) outputs[j] = out + environments[j] * size;
+        workspace->jacobian.run(jobs, outputs, count, options, shared_parameters(r), workspace->gradient);
+    });
+}
+
+template <class T, class R>
+void minimal_jacobian(Pool<MinimalWorkspace<T, R>> &pool, const MechanismTable &m, const Options &options, double grad_kappa,
+                      const TdRollout &r, const double *q, const double *qd, double *out, int64_t first, int64_t last) {
+    auto workspace = pool.take();
+    const int64_t n = m.num_coordinates, size = 2 * n * (2 * n + m.num_inputs);
+    each_solved<T>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *steps, int count) {
+        MinimalJob jobs[lanes<T>];
+        for (int j = 0; j < count; ++j)
+            jobs[j] = {steps[j], q + environments[j] * n, qd + environments[j] * n, out + environments[j] * size};
+        workspace->jacobian.run(jobs, count, options, shared_parameters(r), workspace->gradient);
+    });
+}
+
+template <class T>
+void states(Pool<TreeStates<T>> &pool, const MechanismTable &m, const double *parameters, int64_t stride, const double *q, const double *qd,
+            double *z, int64_t first, int64_t last) {
+    auto tree = pool.take();
+    auto load = [&](std::vector<T> &to, const double *from, int lane) {
+        for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, from[k]);
+    };
+    for (int lane = 0; lane < lanes<T>; ++lane) load(tree->parameters, parameters + first * stride, lane);
+    for (int64_t start = first; start < last; start += lanes<T>) {
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const int64_t n = std::min(start + lane, last - 1);
+            if (stride) load(tree->parameters, parameters + n * stride, lane);
+            load(tree->q, q + n * m.num_coordinates, lane), load(tree->qd, qd + n * m.num_coordinates, lane);
+        }
+        tree->run();
+        for (int lane = 0; lane < lanes<T> && start + lane < last; ++lane)
+            for (size_t k = 0; k < tree->z.size(); ++k) z[(start + lane) * int64_t(tree->z.size()) + k] = get(tree->z[k], lane);
     }
 }
 
@@ -379,6 +436,26 @@ void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *o
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
         many ? jacobian(h.jacobian_many, h.table, options, o->grad_kappa, *r, out, first, last)
              : jacobian(h.jacobian_one, h.table, options, o->grad_kappa, *r, out, first, last);
+    });
+}
+
+// out: (N, 2n, 2n + nu) of rollouts of one step from the states of (q, q̇), (N, n) each; zero where a step failed or was split.
+void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, const double *q, const double *qd, double *out) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        many ? minimal_jacobian(h.minimal_many, h.table, options, o->grad_kappa, *r, q, qd, out, first, last)
+             : minimal_jacobian(h.minimal_one, h.table, options, o->grad_kappa, *r, q, qd, out, first, last);
+    });
+}
+
+// z: (N, 13 nb) of the states of (q, q̇), (N, n) each.
+void td_states(void *handle, int64_t environments, int64_t threads, const double *parameters, int64_t stride, const double *q,
+               const double *qd, double *z) {
+    Handle &h = *static_cast<Handle *>(handle);
+    in_parallel(environments, threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        many ? states(h.states_many, h.table, parameters, stride, q, qd, z, first, last)
+             : states(h.states_one, h.table, parameters, stride, q, qd, z, first, last);
     });
 }
 

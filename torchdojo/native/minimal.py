@@ -1,0 +1,57 @@
+"""The Jacobian of a step in minimal coordinates through the kernel; where a step was split in two, that of its halves between both maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchdojo.native import kernel
+from torchdojo.native.cache import Parameters
+from torchdojo.native.execution import Settings, flat_problem, split_jacobian, steps_to_differentiate
+from torchdojo.native.program import Program
+from torchdojo.parameters import bind
+from torchdojo.state import JointOrder
+from torchdojo.state_jacobians import maximal_jacobian, minimal_products
+
+__all__ = ["jacobian"]
+
+
+def jacobian(
+    settings: Settings,
+    q: Tensor,
+    qd: Tensor,
+    u: Tensor,
+    wrench: Tensor,
+    warm: Tensor | None,
+    parameters: Sequence[Tensor],
+    known: Parameters | None = None,
+) -> Tensor:
+    """(..., 2n, 2n + nu) of one step, u (..., 1, nu); q and qd (..., n) have the same shape."""
+    program = settings.program
+    problem, batch = flat_problem(settings, parameters, known, torch.cat((q, qd), dim=-1), u, wrench, warm)
+    q, qd = problem.z.chunk(2, dim=-1)
+    packed = problem.packed or program.packed(problem.parameters)
+    problem = problem._replace(z=kernel.states(program, packed, q, qd), packed=packed)
+    out, split = steps_to_differentiate(settings, problem)
+    result = kernel.minimal_jacobian(problem, out, q, qd)
+    if len(split):
+        rows = [p[split] if len(p) > 1 else p for p in problem.parameters]
+        order, nb, h = _bound(program, rows), program.num_bodies, rows[0]
+        between = split_jacobian(settings, problem, split)
+        (by_tangent,) = minimal_products(order, nb, out.z[split, 1], h, [between])
+        size = between.shape[-2]
+        by_state = by_tangent[..., :size] @ maximal_jacobian(order, nb, q[split], qd[split], problem.z[split], h)
+        result[split] = torch.cat((by_state, by_tangent[..., size:]), dim=-1)
+    return result.reshape(*batch, *result.shape[1:])
+
+
+def _bound(program: Program, parameters: Sequence[Tensor]) -> list[JointOrder]:
+    """The joints of the tree with the numbers of stacked parameters (N or 1, ...)."""
+    joints = {}
+    for group in program.joint_groups:
+        fields = program.fields(parameters)[id(group)]
+        for e, member in enumerate(group.members):
+            joints[id(member)] = bind(member, {name: value[:, e] for name, value in fields.items()}, group.cls)
+    return [entry._replace(joint=joints[id(entry.joint)]) for entry in program.tree]
