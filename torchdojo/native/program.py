@@ -103,8 +103,8 @@ class Program:
         """The joints from the world outwards; none where their coordinates depend on each other (loops, couplings)."""
         if self.coupling_groups or _has_loops(self.num_bodies, [tuple(pair) for g in self.joint_groups for pair in g.body_index.tolist()]):
             return []
-        kinds = {key.partition(".")[::2]: element for key, element in self.system.elements.items()}
-        return spanning_order(self.system.body_names, {name: joint for (kind, name), joint in kinds.items() if kind == "joints"})
+        joints = {key.partition(".")[2]: element for key, element in self.system.elements.items() if isinstance(element, StandardJoint)}
+        return spanning_order(self.system.body_names, joints)
 
     def _begin(self) -> None:
         self.number = next(_numbers)
