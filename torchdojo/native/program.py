@@ -101,7 +101,9 @@ class Program:
 
     def _tree(self) -> list[JointOrder]:
         """The joints from the world outwards; none where their coordinates depend on each other (loops, couplings)."""
-        if self.coupling_groups or _has_loops(self.num_bodies, [tuple(pair) for g in self.joint_groups for pair in g.body_index.tolist()]):
+        if self.coupling_groups or graph.has_loops(
+            self.num_bodies, [tuple(pair) for g in self.joint_groups for pair in g.body_index.tolist()]
+        ):
             return []
         joints = {key.partition(".")[2]: element for key, element in self.system.elements.items() if isinstance(element, StandardJoint)}
         return spanning_order(self.system.body_names, joints)
@@ -422,23 +424,6 @@ def by_number(number: int) -> Program:
     if found is None:
         raise RuntimeError("torchdojo: the mechanism of this step no longer exists; keep it alive until its gradients are taken")
     return found
-
-
-def _has_loops(num_bodies: int, joints: Sequence[tuple[int, int]]) -> bool:
-    """Whether joints (pairs of bodies, the world counted as one) close a loop."""
-    root = list(range(num_bodies + 1))
-
-    def find(body: int) -> int:
-        while root[body] != body:
-            body = root[body]
-        return body
-
-    for parent, child in joints:
-        a, b = find(parent), find(child)
-        if a == b:
-            return True
-        root[a] = b
-    return False
 
 
 def _parameter_width(group: Group) -> int:
