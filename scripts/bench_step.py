@@ -474,9 +474,11 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
     run = None if reference is None else lambda: reference.jacobians(count)
     with torch.no_grad():
         solution = mech.step(z[:count], u).solution  # (MuJoCo, too, starts its solver from the last accelerations)
-    ours, theirs = by_turns(sizes.repeats, lambda: mech.jacobians(z[:count], u, warm_start=solution), run)
+    size = 12 * mech.num_bodies
+    out = torch.empty(count, size, size + mech.num_inputs, dtype=torch.float64)  # (MuJoCo, too, writes into memory that is there)
+    ours, theirs = by_turns(sizes.repeats, lambda: mech.jacobians(z[:count], u, warm_start=solution, out=out), run)
     freedoms = NEVER if reference is None else f"{2 * reference.model.nv} x {2 * reference.model.nv + reference.model.nu}"
-    shape = f"{12 * mech.num_bodies} x {12 * mech.num_bodies + mech.num_inputs}"
+    shape = f"{size} x {size + mech.num_inputs}"
     jacobian = [name, f"{count}", shape, _number(ours, 1e6 / count), freedoms, _number(theirs, 1e6 / count), _ratio(theirs, ours)]
     say(f"{name}: Jacobian {jacobian[3]} µs, MuJoCo {jacobian[5]} µs")
     return rows, jacobian

@@ -259,25 +259,34 @@ class Mechanism(Backends):
         return in_segments(run, z, u, steps, length)
 
     def jacobians(
-        self, z: Tensor, u: Tensor | None = None, *, warm_start: Tensor | None = None, grad_kappa: float | Tensor | None = None
+        self,
+        z: Tensor,
+        u: Tensor | None = None,
+        *,
+        warm_start: Tensor | None = None,
+        grad_kappa: float | Tensor | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Derivatives of the step on the tangent space, per body [dx, dv, dphi, domega] (dphi: body-frame rotation vector [rad]).
 
         Args:
             z, u, warm_start, grad_kappa: as in `step`.
+            out: (..., 12 nb, 12 nb + nu) to write both into, side by side. Worth having where Jacobians of many environments are taken
+                again and again: for 1,000 humanoids they are 0.2 GB, and a quarter of the time goes into finding new memory for them.
 
         Returns:
-            (..., 12 nb, 12 nb) with respect to z, and (..., 12 nb, nu) with respect to u; zero for environments that fail. Not themselves
-            differentiable.
+            (..., 12 nb, 12 nb) with respect to z, and (..., 12 nb, nu) with respect to u, views of `out`; zero for environments that fail.
+            Not themselves differentiable.
 
         Raises:
-            ValueError: the gradient mode "complementarity_aware", which depends on a loss.
+            ValueError: the gradient mode "complementarity_aware", which depends on a loss; `out` of another shape, dtype or device, not
+                contiguous, or with a gradient.
         """
         z, u, wrench = self._check_inputs(z, u, None)
         z, how = differentiation(self, z, grad_kappa)
         refuse_jacobian(how.options)
         with torch.no_grad():
-            jacobian = self._jacobian(how, z, u, wrench, warm_start)
+            jacobian = self._jacobian(how, z, u, wrench, warm_start, out)
         size = TANGENT_SIZE * self.num_bodies
         return jacobian[..., :size], jacobian[..., size:]
 
@@ -308,16 +317,24 @@ class Mechanism(Backends):
         *,
         warm_start: Tensor | None = None,
         grad_kappa: float | Tensor | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u. The rest is as in `jacobians`.
+        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u.
 
         Partial derivatives by the coordinates as they are: those of two or three rotations are components of a rotation vector (not a
-        body-frame tangent, as in `jacobians`). They are those of `jacobians` times the derivatives of both maps, in closed form.
+        body-frame tangent, as in `jacobians`). They are `jacobians` times the derivatives of both maps, but not computed that way: the
+        kernel solves for n rows instead of 6 nb, and what it stores is as small.
+
+        Args:
+            q, qd, u, warm_start, grad_kappa: as in `step_minimal`. out: (..., 2 n, 2 n + nu) to write both into, as in `jacobians`.
 
         Returns:
             (..., 2 n, 2 n) and (..., 2 n, nu), n = num_coordinates; zero for environments that fail. Not themselves differentiable.
+
+        Raises:
+            ValueError: closed loops or couplings; and as `jacobians`.
         """
-        return minimal_stepping.jacobians(self, q, qd, u, warm_start, grad_kappa)
+        return minimal_stepping.jacobians(self, q, qd, u, warm_start, grad_kappa, out)
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 

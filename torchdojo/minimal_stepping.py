@@ -16,6 +16,7 @@ from torchdojo.assembly import has_loops
 from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.gradient_modes import differentiation, refuse_jacobian
 from torchdojo.native import ops
+from torchdojo.parameters import result_tensor
 from torchdojo.solver.options import Status
 from torchdojo.state_jacobians import maximal_jacobian, minimal_products
 
@@ -78,7 +79,13 @@ def rollout(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | 
 
 
 def jacobians(
-    mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, warm_start: Tensor | None, grad_kappa: float | Tensor | None
+    mech: Mechanism,
+    q: Tensor,
+    qd: Tensor,
+    u: Tensor | None,
+    warm_start: Tensor | None,
+    grad_kappa: float | Tensor | None,
+    out: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`Mechanism.jacobians_minimal`."""
     _check(mech, q, qd)
@@ -87,16 +94,17 @@ def jacobians(
         expanded, how = differentiation(mech, q, grad_kappa)
         native = None if how.options.randomized is not None else mech._native(how)
         if native is None:
-            return _composed(mech, q, qd, u, dict(warm_start=warm_start, grad_kappa=grad_kappa))
-        refuse_jacobian(how.options)
-        u, wrench = mech._check_forces(u, None)
-        known = mech._known(native)
-        jacobian = ops.minimal_jacobian(native, known, expanded, qd.expand(expanded.shape), u, wrench, warm_start)
+            found = _composed(mech, q, qd, u, dict(warm_start=warm_start, grad_kappa=grad_kappa))
+            jacobian = found if out is None else result_tensor(out, found.shape, found).copy_(found)
+        else:
+            refuse_jacobian(how.options)
+            u, wrench = mech._check_forces(u, None)
+            jacobian = ops.minimal_jacobian(native, mech._known(native), expanded, qd.expand(expanded.shape), u, wrench, warm_start, out)
         size = 2 * q.shape[-1]
         return jacobian[..., :size], jacobian[..., size:]
 
 
-def _composed(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def _composed(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options: dict[str, Any]) -> Tensor:
     """`mech.jacobians` between the derivatives of both maps."""
     z, valid = _lift(mech, q, qd)
     out = mech.step(z, u, **options)
@@ -106,7 +114,7 @@ def _composed(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options:
     after = torch.where(solved, out.z, _neutral(z))
     by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
     q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, _neutral(z))))
-    return by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input
+    return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
 
 
 def _lift(mech: Mechanism, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:

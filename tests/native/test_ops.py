@@ -353,6 +353,20 @@ def test_compile(name: str, parameters: bool) -> None:
         same(compiled(call)(mechanism, z, u), expected)
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_jacobians_into_given_memory(backend: str) -> None:
+    mechanism, z = on(hopper(), backend), states(hopper(), 3)
+    u = torch.zeros(2, 1, mechanism.num_inputs)
+    size = 12 * mechanism.num_bodies
+    out = torch.full((2, 3, size, size + mechanism.num_inputs), torch.nan)
+    expected = mechanism.jacobians(z, u)
+    for _ in range(2):
+        found = mechanism.jacobians(z, u, out=out)
+        assert all(value.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for value in found)
+        assert torch.equal(torch.cat(found, dim=-1), out) and torch.equal(torch.cat(expected, dim=-1), out)
+        out.fill_(torch.nan)
+
+
 def test_compile_jacobians_and_vmap() -> None:
     mechanism, z = hopper(), states(hopper(), 3)
     same(compiled(lambda z: mechanism.jacobians(z)[0])(z), mechanism.jacobians(z)[0])

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from torchdojo.autodiff import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
-from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
+from torchdojo.parameters import result_tensor
 from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.stepping import halved_jacobian
@@ -267,13 +268,16 @@ def jacobian(
     warm: Tensor | None,
     parameters: Sequence[Tensor],
     known: Parameters | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     problem, batch = flat_problem(settings, parameters, known, z, u, wrench, warm)
-    out, split = steps_to_differentiate(settings, problem)
-    result = kernel.jacobian(problem, out)
+    size = TANGENT_SIZE * problem.program.num_bodies
+    result = result_tensor(out, (*batch, size, size + problem.program.num_inputs), z)
+    solved, split = steps_to_differentiate(settings, problem)
+    kernel.jacobian(problem, solved, result)
     if len(split):
-        result[split] = split_jacobian(settings, problem, split)
-    return result.reshape(*batch, *result.shape[1:])
+        result.view(len(problem.z), *result.shape[-2:])[split] = split_jacobian(settings, problem, split)
+    return result
 
 
 def steps_to_differentiate(settings: Settings, problem: kernel.Problem) -> tuple[kernel.Outputs, Tensor]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
+from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.solver.interior_point import WARM_ITERATIONS
 from torchdojo.solver.options import GradientMode, SolverOptions
@@ -145,23 +145,17 @@ def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tenso
     return found
 
 
-def jacobian(problem: Problem, out: Outputs) -> Tensor:
-    """(N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split."""
-    size = TANGENT_SIZE * problem.program.num_bodies
-    result = problem.z.new_empty(len(problem.z), size, size + problem.program.num_inputs)
+def jacobian(problem: Problem, out: Outputs, result: Tensor) -> None:
+    """Into `result`, (N, 12 nb, 12 nb + nu) and contiguous, those of rollouts of one step; zero where a step failed or was split."""
     with _Call(problem, out) as call:
         call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))
-    return result
 
 
-def minimal_jacobian(problem: Problem, out: Outputs, q: Tensor, qd: Tensor) -> Tensor:
-    """(N, 2n, 2n + nu) of rollouts of one step from `states` at q, qd (N, n); zero where a step failed or was split."""
-    size = 2 * problem.program.num_coordinates
-    result = problem.z.new_empty(len(problem.z), size, size + problem.program.num_inputs)
+def minimal_jacobian(problem: Problem, out: Outputs, q: Tensor, qd: Tensor, result: Tensor) -> None:
+    """Into `result`, (N, 2n, 2n + nu) and contiguous, those of rollouts of one step from `states` at q, qd (N, n); zeros as above."""
     q, qd = q.contiguous(), qd.contiguous()
     with _Call(problem, out) as call:
-        call.kernel.td_minimal_jacobian(call.handle, call.options, call.rollout, _address(q), _address(qd), _address(result))
-    return result
+        call.kernel.td_minimal_jacobian(call.handle, call.options, call.rollout, *(_address(t) for t in (q, qd, result)))
 
 
 def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics.integrator import TANGENT_SIZE
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import Settings, flat_problem, split_jacobian, steps_to_differentiate
 from torchdojo.native.program import Program
-from torchdojo.parameters import bind
+from torchdojo.parameters import bind, result_tensor
 from torchdojo.state import JointOrder
 from torchdojo.state_jacobians import maximal_jacobian, minimal_products
 
@@ -27,6 +28,7 @@ def jacobian(
     warm: Tensor | None,
     parameters: Sequence[Tensor],
     known: Parameters | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """(..., 2n, 2n + nu) of one step, u (..., 1, nu); q and qd (..., n) have the same shape."""
     program = settings.program
@@ -34,17 +36,17 @@ def jacobian(
     q, qd = problem.z.chunk(2, dim=-1)
     packed = problem.packed or program.packed(problem.parameters)
     problem = problem._replace(z=kernel.states(program, packed, q, qd), packed=packed)
-    out, split = steps_to_differentiate(settings, problem)
-    result = kernel.minimal_jacobian(problem, out, q, qd)
+    size, nb = 2 * program.num_coordinates, program.num_bodies
+    result = result_tensor(out, (*batch, size, size + program.num_inputs), q)
+    solved, split = steps_to_differentiate(settings, problem)
+    kernel.minimal_jacobian(problem, solved, q, qd, result)
     if len(split):
         rows = [p[split] if len(p) > 1 else p for p in problem.parameters]
-        order, nb, h = _bound(program, rows), program.num_bodies, rows[0]
-        between = split_jacobian(settings, problem, split)
-        (by_tangent,) = minimal_products(order, nb, out.z[split, 1], h, [between])
-        size = between.shape[-2]
-        by_state = by_tangent[..., :size] @ maximal_jacobian(order, nb, q[split], qd[split], problem.z[split], h)
-        result[split] = torch.cat((by_state, by_tangent[..., size:]), dim=-1)
-    return result.reshape(*batch, *result.shape[1:])
+        order, h, tangents = _bound(program, rows), rows[0], TANGENT_SIZE * nb
+        (found,) = minimal_products(order, nb, solved.z[split, 1], h, [split_jacobian(settings, problem, split)])
+        by_state = found[..., :tangents] @ maximal_jacobian(order, nb, q[split], qd[split], problem.z[split], h)
+        result.view(len(q), *result.shape[-2:])[split] = torch.cat((by_state, found[..., tangents:]), dim=-1)
+    return result
 
 
 def _bound(program: Program, parameters: Sequence[Tensor]) -> list[JointOrder]:

@@ -75,7 +75,8 @@ public:
         }
     }
 
-    // λ for the gradient g of w (none for slacks).
+    // λ for the gradient g of w (none for slacks); without `by_impulses` it has none for impulses and slacks of cones either.
+    template <bool by_impulses = true>
     void solve(const Problem<T> &problem, const T *w, const R *g) {
         point = w;
         const MechanismTable &m = mechanism;
@@ -90,9 +91,11 @@ public:
         std::fill(touching.begin(), touching.end(), Vec3<R>{});
         std::fill(turning.begin(), turning.end(), R{});
         std::fill(pressing.begin(), pressing.end(), R{});
-        add_cone_multipliers(problem, g, nullptr);
-        subtract_cones(problem, right.data());
-        ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
+        if (by_impulses) {
+            add_cone_multipliers(problem, g, nullptr);
+            subtract_cones(problem, right.data());
+        }
+        ldu_solve_transposed<T, R, !by_impulses>(m.schedule, problem.values.data(), right.data());
         add_cone_multipliers(problem, nothing.data(), right.data());
         for (int pass = 0; refined && pass < (give ? constant::limit_refinements : 1); ++pass) {
             misfit = wanted;

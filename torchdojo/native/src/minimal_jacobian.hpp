@@ -54,9 +54,9 @@ public:
         const int rows = int(targets.size());
         for (int first = 0; first < rows; first += width) {
             const int size = std::min(width, rows - first);
-            std::fill(right.begin(), right.end(), R{});
+            std::fill_n(right.begin(), 6 * mechanism.num_bodies, R{});
             for (int k = 0; k < size; ++k) add_velocities(targets[first + k], gradients[first + k], k);
-            adjoint.solve(problem, solution, right.data());
+            adjoint.template solve<false>(problem, solution, right.data());
             adjoint.multiply(problem, solution);
             for (int k = 0; k < size; ++k) add_poses(targets[first + k], gradients[first + k], k);
             product.multiply(adjoint.gradient);

@@ -56,10 +56,9 @@ struct BackwardWorkspace {
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
 };
 
-template <class T, class R>
 struct JacobianWorkspace {
-    StepGradient<T> gradient;
-    StepJacobian<T, R> jacobian;
+    StepGradient<double> gradient;
+    StepJacobian jacobian;
     explicit JacobianWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
 };
 
@@ -76,8 +75,7 @@ struct Handle {
     Pool<ForwardWorkspace<Pack>> forward_many{table};
     Pool<BackwardWorkspace<double>> backward_one{table};
     Pool<BackwardWorkspace<Pack>> backward_many{table};
-    Pool<JacobianWorkspace<double, Pack>> jacobian_one{table};
-    Pool<JacobianWorkspace<Pack, Pack>> jacobian_many{table};
+    Pool<JacobianWorkspace> jacobian{table};
     Pool<MinimalWorkspace<double, Pack>> minimal_one{table};
     Pool<MinimalWorkspace<Pack, Pack>> minimal_many{table};
     Pool<TreeStates<double>> states_one{table};
@@ -335,15 +333,12 @@ void each_solved(const MechanismTable &m, double grad_kappa, const TdRollout &r,
     }
 }
 
-template <class T, class R>
-void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, const Options &options, double grad_kappa, const TdRollout &r,
-              double *out, int64_t first, int64_t last) {
-    auto workspace = pool.take();
+void jacobian(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last) {
+    const MechanismTable &m = handle.table;
+    auto workspace = handle.jacobian.take();
     const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
-    each_solved<T>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *jobs, int count) {
-        double *outputs[lanes<T>];
-        for (int j = 0; j < count; ++j) outputs[j] = out + environments[j] * size;
-        workspace->jacobian.run(jobs, outputs, count, options, shared_parameters(r), workspace->gradient);
+    each_solved<double>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *jobs, int) {
+        workspace->jacobian.run(jobs[0], out + environments[0] * size, options, shared_parameters(r), workspace->gradient);
     });
 }
 
@@ -433,10 +428,8 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
 void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many ? jacobian(h.jacobian_many, h.table, options, o->grad_kappa, *r, out, first, last)
-             : jacobian(h.jacobian_one, h.table, options, o->grad_kappa, *r, out, first, last);
-    });
+    in_parallel(r->environments, o->threads,
+                [&](int64_t first, int64_t last, bool, int64_t) { jacobian(h, options, o->grad_kappa, *r, out, first, last); });
 }
 
 // out: (N, 2n, 2n + nu) of rollouts of one step from the states of (q, q̇), (N, n) each; zero where a step failed or was split.
