@@ -28,6 +28,8 @@ from torchdojo.gradient_modes import differentiation, refuse_jacobian
 from torchdojo.joint_cones import JointFriction, JointLimits
 from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.minimal_stepping import MinimalOutput, MinimalPolicy, MinimalTrajectory
+from torchdojo.native.program import Program
+from torchdojo.native.tree_ops import tree_map
 from torchdojo.parameters import Modules, check_tensor, module_dict, require
 from torchdojo.penetration import warn_of_penetration
 from torchdojo.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
@@ -94,6 +96,9 @@ class Mechanism(Backends):
         self._add_floating_joints()
         self._attach_couplings()
         self._lower(System(cast(Mapping[str, Body], self.bodies), self._elements()))
+        tree = minimal.tree_joints(self._joints())
+        self._tree_joints = [name for name in self.joints if name in tree]
+        self._num_coordinates = sum(joint.num_coordinates for joint in tree.values())
         self.actuators = None
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -130,7 +135,7 @@ class Mechanism(Backends):
     @property
     def num_coordinates(self) -> int:
         """Number of minimal coordinates: the sum over `tree_joints` (without loops and couplings, the degrees of freedom)."""
-        return sum(joint.num_coordinates for joint in minimal.tree_joints(self._joints()).values())
+        return self._num_coordinates
 
     @property
     def tree_joints(self) -> list[str]:
@@ -138,8 +143,7 @@ class Mechanism(Backends):
 
         Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world.
         """
-        tree = minimal.tree_joints(self._joints())
-        return [name for name in self.joints if name in tree]
+        return list(self._tree_joints)
 
     @property
     def impulse_layout(self) -> dict[str, slice]:
@@ -378,6 +382,10 @@ class Mechanism(Backends):
             ValueError: no chain of joints with coordinates connects a body with the world.
         """
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        tree = self._compiled_tree()
+        if tree is not None:
+            q, qd = tree_map(tree, self._stacked(), z, False).chunk(2, dim=-1)
+            return q, qd
         return minimal.to_minimal(self._order(), self.num_bodies, z, self.timestep)
 
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
@@ -387,6 +395,9 @@ class Mechanism(Backends):
         qd = torch.zeros_like(q) if qd is None else qd
         self._check_tensor("qd", qd, self.num_coordinates)
         q, qd = torch.broadcast_tensors(q, qd)
+        tree = self._compiled_tree()
+        if tree is not None:
+            return tree_map(tree, self._stacked(), torch.cat((q, qd), dim=-1), True)
         return minimal.to_maximal(self._order(), self.num_bodies, q, qd, self.timestep)
 
     def retract(self, z: Tensor, delta: Tensor) -> Tensor:
@@ -485,6 +496,11 @@ class Mechanism(Backends):
         return cast(dict[str, Element], dict(pairs))
 
     # -- checks --------------------------------------------------------------------------------------------------------------------------
+
+    def _compiled_tree(self) -> Program | None:
+        """What the operators of native/tree_ops.py read, where `torch.compile` traces and there is such a thing."""
+        program = self._program
+        return program if torch.compiler.is_compiling() and program is not None and program.tree else None
 
     def _order(self) -> list[minimal.JointOrder]:
         return minimal.spanning_order(self._system.body_names, self._joints())

@@ -5,8 +5,9 @@ The kernel returns gradients of z, u, wrench and the packed parameters; `Program
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -30,6 +31,7 @@ __all__ = [
     "VECTOR",
     "Settings",
     "backward",
+    "differentiable",
     "flat_problem",
     "forward",
     "jacobian",
@@ -210,13 +212,19 @@ def _warn_of_lost_digits(settings: Settings, problem: kernel.Problem, out: kerne
     warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
 
-def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
-    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
-    # Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo.
+@contextlib.contextmanager
+def differentiable() -> Iterator[None]:
+    """Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
+
+
+def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
+    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
+    with differentiable():
         leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
         packed = program.pack(leaves)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
