@@ -143,7 +143,7 @@ int64_t td_lanes() { return pack_lanes; }
 // Whether `count` arrays of `bytes` each hold what `copy` holds, one after the other.
 int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, const char *copy) {
     for (int64_t i = 0; i < count; copy += bytes[i++])
-        if (std::memcmp(arrays[i], copy, size_t(bytes[i]))) return 0;
+        if (bytes[i] && std::memcmp(arrays[i], copy, size_t(bytes[i]))) return 0;  // (an empty array may be a null pointer)
     return 1;
 }
 
