@@ -65,10 +65,13 @@ def measure(name: str, batch: int, repeats: int) -> float:
         "step, cold": (batch, lambda: mech.step(path.z[:, -1], u)),
         "jacobians_minimal, cold": (batch, lambda: mech.jacobians_minimal(q, qd, u)),
         "jacobians_minimal, warm": (batch, lambda: mech.jacobians_minimal(q, qd, u, warm_start=warm)),
+        "the same into out": (batch, lambda: mech.jacobians_minimal(q, qd, u, warm_start=warm, out=memory)),
         "composed, warm": (few, composed),
     }
     found = torch.cat(mech.jacobians_minimal(q[:few], qd[:few], u[:few], warm_start=warm[:few]), dim=-1)
     difference = float((found - composed()).abs().max() / found.abs().max())
+    size = 2 * mech.num_coordinates
+    memory = torch.empty(batch, size, size + mech.num_inputs)
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(repeats):
         for what, (count, call) in calls.items():
