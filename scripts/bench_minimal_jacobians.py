@@ -7,7 +7,7 @@
 By turns in one process, the least of many repeats, after the robot has settled on its feet under random inputs. Everything that one call
 takes is in its time: the way from (q, qd) to the maximal state, the step (from a cold start, or warm: from the solution that a simulation
 has at hand) and its derivatives. "composed" is what the reference does, at an eighth of the batch: it needs 1.2 MB per environment.
-The models are those of bench_step.py; Atlas' file is found in $TORCHDOJO_SHARED. Exit status 1 where `--at-most` is exceeded.
+The models are those of bench_cases.py; Atlas' file is found in $TORCHDOJO_SHARED. Exit status 1 where `--at-most` is exceeded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from bench_step import CASES
+from bench_cases import CASES
 from torch import Tensor
 
 import torchdojo as td

@@ -25,7 +25,7 @@ public:
             const int count = std::min(pack_lanes, rows - first);
             std::fill_n(right.begin(), rows, Pack{});
             for (int k = 0; k < count; ++k) set(right[first + k], k, 1.0);
-            adjoint.template solve<false>(stepper.problem, solution.data(), right.data());
+            adjoint.solve(stepper.problem, solution.data(), right.data(), false, true);
             adjoint.multiply(stepper.problem, solution.data());
             for (int k = 0; k < count; ++k) store_row(out, first + k, k);
             for (; 6 * (completed + 1) <= first + count; ++completed) complete(stepper.problem, gradient.w, out, completed);

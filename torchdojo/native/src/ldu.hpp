@@ -334,8 +334,8 @@ void ldu_factor_and_solve(const Schedule &schedule, T *values, T *x) {
 }
 
 // x <- A^-T x in place. `sparse`: most of x is zero, as in a column of the identity, and stays so on the way up the graph.
-template <class T, class R, bool sparse = false>
-void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x) {
+template <class T, class R>
+void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool sparse = false) {
     for (const Schedule::Step &step : schedule.steps) {
         if (sparse && ldu::is_zero(x + step.row, step.size)) continue;
         for (int k = 0; k < step.num_links; ++k) {

@@ -56,7 +56,7 @@ public:
             const int size = std::min(width, rows - first);
             std::fill_n(right.begin(), 6 * mechanism.num_bodies, R{});
             for (int k = 0; k < size; ++k) add_velocities(targets[first + k], gradients[first + k], k);
-            adjoint.template solve<false>(problem, solution, right.data());
+            adjoint.solve(problem, solution, right.data(), false, true);
             adjoint.multiply(problem, solution);
             for (int k = 0; k < size; ++k) add_poses(targets[first + k], gradients[first + k], k);
             product.multiply(adjoint.gradient);
