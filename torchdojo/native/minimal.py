@@ -11,10 +11,12 @@ from torchdojo.dynamics.integrator import TANGENT_SIZE
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import Settings, flat_problem, split_jacobian, steps_to_differentiate
-from torchdojo.parameters import result_tensor
+from torchdojo.native.program import Program
+from torchdojo.parameters import bind, result_tensor
+from torchdojo.state import JointOrder
 from torchdojo.state_jacobians import maximal_jacobian, minimal_products
 
-__all__ = ["jacobian"]
+__all__ = ["bound_tree", "jacobian"]
 
 
 def jacobian(
@@ -40,8 +42,18 @@ def jacobian(
     kernel.minimal_jacobian(problem, solved, q, qd, result)
     if len(split):
         rows = [p[split] if len(p) > 1 else p for p in problem.parameters]
-        order, h, tangents = program.bound_tree(rows), rows[0], TANGENT_SIZE * nb
+        order, h, tangents = bound_tree(program, rows), rows[0], TANGENT_SIZE * nb
         (found,) = minimal_products(order, nb, solved.z[split, 1], h, [split_jacobian(settings, problem, split)])
         by_state = found[..., :tangents] @ maximal_jacobian(order, nb, q[split], qd[split], problem.z[split], h)
         result.view(len(q), *result.shape[-2:])[split] = torch.cat((by_state, found[..., tangents:]), dim=-1)
     return result
+
+
+def bound_tree(program: Program, parameters: Sequence[Tensor]) -> list[JointOrder]:
+    """The joints of the tree, outwards, with the numbers of stacked parameters, (..., members of the group, ...) each."""
+    joints, fields = {}, program.fields(parameters)
+    for group in program.joint_groups:
+        for e, member in enumerate(group.members):
+            own = {name: value.select(-1 - group.fields[name], e) for name, value in fields[id(group)].items()}
+            joints[id(member)] = bind(member, own, group.cls)
+    return [entry._replace(joint=joints[id(entry.joint)]) for entry in program.tree]

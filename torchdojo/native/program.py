@@ -24,7 +24,6 @@ from torchdojo.joint_cones import JointElement, JointFriction
 from torchdojo.joints import BOUNDS, StandardJoint
 from torchdojo.native import graph
 from torchdojo.native.loader import library
-from torchdojo.parameters import bind
 from torchdojo.quaternion import normalize
 from torchdojo.state import JointOrder, spanning_order
 
@@ -102,21 +101,11 @@ class Program:
 
     def _tree(self) -> list[JointOrder]:
         """The joints from the world outwards; none where their coordinates depend on each other (loops, couplings)."""
-        if self.coupling_groups or graph.has_loops(
-            self.num_bodies, [tuple(pair) for g in self.joint_groups for pair in g.body_index.tolist()]
-        ):
+        pairs = [tuple(pair) for group in self.joint_groups for pair in group.body_index.tolist()]
+        if self.coupling_groups or graph.has_loops(self.num_bodies, pairs):
             return []
         joints = {key.partition(".")[2]: element for key, element in self.system.elements.items() if isinstance(element, StandardJoint)}
         return spanning_order(self.system.body_names, joints)
-
-    def bound_tree(self, parameters: Sequence[Tensor]) -> list[JointOrder]:
-        """The same joints with the numbers of stacked parameters, (..., members of the group, ...) each."""
-        joints, fields = {}, self.fields(parameters)
-        for group in self.joint_groups:
-            for e, member in enumerate(group.members):
-                own = {name: value.select(-1 - group.fields[name], e) for name, value in fields[id(group)].items()}
-                joints[id(member)] = bind(member, own, group.cls)
-        return [entry._replace(joint=joints[id(entry.joint)]) for entry in self.tree]
 
     def _begin(self) -> None:
         self.number = next(_numbers)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.native.execution import VECTOR, differentiable
+from torchdojo.native.minimal import bound_tree
 from torchdojo.native.program import Program, by_number
 from torchdojo.native.tangent import refuse_second_derivative
 from torchdojo.state import to_maximal, to_minimal
@@ -24,7 +25,7 @@ GEOMETRY = ("axis", "parent_anchor", "child_anchor", "orientation_offset")  # th
 
 def _map(program: int, state: Tensor, parameters: Sequence[Tensor], maximal: bool) -> Tensor:
     lowered = by_number(program)
-    order, h = lowered.bound_tree(parameters), parameters[0]
+    order, h = bound_tree(lowered, parameters), parameters[0]
     if maximal:
         q, qd = state.chunk(2, dim=-1)
         return to_maximal(order, lowered.num_bodies, q, qd, h)

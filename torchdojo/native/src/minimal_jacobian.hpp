@@ -24,7 +24,8 @@ public:
     static constexpr int width = lanes<R> / lanes<T>;  // rows per solve
 
     explicit MinimalJacobian(const MechanismTable &m)
-        : mechanism(m), adjoint(m), product(m), right(m.num_unknowns), columns(2 * m.num_coordinates + m.num_inputs), next(m.num_bodies + 1) {
+        : mechanism(m), adjoint(m), product(m), right(m.num_unknowns), columns(2 * m.num_coordinates + m.num_inputs),
+          next(m.num_bodies + 1) {
         for (int l = 0; l < int(m.tree.size()); ++l) {
             const JointTable &joint = m.joints[m.tree[l].joint];
             for (int i = 0; i < joint.free(); ++i) {

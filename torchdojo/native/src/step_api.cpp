@@ -310,8 +310,8 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
     workspace->split.flush();
 }
 
-// The jobs of environments first … last whose step was solved whole, up to `lanes<T>` of them at a time: run(environments, jobs, count). The
-// results of others, `size` numbers each, are zero.
+// The jobs of environments first … last whose step was solved whole, up to `lanes<T>` of them at a time: run(environments, jobs, count).
+// The results of others, `size` numbers each, are zero.
 template <class T, class F>
 void each_solved(const MechanismTable &m, double grad_kappa, const TdRollout &r, double *out, int64_t size, int64_t first, int64_t last,
                  F &&run) {
@@ -438,8 +438,8 @@ void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *o
 void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, const double *q, const double *qd, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    // Lanes are environments, where their matrices and factors side by side leave room in the cache (of 1 MB, say), else rows of one: of the
-    // few rows of a small mechanism many lanes would be idle (one core: half-cheetah 13 and 23 µs per environment, Atlas 122 and 97).
+    // Lanes are environments, where their matrices and factors side by side leave room in the cache (of 1 MB, say), else rows of one: of
+    // the few rows of a small mechanism many lanes would be idle (one core: half-cheetah 13 and 23 µs per environment, Atlas 122 and 97).
     const bool in_cache = 2 * sizeof(Pack) * size_t(h.table.schedule.num_values) < (size_t(1) << 19);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
         many && in_cache ? minimal_jacobian(h.minimal_many, h.table, options, o->grad_kappa, *r, q, qd, out, first, last)

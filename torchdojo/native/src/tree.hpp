@@ -1,4 +1,4 @@
-// Minimal coordinates (q, q̇) of a tree of joints: the state that has them, and the derivatives of both maps (state.py, state_jacobians.py).
+// Minimal coordinates (q, q̇) of a tree of joints: the state that has them, and its derivative (state.py, state_jacobians.py).
 //
 // Between a parent a and a child b, p the relative orientation and e the displacement of the anchors in the parent's frame, coordinates are
 // A_t e and A_r log p with the free axes in the rows of A, and rates their backward differences over the step that led here,
@@ -6,7 +6,7 @@
 // A state is put together at both configurations, p = exp(A_rᵀ q), p⁻ = p exp(−τ) with τ = h A_rᵀ q̇ (and the turn about the held axis that
 // keeps two free rotations assembled), and its velocities are v = (x − x⁻)/h, (h/2) ω = vec(q⁻⁻¹ q).
 //
-// Both sides see coordinates of a tree as motions of the bodies beyond a joint as one rigid body. A motion is a row S = (v_o, ω): velocity
+// A coordinate moves all bodies beyond its joint as one rigid body. A motion is a row S = (v_o, ω): velocity
 // of the point o that moves with it, and angular velocity, in the world frame. A gradient of the pose (g_x, g_φ) of one of the bodies is a
 // force g_x in its centre of mass and a torque R g_φ; all of them together are a force F and a torque N about o, and S·(F, N) is the
 // gradient by the coordinate. So products with the derivative of the map sum forces and torques over subtrees, leaves first (the recursion
@@ -160,8 +160,8 @@ template <class T, class R>
 class TreeProduct {
 public:
     explicit TreeProduct(const MechanismTable &m)
-        : q(m.num_coordinates), qd(q), by_q(m.num_coordinates), by_qd(by_q), mechanism(m), bodies(m.num_bodies + 1), motions(m.num_coordinates),
-          sums(m.num_bodies + 1) {}
+        : q(m.num_coordinates), qd(q), by_q(m.num_coordinates), by_qd(by_q), mechanism(m), bodies(m.num_bodies + 1),
+          motions(m.num_coordinates), sums(m.num_bodies + 1) {}
 
     std::vector<T> q, qd;
     std::vector<R> by_q, by_qd;       // products
@@ -192,11 +192,13 @@ public:
                 *motion = {{now, Vec3<T>{}}, {inverse * (now - before), Vec3<T>{}}, {before, Vec3<T>{}}};
             }
             if (!joint.free_r()) continue;
-            const Vec3<T> anchor = axes.child_anchor(), at = child.arm + child.turn * anchor, at_before = child.arm_before + child.turn_before * anchor;
+            const Vec3<T> anchor = axes.child_anchor();
+            const Vec3<T> at = child.arm + child.turn * anchor, at_before = child.arm_before + child.turn_before * anchor;
             auto about = [](const Vec3<T> &omega, const Vec3<T> &point) { return Row{cross(point, omega), omega}; };
             auto store = [&](const Vec3<T> &now, const Vec3<T> &before, const Vec3<T> &speed) {
                 const Row s = about(child.turn * now, at), b = about(child.turn_before * before, at_before);
-                *motion++ = {s, {inverse * (s.linear - b.linear), inverse * (s.angular - b.angular)}, about(child.turn_before * speed, at_before)};
+                const Row change{inverse * (s.linear - b.linear), inverse * (s.angular - b.angular)};
+                *motion++ = {s, change, about(child.turn_before * speed, at_before)};
             };
             if (joint.free_r() == 1) {  // rotations about one axis commute
                 const Vec3<T> f = axes.rotation(0);
