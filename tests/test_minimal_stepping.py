@@ -189,6 +189,20 @@ def test_batches_are_their_elements() -> None:
         torch.testing.assert_close(whole[0, 1], part, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_jacobians_in_memory_of_the_caller(backend: str) -> None:
+    mechanism = two_bodies("Orbital", backend=backend)
+    q, qd, u = coordinates(mechanism, 3)
+    n, nu = q.shape[-1], u.shape[-1]
+    out = torch.full((3, 2 * n, 2 * n + nu), torch.nan)
+    found = mechanism.jacobians_minimal(q, qd, u, out=out)
+    assert found[0].data_ptr() == out.data_ptr() and torch.equal(torch.cat(found, dim=-1), out)
+    assert torch.equal(out, torch.cat(mechanism.jacobians_minimal(q, qd, u), dim=-1))
+    for wrong in (out[0], out.float(), out.mT):
+        with pytest.raises(ValueError, match=rf"out: got shape .*allowed: \(3, {2 * n}, {2 * n + nu}\)"):
+            mechanism.jacobians_minimal(q, qd, u, out=wrong)
+
+
 # -- steps and rollouts -------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,8 @@ from torchdojo.gradient_modes import differentiation, refuse_jacobian
 from torchdojo.joint_cones import JointFriction, JointLimits
 from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.minimal_stepping import MinimalOutput, MinimalPolicy, MinimalTrajectory
+from torchdojo.native.program import Program
+from torchdojo.native.tree_ops import tree_map
 from torchdojo.parameters import Modules, check_tensor, module_dict, require
 from torchdojo.penetration import warn_of_penetration
 from torchdojo.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
@@ -94,6 +96,9 @@ class Mechanism(Backends):
         self._add_floating_joints()
         self._attach_couplings()
         self._lower(System(cast(Mapping[str, Body], self.bodies), self._elements()))
+        tree = minimal.tree_joints(self._joints())
+        self._tree_joints = [name for name in self.joints if name in tree]
+        self._num_coordinates = sum(joint.num_coordinates for joint in tree.values())
         self.actuators = None
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -130,7 +135,7 @@ class Mechanism(Backends):
     @property
     def num_coordinates(self) -> int:
         """Number of minimal coordinates: the sum over `tree_joints` (without loops and couplings, the degrees of freedom)."""
-        return sum(joint.num_coordinates for joint in minimal.tree_joints(self._joints()).values())
+        return self._num_coordinates
 
     @property
     def tree_joints(self) -> list[str]:
@@ -138,8 +143,7 @@ class Mechanism(Backends):
 
         Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world.
         """
-        tree = minimal.tree_joints(self._joints())
-        return [name for name in self.joints if name in tree]
+        return list(self._tree_joints)
 
     @property
     def impulse_layout(self) -> dict[str, slice]:
@@ -309,16 +313,32 @@ class Mechanism(Backends):
         """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy is one of (q, qd). Options: those of `rollout`."""
         return minimal_stepping.rollout(self, q, qd, u, options)
 
-    def jacobians_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u. options: those of `jacobians`.
+    def jacobians_minimal(
+        self,
+        q: Tensor,
+        qd: Tensor,
+        u: Tensor | None = None,
+        *,
+        warm_start: Tensor | None = None,
+        grad_kappa: float | Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Derivatives of `step_minimal`: rows [q⁺, qd⁺], columns [q, qd] and u.
 
         Partial derivatives by the coordinates as they are: those of two or three rotations are components of a rotation vector (not a
-        body-frame tangent, as in `jacobians`). They are `jacobians` times the derivatives of both maps, in closed form.
+        body-frame tangent, as in `jacobians`). They are `jacobians` times the derivatives of both maps, but not computed that way: the
+        kernel solves for n rows instead of 6 nb, and what it stores is as small.
+
+        Args:
+            q, qd, u, warm_start, grad_kappa: as in `step_minimal`. out: (..., 2 n, 2 n + nu) to write both into, as in `jacobians`.
 
         Returns:
             (..., 2 n, 2 n) and (..., 2 n, nu), n = num_coordinates; zero for environments that fail. Not themselves differentiable.
+
+        Raises:
+            ValueError: closed loops or couplings; and as `jacobians`.
         """
-        return minimal_stepping.jacobians(self, q, qd, u, options)
+        return minimal_stepping.jacobians(self, q, qd, u, warm_start, grad_kappa, out)
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
@@ -362,6 +382,10 @@ class Mechanism(Backends):
             ValueError: no chain of joints with coordinates connects a body with the world.
         """
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
+        tree = self._compiled_tree()
+        if tree is not None:
+            q, qd = tree_map(tree, self._stacked(), z, False).chunk(2, dim=-1)
+            return q, qd
         return minimal.to_minimal(self._order(), self.num_bodies, z, self.timestep)
 
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
@@ -371,6 +395,9 @@ class Mechanism(Backends):
         qd = torch.zeros_like(q) if qd is None else qd
         self._check_tensor("qd", qd, self.num_coordinates)
         q, qd = torch.broadcast_tensors(q, qd)
+        tree = self._compiled_tree()
+        if tree is not None:
+            return tree_map(tree, self._stacked(), torch.cat((q, qd), dim=-1), True)
         return minimal.to_maximal(self._order(), self.num_bodies, q, qd, self.timestep)
 
     def retract(self, z: Tensor, delta: Tensor) -> Tensor:
@@ -470,6 +497,11 @@ class Mechanism(Backends):
 
     # -- checks --------------------------------------------------------------------------------------------------------------------------
 
+    def _compiled_tree(self) -> Program | None:
+        """What the operators of native/tree_ops.py read, where `torch.compile` traces and there is such a thing."""
+        program = self._program
+        return program if torch.compiler.is_compiling() and program is not None and program.tree else None
+
     def _order(self) -> list[minimal.JointOrder]:
         return minimal.spanning_order(self._system.body_names, self._joints())
 
@@ -478,8 +510,11 @@ class Mechanism(Backends):
 
     def _check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         self._check_tensor("z", z, STATE_SIZE * self.num_bodies)
-        u = z.new_zeros(self.num_inputs) if u is None else u
+        return z, *self._check_forces(u, wrench)
+
+    def _check_forces(self, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor]:
+        u = self.gravity.new_zeros(self.num_inputs) if u is None else u
         self._check_tensor("u", u, self.num_inputs)
-        wrench = z.new_zeros(6 * self.num_bodies) if wrench is None else wrench
+        wrench = self.gravity.new_zeros(6 * self.num_bodies) if wrench is None else wrench
         self._check_tensor("wrench", wrench, 6 * self.num_bodies)
-        return z, u, wrench
+        return u, wrench

@@ -1,7 +1,7 @@
 """Steps in minimal coordinates: (q, q̇) to the maximal state, one step of it, and back.
 
 Both maps are smooth functions of plain numbers (state.py), so a step in minimal coordinates is one too, and what differentiates the step
-differentiates it: autograd through the three in turn, or their Jacobians multiplied (state_jacobians.py).
+differentiates it: autograd through the three in turn, or their Jacobians multiplied (state_jacobians.py; by the kernel: native/minimal.py).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from torchdojo.assembly import has_loops
 from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.gradient_modes import differentiation, refuse_jacobian
+from torchdojo.native import ops
+from torchdojo.parameters import result_tensor
 from torchdojo.solver.options import Status
 from torchdojo.state_jacobians import maximal_jacobian, minimal_products
 
@@ -75,27 +78,55 @@ def rollout(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | 
     return MinimalTrajectory(columns[0], columns[1], *path)
 
 
-def jacobians(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+def jacobians(
+    mech: Mechanism,
+    q: Tensor,
+    qd: Tensor,
+    u: Tensor | None,
+    warm_start: Tensor | None,
+    grad_kappa: float | Tensor | None,
+    out: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """`Mechanism.jacobians_minimal`."""
+    _check(mech, q, qd)
     with torch.no_grad():
         q, qd = torch.broadcast_tensors(q, qd)
-        z, valid = _lift(mech, q, qd)
-        out = mech.step(z, u, **options)
-        by_state, by_input = mech.jacobians(z, u, **{**options, "warm_start": out.solution})
-        solved = (out.status == int(Status.SUCCESS))[..., None]
-        order, nb, h = mech._order(), mech.num_bodies, mech.timestep
-        after = torch.where(solved, out.z, _neutral(z))
-        by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
-        q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, _neutral(z))))
-        return by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input
+        expanded, how = differentiation(mech, q, grad_kappa)
+        native = None if how.options.randomized is not None else mech._native(how)
+        if native is None:
+            found = _composed(mech, q, qd, u, dict(warm_start=warm_start, grad_kappa=grad_kappa))
+            jacobian = found if out is None else result_tensor(out, found.shape, found).copy_(found)
+        else:
+            refuse_jacobian(how.options)
+            u, wrench = mech._check_forces(u, None)
+            jacobian = ops.minimal_jacobian(native, mech._known(native), expanded, qd.expand(expanded.shape), u, wrench, warm_start, out)
+        size = 2 * q.shape[-1]
+        return jacobian[..., :size], jacobian[..., size:]
+
+
+def _composed(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options: dict[str, Any]) -> Tensor:
+    """`mech.jacobians` between the derivatives of both maps."""
+    z, valid = _lift(mech, q, qd)
+    out = mech.step(z, u, **options)
+    by_state, by_input = mech.jacobians(z, u, **{**options, "warm_start": out.solution})
+    solved = (out.status == int(Status.SUCCESS))[..., None]
+    order, nb, h = mech._order(), mech.num_bodies, mech.timestep
+    after = torch.where(solved, out.z, _neutral(z))
+    by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
+    q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, _neutral(z))))
+    return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
 
 
 def _lift(mech: Mechanism, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:
-    """z (..., 13 nb), not a number where q or qd are not, and where they are numbers, (..., 1).
+    """z (..., 13 nb), not a number where q or qd are not, and where they are numbers, (..., 1)."""
+    _check(mech, q, qd)
+    valid = (torch.isfinite(q) & torch.isfinite(qd)).all(-1, keepdim=True)
+    z = mech.to_maximal(torch.where(valid, q, 0.0), torch.where(valid, qd, 0.0))
+    return torch.where(valid, z, torch.nan), valid
 
-    Raises:
-        ValueError: loops or couplings.
-    """
+
+def _check(mech: Mechanism, q: Tensor, qd: Tensor) -> None:
+    """Raise ValueError for loops or couplings, and for coordinates that do not fit."""
     if has_loops(mech):
         tree = mech.tree_joints
         closing = [f"joint {name!r}" for name in mech.joints if name not in tree] + [f"coupling {name!r}" for name in mech.couplings]
@@ -106,9 +137,6 @@ def _lift(mech: Mechanism, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:
         )
     mech._check_tensor("q", q, mech.num_coordinates)
     mech._check_tensor("qd", qd, mech.num_coordinates)
-    valid = (torch.isfinite(q) & torch.isfinite(qd)).all(-1, keepdim=True)
-    z = mech.to_maximal(torch.where(valid, q, 0.0), torch.where(valid, qd, 0.0))
-    return torch.where(valid, z, torch.nan), valid
 
 
 def _neutral(z: Tensor) -> Tensor:

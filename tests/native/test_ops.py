@@ -224,6 +224,9 @@ def test_opcheck(batched: bool) -> None:
     torch.library.opcheck(
         ops.step_jacobian.default, (tensors[0].detach(), tensors[1][:1].detach(), tensors[2], None, plain, *settings.numbers())
     )
+    q = torch.zeros(3, settings.program.num_coordinates)
+    forces = tensors[1][:1].detach(), tensors[2]
+    torch.library.opcheck(ops.minimal_jacobian.default, (q, 0.1 + q, *forces, None, plain, *settings.numbers()))
 
 
 def test_operators_outlive_no_mechanism() -> None:

@@ -63,6 +63,7 @@ class System:
         self.body_names = list(bodies)
         self.bodies = list(bodies.values())
         self.num_bodies = len(self.bodies)
+        self.elements = dict(elements)
         number: dict[str | None, int] = {name: i for i, name in enumerate(self.body_names)}
         number[None] = self.num_bodies
 

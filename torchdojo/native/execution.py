@@ -28,7 +28,21 @@ from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Sta
 from torchdojo.solver.solution import Solution
 from torchdojo.stepping import halved_jacobian
 
-__all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of", "velocity_sensitivity"]
+__all__ = [
+    "SERIES",
+    "VECTOR",
+    "Settings",
+    "backward",
+    "differentiable",
+    "flat_problem",
+    "forward",
+    "impact_jacobian",
+    "jacobian",
+    "settings_of",
+    "split_jacobian",
+    "steps_to_differentiate",
+    "velocity_sensitivity",
+]
 
 # Steps whose residual is differentiated together, which bounds the memory of backward: 30 kB a step of a quadruped with 148 contacts. Fewer
 # take longer only below 256.
@@ -85,7 +99,7 @@ def _options(tolerances: tuple[float, ...], limits: tuple[int, ...]) -> SolverOp
     )
 
 
-def _problem(
+def flat_problem(
     settings: Settings, parameters: Sequence[Tensor], known: Parameters | None, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None
 ) -> tuple[kernel.Problem, torch.Size]:
     """Flat batches for the kernel, and the batch shape. `known`: what was computed of the parameters in earlier calls."""
@@ -124,7 +138,7 @@ def forward(
     parameters: Sequence[Tensor],
     known: Parameters | None = None,
 ) -> Six:
-    problem, batch = _problem(settings, parameters, known, z, u, wrench, warm)
+    problem, batch = flat_problem(settings, parameters, known, z, u, wrench, warm)
     out = kernel.rollout(problem, keep_solutions, batch)
     _check(settings, problem, out.status)
     return cast(Six, tuple(out))
@@ -160,7 +174,7 @@ def backward(
     lead = torch.broadcast_shapes(*shapes)
     z, u, wrench, *parameters = tensors
     # The trajectory has every batch dimension of the inputs, and its gradient those of vmap.
-    problem, batch = _problem(settings, parameters, known, z.expand(*lead, -1), u, wrench, None)
+    problem, batch = flat_problem(settings, parameters, known, z.expand(*lead, -1), u, wrench, None)
 
     def rows(tensor: Tensor, ndim: int) -> Tensor:
         return tensor.expand(*batch, *tensor.shape[tensor.ndim - ndim :]).reshape(batch.numel(), *tensor.shape[tensor.ndim - ndim :])
@@ -180,7 +194,7 @@ def backward(
     if found.parameters is not None:
         flat = _pulled_back(settings.program, problem.parameters, needs[3:], found.parameters)
         if instant is not None:
-            with autograd_in_operators():
+            with differentiable():
                 more = torch.autograd.grad(instant, leaves, found.times, allow_unused=True)
             flat = [None if a is None else a if b is None else a + b for a, b in zip(flat, more, strict=True)]
         for grad, value, spec in zip(flat, parameters, settings.program.parameter_specs, strict=True):
@@ -225,7 +239,7 @@ def _impacts(
     rows = torch.cat([chunk[bouncing(equations(chunk), w[chunk])] for chunk in whole.split(CHUNK)])
     if not len(rows):
         return None, None, []
-    with autograd_in_operators():
+    with differentiable():
         here = equations(rows)
         found = find_impacts(here, w[rows], *_limit(settings, here, w[rows]))
         slope = found.slope(here.z).contiguous()
@@ -239,22 +253,27 @@ def _impacts(
 def _limit(settings: Settings, problem: StepProblem, w: Tensor) -> tuple[Tensor, SolverOptions, Solve]:
     """The last arguments of `find_impacts`: points near the limit, and `solve_step`, by the kernel."""
 
-    def given(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> kernel.Problem:
-        parameters = [p.detach() for p in problem.parameters]
-        return kernel.Problem(settings.program, options, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
-
     def solve(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
-        out = kernel.rollout(given(problem, warm, options))
+        out = kernel.rollout(_given(settings, problem, warm, options))
         return Solution(out.w[:, 0], out.status[:, 0], out.iterations[:, 0])
 
-    asked, ones = given(problem, None, settings.options), torch.ones(len(w), 1, dtype=torch.int64)
-    known = kernel.Outputs(asked.z[:, None].expand(-1, 2, -1).contiguous(), w.new_empty(0), w[:, None], 0 * ones, ones, ones)
-    return kernel.near_limit(asked, known)[:, 0], settings.options, solve
+    return kernel.near_limit(*_taken(settings, problem, w))[:, 0], settings.options, solve
+
+
+def _given(settings: Settings, problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> kernel.Problem:
+    parameters = [p.detach() for p in problem.parameters]
+    return kernel.Problem(settings.program, options, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
+
+
+def _taken(settings: Settings, problem: StepProblem, w: Tensor) -> tuple[kernel.Problem, kernel.Outputs]:
+    """Steps whose solutions w (N, n) are known. (Their next states are not read.)"""
+    asked, ones = _given(settings, problem, None, settings.options), torch.ones(len(w), 1, dtype=torch.int64)
+    return asked, kernel.Outputs(asked.z[:, None].expand(-1, 2, -1).contiguous(), w.new_empty(0), w[:, None], 0 * ones, ones, ones)
 
 
 @contextlib.contextmanager
-def autograd_in_operators() -> Iterator[None]:
-    """Autograd inside an operator, where it is switched off by dispatch keys, which enable_grad does not undo."""
+def differentiable() -> Iterator[None]:
+    """Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
@@ -264,11 +283,11 @@ def autograd_in_operators() -> Iterator[None]:
 
 def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
     """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
-    with autograd_in_operators():
+    with differentiable():
         leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
         packed = program.pack(leaves)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        # (Those of shared parameters that are not finite are packed for each environment: see `_problem`.)
+        # (Those of shared parameters that are not finite are packed for each environment: see `flat_problem`.)
         grad = grad.sum_to_size(packed.shape)
         # Not all parameters act: the axis of a joint that leaves or holds all directions is not packed.
         found: Sequence[Tensor | None] = [None] * len(wanted)
@@ -289,7 +308,7 @@ def velocity_sensitivity(settings: Settings, known: Parameters, z: Tensor) -> tu
         raise ValueError("velocity_sensitivity: parameters with batch dimensions; allowed: shared ones")
     program, count = settings.program, len(z)
     u, wrench = z.new_zeros(1, program.num_inputs), z.new_zeros(6 * program.num_bodies)
-    problem, _ = _problem(settings, known.tensors, known, z, u, wrench, None)
+    problem, _ = flat_problem(settings, known.tensors, known, z, u, wrench, None)
     out = kernel.rollout(problem)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).squeeze(-1)
     places = torch.arange(STATE_SIZE * program.num_bodies).unflatten(0, (-1, STATE_SIZE))[:, [3, 4, 5, 10, 11, 12]].flatten()
@@ -318,27 +337,54 @@ def jacobian(
     known: Parameters | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    problem, batch = _problem(settings, parameters, known, z, u, wrench, warm)
+    problem, batch = flat_problem(settings, parameters, known, z, u, wrench, warm)
     size = TANGENT_SIZE * problem.program.num_bodies
     result = result_tensor(out, (*batch, size, size + problem.program.num_inputs), z)
-    solved = kernel.rollout(problem)
-    status = solved.status
+    solved, hit, split = steps_to_differentiate(settings, problem)
+    kernel.jacobian(problem, solved, result)
+    flat = result.view(len(problem.z), *result.shape[-2:])
+    if len(hit):
+        flat[hit] = impact_jacobian(settings, problem, solved, hit, flat[hit])
+    if len(split):
+        flat[split] = split_jacobian(settings, problem, split)
+    return result
+
+
+def steps_to_differentiate(settings: Settings, problem: kernel.Problem) -> tuple[kernel.Outputs, Tensor, Tensor]:
+    """One step of each environment, which of them have impacts whose instants count, and which were split in two."""
+    out = kernel.rollout(problem)
+    status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
-    _warn_of_lost_digits(settings, problem, solved)
-    kernel.jacobian(problem, solved, result)
-    flat, good = result.view(len(problem.z), *result.shape[-2:]), status == int(Status.SUCCESS)
+    _warn_of_lost_digits(settings, problem, out)
+    good = status == int(Status.SUCCESS)
+    split, hit = ((good & which).squeeze(-1).nonzero().squeeze(-1) for which in (out.substeps > 1, out.substeps == 1))
     if settings.reference.num_shifts:
-        rows = (good & (solved.substeps == 1)).squeeze(-1).nonzero().squeeze(-1)
-        whole = StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench)
-        rows = rows[bouncing(whole.select(rows), solved.w[rows, 0])]
-        equations, own, w = whole.select(rows), flat[rows], solved.w[rows, 0]
-        if len(rows):
-            with autograd_in_operators():
-                add_impacts(own, equations, w, *_limit(settings, equations, w))
-            flat[rows] = own
-    split = (good & (solved.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
-    if len(split):
-        tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
-        flat[split] = halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)
-    return result
+        hit = hit[bouncing(_equations(settings, problem, hit), out.w[hit, 0])]
+    else:
+        hit = hit[:0]
+    return out, hit, split
+
+
+def _equations(settings: Settings, problem: kernel.Problem, rows: Tensor) -> StepProblem:
+    return StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
+
+
+def impact_jacobian(
+    settings: Settings, problem: kernel.Problem, solved: kernel.Outputs, rows: Tensor, known: Tensor | None = None
+) -> Tensor:
+    """(len(rows), 12 nb, 12 nb + nu) of steps with impacts, from those without the instants (`known`, written into)."""
+    equations, w = _equations(settings, problem, rows), solved.w[rows, 0]
+    if known is None:
+        size = TANGENT_SIZE * problem.program.num_bodies
+        known = w.new_empty(len(rows), size, size + problem.program.num_inputs)
+        kernel.jacobian(*_taken(settings, equations, w), known)
+    with differentiable():
+        add_impacts(known, equations, w, *_limit(settings, equations, w))
+    return known
+
+
+def split_jacobian(settings: Settings, problem: kernel.Problem, split: Tensor) -> Tensor:
+    """(len(split), 12 nb, 12 nb + nu) of those steps, by the reference."""
+    tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
+    return halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Schedule", "schedule"]
+__all__ = ["Schedule", "has_loops", "schedule"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,3 +243,20 @@ def _bits(nodes: int) -> Iterator[int]:
         low = nodes & -nodes
         yield low.bit_length() - 1
         nodes ^= low
+
+
+def has_loops(num_bodies: int, joints: Sequence[tuple[int, int]]) -> bool:
+    """Whether joints (pairs of bodies, the world counted as one) close a loop."""
+    root = list(range(num_bodies + 1))
+
+    def find(body: int) -> int:
+        while root[body] != body:
+            body = root[body]
+        return body
+
+    for parent, child in joints:
+        a, b = find(parent), find(child)
+        if a == b:
+            return True
+        root[a] = b
+    return False

@@ -16,7 +16,19 @@ from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.solver.interior_point import WARM_ITERATIONS
 from torchdojo.solver.options import GradientMode, SolverOptions
 
-__all__ = ["CROOKED_QUATERNION", "Gradients", "Outputs", "Problem", "StepImpacts", "adjoint", "jacobian", "near_limit", "rollout"]
+__all__ = [
+    "CROOKED_QUATERNION",
+    "Gradients",
+    "Outputs",
+    "Problem",
+    "StepImpacts",
+    "adjoint",
+    "jacobian",
+    "minimal_jacobian",
+    "near_limit",
+    "rollout",
+    "states",
+]
 
 CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
 
@@ -182,6 +194,23 @@ def jacobian(problem: Problem, out: Outputs, result: Tensor) -> None:
     """Into `result`, (N, 12 nb, 12 nb + nu) and contiguous, those of rollouts of one step; zero where a step failed or was split."""
     with _Call(problem, out) as call:
         call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))
+
+
+def minimal_jacobian(problem: Problem, out: Outputs, q: Tensor, qd: Tensor, result: Tensor) -> None:
+    """Into `result`, (N, 2n, 2n + nu) and contiguous, those of rollouts of one step from `states` at q, qd (N, n); zeros as above."""
+    q, qd = q.contiguous(), qd.contiguous()
+    with _Call(problem, out) as call:
+        call.kernel.td_minimal_jacobian(call.handle, call.options, call.rollout, *(_address(t) for t in (q, qd, result)))
+
+
+def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
+    """z (N, 13 nb) at joint coordinates q, qd (N, n) of a tree, as `state.to_maximal`."""
+    q, qd = q.contiguous(), qd.contiguous()
+    z = q.new_empty(len(q), STATE_SIZE * program.num_bodies)
+    stride = packed.values.shape[1] if len(packed.values) > 1 else 0
+    parameters, addresses = _address(packed.values), [_address(t) for t in (q, qd, z)]
+    kernel_library().td_states(packed.handle, len(q), torch.get_num_threads(), parameters, stride, *addresses)
+    return z
 
 
 # In a forked process the threads of its parent's OpenMP pool do not exist, and GNU's implementation, which torch and the kernel use, waits

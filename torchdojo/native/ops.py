@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchdojo.autodiff import forward_mode, save, transforming
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
-from torchdojo.native import execution, loader
+from torchdojo.native import execution, loader, minimal
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Settings, Six, settings_of
 from torchdojo.native.program import Program, by_number
@@ -23,7 +23,7 @@ from torchdojo.parameters import result_tensor
 from torchdojo.stepping import StepOutput
 from torchdojo.vmapping import align, map_all
 
-__all__ = ["Settings", "available", "jacobian", "rollout", "step"]
+__all__ = ["Settings", "available", "jacobian", "minimal_jacobian", "rollout", "step"]
 
 # -- operators ---------------------------------------------------------------------------------------------------------------------------
 
@@ -74,6 +74,22 @@ def jacobian_op(
     return execution.jacobian(settings_of(program, tolerances, limits), z, u, wrench, warm, parameters)
 
 
+@torch.library.custom_op("torchdojo::minimal_jacobian", mutates_args=())
+def minimal_jacobian_op(
+    q: Tensor,
+    qd: Tensor,
+    u: Tensor,
+    wrench: Tensor,
+    warm: Tensor | None,
+    parameters: list[Tensor],
+    program: int,
+    tolerances: list[float],
+    limits: list[int],
+) -> Tensor:
+    """(..., 2n, 2n + nu) of one step in minimal coordinates, u (..., 1, nu). Not differentiable."""
+    return minimal.jacobian(settings_of(program, tolerances, limits), q, qd, u, wrench, warm, parameters)
+
+
 def _batch_shape(program: Program, z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:
     leads = [p.shape[: p.ndim - spec.ndim] for p, spec in zip(parameters, program.parameter_specs, strict=True)]
     return torch.broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], *leads)
@@ -104,6 +120,13 @@ def _(z, u, wrench, warm, parameters, program, tolerances, limits):  # type: ign
     lowered = by_number(program)
     size = TANGENT_SIZE * lowered.num_bodies
     return z.new_empty(*_batch_shape(lowered, z, u, wrench, parameters), size, size + lowered.num_inputs)
+
+
+@minimal_jacobian_op.register_fake
+def _(q, qd, u, wrench, warm, parameters, program, tolerances, limits):  # type: ignore[no-untyped-def]
+    lowered = by_number(program)
+    size = 2 * lowered.num_coordinates
+    return q.new_empty(*_batch_shape(lowered, q, u, wrench, parameters), size, size + lowered.num_inputs)
 
 
 # -- vmap --------------------------------------------------------------------------------------------------------------------------------
@@ -147,6 +170,17 @@ def _(info, in_dims, z, u, wrench, warm, parameters, program, tolerances, limits
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
     warm, (z, u, wrench, *parameters) = _map_inputs(settings, dims, warm, [z, u, wrench, *parameters])
     return jacobian_op(z, u, wrench, warm, parameters, program, tolerances, limits), 0
+
+
+@minimal_jacobian_op.register_vmap
+def _(info, in_dims, q, qd, u, wrench, warm, parameters, program, tolerances, limits):  # type: ignore[no-untyped-def]
+    settings = settings_of(program, tolerances, limits)
+    # (q and qd have the same batch dimensions, so with both mapped or none they have them afterwards.)
+    q, qd = map_all(info.batch_size, in_dims[:2], [q, qd])
+    dims = [in_dims[4], 0, *in_dims[2:4], *in_dims[5]]
+    state = torch.cat((q, qd), dim=-1)
+    warm, (state, u, wrench, *parameters) = _map_inputs(settings, dims, warm, [state, u, wrench, *parameters])
+    return minimal_jacobian_op(*state.chunk(2, dim=-1), u, wrench, warm, parameters, program, tolerances, limits), 0
 
 
 @adjoint_op.register_vmap
@@ -305,3 +339,21 @@ def jacobian(
         result = cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), *settings.numbers()))
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
     return execution.jacobian(settings, z, u, wrench, warm, parameters.tensors, parameters, out)
+
+
+def minimal_jacobian(
+    settings: Settings,
+    parameters: Parameters,
+    q: Tensor,
+    qd: Tensor,
+    u: Tensor,
+    wrench: Tensor,
+    warm: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """(..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` where that is given."""
+    u = u.unsqueeze(-2)
+    if torch.compiler.is_compiling() or transforming():
+        result = cast(Tensor, minimal_jacobian_op(q, qd, u, wrench, warm, list(parameters.tensors), *settings.numbers()))
+        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
+    return minimal.jacobian(settings, q, qd, u, wrench, warm, parameters.tensors, parameters, out)

@@ -25,6 +25,7 @@ from torchdojo.joints import BOUNDS, StandardJoint
 from torchdojo.native import graph
 from torchdojo.native.loader import library
 from torchdojo.quaternion import normalize
+from torchdojo.state import JointOrder, spanning_order
 
 __all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupported"]
 
@@ -86,6 +87,8 @@ class Program:
         self.contact_groups = [g for g in system.groups if isinstance(g.template, Contact)]
         self.impulse_index = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         self.num_impulses = len(self.impulse_index)
+        self.tree = self._tree()
+        self.num_coordinates = sum(entry.joint.num_coordinates for entry in self.tree)
         size = FIRST_BODY_PARAMETER + BODY_PARAMETERS * system.num_bodies
         self.parameter_offset: list[list[int]] = []  # per group of the four kinds, in this order, per member
         for group in self.joint_groups + self.joint_cone_groups + self.contact_groups + self.coupling_groups:
@@ -95,6 +98,14 @@ class Program:
         self.num_parameters = size
         self.parameter_specs: list[ParameterSpec] = system.parameter_specs()
         self._begin()
+
+    def _tree(self) -> list[JointOrder]:
+        """The joints from the world outwards; none where their coordinates depend on each other (loops, couplings)."""
+        pairs = [tuple(pair) for group in self.joint_groups for pair in group.body_index.tolist()]
+        if self.coupling_groups or graph.has_loops(self.num_bodies, pairs):
+            return []
+        joints = {key.partition(".")[2]: element for key, element in self.system.elements.items() if isinstance(element, StandardJoint)}
+        return spanning_order(self.system.body_names, joints)
 
     def _begin(self) -> None:
         self.number = next(_numbers)
@@ -125,7 +136,7 @@ class Program:
 
         timestep, gravity, mass, inertia = parameters[:4]
         columns = [column(timestep), column(gravity), column(_concatenate((mass[..., None], inertia.flatten(-2))))]
-        by_group = self._fields(parameters)
+        by_group = self.fields(parameters)
         for group in self.joint_groups:
             f = by_group[id(group)]
             cls = group.cls
@@ -162,7 +173,8 @@ class Program:
             columns.append(column(_concatenate([f[name][..., None] for name in ("ratio", "offset")])))
         return torch.cat(columns, dim=1).contiguous()
 
-    def _fields(self, parameters: Sequence[Tensor]) -> dict[int, dict[str, Tensor]]:
+    def fields(self, parameters: Sequence[Tensor]) -> dict[int, dict[str, Tensor]]:
+        """The physical fields of each group, by its id, among stacked parameters."""
         fields, start = {}, 4
         for group in self.groups:
             names = list(group.fields)
@@ -172,7 +184,7 @@ class Program:
 
     def _acting(self, parameters: Sequence[Tensor]) -> tuple[bool, ...]:
         """Per joint group: whether any spring, and any damper, is not zero."""
-        fields = self._fields(parameters)
+        fields = self.fields(parameters)
         return tuple(bool(fields[id(group)][name].any()) for group in self.joint_groups for name in ("spring", "damper"))
 
     # -- tables --------------------------------------------------------------------------------------------------------------------------
@@ -237,11 +249,12 @@ class Program:
         fill = sorted(set(schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         cones = [cone for joint in joints for cone in joint.cones]
         table = [nb, self.num_unknowns, self.num_inputs, self.num_parameters, len(joints), len(contacts), self.num_impulses, self.num_cones]
-        # Couplings may repeat each other, as joints in loops may.
-        table += [int(bool(coupled) or _has_loops(nb, [(joint.parent, joint.child) for joint in joints])), len(fill), len(cones)]
+        # (Couplings may repeat each other, as joints in loops may.)
+        table += [int(not self.tree), len(fill), len(cones)]
         table += [sum(joint.has_free_data for joint in joints), sum(int(not _is_plain(group)) for group, _, _ in contacts)]
         table.append(sum(any(name in group.fields for name in CONTACT_LAWS) for group, _, _ in contacts))
         table += [sum(name in group.fields for name in COUPLES for group, _, _ in contacts), len(coupled)]
+        table += [len(self.tree), self.num_coordinates]
         for body in range(nb):
             table += [schedule.diagonal_offset[body], schedule.rhs_offset[body]]
         free_data, laws, first_cone = itertools.count(), itertools.count(), 0
@@ -296,6 +309,8 @@ class Program:
             table += [*(joint_numbers[id(joint)] for joint in element.joints), *element.coordinates]
             table += [int(group.impulse_index[member, 0]), offset, schedule.rhs_offset[node], schedule.diagonal_offset[node], *bodies]
             table += [schedule.offset.get((body, node), -1) for body in bodies] + [schedule.offset.get((node, body), -1) for body in bodies]
+        for entry in self.tree:
+            table += [joint_numbers[id(entry.joint)], entry.coordinates.start]
         return np.asarray(table, dtype=np.int32), schedule
 
     def _placed(self, groups: Sequence[Group]) -> list[tuple[Group, int, int]]:
@@ -410,23 +425,6 @@ def by_number(number: int) -> Program:
     return found
 
 
-def _has_loops(num_bodies: int, joints: Sequence[tuple[int, int]]) -> bool:
-    """Whether joints (pairs of bodies, the world counted as one) close a loop."""
-    root = list(range(num_bodies + 1))
-
-    def find(body: int) -> int:
-        while root[body] != body:
-            body = root[body]
-        return body
-
-    for parent, child in joints:
-        a, b = find(parent), find(child)
-        if a == b:
-            return True
-        root[a] = b
-    return False
-
-
 def _parameter_width(group: Group) -> int:
     if issubclass(group.cls, StandardJoint):
         per_coordinate = 3 + ("armature" in group.fields)
@@ -492,8 +490,11 @@ def kernel_library() -> ctypes.CDLL:
     kernel.td_lanes.restype = ctypes.c_int64
     kernel.td_same.restype = ctypes.c_int64
     kernel.td_same.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
-    for name, count in (("td_rollout", 3), ("td_rollout_adjoint", 4), ("td_near_limit", 4), ("td_jacobian", 4)):
+    entries = {"td_rollout": 3, "td_rollout_adjoint": 4, "td_near_limit": 4, "td_jacobian": 4, "td_minimal_jacobian": 6}
+    for name, count in entries.items():
         function = getattr(kernel, name)
         function.restype = None
         function.argtypes = [ctypes.c_void_p] * count
+    kernel.td_states.restype = None
+    kernel.td_states.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2, ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_void_p] * 3]
     return kernel

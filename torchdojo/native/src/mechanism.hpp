@@ -107,6 +107,11 @@ struct CouplingTable {
     int32_t body_coupling[4], coupling_body[4];  // blocks
 };
 
+// A joint of the tree whose coordinates are the minimal ones, and the position of its own in q.
+struct TreeTable {
+    int32_t joint, coordinate;
+};
+
 struct BodyTable {
     int32_t diagonal, right;
 };
@@ -122,7 +127,7 @@ struct Fill {
 
 struct MechanismTable {
     int32_t num_bodies, num_unknowns, num_inputs, num_parameters, num_joints, num_contacts, num_impulses, num_cones, has_loops, num_fill;
-    int32_t num_joint_cones, num_free_data, num_pairs, num_laws, num_couples, num_couplings;
+    int32_t num_joint_cones, num_free_data, num_pairs, num_laws, num_couples, num_couplings, num_links, num_coordinates;
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;
     std::vector<ContactTable> contacts;
@@ -131,6 +136,7 @@ struct MechanismTable {
     std::vector<CoupleTable> couples;
     std::vector<ContactTable> frictions;  // those of the contacts, then of the couples
     std::vector<CouplingTable> couplings;
+    std::vector<TreeTable> tree;      // from the world outwards; none where coordinates depend on each other (loops, couplings)
     std::vector<MultiplierTable> multipliers;
     std::vector<int32_t> equations;   // positions in w of all rows but those of the bodies and of complementarity
     std::vector<int32_t> impulses;    // positions in w of StepOutput.impulses
@@ -142,7 +148,7 @@ struct MechanismTable {
         const int32_t *p = table;
         for (int32_t *field : {&num_bodies, &num_unknowns, &num_inputs, &num_parameters, &num_joints, &num_contacts, &num_impulses,
                                &num_cones, &has_loops, &num_fill, &num_joint_cones, &num_free_data, &num_pairs, &num_laws, &num_couples,
-                               &num_couplings})
+                               &num_couplings, &num_links, &num_coordinates})
             *field = *p++;
         p = read(p, bodies, num_bodies);
         p = read(p, joints, num_joints);
@@ -152,7 +158,8 @@ struct MechanismTable {
         p = read(p, joint_cones, num_joint_cones);
         p = read(p, pairs, num_pairs);
         p = read(p, couples, num_couples);
-        read(p, couplings, num_couplings);
+        p = read(p, couplings, num_couplings);
+        read(p, tree, num_links);
         frictions = contacts;
         for (const CoupleTable &couple : couples) frictions.push_back(couple.friction);
         for (const JointTable &joint : joints)

@@ -1,0 +1,192 @@
+"""Jacobians in minimal coordinates: products over the tree in the kernel, against those of the reference's Jacobian with both maps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from mechanisms import JOINT_NAMES, Sample, all_joints, close_to_limits, random_body, random_joint, random_tree
+from torch import Tensor
+
+import torchdojo as td
+from torchdojo import state_jacobians
+from torchdojo.native import kernel
+
+# Both backends differentiate at one solution, known to rounding; what is left is the rounding of two ways to multiply.
+TOLERANCE = 1e-10
+
+
+def polished(kappa: float = 1e-6, **given: Any) -> td.SolverOptions:
+    return td.SolverOptions(**(dict(kappa=kappa, residual_tol=1e-12, central_path_tol=1e-12 / kappa, max_halvings=0) | given))
+
+
+def coordinates(made: Sample) -> tuple[td.Mechanism, Tensor, Tensor, Tensor]:
+    q, qd = made.mechanism.to_minimal(made.z)
+    return made.mechanism, q, qd, made.u
+
+
+def composed(mech: td.Mechanism, q: Tensor, qd: Tensor, u: Tensor, **given: Any) -> Tensor:
+    """`mech.jacobians` between the derivatives of both maps."""
+    z, order, nb, h = mech.to_maximal(q, qd), mech._order(), mech.num_bodies, mech.timestep
+    after = mech.step(z, u, warm_start=given["warm_start"]).z
+    by_state, by_input = state_jacobians.minimal_products(order, nb, after, h, list(mech.jacobians(z, u, **given)))
+    return torch.cat((by_state @ state_jacobians.maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
+
+
+def check(mech: td.Mechanism, q: Tensor, qd: Tensor, u: Tensor, **given: Any) -> Tensor:
+    """Errors relative to the largest entry of each environment; returns what the kernel found.
+
+    Not with the reference in the limit: there only rounding, 1e-16 / compliance, decides how contacts share a load.
+    """
+    options = mech.options
+    native, reference = (dataclasses.replace(options, backend=backend) for backend in ("native", "reference"))
+    mech.options = dataclasses.replace(native, min_iterations=8)
+    out = mech.step_minimal(q, qd, u)
+    assert not out.status.any() and bool((out.substeps == 1).all())
+    given["warm_start"] = out.solution
+    mech.options = native
+    found, wanted = torch.cat(mech.jacobians_minimal(q, qd, u, **given), dim=-1), [composed(mech, q, qd, u, **given)]
+    if options.gradient_mode != "exact":
+        mech.options = reference
+        wanted.append(torch.cat(mech.jacobians_minimal(q, qd, u, **given), dim=-1))
+    mech.options = options
+    n = mech.num_coordinates
+    assert found.shape == (*out.q.shape[:-1], 2 * n, 2 * n + mech.num_inputs)
+    for other in wanted:
+        assert float(((found - other).abs() / other.abs().amax((-2, -1), keepdim=True)).max()) <= TOLERANCE
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+@pytest.mark.parametrize("acting", [False, True])
+def test_every_joint(acting: bool, count: int) -> None:
+    mech, q, qd, u = coordinates(all_joints(acting, acting, True, count))
+    mech.options = polished()
+    check(mech, q, qd, u)
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+@pytest.mark.parametrize("kind", [kind for kind in JOINT_NAMES if kind != "Fixed"])
+def test_two_joints_of_a_kind(kind: str, count: int) -> None:
+    """So few rows that lanes are environments; rotations beyond half a turn, of which rotation vectors come back shorter."""
+    joints = {"first": random_joint(kind, None, "a", True, True), "second": random_joint(kind, "a", "b", False, True, False)}
+    mech = td.Mechanism({"a": random_body(), "b": random_body()}, joints, timestep=0.02, options=polished())
+    n = mech.num_coordinates
+    check(mech, 2 * torch.randn(count, n), torch.randn(count, n), torch.randn(count, mech.num_inputs))
+
+
+@pytest.mark.parametrize("given", [{}, {"friction": 0.5, "armature": 0.1}], ids=str)
+def test_limits_friction_and_armature(given: dict[str, float]) -> None:
+    mech, q, qd, u = coordinates(close_to_limits(3, **given))
+    mech.options = polished(1e-4)
+    check(mech, q, qd, u)
+
+
+@pytest.mark.parametrize(("seed", "bodies", "contacts", "roots"), [(1, 5, 6, 1), (2, 16, 12, 3), (3, 40, 10, 1)])
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_random_trees(seed: int, bodies: int, contacts: int, roots: int, count: int) -> None:
+    mech, q, qd, u = coordinates(random_tree(seed, bodies, count, contacts=contacts, roots=roots))
+    mech.options = polished()
+    check(mech, q, qd, u)
+
+
+def chain() -> td.Mechanism:
+    """A free body next to the ground, and joints with one, two and three rotations."""
+    joints: dict[str, td.StandardJoint] = {"trunk": td.Floating(None, "trunk", actuated=False)}
+    joints["arm"] = random_joint("Orbital", "trunk", "arm", True, True)
+    joints["hand"] = random_joint("Spherical", "arm", "hand", True, True)
+    joints["tool"] = random_joint("PlanarAxis", "hand", "tool", True, True)
+    feet = {f"foot{i}": td.NonlinearContact("trunk", point=(0.1 * i, 0.0, 0.0), radius=0.1, friction=0.4, offset=-0.1) for i in range(2)}
+    return td.Mechanism({name: random_body() for name in joints}, joints, feet, timestep=0.01, options=polished(1e-4))
+
+
+def moving(mech: td.Mechanism, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """States in which the trunk comes down on its feet."""
+    n = mech.num_coordinates
+    q, qd = 0.3 * torch.randn(count, n), torch.randn(count, n)
+    q[:, :6], qd[:, :6] = 0.02 * torch.rand(count, 6), 0.5 * torch.randn(count, 6)
+    qd[:, 2] = -2.0
+    return q, qd, torch.randn(count, mech.num_inputs)
+
+
+def test_parameters_of_each_environment() -> None:
+    mech = chain()
+    state = moving(mech, 9)
+    mech.timestep = 0.008 + 0.004 * torch.rand(9)
+    for joint in mech.joints.values():
+        joint.child_anchor = joint.child_anchor + 0.05 * torch.randn(9, 3)
+        joint.axis = torch.randn(9, 3)
+    mech.joints["hand"].parent_anchor = 0.2 * torch.randn(9, 3)
+    mech.joints["tool"].orientation_offset = td.quaternion.normalize(torch.randn(9, 4))
+    mech.bodies["arm"].mass = 1 + torch.rand(9)
+    check(mech, *state)
+
+
+@pytest.mark.parametrize("options", [dict(grad_kappa=1e-2), dict(gradient_mode="exact")], ids=str)
+def test_derivatives_elsewhere_than_at_the_solution(options: dict[str, Any]) -> None:
+    """Smoothed, or in the limit: what follows from the step itself, its next poses, does not move."""
+    mech = chain()
+    mech.options = polished(1e-4, **options)
+    state = moving(mech, 9)
+    plain = dataclasses.replace(mech.options, grad_kappa=None, gradient_mode="central_path")
+    found = check(mech, *state)
+    mech.options = plain
+    assert float((found - check(mech, *state)).abs().max()) > 1e-3
+
+
+def test_kappa_of_each_environment() -> None:
+    mech = chain()
+    state = moving(mech, 5)
+    check(mech, *state, grad_kappa=torch.tensor([1e-4, 1e-3, 1e-2, 1e-4, 1e-2]))
+    # A batch dimension of its own.
+    q, qd, u = (t[0] for t in state)
+    found = mech.jacobians_minimal(q, qd, u, grad_kappa=torch.tensor([[1e-4], [1e-2]]))[0]
+    expected = [mech.jacobians_minimal(q, qd, u, grad_kappa=kappa)[0] for kappa in (1e-4, 1e-2)]
+    torch.testing.assert_close(found, torch.stack(expected)[:, None], rtol=0, atol=TOLERANCE * float(found.abs().max()))
+
+
+def test_far_from_the_origin() -> None:
+    """A kilometre away, where coordinates themselves are known to 1e-13 m: derivatives lose no more than their own differences do."""
+    mech = chain()
+    mech.options = polished(1e-4, residual_tol=1e-9, central_path_tol=1e-3)
+    q, qd, u = moving(mech, 3)
+    near = torch.cat(mech.jacobians_minimal(q, qd, u), dim=-1)
+    q[:, :2] += 1000.0
+    far = torch.cat(mech.jacobians_minimal(q, qd, u), dim=-1)
+    # Rounding of 1 km (1e-13 m) over the step (0.01 s), through contacts as stiff as 1e3 derivatives a metre.
+    assert float((far - near).abs().max()) < 1e-6 * float(near.abs().max())
+
+
+def test_states() -> None:
+    mech, *_ = all_joints(False, False, True, 1)
+    n = mech.num_coordinates
+    native = mech._native()
+    assert native is not None
+    packed = mech._known(native).packed
+    assert packed is not None
+    for count, size in ((1, 1.0), (9, 1.0), (3, 1e-6), (3, 0.0), (3, 3.0)):
+        q, qd = size * torch.randn(count, n), size * torch.randn(count, n)
+        expected, found = mech.to_maximal(q, qd), kernel.states(native.program, packed, q, qd)
+        # Rounding of coordinates over h, which two rotations of nearly half a turn multiply.
+        assert float((found - expected).abs().max()) <= 1e-12 * max(1.0, float(expected.abs().max()))
+
+
+def test_split_and_failed_steps() -> None:
+    """Among others: two half steps for one, each with its own parameters, and states that are not numbers."""
+    mech = td.Mechanism({"ball": td.Body(1.0, (1.0, 1.0, 1.0))}, {"base": td.Floating(None, "ball")}, timestep=0.1, gravity=(0, 0, 0))
+    mech.bodies["ball"].mass = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    q, u = torch.zeros(4, 6), torch.zeros(4, 6)
+    spinning = mech.to_minimal(mech.initial_state(ball=dict(angular_velocity=(0.0, 0.0, 13.0))))[1]
+    qd = spinning * torch.tensor([0.1, 1.0, 1.0, 0.2])[:, None]
+    u[:, 5] = torch.tensor([1.0, 5.0, 0.1, 1.0])
+    q[3, 0] = torch.nan
+    out = mech.step_minimal(q, qd, u)
+    assert out.substeps.tolist()[:3] == [1, 2, 1] and out.status.tolist() == [0, 0, 0, int(td.Status.INVALID_INPUT)]
+    found = []
+    for backend in ("native", "reference"):
+        mech.options = td.SolverOptions(backend=backend)
+        found.append(torch.cat(mech.jacobians_minimal(q, qd, u), dim=-1))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-9)  # (each at its own solution)
+    assert not found[0][3].any() and bool(found[0][1].any())

@@ -1,0 +1,89 @@
+"""Minimal coordinates inside `torch.compile`: the maps to and from them as operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mechanisms import random_body, random_joint
+from torch import Tensor
+
+import torchdojo as td
+from torchdojo.native import loader
+
+pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler")
+
+
+def robot() -> td.Mechanism:
+    """A free body with an arm of joints with one, two and three rotations; the hand's place differs between environments."""
+    joints: dict[str, td.StandardJoint] = {"trunk": td.Floating(None, "trunk", actuated=False)}
+    joints["arm"] = random_joint("Orbital", "trunk", "arm", True, True)
+    joints["hand"] = random_joint("Spherical", "arm", "hand", True, True)
+    joints["tool"] = random_joint("PlanarAxis", "hand", "tool", True, True)
+    mech = td.Mechanism({name: random_body() for name in joints}, joints, timestep=0.02)
+    mech.joints["hand"].child_anchor = 0.3 * torch.randn(3, 3)
+    for name, field in (("arm", "axis"), ("arm", "orientation_offset"), ("hand", "child_anchor"), ("tool", "parent_anchor")):
+        getattr(mech.joints[name], field).requires_grad_()
+    mech.timestep.requires_grad_()
+    return mech
+
+
+def coordinates(mech: td.Mechanism, *batch: int) -> tuple[Tensor, Tensor]:
+    n = mech.num_coordinates
+    return 0.5 * torch.randn(*batch, n), torch.randn(*batch, n)
+
+
+def compiled(function: Callable[..., Any]) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+def same(found: Any, expected: Any) -> None:
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1.0, float(b.detach().abs().max())))
+
+
+def test_compiled_steps_and_their_gradients() -> None:
+    """The values of eager calls, and gradients of the state and of every parameter."""
+    mech = robot()
+    q, qd = (t.requires_grad_() for t in coordinates(mech, 3))
+
+    def step(q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:
+        return mech.step_minimal(q, qd)[:2]
+
+    results = compiled(step)(q, qd), step(q, qd)
+    same(*results)
+    weights = torch.randn(2, *q.shape)
+    leaves = [q, qd, *(p for p in mech.parameters() if p.requires_grad)]
+    grads = [torch.autograd.grad((weights[0] * a + weights[1] * b).sum(), leaves) for a, b in results]
+    assert len(leaves) == 7 and all(bool(g.any()) for g in grads[1])
+    same(*grads)
+
+
+def test_compiled_jacobians_rollouts_and_vmap() -> None:
+    mech = robot()
+    q, qd = coordinates(mech, 3)
+    u = torch.randn(3, 2, mech.num_inputs)
+    same(compiled(lambda q, qd: mech.jacobians_minimal(q, qd))(q, qd), mech.jacobians_minimal(q, qd))
+    same(compiled(lambda q, qd: mech.rollout_minimal(q, qd, u)[:2])(q, qd), mech.rollout_minimal(q, qd, u)[:2])
+    mech.joints["hand"].child_anchor = torch.randn(3)
+    mapped = torch.func.vmap(lambda q, qd: mech.step_minimal(q, qd)[:2])
+    same(compiled(mapped)(q, qd), mech.step_minimal(q, qd)[:2])
+
+
+@pytest.mark.parametrize("maximal", [True, False])
+def test_opcheck(maximal: bool) -> None:
+    mech = robot()
+    settings = mech._native()
+    assert settings is not None
+    q, qd = coordinates(mech, 3)
+    state = (torch.cat((q, qd), dim=-1) if maximal else mech.to_maximal(q, qd).detach()).requires_grad_()
+    parameters = [p.detach().clone().requires_grad_() for p in mech._stacked()]
+    numbers = settings.program.number, maximal
+    ops = torch.ops.torchdojo
+    torch.library.opcheck(ops.tree_map.default, (state, parameters, *numbers))
+    plain = [t.detach() for t in (state, *parameters)]
+    value, needs = ops.tree_map(plain[0], plain[1:], *numbers), [i % 2 == 0 for i in range(len(plain))]
+    torch.library.opcheck(ops.tree_map_adjoint.default, (torch.ones_like(value), plain[0], plain[1:], *numbers, needs))
