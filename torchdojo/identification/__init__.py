@@ -16,6 +16,7 @@ from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
 from torchdojo.identification.residual_physics import ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
+from torchdojo.identification.shooting import ShootingOptions, ShootingStage, multiple_shooting
 
 __all__ = [
     "CUBE",
@@ -34,6 +35,8 @@ __all__ = [
     "ResidualWrench",
     "RobustLoss",
     "Scales",
+    "ShootingOptions",
+    "ShootingStage",
     "Stage",
     "WindowDataset",
     "WindowLoss",
@@ -44,6 +47,7 @@ __all__ = [
     "fit_starts",
     "gauss_newton",
     "multi_start",
+    "multiple_shooting",
     "open_loop",
     "read_recordings",
 ]

@@ -103,13 +103,18 @@ class LeastSquares:
 
     def cost(self, raw: Tensor, start: Tensor | None = None) -> tuple[Tensor, int]:
         """F, (), and the number of samples reached: those behind a failed step count nothing, and are not to be gained from."""
-        total, reached = raw.new_zeros(()), 0
+        costs, reached = self.window_costs(raw, start)
+        return costs.sum(), int(reached.sum())
+
+    def window_costs(self, raw: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What each window adds to F, (N,), and how many of its samples were reached, (N,)."""
+        costs, reached = [], []
         with torch.no_grad():
             for _, windows, first in self._pieces(start):
                 residual, solved = self.residual.evaluate(windows, raw, first)
-                total = total + 0.5 * self.robust(residual.square().sum(-1)).sum()
-                reached += int(solved.sum())
-        return total, reached
+                costs.append(0.5 * self.robust(residual.square().sum(-1)).sum(-1))
+                reached.append(solved.sum(-1))
+        return torch.cat(costs), torch.cat(reached)
 
     def normal_equations(self, raw: Tensor, start: Tensor | None = None) -> NormalEquations:
         """F, g and H at `raw` (P,)."""
@@ -245,7 +250,7 @@ def gauss_newton(
     system = problem.normal_equations(raw, start)
     history, iterations = [float(system.cost)], 1
     while True:
-        step, correction, predicted = _damped_step(system, mu, options.rank_tol)
+        step, correction, predicted = damped_step(system, mu, options.rank_tol)
         if _possible_decrease(system, options.rank_tol) <= options.cost_tol * history[-1]:
             converged, reason = True, "the quadratic model promises a relative decrease below cost_tol"
             break
@@ -272,7 +277,7 @@ def gauss_newton(
             if mu > 1e12:
                 converged, reason = True, "no step, however short, decreases the cost"
                 break
-    return _report(problem, raw, system, options, iterations, history, converged, reason, time.perf_counter() - begin, start)
+    return report(problem, raw, system, options, iterations, history, converged, reason, time.perf_counter() - begin, start)
 
 
 def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int = 10, start: Tensor | None = None) -> Tensor:
@@ -317,7 +322,7 @@ def multi_start(problem: LeastSquares, starts: Tensor, options: GaussNewtonOptio
     return sorted(fits, key=lambda fit: fit.cost if math.isfinite(fit.cost) else math.inf)
 
 
-def _damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[Tensor, Tensor | None, float]:
+def damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[Tensor, Tensor | None, float]:
     """δ of the parameters, in the directions that the data see, and of the starts; and the decrease of the cost that the quadratic model
     predicts, −gᵀδ − ½ δᵀHδ."""
     basis = _seen_directions(system.reduced()[0], rank_tol)
@@ -365,7 +370,7 @@ def identifiability(hessian: Tensor, labels: Sequence[str], rank_tol: float = 1e
     return Identifiability(singular, directions, seen, {label: bool(b < 0.01) for label, b in zip(labels, blind, strict=True)})
 
 
-def _report(
+def report(
     problem: LeastSquares,
     raw: Tensor,
     system: NormalEquations,
