@@ -28,7 +28,6 @@ from torchdojo.identification import (
 )
 from torchdojo.identification.recordings import recordings_of
 
-
 NOISE = 0.5e-3, math.radians(0.5)  # [m], [rad]
 
 

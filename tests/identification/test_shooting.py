@@ -41,7 +41,8 @@ def test_stages_that_mean_nothing_are_refused(keywords):
 
 
 @pytest.mark.parametrize(
-    ("keywords", "message"), [({"damping": 0.0}, "damping: got 0.0; allowed: positive"), ({"draws": -1}, "draws=-1"), ({"refit": 0}, "refit=0")]
+    ("keywords", "message"),
+    [({"damping": 0.0}, "damping: got 0.0; allowed: positive"), ({"draws": -1}, "draws=-1"), ({"refit": 0}, "refit=0")],
 )
 def test_options_that_mean_nothing_are_refused(keywords, message):
     with pytest.raises(ValueError, match=message):

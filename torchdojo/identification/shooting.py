@@ -184,6 +184,4 @@ def _costs(problem: LeastSquares, raw: Tensor, start: Tensor) -> Tensor:
 
 def _subset(problem: LeastSquares, chosen: Tensor) -> LeastSquares:
     assert problem.start is not None
-    return LeastSquares(
-        problem.residual, problem.windows[chosen], problem.robust, problem.groups[chosen], free_start=problem.start[chosen]
-    )
+    return LeastSquares(problem.residual, problem.windows[chosen], problem.robust, problem.groups[chosen], free_start=problem.start[chosen])
