@@ -109,9 +109,10 @@ def test_real_hinge_is_where_it_is():
     assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
     assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
-    # Measured: 16 % less position error on throws held back (22 % on the others). Angles hardly improve: after 40 samples they are
-    # decided by impacts before which the errors of the first sample have grown too large.
-    assert fitted["position_error_mm"] <= 0.88 * nominal["position_error_mm"]
+    # Measured: 18 % less position error on throws held back (23 % on the others), 5 % less rotation error. Rotation is lost at the first
+    # impacts, also from smoothed starts: the real joint answers with some 0.7 of the turning that a frictionless hinge would.
+    assert fitted["position_error_mm"] <= 0.85 * nominal["position_error_mm"]
+    assert fitted["rotation_error_degrees"] <= nominal["rotation_error_degrees"]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ CUBE: dict[str, Any] = {
         },
         # Geometry, from everything that touches the ground.
         {
-            "parameters": ["friction", "half_side", "corner_radius"],
+            "parameters": ["friction", "half_side"],
             "horizon": 16,
             "stride": 16,
             "substeps": 2,
@@ -108,24 +108,26 @@ CUBE: dict[str, Any] = {
             "horizon": 60,
             "scales": {"position": 0.005, "rotation": 0.1},
             "robust": {"kind": "huber", "threshold": 1.0},
-            "options": {"cost_tol": 1e-4, "max_iterations": 25},
+            "options": {"cost_tol": 1e-4, "max_iterations": 8},
         },
     ],
-    "start": {"corner_radius": 0.004},
+    # Contacts give way (the stiffness rounds corners, too) and inertia is 1.3 times the nominal one: from a coarse grid of open-loop errors
+    # of the training file, where four of five fifths of the throws, whichever they are, choose the same values or neighbours that do as
+    # well. Damping is that at four substeps, which add damping of their own.
+    "start": {"corner_radius": 0.001, "stiffness": 5e4, "damping": 100.0, "second_moments": (5.26e-4,) * 3, "tilt": (0.0, 0.08)},
 }
 
 ELBOW: dict[str, Any] = {
     "object": "elbow",
-    "kappa": 3e-6,
     "stages": [
         {
             "parameters": ["friction", "parent_anchor", "child_anchor", "hinge_damping", "hinge_friction"],
             "horizon": 16,
             "stride": 48,
-            "substeps": 2,
+            "substeps": 4,
             "scales": {"position": 0.003, "rotation": 0.03, "joint": 0.03},
             "robust": {"kind": "cauchy", "threshold": 3.0},
-            "options": {"cost_tol": 1e-3, "max_iterations": 12},
+            "options": {"cost_tol": 1e-3, "max_iterations": 8},
         },
         {
             "parameters": ["friction"],
@@ -135,7 +137,9 @@ ELBOW: dict[str, Any] = {
             "options": {"cost_tol": 1e-4, "max_iterations": 8},
         },
     ],
-    "start": {"gravity": 9.64, "friction": 0.2},
+    # Contacts give way, with stiffness and damping from a coarse grid of open-loop errors of training throws; at the substeps below, which
+    # add damping of their own. (Newton's law with a restitution of 0.2 to 0.3 does as well.)
+    "start": {"gravity": 9.64, "friction": 0.16, "stiffness": 3e4, "damping": 60.0},
 }
 
 
