@@ -15,7 +15,8 @@ import functools
 from collections.abc import Sequence
 
 import torch
-from bench_step import CASES, Case, by_turns
+from bench_cases import CASES, Case
+from bench_step import by_turns
 from torch import Tensor
 
 import torchdojo as td

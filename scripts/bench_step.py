@@ -11,9 +11,8 @@ Both are timed by turns; the numbers are medians. torchdojo runs `rollout` (each
 steps of many environments in one C call, with its Euler integrator, its Newton solver, pyramidal cones, condim 3, and no collisions but
 those with the ground.
 
-MuJoCo's models: Gymnasium's files for half_cheetah, ant and humanoid; menagerie's A1 (from $TORCHDOJO_SHARED, without meshes, with motors)
-for the quadruped, which has a lighter trunk; for the others the very mechanism of torchdojo, written as MJCF. Both have the joint limits
-and the armature of those files.
+The mechanisms, and MuJoCo's models of them, are those of bench_cases.py, with the joint limits and the armature of their files. Jacobians
+are written into memory that is there, on both sides.
 
 All parameters trainable: forward and backward with gradients of every parameter of the mechanism as well as of z0 and u, over that without.
 
@@ -25,8 +24,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
-import itertools
 import math
 import os
 import platform
@@ -34,7 +31,6 @@ import statistics
 import sys
 import time
 import warnings
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +38,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from bench_cases import CASES, TIMESTEP, Case, MissingError
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import models
-from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import split_state
 
 try:
     import mujoco
@@ -55,271 +49,11 @@ try:
 except ImportError:
     mujoco = None
 
-SHARED = Path(os.environ.get("TORCHDOJO_SHARED") or Path(__file__).resolve().parents[2] / "shared")
-TIMESTEP = 0.01  # [s], both engines
 ACTIVE_GAP = 1e-3  # [m]: a contact counts as active below it
-A1_TORQUE = 33.5  # [N·m], menagerie's forcerange
 SHORTEST = 0.05  # [s], of one timing
 NEVER = "–"
-
-
-Start = tuple[Any, np.ndarray]  # mujoco.MjModel, qpos
-
-
-@dataclass
-class Case:
-    """One mechanism of the benchmark.
-
-    Attributes:
-        start: (13 nb,) state. limit: (nu,) largest inputs [N, N·m]; bias: (nu,) added to the random ones.
-        effort: fraction of `limit` that random inputs reach. settle: steps before anything is timed.
-        most: environments at most, whatever is asked for; an eighth of it for Jacobians (MuJoCo takes 9 s for one of spheres100).
-        mjcf: MuJoCo's model and the qpos to start from; raises MissingError.
-    """
-
-    mech: td.Mechanism
-    start: Tensor
-    limit: Tensor
-    effort: float
-    settle: int
-    mjcf: Callable[[Case], Start]
-    bias: Tensor | None = None
-    most: int = 1_000_000
-
-    def inputs(self, *shape: int) -> Tensor:
-        u = self.effort * self.limit * (2 * torch.rand(*shape, self.limit.numel(), dtype=torch.float64) - 1)
-        return u if self.bias is None else u + self.bias
-
-
-class MissingError(Exception):
-    """MuJoCo's side of a case cannot be had; the message says why."""
-
-
-# -- the mechanisms ------------------------------------------------------------------------------------------------------------------------
-
-
-def _gym(name: str, effort: float) -> Callable[[], Case]:
-    def build() -> Case:
-        mech = models.make(name, timestep=TIMESTEP)
-        return Case(mech, models.initial_state(name, mech), _effort_limits(mech), effort, 80, lambda case: _gym_model(name))
-
-    return build
-
-
-def _quadruped() -> Case:
-    # Springs hold it up in its standing pose: without them it would lie on its belly.
-    mech = models.quadruped(timestep=TIMESTEP, spring=A1_SPRING, damper=A1_DAMPER)
-    limit = torch.full((mech.num_inputs,), A1_TORQUE, dtype=torch.float64)
-    return Case(mech, models.initial_state("quadruped", mech), limit, 0.1, 80, lambda case: _a1_model())
-
-
-def _atlas() -> Case:
-    sole = [(x, y) for x in (-0.0876, 0.1728) for y in (0.066, -0.0626)]
-    contacts = {
-        f"{side}_sole{i}": {"link": f"{side}_foot", "point": (x, y if side == "l" else -y, -0.07645), "radius": 0.01}
-        for side in ("l", "r")
-        for i, (x, y) in enumerate(sole)
-    }
-    mech = td.load(_shared("atlas", "atlas.urdf"), timestep=TIMESTEP, contacts=contacts)
-    for joint in mech.joints.values():
-        if joint.num_inputs:  # springs hold it up
-            joint.spring, joint.damper = 1000.0, 20.0
-    z = mech.initial_state(floating_base={"q": (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)})
-    z = mech.initial_state(floating_base={"q": (0.0, 0.0, 1.005 - float(mech.distances(z).min()), 0.0, 0.0, 0.0)})
-    return Case(mech, z, _effort_limits(mech), 0.05, 60, _export)
-
-
-def _arm() -> Case:
-    path = _shared("franka_panda", "panda_collision.urdf")
-    mech = td.load(path, timestep=TIMESTEP, floating_base=False, contacts=None, ignore=("panda_finger_joint2",))
-    for joint in mech.joints.values():  # the file has none, and the last links weigh little
-        joint.damper = 1.0 if joint.free_rotations else 10.0
-    return Case(mech, mech.initial_state(), _effort_limits(mech), 0.1, 20, _export)
-
-
-def _quadrotor() -> Case:
-    mech = td.Mechanism({"quadrotor": td.Body(1.0, (0.01, 0.01, 0.018))}, {"base": td.Floating(None, "quadrotor")}, timestep=TIMESTEP)
-    bias = torch.tensor([0.0, 0.0, 9.81, 0.0, 0.0, 0.0], dtype=torch.float64)  # hover
-    limit = torch.tensor([2.0, 2.0, 2.0, 0.02, 0.02, 0.02], dtype=torch.float64)
-    return Case(mech, mech.initial_state(base={"q": (0.0, 0.0, 2.0, 0.0, 0.0, 0.0)}), limit, 1.0, 5, _export, bias)
-
-
-def _pendulum(n: int, joint: str) -> Callable[[], Case]:
-    def build() -> Case:
-        mech = models.npendulum(n, timestep=TIMESTEP, length=1.0 / n, mass=1.0 / n, damper=1e-3)
-        if joint == "Spherical":
-            joints = {
-                name: td.Spherical(old.parent, old.child, parent_anchor=old.parent_anchor, child_anchor=old.child_anchor, damper=1e-3)
-                for name, old in mech.joints.items()
-            }
-            mech = td.Mechanism(dict(mech.bodies.items()), joints, timestep=TIMESTEP)
-        limit = torch.full((mech.num_inputs,), 0.05 / n, dtype=torch.float64)
-        tilt = 0.5 if joint == "Revolute" else (0.5, 0.2, 0.0)
-        return Case(mech, mech.initial_state(hinge1={"q": tilt}), limit, 1.0, 5, _export, most=_most(n))
-
-    return build
-
-
-def _spheres(n: int) -> Callable[[], Case]:
-    """A chain of balls of 5 cm and 0.1 kg in a row on the ground, each tied to the next where they touch."""
-
-    def build() -> Case:
-        radius, names = 0.05, [f"ball{i}" for i in range(n)]
-        bodies = {name: td.Body(0.1, shape=td.shapes.Sphere(radius)) for name in names}
-        joints: dict[str, Any] = {"base": td.Floating(None, names[0], actuated=False)}
-        for a, b in itertools.pairwise(names):
-            joints[f"{a}_{b}"] = td.Spherical(a, b, parent_anchor=(radius, 0, 0), child_anchor=(-radius, 0, 0), damper=1e-3)
-        contacts = {name: td.NonlinearContact(name, radius=radius, friction=0.5) for name in names}
-        mech = td.Mechanism(bodies, joints, contacts, timestep=TIMESTEP)
-        limit = torch.full((mech.num_inputs,), 0.01, dtype=torch.float64)
-        z = mech.initial_state(base={"q": (0.0, 0.0, radius + 1e-3, 0.0, 0.0, 0.0)})
-        return Case(mech, z, limit, 1.0, 20, _export, most=_most(n))
-
-    return build
-
-
-def _most(n: int) -> int:
-    return 1_000_000 if n < 50 else 16
-
-
-CASES: dict[str, Callable[[], Case]] = {
-    "half_cheetah": _gym("half_cheetah", 0.5),
-    "ant": _gym("ant", 0.5),
-    "humanoid": _gym("humanoid", 0.1),
-    "quadruped": _quadruped,
-    "atlas": _atlas,
-    "arm": _arm,
-    "quadrotor": _quadrotor,
-    "pendulum10": _pendulum(10, "Revolute"),
-    "pendulum100": _pendulum(100, "Revolute"),
-    "ball_pendulum10": _pendulum(10, "Spherical"),
-    "ball_pendulum100": _pendulum(100, "Spherical"),
-    "spheres10": _spheres(10),
-    "spheres100": _spheres(100),
-}
 QUICK = ("half_cheetah", "quadruped", "quadrotor", "spheres10")
 LONG = ("humanoid", "quadruped", "arm", "quadrotor")  # with a row for a long rollout
-A1_SPRING, A1_DAMPER = 30.0, 0.5  # [N·m/rad, N·m·s/rad]
-A1_STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}  # that of `td.models.quadruped`
-
-
-def _effort_limits(mech: td.Mechanism) -> Tensor:
-    actuated = [joint for joint in mech.joints.values() if joint.num_inputs]
-    return torch.cat([torch.as_tensor(joint.effort_limit, dtype=torch.float64).reshape(-1) for joint in actuated])
-
-
-def _shared(*parts: str) -> Path:
-    path = SHARED.joinpath("models", *parts)
-    if not path.exists():
-        raise MissingError(f"no {path} (set TORCHDOJO_SHARED to the folder of the shared data)")
-    return path
-
-
-# -- MuJoCo's side -------------------------------------------------------------------------------------------------------------------------
-
-
-def _gym_model(name: str) -> Start:
-    gymnasium = importlib.util.find_spec("gymnasium")
-    if gymnasium is None or gymnasium.origin is None:
-        raise MissingError("gymnasium, which brings the file, is not installed")
-    path = Path(gymnasium.origin).parent / "envs" / "mujoco" / "assets" / f"{name}.xml"
-    model = mujoco.MjModel.from_xml_path(str(path))
-    return model, model.qpos0
-
-
-def _a1_model() -> Start:
-    """Menagerie's A1 with motors for its position servos, and without the meshes, which only its looks need."""
-    root = ElementTree.parse(_shared("unitree_a1", "a1.xml")).getroot()
-    asset = root.find("asset")
-    if asset is not None:
-        root.remove(asset)
-    for keyframes in root.findall("keyframe"):
-        root.remove(keyframes)
-    for parent in list(root.iter()):
-        for geom in parent.findall("geom"):
-            if geom.get("mesh") or geom.get("type") == "mesh":
-                parent.remove(geom)
-            else:
-                geom.attrib.pop("material", None)
-    world, actuators = root.find("worldbody"), root.find("actuator")
-    assert world is not None and actuators is not None
-    ElementTree.SubElement(world, "geom", {"type": "plane", "size": "0 0 1", "name": "floor"})
-    for servo in actuators:
-        servo.tag = "motor"
-        servo.attrib.pop("class")
-        servo.attrib.update(gear=str(A1_TORQUE), ctrllimited="true", ctrlrange="-1 1")
-    for joint in root.iter("joint"):
-        part = next((part for part in A1_STANDING if joint.get("name", "").endswith(f"_{part}_joint")), None)
-        if part is not None:
-            joint.attrib.update(stiffness=str(A1_SPRING), damping=str(A1_DAMPER), springref=str(A1_STANDING[part]))
-    model = mujoco.MjModel.from_xml_string(ElementTree.tostring(root, encoding="unicode"))
-    return model, np.concatenate((model.qpos0[:7], model.qpos_spring[7:]))
-
-
-def _export(case: Case) -> Start:
-    """A tree of Revolute, Prismatic, Spherical and Floating joints as MJCF: frames, coordinates and inputs are those of torchdojo."""
-    mech = case.mech
-    root = ElementTree.Element("mujoco")
-    ElementTree.SubElement(root, "compiler", angle="radian")
-    ElementTree.SubElement(root, "option", gravity=_text(mech.gravity))
-    world = ElementTree.SubElement(root, "worldbody")
-    ElementTree.SubElement(world, "geom", {"type": "plane", "size": "0 0 1", "name": "floor", "friction": "0 0 0"})
-    actuators = ElementTree.SubElement(root, "actuator")
-    nodes: dict[str | None, ElementTree.Element] = {None: world}
-    pending = dict(mech.joints.items())
-    limits = {name: case.limit[piece] for name, piece in mech.input_layout.items()}
-    while pending:
-        name = next(name for name, joint in pending.items() if joint.parent in nodes)
-        joint = pending.pop(name)
-        position = joint.parent_anchor - quat.rotate(joint.orientation_offset, joint.child_anchor)
-        node = ElementTree.SubElement(
-            nodes[joint.parent], "body", name=joint.child, pos=_text(position), quat=_text(joint.orientation_offset)
-        )
-        nodes[joint.child] = node
-        body = mech.bodies[joint.child]
-        inertia = [float(body.inertia[i, j]) for i, j in ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))]
-        ElementTree.SubElement(node, "inertial", pos="0 0 0", mass=_text(body.mass), fullinertia=_text(inertia))
-        kinds = {"Revolute": "hinge", "Prismatic": "slide", "Spherical": "ball", "Floating": "free"}
-        kind = kinds.get(type(joint).__name__)
-        if kind is None:
-            raise MissingError(f"{type(joint).__name__} joints have no counterpart in MuJoCo")
-        attributes = {"type": kind, "name": name, "damping": _text(joint.damper[0])}
-        if kind != "free":
-            attributes |= {"pos": _text(joint.child_anchor), "stiffness": _text(joint.spring[0])}
-        if kind in ("hinge", "slide"):
-            attributes |= {"axis": _text(joint.axis), "springref": _text(joint.rest)}
-            if any(joint.limited):
-                attributes |= {"limited": "true", "range": _text(torch.cat(joint.limits))}
-            for name_here, name_there in (("friction", "frictionloss"), ("armature", "armature")):
-                if getattr(joint, name_here) is not None:
-                    attributes[name_there] = _text(getattr(joint, name_here))
-        ElementTree.SubElement(node, "joint", attributes)
-        gears = {"ball": 3, "free": 6}.get(kind, 1)
-        for i in range(gears if name in limits else 0):
-            gear = [float(limits[name][i]) if i == j else 0.0 for j in range(gears)]
-            ElementTree.SubElement(actuators, "motor", jointinparent=name, gear=_text(gear))
-    for contact in mech.contacts.values():
-        attributes = {"type": "sphere", "mass": "0", "size": _text(max(float(contact.radius), 1e-4)), "pos": _text(contact.point)}
-        ElementTree.SubElement(nodes[contact.body], "geom", {**attributes, "friction": f"{float(contact.friction)} 0 0"})
-    model = mujoco.MjModel.from_xml_string(ElementTree.tostring(root, encoding="unicode"))
-    pose = split_state(case.start).pose
-    number = {name: i for i, name in enumerate(mech.bodies)}
-    coordinates, layout, qpos = mech.to_minimal(case.start)[0], 0, model.qpos0.copy()
-    for name, joint in mech.joints.items():
-        address = model.joint(name).qposadr[0]
-        child = number[joint.child]
-        if joint.num_coordinates == 6:
-            qpos[address : address + 7] = torch.cat((pose.x[child], pose.q[child]))
-        elif joint.num_coordinates == 3:
-            qpos[address : address + 4] = quat.exp(coordinates[layout : layout + 3])
-        else:
-            qpos[address] = coordinates[layout]
-        layout += joint.num_coordinates
-    return model, qpos
-
-
-def _text(value: Any) -> str:
-    return " ".join(repr(float(x)) for x in torch.as_tensor(value, dtype=torch.float64).reshape(-1))
 
 
 class MuJoCo:
@@ -474,9 +208,11 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
     run = None if reference is None else lambda: reference.jacobians(count)
     with torch.no_grad():
         solution = mech.step(z[:count], u).solution  # (MuJoCo, too, starts its solver from the last accelerations)
-    ours, theirs = by_turns(sizes.repeats, lambda: mech.jacobians(z[:count], u, warm_start=solution), run)
+    size = 12 * mech.num_bodies
+    out = torch.empty(count, size, size + mech.num_inputs, dtype=torch.float64)  # (MuJoCo, too, writes into memory that is there)
+    ours, theirs = by_turns(sizes.repeats, lambda: mech.jacobians(z[:count], u, warm_start=solution, out=out), run)
     freedoms = NEVER if reference is None else f"{2 * reference.model.nv} x {2 * reference.model.nv + reference.model.nu}"
-    shape = f"{12 * mech.num_bodies} x {12 * mech.num_bodies + mech.num_inputs}"
+    shape = f"{size} x {size + mech.num_inputs}"
     jacobian = [name, f"{count}", shape, _number(ours, 1e6 / count), freedoms, _number(theirs, 1e6 / count), _ratio(theirs, ours)]
     say(f"{name}: Jacobian {jacobian[3]} µs, MuJoCo {jacobian[5]} µs")
     return rows, jacobian
@@ -599,7 +335,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = dataclasses.replace(sizes, **{key: value for key, value in given.items() if value is not None})
     if mujoco is not None:
         mujoco.set_mju_user_warning(lambda text: None)  # instead of a MUJOCO_LOG.TXT in the current folder
-    warnings.filterwarnings("ignore", "kept on the joints, but not part of the step yet")  # said in the description of this script
     warnings.filterwarnings("ignore", ".*mesh collision geometry is skipped")
     notes: list[str] = []
 

@@ -66,6 +66,18 @@ STEPPING: dict[str, tuple[Call, type[Exception], str]] = {
     "rollout_zero_steps": (lambda: mechanism().rollout(state(), steps=0), ValueError, r"steps: got 0; give a number of steps of 1 or more"),
     "rollout_length": (lambda: mechanism().rollout(state(), torch.zeros(5, 1), steps=4), ValueError, r"u: got shape \(5, 1\) with steps=4"),
     "jacobians_shape": (lambda: mechanism().jacobians(state()[:3]), ValueError, r"z: got shape \(3,\); allowed"),
+    "jacobians_out_kind": (lambda: mechanism().jacobians(state(), out=1.0), TypeError, r"out: got float; allowed: .*shape \(24, 25\)"),
+    "jacobians_out_shape": (
+        lambda: mechanism().jacobians(state(3), out=torch.empty(24, 25)),
+        ValueError,
+        r"out: got shape \(24, 25\), .*allowed: \(3, 24, 25\), torch.float64 on cpu, contiguous",
+    ),
+    "jacobians_out_dtype": (
+        lambda: mechanism().jacobians(state(), out=torch.empty(24, 25, dtype=torch.float32)),
+        ValueError,
+        r"out: .*torch.float32.*allowed: .*torch.empty\(\(24, 25\), dtype=torch.float64\)",
+    ),
+    "jacobians_out_strided": (lambda: mechanism().jacobians(state(), out=torch.empty(25, 24).mT), ValueError, r"out: .*not contiguous"),
     "to_minimal_shape": (lambda: mechanism().to_minimal(state()[:3]), ValueError, r"z: got shape \(3,\); allowed"),
     "to_maximal_shape": (lambda: mechanism().to_maximal(torch.zeros(2)), ValueError, r"q: got shape \(2,\); allowed: \(\.\.\., 7\)"),
     "retract_shape": (

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+import hopper as small
 import torchdojo as td
+from hopper import states
 from test_gradients import DistanceRod, Terrain, box
 from torchdojo import autodiff
 from torchdojo.native import loader
@@ -26,32 +28,11 @@ NATIVE = pytest.mark.skipif(not loader.available(), reason="no compiler for the 
 BACKENDS = [pytest.param("native", marks=NATIVE), "reference"]
 #: Both modes differentiate the same solution, so what is left is rounding, amplified by the condition of contact.
 ROUNDING = 1e-9
-EXACT = td.SolverOptions(kappa=1e-4, residual_tol=1e-12, central_path_tol=1e-9, min_iterations=4)
+EXACT = dataclasses.replace(small.EXACT, min_iterations=4)
 
 
 def hopper(backend: str = "reference", **options: Any) -> td.Mechanism:
-    """A ball with a leg: a spring, a damper, an input, both kinds of contact."""
-    return td.Mechanism(
-        bodies={"ball": td.Body(mass=1.0, inertia=(0.01, 0.012, 0.014)), "leg": td.Body(mass=0.3, inertia=(0.002, 0.002, 0.0005))},
-        joints={
-            "base": td.Floating(None, "ball", actuated=False),
-            "hip": td.Revolute("ball", "leg", axis=(0, 1, 0), child_anchor=(0, 0, 0.2), spring=0.5, damper=0.05),
-        },
-        contacts={
-            "foot": td.NonlinearContact("leg", point=(0, 0, -0.2), radius=0.02, friction=0.5),
-            "top": td.ImpactContact("ball", radius=0.1),
-        },
-        timestep=0.01,
-        options=dataclasses.replace(EXACT, backend=backend, **options),
-    )
-
-
-def states(mechanism: td.Mechanism, *batch: int) -> Tensor:
-    """In flight, in impact and sliding: the foot ends up to 1 cm above the ground, moving down and sideways."""
-    height = 0.423 + 0.01 * torch.rand(*batch, 1)
-    q = torch.cat((torch.randn(*batch, 2), height, 0.1 * torch.randn(*batch, 4)), -1)
-    qd = torch.cat((torch.randn(*batch, 2), -torch.rand(*batch, 1), torch.randn(*batch, 4)), -1)
-    return mechanism.to_maximal(q, qd)
+    return small.hopper(dataclasses.replace(EXACT, backend=backend, **options))
 
 
 def ball(backend: str = "reference", **options: Any) -> td.Mechanism:

@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchdojo.dynamics.integrator import LARGEST_SINE, STATE_SIZE
+from torchdojo.dynamics.integrator import LARGEST_SINE, STATE_SIZE, TANGENT_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec, System
+from torchdojo.solver.impacts import can_bounce, shifted_by
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.limit import better_of, derivative_system, point_of_derivative, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
@@ -102,6 +103,12 @@ class StepSettings:
     def select(self, batch: torch.Size, index: Tensor) -> StepSettings:
         """The same for the environments `index` of the flattened batch alone."""
         return self if self.grad_kappa is None else replace(self, grad_kappa=self.kappas(batch, index))
+
+    @property
+    def num_shifts(self) -> int:
+        """How many numbers follow the solution of `StepFunction`: in the limit κ → 0, where contacts may bounce."""
+        follow = GradientMode(self.options.gradient_mode).needs_limit and can_bounce(self.system)
+        return TANGENT_SIZE * self.system.num_bodies if follow else 0
 
     @property
     def raises_invalid(self) -> bool:
@@ -178,7 +185,11 @@ def check_solved(status: Tensor) -> None:
 
 
 class StepFunction(torch.autograd.Function):
-    """(settings, warm_start, z, u, wrench, *parameters) -> (w, status, iterations); w is differentiable in z, u, wrench, parameters."""
+    """(settings, warm_start, z, u, wrench, *parameters) -> (w, status, iterations); w is differentiable in z, u, wrench, parameters.
+
+    The solution is followed by what instants of impacts add to the next state, on its tangent space: zeros, but with derivatives
+    (solver/impacts.py), `StepSettings.num_shifts` of them.
+    """
 
     @staticmethod
     @apart_from_hooks
@@ -187,7 +198,7 @@ class StepFunction(torch.autograd.Function):
         flat, batch = flatten_batch(settings.specs, [t.detach() for t in tensors])
         z = flat[0]
         valid = valid_environments(settings, flat)
-        w = z.new_zeros(len(z), system.num_unknowns)
+        w = z.new_zeros(len(z), system.num_unknowns + settings.num_shifts)
         status = torch.full((len(z),), int(Status.INVALID_INPUT), dtype=torch.int64, device=z.device)
         iterations = torch.zeros_like(status)
         index = valid.nonzero().squeeze(-1)
@@ -198,7 +209,7 @@ class StepFunction(torch.autograd.Function):
                 problem, warm = problem.select(index), None if warm is None else warm[index]
             solution = solve_step(problem, warm, options)
             solved = (solution.status == int(Status.SUCCESS))[:, None]
-            w[index] = torch.where(solved, solution.w, 0.0)
+            w[index, : system.num_unknowns] = torch.where(solved, solution.w, 0.0)
             status[index], iterations[index] = solution.status, solution.iterations
         return w.reshape(*batch, -1), status.reshape(batch), iterations.reshape(batch)
 
@@ -292,7 +303,7 @@ class StepTangentFunction(torch.autograd.Function):
         tensors, directions = halves(values)
         with torch.enable_grad():
             at = _Linearization(settings, w, status, tensors, [d is not None for d in directions])
-            result = w.new_zeros(at.batch.numel(), w.shape[-1])
+            result = w.new_zeros(at.batch.numel(), settings.system.num_unknowns + settings.num_shifts)
             if len(at.index):
                 result[at.index] = at.tangent(directions)
             return result.reshape(*at.batch, -1)
@@ -399,11 +410,17 @@ class _Linearization:
         if not len(self.index):
             return
         problem = StepProblem(settings.system, flat[3:-1], *flat[:3]).select(self.index)
+        self.split = [settings.system.num_unknowns, settings.num_shifts]
+        solved = self.rows(w)[:, : self.split[0]]
         with torch.no_grad():
             kappas = settings.kappas(self.batch, self.index)
-            warn_of_lost_digits(problem, self.rows(w.detach()), settings.options, kappas)
-            solution = point_of_derivative(problem, self.rows(w.detach()), settings.options, kappas)
+            warn_of_lost_digits(problem, solved, settings.options, kappas)
+            solution = point_of_derivative(problem, solved, settings.options, kappas)
             self.kkt, self.refinements = derivative_system(problem, solution, settings.options)
+        self.shift: Tensor | None = None
+        shifted = shifted_by(problem, solved, solution, settings.options) if self.split[1] else None
+        if shifted is not None:
+            problem, self.shift = shifted
         self.problem, self.mode = problem, GradientMode(settings.options.gradient_mode)
         self.w = solution.requires_grad_()
         self.residual = problem.residual(self.w)
@@ -431,21 +448,24 @@ class _Linearization:
     def adjoint(self, grad_w: Tensor) -> list[Tensor | None]:
         """A(grad_w)."""
         residual = self.residual
+        grad_w, grad_shift = grad_w.split(self.split, dim=-1)
+        direct = [None] * len(self.leaves) if self.shift is None else self.pull(grad_shift, self.leaves, residual=self.shift)
         with torch.no_grad():
             multiplier = self.kkt.solve_transposed(grad_w, self.refinements)
             if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
                 multiplier, point = better_of(self.problem, self.w, multiplier, grad_w)
         if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
             residual = self.problem.residual(point)
-        return self.pull(-multiplier, self.leaves, residual=residual)
+        return added(direct, self.pull(-multiplier, self.leaves, residual=residual))
 
     def tangent(self, directions: Sequence[Tensor | None]) -> Tensor:
         """T(directions), (solved environments, n)."""
         if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
             raise RuntimeError("torchdojo: gradient_mode='complementarity_aware' depends on a loss, and forward mode has none; use 'exact'")
-        (moved,) = pushforward([self.residual], self.leaves, directions)
+        moved, *shifts = pushforward([self.residual, *([] if self.shift is None else [self.shift])], self.leaves, directions)
         with torch.no_grad():
-            return -self.kkt.solve(moved, self.refinements)
+            shift = shifts[0] if shifts else moved.new_zeros(len(moved), self.split[1])
+            return torch.cat((-self.kkt.solve(moved, self.refinements), shift), dim=-1)
 
     def hessian(self, grad_w: Tensor, directions: Sequence[Tensor | None]) -> list[Tensor | None]:
         """H(grad_w, directions)."""
@@ -465,7 +485,12 @@ class _Linearization:
         found = iter(torch.autograd.grad(-change, wanted, retain_graph=True, allow_unused=True))
         by_w, *direct = [next(found) if t.requires_grad else None for t in targets]
         carried = [None] * len(direct) if by_w is None else self.adjoint(by_w)
-        return [b if a is None else a if b is None else a + b for a, b in zip(direct, carried, strict=True)]
+        return added(direct, carried)
+
+
+def added(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Sums of pairs, of which any may be missing."""
+    return [b if a is None else a if b is None else a + b for a, b in zip(first, second, strict=True)]
 
 
 def pushforward(outputs: Sequence[Tensor], leaves: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor]:

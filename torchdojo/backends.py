@@ -17,7 +17,7 @@ from torchdojo.native import ops
 from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
 from torchdojo.native.program import Program, program, supported, unsupported
-from torchdojo.parameters import PhysicalModule
+from torchdojo.parameters import PhysicalModule, result_tensor
 from torchdojo.solver.options import Backend, SolverOptions
 from torchdojo.stepping import StepOutput
 
@@ -93,12 +93,16 @@ class Backends(PhysicalModule):
     def _stacked(self) -> list[Tensor]:
         return self._system.stack_parameters(self.timestep, self.gravity)
 
-    def _jacobian(self, how: Differentiation, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> Tensor:
+    def _jacobian(
+        self, how: Differentiation, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
         """(..., 12 nb, 12 nb + nu)"""
+        native = self._native(how)
+        if native is not None and how.options.randomized is None:
+            return ops.jacobian(native, self._known(native), z, u, wrench, warm_start, out)
         if how.options.randomized is not None:
             sample = how._replace(options=sampled_options(how.options))
-            return randomized_jacobian(functools.partial(self._jacobian, sample), how.options.randomized, z, u, wrench, warm_start)
-        native = self._native(how)
-        if native is not None:
-            return ops.jacobian(native, self._known(native), z, u, wrench, warm_start)
-        return stepping.jacobian(self._settings(how), self._stacked(), z, u, wrench, warm_start)
+            result = randomized_jacobian(functools.partial(self._jacobian, sample), how.options.randomized, z, u, wrench, warm_start)
+        else:
+            result = stepping.jacobian(self._settings(how), self._stacked(), z, u, wrench, warm_start)
+        return result if out is None else result_tensor(out, result.shape, result).copy_(result)

@@ -86,12 +86,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.set_defaults(run=_replay)
     replay.add_argument("file", type=Path, metavar="FILE.npz", help="tosses of a cube in the format of ContactNets' processed data")
-    replay.add_argument("--substeps", type=_whole, default=1, metavar="K", help="steps per recorded interval (default: %(default)s)")
-    replay.add_argument("--kappa", type=_positive, default=1e-6, metavar="K", help="central-path parameter (default: %(default)s)")
+    replay.add_argument("--parameters", type=Path, metavar="DIR", help="output folder of `torchdojo fit`: replay the object it has found")
+    replay.add_argument("--substeps", type=_whole, metavar="K", help="steps per recorded interval (default: 1, or those of the fit)")
+    replay.add_argument("--kappa", type=_positive, metavar="K", help="central-path parameter (default: 1e-06, or that of the fit)")
     replay.add_argument("--batch-limit", type=_whole, metavar="N", help="only the first N tosses")
     replay.add_argument("--friction", type=_not_negative, metavar="MU", help="Coulomb coefficient (default: mu_reported of the file)")
     replay.add_argument("--half-side", type=_positive, metavar="M", help="half the cube's edge [m] (default: half_side of the file)")
     _add_output(replay)
+
+    fit = commands.add_parser(
+        "fit",
+        help="identify an object from recordings",
+        description="Fit parameters of an object to recorded trajectories, stage by stage as a YAML file describes it. A run that was "
+        "killed goes on with --resume, to the same parameters, bit for bit.",
+    )
+    fit.set_defaults(run=_fit)
+    fit.add_argument("config", type=Path, metavar="CONFIG", help="description (.yaml), such as configs/identify_cube.yaml")
+    fit.add_argument("--data", type=Path, required=True, metavar="FILE", help="recordings (.npz)")
+    fit.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
+    fit.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace a value of the description, e.g. seed=3 or stages.0.horizon=10 (stages count from 0); repeatable",
+    )
+    _add_output(fit, required=True)
 
     evaluate = commands.add_parser(
         "evaluate",
@@ -110,10 +131,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
+def _add_output(parser: argparse.ArgumentParser, required: bool = False) -> None:
     # The reference engine works on many small matrices, which more threads only slow down.
     parser.add_argument("--threads", type=_whole, default=1, metavar="N", help="of the CPU (default: %(default)s)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="write report.json, arrays (.npz) and plots (.png), if any, there")
+    parser.add_argument(
+        "--output", type=Path, required=required, metavar="DIR", help="write report.json, arrays (.npz) and plots (.png), if any, there"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object, the last line of stdout")
 
 
@@ -142,6 +165,7 @@ def _replay(options: argparse.Namespace) -> dict[str, Any]:
 
     return replay(
         options.file,
+        parameters=options.parameters,
         substeps=options.substeps,
         kappa=options.kappa,
         batch_limit=options.batch_limit,
@@ -149,6 +173,12 @@ def _replay(options: argparse.Namespace) -> dict[str, Any]:
         half_side=options.half_side,
         output=options.output,
     )
+
+
+def _fit(options: argparse.Namespace) -> dict[str, Any]:
+    from torchdojo.commands.fit import fit
+
+    return fit(options.config, data=options.data, output=options.output, resume=options.resume, changes=options.changes)
 
 
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:

@@ -272,25 +272,44 @@ class Contact(Element):
         at u_n⁺ = −e u_n⁻ in the very step in which they would arrive (where they are not in touch yet, but nearer than one step); slower
         ones come to rest. Without friction, impacts at e = 1 keep the energy: it changes by Σ γ n·(u⁺ + u⁻)/2. With friction, or where
         other contacts that do not bounce take part, Newton's law may create energy (Kane 1984; Glocker 2001). Which step it is jumps:
-        gradients are those of a given sequence of impacts, as with any law of impact.
+        gradients are those of a given sequence of impacts, as with any law of impact; those of the mode "exact" know of their instants
+        (solver/impacts.py).
         """
-        fields, gap = self.fields, touch.distance
-        if not any(name in fields for name in ("restitution", "recovery_speed", "stiffness")):
-            return gap[..., None]
-        h = timestep[..., 0]
+        gap = self._held_gap(motions, touch, gamma, timestep)
+        if "restitution" in self.fields:
+            bounces, rebound, _ = self._rebound(motions, touch, timestep)
+            gap = torch.where(bounces, torch.minimum(gap, rebound), gap)
+        return gap[..., None]
+
+    def impact(self, motions: tuple[Motion, ...], gamma: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a contact with restitution: whether its law of impact rules the step, and the time from the beginning of the step to the
+        impact at the velocities that led there, τ = h φ/(φ⁻ − φ) [s], (...,) each. The arguments are those of `gap`."""
+        touch = self.touch(motions)
+        bounces, rebound, instant = self._rebound(motions, touch, timestep)
+        return bounces & (rebound < self._held_gap(motions, touch, gamma, timestep)), instant
+
+    def _held_gap(self, motions: tuple[Motion, ...], touch: Touch, gamma: Tensor, timestep: Tensor) -> Tensor:
+        """φ⁺ and what recovery and compliance add to it, (...,)."""
+        fields, gap, h = self.fields, touch.distance, timestep[..., 0]
+        if "recovery_speed" not in fields and "stiffness" not in fields:
+            return gap
         now = self.distance(*(motion.pose for motion in motions))
         if "recovery_speed" in fields:
             gap = gap - (now + h * self.recovery_speed).clamp_max(0)
         if "stiffness" in fields:
             gap = gap + (gamma[..., 0] - self.damping * now.clamp_max(0)) / (h * self.stiffness + self.damping)
-        if "restitution" in fields:
-            before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))
-            slow = RESTING_ACCELERATION * h * h
-            bounces = (before - now > slow) & (2 * now - before < slow)
-            arriving = tuple(motion._replace(twist=motion.incoming) for motion in motions)
-            velocity = self.slip(motions, touch) + self.restitution[..., None] * self.slip(arriving, touch, current=True)
-            gap = torch.where(bounces, torch.minimum(gap, h * (touch.normal * velocity).sum(-1)), gap)
-        return gap[..., None]
+        return gap
+
+    def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where impacts are, h n·(u⁺ + e u⁻), and τ, (...,) each."""
+        h = timestep[..., 0]
+        now = self.distance(*(motion.pose for motion in motions))
+        before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))
+        slow = RESTING_ACCELERATION * h * h
+        bounces = (before - now > slow) & (2 * now - before < slow)
+        arriving = tuple(motion._replace(twist=motion.incoming) for motion in motions)
+        velocity = self.slip(motions, touch) + self.restitution[..., None] * self.slip(arriving, touch, current=True)
+        return bounces, h * (touch.normal * velocity).sum(-1), h * now / torch.where(bounces, before - now, 1.0)
 
 
 def _describe(contact: Contact, argument: str, shape: Shape | None) -> tuple[str, dict[str, Any]]:

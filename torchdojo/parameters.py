@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["PhysicalModule", "bind", "check_tensor", "module_dict", "parametrized_names", "plain_class"]
+__all__ = ["PhysicalModule", "bind", "check_tensor", "module_dict", "parametrized_names", "plain_class", "result_tensor"]
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -54,6 +54,22 @@ def check_tensor(name: str, value: Any, size: int, number: Tensor, owner: str) -
         raise TypeError(
             f"{name}: on {value.device}, the mechanism on {number.device}; move one, for example mech.to({str(value.device)!r})"
         )
+
+
+def result_tensor(out: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
+    """A new tensor of that shape, or `out`, which must have it and be what results can be written into."""
+    if out is None:
+        return like.new_empty(shape)
+    if not isinstance(out, Tensor):
+        raise TypeError(f"out: got {type(out).__name__}; allowed: a tensor of shape {tuple(shape)} to write the result into")
+    same = out.shape == torch.Size(shape) and out.dtype == like.dtype and out.device == like.device
+    if not same or not out.is_contiguous() or out.requires_grad:
+        raise ValueError(
+            f"out: got shape {tuple(out.shape)}, {out.dtype} on {out.device}, {'' if out.is_contiguous() else 'not '}contiguous, "
+            f"requires_grad={out.requires_grad}; allowed: {tuple(shape)}, {like.dtype} on {like.device}, contiguous, without gradient: "
+            f"torch.empty({tuple(shape)}, dtype={like.dtype})"
+        )
+    return out
 
 
 class PhysicalModule(nn.Module):

@@ -17,12 +17,14 @@ from torchdojo import quaternion as quat
 from torchdojo.autodiff import StepFunction, StepSettings, check_solved, flatten_batch, transforming, valid_environments
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, next_pose, retract, split_state
 from torchdojo.dynamics.residual import StepProblem, local_jacobian
-from torchdojo.elements import Twist
+from torchdojo.dynamics.system import System
+from torchdojo.elements import Pose, Twist
+from torchdojo.solver.impacts import add_impacts, bouncing
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.limit import derivative_system, point_of_derivative, warn_of_lost_digits
 from torchdojo.solver.options import OnFailure, Status
 
-__all__ = ["StepOutput", "halve", "halved_jacobian", "jacobian", "step"]
+__all__ = ["StepOutput", "halve", "halved_jacobian", "jacobian", "next_state", "step"]
 
 
 class StepOutput(NamedTuple):
@@ -60,11 +62,12 @@ def step(
     neutral = z.new_zeros(system.num_bodies, STATE_SIZE)
     neutral[:, 6] = 1
     state = split_state(torch.where(ok, z, neutral.flatten()))
-    twist = Twist(*w[..., : 6 * system.num_bodies].unflatten(-1, (-1, 6)).split(3, dim=-1))
-    moved = join_state(next_pose(state.pose, twist, parameters[0][..., None, None]), twist)
+    moved = next_state(system, state.pose, w, parameters[0])
     pieces = [w[..., piece] for piece in system.impulse_layout.values()]
     impulses = torch.cat(pieces, dim=-1) if pieces else w[..., :0]
-    out = StepOutput(torch.where(ok, moved, z.detach()), impulses, status, iterations, w.detach(), torch.ones_like(status))
+    out = StepOutput(
+        torch.where(ok, moved, z.detach()), impulses, status, iterations, w.detach()[..., : system.num_unknowns], torch.ones_like(status)
+    )
     if transforming():
         return out  # which environments failed cannot be read here, so they stay flagged
     halvings = options.max_halvings if halvings is None else halvings
@@ -74,6 +77,16 @@ def step(
     if options.on_failure is OnFailure.RAISE and halvings == options.max_halvings:
         check_solved(out.status)
     return out
+
+
+def next_state(system: System, pose: Pose, w: Tensor, timestep: Tensor) -> Tensor:
+    """(..., 13 nb) from what `StepFunction` returns, w (..., num_unknowns or more), and the current poses (..., nb, ·)."""
+    twist = Twist(*w[..., : 6 * system.num_bodies].unflatten(-1, (-1, 6)).split(3, dim=-1))
+    moved = next_pose(pose, twist, timestep[..., None, None])
+    if w.shape[-1] > system.num_unknowns:
+        dx, dv, dphi, domega = w[..., system.num_unknowns :].unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
+        moved, twist = retract(moved, dx, dphi), Twist(twist.v + dv, twist.omega + domega)
+    return join_state(moved, twist)
 
 
 def _select_half(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor) -> tuple[StepSettings, list[Tensor]]:
@@ -137,7 +150,12 @@ def jacobian(
         right = torch.cat(problem.linearize_data(smooth), dim=-1)
         kkt, refinements = derivative_system(problem, smooth, options)
         twist_change = -kkt.solve(right, refinements)[:, : 6 * nb].unflatten(1, (nb, 6))
-        result[index[good]] = tangent_of_next(problem, w, twist_change)
+        found = tangent_of_next(problem, w, twist_change)
+        if settings.num_shifts and len(hit := bouncing(problem, w)):
+            own = found[hit]
+            add_impacts(own, problem.select(hit), w[hit], smooth[hit], options)
+            found[hit] = own
+        result[index[good]] = found
     halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):
         result[failed] = halved_jacobian(settings, tensors, failed, halvings - 1)

@@ -7,11 +7,9 @@ import pytest
 import torch
 from made_up import thrown_cubes
 
-from conftest import shared_path
+from conftest import REPOSITORY, shared_path
 from torchdojo import quaternion as quat
 from torchdojo.identification import (
-    CUBE,
-    ELBOW,
     GaussNewtonOptions,
     LeastSquares,
     Recordings,
@@ -25,8 +23,11 @@ from torchdojo.identification import (
     fit_starts,
     gauss_newton,
     multiple_shooting,
+    read_config,
 )
 from torchdojo.identification.recordings import recordings_of
+
+CUBE, ELBOW = (REPOSITORY / "configs" / f"identify_{name}.yaml" for name in ("cube", "elbow"))
 
 NOISE = 0.5e-3, math.radians(0.5)  # [m], [rad]
 
@@ -89,7 +90,7 @@ def test_noisy_poses_without_velocities():
 
 @pytest.mark.slow
 def test_real_cube_on_throws_held_back():
-    report = fit({**CUBE, "data": str(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))})
+    report = fit(read_config(CUBE, data=str(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))))
     assert report.values["friction"] == pytest.approx(0.18, rel=0.05)
     assert report.values["half_side"] == pytest.approx(0.0524, rel=0.05)
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
@@ -100,7 +101,7 @@ def test_real_cube_on_throws_held_back():
 
 @pytest.mark.slow
 def test_real_hinge_is_where_it_is():
-    report = fit({**ELBOW, "data": str(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz"))})
+    report = fit(read_config(ELBOW, data=str(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz"))))
     # Along the axis (y) only the difference of the anchors means something.
     parent, child = (np.array(report.values[name]) for name in ("parent_anchor", "child_anchor"))
     across = [0, 2]
@@ -128,7 +129,7 @@ def test_real_hinge_is_where_it_is():
 )
 def test_descriptions_that_mean_nothing_are_refused(changes, message):
     with pytest.raises(ValueError) as error:
-        fit({**CUBE, "data": "nowhere.npz", **changes})
+        fit(read_config(CUBE, **{"data": "nowhere.npz", **changes}))
     assert message in str(error.value)
 
 
@@ -138,7 +139,8 @@ def test_a_short_fit_of_made_up_tosses(tmp_path):
     np.savez(tmp_path / "tosses.npz", **arrays, half_side=0.05)
     stage = {"parameters": list(truth), "horizon": 1, "stride": 1, "substeps": 1}
     lines: list[str] = []
-    report = fit({"data": str(tmp_path / "tosses.npz"), "object": "cube", "stages": [stage], "substeps": 1}, log=lines.append)
+    config = read_config({"data": str(tmp_path / "tosses.npz"), "object": "cube", "stages": [stage], "substeps": 1})
+    report = fit(config, log=lines.append)
     for name, value in truth.items():
         assert report.values[name] == pytest.approx(value, rel=1e-4)
     assert lines and lines[0].startswith("friction, half_side: iteration 2, cost")

@@ -7,7 +7,16 @@ import torch
 import torchdojo as td
 from conftest import shared_path
 from torchdojo import quaternion as quat
-from torchdojo.identification import DataError, Parameter, ParametricMechanism, WindowDataset, cube_model, elbow_model, read_recordings
+from torchdojo.identification import (
+    DataError,
+    Parameter,
+    ParametricMechanism,
+    WindowDataset,
+    cube_model,
+    elbow_model,
+    read_recordings,
+    record_rollouts,
+)
 from torchdojo.identification.recordings import check_heights, recordings_of
 
 
@@ -158,3 +167,33 @@ def test_real_recordings_are_read():
     assert float(model.mechanism.joint_errors(z.detach()).abs().max()) < 1e-12
     qd = model.mechanism.to_minimal(z)[1]
     torch.testing.assert_close(qd[:, 0].detach(), elbow.joints()[1][:500, 0])
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_rollouts_are_recorded_as_they_are_read(every):
+    """Also of mechanisms with joints: states of recorded samples are those of the rollout, which is in free flight."""
+    model = elbow_model(0.01 / every)
+    z = model.mechanism.to_maximal(*torch.tensor([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], [1.0, 0.5, -0.2, 3.0, -2.0, 1.0, 5.0]]))
+    arrays = record_rollouts(model, z.detach().expand(2, -1), 6, every)
+    assert {name: arrays[name].shape for name in ("position", "joint_angle", "joint_velocity")} == {
+        "position": (12, 3),
+        "joint_angle": (12, 1),
+        "joint_velocity": (12, 1),
+    }
+    found = recordings_of(arrays)
+    assert found.offsets.tolist() == [0, 6, 12] and (found.num_bodies, found.num_joints) == (1, 1)
+    assert found.dt == pytest.approx(0.01)
+    with torch.no_grad():
+        seen, exact = model.states(found.samples, found)[:6], model.rollout(z, 6 * every).z[every::every]
+        if every == 1:
+            torch.testing.assert_close(seen, exact, rtol=0, atol=1e-9)
+        for body in (0, 13):  # with substeps, velocities are means over a sample
+            pose = [body + i for i in (0, 1, 2, 6, 7, 8, 9)]
+            torch.testing.assert_close(seen[:, pose], exact[:, pose], rtol=0, atol=1e-9)
+
+
+def test_rollouts_that_fail_are_not_recorded():
+    model = cube_model(0.01)
+    z = torch.tensor([[0.0, 0, 0.1, 0, 0, 0, 1, 0, 0, 0, float("nan"), 0, 0]])
+    with pytest.raises(ValueError, match="rollout 0 failed at step"):
+        record_rollouts(model, z, 3)

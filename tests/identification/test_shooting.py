@@ -21,7 +21,7 @@ def test_friction_size_and_restitution_of_exact_recordings():
         [ShootingStage(horizon=8, trim=0.3, iterations=12), ShootingStage(horizon=16, trim=0.3)],
         callback=lambda iteration, cost, raw: costs.append(cost),
     )
-    assert found.converged and found.iterations == len(costs) == len(found.history) - 1
+    assert found.converged and len(costs) == len(found.history) - 1
     assert found.start.shape == (12, 13)  # three windows of 16 steps in each of 4 recordings of 50 samples
     for name, value in TRUTH.items():
         # exact data: what is left are the tolerances of the solver and of the last step

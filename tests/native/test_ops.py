@@ -17,38 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import torchdojo as td
+from hopper import EXACT, hopper, states
 from torchdojo.native import execution, loader, program
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 
-# Both backends converge to rounding, so that what differs is not the solver's tolerance.
-EXACT = td.SolverOptions(kappa=1e-4, residual_tol=1e-12, central_path_tol=1e-9)
 ROUNDING = dict(rtol=0.0, atol=1e-10)  # gradients of contact steps reach 1e3
-
-
-def hopper(options: td.SolverOptions = EXACT) -> td.Mechanism:
-    """A ball with a leg: a spring, a damper, an input, both kinds of contact."""
-    return td.Mechanism(
-        bodies={"ball": td.Body(mass=1.0, inertia=(0.01, 0.012, 0.014)), "leg": td.Body(mass=0.3, inertia=(0.002, 0.002, 0.0005))},
-        joints={
-            "base": td.Floating(None, "ball", actuated=False),
-            "hip": td.Revolute("ball", "leg", axis=(0, 1, 0), child_anchor=(0, 0, 0.2), spring=0.5, damper=0.05),
-        },
-        contacts={
-            "foot": td.NonlinearContact("leg", point=(0, 0, -0.2), radius=0.02, friction=0.5),
-            "top": td.ImpactContact("ball", radius=0.1),
-        },
-        timestep=0.01,
-        options=options,
-    )
-
-
-def states(mechanism: td.Mechanism, *batch: int) -> Tensor:
-    """In flight, in impact and sliding: the foot ends up to 1 cm above the ground, moving down and sideways."""
-    height = 0.423 + 0.01 * torch.rand(*batch, 1)
-    q = torch.cat((torch.randn(*batch, 2), height, 0.1 * torch.randn(*batch, 4)), -1)
-    qd = torch.cat((torch.randn(*batch, 2), -torch.rand(*batch, 1), torch.randn(*batch, 4)), -1)
-    return mechanism.to_maximal(q, qd)
 
 
 def on(mechanism: td.Mechanism, backend: str) -> td.Mechanism:
@@ -348,6 +322,20 @@ def test_compile(name: str, parameters: bool) -> None:
     same(*pairs)
     with torch.no_grad():
         same(compiled(call)(mechanism, z, u), expected)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_jacobians_into_given_memory(backend: str) -> None:
+    mechanism, z = on(hopper(), backend), states(hopper(), 3)
+    u = torch.zeros(2, 1, mechanism.num_inputs)
+    size = 12 * mechanism.num_bodies
+    out = torch.full((2, 3, size, size + mechanism.num_inputs), torch.nan)
+    expected = mechanism.jacobians(z, u)
+    for _ in range(2):
+        found = mechanism.jacobians(z, u, out=out)
+        assert all(value.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for value in found)
+        assert torch.equal(torch.cat(found, dim=-1), out) and torch.equal(torch.cat(expected, dim=-1), out)
+        out.fill_(torch.nan)
 
 
 def test_compile_jacobians_and_vmap() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CommandError", "print_table", "progress", "user_input", "write_report"]
+__all__ = ["PARAMETERS", "CommandError", "finite", "print_table", "progress", "user_input", "write_report"]
+
+#: In the output folder of `torchdojo fit`: what it has found.
+PARAMETERS = "parameters.json"
 
 
 class CommandError(Exception):
@@ -47,3 +51,12 @@ def write_report(report: Mapping[str, Any], output: Path | None) -> None:
     if output is not None:
         (output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
         print(f"written to {output}/")
+
+
+def finite(value: Any) -> Any:
+    """JSON has no infinities and no NaN: null stands for a simulation that diverged, or for a deviation that is not known."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdojo.commands.common import CommandError, user_input, write_report
+from torchdojo.commands.common import CommandError, finite, user_input, write_report
 from torchdojo.evaluation import plots
 from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Setting, SkippedError
 from torchdojo.evaluation.gradients import EXPERIMENTS as GRADIENTS
@@ -101,15 +101,8 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
         columns = {"measured": m.value, "at_most": m.at_most, "at_least": m.at_least, "published": m.published or None, "mujoco": m.mujoco}
         for column, value in columns.items():
             if value is not None:
-                found[column][m.key] = _finite(value)
+                found[column][m.key] = finite(value)
     return {"skipped": None, "failed": [m.key for m in outcome.measurements if not m.passed], **found, "notes": list(outcome.notes)}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinities and no NaN: null stands for a simulation that diverged."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _print_measurements(measurements: Sequence[Measurement], setting: Setting) -> None:

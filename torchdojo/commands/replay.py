@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.commands.common import CommandError, print_table, progress, user_input, write_report
-from torchdojo.identification.evaluation import RaggedRollout, trajectory_means
+from torchdojo.commands.common import PARAMETERS, CommandError, print_table, progress, user_input, write_report
+from torchdojo.identification.evaluation import RaggedRollout, open_loop, trajectory_means
 from torchdojo.identification.evaluation import roll as roll_states
+from torchdojo.identification.fitting import FittedObject
 from torchdojo.identification.objects import cube
 from torchdojo.identification.recordings import check_heights, positive_number, read_recordings
 from torchdojo.mechanism import Mechanism
@@ -72,14 +73,25 @@ def roll(mech: Mechanism, tosses: Tosses, substeps: int = 1, *, show_progress: b
 def replay(
     path: Path,
     *,
-    substeps: int = 1,
-    kappa: float = 1e-6,
+    parameters: Path | None = None,
+    substeps: int | None = None,
+    kappa: float | None = None,
     batch_limit: int | None = None,
     friction: float | None = None,
     half_side: float | None = None,
     output: Path | None = None,
 ) -> dict[str, Any]:
-    """Run the command; returns the report."""
+    """Run the command; returns the report.
+
+    Args:
+        parameters: output folder of `torchdojo fit`, whose object then takes the place of the nominal cube.
+        substeps, kappa: default: 1 and 1e-6, or those of the fit.
+    """
+    if parameters is not None:
+        if friction is not None or half_side is not None:
+            raise CommandError("--friction and --half-side are for the nominal cube; --parameters brings all of its own")
+        return _replay_fitted(path, parameters, substeps, kappa, batch_limit, output)
+    substeps, kappa = substeps or 1, kappa or 1e-6
     tosses = read_tosses(path).first(batch_limit)
     numbers = tosses.numbers
     friction = numbers.get("mu_reported") if friction is None else friction
@@ -131,6 +143,46 @@ def replay(
             rotation_error_degrees=rotation.numpy(),
             offsets=tosses.offsets.numpy(),
         )
+    write_report(report, output)
+    return report
+
+
+def _replay_fitted(
+    path: Path, folder: Path, substeps: int | None, kappa: float | None, batch_limit: int | None, output: Path | None
+) -> dict[str, Any]:
+    with user_input():
+        fitted = FittedObject.load(folder / PARAMETERS)
+        recordings = read_recordings(path).first(batch_limit)
+        recordings = recordings.with_heading() if fitted.heading else recordings
+        model = fitted.model(recordings.dt, substeps, kappa)
+        model.observed(recordings)
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    rollout = open_loop(model, recordings)
+    wall = time.perf_counter() - start
+    report: dict[str, Any] = {
+        "file": str(path),
+        "object": fitted.object,
+        "parameters": fitted.parameters,
+        "tosses": len(recordings),
+        "samples": len(recordings.samples),
+        "steps": (len(recordings.samples) - len(recordings)) * model.substeps(recordings),
+        "timestep_s": float(model.mechanism.timestep),
+        "substeps": model.substeps(recordings),
+        "kappa": model.mechanism.options.kappa,
+        **rollout.summary(fitted.width),
+        "final_position_error_mm": 1000 * float(rollout.position[recordings.offsets[1:] - 1].mean()),
+        "flagged_steps": rollout.flagged,
+        "wall_time_s": wall,
+    }
+    print(f"{path.name}: {len(recordings)} tosses of {fitted.object} as {folder} has it")
+    print_table([(name.replace("_", " "), f"{value:.4g}") for name, value in report.items() if "error" in name or name == "flagged_steps"])
+    if output is not None:
+        arrays = {"z": rollout.z, "position_error_m": rollout.position, "offsets": rollout.offsets}
+        arrays["rotation_error_degrees"] = torch.rad2deg(rollout.rotation)
+        numbers: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
+        np.savez_compressed(output / "replay.npz", **numbers)
     write_report(report, output)
     return report
 

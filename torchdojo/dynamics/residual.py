@@ -102,16 +102,17 @@ class StepProblem:
 
     def effective_masses(self) -> list[Tensor]:
         """`Element.effective_mass` per group."""
+        return [self.effective_mass(number) for number in range(len(self.elements))]
+
+    def effective_mass(self, number: int) -> Tensor:
+        """`Element.effective_mass` of the group with this number."""
         # Nothing moves the world.
         mass = torch.cat((self.mass, torch.full_like(self.mass[:, :1], torch.inf)), dim=1)
         rigid = torch.full_like(self.inertia[:, :1], torch.inf)
         inertia = torch.cat((self.inertia, rigid), dim=1)
-        result = []
-        for group, element in zip(self.system.groups, self.elements, strict=True):
-            bodies = group.body_index
-            poses = tuple(Pose(self.pose.x[:, body], self.pose.q[:, body]) for body in bodies.unbind(-1))
-            result.append(element.effective_mass(poses, mass[:, bodies], inertia[:, bodies], self.timestep[:, None, None]))
-        return result
+        bodies = self.system.groups[number].body_index
+        poses = tuple(Pose(self.pose.x[:, body], self.pose.q[:, body]) for body in bodies.unbind(-1))
+        return self.elements[number].effective_mass(poses, mass[:, bodies], inertia[:, bodies], self.timestep[:, None, None])
 
     def residual(self, w: Tensor) -> Tensor:
         """(N, num_unknowns): momentum balance [N·s, N·m·s], joint and contact equations, complementarity products."""

@@ -1,7 +1,12 @@
-"""System identification: parameters of a mechanism from recorded trajectories."""
+"""System identification: parameters of a mechanism from recorded trajectories.
 
+`torchdojo.identification.lightning` (extra ``torchdojo[fit]``) and `torchdojo.identification.plots` (extra ``torchdojo[plots]``) are
+imported by name.
+"""
+
+from torchdojo.identification.config import read_config
 from torchdojo.identification.evaluation import OpenLoop, open_loop
-from torchdojo.identification.fitting import CUBE, ELBOW, FitConfig, FitReport, Stage, fit
+from torchdojo.identification.fitting import FitConfig, FitReport, FittedObject, Stage, fit
 from torchdojo.identification.gauss_newton import (
     Fit,
     GaussNewtonOptions,
@@ -17,14 +22,14 @@ from torchdojo.identification.recordings import DataError, Recordings, WindowDat
 from torchdojo.identification.residual_physics import ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
 from torchdojo.identification.shooting import ShootingOptions, ShootingStage, multiple_shooting
+from torchdojo.identification.synthetic import record_rollouts
 
 __all__ = [
-    "CUBE",
-    "ELBOW",
     "DataError",
     "Fit",
     "FitConfig",
     "FitReport",
+    "FittedObject",
     "GaussNewtonOptions",
     "Identifiability",
     "LeastSquares",
@@ -49,5 +54,7 @@ __all__ = [
     "multi_start",
     "multiple_shooting",
     "open_loop",
+    "read_config",
     "read_recordings",
+    "record_rollouts",
 ]

@@ -27,7 +27,19 @@ from torch import Tensor
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.residuals import RobustLoss, WindowResidual, batch_size
 
-__all__ = ["Fit", "GaussNewtonOptions", "Identifiability", "LeastSquares", "NormalEquations", "fit_starts", "gauss_newton", "multi_start"]
+__all__ = [
+    "Fit",
+    "GaussNewtonOptions",
+    "GaussNewtonState",
+    "Identifiability",
+    "LeastSquares",
+    "NormalEquations",
+    "descend",
+    "fit_starts",
+    "gauss_newton",
+    "multi_start",
+    "report",
+]
 
 
 #: Least damping of a parameter, relative to that of the one the data see best.
@@ -232,6 +244,69 @@ class Fit(NamedTuple):
     start: Tensor | None
 
 
+class GaussNewtonState(NamedTuple):
+    """Where a descent is: all that its continuation depends on, bit for bit.
+
+    raw (P,), damping μ, history: cost at each linearization, the last one at `raw`; start: free first samples (N, width).
+    converged, reason: why the descent ends here; "" where it goes on. seconds: spent so far.
+    """
+
+    raw: Tensor
+    damping: float
+    history: tuple[float, ...] = ()
+    start: Tensor | None = None
+    converged: bool = False
+    reason: str = ""
+    seconds: float = 0.0
+
+
+def descend(
+    problem: LeastSquares, options: GaussNewtonOptions, state: GaussNewtonState | None = None
+) -> Iterator[tuple[GaussNewtonState, NormalEquations]]:
+    """Minimize the cost of `problem`: the state to begin with, then that after every accepted step, each with the linearization there.
+
+    Args:
+        state: where to go on, one that this function has given; default: the model's own parameters.
+
+    The last state has a `reason`; where no step decreases the cost, it is the one before once more, with that reason.
+    """
+    begin = time.perf_counter()
+    raw, mu, history, start, *_, before = state or GaussNewtonState(
+        problem.model.raw.detach().clone(), options.damping, start=problem.start
+    )
+    system = problem.normal_equations(raw, start)
+    history = history or (float(system.cost),)
+    while True:
+        converged = _possible_decrease(system, options.rank_tol) <= options.cost_tol * history[-1]
+        reason = f"{options.max_iterations} iterations" if len(history) >= options.max_iterations else ""
+        if converged:
+            reason = "the quadratic model promises a relative decrease below cost_tol"
+        state = GaussNewtonState(raw, mu, history, start, converged, reason, before + time.perf_counter() - begin)
+        yield state, system
+        if reason:
+            return
+        growth = 2.0
+        while True:
+            step, correction, predicted = damped_step(system, mu, options.rank_tol)
+            if float(step.abs().max()) > options.max_step:
+                mu, growth = mu * growth, 2 * growth
+                continue
+            moved = None if start is None or correction is None else problem.residual.correct(start, correction)
+            if moved is not None and options.refit:
+                moved = fit_starts(problem, raw + step, options.refit, moved)
+            trial, reached = problem.cost(raw + step, moved)
+            gain = (history[-1] - float(trial)) / predicted
+            if math.isfinite(gain) and gain > 0 and reached >= system.reached:
+                break
+            mu, growth = mu * growth, 2 * growth
+            if mu > 1e12:
+                yield state._replace(converged=True, reason="no step, however short, decreases the cost"), system
+                return
+        raw, start, mu = raw + step, moved, mu * max(1 / 3, 1 - (2 * gain - 1) ** 3)
+        system = problem.normal_equations(raw, start)
+        history = (*history, float(system.cost))
+
+
 def gauss_newton(
     problem: LeastSquares,
     raw: Tensor | None = None,
@@ -244,40 +319,15 @@ def gauss_newton(
         callback: called with the number of the iteration, the cost and `raw` after every accepted step.
     """
     options = options or GaussNewtonOptions()
-    begin = time.perf_counter()
-    raw, start = (problem.model.raw if raw is None else raw).detach().clone(), problem.start
-    mu, growth, reason, converged = options.damping, 2.0, f"{options.max_iterations} iterations", False
-    system = problem.normal_equations(raw, start)
-    history, iterations = [float(system.cost)], 1
-    while True:
-        step, correction, predicted = damped_step(system, mu, options.rank_tol)
-        if _possible_decrease(system, options.rank_tol) <= options.cost_tol * history[-1]:
-            converged, reason = True, "the quadratic model promises a relative decrease below cost_tol"
-            break
-        if iterations >= options.max_iterations:
-            break
-        if float(step.abs().max()) > options.max_step:
-            mu, growth = mu * growth, 2 * growth
-            continue
-        moved = None if start is None or correction is None else problem.residual.correct(start, correction)
-        if moved is not None and options.refit:
-            moved = fit_starts(problem, raw + step, options.refit, moved)
-        trial, reached = problem.cost(raw + step, moved)
-        gain = (history[-1] - float(trial)) / predicted
-        if math.isfinite(gain) and gain > 0 and reached >= system.reached:
-            raw, start = raw + step, moved
-            mu, growth = mu * max(1 / 3, 1 - (2 * gain - 1) ** 3), 2.0
-            system = problem.normal_equations(raw, start)
-            iterations += 1
-            history.append(float(system.cost))
-            if callback is not None:
-                callback(iterations, history[-1], raw)
-        else:
-            mu, growth = mu * growth, 2 * growth
-            if mu > 1e12:
-                converged, reason = True, "no step, however short, decreases the cost"
-                break
-    return report(problem, raw, system, options, iterations, history, converged, reason, time.perf_counter() - begin, start)
+    descent = descend(
+        problem, options, None if raw is None else GaussNewtonState(raw.detach().clone(), options.damping, start=problem.start)
+    )
+    state, system = next(descent)
+    for after, system in descent:  # noqa: B007 (the last one is used)
+        if callback is not None and len(after.history) > len(state.history):
+            callback(len(after.history), after.history[-1], after.raw)
+        state = after
+    return report(problem, state, system, options.rank_tol)
 
 
 def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int = 10, start: Tensor | None = None) -> Tensor:
@@ -370,22 +420,12 @@ def identifiability(hessian: Tensor, labels: Sequence[str], rank_tol: float = 1e
     return Identifiability(singular, directions, seen, {label: bool(b < 0.01) for label, b in zip(labels, blind, strict=True)})
 
 
-def report(
-    problem: LeastSquares,
-    raw: Tensor,
-    system: NormalEquations,
-    options: GaussNewtonOptions,
-    iterations: int,
-    history: list[float],
-    converged: bool,
-    reason: str,
-    seconds: float,
-    start: Tensor | None,
-) -> Fit:
-    model = problem.model
+def report(problem: LeastSquares, state: GaussNewtonState, system: NormalEquations, rank_tol: float = 1e-4) -> Fit:
+    """What the normal equations at a state say of it."""
+    raw, model, history = state.raw, problem.model, list(state.history)
     hessian = system.reduced()[0]
-    seen = identifiability(hessian, model.labels, options.rank_tol)
-    basis = _seen_directions(hessian, options.rank_tol)
+    seen = identifiability(hessian, model.labels, rank_tol)
+    basis = _seen_directions(hessian, rank_tol)
     inverse = basis @ torch.linalg.inv(basis.T @ hessian @ basis) @ basis.T if basis.shape[1] else torch.zeros_like(hessian)
     covariance = inverse * system.squares / max(1, system.residuals - len(raw))
     scatter = system.by_throw.T @ system.by_throw
@@ -402,6 +442,5 @@ def report(
         stds.append({name: flat[piece].reshape(model.parameters_by_name[name].value.shape) for name, piece in model.layout.items()})
     with torch.no_grad():
         values = {name: value.clone() for name, value in model.values(raw).items()}
-    return Fit(
-        raw, values, history[-1], covariance, by_throw, stds[0], stds[1], seen, iterations, history, converged, reason, seconds, start
-    )
+    cost, end = float(system.cost), (state.converged, state.reason, state.seconds, state.start)
+    return Fit(raw, values, cost, covariance, by_throw, stds[0], stds[1], seen, len(history), history, *end)

@@ -94,7 +94,7 @@ def _given(nominal: Mapping[str, Any], start: Mapping[str, Any] | None) -> dict[
     """
     unknown = [name for name in start or {} if name not in nominal]
     if unknown:
-        raise ValueError(f"no parameter {', '.join(unknown)} to start from; there are: {', '.join(nominal)}")
+        raise ValueError(f"no parameter {', '.join(unknown)}; there are: {', '.join(nominal)}")
     return {**nominal, **(start or {})}
 
 

@@ -64,11 +64,16 @@ class Parameter:
         object.__setattr__(self, "fields", (self.fields,) if isinstance(self.fields, str) else tuple(self.fields))
         if self.upper is not None and self.lower is None:
             raise ValueError(f"Parameter {self.name!r}: got upper={self.upper} without lower; give both, or lower alone")
-        low, high = -torch.inf if self.lower is None else self.lower, torch.inf if self.upper is None else self.upper
-        if not bool(((value > low) & (value < high)).all()):
+        if not self.allows(value):
+            low, high = -torch.inf if self.lower is None else self.lower, torch.inf if self.upper is None else self.upper
             raise ValueError(f"Parameter {self.name!r} starts at {value.tolist()}; allowed: values between {low} and {high}, both excluded")
         if self.scale is not None and not self.scale > 0:
             raise ValueError(f"Parameter {self.name!r}: got scale={self.scale}; allowed: positive numbers")
+
+    def allows(self, value: Tensor) -> bool:
+        """Whether a value is finite and between the bounds."""
+        low, high = -torch.inf if self.lower is None else self.lower, torch.inf if self.upper is None else self.upper
+        return bool(((value > low) & (value < high)).all())
 
     @property
     def magnitude(self) -> float:

@@ -225,7 +225,8 @@ def wrapped(angle: Tensor) -> Tensor:
 
 
 class WindowDataset(Dataset[Tensor]):
-    """Windows of `horizon` + 1 consecutive samples of one trajectory each: item i is (horizon + 1, 13 b + 2 j).
+    """Windows of `horizon` + 1 consecutive samples of one trajectory each: item i is (horizon + 1, 13 b + 2 j); items of a tensor of
+    numbers (B,) are (B, horizon + 1, 13 b + 2 j).
 
     horizon 1 gives the triplets of Howell et al. (2025, eq. 55-57): a sample, the one before it in its velocity, and the one after it.
 
@@ -257,13 +258,12 @@ class WindowDataset(Dataset[Tensor]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, index: int) -> Tensor:
-        start = int(self.starts[index])
-        return self.recordings.samples[start : start + self.horizon + 1]
+    def __getitem__(self, index: int | Tensor | slice) -> Tensor:
+        return self.recordings.samples[self.starts[index][..., None] + torch.arange(self.horizon + 1)]
 
     def stack(self) -> Tensor:
         """All windows, (windows, horizon + 1, 13 b + 2 j)."""
-        return self.recordings.samples[self.starts[:, None] + torch.arange(self.horizon + 1)]
+        return self[:]
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------------------------

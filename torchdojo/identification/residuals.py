@@ -317,10 +317,14 @@ class WindowLoss(nn.Module):
         self.residual = WindowResidual(model, recordings, scales)
         self.robust = robust or RobustLoss()
 
-    def forward(self, windows: Tensor) -> Tensor:
-        """½ ρ(|r|²), the mean over windows (N, T + 1, width) and samples, ()."""
-        residual, solved = self.residual.evaluate(windows)
-        return 0.5 * self.robust(residual.square().sum(-1)).sum() / solved.sum().clamp_min(1)
+    def forward(self, windows: Tensor, raw: Tensor | None = None) -> Tensor:
+        """½ ρ(|r|²), the mean over windows (N, T + 1, width) and samples, (), at `raw` (P,), by default the model's own."""
+        return self.evaluate(windows, raw)[0]
+
+    def evaluate(self, windows: Tensor, raw: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss, (), and the part of the samples that it is the mean of: those that no failed step is before, ()."""
+        residual, solved = self.residual.evaluate(windows, raw)
+        return 0.5 * self.robust(residual.square().sum(-1)).sum() / solved.sum().clamp_min(1), solved.to(residual.dtype).mean()
 
 
 def _rows(function: Callable[[Tensor], Tensor], output: Tensor, *inputs: Tensor) -> Tensor:

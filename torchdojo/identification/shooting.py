@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdojo.identification.gauss_newton import Fit, GaussNewtonOptions, LeastSquares, damped_step, fit_starts, report
+from torchdojo.identification.gauss_newton import Fit, GaussNewtonState, LeastSquares, damped_step, fit_starts, report
 from torchdojo.identification.recordings import WindowDataset
 from torchdojo.identification.residuals import RobustLoss, WindowResidual
 
@@ -132,9 +132,8 @@ def multiple_shooting(
     inliers = _subset(problem, kept)
     system = inliers.normal_equations(raw, start[kept])
     reason = "the last step is below step_tol" if converged else f"{stages[-1].iterations} iterations of the last stage"
-    seconds = time.perf_counter() - begin
-    found = GaussNewtonOptions(rank_tol=options.rank_tol)
-    return report(inliers, raw, system, found, len(history) - 1, history, converged, reason, seconds, start)
+    state = GaussNewtonState(raw, options.damping, tuple(history), start, converged, reason, time.perf_counter() - begin)
+    return report(inliers, state, system, options.rank_tol)
 
 
 def _search(problem: LeastSquares, raw: Tensor, start: Tensor, options: ShootingOptions, generator: torch.Generator, rounds: int) -> Tensor:

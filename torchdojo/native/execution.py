@@ -5,8 +5,9 @@ The kernel returns gradients of z, u, wrench and the packed parameters; `Program
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -14,14 +15,17 @@ import torch
 from torch import Tensor
 
 from torchdojo.autodiff import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
-from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
+from torchdojo.parameters import result_tensor
+from torchdojo.solver.impacts import Solve, add_impacts, ambient, bouncing, find_impacts
 from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
+from torchdojo.solver.solution import Solution
 from torchdojo.stepping import halved_jacobian
 
 __all__ = ["SERIES", "VECTOR", "Settings", "backward", "forward", "jacobian", "settings_of", "velocity_sensitivity"]
@@ -169,11 +173,16 @@ def backward(
     if grad_z is None:
         grad_z = torch.zeros_like(z_all)
     _warn_of_lost_digits(settings, problem, out)
-    found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]))
+    impacts, instant, leaves = _impacts(settings, problem, out) if settings.reference.num_shifts else (None, None, [])
+    found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]), impacts)
     native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
     result = [t for t, need in zip(native, needs, strict=False) if need]
     if found.parameters is not None:
         flat = _pulled_back(settings.program, problem.parameters, needs[3:], found.parameters)
+        if instant is not None:
+            with autograd_in_operators():
+                more = torch.autograd.grad(instant, leaves, found.times, allow_unused=True)
+            flat = [None if a is None else a if b is None else a + b for a, b in zip(flat, more, strict=True)]
         for grad, value, spec in zip(flat, parameters, settings.program.parameter_specs, strict=True):
             if grad is not None:
                 shared = value.shape[: value.ndim - spec.ndim].numel() == 1
@@ -197,13 +206,65 @@ def _warn_of_lost_digits(settings: Settings, problem: kernel.Problem, out: kerne
     warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
 
-def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
-    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
-    # Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo.
+def _impacts(
+    settings: Settings, problem: kernel.Problem, out: kernel.Outputs
+) -> tuple[kernel.StepImpacts | None, Tensor | None, list[Tensor]]:
+    """Impacts of all steps, and their times (K, nb) with the flat parameters that they are a function of. (Steps that were split in two are
+    differentiated as they are computed.)"""
+    steps = out.status.shape[1]
+    leaves = [p.detach().requires_grad_() for p in problem.parameters]
+
+    def equations(rows: Tensor) -> StepProblem:
+        environments, specs = rows // steps, settings.program.parameter_specs
+        here = [p[environments] if s.batched and len(p) > 1 else p for p, s in zip(leaves, specs, strict=True)]
+        before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
+        return StepProblem(settings.program.system, here, before, problem.u.flatten(0, 1)[rows], problem.wrench[environments])
+
+    w = out.w.flatten(0, 1)
+    whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
+    rows = torch.cat([chunk[bouncing(equations(chunk), w[chunk])] for chunk in whole.split(CHUNK)])
+    if not len(rows):
+        return None, None, []
+    with autograd_in_operators():
+        here = equations(rows)
+        found = find_impacts(here, w[rows], *_limit(settings, here, w[rows]))
+        slope = found.slope(here.z).contiguous()
+    after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., 6:10]
+    before_z, after_z = ambient(here.state.pose.q.detach(), found.before), ambient(after, found.after)
+    step = torch.full_like(out.status, -1).flatten()
+    step[rows] = torch.arange(len(rows))
+    return kernel.StepImpacts(step, before_z, after_z, slope, found.component), found.instant, leaves
+
+
+def _limit(settings: Settings, problem: StepProblem, w: Tensor) -> tuple[Tensor, SolverOptions, Solve]:
+    """The last arguments of `find_impacts`: points near the limit, and `solve_step`, by the kernel."""
+
+    def given(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> kernel.Problem:
+        parameters = [p.detach() for p in problem.parameters]
+        return kernel.Problem(settings.program, options, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
+
+    def solve(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
+        out = kernel.rollout(given(problem, warm, options))
+        return Solution(out.w[:, 0], out.status[:, 0], out.iterations[:, 0])
+
+    asked, ones = given(problem, None, settings.options), torch.ones(len(w), 1, dtype=torch.int64)
+    known = kernel.Outputs(asked.z[:, None].expand(-1, 2, -1).contiguous(), w.new_empty(0), w[:, None], 0 * ones, ones, ones)
+    return kernel.near_limit(asked, known)[:, 0], settings.options, solve
+
+
+@contextlib.contextmanager
+def autograd_in_operators() -> Iterator[None]:
+    """Autograd inside an operator, where it is switched off by dispatch keys, which enable_grad does not undo."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
     with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded), torch.enable_grad():
+        yield
+
+
+def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
+    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
+    with autograd_in_operators():
         leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
         packed = program.pack(leaves)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
@@ -255,16 +316,29 @@ def jacobian(
     warm: Tensor | None,
     parameters: Sequence[Tensor],
     known: Parameters | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     problem, batch = _problem(settings, parameters, known, z, u, wrench, warm)
-    out = kernel.rollout(problem)
-    status = out.status
+    size = TANGENT_SIZE * problem.program.num_bodies
+    result = result_tensor(out, (*batch, size, size + problem.program.num_inputs), z)
+    solved = kernel.rollout(problem)
+    status = solved.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
-    _warn_of_lost_digits(settings, problem, out)
-    result = kernel.jacobian(problem, out)
-    split = ((status == int(Status.SUCCESS)) & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
+    _warn_of_lost_digits(settings, problem, solved)
+    kernel.jacobian(problem, solved, result)
+    flat, good = result.view(len(problem.z), *result.shape[-2:]), status == int(Status.SUCCESS)
+    if settings.reference.num_shifts:
+        rows = (good & (solved.substeps == 1)).squeeze(-1).nonzero().squeeze(-1)
+        whole = StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench)
+        rows = rows[bouncing(whole.select(rows), solved.w[rows, 0])]
+        equations, own, w = whole.select(rows), flat[rows], solved.w[rows, 0]
+        if len(rows):
+            with autograd_in_operators():
+                add_impacts(own, equations, w, *_limit(settings, equations, w))
+            flat[rows] = own
+    split = (good & (solved.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if len(split):
         tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
-        result[split] = halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)
-    return result.reshape(*batch, *result.shape[1:])
+        flat[split] = halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)
+    return result

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
+from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.solver.interior_point import WARM_ITERATIONS
 from torchdojo.solver.options import GradientMode, SolverOptions
 
-__all__ = ["CROOKED_QUATERNION", "Gradients", "Outputs", "Problem", "adjoint", "jacobian", "rollout"]
+__all__ = ["CROOKED_QUATERNION", "Gradients", "Outputs", "Problem", "StepImpacts", "adjoint", "jacobian", "near_limit", "rollout"]
 
 CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
 
@@ -60,7 +60,25 @@ class _Gradient(ctypes.Structure):
         ("grad_u", ctypes.c_void_p),
         ("grad_wrench", ctypes.c_void_p),
         ("grad_parameters", ctypes.c_void_p),
+        ("impacts", ctypes.c_void_p),
     ]
+
+
+class _Impacts(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("step", "before", "after", "slope", "component", "by_time")]
+
+
+class StepImpacts(NamedTuple):
+    """K impacts of the N rollouts (`Impacts` in solver/impacts.py).
+
+    step: (N, T) which of them each step has, or −1. before, after, slope: (K, nb, 13). component: (K, nb).
+    """
+
+    step: Tensor
+    before: Tensor
+    after: Tensor
+    slope: Tensor
+    component: Tensor
 
 
 class Problem(NamedTuple):
@@ -93,12 +111,14 @@ class Outputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), and, where wanted, of the packed parameters (N or 1, num_parameters)."""
+    """Of z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), where wanted of the packed parameters (N or 1, num_parameters), and of the times of
+    impacts (K, nb), in the place of the first body of each component."""
 
     z: Tensor
     u: Tensor
     wrench: Tensor
     parameters: Tensor | None
+    times: Tensor | None = None
 
 
 def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] | None = None) -> Outputs:
@@ -122,7 +142,9 @@ def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] 
     return out
 
 
-def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, parameters: bool) -> Gradients:
+def adjoint(
+    problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, parameters: bool, impacts: StepImpacts | None = None
+) -> Gradients:
     """Gradients from those of z (N, T + 1, 13 nb) and of the impulses (N, T, ni); of parameters where asked for."""
     grad_z = grad_z.contiguous()
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
@@ -133,25 +155,33 @@ def adjoint(problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tenso
             new(problem.u.shape),
             new(problem.wrench.shape),
             torch.zeros_like(call.parameters) if parameters else None,
+            None if impacts is None else problem.z.new_empty(impacts.component.shape),
         )
+        hits = None if impacts is None else _Impacts(*(_address(tensor) for tensor in (*impacts, found.times)))
         gradient = _Gradient(
             grad_z.data_ptr() + 8 * grad_z.shape[2],
             grad_z.shape[1] * grad_z.shape[2],
             _address(impulses),
-            *(_address(tensor) for tensor in found),
+            *(_address(tensor) for tensor in found[:4]),
+            None if hits is None else ctypes.addressof(hits),
         )
         call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
     found.z.add_(grad_z[:, 0])
     return found
 
 
-def jacobian(problem: Problem, out: Outputs) -> Tensor:
-    """(N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split."""
-    size = TANGENT_SIZE * problem.program.num_bodies
-    result = problem.z.new_empty(len(problem.z), size, size + problem.program.num_inputs)
+def near_limit(problem: Problem, out: Outputs) -> Tensor:
+    """Solutions of all steps on the way to the limit κ → 0 (`hardened` in solver/limit.py), (N, T, n)."""
+    result = torch.empty_like(out.w)
+    with _Call(problem, out) as call:
+        call.kernel.td_near_limit(call.handle, call.options, call.rollout, _address(result))
+    return result
+
+
+def jacobian(problem: Problem, out: Outputs, result: Tensor) -> None:
+    """Into `result`, (N, 12 nb, 12 nb + nu) and contiguous, those of rollouts of one step; zero where a step failed or was split."""
     with _Call(problem, out) as call:
         call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))
-    return result
 
 
 # In a forked process the threads of its parent's OpenMP pool do not exist, and GNU's implementation, which torch and the kernel use, waits

@@ -19,6 +19,7 @@ from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Settings, Six, settings_of
 from torchdojo.native.program import Program, by_number
 from torchdojo.native.tangent import RolloutTangent, refuse_second_derivative
+from torchdojo.parameters import result_tensor
 from torchdojo.stepping import StepOutput
 from torchdojo.vmapping import align, map_all
 
@@ -295,9 +296,12 @@ def step(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrenc
     )
 
 
-def jacobian(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None) -> Tensor:
-    """`stepping.jacobian`."""
+def jacobian(
+    settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """`stepping.jacobian`, written into `out` where that is given."""
     u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
-        return cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), *settings.numbers()))
-    return execution.jacobian(settings, z, u, wrench, warm, parameters.tensors, parameters)
+        result = cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), *settings.numbers()))
+        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
+    return execution.jacobian(settings, z, u, wrench, warm, parameters.tensors, parameters, out)

@@ -492,7 +492,7 @@ def kernel_library() -> ctypes.CDLL:
     kernel.td_lanes.restype = ctypes.c_int64
     kernel.td_same.restype = ctypes.c_int64
     kernel.td_same.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3]
-    for name, count in (("td_rollout", 3), ("td_rollout_adjoint", 4), ("td_jacobian", 4)):
+    for name, count in (("td_rollout", 3), ("td_rollout_adjoint", 4), ("td_near_limit", 4), ("td_jacobian", 4)):
         function = getattr(kernel, name)
         function.restype = None
         function.argtypes = [ctypes.c_void_p] * count

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from torchdojo.autodiff import StepSettings, StepTangentFunction, flatten_batch, halves, pushforward
-from torchdojo.dynamics.integrator import join_state, next_pose, split_state
+from torchdojo.dynamics.integrator import split_state
 from torchdojo.dynamics.system import ParameterSpec
-from torchdojo.elements import Twist
 from torchdojo.native.execution import SERIES, VECTOR, Settings
 from torchdojo.solver.options import Status
-from torchdojo.stepping import StepOutput, halve
+from torchdojo.stepping import StepOutput, halve, next_state
 from torchdojo.vmapping import align_given, map_given
 
 __all__ = ["RolloutTangent", "refuse_second_derivative"]
@@ -84,11 +83,11 @@ def _step_tangent(
     split = solved & (substeps > 1)
     whole = torch.where(split, int(Status.MAX_ITERATIONS), status)
     dw = StepTangentFunction.forward(settings, w, whole, *data, *change)
+    shifts = w.new_zeros(len(w), settings.num_shifts)
     with torch.enable_grad():
-        leaves = [t.detach().requires_grad_() for t in (data[0], w, data[3])]
+        leaves = [t.detach().requires_grad_() for t in (data[0], torch.cat((w, shifts), dim=-1), data[3])]
         z, solution, timestep = leaves
-        twist = Twist(*solution[:, : 6 * system.num_bodies].unflatten(-1, (-1, 6)).split(3, dim=-1))
-        after = join_state(next_pose(split_state(z).pose, twist, timestep[:, None, None]), twist)
+        after = next_state(system, split_state(z).pose, solution, timestep)
         (moved,) = pushforward([after], leaves, [change[0], dw, change[3]])
     index = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
     # A failed step keeps its state as a constant.

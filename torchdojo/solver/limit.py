@@ -16,7 +16,7 @@ from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import GradientMode, SolverOptions, Status
 from torchdojo.solver.path_newton import newton_on_path
 
-__all__ = ["at_limit", "better_of", "derivative_system", "point_of_derivative", "warn_of_lost_digits"]
+__all__ = ["at_limit", "better_of", "derivative_system", "limit_options", "point_of_derivative", "warn_of_lost_digits"]
 
 TIE = 1e-6  # by which fraction the square of a gradient must be larger than that of another one to count as larger
 # Stiffness of a pressed contact, γ²/κ over m/h, above which derivatives are no longer known to 1e-6: measured on a ball that rolls (1e-7 at
@@ -64,14 +64,20 @@ def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     """
     if options.kappa <= LIMIT_KAPPA:
         return w
-    tol = max(options.tolerances(w.dtype)[0], LIMIT_RESIDUAL_TOL)
-    hard = dataclasses.replace(options, kappa=LIMIT_KAPPA, residual_tol=tol, central_path_tol=LIMIT_PATH_TOL)
+    hard = limit_options(options)
     limit = LIMIT_ITERATIONS + options.min_iterations
     solution = newton_on_path(problem, w, hard, limit)
     if solution is None:
         solution = follow_central_path(problem, w, LIMIT_KAPPA, hard, limit)
     arrived = (solution.status == int(Status.SUCCESS)) & (solution.iterations <= limit)
     return torch.where(arrived[:, None], solution.w, w)
+
+
+def limit_options(options: SolverOptions) -> SolverOptions:
+    """The same at `LIMIT_KAPPA`."""
+    tol = max(options.tolerances(torch.float64)[0], LIMIT_RESIDUAL_TOL)
+    kappa = min(options.kappa, LIMIT_KAPPA)
+    return dataclasses.replace(options, kappa=kappa, residual_tol=tol, central_path_tol=LIMIT_PATH_TOL)
 
 
 def at_limit(problem: StepProblem, w: Tensor, compliance: float = COMPLIANCE) -> Tensor:

@@ -75,8 +75,8 @@ public:
         }
     }
 
-    // λ for the gradient g of w (none for slacks).
-    void solve(const Problem<T> &problem, const T *w, const R *g) {
+    // λ for the gradient g of w (none for slacks). Without `by_impulses` g is that of velocities alone; `sparse`: of a few of them.
+    void solve(const Problem<T> &problem, const T *w, const R *g, bool by_impulses, bool sparse = false) {
         point = w;
         const MechanismTable &m = mechanism;
         for (int i = 0; i < m.num_bodies; ++i)
@@ -90,9 +90,11 @@ public:
         std::fill(touching.begin(), touching.end(), Vec3<R>{});
         std::fill(turning.begin(), turning.end(), R{});
         std::fill(pressing.begin(), pressing.end(), R{});
-        add_cone_multipliers(problem, g, nullptr);
-        subtract_cones(problem, right.data());
-        ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data());
+        if (by_impulses) {
+            add_cone_multipliers(problem, g, nullptr);
+            subtract_cones(problem, right.data());
+        }
+        ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data(), sparse);
         add_cone_multipliers(problem, nothing.data(), right.data());
         for (int pass = 0; refined && pass < (give ? constant::limit_refinements : 1); ++pass) {
             misfit = wanted;

@@ -42,6 +42,7 @@ public:
     // `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         load(jobs, count, options, shared);
+        by_impulses = std::any_of(jobs, jobs + count, [](const GradientJob &job) { return job.grad_impulses != nullptr; });
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const GradientJob &job = jobs[std::min(lane, count - 1)];
             for (int k = 0; k < state_size * mechanism.num_bodies; ++k) set(grad_next[k], lane, job.grad_z_next[k]);
@@ -79,6 +80,7 @@ public:
 private:
     ParameterGradient<T> parameters;
     T by_timestep;                    // of the next state, at fixed velocities
+    bool by_impulses;                 // whether some job has a gradient of its impulses
     std::vector<T> grad_w, grad_next, grad_impulses;
     std::vector<Mask<T>> wanted;      // to open, per contact
     std::vector<double> smooth, scratch_z, scratch_impulses;
@@ -162,7 +164,7 @@ private:
     // With the equations at `solution`, and grad_w.
     void differentiate() {
         adjoint.factor(stepper.problem, stepper.cones, solution.data());
-        adjoint.solve(stepper.problem, solution.data(), grad_w.data());
+        adjoint.solve(stepper.problem, solution.data(), grad_w.data(), by_impulses);
         adjoint.multiply(stepper.problem, solution.data());
     }
 

@@ -270,6 +270,13 @@ void eliminate(const Schedule::Step &step, T *__restrict values) {
     }
 }
 
+template <class R>
+TD_INLINE bool is_zero(const R *x, int size) {
+    Mask<R> other{};
+    for (int k = 0; k < size; ++k) other |= x[k] != R{};
+    return !any(other);
+}
+
 }  // namespace ldu
 
 // In place; `values` has num_values elements, laid out by graph.py.
@@ -326,10 +333,11 @@ void ldu_factor_and_solve(const Schedule &schedule, T *values, T *x) {
     ldu::substitute_back(schedule, values, x);
 }
 
-// x <- A^-T x in place
+// x <- A^-T x in place. `sparse`: most of x is zero, as in a column of the identity, and stays so on the way up the graph.
 template <class T, class R>
-void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x) {
+void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool sparse = false) {
     for (const Schedule::Step &step : schedule.steps) {
+        if (sparse && ldu::is_zero(x + step.row, step.size)) continue;
         for (int k = 0; k < step.num_links; ++k) {
             const Schedule::Link link = step.links[k];
             ldu::with_size(link.size, [&](auto size) {

@@ -178,7 +178,7 @@ private:
     // Bring the start in the trial onto the path at κ = `value`.
     void lift(int lane, double value) {
         set(path_kappa, lane, std::max(options.kappa, value));
-        set_mask(lifted, lane, on_path(attempt[lane]));
+        set_mask(lifted, lane, on_path(attempt[lane]) && mechanism.num_cones);
         set_mask(forecast, lane, attempt[lane] == warm);
     }
 
@@ -320,7 +320,7 @@ private:
         Mask<T> moved{};  // along the path
         for (int lane = 0; lane < lanes<T>; ++lane) {
             set_mask(accepted, lane, phase[lane] == searching);
-            set_mask(moved, lane, phase[lane] == searching && on_path(attempt[lane]));
+            set_mask(moved, lane, phase[lane] == searching && on_path(attempt[lane]) && mechanism.num_cones);
         }
         for (int k = 0; k < mechanism.num_unknowns; ++k) trial[k] = select(accepted, w[k] + alpha * direction[k], trial[k]);
         if (any(moved)) {

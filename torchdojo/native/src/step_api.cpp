@@ -9,6 +9,7 @@
 #include <omp.h>
 #endif
 
+#include "impacts.hpp"
 #include "jacobian.hpp"
 
 namespace torchdojo {
@@ -55,10 +56,9 @@ struct BackwardWorkspace {
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
 };
 
-template <class T, class R>
 struct JacobianWorkspace {
-    StepGradient<T> gradient;
-    StepJacobian<T, R> jacobian;
+    StepGradient<double> gradient;
+    StepJacobian jacobian;
     explicit JacobianWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
 };
 
@@ -68,8 +68,7 @@ struct Handle {
     Pool<ForwardWorkspace<Pack>> forward_many{table};
     Pool<BackwardWorkspace<double>> backward_one{table};
     Pool<BackwardWorkspace<Pack>> backward_many{table};
-    Pool<JacobianWorkspace<double, Pack>> jacobian_one{table};
-    Pool<JacobianWorkspace<Pack, Pack>> jacobian_many{table};
+    Pool<JacobianWorkspace> jacobian{table};
 
     Handle(const int32_t *table_, const int32_t *schedule) : table(table_, schedule) {}
 
@@ -124,6 +123,7 @@ struct TdGradient {
     double *grad_u;                   // (N, T, nu), or null
     double *grad_wrench;              // (N, 6 nb), or null
     double *grad_parameters;          // (N, P), or (P) where parameters are shared, or null: added to what is there
+    const TdImpacts *impacts;         // or null
 };
 
 void *td_mechanism_create(const int32_t *table, const int32_t *schedule) { return new Handle(table, schedule); }
@@ -153,9 +153,11 @@ Options native_options(const TdOptions &o) {
     return options;
 }
 
-Job step_job(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t) {
+// Step t of environment n. (Written in place: to copy a job just after its pointers were written, in wider registers, waits for them, which
+// took a tenth of the time of a free body's step.)
+TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t, Job &job) {
     const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, at = n * r.steps + t;
-    Job job;
+    job.timestep_factor = 1.0;
     job.parameters = r.parameters + n * r.parameter_stride;
     job.z = t ? r.z + n * r.z_stride + (t - 1) * nz : r.z0 + n * r.z0_stride;
     job.u = r.u ? r.u + at * m.num_inputs : nullptr;
@@ -166,7 +168,6 @@ Job step_job(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t) 
     job.impulses = r.impulses + at * m.num_impulses;
     job.w = solution(t);
     job.status = r.status + at, job.iterations = r.iterations + at, job.substeps = r.substeps + at;
-    return job;
 }
 
 const double *shared_parameters(const TdRollout &r) { return r.parameter_stride ? nullptr : r.parameters; }
@@ -190,7 +191,7 @@ struct RolloutFeed {
             environment[lane] = next_environment++;
             step[lane] = 0;
         }
-        job = step_job(mechanism, rollout, environment[lane], step[lane]++);
+        describe(mechanism, rollout, environment[lane], step[lane]++, job);
         return true;
     }
     void finished(int, const Job &job, bool solved) {
@@ -216,17 +217,14 @@ struct LimitFeed {
     int64_t first, at, end, from[lanes<T>] = {}, status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
     std::vector<double> z, impulses;
 
-    LimitFeed(const MechanismTable &m, const TdRollout &r, int64_t first, int64_t last, std::vector<double> &near_limit)
-        : mechanism(m), rollout(r), first(first), at(first * r.steps), end(last * r.steps), z(size_t(lanes<T>) * state_size * m.num_bodies),
-          impulses(size_t(lanes<T>) * m.num_impulses) {
-        near_limit.resize(size_t(end - at) * m.num_unknowns);
-        to = near_limit.data();
-    }
+    LimitFeed(const MechanismTable &m, const TdRollout &r, int64_t first, int64_t last, double *to)
+        : mechanism(m), rollout(r), to(to), first(first), at(first * r.steps), end(last * r.steps),
+          z(size_t(lanes<T>) * state_size * m.num_bodies), impulses(size_t(lanes<T>) * m.num_impulses) {}
     bool next(int lane, Job &job) {
         while (at < end && (rollout.status[at] != success || rollout.substeps[at] > 1)) ++at;
         if (at == end) return false;
         from[lane] = at++;
-        job = step_job(mechanism, rollout, from[lane] / rollout.steps, from[lane] % rollout.steps);
+        describe(mechanism, rollout, from[lane] / rollout.steps, from[lane] % rollout.steps, job);
         job.warm = job.w;
         job.w = to + (from[lane] - first * rollout.steps) * mechanism.num_unknowns;
         job.z_next = &z[size_t(lane) * state_size * mechanism.num_bodies], job.impulses = &impulses[size_t(lane) * mechanism.num_impulses];
@@ -237,6 +235,14 @@ struct LimitFeed {
         if (!solved) std::copy_n(job.warm, mechanism.num_unknowns, job.w);
     }
 };
+
+template <class T>
+void near_limit(Handle &handle, const Options &options, const TdRollout &r, double *to, int64_t first, int64_t last) {
+    auto workspace = handle.backward<T>().take();
+    std::copy_n(r.w + first * r.steps * handle.table.num_unknowns, (last - first) * r.steps * handle.table.num_unknowns, to);
+    LimitFeed<T> feed(handle.table, r, first, last, to);
+    workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
+}
 
 template <class T>
 void backward(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
@@ -252,7 +258,9 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
         const int count = int(std::min<int64_t>(lanes<T>, last - start));
         if (continued && (start - first) % block == 0) {
             block_start = start;
-            LimitFeed<T> feed(m, r, start, std::min(start + block, last), workspace->near_limit);
+            const int64_t end = std::min(start + block, last);
+            workspace->near_limit.resize(size_t(end - start) * r.steps * m.num_unknowns);
+            LimitFeed<T> feed(m, r, start, end, workspace->near_limit.data());
             workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
         }
         std::fill(workspace->carried.begin(), workspace->carried.end(), 0.0);
@@ -264,8 +272,9 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 double *carried = &workspace->carried[j * nz];
                 const double *upstream = g.grad_z + n * g.grad_z_stride + t * nz;
                 for (int64_t k = 0; k < nz; ++k) carried[k] += upstream[k];
-                GradientJob job{};
-                job.step = step_job(m, r, n, t);
+                GradientJob &job = jobs[active];
+                job = GradientJob{};
+                describe(m, r, n, t, job.step);
                 job.w = job.step.w;
                 job.grad_z_next = carried;
                 job.grad_impulses = g.grad_impulses ? g.grad_impulses + at * m.num_impulses : nullptr;
@@ -276,7 +285,7 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
                 if (r.status[at] == success && r.substeps[at] == 1) {
                     if (continued) job.near_limit = &workspace->near_limit[size_t(at - block_start * r.steps) * m.num_unknowns];
-                    jobs[active++] = job;
+                    ++active;
                     continue;
                 }
                 std::fill_n(job.grad_z, nz, 0.0);
@@ -288,6 +297,10 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
                 }
             }
             if (active) workspace->gradient.run(jobs, active, options, shared_parameters(r));
+            for (int j = 0; j < count && g.impacts; ++j) {
+                const int64_t k = g.impacts->step[(start + j) * r.steps + t];
+                if (k >= 0) add_impact(*g.impacts, k, m.num_bodies, &workspace->carried[j * nz], &workspace->grad_z[j * nz]);
+            }
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
             if (g.grad_wrench)
                 for (int64_t k = 0; k < count * nf; ++k) g.grad_wrench[start * nf + k] += workspace->grad_wrench[k];
@@ -298,27 +311,19 @@ void backward(Handle &handle, const Options &options, double grad_kappa, const T
     workspace->split.flush();
 }
 
-template <class T, class R>
-void jacobian(Pool<JacobianWorkspace<T, R>> &pool, const MechanismTable &m, const Options &options, double grad_kappa, const TdRollout &r,
-              double *out, int64_t first, int64_t last) {
-    auto workspace = pool.take();
+void jacobian(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last) {
+    const MechanismTable &m = handle.table;
+    auto workspace = handle.jacobian.take();
     const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
-    GradientJob jobs[lanes<T>];
-    double *outputs[lanes<T>];
-    int count = 0;
     for (int64_t n = first; n < last; ++n) {
         if (r.status[n] == success && r.substeps[n] == 1) {
-            jobs[count] = GradientJob{};
-            jobs[count].step = step_job(m, r, n, 0);
-            jobs[count].w = jobs[count].step.w;
-            jobs[count].grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
-            outputs[count++] = out + n * size;
+            GradientJob job{};
+            describe(m, r, n, 0, job.step);
+            job.w = job.step.w;
+            job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
+            workspace->jacobian.run(job, out + n * size, options, shared_parameters(r), workspace->gradient);
         } else {
             std::fill_n(out + n * size, size, 0.0);
-        }
-        if (count == lanes<T> || (n + 1 == last && count)) {
-            workspace->jacobian.run(jobs, outputs, count, options, shared_parameters(r), workspace->gradient);
-            count = 0;
         }
     }
 }
@@ -372,14 +377,22 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
     for (size_t k = 0; k < sums.size(); ++k) g->grad_parameters[k % size] += sums[k];
 }
 
+// w: (N, T, n), the solutions on the way to the limit κ → 0; those that do not get there stay what they are.
+void td_near_limit(void *handle, const TdOptions *o, const TdRollout *r, double *w) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        double *to = w + first * r->steps * h.table.num_unknowns;
+        many ? near_limit<Pack>(h, options, *r, to, first, last) : near_limit<double>(h, options, *r, to, first, last);
+    });
+}
+
 // out: (N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split.
 void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many ? jacobian(h.jacobian_many, h.table, options, o->grad_kappa, *r, out, first, last)
-             : jacobian(h.jacobian_one, h.table, options, o->grad_kappa, *r, out, first, last);
-    });
+    in_parallel(r->environments, o->threads,
+                [&](int64_t first, int64_t last, bool, int64_t) { jacobian(h, options, o->grad_kappa, *r, out, first, last); });
 }
 
 }  // extern "C"

@@ -1,0 +1,99 @@
+"""Descriptions of fits from YAML files (extra ``torchdojo[fit]``): names and types are checked, by jsonargparse, before anything runs."""
+
+from __future__ import annotations
+
+import copy
+from argparse import ArgumentError
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchdojo.identification.fitting import FitConfig, Stage, check_names
+from torchdojo.identification.residuals import RobustLoss, Scales
+
+__all__ = ["assign", "load_yaml", "read_config"]
+
+
+def read_config(source: str | Path | Mapping[str, Any], **changes: Any) -> FitConfig:
+    """A description from a YAML file or a mapping of plain values, with some keys of `FitConfig` replaced.
+
+    Raises:
+        ValueError: no file, not YAML, unknown keys, missing ones, values of the wrong type. ImportError: the extra is not installed.
+    """
+    jsonargparse = _jsonargparse()
+    values = {**copy.deepcopy(dict(source if isinstance(source, Mapping) else load_yaml(source))), **changes}
+    _check(values)
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(FitConfig)
+    try:
+        found = parser.instantiate(parser.parse_object(values))
+    except ArgumentError as error:
+        raise ValueError(f"description of a fit: {' '.join(str(error).split())}") from error
+    return FitConfig(**vars(found))
+
+
+def load_yaml(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds. (1e-4 is a number here, as YAML 1.2 has it.)
+
+    Raises:
+        ValueError: no file, or not a mapping.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"no file {str(path)!r}")
+    try:
+        values = _jsonargparse().get_loader("yaml")(path.read_text())
+    except (ValueError, _yaml_error()) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} holds {type(values).__name__}; allowed: a mapping with the keys of FitConfig")
+    return values
+
+
+def assign(values: dict[str, Any], change: str) -> None:
+    """Replace one value: "seed=3", "stages.0.options.max_iterations=5" (stages count from 0); values are read as YAML.
+
+    Raises:
+        ValueError: not of this form, or no such place.
+    """
+    path, equals, text = change.partition("=")
+    if not equals:
+        raise ValueError(f"got {change!r}; allowed: KEY=VALUE, as in seed=3 or stages.0.horizon=10")
+    value = _jsonargparse().get_loader("yaml")(text)
+    place: Any = values
+    *parents, last = path.split(".")
+    try:
+        for key in parents:
+            place = place[int(key)] if isinstance(place, list) else place.setdefault(key, {})
+        if isinstance(place, list):
+            place[int(last)] = value
+        else:
+            place[last] = value
+    except (ValueError, IndexError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path}: no such place in the description ({error})") from error
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Unknown names at all levels, with those that exist."""
+    check_names(FitConfig, values)
+    stages = values.get("stages")
+    for stage in stages if isinstance(stages, list) else ():
+        if isinstance(stage, Mapping):
+            check_names(Stage, stage)
+            for key, cls in (("scales", Scales), ("robust", RobustLoss)):
+                if isinstance(stage.get(key), Mapping):
+                    check_names(cls, stage[key])
+
+
+def _jsonargparse() -> Any:
+    try:
+        import jsonargparse
+    except ImportError as error:
+        raise ImportError('descriptions of fits are read with jsonargparse: pip install "torchdojo[fit]"') from error
+    return jsonargparse
+
+
+def _yaml_error() -> type[Exception]:
+    import yaml
+
+    return yaml.YAMLError

@@ -1,0 +1,71 @@
+"""The folder of a run of `torchdojo fit`: what it belongs to, so that only the same fit goes on in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import torchdojo
+
+__all__ = ["begin_run", "write_atomically"]
+
+RUN = "run.json"
+
+
+def begin_run(folder: Path, description: dict[str, Any], data: Path, resume: bool) -> None:
+    """Make `folder` that of a run, or check that the run which it holds is this one.
+
+    Args:
+        description: plain values. data: the file of recordings; it may be elsewhere later, with the same contents.
+
+    Raises:
+        ValueError: the folder holds a run already, or (to resume) none, a damaged one, or one of something else. OSError: no such folder
+            can be made.
+    """
+    path, label = folder / RUN, f"--output {folder}"
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    # Sums of several threads differ in their last bits.
+    run = {"torchdojo": torchdojo.__version__, "threads": torch.get_num_threads(), "data_sha256": digest, "description": description}
+    if not resume:
+        if path.exists():
+            raise ValueError(f"{label} holds a run; give --resume to go on with it, or another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: file.write((json.dumps(run, indent=2) + "\n").encode()))
+        return
+    if not path.exists():
+        raise ValueError(f"--resume: {label} holds no run; leave --resume out to begin one")
+    try:
+        before = flat(json.loads(path.read_text()))
+    except ValueError as error:
+        raise ValueError(f"--resume: {path} is damaged ({error}); begin again in another folder") from error
+    now = flat(run)
+    different = [f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in {**before, **now} if before.get(key) != now.get(key)]
+    if different:
+        raise ValueError(
+            f"--resume: the run in {folder} is one of something else ({'; '.join(different)}); give the same, or another folder"
+        )
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested mappings and lists by their paths."""
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else None
+    if items is None or not values:
+        return {prefix: values}
+    return {path: leaf for key, value in items for path, leaf in flat(value, f"{prefix}.{key}".lstrip(".")).items()}
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """A file that is either the old one or, completely, the new one, whenever the process or the machine dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
