@@ -46,7 +46,7 @@ def noisy(arrays: dict[str, np.ndarray], seed: int) -> Recordings:
 def test_noisy_poses_of_cubes_that_bounce(seed):
     """As below, with an unknown restitution, by multiple shooting: everything within 3 %.
 
-    Tosses and noise are both drawn with the seed. The bound of Cramér and Rao of these windows is 0.8 % for the corner radius and 0.6 % or
+    Tosses and noise are both drawn with the seed. The bound of Cramér and Rao of these windows is 0.8 % for the corner radius and 0.7 % or
     less for all else, with corners of 8 mm (with 4 mm it is 1.5 %: three tosses of the dice would not stay within 3 %).
     """
     truth = {"friction": 0.21, "half_side": 0.05, "corner_radius": 0.008, "restitution": 0.3, "second_moments": (4e-4, 4.8e-4, 3.5e-4)}
