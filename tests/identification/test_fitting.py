@@ -12,19 +12,52 @@ from torchdojo import quaternion as quat
 from torchdojo.identification import (
     GaussNewtonOptions,
     LeastSquares,
+    Recordings,
     RobustLoss,
     Scales,
+    ShootingStage,
     WindowDataset,
     WindowResidual,
     cube_model,
     fit,
     fit_starts,
     gauss_newton,
+    multiple_shooting,
     read_config,
 )
 from torchdojo.identification.recordings import recordings_of
 
 CUBE, ELBOW = (REPOSITORY / "configs" / f"identify_{name}.yaml" for name in ("cube", "elbow"))
+
+NOISE = 0.5e-3, math.radians(0.5)  # [m], [rad]
+
+
+def noisy(arrays: dict[str, np.ndarray], seed: int) -> Recordings:
+    """Recordings of poses with noise and without velocities."""
+    generator = torch.Generator().manual_seed(seed)
+    shift, turn = (s * torch.randn(len(arrays["position"]), 3, generator=generator, dtype=torch.float64) for s in NOISE)
+    turned = quat.multiply(torch.from_numpy(arrays["quaternion"]), quat.exp(turn)).numpy()
+    arrays = {**arrays, "position": arrays["position"] + shift.numpy(), "quaternion": turned}
+    return recordings_of({name: array for name, array in arrays.items() if "velocity" not in name})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_noisy_poses_of_cubes_that_bounce(seed):
+    """As below, with an unknown restitution, by multiple shooting: everything within 3 %.
+
+    Tosses and noise are both drawn with the seed. The bound of Cramér and Rao of these windows is 0.8 % for the corner radius and 0.7 % or
+    less for all else, with corners of 8 mm (with 4 mm it is 1.5 %: three tosses of the dice would not stay within 3 %).
+    """
+    truth = {"friction": 0.21, "half_side": 0.05, "corner_radius": 0.008, "restitution": 0.3, "second_moments": (4e-4, 4.8e-4, 3.5e-4)}
+    guess = {"friction": 0.25, "half_side": 0.052, "corner_radius": 0.006, "restitution": 0.2, "second_moments": (4.2e-4,) * 3}
+    data = noisy(thrown_cubes(cube_model(1 / 148, tuple(truth), start=truth), 20, 100, seed), 1000 + seed)
+    residual = WindowResidual(cube_model(1 / 148, tuple(truth), start=guess), data, Scales(position=NOISE[0], rotation=NOISE[1]))
+    stages = [ShootingStage(horizon=8, trim=0.3, iterations=12), *(ShootingStage(horizon=h, trim=0.3) for h in (16, 24, 48))]
+    found = multiple_shooting(residual, stages)
+    for name, value in truth.items():
+        value = torch.tensor(value, dtype=torch.float64)
+        assert float(((found.values[name] - value).abs() / value).max()) <= 0.03, name
 
 
 @pytest.mark.slow
@@ -33,18 +66,12 @@ def test_noisy_poses_without_velocities():
 
     Windows from the first sample grow, so that each stage starts near enough to the answer of the one before it.
     """
-    noise = 0.5e-3, math.radians(0.5)
     truth = {"friction": 0.21, "half_side": 0.05, "corner_radius": 0.004, "second_moments": (4e-4, 4.8e-4, 3.5e-4)}
-    arrays = thrown_cubes(cube_model(1 / 148, tuple(truth), start=truth), 20, 100)
-    generator = torch.Generator().manual_seed(1)
-    shift, turn = (s * torch.randn(2000, 3, generator=generator, dtype=torch.float64) for s in noise)
-    arrays["position"] = arrays["position"] + shift.numpy()
-    arrays["quaternion"] = quat.multiply(torch.from_numpy(arrays["quaternion"]), quat.exp(turn)).numpy()
-    data = recordings_of({name: array for name, array in arrays.items() if "velocity" not in name})
+    data = noisy(thrown_cubes(cube_model(1 / 148, tuple(truth), start=truth), 20, 100), 1)
 
     guess = {"friction": 0.25, "half_side": 0.052, "corner_radius": 0.003, "second_moments": (4.2e-4, 4.2e-4, 4.2e-4)}
     model = cube_model(1 / 148, tuple(truth), start=guess)
-    residual, robust = WindowResidual(model, data, Scales(position=noise[0], rotation=noise[1])), RobustLoss("cauchy", 5.0)
+    residual, robust = WindowResidual(model, data, Scales(position=NOISE[0], rotation=NOISE[1])), RobustLoss("cauchy", 5.0)
     raw, start = model.raw.detach(), True
     for horizon in (8, 12, 16, 24, 34, 50, 75, 98):
         problem = LeastSquares(residual, WindowDataset(data, horizon, first_only=True).stack(), robust, free_start=start)
@@ -83,9 +110,10 @@ def test_real_hinge_is_where_it_is():
     assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
     assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
-    # Measured: 16 % less position error on throws held back (22 % on the others). Angles hardly improve: after 40 samples they are
-    # decided by impacts before which the errors of the first sample have grown too large.
-    assert fitted["position_error_mm"] <= 0.88 * nominal["position_error_mm"]
+    # Measured: 18 % less position error on throws held back (23 % on the others), 5 % less rotation error. Rotation is lost at the first
+    # impacts, also from smoothed starts: the real joint answers with some 0.7 of the turning that a frictionless hinge would.
+    assert fitted["position_error_mm"] <= 0.85 * nominal["position_error_mm"]
+    assert fitted["rotation_error_degrees"] <= nominal["rotation_error_degrees"]
 
 
 @pytest.mark.parametrize(

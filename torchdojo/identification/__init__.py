@@ -21,6 +21,7 @@ from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
 from torchdojo.identification.residual_physics import ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
+from torchdojo.identification.shooting import ShootingOptions, ShootingStage, multiple_shooting
 from torchdojo.identification.synthetic import record_rollouts
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "ResidualWrench",
     "RobustLoss",
     "Scales",
+    "ShootingOptions",
+    "ShootingStage",
     "Stage",
     "WindowDataset",
     "WindowLoss",
@@ -49,6 +52,7 @@ __all__ = [
     "fit_starts",
     "gauss_newton",
     "multi_start",
+    "multiple_shooting",
     "open_loop",
     "read_config",
     "read_recordings",

@@ -115,13 +115,18 @@ class LeastSquares:
 
     def cost(self, raw: Tensor, start: Tensor | None = None) -> tuple[Tensor, int]:
         """F, (), and the number of samples reached: those behind a failed step count nothing, and are not to be gained from."""
-        total, reached = raw.new_zeros(()), 0
+        costs, reached = self.window_costs(raw, start)
+        return costs.sum(), int(reached.sum())
+
+    def window_costs(self, raw: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What each window adds to F, (N,), and how many of its samples were reached, (N,)."""
+        costs, reached = [], []
         with torch.no_grad():
             for _, windows, first in self._pieces(start):
                 residual, solved = self.residual.evaluate(windows, raw, first)
-                total = total + 0.5 * self.robust(residual.square().sum(-1)).sum()
-                reached += int(solved.sum())
-        return total, reached
+                costs.append(0.5 * self.robust(residual.square().sum(-1)).sum(-1))
+                reached.append(solved.sum(-1))
+        return torch.cat(costs), torch.cat(reached)
 
     def normal_equations(self, raw: Tensor, start: Tensor | None = None) -> NormalEquations:
         """F, g and H at `raw` (P,)."""
@@ -282,7 +287,7 @@ def descend(
             return
         growth = 2.0
         while True:
-            step, correction, predicted = _damped_step(system, mu, options.rank_tol)
+            step, correction, predicted = damped_step(system, mu, options.rank_tol)
             if float(step.abs().max()) > options.max_step:
                 mu, growth = mu * growth, 2 * growth
                 continue
@@ -367,7 +372,7 @@ def multi_start(problem: LeastSquares, starts: Tensor, options: GaussNewtonOptio
     return sorted(fits, key=lambda fit: fit.cost if math.isfinite(fit.cost) else math.inf)
 
 
-def _damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[Tensor, Tensor | None, float]:
+def damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[Tensor, Tensor | None, float]:
     """δ of the parameters, in the directions that the data see, and of the starts; and the decrease of the cost that the quadratic model
     predicts, −gᵀδ − ½ δᵀHδ."""
     basis = _seen_directions(system.reduced()[0], rank_tol)

@@ -58,19 +58,14 @@ def elbow(
     return Mechanism(bodies, {"hinge": joint}, contacts, timestep=timestep, gravity=(0.0, 0.0, -gravity), options=options)
 
 
-def _points(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
-    """Centre of a corner from half-side and corner radius."""
-    return (
-        (values["half_side"] - values["corner_radius"])[..., None] * nominal.sign()
-        if "corner_radius" in values
-        else (values["half_side"][..., None] * nominal.sign())
-    )
-
-
-def _second_moments(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
+def _inertia(name: str) -> Tie:
     """Inertia tr(Σ) 1 − Σ of principal second moments Σ = ∫ρ diag(x², y², z²): any positive ones are those of some body."""
-    moments = values["second_moments"]
-    return torch.diag_embed(moments.sum(-1, keepdim=True) - moments)
+
+    def tie(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
+        moments = values[name]
+        return torch.diag_embed(moments.sum(-1, keepdim=True) - moments)
+
+    return tie
 
 
 def _gravity(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
@@ -82,13 +77,55 @@ def _gravity(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
 
 
 def _select(
-    known: Sequence[Parameter], ties: Mapping[str, tuple[Tie, tuple[str, ...]]], names: Sequence[str], start: Mapping[str, Any] | None
+    known: Sequence[Parameter], ties: Mapping[str, tuple[Tie, tuple[str, ...]]], names: Sequence[str]
 ) -> tuple[list[Parameter], dict[str, Tie]]:
-    """The named parameters, and the ties that read any of them. Raises ValueError for names, also of starts, that there are not."""
-    unknown = [name for name in (*names, *(start or {})) if name not in {p.name for p in known}]
+    """The named parameters, and the ties that read any of them."""
+    unknown = [name for name in names if name not in {p.name for p in known}]
     if unknown:
         raise ValueError(f"no parameter {', '.join(unknown)}; there are: {', '.join(p.name for p in known)}")
     return [p for p in known if p.name in names], {path: tie for path, (tie, reads) in ties.items() if any(r in names for r in reads)}
+
+
+def _given(nominal: Mapping[str, Any], start: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Nominal values and those that replace them.
+
+    Raises:
+        ValueError: a value without a parameter.
+    """
+    unknown = [name for name in start or {} if name not in nominal]
+    if unknown:
+        raise ValueError(f"no parameter {', '.join(unknown)}; there are: {', '.join(nominal)}")
+    return {**nominal, **(start or {})}
+
+
+def _vector(value: Any) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64)
+
+
+#: Laws of contacts that are parameters, and where they start if they are fitted and nothing else is said.
+CONTACT_LAWS = {"restitution": 1e-2, "stiffness": 1e5, "damping": 1e2}
+
+
+def _contact_laws(given: Mapping[str, Any], parameters: Sequence[str], laws: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of the contacts: those laws that are fitted or have a value, and `laws`."""
+    acting = {name: given[name] or start for name, start in CONTACT_LAWS.items() if name in parameters or given[name]}
+    return {**acting, **laws}
+
+
+def _contact_parameters(given: Mapping[str, Any], laws: Mapping[str, Any]) -> list[Parameter]:
+    """Parameters that all contacts share, and gravity, which a world that is not level turns."""
+    known = [
+        Parameter("friction", given["friction"], "contacts.*.friction", lower=0.0),
+        Parameter("corner_radius", max(given["corner_radius"], 1e-3), "contacts.*.radius", lower=0.0),
+        Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
+        Parameter("gravity", given["gravity"], lower=0.0),
+        Parameter("tilt", given["tilt"], scale=0.1),
+    ]
+    for name, start in CONTACT_LAWS.items():
+        field, upper = f"contacts.*.{name}" * (name in laws) or (), 1.0 if name == "restitution" else None
+        value = max(laws.get(name, start), 1e-2 * start)
+        known.append(Parameter(name, min(value, 0.99) if upper else value, field, lower=0.0, upper=upper))
+    return known
 
 
 def cube_model(
@@ -101,9 +138,9 @@ def cube_model(
 ) -> ParametricMechanism:
     """The cube and those of its unknowns that are named.
 
-    friction; half_side or corners (8, 3) [m]; corner_radius [m] (with half_side, or alone, then the contacts keep their points);
-    plane_height [m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; restitution; mass [kg];
-    second_moments (3,) [kg·m²], of which the inertia is made.
+    friction; half_side or corners (8, 3), centres of the contacts [m]; corner_radius [m] (alone, contacts keep their centres);
+    plane_height [m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; restitution, or stiffness [N/m] and damping [N·s/m]
+    of compliant contacts; mass [kg]; second_moments (3,) [kg·m²], of which the inertia is made.
 
     Args:
         start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
@@ -114,49 +151,44 @@ def cube_model(
         "corner_radius": 0.0,
         "plane_height": 0.0,
         "gravity": 9.81,
-        "restitution": 0.0,
-        "mass": 0.37,
         "tilt": (0.0, 0.0),
+        "mass": 0.37,
+        "second_moments": (0.00081 / 2,) * 3,
+        "corners": None,
+        **dict.fromkeys(CONTACT_LAWS, 0.0),
     }
-    given = {**nominal, "second_moments": (0.00081 / 2,) * 3, **(start or {})}
-    if "restitution" in parameters or given["restitution"]:
-        laws = {"restitution": given["restitution"], **laws}
+    given = _given(nominal, start)
+    laws = _contact_laws(given, parameters, laws)
     mech = cube(given["half_side"], given["mass"], 0.00081, given["friction"], timestep, given["gravity"], kappa, **laws)
     contacts = [cast(NonlinearContact, contact) for contact in mech.contacts.values()]
-    corners = torch.stack([c.point.detach() for c in contacts])
-    mech.bodies["cube"].inertia = _second_moments(
-        {"second_moments": torch.as_tensor(given["second_moments"], dtype=torch.float64)}, corners
-    )
+    rounded = 1 - given["corner_radius"] / given["half_side"]
+    corners = rounded * torch.stack([c.point.detach() for c in contacts]) if given["corners"] is None else _vector(given["corners"])
+    mech.bodies["cube"].inertia = _inertia("second_moments")({"second_moments": _vector(given["second_moments"])}, corners)
     mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
-    for contact in contacts:
+    for contact, corner in zip(contacts, corners, strict=True):
         contact.radius, contact.offset = given["corner_radius"], given["plane_height"]
-        contact.point = contact.point.detach() * (1 - given["corner_radius"] / given["half_side"])
+        contact.point = corner
     known = [
-        Parameter("friction", given["friction"], "contacts.*.friction", lower=0.0),
+        *_contact_parameters(given, laws),
         Parameter("half_side", given["half_side"], lower=0.0),
-        Parameter("corners", given.get("corners", corners), scale=1e-2),
-        Parameter("corner_radius", max(given["corner_radius"], 1e-3), "contacts.*.radius", lower=0.0),
-        Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
-        Parameter("gravity", given["gravity"], lower=0.0),
-        Parameter("tilt", given["tilt"], scale=0.1),
-        Parameter(
-            "restitution",
-            min(max(given["restitution"], 1e-2), 0.99),
-            "contacts.*.restitution" * ("restitution" in laws) or (),
-            lower=0.0,
-            upper=1.0,
-        ),
+        Parameter("corners", corners, scale=1e-2),
         Parameter("mass", given["mass"], "bodies.cube.mass", lower=0.0),
         Parameter("second_moments", given["second_moments"], lower=0.0),
     ]
+
+    def points(values: Mapping[str, Tensor], start: Tensor) -> Tensor:
+        """Centres of corners on the diagonals."""
+        radius = values["corner_radius"] if "corner_radius" in values else _vector(given["corner_radius"])
+        return (values["half_side"] - radius)[..., None] * start.sign()
+
     ties: dict[str, tuple[Tie, tuple[str, ...]]] = {
-        "contacts.*.point": (_points, ("half_side",)),
+        "contacts.*.point": (points, ("half_side",)),
         "gravity": (_gravity, ("gravity", "tilt")),
-        "bodies.cube.inertia": (_second_moments, ("second_moments",)),
+        "bodies.cube.inertia": (_inertia("second_moments"), ("second_moments",)),
     }
     for i, name in enumerate(mech.contacts):
         ties[f"contacts.{name}.point"] = (lambda values, _, i=i: values["corners"][..., i, :], ("corners",))  # type: ignore[misc]
-    return ParametricMechanism(mech, *_select(known, ties, parameters, start))
+    return ParametricMechanism(mech, *_select(known, ties, parameters))
 
 
 def elbow_model(
@@ -170,28 +202,33 @@ def elbow_model(
     """The hinged object and those of its unknowns that are named.
 
     friction; parent_anchor, child_anchor (3,) [m]: the hinge in the frames of the links; axis (3,), of any length; hinge_damping [N·m·s];
-    hinge_friction [N·m]; gravity [m/s²]; plane_height, corner_radius [m]; size: factor on both boxes.
+    hinge_friction [N·m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; plane_height, corner_radius [m]; size: factor on
+    both boxes; restitution, or stiffness [N/m] and damping [N·s/m] of compliant contacts; second_moments_1, second_moments_2 (3,) [kg·m²],
+    of which the inertias of the links are made; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only).
 
     Args:
         start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
     """
     nominal: dict[str, Any] = {
         "friction": 0.3,
-        "hinge_damping": 0.0,
-        "hinge_friction": 0.0,
-        "gravity": 9.81,
-        "plane_height": 0.0,
-        "size": 1.0,
-    }
-    nominal |= {
-        "tilt": (0.0, 0.0),
         "parent_anchor": (-0.035, 0.06, 0.0),
         "child_anchor": (-0.035, 0.0, 0.0),
         "axis": (0.0, 1.0, 0.0),
+        "hinge_damping": 0.0,
+        "hinge_friction": 0.0,
+        "gravity": 9.81,
+        "tilt": (0.0, 0.0),
+        "plane_height": 0.0,
         "corner_radius": 0.0,
+        "size": 1.0,
+        "mass_2": 0.37,
+        "second_moments_1": (0.0006167 / 2,) * 3,
+        "second_moments_2": (0.0006167 / 2,) * 3,
+        **dict.fromkeys(CONTACT_LAWS, 0.0),
     }
-    given = {**nominal, **(start or {})}
-    damping, rubbing = (float(torch.as_tensor(given[name]).sum()) for name in ("hinge_damping", "hinge_friction"))
+    given = _given(nominal, start)
+    laws = _contact_laws(given, parameters, laws)
+    damping, rubbing = (float(_vector(given[name]).sum()) for name in ("hinge_damping", "hinge_friction"))
     hinge: dict[str, Any] = {"damper": damping}
     if "hinge_friction" in parameters or rubbing:
         hinge["friction"] = max(rubbing, 1e-4)
@@ -199,32 +236,35 @@ def elbow_model(
     mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
     joint = mech.joints["hinge"]
     joint.parent_anchor, joint.child_anchor, joint.axis = given["parent_anchor"], given["child_anchor"], given["axis"]
+    mech.bodies["elbow_2"].mass = given["mass_2"]
     for contact in (cast(NonlinearContact, contact) for contact in mech.contacts.values()):
         point = given["size"] * contact.point.detach()
         contact.offset, contact.radius = given["plane_height"], given["corner_radius"]
         contact.point = point - given["corner_radius"] * point.sign()
     known = [
-        Parameter("friction", given["friction"], "contacts.*.friction", lower=0.0),
+        *_contact_parameters(given, laws),
         Parameter("parent_anchor", given["parent_anchor"], "joints.hinge.parent_anchor", scale=1e-2),
         Parameter("child_anchor", given["child_anchor"], "joints.hinge.child_anchor", scale=1e-2),
         Parameter("axis", given["axis"], "joints.hinge.axis", scale=0.1),
         Parameter("hinge_damping", [max(damping, 1e-5)], "joints.hinge.damper", lower=0.0),
         Parameter("hinge_friction", [max(rubbing, 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
-        Parameter("gravity", given["gravity"], lower=0.0),
-        Parameter("tilt", given["tilt"], scale=0.1),
-        Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
-        Parameter("corner_radius", max(given["corner_radius"], 1e-3), "contacts.*.radius", lower=0.0),
         Parameter("size", given["size"], lower=0.0),
+        Parameter("mass_2", given["mass_2"], "bodies.elbow_2.mass", lower=0.0),
     ]
 
     def points(values: Mapping[str, Tensor], start: Tensor) -> Tensor:
         corner = torch.tensor(ELBOW_HALF_EXTENTS, dtype=torch.float64) * start.sign()
-        size = values["size"] if "size" in values else torch.tensor(given["size"], dtype=torch.float64)
-        radius = values["corner_radius"] if "corner_radius" in values else torch.tensor(given["corner_radius"], dtype=torch.float64)
+        size = values["size"] if "size" in values else _vector(given["size"])
+        radius = values["corner_radius"] if "corner_radius" in values else _vector(given["corner_radius"])
         return size[..., None] * corner - radius[..., None] * corner.sign()
 
     ties: dict[str, tuple[Tie, tuple[str, ...]]] = {
         "contacts.*.point": (points, ("size", "corner_radius")),
         "gravity": (_gravity, ("gravity", "tilt")),
     }
-    return ParametricMechanism(mech, *_select(known, ties, parameters, start))
+    for link in ("1", "2"):
+        name, body = f"second_moments_{link}", f"elbow_{link}"
+        mech.bodies[body].inertia = _inertia(name)({name: _vector(given[name])}, torch.empty(3, 3))
+        known.append(Parameter(name, given[name], lower=0.0))
+        ties[f"bodies.{body}.inertia"] = (_inertia(name), (name,))
+    return ParametricMechanism(mech, *_select(known, ties, parameters))

@@ -1,0 +1,186 @@
+"""Multiple shooting through impacts: windows that grow, free starts that are also drawn, and the worst windows left out.
+
+With a law of restitution a trajectory jumps where an impact falls into another step of time, by the way of a body in one step (a
+centimetre for a thrown cube at 148 Hz), so that the cost of a fit is smooth only for a given sequence of impacts. A descent method stops at
+the first wall. Here
+
+- throws are cut into windows whose starts are unknowns (Bock and Plitt 1984): short ones have few impacts, and so few sequences to choose
+  from. Windows grow as parameters get better, and each begins where a shorter one at the same sample ended up;
+- starts are fitted window by window, and drawn from their approximate posterior besides, a Student distribution about the best one so far
+  with the covariance of Gauss-Newton: a draw on the other side of a wall is found by luck, as in particle filters;
+- a part of the windows, the worst ones, is left out (least trimmed squares, Rousseeuw 1984; with concentration steps, Rousseeuw and Van
+  Driessen 1999): their sequences are still wrong, and a wrong sequence says nothing of the parameters;
+- steps of the parameters are taken in full, not only where the cost decreases, since it is the walls that decide about that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdojo.identification.gauss_newton import Fit, GaussNewtonState, LeastSquares, damped_step, fit_starts, report
+from torchdojo.identification.recordings import WindowDataset
+from torchdojo.identification.residuals import RobustLoss, WindowResidual
+
+__all__ = ["ShootingOptions", "ShootingStage", "multiple_shooting"]
+
+#: Degrees of freedom of the Student distribution of draws: tails that reach other sequences of impacts, many deviations away.
+DRAW_FREEDOM = 2.0
+#: Longest draw in deviations; a pose farther away than this is refuted by the sample itself.
+DRAW_LIMIT = 20.0
+#: Deviations of the cost of a window beyond which noise does not explain it.
+OUTLYING = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShootingStage:
+    """horizon: steps of a window, which is also the distance between windows. trim: part of the windows that is left out, the worst ones,
+    but for those that fit as well as noise alone would explain. iterations: steps of the parameters, at most."""
+
+    horizon: int
+    trim: float = 0.2
+    iterations: int = 8
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1 or self.iterations < 1 or not 0 <= self.trim < 1:
+            raise ValueError(f"{self}; allowed: a horizon and iterations of 1 or more, and a trim from 0 to less than 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShootingOptions:
+    """draws: of starts, per window and time that they are drawn. refit: iterations of `fit_starts` after a step of the parameters.
+    damping: μ. max_step: largest entry of a step, in units of `raw`; longer ones are shortened. step_tol: a stage ends with a step smaller
+    than this. rank_tol: see `GaussNewtonOptions`. seed: of the draws."""
+
+    draws: int = 8
+    refit: int = 3
+    damping: float = 1e-4
+    max_step: float = 0.3
+    step_tol: float = 1e-3
+    rank_tol: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("damping", "max_step", "step_tol", "rank_tol"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"ShootingOptions.{name}: got {getattr(self, name)}; allowed: positive numbers")
+        if self.draws < 0 or self.refit < 1:
+            raise ValueError(f"ShootingOptions: got draws={self.draws}, refit={self.refit}; allowed: 0 or more draws, 1 or more iterations")
+
+
+def multiple_shooting(
+    residual: WindowResidual,
+    stages: Sequence[ShootingStage],
+    raw: Tensor | None = None,
+    *,
+    robust: RobustLoss | None = None,
+    options: ShootingOptions | None = None,
+    callback: Callable[[int, float, Tensor], None] | None = None,
+) -> Fit:
+    """Fit the parameters of `residual.model` to all of `residual.recordings`, from `raw` (P,), by default the model's own.
+
+    Args:
+        stages: of windows, usually ever longer ones. robust: of samples; default the squared norm, as whole windows are left out.
+        callback: called with the number of the iteration, the mean cost of the windows that are kept, and `raw` after every step.
+
+    Returns:
+        what `gauss_newton` returns, of the windows that the last stage kept: deviations take these for all there is. `start` has the starts
+        of all of its windows; `history` the mean cost of a kept window before each step.
+
+    Raises:
+        ValueError: no stages. DataError: windows longer than any trajectory.
+    """
+    if not stages:
+        raise ValueError("multiple_shooting needs at least one stage")
+    options, begin = options or ShootingOptions(), time.perf_counter()
+    model, recordings = residual.model, residual.recordings
+    raw = (model.raw if raw is None else raw).detach().clone()
+    generator = torch.Generator().manual_seed(options.seed)
+    smoothed = recordings.samples.clone()  # recorded samples, and in their place starts as soon as they have been fitted
+    throws = torch.repeat_interleave(recordings.throw_id, recordings.lengths)
+    history: list[float] = []
+    for stage in stages:
+        windows = WindowDataset(recordings, stage.horizon, stage.horizon)
+        problem = LeastSquares(residual, windows.stack(), robust, throws[windows.starts], free_start=smoothed[windows.starts])
+        least = max(1, round((1 - stage.trim) * len(windows)))
+        start = _search(problem, raw, smoothed[windows.starts], options, generator, rounds=2)
+        converged = False
+        for iteration in range(stage.iterations):
+            kept, cost = _kept(problem, raw, start, least)
+            history.append(cost)
+            system = _subset(problem, kept).normal_equations(raw, start[kept])
+            step, correction, _ = damped_step(system, options.damping, options.rank_tol)
+            assert correction is not None
+            factor = min(1.0, options.max_step / max(float(step.abs().max()), 1e-300))
+            raw, moved = raw + factor * step, start.clone()
+            moved[kept] = residual.correct(start[kept], factor * correction)
+            start = fit_starts(problem, raw, options.refit, _better(problem, raw, start, moved))
+            if iteration % 2 == 0:
+                start = _search(problem, raw, start, options, generator, rounds=1)
+            if callback is not None:
+                callback(len(history), cost, raw)
+            converged = factor == 1 and float(step.abs().max()) < options.step_tol
+            if converged:
+                break
+        smoothed[windows.starts] = start
+    kept, cost = _kept(problem, raw, start, least)
+    history.append(cost)
+    inliers = _subset(problem, kept)
+    system = inliers.normal_equations(raw, start[kept])
+    reason = "the last step is below step_tol" if converged else f"{stages[-1].iterations} iterations of the last stage"
+    state = GaussNewtonState(raw, options.damping, tuple(history), start, converged, reason, time.perf_counter() - begin)
+    return report(inliers, state, system, options.rank_tol)
+
+
+def _search(problem: LeastSquares, raw: Tensor, start: Tensor, options: ShootingOptions, generator: torch.Generator, rounds: int) -> Tensor:
+    """Starts by turns drawn and fitted."""
+    for _ in range(rounds):
+        if options.draws:
+            start = _draw(problem, raw, start, options.draws, generator)
+        start = fit_starts(problem, raw, 2 * options.refit, start)
+    return start
+
+
+def _draw(problem: LeastSquares, raw: Tensor, start: Tensor, draws: int, generator: torch.Generator) -> Tensor:
+    """The best of `start` (N, width) and of draws from a Student distribution about it, window by window."""
+    system = problem.normal_equations(raw, start)
+    covariance = torch.linalg.inv(system.damped_start(1e-6))
+    factor = torch.linalg.cholesky(0.5 * (covariance + covariance.mT))
+    best = start
+    for _ in range(draws):
+        normal = torch.randn(*factor.shape[:2], 1, generator=generator, dtype=start.dtype)
+        # χ² with two degrees of freedom is exponential
+        squared = -2 * torch.rand(len(start), 1, 1, generator=generator, dtype=start.dtype).clamp_min(1e-300).log()
+        stretch = (DRAW_FREEDOM / squared).sqrt().clamp_max(DRAW_LIMIT)
+        best = _better(problem, raw, best, problem.residual.correct(start, (factor @ (stretch * normal))[..., 0]))
+    return best
+
+
+def _better(problem: LeastSquares, raw: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """Of two sets of starts (N, width) the better one, window by window."""
+    return torch.where((_costs(problem, raw, other) < _costs(problem, raw, one))[:, None], other, one)
+
+
+def _kept(problem: LeastSquares, raw: Tensor, start: Tensor, least: int) -> tuple[Tensor, float]:
+    """Which windows take part, and their mean cost: the `least` best ones, and those that are as good as the better quarter (a χ²
+    variable of f degrees of freedom has the relative deviation √(2/f))."""
+    costs, order = _costs(problem, raw, start).sort()
+    freedom = (problem.windows.shape[1] - 1) * problem.residual.size
+    limit = costs[len(costs) // 4] * (1 + OUTLYING * (2 / freedom) ** 0.5)
+    count = max(least, int((costs <= limit).sum()))
+    return order[:count], float(costs[:count].mean())
+
+
+def _costs(problem: LeastSquares, raw: Tensor, start: Tensor) -> Tensor:
+    """Costs of windows (N,), infinite where a step failed."""
+    costs, reached = problem.window_costs(raw, start)
+    return torch.where(reached < reached.max(), torch.inf, costs)
+
+
+def _subset(problem: LeastSquares, chosen: Tensor) -> LeastSquares:
+    assert problem.start is not None
+    return LeastSquares(problem.residual, problem.windows[chosen], problem.robust, problem.groups[chosen], free_start=problem.start[chosen])
