@@ -210,11 +210,22 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
         solution = mech.step(z[:count], u).solution  # (MuJoCo, too, starts its solver from the last accelerations)
     size = 12 * mech.num_bodies
     out = torch.empty(count, size, size + mech.num_inputs, dtype=torch.float64)  # (MuJoCo, too, writes into memory that is there)
-    ours, theirs = by_turns(sizes.repeats, lambda: mech.jacobians(z[:count], u, warm_start=solution, out=out), run)
+    q, qd = mech.to_minimal(z[:count])
+    size_minimal = 2 * mech.num_coordinates
+    out_minimal = torch.empty(count, size_minimal, size_minimal + mech.num_inputs, dtype=torch.float64)
+    ours, theirs, minimal = by_turns(
+        sizes.repeats,
+        lambda: mech.jacobians(z[:count], u, warm_start=solution, out=out),
+        run,
+        lambda: mech.jacobians_minimal(q, qd, u, warm_start=solution, out=out_minimal),
+    )
     freedoms = NEVER if reference is None else f"{2 * reference.model.nv} x {2 * reference.model.nv + reference.model.nu}"
     shape = f"{size} x {size + mech.num_inputs}"
-    jacobian = [name, f"{count}", shape, _number(ours, 1e6 / count), freedoms, _number(theirs, 1e6 / count), _ratio(theirs, ours)]
-    say(f"{name}: Jacobian {jacobian[3]} µs, MuJoCo {jacobian[5]} µs")
+    jacobian = [
+        name, f"{count}", shape, _number(ours, 1e6 / count), f"{size_minimal} x {size_minimal + mech.num_inputs}",
+        _number(minimal, 1e6 / count), freedoms, _number(theirs, 1e6 / count), _ratio(theirs, ours), _ratio(theirs, minimal),
+    ]  # fmt: skip
+    say(f"{name}: Jacobian {jacobian[3]} µs, minimal {jacobian[5]} µs, MuJoCo {jacobian[7]} µs")
     return rows, jacobian
 
 
@@ -265,7 +276,10 @@ STEP_COLUMNS = (
     "model", "bodies", "inputs", "contacts", "batch", "threads", "forward [µs]", "MuJoCo [µs]", "MuJoCo / ours", "forward + backward [µs]",
     "all parameters trainable [x]", "iterations", "flagged [%]", "in contact [%]", "MuJoCo's [%]", "effort",
 )  # fmt: skip
-JACOBIAN_COLUMNS = ("model", "environments", "Jacobian", "ours [µs]", "MuJoCo's", "transitionFD [µs]", "MuJoCo / ours")
+JACOBIAN_COLUMNS = (
+    "model", "environments", "maximal", "ours [µs]", "minimal", "ours [µs]", "MuJoCo's", "transitionFD [µs]", "MuJoCo / maximal",
+    "MuJoCo / minimal",
+)  # fmt: skip
 LONG_COLUMNS = ("model", "steps", "forward [s]", "forward + backward [s]", "iterations", "flagged steps")
 
 
