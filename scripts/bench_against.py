@@ -1,0 +1,144 @@
+#!/usr/bin/env python
+"""Compare the speed of this checkout with that of another commit: forward, forward + backward, and Jacobians.
+
+    scripts/bench_against.py 3a5dfe0
+    scripts/bench_against.py HEAD~1 --cases pendulum10 --rounds 2
+
+Each round starts one process for either version, and both do the same work by turns, call by call, so that whatever else the machine does
+falls on both alike. A time is the least of all calls, a ratio that of two of them. Forward and backward are rollouts long enough that
+Python does not count; Jacobians are of one step, into new memory and, by the versions that can, into memory that is there (`out=`). The mechanisms and their settled states are those of bench_cases.py in this checkout, for both versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CHOSEN = ("spheres10", "pendulum10", "quadruped", "quadrotor")
+KINDS = ("forward", "forward + backward", "jacobians", "jacobians, out=")
+
+
+def workloads(name: str, batch: int, steps: int) -> dict[str, Callable[[], Any]]:
+    """What one process times of a case."""
+    import torch
+    from bench_cases import CASES
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    case = CASES[name]()
+    mech, few = case.mech, max(1, batch // 2)
+    with torch.no_grad():
+        z = mech.rollout(case.start, case.inputs(batch, case.settle)).z[..., -1, :].contiguous()
+        u = case.inputs(batch, steps)
+        warm = mech.step(z[:few], u[:few, 0]).solution
+    weights = torch.randn(z.shape[-1], dtype=torch.float64)
+    z_leaf, u_leaf = z.clone().requires_grad_(), u.clone().requires_grad_()
+
+    def forward() -> None:
+        with torch.no_grad():
+            mech.rollout(z, u)
+
+    def forward_backward() -> None:
+        torch.autograd.grad((mech.rollout(z_leaf, u_leaf).z[..., -1, :] * weights).sum(), (z_leaf, u_leaf), allow_unused=True)
+
+    def jacobians(**memory: Any) -> Any:
+        with torch.no_grad():
+            return mech.jacobians(z[:few], u[:few, 0], warm_start=warm, **memory)
+
+    found: dict[str, Callable[[], Any]] = dict(zip(KINDS, (forward, forward_backward, jacobians), strict=False))
+    memory = {}
+    if "out" in inspect.signature(mech.jacobians).parameters:
+        size = 12 * mech.num_bodies
+        memory["out"] = torch.empty(few, size, size + mech.num_inputs, dtype=torch.float64)
+    return {**found, KINDS[3]: lambda: jacobians(**memory)}
+
+
+def serve(batch: int, steps: int) -> None:
+    """Reads names of cases and kinds, one pair a line, and answers with the seconds of one call."""
+    ready: dict[str, dict[str, Callable[[], Any]]] = {}
+    for line in sys.stdin:
+        name, kind = json.loads(line)
+        if name not in ready:
+            ready = {name: workloads(name, batch, steps)}  # (one at a time, for the memory)
+            for run in ready[name].values():
+                run()
+        start = time.perf_counter()
+        ready[name][kind]()
+        print(time.perf_counter() - start, flush=True)
+
+
+class Version:
+    """A process that runs the package of one folder."""
+
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        own = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'scripts'}", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, "--serve", f"--batch={options.batch}", f"--steps={options.steps}"]
+        self.process = subprocess.Popen(command, env=os.environ | own, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, name: str, kind: str) -> float:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps([name, kind]) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{name}, {kind}: the process of a version ended; what it printed is above")
+        return float(answer)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(folders: tuple[Path, Path], options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
+    """Least seconds of (the other version, this one) of each case and kind."""
+    least = {(name, kind): [math.inf, math.inf] for name in options.cases for kind in KINDS}
+    for number in range(options.rounds):
+        versions = [Version(folder, options) for folder in folders]
+        for (name, kind), seconds in least.items():
+            for _ in range(options.repeats):
+                for i, version in enumerate(versions):
+                    seconds[i] = min(seconds[i], version.ask(name, kind))
+        for version in versions:
+            version.close()
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+    return least
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit", nargs="?", default="HEAD", help="what to compare with (default: HEAD, so uncommitted changes are timed)")
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=CHOSEN, help=f"of bench_cases.py (default: {','.join(CHOSEN)})")
+    parser.add_argument("--batch", type=int, default=512, help="environments; half as many for Jacobians (default: 512)")
+    parser.add_argument("--steps", type=int, default=50, help="of a rollout (default: 50)")
+    parser.add_argument("--rounds", type=int, default=4, help="pairs of processes (default: 4)")
+    parser.add_argument("--repeats", type=int, default=5, help="calls of each process (default: 5)")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        return serve(options.batch, options.steps)
+    with tempfile.TemporaryDirectory() as temporary:
+        other = Path(temporary, "other")
+        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", other, options.commit], check=True)
+        try:
+            least = compare((other, ROOT), options)
+        finally:
+            subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", other], check=True)
+    print(f"| case | kind | {options.commit} [ms] | this checkout [ms] | ratio |\n|---|---|---|---|---|")
+    for (name, kind), (before, now) in least.items():
+        print(f"| {name} | {kind} | {1e3 * before:.2f} | {1e3 * now:.2f} | {now / before:.3f} |")
+
+
+if __name__ == "__main__":
+    main()
