@@ -5,7 +5,7 @@
     scripts/bench_against.py HEAD~1 --cases pendulum10 --rounds 2
 
 Each round starts one process for either version, and both do the same work by turns, call by call, so that whatever else the machine does
-falls on both alike. A time is the least of all calls, a ratio that of two of them. Forward and backward are rollouts long enough that
+falls on both alike. A time is the least of all calls, of the processor and not of the wall, a ratio that of two of them. Forward and backward are rollouts long enough that
 Python does not count; Jacobians are of one step, into new memory and, by the versions that can, into memory that is there (`out=`). The mechanisms and their settled states are those of bench_cases.py in this checkout, for both versions.
 """
 
@@ -73,9 +73,9 @@ def serve(batch: int, steps: int) -> None:
             ready = {name: workloads(name, batch, steps)}  # (one at a time, for the memory)
             for run in ready[name].values():
                 run()
-        start = time.perf_counter()
+        start = time.process_time()
         ready[name][kind]()
-        print(time.perf_counter() - start, flush=True)
+        print(time.process_time() - start, flush=True)
 
 
 class Version:

@@ -10,6 +10,7 @@
 
 #include "joint_impulse.hpp"
 #include "limit.hpp"
+#include "refinement.hpp"
 #include "solver.hpp"
 
 namespace torchdojo {
@@ -46,9 +47,9 @@ class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), turning(2 * m.num_couples),
-          phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refined(m.has_loops || m.num_contacts || m.num_joint_cones),
-          right(m.schedule.num_rows), misfit(right), wanted(right), nothing(m.num_unknowns), given_way(nothing), taken(nothing),
-          matrix(m.schedule.num_values), turn(m.num_bodies + 1), pressing(m.num_joint_cones), free(m.num_joints), moving(m.num_free_data) {}
+          phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refinement(m), right(m.schedule.num_rows), misfit(right),
+          wanted(right), nothing(m.num_unknowns), given_way(nothing), taken(nothing), turn(m.num_bodies + 1), pressing(m.num_joint_cones),
+          free(m.num_joints), moving(m.num_free_data) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
@@ -62,8 +63,7 @@ public:
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.template condense<true>(problem, w);
         problem.template linearize<false>(w);
-        if (refined) matrix = problem.values;
-        problem.condense();
+        refinement.condense(problem, give);
         Stepper<T>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
         for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);
@@ -79,12 +79,13 @@ public:
     void solve(const Problem<T> &problem, const T *w, const R *g, bool by_impulses, bool sparse = false) {
         point = w;
         const MechanismTable &m = mechanism;
+        const int passes = !any(refinement.needed) ? 0 : give ? constant::limit_refinements : 1;
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
         for (const JointTable &joint : m.joints)
             for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
         for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
-        if (refined) wanted = right;
+        if (passes) wanted = right;
         if (give) std::fill(taken.begin(), taken.end(), R{});
         std::fill(multiplier.begin(), multiplier.end(), R{});
         std::fill(touching.begin(), touching.end(), Vec3<R>{});
@@ -96,15 +97,17 @@ public:
         }
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data(), sparse);
         add_cone_multipliers(problem, nothing.data(), right.data());
-        for (int pass = 0; refined && pass < (give ? constant::limit_refinements : 1); ++pass) {
+        for (int pass = 0; pass < passes; ++pass) {
             misfit = wanted;
-            ldu_subtract_transposed_product<T, R>(m.schedule, matrix.data(), right.data(), misfit.data());
+            ldu_subtract_transposed_product<T, R>(m.schedule, refinement.matrix.data(), right.data(), misfit.data());
             if (give) {
                 find_given_way();
                 add_cone_multipliers(problem, given_way.data(), nullptr);
             }
             subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
+            if constexpr (lanes<T> == lanes<R>)
+                for (R &value : misfit) value = select(refinement.needed, value, R{});
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
             add_cone_multipliers(problem, nothing.data(), misfit.data());
         }
@@ -157,15 +160,13 @@ public:
     }
 
 private:
-    // A pressed contact adds entries to a block of masses whose digits are lost in proportion, and loops are regularized. One step of
-    // iterative refinement against the matrix before that brings the digits back, with the multipliers ν of the cones as unknowns of their
-    // own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
-    const bool refined;
+    // One step of iterative refinement brings the digits back that pressed contacts cost, with the multipliers ν of the cones as unknowns of
+    // their own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
+    Refinement<T> refinement;
     const T *point = nullptr;         // w
     std::vector<R> right, misfit, wanted;  // by rows of the matrix
     const std::vector<R> nothing;     // a gradient of zeros
     std::vector<R> given_way, taken;  // gradients: see find_given_way
-    std::vector<T> matrix;            // neither condensed nor regularized
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
