@@ -11,7 +11,6 @@
 #include "joint_impulse.hpp"
 #include "limit.hpp"
 #include "refinement.hpp"
-#include "solver.hpp"
 
 namespace torchdojo {
 
@@ -63,9 +62,7 @@ public:
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.template condense<true>(problem, w);
         problem.template linearize<false>(w);
-        refinement.condense(problem, give);
-        Stepper<T>::regularize(mechanism, problem);
-        ldu_factor(mechanism.schedule, problem.values.data());
+        refinement.factor(problem, give);
         for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);
         for (int j = 0; j < mechanism.num_joints; ++j) {
             const JointTable &joint = mechanism.joints[j];

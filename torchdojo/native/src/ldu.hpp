@@ -8,6 +8,7 @@
 // Blocks up to `unrolled` on a side have kernels with the size compiled in, so that their accumulators stay in registers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -24,9 +25,13 @@ struct Schedule {
         const Link *links;
         const int32_t *targets;  // num_links * num_links, row-major in (j, k)
     };
+    struct Range {
+        int32_t offset, count;
+    };
 
     int num_values, num_rows, max_size;
     std::vector<Step> steps;
+    std::vector<std::vector<Range>> fresh;  // per step: values that no step before it touches
 
     explicit Schedule(const int32_t *table) : num_values(table[3]), num_rows(table[4]), max_size(table[5]) {
         steps.reserve(table[0]);
@@ -43,6 +48,7 @@ struct Schedule {
             table += static_cast<int64_t>(m) * m;
             steps.push_back(step);
         }
+        find_fresh();
     }
     Schedule(const Schedule &) = delete;  // (the steps point into the vectors)
     Schedule &operator=(const Schedule &) = delete;
@@ -50,6 +56,26 @@ struct Schedule {
   private:
     std::vector<Link> links_;
     std::vector<int32_t> targets_;
+
+    void find_fresh() {
+        std::vector<char> touched(num_values);
+        for (const Step &step : steps) {
+            std::vector<Range> &ranges = fresh.emplace_back();
+            auto touch = [&](int32_t offset, int32_t count) {
+                if (touched[offset]) return;
+                touched[offset] = 1;
+                if (!ranges.empty() && ranges.back().offset + ranges.back().count == offset) ranges.back().count += count;
+                else ranges.push_back({offset, count});
+            };
+            touch(step.diagonal, step.size * step.size);
+            for (int j = 0; j < step.num_links; ++j) {
+                const Link &link = step.links[j];
+                touch(link.upper, step.size * link.size), touch(link.lower, link.size * step.size);
+                for (int k = 0; k < step.num_links; ++k)
+                    touch(step.targets[j * step.num_links + k], link.size * step.links[k].size);
+            }
+        }
+    }
 };
 
 namespace ldu {
@@ -284,6 +310,16 @@ template <class T>
 void ldu_factor(const Schedule &schedule, T *values) {
     for (const Schedule::Step &step : schedule.steps)
         ldu::with_size(step.size, [&](auto size) { ldu::eliminate<decltype(size)::value>(step, values); });
+}
+
+// The same, with the matrix left as it is: its blocks are copied when they are needed, and are in the cache then.
+template <class T>
+void ldu_factor(const Schedule &schedule, const T *matrix, T *values) {
+    for (size_t i = 0; i < schedule.steps.size(); ++i) {
+        for (const Schedule::Range &range : schedule.fresh[i]) std::copy_n(matrix + range.offset, range.count, values + range.offset);
+        const Schedule::Step &step = schedule.steps[i];
+        ldu::with_size(step.size, [&](auto size) { ldu::eliminate<decltype(size)::value>(step, values); });
+    }
 }
 
 namespace ldu {

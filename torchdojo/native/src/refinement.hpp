@@ -10,7 +10,7 @@
 // next to armature: 1e-10 at 50), and loops are regularized by more than rounding: these are always refined, and so is the limit κ → 0.
 #pragma once
 
-#include "cone.hpp"
+#include "solver.hpp"
 
 namespace torchdojo {
 
@@ -22,41 +22,62 @@ template <class T>
 class Refinement {
 public:
     explicit Refinement(const MechanismTable &m)
-        : always(m.has_loops || m.num_pairs || m.num_joint_cones), matrix(m.schedule.num_values) {
-        for (const ContactTable &contact : m.contacts) blocks.push_back(m.bodies[contact.body].diagonal);
-        std::sort(blocks.begin(), blocks.end());
-        blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
-        masses.resize(size * blocks.size());
-    }
-
-    // Condense the cones of `problem`, which have just been linearized.
-    void condense(Problem<T> &problem, bool all) {
-        T *values = problem.values.data();
-        needed = all || always ? negate(Mask<T>{}) : Mask<T>{};
-        if (all || always) {
-            matrix = problem.values;
-            return problem.condense();
+        : mechanism(m), always(m.has_loops || m.num_pairs || m.num_joint_cones), matrix(m.schedule.num_values) {
+        auto change = [&](int32_t offset, int32_t count) { changed.push_back({offset, count}); };
+        for (const ContactTable &contact : m.contacts) {
+            change(m.bodies[contact.body].diagonal, block);
+            if (contact.pair < 0 || m.pairs[contact.pair].other == m.num_bodies) continue;
+            const PairTable &pair = m.pairs[contact.pair];
+            for (const int32_t offset : {m.bodies[pair.other].diagonal, pair.body_other, pair.other_body}) change(offset, block);
         }
-        for (size_t i = 0; i < blocks.size(); ++i) std::copy_n(values + blocks[i], size, &masses[size * i]);
-        problem.condense();
-        for (size_t i = 0; i < blocks.size(); ++i)
-            for (int k = 0; k < size; k += 7) {
-                const T &mass = masses[size * i + k], &sum = values[blocks[i] + k];
-                needed = select_mask(abs(sum) > constant::refined_gain * abs(mass), negate(Mask<T>{}), needed);
-            }
-        if (!any(needed)) return;
-        matrix = problem.values;
-        for (size_t i = 0; i < blocks.size(); ++i) std::copy_n(&masses[size * i], size, &matrix[blocks[i]]);
+        for (const JointTable &joint : m.joints) {
+            if (!joint.num_cones) continue;
+            change(joint.joint_child, 6 * joint.size);
+            if (joint.parent < m.num_bodies) change(joint.joint_parent, 6 * joint.size);
+        }
+        for (const MultiplierTable &multiplier : m.multipliers)
+            if (m.has_loops) change(multiplier.diagonal, 1);
+        std::sort(changed.begin(), changed.end(), [](const auto &a, const auto &b) { return a.offset < b.offset; });
+        auto same = [](const auto &a, const auto &b) { return a.offset == b.offset; };
+        changed.erase(std::unique(changed.begin(), changed.end(), same), changed.end());
+        int size = 0;
+        for (const Schedule::Range &range : changed) size += range.count;
+        before.resize(size);
     }
 
-    Mask<T> needed{};                 // in which lanes; a lane is refined or not whatever the others are
-    const bool always;
+    Mask<T> needed{};                 // in which lanes; whether a lane is refined does not depend on the others
     std::vector<T> matrix;            // neither condensed nor regularized, where any lane needs it
 
+    // Condense and factor what has just been linearized; `all`: to be refined in all lanes.
+    void factor(Problem<T> &problem, bool all) {
+        const Mask<T> everywhere = negate(Mask<T>{});
+        each_changed([&](T *values, T *kept, int count) { std::copy_n(values, count, kept); }, problem.values);
+        problem.condense();
+        needed = all || always ? everywhere : Mask<T>{};
+        if (!any(needed))  // what has changed is blocks of masses only
+            each_changed([&](const T *values, const T *masses, int count) {
+                for (int k = 0; k < count; k += 7)
+                    needed = select_mask(abs(values[k]) > constant::refined_gain * abs(masses[k]), everywhere, needed);
+            }, problem.values);
+        Stepper<T>::regularize(mechanism, problem);
+        if (!any(needed)) return ldu_factor(mechanism.schedule, problem.values.data());
+        matrix.swap(problem.values);
+        ldu_factor(mechanism.schedule, matrix.data(), problem.values.data());
+        each_changed([&](T *values, const T *kept, int count) { std::copy_n(kept, count, values); }, matrix);
+    }
+
 private:
-    static constexpr int size = 36;
-    std::vector<int32_t> blocks;      // of bodies with contacts
-    std::vector<T> masses;            // those blocks before they are condensed
+    static constexpr int block = 36;
+    const MechanismTable &mechanism;
+    const bool always;
+    std::vector<Schedule::Range> changed;  // values that `condense` and `regularize` add to
+    std::vector<T> before;            // those values
+
+    template <class F>
+    void each_changed(F &&f, std::vector<T> &values) {
+        T *kept = before.data();
+        for (const Schedule::Range &range : changed) f(&values[range.offset], kept, range.count), kept += range.count;
+    }
 };
 
 }  // namespace torchdojo
