@@ -43,16 +43,13 @@ public:
     void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         load(jobs, count, options, shared);
         by_impulses = std::any_of(jobs, jobs + count, [](const GradientJob &job) { return job.grad_impulses != nullptr; });
-        for (int lane = 0; lane < lanes<T>; ++lane) {
-            const GradientJob &job = jobs[std::min(lane, count - 1)];
-            for (int k = 0; k < state_size * mechanism.num_bodies; ++k) set(grad_next[k], lane, job.grad_z_next[k]);
-            for (int k = 0; k < mechanism.num_impulses; ++k) set(grad_impulses[k], lane, job.grad_impulses ? job.grad_impulses[k] : 0.0);
-        }
+        gather(grad_next, jobs, count, [](const GradientJob &job) { return job.grad_z_next; });
+        gather(grad_impulses, jobs, count, [](const GradientJob &job) { return job.grad_impulses; });
         adjoint.give = options.limit ? give.data() : nullptr;
         pull_back();
         differentiate();
         if (options.complementarity_aware) escape();
-        for (int lane = 0; lane < count; ++lane) store(jobs[lane], lane);
+        store(jobs, count);
         if (jobs[0].grad_parameters) add_parameters(jobs, count);
     }
 
@@ -62,13 +59,24 @@ public:
     void load(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         move(jobs, count, options, shared);
         stepper.bind(options, shared);
+        Problem<T> &problem = stepper.problem;
+        if (!shared) gather(problem.parameters, jobs, count, [](const GradientJob &job) { return job.step.parameters; });
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const Job &step = jobs[std::min(lane, count - 1)].step;
+            const double *parameters = shared ? shared : step.parameters;
+            set(problem.parameters[parameter::timestep], lane, parameters[parameter::timestep] * step.timestep_factor);
+        }
+        gather(problem.z, jobs, count, [](const GradientJob &job) { return job.step.z; });
+        gather(problem.u, jobs, count, [](const GradientJob &job) { return job.step.u; });
+        gather(problem.wrench, jobs, count, [](const GradientJob &job) { return job.step.wrench; });
+        gather(w, jobs, count, [](const GradientJob &job) { return job.w; });
+        solution = w;
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const int j = std::min(lane, count - 1);
-            stepper.load(lane, jobs[j].step);
-            const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : jobs[j].w;
-            for (int k = 0; k < mechanism.num_unknowns; ++k) set(w[k], lane, jobs[j].w[k]), set(solution[k], lane, at[k]);
+            const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : nullptr;
+            for (int k = 0; at && k < mechanism.num_unknowns; ++k) set(solution[k], lane, at[k]);
         }
-        stepper.problem.prepare();
+        problem.prepare();
         if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data(), give.data());
     }
 
@@ -85,6 +93,25 @@ private:
     std::vector<Mask<T>> wanted;      // to open, per contact
     std::vector<double> smooth, scratch_z, scratch_impulses;
     bool moved[lanes<T>];
+
+    // Numbers of all jobs side by side, those of the last one also in the lanes behind it; null: zeros.
+    template <class F>
+    static void gather(std::vector<T> &to, const GradientJob *jobs, int count, F &&array) {
+        const double *from[lanes<T>];
+        bool all = true;
+        for (int lane = 0; lane < lanes<T>; ++lane) all = (from[lane] = array(jobs[std::min(lane, count - 1)])) && all;
+        if (!all) {
+            for (int lane = 0; lane < lanes<T>; ++lane)
+                for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, from[lane] ? from[lane][k] : 0.0);
+            return;
+        }
+        for (size_t k = 0; k < to.size(); ++k) {
+            T value{};
+#pragma GCC unroll 8
+            for (int lane = 0; lane < lanes<T>; ++lane) set(value, lane, from[lane][k]);
+            to[k] = value;
+        }
+    }
 
     // The solutions continued to the κ at which derivatives are taken (point_of_derivative in solver/limit.py): jobs with the same κ at
     // once.
@@ -202,29 +229,29 @@ private:
         }
     }
 
-    void store(const GradientJob &job, int lane) {
+    void store(const GradientJob *jobs, int count) {
         const DataGradient<T> &g = adjoint.gradient;
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const BodyData<T> &body = stepper.problem.bodies[i];
-            double *out = job.grad_z + state_size * i;
-            const T *direct = &grad_next[state_size * i];
-            const Vec3<T> phi = g.phi[i] + load3(direct + 6);
-            const Quat<T> q = body.pose.q * Quat<T>{T{}, phi};
+            T *to = &grad_next[state_size * i];
+            const Quat<T> q = body.pose.q * Quat<T>{T{}, g.phi[i] + load3(to + 6)};
             const T scale = 2.0 / body.q_norm;
-            for (int k = 0; k < 3; ++k) {
-                out[k] = get(g.x[i][k], lane) + get(direct[k], lane);
-                out[3 + k] = get(g.v[i][k], lane);
-                out[7 + k] = get(scale * q.v[k], lane);
-                out[10 + k] = get(g.omega[i][k], lane);
-                if (job.grad_wrench) {
+            store3(to, g.x[i] + load3(to));
+            store3(to + 3, g.v[i]);
+            to[6] = scale * q.w;
+            store3(to + 7, scale * q.v);
+            store3(to + 10, g.omega[i]);
+        }
+        for (int lane = 0; lane < count; ++lane) {
+            const GradientJob &job = jobs[lane];
+            for (int k = 0; k < state_size * mechanism.num_bodies; ++k) job.grad_z[k] = get(grad_next[k], lane);
+            for (int k = 0; job.grad_u && k < mechanism.num_inputs; ++k) job.grad_u[k] = get(g.u[k], lane);
+            for (int i = 0; job.grad_wrench && i < mechanism.num_bodies; ++i)
+                for (int k = 0; k < 3; ++k) {
                     job.grad_wrench[6 * i + k] = get(g.force[i][k], lane);
                     job.grad_wrench[6 * i + 3 + k] = get(g.torque[i][k], lane);
                 }
-            }
-            out[6] = get(scale * q.w, lane);
         }
-        if (job.grad_u)
-            for (int k = 0; k < mechanism.num_inputs; ++k) job.grad_u[k] = get(g.u[k], lane);
     }
 
     void add_parameters(const GradientJob *jobs, int count) {
