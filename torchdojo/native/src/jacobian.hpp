@@ -20,11 +20,12 @@ public:
         adjoint.give = options.limit ? gradient.give.data() : nullptr;
         adjoint.factor(stepper.problem, stepper.cones, solution.data());
         const int rows = 6 * mechanism.num_bodies;
-        int completed = 0;
+        int completed = 0, fetched = 0;
         for (int first = 0; first < rows; first += pack_lanes) {
             const int count = std::min(pack_lanes, rows - first);
             std::fill_n(right.begin(), rows, Pack{});
             for (int k = 0; k < count; ++k) set(right[first + k], k, 1.0);
+            for (; 6 * fetched < first + count; ++fetched) fetch(out + size_t(columns()) * tangent_size * fetched);
             adjoint.solve(stepper.problem, solution.data(), right.data(), false, true);
             adjoint.multiply(stepper.problem, solution.data());
             for (int k = 0; k < count; ++k) store_row(out, first + k, k);
@@ -38,6 +39,11 @@ private:
     std::vector<Pack> right;
 
     int columns() const { return tangent_size * mechanism.num_bodies + mechanism.num_inputs; }
+
+    // The rows of a body into the cache, to be there when they are written (a fifth of the time went into waiting for them).
+    void fetch(const double *rows) const {
+        for (int k = 0; k < tangent_size * columns(); k += 8) __builtin_prefetch(rows + k, 1);
+    }
 
     // Derivative of one velocity: rows of v (3-5 of a body's twelve) and ω (9-11).
     void store_row(double *out, int row, int lane) {
