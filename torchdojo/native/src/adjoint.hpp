@@ -84,7 +84,8 @@ public:
         for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
         if (passes) wanted = right;
         if (give) std::fill(taken.begin(), taken.end(), R{});
-        std::fill(multiplier.begin(), multiplier.end(), R{});
+        for (const ContactTable &friction : m.frictions)  // (what adds up; others are assigned, and those of complementarity stay zero)
+            std::fill_n(&multiplier[friction.friction_impulse()], friction.friction_size(), R{});
         std::fill(touching.begin(), touching.end(), Vec3<R>{});
         std::fill(turning.begin(), turning.end(), R{});
         std::fill(pressing.begin(), pressing.end(), R{});
@@ -95,7 +96,7 @@ public:
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data(), sparse);
         add_cone_multipliers(problem, nothing.data(), right.data());
         for (int pass = 0; pass < passes; ++pass) {
-            misfit = wanted;
+            pass + 1 < passes ? void(misfit = wanted) : misfit.swap(wanted);
             ldu_subtract_transposed_product<T, R>(m.schedule, refinement.matrix.data(), right.data(), misfit.data());
             if (give) {
                 find_given_way();

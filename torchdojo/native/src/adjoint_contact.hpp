@@ -21,8 +21,9 @@ TD_INLINE Vec3<R> Adjoint<T, R>::contact_multiplier(const Problem<T> &problem, i
     const ContactData<T> &data = problem.contacts[c];
     Vec3<R> b{};  // Bᵀ α
     auto add = [&](const T *wrench, const R *body) {
-        for (int k = 0; k < (contact.friction ? 3 : 1); ++k)
-            for (int r = 0; r < 6; ++r) b[k] += wrench[3 * r + k] * body[r];
+        for (int r = 0; r < 6; ++r) b.x += wrench[3 * r] * body[r];
+        if (!contact.friction) return;
+        for (int r = 0; r < 6; ++r) b.y += wrench[3 * r + 1] * body[r], b.z += wrench[3 * r + 2] * body[r];
     };
     if (x) add(data.wrench, x + mechanism.bodies[contact.body].right);
     if (const R *other = other_body(contact, x)) add(problem.pairs[contact.pair].other_wrench, other);
@@ -64,8 +65,9 @@ TD_INLINE void Adjoint<T, R>::subtract_contact(const Problem<T> &problem, int c,
     const ContactTable &contact = mechanism.contacts[c];
     const Vec3<R> &nu = touching[c];
     auto subtract = [&](const T *C, R *to) {
-        for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-            for (int k = 0; k < 6; ++k) to[k] -= C[6 * r + k] * nu[r];
+        for (int k = 0; k < 6; ++k) to[k] -= C[k] * nu.x;
+        if (!contact.friction) return;
+        for (int k = 0; k < 6; ++k) to[k] = to[k] - C[6 + k] * nu.y - C[12 + k] * nu.z;
     };
     subtract(problem.contacts[c].rows, y + mechanism.bodies[contact.body].right);
     for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)

@@ -23,10 +23,10 @@ public:
         int completed = 0, fetched = 0;
         for (int first = 0; first < rows; first += pack_lanes) {
             const int count = std::min(pack_lanes, rows - first);
-            std::fill_n(right.begin(), rows, Pack{});
             for (int k = 0; k < count; ++k) set(right[first + k], k, 1.0);
             for (; 6 * fetched < first + count; ++fetched) fetch(out + size_t(columns()) * tangent_size * fetched);
             adjoint.solve(stepper.problem, solution.data(), right.data(), false, true);
+            std::fill_n(&right[first], count, Pack{});
             adjoint.multiply(stepper.problem, solution.data());
             for (int k = 0; k < count; ++k) store_row(out, first + k, k);
             for (; 6 * (completed + 1) <= first + count; ++completed) complete(stepper.problem, gradient.w, out, completed);
