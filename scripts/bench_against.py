@@ -5,8 +5,9 @@
     scripts/bench_against.py HEAD~1 --cases pendulum10 --rounds 2
 
 Each round starts one process for either version, and both do the same work by turns, call by call, so that whatever else the machine does
-falls on both alike. A time is the least of all calls, of the processor and not of the wall, a ratio that of two of them. Forward and backward are rollouts long enough that
-Python does not count; Jacobians are of one step, into new memory and, by the versions that can, into memory that is there (`out=`). The mechanisms and their settled states are those of bench_cases.py in this checkout, for both versions.
+falls on both alike. A time is the least of all calls, of the processor and not of the wall; a ratio is that of two such times. Forward and
+backward are rollouts long enough that Python does not count; Jacobians are of one step, into new memory and, by the versions that can, into
+memory that is there (`out=`). The mechanisms and their settled states are those of bench_cases.py in this checkout, for both versions.
 """
 
 from __future__ import annotations

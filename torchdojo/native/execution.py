@@ -358,12 +358,11 @@ def steps_to_differentiate(settings: Settings, problem: kernel.Problem) -> tuple
     _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
     _warn_of_lost_digits(settings, problem, out)
     good = status == int(Status.SUCCESS)
-    split, hit = ((good & which).squeeze(-1).nonzero().squeeze(-1) for which in (out.substeps > 1, out.substeps == 1))
-    if settings.reference.num_shifts:
-        hit = hit[bouncing(_equations(settings, problem, hit), out.w[hit, 0])]
-    else:
-        hit = hit[:0]
-    return out, hit, split
+    split = (good & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
+    if not settings.reference.num_shifts:
+        return out, split[:0], split
+    hit = (good & (out.substeps == 1)).squeeze(-1).nonzero().squeeze(-1)
+    return out, hit[bouncing(_equations(settings, problem, hit), out.w[hit, 0])], split
 
 
 def _equations(settings: Settings, problem: kernel.Problem, rows: Tensor) -> StepProblem:
