@@ -120,7 +120,9 @@ def compare(folders: tuple[Path, Path], options: argparse.Namespace) -> dict[tup
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", nargs="?", default="HEAD", help="what to compare with (default: HEAD, so uncommitted changes are timed)")
-    parser.add_argument("--cases", type=lambda text: text.split(","), default=CHOSEN, help=f"of bench_cases.py (default: {','.join(CHOSEN)})")
+    parser.add_argument(
+        "--cases", type=lambda text: text.split(","), default=CHOSEN, help=f"of bench_cases.py (default: {','.join(CHOSEN)})"
+    )
     parser.add_argument("--batch", type=int, default=512, help="environments; half as many for Jacobians (default: 512)")
     parser.add_argument("--steps", type=int, default=50, help="of a rollout (default: 50)")
     parser.add_argument("--rounds", type=int, default=4, help="pairs of processes (default: 4)")
