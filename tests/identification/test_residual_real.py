@@ -18,7 +18,7 @@ def test_wrench_of_a_network_on_the_real_cube():
     data = read_recordings(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz")).with_heading()
     training, validation = data.split(0.2, seed=0)
     pure = cube_model(data.dt, ("friction",), start={"half_side": 0.0508, "gravity": 9.74, "tilt": (0.0, 0.08)})
-    model = ResidualWrench(pure, hidden=16, force=0.02 * 0.37 * 9.81)
+    model = ResidualWrench(pure, hidden=(16, 16), force=0.02 * 0.37 * 9.81)
     model.raw.requires_grad_(False)
     windows = WindowDataset(training.first(120), 16, 16).stack()
     loss = WindowLoss(model, training, robust=RobustLoss("cauchy", 3.0))

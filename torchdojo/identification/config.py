@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdojo.identification.fitting import FitConfig, Stage, check_names
+from torchdojo.identification.residual_physics import Residual
 from torchdojo.identification.residuals import RobustLoss, Scales
 
 __all__ = ["assign", "load_yaml", "read_config"]
@@ -80,7 +81,7 @@ def _check(values: Mapping[str, Any]) -> None:
     for stage in stages if isinstance(stages, list) else ():
         if isinstance(stage, Mapping):
             check_names(Stage, stage)
-            for key, cls in (("scales", Scales), ("robust", RobustLoss)):
+            for key, cls in (("scales", Scales), ("robust", RobustLoss), ("residual", Residual)):
                 if isinstance(stage.get(key), Mapping):
                     check_names(cls, stage[key])
 

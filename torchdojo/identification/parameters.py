@@ -98,7 +98,7 @@ class ParametricMechanism(nn.Module):
 
     Args:
         mechanism: is copied. Its timestep is fixed, and that of the recordings, or a whole part of it.
-        parameters: the unknowns. ties: fields (paths with wildcards) that are functions of several of them.
+        parameters: the unknowns; none: the mechanism as it is. ties: fields (paths with wildcards) that are functions of several of them.
         clearance: [m]; samples whose contacts are all farther away than this, and were one sample before, are in free flight: there the
             mean velocity over dt is known to be g (dt − h)/2 behind that over the last substep h, which a state holds.
 
@@ -115,10 +115,8 @@ class ParametricMechanism(nn.Module):
         self.mechanism = copy.deepcopy(mechanism)
         self.mechanism.warned_of_penetration = True  # recordings overlap the ground by their errors; no start to warn of
         self.parameters_by_name = {parameter.name: parameter for parameter in parameters}
-        if len(self.parameters_by_name) < len(parameters) or not parameters:
-            raise ValueError(
-                f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: one or more, all names different"
-            )
+        if len(self.parameters_by_name) < len(parameters):
+            raise ValueError(f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: names that all differ")
         self.clearance = clearance
         self._setters: dict[str, str | Tie] = {}
         for parameter in parameters:
@@ -202,7 +200,7 @@ class ParametricMechanism(nn.Module):
 
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (P,) of parameters in physical units; those not given start where they are."""
-        pieces = []
+        pieces = [torch.zeros(0, dtype=torch.float64)]
         for name, parameter in self.parameters_by_name.items():
             value = torch.as_tensor(values[name] if name in values else self.values()[name], dtype=torch.float64).detach()
             pieces.append(parameter.encode(value.expand(parameter.value.shape)).reshape(-1))
@@ -216,9 +214,17 @@ class ParametricMechanism(nn.Module):
             for path, setter in self._setters.items()
         }
 
-    def call(self, method: str, *args: Any, raw: Tensor | None = None, **kwargs: Any) -> Any:
-        """`method` of the mechanism with these parameters; a batch of them (..., P) broadcasts with that of the states."""
-        swapped = {f"mechanism.{path}": tensor for path, tensor in self._computed(self.values(raw)).items()}
+    def call(self, method: str, *args: Any, raw: Tensor | None = None, added: Mapping[str, Tensor] | None = None, **kwargs: Any) -> Any:
+        """`method` of the mechanism with these parameters; a batch of them (..., P) broadcasts with that of the states.
+
+        Args:
+            added: to fields, by path; broadcasts as well.
+        """
+        fields = self._computed(self.values(raw))
+        for path, change in (added or {}).items():
+            owner, _, name = path.rpartition(".")
+            fields[path] = (fields[path] if path in fields else getattr(self.mechanism.get_submodule(owner), name)) + change
+        swapped = {f"mechanism.{path}": tensor for path, tensor in fields.items()}
         return torch.func.functional_call(_Caller(self.mechanism), swapped, (method, *args), kwargs)
 
     def step(self, z: Tensor, raw: Tensor | None = None, **kwargs: Any) -> StepOutput:

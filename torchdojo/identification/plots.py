@@ -25,7 +25,7 @@ from torchdojo.mechanism import Mechanism
 __all__ = ["available", "draw", "error_quantiles", "motions", "outlines", "quartile_throws"]
 
 QUANTILES = (0.1, 0.5, 0.9)
-COLORS = {"nominal": "tab:gray", "fitted": "tab:blue"}
+COLORS = {"nominal": "tab:gray", "pure": "tab:orange", "fitted": "tab:blue"}
 VIEWS = {"x": 0, "y": 1, "z": 2}
 
 

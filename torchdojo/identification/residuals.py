@@ -150,6 +150,10 @@ class WindowResidual:
         """`evaluate` and its Jacobians by `raw` (P,), and by corrections (D,) of `start` where that is given (`correct`)."""
         model, substeps = self.model, self.substeps
         raw = raw.detach()
+        if start is None and not len(raw):  # nothing to differentiate by
+            with torch.no_grad():
+                residual, solved = self.evaluate(windows, raw)
+            return Linearization(residual, residual.new_zeros(*residual.shape, 0), None, solved)
         rows = raw.expand(len(windows), -1).clone().requires_grad_()
         correction = raw.new_zeros(len(windows), 0 if start is None else self.start_size).requires_grad_()
         with torch.enable_grad():
