@@ -430,7 +430,7 @@ def report(problem: LeastSquares, state: GaussNewtonState, system: NormalEquatio
     covariance = inverse * system.squares / max(1, system.residuals - len(raw))
     scatter = system.by_throw.T @ system.by_throw
     by_throw = inverse @ scatter @ inverse
-    known = torch.tensor(list(seen.identifiable.values()))
+    known = torch.tensor(list(seen.identifiable.values()), dtype=torch.bool)
     # Values depend on raw entry by entry, so one backward pass gives all derivatives.
     leaf = raw.clone().requires_grad_()
     with torch.enable_grad():

@@ -282,7 +282,8 @@ class LightningRunner:
         """Run a stage, or what is left of it.
 
         Raises:
-            ValueError: a checkpoint that cannot be read. DivergenceError, KeyboardInterrupt: see `IdentificationModule`; the loop was interrupted.
+            ValueError: a checkpoint that cannot be read. DivergenceError: see `IdentificationModule`. KeyboardInterrupt: the loop was
+                interrupted.
         """
         folder, problem = self.folder / f"stage_{number}", problem_of(stage, model, training)
         label = f"stage {number}" + (f"/{self.stages}" if self.stages else "") + f" ({stage.label})"
