@@ -99,6 +99,8 @@ class ParametricMechanism(nn.Module):
     Args:
         mechanism: is copied. Its timestep is fixed, and that of the recordings, or a whole part of it.
         parameters: the unknowns; none: the mechanism as it is. ties: fields (paths with wildcards) that are functions of several of them.
+        recorded_points: values by name -> where in the recorded bodies, in their frames, the points are whose positions are recorded,
+            (..., b, 3) [m]. None: at the centres of mass.
         clearance: [m]; samples whose contacts are all farther away than this, and were one sample before, are in free flight: there the
             mean velocity over dt is known to be g (dt − h)/2 behind that over the last substep h, which a state holds.
 
@@ -109,7 +111,13 @@ class ParametricMechanism(nn.Module):
     """
 
     def __init__(
-        self, mechanism: Mechanism, parameters: Sequence[Parameter], ties: Mapping[str, Tie] | None = None, *, clearance: float = 5e-3
+        self,
+        mechanism: Mechanism,
+        parameters: Sequence[Parameter],
+        ties: Mapping[str, Tie] | None = None,
+        *,
+        recorded_points: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+        clearance: float = 5e-3,
     ) -> None:
         super().__init__()
         self.mechanism = copy.deepcopy(mechanism)
@@ -117,7 +125,7 @@ class ParametricMechanism(nn.Module):
         self.parameters_by_name = {parameter.name: parameter for parameter in parameters}
         if len(self.parameters_by_name) < len(parameters):
             raise ValueError(f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: names that all differ")
-        self.clearance = clearance
+        self.recorded_points, self.clearance = recorded_points, clearance
         self._setters: dict[str, str | Tie] = {}
         for parameter in parameters:
             for pattern in parameter.fields:
@@ -159,6 +167,8 @@ class ParametricMechanism(nn.Module):
                 return super().__getitem__(name)
 
         values = Recording(self.values())
+        if self.recorded_points is not None:
+            self.recorded_points(values)
         for path, tensor in self._computed(values).items():
             if tensor.shape != self._nominal[path].shape:
                 raise ValueError(
@@ -282,17 +292,33 @@ class ParametricMechanism(nn.Module):
             DataError: bodies or joint coordinates that do not fit the mechanism; timesteps that differ.
         """
         substeps = self.substeps(recordings)
-        body, (angle, rate) = recordings.bodies(samples), recordings.joints(samples)
+        recorded, (angle, rate) = recordings.bodies(samples), recordings.joints(samples)
+        body = self.centred(recorded, recordings.dt, raw)
         mech = self.mechanism
         if substeps > 1:
             fields = self._computed(self.values(raw))
             gravity = fields.get("gravity", mech.gravity)
             late = 0.5 * (recordings.dt - float(mech.timestep)) * gravity
-            flying = self._in_flight(body, angle, recordings)
+            flying = self._in_flight(self.centred(recorded, recordings.dt, self.raw.detach()), angle, recordings)
             shift = torch.where(flying[..., None], late, 0.0)
             pieces = (body[..., :3], body[..., 3:6] + shift[..., None, :], body[..., 6:])
             body = torch.cat([piece.expand(*shift.shape[:-1], *piece.shape[-2:]) for piece in pieces], dim=-1)
         return self._place(body, angle, rate, recordings, raw)
+
+    def centred(self, body: Tensor, dt: float, raw: Tensor | None = None) -> Tensor:
+        """Recorded bodies (..., b, 13) with the positions of their centres of mass, and the backward differences of these."""
+        if self.recorded_points is None:
+            return body
+        x, v, q, omega = body.split((3, 3, 4, 3), dim=-1)
+        points = self.recorded_points(self.values(raw))
+        arm, before = quat.rotate(q, points), quat.rotate(quat.multiply(q, quat.exp(-dt * omega)), points)
+        return torch.cat([t.expand(*arm.shape[:-1], t.shape[-1]) for t in (x - arm, v - (arm - before) / dt, q, omega)], dim=-1)
+
+    def positions(self, body: Tensor, raw: Tensor | None = None) -> Tensor:
+        """Where the recorded points of bodies (..., b, 13), parts of a state, are (..., b, 3) [m]."""
+        if self.recorded_points is None:
+            return body[..., :3]
+        return body[..., :3] + quat.rotate(body[..., 6:10], self.recorded_points(self.values(raw)))
 
     def _place(self, body: Tensor, angle: Tensor, rate: Tensor, recordings: Recordings, raw: Tensor | None) -> Tensor:
         mech = self.mechanism
