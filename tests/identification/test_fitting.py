@@ -94,7 +94,7 @@ def test_real_cube_on_throws_held_back():
     report = fit(read_config(CUBE, data=str(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))))
     assert report.values["friction"] == pytest.approx(0.18, rel=0.05)
     assert report.values["half_side"] == pytest.approx(0.0524, rel=0.05)
-    # Its centre of mass is 6 mm off the middle: so say windows of 16 samples (5.4 mm), whole throws (6.1 mm), and free flight (5.9 mm, below).
+    # Its centre of mass is 6 mm off the middle, as windows of 16 samples (5.4 mm), whole throws (6.1 mm) and free flight (5.9 mm) say.
     for found in report.fits[1:]:
         torch.testing.assert_close(found.values["centre_of_mass"], torch.tensor([0.0, 0.0, 0.006], dtype=torch.float64), rtol=0, atol=1e-3)
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
