@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from argparse import ArgumentError
 from collections.abc import Mapping
@@ -84,6 +85,11 @@ def _check(values: Mapping[str, Any]) -> None:
             for key, cls in (("scales", Scales), ("robust", RobustLoss), ("residual", Residual)):
                 if isinstance(stage.get(key), Mapping):
                     check_names(cls, stage[key])
+            if isinstance(stage.get("residual"), Mapping):
+                with contextlib.suppress(
+                    TypeError
+                ):  # what is wrong in its own words; jsonargparse, which checks types, has those of a union
+                    Residual(**stage["residual"])
 
 
 def _jsonargparse() -> Any:
