@@ -103,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     fit.set_defaults(run=_fit)
     fit.add_argument("config", type=Path, metavar="CONFIG", help="description (.yaml), such as configs/identify_cube.yaml")
     fit.add_argument("--data", type=Path, required=True, metavar="FILE", help="recordings (.npz)")
+    fit.add_argument(
+        "--folds",
+        type=_whole,
+        metavar="K",
+        help="cross-validation: fit K times, each time with another K-th of the throws held back, and report errors on these",
+    )
     fit.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
     fit.add_argument(
         "--set",
@@ -178,7 +184,9 @@ def _replay(options: argparse.Namespace) -> dict[str, Any]:
 def _fit(options: argparse.Namespace) -> dict[str, Any]:
     from torchdojo.commands.fit import fit
 
-    return fit(options.config, data=options.data, output=options.output, resume=options.resume, changes=options.changes)
+    return fit(
+        options.config, data=options.data, output=options.output, resume=options.resume, changes=options.changes, folds=options.folds
+    )
 
 
 def _evaluate(options: argparse.Namespace) -> dict[str, Any]:

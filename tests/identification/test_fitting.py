@@ -24,6 +24,7 @@ from torchdojo.identification import (
     gauss_newton,
     multiple_shooting,
     read_config,
+    read_recordings,
 )
 from torchdojo.identification.recordings import recordings_of
 
@@ -93,10 +94,32 @@ def test_real_cube_on_throws_held_back():
     report = fit(read_config(CUBE, data=str(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))))
     assert report.values["friction"] == pytest.approx(0.18, rel=0.05)
     assert report.values["half_side"] == pytest.approx(0.0524, rel=0.05)
+    # Its centre of mass is 6 mm off the middle, as windows of 16 samples (5.4 mm), whole throws (6.1 mm) and free flight (5.9 mm) say.
+    for found in report.fits[1:]:
+        torch.testing.assert_close(found.values["centre_of_mass"], torch.tensor([0.0, 0.0, 0.006], dtype=torch.float64), rtol=0, atol=1e-3)
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
+    # measured: 9.96 % and 10.9 degrees (12 and 16.5 are what was asked for, 10 and 15 what was hoped for)
     assert fitted["flagged_steps"] == 0
-    assert fitted["position_error_percent_of_width"] <= 12 < nominal["position_error_percent_of_width"]
-    assert fitted["rotation_error_degrees"] <= min(16.5, nominal["rotation_error_degrees"])
+    assert fitted["position_error_percent_of_width"] <= 10.5 < 12 < nominal["position_error_percent_of_width"]
+    assert fitted["rotation_error_degrees"] <= 12 < nominal["rotation_error_degrees"]
+
+
+@pytest.mark.slow
+def test_free_flight_shows_the_centre_of_mass_of_the_real_cube():
+    """Contacts play no part: windows of 12 samples whose lowest corner is 6 mm above the ground throughout, with free starts."""
+    data = read_recordings(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))
+    windows = WindowDataset(data, 12, 6).stack()
+    corners = 0.0525 * torch.tensor([(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=torch.float64)
+    down = quat.rotate(windows[..., None, 6:10].expand(*windows.shape[:2], 8, 4), corners.expand(*windows.shape[:2], 8, 3))[..., 2]
+    windows = windows[(windows[..., 2] + down.amin(-1)).amin(-1) > 0.006]
+    residual = WindowResidual(cube_model(data.dt, ("gravity", "centre_of_mass")), data)
+    problem = LeastSquares(residual, windows, RobustLoss("cauchy", 1.0), free_start=True)
+    problem.start = fit_starts(problem, iterations=6)
+    found = gauss_newton(problem, options=GaussNewtonOptions(max_iterations=40, cost_tol=1e-5))
+    assert len(windows) > 400
+    # measured: (-0.2, 0.3, 5.9) mm, with deviations by window of 0.2 to 0.3 mm
+    torch.testing.assert_close(found.values["centre_of_mass"], torch.tensor([0.0, 0.0, 0.006], dtype=torch.float64), rtol=0, atol=1e-3)
+    assert float(found.std_by_throw["centre_of_mass"].max()) <= 5e-4
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from torchdojo.identification import (
     elbow_model,
     gauss_newton,
     multi_start,
+    open_loop,
     read_recordings,
 )
 
@@ -52,6 +53,14 @@ def cube_case(substeps: int, backend: str):
     )
 
 
+def off_centre_case(substeps: int, backend: str):
+    """Recorded points away from the centre of mass."""
+    start = {"corner_radius": 0.003, "centre_of_mass": (0.004, -0.003, 0.006)}
+    data = recorded(cube_model(1 / 148, ("friction",), start=start), 2, 40)
+    model = cube_model(data.dt / substeps, ("friction", "half_side", "centre_of_mass", "gravity"), start=start)
+    return sharp(model, backend), data, WindowDataset(data, 6, 5).stack()[::2]
+
+
 def elbow_case(substeps: int, backend: str):
     data = read_recordings(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz")).first(1)
     names = ("friction", "parent_anchor", "child_anchor", "axis", "hinge_damping", "size")
@@ -65,6 +74,7 @@ def elbow_case(substeps: int, backend: str):
         (cube_case, 1, "native"),
         (cube_case, 2, "native"),
         pytest.param(cube_case, 1, "reference", marks=pytest.mark.slow),
+        (off_centre_case, 2, "native"),
         (elbow_case, 2, "native"),
     ],
 )
@@ -123,6 +133,20 @@ def test_friction_and_geometry_are_recovered_from_few_tosses():
         # exact data: what is left are the tolerances of the solver
         assert float((fits[0].values[name] - value).abs()) <= 1e-4 * value, name
         assert float(fits[0].std[name]) <= 1e-3 * value, name
+
+
+def test_the_centre_of_mass_is_recovered():
+    """Also where the recording is of another point, and the shape is that of corners."""
+    truth = {"friction": 0.21, "centre_of_mass": (0.002, -0.003, 0.006)}
+    corners = 0.05 * torch.tensor([(x, y, z) for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], dtype=torch.float64)
+    for geometry in ({"half_side": 0.05}, {"corners": corners}):
+        data = recorded(cube_model(1 / 148, tuple(truth), start={**truth, **geometry}), 4, 60)
+        guess = cube_model(1 / 148, tuple(truth), start={"friction": 0.25, **geometry})
+        found = gauss_newton(problem_of(guess, data), options=GaussNewtonOptions(max_iterations=20))
+        assert relative_error(found.values["centre_of_mass"], torch.tensor(truth["centre_of_mass"], dtype=torch.float64)) <= 1e-4
+        assert relative_error(found.values["friction"], torch.tensor(truth["friction"])) <= 1e-4
+        fitted = cube_model(1 / 148, tuple(truth), start={**geometry, **found.values})
+        assert open_loop(fitted, data).summary()["position_error_mm"] <= 0.01 < open_loop(guess, data).summary()["position_error_mm"]
 
 
 def test_outliers_do_not_move_a_robust_fit():

@@ -152,7 +152,7 @@ class Drag(ResidualWrench):
 def test_networks_of_residual_physics_are_trained_by_the_same_module():
     pure = cube_model(1 / 148, ("friction",))
     data = RecordingsDataModule(recorded(Drag(pure), 6, 40), horizon=4, stride=4, batch_size=8)
-    model = ResidualWrench(pure, hidden=8)
+    model = ResidualWrench(pure, hidden=(8, 8))
     model.raw.requires_grad_(False)
     module = IdentificationModule(WindowLoss(model, data.training), "Adam", {"lr": 1e-2})
     with torch.no_grad():

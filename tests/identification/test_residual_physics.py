@@ -25,7 +25,7 @@ def test_drag_is_learned_and_predicts_throws_held_back():
     pure = cube_model(1 / 148, ("friction",))
     data = recordings_of(thrown_cubes(Drag(pure), 10, 40))
     training, validation = data.split(0.3, seed=0)
-    model = ResidualWrench(pure, hidden=16)
+    model = ResidualWrench(pure, hidden=(16, 16))
     model.raw.requires_grad_(False)
     loss, windows = WindowLoss(model, training), WindowDataset(training, 4, 4).stack()
     optimizer = torch.optim.Adam(model.network.parameters(), lr=1e-2)

@@ -1,37 +1,27 @@
 """Residual physics on the real cube: a network's wrench against the pure model, on throws held back."""
 
 import pytest
-import torch
 
-from conftest import shared_path
-from torchdojo.identification import ResidualWrench, RobustLoss, WindowDataset, WindowLoss, cube_model, open_loop, read_recordings
+from conftest import REPOSITORY, shared_path
+from torchdojo.identification import fit, read_config
+from torchdojo.identification.lightning import LightningRunner
+
+KINDS = ("position_error_percent_of_width", "rotation_error_degrees")
 
 
 @pytest.mark.slow
-def test_wrench_of_a_network_on_the_real_cube():
-    """Trained by the loss that `gauss_newton` minimizes, on windows of 16 steps, from training throws only.
+def test_wrench_of_a_network_on_the_real_cube(tmp_path):
+    """The shipped description, from training throws only; that of a cube whose centre of mass is where it is not.
 
-    It does not help: the loss falls by 1 %, and on throws held back position errors grow from 13.7 to 14.2 % of the width while rotation
-    errors stay (16.4 and 16.3 degrees). A wrench that is smooth in the state is not what impacts lack.
+    Measured on throws held back: 11.8 to 11.0 % of the width, 14.7 to 12.9 degrees. From windows of 16 steps the network learns forces that
+    push the cube about later (11.8 to 20.9 %); on a cube with its centre of mass fitted it does not help (README.md).
     """
-    torch.manual_seed(0)
-    data = read_recordings(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz")).with_heading()
-    training, validation = data.split(0.2, seed=0)
-    pure = cube_model(data.dt, ("friction",), start={"half_side": 0.0508, "gravity": 9.74, "tilt": (0.0, 0.08)})
-    model = ResidualWrench(pure, hidden=16, force=0.02 * 0.37 * 9.81)
-    model.raw.requires_grad_(False)
-    windows = WindowDataset(training.first(120), 16, 16).stack()
-    loss = WindowLoss(model, training, robust=RobustLoss("cauchy", 3.0))
-    optimizer = torch.optim.Adam(model.network.parameters(), lr=1e-3, weight_decay=1e-3)
-    with torch.no_grad():
-        before = float(loss(windows))
-    for _ in range(100):
-        optimizer.zero_grad()
-        loss(windows[torch.randint(len(windows), (256,))]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        after = float(loss(windows))
-    errors = {name: open_loop(m, validation).summary(0.1048) for name, m in (("pure", pure), ("residual", model))}
-    assert after < before
-    for quantity in ("position_error_percent_of_width", "rotation_error_degrees"):
-        assert errors["residual"][quantity] <= 1.1 * errors["pure"][quantity]  # measured: 1.04 and 0.995
+    data = shared_path("data", "contactnets_cube", "contactnets_cube_train.npz")
+    report = fit(read_config(REPOSITORY / "configs" / "residual_cube.yaml", data=str(data)), run=LightningRunner(tmp_path))
+    pure, fitted = (report.errors[name] for name in ("pure", "fitted"))
+    losses = report.fits[-1].history
+    assert losses[-1] <= 0.85 * losses[0]
+    for part in ("training", "validation"):
+        assert fitted[part]["flagged_steps"] == 0
+        for kind, bound in zip(KINDS, (0.97, 0.93), strict=True):
+            assert fitted[part][kind] <= bound * pure[part][kind]

@@ -41,7 +41,7 @@ def progress(items: Iterable[int], total: int, label: str) -> Iterable[int]:
 
 def print_table(rows: Iterable[tuple[str, str]]) -> None:
     rows = list(rows)
-    width = max(len(name) for name, _ in rows)
+    width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         print(f"  {name:<{width}}  {value}")
 

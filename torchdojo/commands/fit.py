@@ -9,64 +9,113 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from torchdojo.commands.common import PARAMETERS, finite, print_table, user_input, write_report
 from torchdojo.identification import fitting, plots
 from torchdojo.identification.config import assign, load_yaml, read_config
-from torchdojo.identification.fitting import FitReport
+from torchdojo.identification.cross_validation import CrossValidation, Spread, cross_validate, fold_configs
+from torchdojo.identification.fitting import FitConfig, FitReport, Stage, Start
 from torchdojo.identification.gauss_newton import Fit
-from torchdojo.identification.run_folder import begin_run, write_atomically
+from torchdojo.identification.run_folder import RUN, begin_run, write_atomically
 
 __all__ = ["fit"]
 
 UNITS = {"mm": "mm", "degrees": "degrees", "percent_of_width": "% of the width"}
 
 
-def fit(config: Path, *, data: Path, output: Path, resume: bool = False, changes: Sequence[str] = ()) -> dict[str, Any]:
+def fit(
+    config: Path, *, data: Path, output: Path, resume: bool = False, changes: Sequence[str] = (), folds: int | None = None
+) -> dict[str, Any]:
     """Run the command; returns the report.
 
     Args:
         config: a YAML file with the keys of `FitConfig`. data: file of recordings.
         output: folder for checkpoints (stage_N/), parameters.json, report.json, open_loop.npz and figures (.png).
         changes: KEY=VALUE, of the description.
+        folds: of cross-validation; the folder then has a report.json, and all of the above for each in fold_N/.
 
     Raises:
         CommandError: bad input, a folder that holds another run, an extra that is not installed.
     """
     start = time.perf_counter()
     with user_input():
-        from torchdojo.identification.lightning import LightningRunner
+        from torchdojo.identification.lightning import LightningRunner  # noqa: F401 (the extra may not be installed)
 
         values = load_yaml(config)
         for change in changes:
             assign(values, change)
         description = read_config({**values, "data": str(data)})
-        fitting.prepare(description)  # refuses what cannot be run before there is a folder of it
-        identity = {key: value for key, value in fitting.plain(description).items() if key != "data"}
-        begin_run(output, identity, data, resume)
-        runner = LightningRunner(output, description.seed, len(description.stages))
+        # What cannot be run is refused before there is a folder of it.
+        if folds is None:
+            fitting.prepare(description)
+        else:
+            fold_configs(description, folds)
+    if folds is None:
+        return _fit_once(description, config, output, resume)[1]
+    with user_input():
+        begin_run(output, {**_identity(description), "folds": folds}, data, resume)
 
-        def run(number: int, *arguments: Any) -> Fit:
-            found = runner(number, *arguments)
-            _print_stage(number, _stage(found))
-            return found
+    def run(number: int, fold: FitConfig) -> FitReport:
+        print(f"fold {number} of {folds}")
+        folder = output / f"fold_{number}"
+        return _fit_once(fold, config, folder, resume and (folder / RUN).exists())[0]
 
-        result = fitting.fit(description, run=run)
+    found = cross_validate(description, folds, run)
     report = {
         "config": str(config),
         "data": str(data),
         "object": description.object,
-        "trajectories": {part: len(recordings) for part, recordings in result.recordings.items()},
-        "stages": [_stage(found) for found in result.fits],
-        "parameters": result.values,
-        "nominal": result.nominal,
-        "fitted": result.fitted,
+        "folds": folds,
+        "errors": {model: {name: _spread(e) for name, e in errors.items()} for model, errors in found.errors.items()},
+        "parameters": {name: _spread(value) for name, value in found.values.items()},
         "wall_time_s": time.perf_counter() - start,
     }
-    _print_errors(report)
-    _write(result, output)
+    _print_folds(found)
     write_report(finite(report), output)
     return finite(report)
+
+
+def _fit_once(description: FitConfig, config: Path, output: Path, resume: bool) -> tuple[FitReport, dict[str, Any]]:
+    """One fit in a folder of its own: the result, and the report of it that the folder has."""
+    from torchdojo.identification.lightning import LightningRunner
+
+    start = time.perf_counter()
+    with user_input():
+        begin_run(output, _identity(description), Path(description.data), resume)
+        runner = LightningRunner(output, description.seed, len(description.stages))
+
+        def run(number: int, stage: Stage, *arguments: Any) -> Fit:
+            found = runner(number, stage, *arguments)
+            _print_stage(f"stage {number}" + (f", start {arguments[-1]}" if stage.starts > 1 else ""), _stage(found))
+            return found
+
+        result = fitting.fit(description, run=run)
+    stages = [
+        {**_stage(found), "starts": [_start(start, found) for start in starts]}
+        for found, starts in zip(result.fits, result.starts, strict=True)
+    ]
+    for number, stage in enumerate(stages, start=1):
+        _print_starts(number, stage["starts"])
+    report = {
+        "config": str(config),
+        "data": description.data,
+        "object": description.object,
+        "trajectories": {part: len(recordings) for part, recordings in result.recordings.items()},
+        "stages": stages,
+        "parameters": result.values,
+        **result.errors,
+        "wall_time_s": time.perf_counter() - start,
+    }
+    _print_errors(report, list(result.errors))
+    _write(result, output)
+    write_report(finite(report), output)
+    return result, finite(report)
+
+
+def _identity(description: FitConfig) -> dict[str, Any]:
+    """What a run belongs to; the file of recordings is known by its contents."""
+    return {key: value for key, value in fitting.plain(description).items() if key != "data"}
 
 
 def _stage(found: Fit) -> dict[str, Any]:
@@ -90,6 +139,16 @@ def _stage(found: Fit) -> dict[str, Any]:
     }
 
 
+def _start(start: Start, chosen: Fit) -> dict[str, Any]:
+    values = {name: value.tolist() for name, value in start.fit.values.items()} if start.fit else {}
+    return {"cost": start.cost, "reached": start.reached, "parameters": values, "reason": start.reason, "chosen": start.fit is chosen}
+
+
+def _spread(values: Tensor) -> dict[str, Any]:
+    mean, deviation = Spread.of(values)
+    return {"folds": values.tolist(), "mean": mean.tolist(), "deviation": deviation.tolist()}
+
+
 def _write(result: FitReport, output: Path) -> None:
     text = json.dumps(fitting.plain(result.fitted_object), indent=2) + "\n"
     write_atomically(output / PARAMETERS, lambda file: file.write(text.encode()))
@@ -108,23 +167,48 @@ def _write(result: FitReport, output: Path) -> None:
         print('note: matplotlib is not installed, so curves are saved as arrays only: pip install "torchdojo[plots]"')
 
 
-def _print_stage(number: int, stage: dict[str, Any]) -> None:
-    print(f"stage {number}: {stage['iterations']} iterations, {stage['seconds']:.1f} s: {stage['reason']}")
+def _print_stage(label: str, stage: dict[str, Any]) -> None:
+    print(f"{label}: {stage['iterations']} iterations, {stage['seconds']:.1f} s: {stage['reason']}")
     print_table([(name, _value(p["value"], p["standard_error_by_throw"])) for name, p in stage["parameters"].items()])
     for combination in stage["unseen_combinations"]:
         print(f"  the data do not determine {combination}")
 
 
-def _print_errors(report: dict[str, Any]) -> None:
+def _print_starts(number: int, starts: list[dict[str, Any]]) -> None:
+    if len(starts) > 1:
+        print(f"stage {number}, costs on the training throws of its starts")
+        print_table([(f"start {i}", f"{s['cost']:.6g}: {s['reason']}" + " (chosen)" * s["chosen"]) for i, s in enumerate(starts, start=1)])
+
+
+def _print_errors(report: dict[str, Any], models: list[str]) -> None:
     counts = " and ".join(f"{count} {part}" for part, count in report["trajectories"].items())
-    print(f"open loop from the first sample of {counts} throws, means: nominal -> fitted")
+    print(f"open loop from the first sample of {counts} throws, means: {' -> '.join(models)}")
     rows = []
     for part, nominal in report["nominal"].items():
-        for name, value in nominal.items():
-            kind, _, unit = name.partition("_error_")
-            if unit in UNITS:
-                rows.append((f"{part}, {kind}", f"{value:.4g} -> {report['fitted'][part][name]:.4g} {UNITS[unit]}"))
+        for name in nominal:
+            if label := _label(name):
+                rows.append((f"{part}, {label[0]}", " -> ".join(f"{report[m][part][name]:.4g}" for m in models) + f" {label[1]}"))
     print_table(rows)
+
+
+def _print_folds(found: CrossValidation) -> None:
+    """A row for each quantity and model: nominal beside fitted, fold by fold."""
+    folds = len(found.reports)
+    rows = [("open loop of the throws held back, means", [*(f"fold {k}" for k in range(1, folds + 1)), "mean", "deviation"])]
+    for name in found.errors["nominal"]:
+        if label := _label(name):
+            for model, errors in found.errors.items():
+                numbers = [*errors[name], *Spread.of(errors[name])]
+                rows.append((f"{label[0]} [{label[1]}], {model}", [f"{float(number):.2f}" for number in numbers]))
+    print_table([(name, "".join(f"{cell:>10}" for cell in cells)) for name, cells in rows])
+    print("parameters, mean and deviation of a fold")
+    print_table([(name, _value(*(part.tolist() for part in Spread.of(values)))) for name, values in found.values.items()])
+
+
+def _label(name: str) -> tuple[str, str] | None:
+    """Quantity and unit of a mean error, "position" and "mm"; None for what is no such."""
+    quantity, _, unit = name.partition("_error_")
+    return (quantity, UNITS[unit]) if unit in UNITS else None
 
 
 def _value(value: Any, deviation: Any) -> str:

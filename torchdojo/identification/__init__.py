@@ -5,6 +5,7 @@ imported by name.
 """
 
 from torchdojo.identification.config import read_config
+from torchdojo.identification.cross_validation import CrossValidation, cross_validate
 from torchdojo.identification.evaluation import OpenLoop, open_loop
 from torchdojo.identification.fitting import FitConfig, FitReport, FittedObject, Stage, fit
 from torchdojo.identification.gauss_newton import (
@@ -19,12 +20,13 @@ from torchdojo.identification.gauss_newton import (
 from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
-from torchdojo.identification.residual_physics import ResidualWrench
+from torchdojo.identification.residual_physics import Residual, ResidualDistance, ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
 from torchdojo.identification.shooting import ShootingOptions, ShootingStage, multiple_shooting
 from torchdojo.identification.synthetic import record_rollouts
 
 __all__ = [
+    "CrossValidation",
     "DataError",
     "Fit",
     "FitConfig",
@@ -37,6 +39,8 @@ __all__ = [
     "Parameter",
     "ParametricMechanism",
     "Recordings",
+    "Residual",
+    "ResidualDistance",
     "ResidualWrench",
     "RobustLoss",
     "Scales",
@@ -46,6 +50,7 @@ __all__ = [
     "WindowDataset",
     "WindowLoss",
     "WindowResidual",
+    "cross_validate",
     "cube_model",
     "elbow_model",
     "fit",

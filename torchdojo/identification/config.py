@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from argparse import ArgumentError
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdojo.identification.fitting import FitConfig, Stage, check_names
+from torchdojo.identification.residual_physics import Residual
 from torchdojo.identification.residuals import RobustLoss, Scales
 
 __all__ = ["assign", "load_yaml", "read_config"]
@@ -80,9 +82,14 @@ def _check(values: Mapping[str, Any]) -> None:
     for stage in stages if isinstance(stages, list) else ():
         if isinstance(stage, Mapping):
             check_names(Stage, stage)
-            for key, cls in (("scales", Scales), ("robust", RobustLoss)):
+            for key, cls in (("scales", Scales), ("robust", RobustLoss), ("residual", Residual)):
                 if isinstance(stage.get(key), Mapping):
                     check_names(cls, stage[key])
+            if isinstance(stage.get("residual"), Mapping):
+                with contextlib.suppress(
+                    TypeError
+                ):  # what is wrong in its own words; jsonargparse, which checks types, has those of a union
+                    Residual(**stage["residual"])
 
 
 def _jsonargparse() -> Any:

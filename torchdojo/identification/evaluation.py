@@ -30,10 +30,13 @@ class RaggedRollout(NamedTuple):
 class OpenLoop(NamedTuple):
     """Errors of open-loop rollouts.
 
+    bodies (N, b, 13): those recorded, as simulated, with the positions of the recorded points.
+
     position (N,) [m] and rotation (N,) [rad]: distance and angle of recorded bodies, their mean where there are several; joint (N,)
     [rad, m]: mean distance of joint coordinates; z (N, 13 nb); offsets (n + 1,); flagged: steps that failed.
     """
 
+    bodies: Tensor
     position: Tensor
     rotation: Tensor
     joint: Tensor
@@ -65,13 +68,14 @@ def open_loop(model: ParametricMechanism, recordings: Recordings, raw: Tensor | 
         bodies, (angle, _) = recordings.bodies(), recordings.joints()
         chosen, columns = model.observed(recordings)
         state = rollout.z.unflatten(-1, (-1, STATE_SIZE))[:, chosen]
+        state = torch.cat((model.positions(state, raw), state[..., 3:]), dim=-1)
         position = torch.linalg.vector_norm(state[..., :3] - bodies[..., :3], dim=-1).mean(-1)
         turn = quat.multiply(quat.conjugate(bodies[..., 6:10]), state[..., 6:10])
         rotation = torch.linalg.vector_norm(quat.rotation_vector(turn), dim=-1).mean(-1)
         joint = angle.new_zeros(0)
         if columns:
             joint = wrapped(model.call("to_minimal", rollout.z, raw=raw)[0][:, columns] - angle).abs().mean(-1)
-    return OpenLoop(position, rotation, joint, rollout.z, recordings.offsets, rollout.flagged)
+    return OpenLoop(state, position, rotation, joint, rollout.z, recordings.offsets, rollout.flagged)
 
 
 def roll(

@@ -406,7 +406,7 @@ def _possible_decrease(system: NormalEquations, rank_tol: float) -> float:
 def _seen_directions(hessian: Tensor, rank_tol: float) -> Tensor:
     """Orthonormal basis (P, K) of the directions with singular values of J above the tolerance."""
     eigenvalues, vectors = torch.linalg.eigh(hessian)
-    return vectors[:, eigenvalues > rank_tol**2 * eigenvalues[-1].clamp_min(1e-300)]
+    return vectors[:, eigenvalues > rank_tol**2 * eigenvalues[-1:].clamp_min(1e-300)]
 
 
 def identifiability(hessian: Tensor, labels: Sequence[str], rank_tol: float = 1e-4) -> Identifiability:
@@ -415,7 +415,7 @@ def identifiability(hessian: Tensor, labels: Sequence[str], rank_tol: float = 1e
     eigenvalues, vectors = torch.linalg.eigh(hessian)
     order = eigenvalues.argsort(descending=True)
     singular, directions = eigenvalues[order].clamp_min(0).sqrt(), vectors[:, order].T
-    seen = singular > rank_tol * singular[0].clamp_min(1e-150)
+    seen = singular > rank_tol * singular[:1].clamp_min(1e-150)
     blind = directions[~seen].square().sum(0)
     return Identifiability(singular, directions, seen, {label: bool(b < 0.01) for label, b in zip(labels, blind, strict=True)})
 
@@ -430,11 +430,11 @@ def report(problem: LeastSquares, state: GaussNewtonState, system: NormalEquatio
     covariance = inverse * system.squares / max(1, system.residuals - len(raw))
     scatter = system.by_throw.T @ system.by_throw
     by_throw = inverse @ scatter @ inverse
-    known = torch.tensor(list(seen.identifiable.values()))
+    known = torch.tensor(list(seen.identifiable.values()), dtype=torch.bool)
     # Values depend on raw entry by entry, so one backward pass gives all derivatives.
     leaf = raw.clone().requires_grad_()
     with torch.enable_grad():
-        total = torch.cat([value.reshape(-1) for value in model.values(leaf).values()]).sum()
+        total = torch.stack([0 * leaf.sum(), *(value.sum() for value in model.values(leaf).values())]).sum()
     slope = torch.autograd.grad(total, leaf)[0].abs()
     stds = []
     for matrix in (covariance, by_throw):

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
@@ -40,7 +39,7 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.seed import isolate_rng
 from tqdm import tqdm
 
-from torchdojo.identification.fitting import GAUSS_NEWTON, Stage, problem_of
+from torchdojo.identification.fitting import GAUSS_NEWTON, DivergenceError, Stage, derived_seed, problem_of
 from torchdojo.identification.gauss_newton import (
     Fit,
     GaussNewtonOptions,
@@ -72,7 +71,7 @@ class WindowBatches(Sampler[Tensor]):
         # A generator, which begins with its first batch: a trainer that resumes asks for an iterator before it calls set_epoch.
         order = torch.arange(self.count)
         if self.seed is not None:
-            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(epoch_seed(self.seed, self.epoch)))
+            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(derived_seed(self.seed, self.epoch)))
         yield from order.split(self.size)
 
     def __len__(self) -> int:
@@ -141,14 +140,14 @@ class IdentificationModule(pl.LightningModule):
     """Parameters of a mechanism by an optimizer of torch.
 
     Args:
-        loss: of windows; what its model has that requires grad is fitted: `raw`, and the network of a `ResidualWrench`.
+        loss: of windows; what its model has that requires grad is fitted: `raw`, and the network of a `ResidualMechanism`.
         optimizer, options: name of a class of `torch.optim`, and its keywords. seed: of what is drawn at random in an epoch.
 
     Logs train_loss and validation_loss, means over windows and samples, train_reached and validation_reached, the part of the samples that
     no failed step is before, and every parameter in physical units by its label.
 
     Raises:
-        ValueError: in training, where a loss is not finite, or no sample is reached.
+        DivergenceError: in training, where a loss is not finite, or no sample is reached.
     """
 
     def __init__(self, loss: WindowLoss, optimizer: str = "Adam", options: Mapping[str, Any] | None = None, *, seed: int = 0) -> None:
@@ -161,13 +160,13 @@ class IdentificationModule(pl.LightningModule):
         return getattr(torch.optim, self.optimizer)([p for p in self.parameters() if p.requires_grad], **self.options)
 
     def on_train_epoch_start(self) -> None:
-        pl.seed_everything(epoch_seed(self.seed, self.current_epoch), verbose=False)
+        pl.seed_everything(derived_seed(self.seed, self.current_epoch), verbose=False)
         self._begin = time.perf_counter()
 
     def training_step(self, windows: Tensor, _: int) -> Tensor:
         loss, reached = self.loss.evaluate(windows)
         if not bool(loss.isfinite()) or not float(reached):  # before it gets into a checkpoint
-            raise ValueError(
+            raise DivergenceError(
                 f"epoch {self.current_epoch + 1}: the loss is {float(loss.detach()):g}, of {100 * float(reached):g} % of the samples (the "
                 f"others are behind steps that failed); allowed: finite losses, of some samples. Shorten the steps of {self.optimizer}"
             )
@@ -188,7 +187,7 @@ class IdentificationModule(pl.LightningModule):
     def on_train_epoch_end(self) -> None:
         self.losses.append(float(self.trainer.callback_metrics["train_loss"]))
         model = self.loss.model
-        values = torch.cat([value.flatten() for value in model.values(self.raw).values()])
+        values = (entry for value in model.values(self.raw).values() for entry in value.flatten())
         self.log_dict(dict(zip(model.labels, values, strict=True)))
         self.seconds += time.perf_counter() - self._begin
 
@@ -267,7 +266,7 @@ class LightningRunner:
 
     FOLDER/stage_N/last.ckpt is replaced, as a whole, after every epoch (iteration of Gauss-Newton); best.ckpt, where the stage has
     patience, when the loss of the validation throws is the smallest so far; version_K/metrics.csv has the losses and parameters of the
-    K-th start of the stage.
+    K-th run of the stage. Where a stage has several starts, all this is in FOLDER/stage_N/start_M.
 
     Args:
         folder: for checkpoints and logs. seed: of the order of batches, and of whatever else is drawn at random. stages: their number,
@@ -277,13 +276,19 @@ class LightningRunner:
     def __init__(self, folder: str | Path, seed: int = 0, stages: int | None = None) -> None:
         self.folder, self.seed, self.stages = Path(folder), seed, stages
 
-    def __call__(self, number: int, stage: Stage, model: ParametricMechanism, training: Recordings, validation: Recordings) -> Fit:
+    def __call__(
+        self, number: int, stage: Stage, model: ParametricMechanism, training: Recordings, validation: Recordings, start: int = 1
+    ) -> Fit:
         """Run a stage, or what is left of it.
 
         Raises:
-            ValueError: a checkpoint that cannot be read. KeyboardInterrupt: the loop was interrupted.
+            ValueError: a checkpoint that cannot be read. DivergenceError: see `IdentificationModule`. KeyboardInterrupt: the loop was
+                interrupted.
         """
         folder, problem = self.folder / f"stage_{number}", problem_of(stage, model, training)
+        label = f"stage {number}" + (f"/{self.stages}" if self.stages else "") + f" ({stage.label})"
+        if stage.starts > 1:
+            folder, label = folder / f"start_{start}", f"{label}, start {start}/{stage.starts}"
         last, best = folder / "last.ckpt", folder / "best.ckpt"
         loss = WindowLoss(model, training, stage.scales, stage.robust)
         if stage.method == GAUSS_NEWTON:
@@ -296,7 +301,6 @@ class LightningRunner:
             (training, validation), horizon=stage.horizon, stride=stage.stride, batch_size=stage.batch_size, seed=self.seed
         )
         if not last.exists() or not read_checkpoint(last)["identification"]["finished"]:
-            label = f"stage {number}" + (f"/{self.stages}" if self.stages else "") + f" ({', '.join(stage.parameters)})"
             callbacks: list[Callback] = [EpochBar(label), Checkpoints(last, best if stage.patience else None)]
             if stage.patience:
                 callbacks.append(EarlyStopping("validation_loss", patience=stage.patience))
@@ -405,11 +409,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} is damaged, or no checkpoint of a fit ({type(error).__name__}); delete {path.parent} to run that stage again"
         ) from error
     return checkpoint
-
-
-def epoch_seed(seed: int, epoch: int) -> int:
-    """A seed for every epoch, so that no state of a generator has to outlive one."""
-    return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
 
 
 @contextlib.contextmanager

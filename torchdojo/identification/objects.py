@@ -6,6 +6,7 @@ with the half-side a and the corner radius r their centres are at (a − r)(±1,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -140,7 +141,8 @@ def cube_model(
 
     friction; half_side or corners (8, 3), centres of the contacts [m]; corner_radius [m] (alone, contacts keep their centres);
     plane_height [m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; restitution, or stiffness [N/m] and damping [N·s/m]
-    of compliant contacts; mass [kg]; second_moments (3,) [kg·m²], of which the inertia is made.
+    of compliant contacts; mass [kg]; second_moments (3,) [kg·m²], of which the inertia is made; centre_of_mass (3,) [m], where it is in the
+    frame of the faces, whose origin is what is recorded.
 
     Args:
         start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
@@ -154,6 +156,7 @@ def cube_model(
         "tilt": (0.0, 0.0),
         "mass": 0.37,
         "second_moments": (0.00081 / 2,) * 3,
+        "centre_of_mass": (0.0, 0.0, 0.0),
         "corners": None,
         **dict.fromkeys(CONTACT_LAWS, 0.0),
     }
@@ -167,28 +170,41 @@ def cube_model(
     mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
     for contact, corner in zip(contacts, corners, strict=True):
         contact.radius, contact.offset = given["corner_radius"], given["plane_height"]
-        contact.point = corner
+        contact.point = corner - _vector(given["centre_of_mass"])
     known = [
         *_contact_parameters(given, laws),
         Parameter("half_side", given["half_side"], lower=0.0),
         Parameter("corners", corners, scale=1e-2),
         Parameter("mass", given["mass"], "bodies.cube.mass", lower=0.0),
         Parameter("second_moments", given["second_moments"], lower=0.0),
+        Parameter("centre_of_mass", given["centre_of_mass"], scale=1e-2),
     ]
 
+    def value(values: Mapping[str, Tensor], name: str) -> Tensor:
+        return values[name] if name in values else _vector(given[name])
+
     def points(values: Mapping[str, Tensor], start: Tensor) -> Tensor:
-        """Centres of corners on the diagonals."""
-        radius = values["corner_radius"] if "corner_radius" in values else _vector(given["corner_radius"])
-        return (values["half_side"] - radius)[..., None] * start.sign()
+        """Centres of corners from the centre of mass; in the frame of the faces on the diagonals, where the side is fitted."""
+        place = start + _vector(given["centre_of_mass"])
+        if "half_side" in values:
+            place = (values["half_side"] - value(values, "corner_radius"))[..., None] * start.sign()
+        return place - value(values, "centre_of_mass")
+
+    def one_of_corners(i: int, values: Mapping[str, Tensor], start: Tensor) -> Tensor:
+        return values["corners"][..., i, :] - _vector(given["centre_of_mass"])
+
+    def recorded_points(values: Mapping[str, Tensor]) -> Tensor:
+        return -value(values, "centre_of_mass")[..., None, :]
 
     ties: dict[str, tuple[Tie, tuple[str, ...]]] = {
-        "contacts.*.point": (points, ("half_side",)),
+        "contacts.*.point": (points, ("half_side", "centre_of_mass")),
         "gravity": (_gravity, ("gravity", "tilt")),
         "bodies.cube.inertia": (_inertia("second_moments"), ("second_moments",)),
     }
     for i, name in enumerate(mech.contacts):
-        ties[f"contacts.{name}.point"] = (lambda values, _, i=i: values["corners"][..., i, :], ("corners",))  # type: ignore[misc]
-    return ParametricMechanism(mech, *_select(known, ties, parameters))
+        ties[f"contacts.{name}.point"] = (functools.partial(one_of_corners, i), ("corners",))
+    shifted = "centre_of_mass" in parameters or any(given["centre_of_mass"])
+    return ParametricMechanism(mech, *_select(known, ties, parameters), recorded_points=recorded_points if shifted else None)
 
 
 def elbow_model(

@@ -98,7 +98,9 @@ class ParametricMechanism(nn.Module):
 
     Args:
         mechanism: is copied. Its timestep is fixed, and that of the recordings, or a whole part of it.
-        parameters: the unknowns. ties: fields (paths with wildcards) that are functions of several of them.
+        parameters: the unknowns; none: the mechanism as it is. ties: fields (paths with wildcards) that are functions of several of them.
+        recorded_points: values by name -> where in the recorded bodies, in their frames, the points are whose positions are recorded,
+            (..., b, 3) [m]. None: at the centres of mass.
         clearance: [m]; samples whose contacts are all farther away than this, and were one sample before, are in free flight: there the
             mean velocity over dt is known to be g (dt − h)/2 behind that over the last substep h, which a state holds.
 
@@ -109,17 +111,21 @@ class ParametricMechanism(nn.Module):
     """
 
     def __init__(
-        self, mechanism: Mechanism, parameters: Sequence[Parameter], ties: Mapping[str, Tie] | None = None, *, clearance: float = 5e-3
+        self,
+        mechanism: Mechanism,
+        parameters: Sequence[Parameter],
+        ties: Mapping[str, Tie] | None = None,
+        *,
+        recorded_points: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
+        clearance: float = 5e-3,
     ) -> None:
         super().__init__()
         self.mechanism = copy.deepcopy(mechanism)
         self.mechanism.warned_of_penetration = True  # recordings overlap the ground by their errors; no start to warn of
         self.parameters_by_name = {parameter.name: parameter for parameter in parameters}
-        if len(self.parameters_by_name) < len(parameters) or not parameters:
-            raise ValueError(
-                f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: one or more, all names different"
-            )
-        self.clearance = clearance
+        if len(self.parameters_by_name) < len(parameters):
+            raise ValueError(f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: names that all differ")
+        self.recorded_points, self.clearance = recorded_points, clearance
         self._setters: dict[str, str | Tie] = {}
         for parameter in parameters:
             for pattern in parameter.fields:
@@ -161,6 +167,8 @@ class ParametricMechanism(nn.Module):
                 return super().__getitem__(name)
 
         values = Recording(self.values())
+        if self.recorded_points is not None:
+            self.recorded_points(values)
         for path, tensor in self._computed(values).items():
             if tensor.shape != self._nominal[path].shape:
                 raise ValueError(
@@ -202,7 +210,7 @@ class ParametricMechanism(nn.Module):
 
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (P,) of parameters in physical units; those not given start where they are."""
-        pieces = []
+        pieces = [torch.zeros(0, dtype=torch.float64)]
         for name, parameter in self.parameters_by_name.items():
             value = torch.as_tensor(values[name] if name in values else self.values()[name], dtype=torch.float64).detach()
             pieces.append(parameter.encode(value.expand(parameter.value.shape)).reshape(-1))
@@ -216,9 +224,17 @@ class ParametricMechanism(nn.Module):
             for path, setter in self._setters.items()
         }
 
-    def call(self, method: str, *args: Any, raw: Tensor | None = None, **kwargs: Any) -> Any:
-        """`method` of the mechanism with these parameters; a batch of them (..., P) broadcasts with that of the states."""
-        swapped = {f"mechanism.{path}": tensor for path, tensor in self._computed(self.values(raw)).items()}
+    def call(self, method: str, *args: Any, raw: Tensor | None = None, added: Mapping[str, Tensor] | None = None, **kwargs: Any) -> Any:
+        """`method` of the mechanism with these parameters; a batch of them (..., P) broadcasts with that of the states.
+
+        Args:
+            added: to fields, by path; broadcasts as well.
+        """
+        fields = self._computed(self.values(raw))
+        for path, change in (added or {}).items():
+            owner, _, name = path.rpartition(".")
+            fields[path] = (fields[path] if path in fields else getattr(self.mechanism.get_submodule(owner), name)) + change
+        swapped = {f"mechanism.{path}": tensor for path, tensor in fields.items()}
         return torch.func.functional_call(_Caller(self.mechanism), swapped, (method, *args), kwargs)
 
     def step(self, z: Tensor, raw: Tensor | None = None, **kwargs: Any) -> StepOutput:
@@ -276,17 +292,33 @@ class ParametricMechanism(nn.Module):
             DataError: bodies or joint coordinates that do not fit the mechanism; timesteps that differ.
         """
         substeps = self.substeps(recordings)
-        body, (angle, rate) = recordings.bodies(samples), recordings.joints(samples)
+        recorded, (angle, rate) = recordings.bodies(samples), recordings.joints(samples)
+        body = self.centred(recorded, recordings.dt, raw)
         mech = self.mechanism
         if substeps > 1:
             fields = self._computed(self.values(raw))
             gravity = fields.get("gravity", mech.gravity)
             late = 0.5 * (recordings.dt - float(mech.timestep)) * gravity
-            flying = self._in_flight(body, angle, recordings)
+            flying = self._in_flight(self.centred(recorded, recordings.dt, self.raw.detach()), angle, recordings)
             shift = torch.where(flying[..., None], late, 0.0)
             pieces = (body[..., :3], body[..., 3:6] + shift[..., None, :], body[..., 6:])
             body = torch.cat([piece.expand(*shift.shape[:-1], *piece.shape[-2:]) for piece in pieces], dim=-1)
         return self._place(body, angle, rate, recordings, raw)
+
+    def centred(self, body: Tensor, dt: float, raw: Tensor | None = None) -> Tensor:
+        """Recorded bodies (..., b, 13) with the positions of their centres of mass, and the backward differences of these."""
+        if self.recorded_points is None:
+            return body
+        x, v, q, omega = body.split((3, 3, 4, 3), dim=-1)
+        points = self.recorded_points(self.values(raw))
+        arm, before = quat.rotate(q, points), quat.rotate(quat.multiply(q, quat.exp(-dt * omega)), points)
+        return torch.cat([t.expand(*arm.shape[:-1], t.shape[-1]) for t in (x - arm, v - (arm - before) / dt, q, omega)], dim=-1)
+
+    def positions(self, body: Tensor, raw: Tensor | None = None) -> Tensor:
+        """Where the recorded points of bodies (..., b, 13), parts of a state, are (..., b, 3) [m]."""
+        if self.recorded_points is None:
+            return body[..., :3]
+        return body[..., :3] + quat.rotate(body[..., 6:10], self.recorded_points(self.values(raw)))
 
     def _place(self, body: Tensor, angle: Tensor, rate: Tensor, recordings: Recordings, raw: Tensor | None) -> Tensor:
         mech = self.mechanism

@@ -25,7 +25,7 @@ from torchdojo.mechanism import Mechanism
 __all__ = ["available", "draw", "error_quantiles", "motions", "outlines", "quartile_throws"]
 
 QUANTILES = (0.1, 0.5, 0.9)
-COLORS = {"nominal": "tab:gray", "fitted": "tab:blue"}
+COLORS = {"nominal": "tab:gray", "pure": "tab:orange", "fitted": "tab:blue"}
 VIEWS = {"x": 0, "y": 1, "z": 2}
 
 
@@ -182,13 +182,12 @@ def _geometry(shapes: dict[str, Outline]) -> Any:
 
 def _rollouts(report: FitReport, rollouts: dict[str, OpenLoop], data: Recordings) -> Any:
     throws = quartile_throws(rollouts["fitted"])
-    first = report.model.observed(data)[0][0]
     figure = _figure(4 * len(throws), 7)
     axes = figure.subplots(3, len(throws), sharex="col", squeeze=False)
     for column, throw in zip(axes.T, throws, strict=True):
         rows = slice(int(data.offsets[throw]), int(data.offsets[throw + 1]))
         lines = {"recorded": data.bodies()[rows, 0]}
-        lines |= {name: rollout.z[rows].unflatten(-1, (-1, STATE_SIZE))[:, first] for name, rollout in rollouts.items()}
+        lines |= {name: rollout.bodies[rows, 0] for name, rollout in rollouts.items()}
         for name, body in lines.items():
             for place, (label, values) in zip(column, motions(body).items(), strict=True):
                 place.plot(data.dt * np.arange(len(values)), values, color=COLORS.get(name, "black"), label=name)

@@ -136,8 +136,29 @@ class Recordings:
                 f"{held} "
                 "to validate with; allowed: a part for which both have at least one"
             )
-        order = torch.randperm(len(throws), generator=torch.Generator().manual_seed(seed))
-        kept = torch.isin(self.throw_id, throws[order[:held]])
+        return self._hold_back(self._drawn(seed)[:held])
+
+    def fold(self, fold: Sequence[int], seed: int = 0) -> tuple[Recordings, Recordings]:
+        """(training, validation) of cross-validation, whole throws as in `split`: the second has one of K parts of (nearly) the same size.
+
+        Args:
+            fold: (k, K), the k-th of K parts; every throw is in one of them. seed: of the drawing of throws.
+
+        Raises:
+            DataError: fewer throws than parts, or fewer than two parts.
+        """
+        (number, count), throws = fold, len(self.throw_id.unique())
+        if not 2 <= count <= throws:
+            raise DataError(f"{count} folds of {throws} throws; allowed: from 2 folds to as many as there are throws")
+        return self._hold_back(self._drawn(seed).tensor_split(count)[number - 1])
+
+    def _drawn(self, seed: int) -> Tensor:
+        """All throws in an order that depends on the seed."""
+        throws = self.throw_id.unique()
+        return throws[torch.randperm(len(throws), generator=torch.Generator().manual_seed(seed))]
+
+    def _hold_back(self, throws: Tensor) -> tuple[Recordings, Recordings]:
+        kept = torch.isin(self.throw_id, throws)
         return self.select((~kept).nonzero()), self.select(kept.nonzero())
 
 

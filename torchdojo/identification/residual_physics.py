@@ -1,18 +1,23 @@
-"""Residual physics: a small network that adds to a mechanism what its equations lack, trained through the step.
+"""Residual physics: a small network that corrects what the equations of a mechanism lack, trained through the step.
 
     model = ResidualWrench(cube_model(dt, ("friction",)))
     loss = WindowLoss(model, training)          # as for the parameters alone; any optimizer of torch
     open_loop(model, validation)                # against open_loop of the pure model, on throws held back
 
-The network sees each body as the body itself would: the direction of gravity, its velocities and its height, all in the body frame, and
-answers with a force and a torque on it, also in the body frame, so that where a throw happens and where it heads makes no difference
-(Zeng et al. 2020, "TossingBot", for the idea; Ajay et al. 2018 for contact).
+In a description of a fit it is the key `residual` of a stage (`Residual`; configs/residual_cube.yaml).
+
+A network sees each body as the body itself would, in its own frame, so that where a throw happens and where it heads makes no difference.
+It answers with a wrench (Zeng et al. 2020, "TossingBot", for the idea; Ajay et al. 2018 for contact), or with what is missing in the signed
+distances of its contacts (Pfrommer, Halm and Posa 2020, "ContactNets").
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -20,61 +25,47 @@ from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
 from torchdojo.bodies import Body
+from torchdojo.contact_base import Contact
 from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.mechanism import StepOutput, Trajectory
 from torchdojo.rollout import step_by_step
 
-__all__ = ["ResidualWrench"]
+__all__ = ["Residual", "ResidualDistance", "ResidualMechanism", "ResidualWrench"]
 
 
-class ResidualWrench(ParametricMechanism):
-    """A `ParametricMechanism` with an external wrench on every body that a network computes from its state.
+class ResidualMechanism(ParametricMechanism):
+    """A `ParametricMechanism` whose every step a network corrects; what it corrects is said by `ResidualWrench` and `ResidualDistance`.
 
     Args:
-        model: is copied. hidden: width of the two hidden layers. force [N], torque [N·m]: what an output of 1 means; default: a tenth of
-            the mean weight of the bodies, and that at 5 cm. speed [m/s], spin [rad/s], height [m]: what inputs are divided by.
+        model: is copied. hidden: widths of the hidden layers. inputs, outputs: of the network, per body or contact.
+        units: what the inputs are divided by, and what an output of 1 means, by name.
 
     The last layer starts at zero: before training, the motion is that of the pure model. For optimizers of torch; `gauss_newton` moves the
     parameters of the mechanism alone, at the network as it is.
     """
 
-    def __init__(
-        self,
-        model: ParametricMechanism,
-        hidden: int = 32,
-        *,
-        force: float | None = None,
-        torque: float | None = None,
-        speed: float = 1.0,
-        spin: float = 10.0,
-        height: float = 0.1,
-    ) -> None:
+    def __init__(self, model: ParametricMechanism, hidden: Sequence[int], inputs: int, outputs: int, units: Mapping[str, float]) -> None:
         nn.Module.__init__(self)
         self.__dict__.update({key: value for key, value in copy.deepcopy(model).__dict__.items()})
-        with torch.no_grad():
-            masses = torch.stack([cast(Body, body).mass.mean() for body in self.mechanism.bodies.values()])
-            weight = float(masses.mean() * torch.linalg.vector_norm(self.mechanism.gravity))
-        force = 0.1 * weight if force is None else force
-        self.units = force, 0.05 * force if torque is None else torque
-        self.inputs = speed, spin, height
-        self.network = nn.Sequential(nn.Linear(10, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 6)).double()
-        last = cast(nn.Linear, self.network[-1])
+        self.hidden, self.units = list(hidden), dict(units)
+        layers = list[nn.Module]()
+        for width in hidden:
+            layers += nn.Linear(inputs, width), nn.Tanh()
+            inputs = width
+        last = nn.Linear(inputs, outputs)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
+        self.network = nn.Sequential(*layers, last).double()
 
-    def wrench(self, z: Tensor) -> Tensor:
-        """Force (world frame) and torque (body frame) on each body at states z (..., 13 nb), (..., 6 nb) [N, N·m]."""
-        x, v, q, omega = z.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
-        speed, spin, height = self.inputs
-        down = quat.inverse_rotate(q, z.new_tensor((0.0, 0.0, -1.0)).expand(x.shape))
-        seen = torch.cat((down, quat.inverse_rotate(q, v) / speed, omega / spin, x[..., 2:] / height), dim=-1)
-        push, turn = self.network(seen).split(3, dim=-1)
-        return torch.cat((self.units[0] * quat.rotate(q, push), self.units[1] * turn), dim=-1).flatten(-2)
+    def correct(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """At states z (..., 13 nb): arguments of `Mechanism.step`, and what is added to fields, by path."""
+        raise NotImplementedError
 
     def step(self, z: Tensor, raw: Tensor | None = None, **kwargs: Any) -> StepOutput:
-        """`Mechanism.step` with these parameters and the network's wrench."""
-        return super().step(z, raw, wrench=self.wrench(z), **kwargs)
+        """`Mechanism.step` with these parameters and the network's correction."""
+        arguments, added = self.correct(z)
+        return cast(StepOutput, self.call("step", z, raw=raw, added=added, **arguments, **kwargs))
 
     def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None) -> Trajectory:
         take = functools.partial(self._take, raw)
@@ -82,3 +73,143 @@ class ResidualWrench(ParametricMechanism):
 
     def _take(self, raw: Tensor | None, z: Tensor, _: Tensor | None, warm: Tensor | None) -> StepOutput:
         return self.step(z, raw, warm_start=warm)
+
+    @property
+    def description(self) -> Residual:
+        """All that it takes to correct the same mechanism in the same way."""
+        kind = next(name for name, cls in KINDS.items() if isinstance(self, cls))
+        weights = {name: weight.tolist() for name, weight in self.network.state_dict().items()}
+        return Residual(kind=kind, hidden=self.hidden, units=self.units, weights=weights)
+
+
+class ResidualWrench(ResidualMechanism):
+    """An external wrench on every body, from the direction of gravity, its velocities and its height, all in the body frame.
+
+    Args:
+        model, hidden: of `ResidualMechanism`. force [N], torque [N·m]: what an output of 1 means; default: a tenth of the mean weight of
+            the bodies, and that at 5 cm. speed [m/s], spin [rad/s], height [m]: what inputs are divided by.
+    """
+
+    def __init__(
+        self,
+        model: ParametricMechanism,
+        hidden: Sequence[int] = (32, 32),
+        *,
+        force: float | None = None,
+        torque: float | None = None,
+        speed: float = 1.0,
+        spin: float = 10.0,
+        height: float = 0.1,
+    ) -> None:
+        with torch.no_grad():
+            masses = torch.stack([cast(Body, body).mass.mean() for body in model.mechanism.bodies.values()])
+            weight = float(masses.mean() * torch.linalg.vector_norm(model.mechanism.gravity))
+        force = 0.1 * weight if force is None else force
+        torque = 0.05 * force if torque is None else torque
+        super().__init__(model, hidden, 10, 6, {"force": force, "torque": torque, "speed": speed, "spin": spin, "height": height})
+
+    def wrench(self, z: Tensor) -> Tensor:
+        """Force (world frame) and torque (body frame) on each body at states z (..., 13 nb), (..., 6 nb) [N, N·m]."""
+        x, v, q, omega = z.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
+        units = self.units
+        down = quat.inverse_rotate(q, z.new_tensor((0.0, 0.0, -1.0)).expand(x.shape))
+        seen = torch.cat((down, quat.inverse_rotate(q, v) / units["speed"], omega / units["spin"], x[..., 2:] / units["height"]), dim=-1)
+        push, turn = self.network(seen).split(3, dim=-1)
+        return torch.cat((units["force"] * quat.rotate(q, push), units["torque"] * turn), dim=-1).flatten(-2)
+
+    def correct(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {"wrench": self.wrench(z)}, {}
+
+
+class ResidualDistance(ResidualMechanism):
+    """What is added to the signed distance between each contact point and the half-space below it, from where on the body the point is and
+    from the direction of the half-space in the body frame: the shape of the body near the point, as it matters to the contact.
+
+    It is that of the configuration at the beginning of a step; the point at which forces act stays.
+
+    Args:
+        model, hidden: of `ResidualMechanism`. length [m]: what an output of 1 means.
+
+    Raises:
+        ValueError: no contacts with half-spaces of the world.
+    """
+
+    def __init__(self, model: ParametricMechanism, hidden: Sequence[int] = (32, 32), *, length: float = 1e-3) -> None:
+        super().__init__(model, hidden, 6, 1, {"length": length})
+        contacts = cast(Mapping[str, Contact], self.mechanism.contacts)
+        plain = {
+            name: contact
+            for name, contact in contacts.items()
+            if contact.other is None and "offset" in contact.fields and type(contact).signed_distance is Contact.signed_distance
+        }
+        if not plain:
+            raise ValueError(
+                "ResidualDistance: the mechanism has no contact with a half-space of the world; allowed: one or more. Others have no "
+                "number that could be corrected from step to step"
+            )
+        names = list(self.mechanism.bodies)
+        self._offsets = [f"contacts.{name}.offset" for name in plain]
+        self._bodies = [names.index(contact.body) for contact in plain.values()]
+        self._normals = torch.stack([nn.functional.normalize(contact.normal.detach(), dim=-1) for contact in plain.values()])
+        points = torch.stack([contact.point.detach() for contact in plain.values()])
+        self._points = points / torch.linalg.vector_norm(points, dim=-1).max().clamp_min(1e-9)
+
+    def distance(self, z: Tensor) -> Tensor:
+        """What is added to the distances at states z (..., 13 nb), (..., contacts) [m]."""
+        q = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, 6:10]
+        toward = quat.inverse_rotate(q, -self._normals.expand(*q.shape[:-1], 3))
+        seen = torch.cat((toward, self._points.expand(*q.shape[:-1], 3)), dim=-1)
+        return cast(Tensor, self.units["length"] * self.network(seen)[..., 0])
+
+    def correct(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {}, dict(zip(self._offsets, (-self.distance(z)).unbind(-1), strict=True))
+
+
+KINDS: dict[str, type[ResidualWrench] | type[ResidualDistance]] = {"wrench": ResidualWrench, "distance": ResidualDistance}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """Description of a network of residual physics.
+
+    Args:
+        kind: "wrench" or "distance", `ResidualWrench` or `ResidualDistance`. hidden: widths of its hidden layers.
+        units: keywords of that class, positive numbers. weights: of a trained network, by name; None: those of a new one.
+
+    Raises:
+        ValueError: kinds and units that do not exist, numbers that are not positive.
+    """
+
+    kind: str = "wrench"
+    hidden: list[int] = field(default_factory=lambda: [32, 32])
+    units: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"Residual.kind: got {self.kind!r}; allowed: {', '.join(map(repr, KINDS))}")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ValueError(f"Residual.hidden: got {self.hidden}; allowed: a list of one or more widths, each 1 or more, as in [32, 32]")
+        signature = inspect.signature(KINDS[self.kind]).parameters.values()
+        known = [p.name for p in signature if p.kind is p.KEYWORD_ONLY]
+        for name, value in self.units.items():
+            if name not in known:
+                raise ValueError(f"Residual.units: a {self.kind} has no {name}; it has: {', '.join(known)}")
+            if not value > 0:
+                raise ValueError(f"Residual.units: got {name}={value}; allowed: positive numbers")
+
+    def build(self, model: ParametricMechanism, seed: int = 0) -> ResidualMechanism:
+        """`model`, corrected by this network; one without weights is drawn with the seed.
+
+        Raises:
+            ValueError: a mechanism that has nothing to correct, or weights of another network.
+        """
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            corrected = KINDS[self.kind](model, self.hidden, **self.units)
+        if self.weights is not None:
+            try:
+                corrected.network.load_state_dict({name: torch.tensor(w, dtype=torch.float64) for name, w in self.weights.items()})
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise ValueError(f"Residual.weights: not those of a network with hidden layers {self.hidden}: {error}") from error
+        return corrected

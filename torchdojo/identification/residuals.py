@@ -139,17 +139,21 @@ class WindowResidual:
         first = windows[..., 0, :] if start is None else start
         begin = self.model.states(first, self.recordings, raw)
         out = self.model.rollout(begin, (windows.shape[-2] - 1) * self.substeps, raw)
-        residual, solved = self._compare(self._observed(out.z), windows[..., 1:, :]), self._solved(out.status)
+        residual, solved = self._compare(self._observed(out.z), windows[..., 1:, :], raw), self._solved(out.status)
         residual = torch.where(solved[..., None], residual, 0.0)
         if start is None:
             return residual, solved
-        here = self._posed * self._compare(begin, windows[..., 0, :])
+        here = self._posed * self._compare(begin, windows[..., 0, :], raw)
         return torch.cat((here[..., None, :], residual), dim=-2), torch.cat((torch.ones_like(solved[..., :1]), solved), dim=-1)
 
     def linearize(self, windows: Tensor, raw: Tensor, start: Tensor | None = None) -> Linearization:
         """`evaluate` and its Jacobians by `raw` (P,), and by corrections (D,) of `start` where that is given (`correct`)."""
         model, substeps = self.model, self.substeps
         raw = raw.detach()
+        if start is None and not len(raw):  # nothing to differentiate by
+            with torch.no_grad():
+                residual, solved = self.evaluate(windows, raw)
+            return Linearization(residual, residual.new_zeros(*residual.shape, 0), None, solved)
         rows = raw.expand(len(windows), -1).clone().requires_grad_()
         correction = raw.new_zeros(len(windows), 0 if start is None else self.start_size).requires_grad_()
         with torch.enable_grad():
@@ -173,14 +177,16 @@ class WindowResidual:
             seen, samples = torch.cat((begin.detach()[:, None], seen), dim=1), windows
             combined = torch.cat((sensitivity[:, None], combined), dim=1)
             solved = torch.cat((torch.ones_like(solved[:, :1]), solved), dim=1)
-        residual, by_state = self._compare_jacobian(seen, samples)
+        residual, by_state = self._compare_jacobian(seen, samples, raw)
+        direct = self._compare_directly(seen, samples, raw)
         if start is not None:
             residual = torch.cat((self._posed * residual[:, :1], residual[:, 1:]), dim=1)
-            by_state = torch.cat((self._posed[:, None] * by_state[:, :1], by_state[:, 1:]), dim=1)
+            by_state, direct = (torch.cat((self._posed[:, None] * J[:, :1], J[:, 1:]), dim=1) for J in (by_state, direct))
         keep = solved[..., None]
-        jacobian = torch.where(keep[..., None], by_state @ combined, 0.0)
-        free = None if start is None else jacobian[..., len(raw) :]
-        return Linearization(torch.where(keep, residual, 0.0), jacobian[..., : len(raw)], free, solved)
+        jacobian = by_state @ combined
+        by_raw, by_start = torch.where(keep[..., None], jacobian, 0.0).split((len(raw), correction.shape[-1]), dim=-1)
+        by_raw = by_raw + torch.where(keep[..., None], direct, 0.0)
+        return Linearization(torch.where(keep, residual, 0.0), by_raw, None if start is None else by_start, solved)
 
     @property
     def start_size(self) -> int:
@@ -262,9 +268,9 @@ class WindowResidual:
         last, mean = steps[..., -1, :, :], steps.mean(-3)
         return torch.cat((last[..., :3], mean[..., 3:6], last[..., 6:10], mean[..., 10:]), dim=-1).flatten(-2)
 
-    def _compare(self, z: Tensor, samples: Tensor) -> Tensor:
-        """Scaled residuals (..., R) of states z (..., 13 nb) and samples (..., width)."""
-        mech, recorded = self.model.mechanism, self.recordings.bodies(samples)
+    def _compare(self, z: Tensor, samples: Tensor, raw: Tensor | None = None) -> Tensor:
+        """Scaled residuals (..., R) of states z (..., 13 nb) and samples (..., width); positions are those of centres of mass."""
+        mech, recorded = self.model.mechanism, self._recorded(samples, raw)
         state = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, :]
         turn = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., 6:10]), state[..., 6:10]))
         spin = arc_velocity(state[..., 10:], mech.timestep)
@@ -276,18 +282,30 @@ class WindowResidual:
             residual = torch.cat((residual, wrapped(q[..., self._columns] - angle), qd[..., self._columns] - rate), dim=-1)
         return residual[..., self._kept] / self._scale
 
-    def _compare_jacobian(self, z: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+    def _recorded(self, samples: Tensor, raw: Tensor | None) -> Tensor:
+        """Recorded bodies (..., b, 13) of samples (..., width), as the parameters have their centres of mass."""
+        return self.model.centred(self.recordings.bodies(samples), self.recordings.dt, raw)
+
+    def _compare_directly(self, z: Tensor, samples: Tensor, raw: Tensor) -> Tensor:
+        """Derivative (N, K, R, P) of `_compare` by `raw` (P,) at states z (N, K, 13 nb) that are held: by what it makes of samples."""
+        if self.model.recorded_points is None:
+            return z.new_zeros(*z.shape[:-1], self.size, len(raw))
+        with torch.enable_grad():
+            rows = raw.detach().expand(*z.shape[:-1], -1).clone().requires_grad_()
+            return _rows(lambda r: r, self._compare(z.detach(), samples, rows), rows)
+
+    def _compare_jacobian(self, z: Tensor, samples: Tensor, raw: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`_compare` and its Jacobian (..., R, 12 nb) on the tangent space."""
         if self._columns or any(i % TANGENT_SIZE in (9, 10, 11) for i in self._kept.tolist()):
             with torch.enable_grad():
                 tangent = z.new_zeros(*z.shape[:-1], TANGENT_SIZE * self.model.mechanism.num_bodies).requires_grad_()
-                residual = self._compare(self.model.mechanism.retract(z, tangent), samples)
+                residual = self._compare(self.model.mechanism.retract(z, tangent), samples, raw)
                 return residual.detach(), _rows(lambda r: r, residual, tangent)
         # Poses and velocities of bodies alone: differences, but for the rotation vector φ of q_recorded⁻¹ q, which a turn δ in the body
         # frame changes by J⁻¹δ, with the inverse right Jacobian J⁻¹ = 1 + ½[φ]× + (1/|φ|² − (1 + cos|φ|)/(2|φ| sin|φ|)) [φ]×².
         with torch.no_grad():
-            residual = self._compare(z, samples)
-            state, recorded = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, :], self.recordings.bodies(samples)
+            residual = self._compare(z, samples, raw)
+            state, recorded = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, :], self._recorded(samples, raw)
             phi = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., 6:10]), state[..., 6:10]))
             angle = torch.linalg.vector_norm(phi, dim=-1)[..., None, None]
             wide = angle.clamp(1e-3, torch.pi - 1e-9)

@@ -13,7 +13,7 @@ import torch
 
 import torchdojo
 
-__all__ = ["begin_run", "write_atomically"]
+__all__ = ["RUN", "begin_run", "write_atomically"]
 
 RUN = "run.json"
 

@@ -35,11 +35,11 @@ def record_rollouts(model: ParametricMechanism, z: Tensor, samples: int, every: 
             raise ValueError(f"rollout {i} failed at step {t}: {Status(int(out.status[i, t])).explain}")
         dt, names = every * float(mech.timestep), list(mech.bodies)
         bodies = [names.index(cast(Joint, mech.joints[name]).child) for name in floating] if others else list(range(len(names)))
-        x, v, q, _ = out.z.unflatten(-1, (-1, STATE_SIZE))[..., bodies, :].split((3, 3, 4, 3), dim=-1)
-        x, q = x[:, ::every], q[:, ::every]
+        state = out.z.unflatten(-1, (-1, STATE_SIZE))[:, ::every, bodies]
+        x, q = model.positions(state), state[..., 6:10]
         columns = {
             "position": x[:, 1:],
-            "linear_velocity": v[:, 1:].unflatten(1, (-1, every)).mean(2),
+            "linear_velocity": x.diff(dim=1) / dt,
             "quaternion": q[:, 1:],
             "angular_velocity": quat.rotation_vector(quat.multiply(quat.conjugate(q[:, :-1]), q[:, 1:])) / dt,
         }
