@@ -283,6 +283,7 @@ class LightningRunner:
         Raises:
             ValueError: a checkpoint that cannot be read. KeyboardInterrupt: the loop was interrupted.
         """
+        training = training.first(stage.throws)
         folder, problem = self.folder / f"stage_{number}", problem_of(stage, model, training)
         last, best = folder / "last.ckpt", folder / "best.ckpt"
         loss = WindowLoss(model, training, stage.scales, stage.robust)

@@ -101,6 +101,7 @@ class ParametricMechanism(nn.Module):
         parameters: the unknowns. ties: fields (paths with wildcards) that are functions of several of them.
         clearance: [m]; samples whose contacts are all farther away than this, and were one sample before, are in free flight: there the
             mean velocity over dt is known to be g (dt − h)/2 behind that over the last substep h, which a state holds.
+        hidden: names of joints that no recording has coordinates of: samples leave them at rest at zero.
 
     `raw` (P,) is an `nn.Parameter`, so that any optimizer of torch can move it; methods take another one, (P,) or (..., P).
 
@@ -109,7 +110,13 @@ class ParametricMechanism(nn.Module):
     """
 
     def __init__(
-        self, mechanism: Mechanism, parameters: Sequence[Parameter], ties: Mapping[str, Tie] | None = None, *, clearance: float = 5e-3
+        self,
+        mechanism: Mechanism,
+        parameters: Sequence[Parameter],
+        ties: Mapping[str, Tie] | None = None,
+        *,
+        clearance: float = 5e-3,
+        hidden: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.mechanism = copy.deepcopy(mechanism)
@@ -120,6 +127,10 @@ class ParametricMechanism(nn.Module):
                 f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: one or more, all names different"
             )
         self.clearance = clearance
+        self.hidden = tuple(hidden)
+        unknown = [name for name in self.hidden if name not in self.mechanism.tree_joints]
+        if unknown:
+            raise ValueError(f"hidden: no tree joint {', '.join(unknown)}; there are: {', '.join(self.mechanism.tree_joints)}")
         self._setters: dict[str, str | Tie] = {}
         for parameter in parameters:
             for pattern in parameter.fields:
@@ -307,17 +318,20 @@ class ParametricMechanism(nn.Module):
                     (torch.cat((here[..., :3], quat.rotation_vector(here[..., 6:10])), -1), torch.cat((here[..., 3:6], here[..., 10:]), -1))
                 )
                 b += 1
-            else:
+            elif name in counts:
                 pieces.append((angle[..., j : j + counts[name]], rate[..., j : j + counts[name]]))
                 j += counts[name]
+            else:
+                still = body.new_zeros(cast(Joint, mech.joints[name]).num_coordinates)
+                pieces.append((still, still))
         batch = torch.broadcast_shapes(*(t.shape[:-1] for pair in pieces for t in pair))
         q, qd = (torch.cat([pair[i].expand(*batch, -1) for pair in pieces], dim=-1) for i in (0, 1))
         return cast(Tensor, self.call("to_maximal", q, qd, raw=raw))
 
     @property
     def observed_joints(self) -> tuple[list[str], list[tuple[str, int]]]:
-        """Tree joints that float from the world, and the others with their numbers of coordinates."""
-        joints = {name: cast(Joint, self.mechanism.joints[name]) for name in self.mechanism.tree_joints}
+        """Tree joints that float from the world, and the others with their numbers of coordinates, without the hidden ones."""
+        joints = {name: cast(Joint, self.mechanism.joints[name]) for name in self.mechanism.tree_joints if name not in self.hidden}
         floating = [name for name, joint in joints.items() if joint.parent is None and joint.num_coordinates == 6]
         return floating, [(name, joint.num_coordinates) for name, joint in joints.items() if name not in floating]
 
@@ -329,8 +343,8 @@ class ParametricMechanism(nn.Module):
         bodies = [names.index(cast(Joint, self.mechanism.joints[name]).child) for name in floating]
         counts, columns, start = dict(others), list[int](), 0
         for name in self.mechanism.tree_joints:
-            columns += range(start, start + counts[name]) if name in counts else ()
-            start += counts.get(name, 6)
+            columns += range(start, start + counts.get(name, 0))
+            start += cast(Joint, self.mechanism.joints[name]).num_coordinates
         return bodies, columns
 
     def _in_flight(self, body: Tensor, angle: Tensor, recordings: Recordings) -> Tensor:
