@@ -4,7 +4,8 @@
     python scripts/bench_chains.py [--batch 1,16] [--repeats 21]
 
 Prints the time of a step with 10 and with 100 links or balls, timed by turns in one run on one thread (medians), their ratio, and the mean
-Newton iterations of both: where contacts change at random, longer chains take more of them, and the last column has the ratio without that.
+Newton iterations of both: where contacts change at random, longer chains take more of them, and the next column has the ratio without that.
+The last ones are MuJoCo's times of the same steps and their ratio (empty where it is not installed), of one environment.
 Pendulums swing under random torques. Balls lie on the ground: at rest, or driven by random torques of 2 % or 20 % of weight x radius.
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 from bench_cases import CASES, Case
-from bench_step import by_turns
+from bench_step import MuJoCo, by_turns, mujoco
 from torch import Tensor
 
 import torchdojo as td
@@ -44,11 +45,15 @@ def measure(name: str, effort: float, batch: int, repeats: int) -> str:
             raise SystemExit(f"{name}: {int((path.status != 0).sum())} steps failed; the times would mean nothing")
         iterations.append(float(path.iterations.double().mean()))
     runs = [functools.partial(case.mech.rollout, z, u) for case, (z, u) in zip(cases, data, strict=True)]
-    short, long = (1e6 * seconds / (batch * STEPS) for seconds in by_turns(repeats, *runs) if seconds)
+    theirs = [] if mujoco is None else [MuJoCo(case, 1, SETTLE) for case in cases]
+    runs += [functools.partial(one.rollout, one.controls(1, STEPS), 1) for one in theirs]
+    short, long, *others = (1e6 * seconds / STEPS for seconds in by_turns(repeats, *runs) if seconds)
+    short, long = short / batch, long / batch
     # An evaluation of the equations that finds them satisfied costs about as much as an iteration, hence + 1.
     evaluations = [n + 1 for n in iterations]
     per = long / short * evaluations[0] / evaluations[1]
-    cells = (f"{short:.1f}", f"{long:.1f}", f"{long / short:.1f}", f"{iterations[0]:.1f}", f"{iterations[1]:.1f}", f"{per:.1f}")
+    cells = [f"{short:.1f}", f"{long:.1f}", f"{long / short:.1f}", f"{iterations[0]:.1f}", f"{iterations[1]:.1f}", f"{per:.1f}"]
+    cells += [f"{others[0]:.1f}", f"{others[1]:.1f}", f"{others[1] / others[0]:.0f}"] if others else ["–"] * 3
     return f"| {name} | {100 * effort:g} % | {batch} | " + " | ".join(cells) + " |"
 
 
@@ -60,8 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(f"one thread, medians of {options.repeats} by turns, µs per step and environment; torchdojo {td.__version__}")
-    print(f"\n| chain | effort | batch | {SHORT} | {LONG} | ratio | iterations {SHORT} | {LONG} | ratio per evaluation |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print(
+        f"\n| chain | effort | batch | {SHORT} | {LONG} | ratio | iterations {SHORT} | {LONG} | ratio per evaluation "
+        f"| MuJoCo {SHORT} | MuJoCo {LONG} | its ratio |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     with torch.no_grad():
         for batch in (int(text) for text in options.batch.split(",")):
             for name, effort in CHAINS:

@@ -318,15 +318,20 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"got {text!r}; allowed: numbers of 1 or more, separated by commas")
         return values
 
+    def number(text: str) -> int:
+        if int(text) < 1:
+            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: 1 or more")
+        return int(text)
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", metavar="A,B", help=f"which of {', '.join(CASES)} (default: all; --quick: {', '.join(QUICK)})")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, once: does it run?")
     parser.add_argument("--batch", type=numbers, metavar="N,M", help="environments (default: 1,1024; --quick: 1,4)")
     parser.add_argument("--threads", type=numbers, metavar="N,M", help="of both engines (default: 1,2; --quick: 1)")
-    parser.add_argument("--steps", type=int, help="of a timed rollout (default: 20; --quick: 3)")
-    parser.add_argument("--steps-alone", type=int, help="the same for batch 1 (default: 200; --quick: 3)")
-    parser.add_argument("--repeats", type=int, help="timings of which the median is taken (default: 7; --quick: 1)")
-    parser.add_argument("--jacobians", type=int, help="environments whose Jacobians are taken (default: 64; --quick: 2)")
+    parser.add_argument("--steps", type=number, help="of a timed rollout (default: 20; --quick: 3)")
+    parser.add_argument("--steps-alone", type=number, help="the same for batch 1 (default: 200; --quick: 3)")
+    parser.add_argument("--repeats", type=number, help="timings of which the median is taken (default: 7; --quick: 1)")
+    parser.add_argument("--jacobians", type=number, help="environments whose Jacobians are taken (default: 64; --quick: 2)")
     parser.add_argument("--long", type=int, help="steps of the long rollouts; 0 leaves them out (default: 1000; --quick: 20)")
     parser.add_argument("--backend", default="auto", help="SolverOptions.backend (default: auto)")
     parser.add_argument("--seed", type=int, default=0)

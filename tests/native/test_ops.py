@@ -238,8 +238,10 @@ def test_operators_outlive_no_mechanism() -> None:
         torch.ops.torchdojo.rollout(*tensors, None, parameters, *numbers, True)
 
 
-def test_backward_keeps_states_and_solutions_only() -> None:
-    mechanism = hopper()
+@pytest.mark.parametrize("trainable", [False, True])
+def test_backward_keeps_states_and_solutions_only(trainable: bool) -> None:
+    """And what the caller gave; parameters only where their gradient is wanted."""
+    mechanism = hopper().requires_grad_(trainable)
     z, u = states(mechanism, 4).requires_grad_(), torch.zeros(4, 50, 1)
     kept: dict[int, int] = {}
 
@@ -251,11 +253,27 @@ def test_backward_keeps_states_and_solutions_only() -> None:
         run = mechanism.rollout(z, u)
     states_and_solutions = run.z.numel() + 4 * 50 * mechanism._system.num_unknowns
     counts = 2 * run.status.numel()
-    small = sum(p.numel() for p in mechanism.parameters()) + z.numel() + u.numel() + 12
+    wrench = 6 * mechanism.num_bodies
+    small = z.numel() + u.numel() + wrench + trainable * sum(p.numel() for p in mechanism.parameters())
     assert sum(kept.values()) == 8 * (states_and_solutions + counts + small)
 
 
 # -- torch.func -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_gradients_of_several_outputs_at_once(trainable: bool) -> None:
+    """vmap of backward alone, through a step taken before."""
+    mechanism = hopper().requires_grad_(trainable)
+    z, u = states(mechanism, 3).requires_grad_(), torch.randn(3, 1, requires_grad=True)
+    wanted = [z, u, *mechanism.parameters()] if trainable else [z, u]
+    after, weights = mechanism.step(z, u).z, torch.randn(4, *z.shape)
+
+    def back(weight: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(after, wanted, weight, retain_graph=True, materialize_grads=True, allow_unused=True)
+
+    for found, expected in zip(torch.func.vmap(back)(weights), zip(*map(back, weights), strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(expected), rtol=1e-12, atol=1e-12)
 
 
 def test_vmap() -> None:

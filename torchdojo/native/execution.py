@@ -106,8 +106,7 @@ def flat_problem(
     if known is not None and known.packed is not None:
         flat, packed = known.flat, known.packed
         batch = _broadcast(known.batch, z.shape[:-1], u.shape[:-2], wrench.shape[:-1])
-        count = batch.numel()
-        z, u, wrench = (t.expand(*batch, *t.shape[-n:]).reshape(count, *t.shape[-n:]) for t, n in ((z, 1), (u, 2), (wrench, 1)))
+        z, u, wrench = _rows(z, batch, 1), _rows(u, batch, 2), _rows(wrench, batch, 1)
         finite = known.finite
     else:
         (z, u, wrench, *flat), batch = flatten_batch(settings.specs, [z, u, wrench, *parameters])
@@ -117,7 +116,7 @@ def flat_problem(
         # The kernel checks the parameters of each environment only where they differ.
         packed = packed._replace(values=packed.values.expand(len(z), -1).contiguous())
     if warm is not None:
-        warm = warm.expand(*batch, warm.shape[-1]).reshape(batch.numel(), warm.shape[-1])
+        warm = _rows(warm, batch, 1)
     grad_kappa = None if settings.grad_kappa is None else settings.grad_kappa.expand(batch).reshape(-1)
     return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed, grad_kappa), batch
 
@@ -126,6 +125,21 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
     """`torch.broadcast_shapes`, at once where the shapes are the same or empty."""
     batch = max(shapes, key=len)
     return batch if all(shape == batch or not shape for shape in shapes) else torch.broadcast_shapes(*shapes)
+
+
+def _rows(tensor: Tensor, batch: torch.Size, ndim: int) -> Tensor:
+    """(N, ...) of a tensor with `ndim` dimensions behind those that broadcast to `batch`."""
+    lead, own = tensor.shape[: tensor.ndim - ndim], tensor.shape[tensor.ndim - ndim :]
+    if lead != batch:
+        tensor = tensor.expand(*batch, *own)
+    return tensor if len(batch) == 1 else tensor.reshape(batch.numel(), *own)
+
+
+def _summed(tensor: Tensor, batch: torch.Size, shape: torch.Size) -> Tensor:
+    """The sum of (N, ...) over those dimensions of `batch` in which a tensor of this shape was broadcast."""
+    if len(batch) != 1:
+        tensor = tensor.reshape(*batch, *tensor.shape[1:])
+    return tensor if tensor.shape == shape else tensor.sum_to_size(shape)
 
 
 def forward(
@@ -171,26 +185,21 @@ def backward(
     """
     trajectory = saved[0]
     shapes = [t.shape[:-2] for t in (*grads, trajectory) if t is not None]
-    lead = torch.broadcast_shapes(*shapes)
+    lead = _broadcast(*shapes)
     z, u, wrench, *parameters = tensors
     # The trajectory has every batch dimension of the inputs, and its gradient those of vmap.
     problem, batch = flat_problem(settings, parameters, known, z.expand(*lead, -1), u, wrench, None)
-
-    def rows(tensor: Tensor, ndim: int) -> Tensor:
-        return tensor.expand(*batch, *tensor.shape[tensor.ndim - ndim :]).reshape(batch.numel(), *tensor.shape[tensor.ndim - ndim :])
-
-    z_all, w = (rows(t, 2).contiguous() for t in saved[:2])
-    status, substeps = (rows(t, 1).contiguous() for t in saved[2:])
+    z_all, w = (_rows(t, batch, 2).contiguous() for t in saved[:2])
+    status, substeps = (_rows(t, batch, 1).contiguous() for t in saved[2:])
     ni = settings.program.num_impulses
     out = kernel.Outputs(z_all, z_all.new_empty(0, ni), w, status, substeps, substeps)
-    grad_z, grad_impulses = (None if t is None else rows(t, 2) for t in grads)
+    grad_z, grad_impulses = (None if t is None else _rows(t, batch, 2) for t in grads)
     if grad_z is None:
         grad_z = torch.zeros_like(z_all)
     _warn_of_lost_digits(settings, problem, out)
     impacts, instant, leaves = _impacts(settings, problem, out) if settings.reference.num_shifts else (None, None, [])
     found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]), impacts)
-    native = [t.reshape(*batch, *t.shape[1:]).sum_to_size(x.shape) for t, x in zip(found[:3], tensors[:3], strict=True)]
-    result = [t for t, need in zip(native, needs, strict=False) if need]
+    result = [_summed(t, batch, x.shape) for t, x, need in zip(found[:3], tensors[:3], needs[:3], strict=True) if need]
     if found.parameters is not None:
         flat = _pulled_back(settings.program, problem.parameters, needs[3:], found.parameters)
         if instant is not None:
@@ -200,7 +209,7 @@ def backward(
         for grad, value, spec in zip(flat, parameters, settings.program.parameter_specs, strict=True):
             if grad is not None:
                 shared = value.shape[: value.ndim - spec.ndim].numel() == 1
-                result.append(grad.reshape(value.shape) if shared else grad.reshape(*batch, *grad.shape[1:]).sum_to_size(value.shape))
+                result.append(grad.reshape(value.shape) if shared else _summed(grad, batch, value.shape))
     return result
 
 

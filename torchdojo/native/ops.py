@@ -6,6 +6,7 @@ operator. Eager calls use the Function too, or, where nothing needs a gradient, 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -228,7 +229,10 @@ adjoint_op.register_autograd(_refuse)
 
 
 class Rollout(torch.autograd.Function):
-    """(settings, known, warm, z, u, wrench, *parameters) -> the outputs of `rollout_op`, all solutions kept."""
+    """(settings, known, warm, z, u, wrench, *parameters) -> the outputs of `rollout_op`, all solutions kept.
+
+    Without the parameters where they are `known` and no gradient of them is wanted.
+    """
 
     @staticmethod
     def forward(settings: Settings, known: Parameters | None, warm: Tensor | None, *tensors: Tensor) -> Six:
@@ -249,8 +253,10 @@ class Rollout(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[3:])
         if (grad_z is None and grad_impulses is None) or not any(needs):
             return (None,) * (3 + len(needs))
-        found = RolloutAdjoint.apply(ctx.settings, ctx.known, needs, grad_z, grad_impulses, *ctx.saved_tensors)
-        return None, None, None, *found
+        arguments = ctx.settings, ctx.known, needs, grad_z, grad_impulses, *ctx.saved_tensors
+        if torch.is_grad_enabled() or transforming() or forward_mode():
+            return None, None, None, *RolloutAdjoint.apply(*arguments)
+        return None, None, None, *RolloutAdjoint.forward(*arguments)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], settings: Settings, known: Any, warm: Tensor | None, *tensors: Tensor) -> tuple[Any, Any]:
@@ -285,9 +291,14 @@ class RolloutAdjoint(torch.autograd.Function):
         info: Any, in_dims: tuple[Any, ...], settings: Settings, known: Any, needs: tuple[bool, ...], *values: Tensor | None
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
         mapped, shapes = _map_gradients(settings, info.batch_size, in_dims[3:], values)
-        grads = RolloutAdjoint.apply(settings, None, needs, *mapped)
+        grads = RolloutAdjoint.apply(settings, None if len(needs) > 3 else known, needs, *mapped)
         out = tuple(None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes, strict=True))
         return out, tuple(0 if need else None for need in needs)
+
+
+# Applied functions bind their arguments, which asks for the signature anew in every call if it is not there.
+for _forward in (Rollout.forward, RolloutAdjoint.forward):
+    setattr(_forward, "__signature__", inspect.signature(_forward))  # noqa: B010  (functions have no such attribute, says mypy)
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------------------------
@@ -312,6 +323,8 @@ def rollout(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wr
     if transforming() or forward_mode():
         return cast(Six, Rollout.apply(settings, None, warm, *tensors))
     if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):
+        if not parameters.requires_grad and parameters.packed is not None:
+            tensors = tensors[:3]
         return cast(Six, Rollout.apply(settings, parameters, warm, *tensors))
     return execution.forward(settings, False, warm, z, u, wrench, parameters.tensors, parameters)
 

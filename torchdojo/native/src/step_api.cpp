@@ -12,6 +12,7 @@
 #include "impacts.hpp"
 #include "jacobian.hpp"
 #include "minimal_jacobian.hpp"
+#include "subnormals.hpp"
 
 namespace torchdojo {
 
@@ -400,6 +401,7 @@ void in_parallel(int64_t environments, int64_t threads, F &&part) {
     const int64_t blocks = num_blocks(environments, threads);
     auto run = [&](int64_t block) {
         const int64_t first = environments * block / blocks, last = environments * (block + 1) / blocks;
+        const SubnormalsAreZero flush;
         if (first < last) part(first, last, last - first > 1, block);
     };
 #if defined(_OPENMP)
