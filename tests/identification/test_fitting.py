@@ -1,6 +1,7 @@
 """Whole fits: noisy recordings, and the real ones. All slow but those of descriptions that are refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from torchdojo.identification import (
     read_config,
     read_recordings,
 )
+from torchdojo.identification.fitting import Stage, problem_of
 from torchdojo.identification.recordings import recordings_of
 
 CUBE, ELBOW = (REPOSITORY / "configs" / f"identify_{name}.yaml" for name in ("cube", "elbow"))
@@ -133,10 +135,15 @@ def test_real_hinge_is_where_it_is():
     assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
     assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
-    # Measured: 18 % less position error on throws held back (23 % on the others), 5 % less rotation error. Rotation is lost at the first
-    # impacts, also from smoothed starts: the real joint answers with some 0.7 of the turning that a frictionless hinge would.
-    assert fitted["position_error_mm"] <= 0.85 * nominal["position_error_mm"]
-    assert fitted["rotation_error_degrees"] <= nominal["rotation_error_degrees"]
+    # Measured on throws held back: 23 % less position error, 13 % less rotation error (25 % and 19 % in four folds of the others). The axis
+    # of the hinge tilts in an impact. From their recorded first samples throws lose some 9 mm and 6 degrees before they touch anything.
+    assert fitted["flagged_steps"] == 0
+    assert fitted["position_error_mm"] <= 0.8 * nominal["position_error_mm"]
+    assert fitted["rotation_error_degrees"] <= 0.93 * nominal["rotation_error_degrees"]
+    # The links are boxes of 0.1 x 0.05 x 0.05 m: their second moments are nearer to those of solid ones than to those of their URDF, which
+    # are the same about all axes.
+    x, y, z = report.values["second_moments"]
+    assert x == pytest.approx(0.37 / 12 * 0.1**2, rel=0.2) and max(y, z) < 0.7 * x
 
 
 @pytest.mark.parametrize(
@@ -147,6 +154,7 @@ def test_real_hinge_is_where_it_is():
         ({"stages": []}, "a fit needs at least one stage"),
         ({"stages": [{"parameters": ["friction"], "window": 3}]}, "Stage has no window; it has: parameters, horizon"),
         ({"stages": [{"parameters": ["friction"]}]}, "horizon"),
+        ({"stages": [{"parameters": ["friction"], "horizon": 1, "throws": 0}]}, "Stage.throws: got 0"),
         ({"data": "nowhere.npz"}, "no file 'nowhere.npz'"),
     ],
 )
@@ -154,6 +162,15 @@ def test_descriptions_that_mean_nothing_are_refused(changes, message):
     with pytest.raises(ValueError) as error:
         fit(read_config(CUBE, **{"data": "nowhere.npz", **changes}))
     assert message in str(error.value)
+
+
+def test_a_stage_of_some_of_the_throws():
+    model = cube_model(1 / 148)
+    data = recordings_of(thrown_cubes(model, 5, 30))
+    stage = Stage(parameters=["friction"], horizon=10, stride=5, substeps=1)
+    few = problem_of(replace(stage, throws=2), model, data)
+    assert torch.equal(few.windows, problem_of(stage, model, data.first(2)).windows)
+    assert len(few.windows) < len(problem_of(stage, model, data).windows)
 
 
 def test_a_short_fit_of_made_up_tosses(tmp_path):

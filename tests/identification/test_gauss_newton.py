@@ -68,6 +68,13 @@ def elbow_case(substeps: int, backend: str):
     return sharp(model, backend), data, WindowDataset(data, 4, 30).stack()[:3]
 
 
+def bending_case(substeps: int, backend: str):
+    data = read_recordings(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz")).first(1)
+    names = ("friction", "parent_anchor", "axis", "bending_stiffness", "bending_damping", "bending_offset", "second_moments")
+    model = elbow_model(data.dt / substeps, names, start={"bending_stiffness": 20.0, "bending_offset": -0.02})
+    return sharp(model, backend), data, WindowDataset(data, 4, 30).stack()[:3]
+
+
 @pytest.mark.parametrize(
     ("case", "substeps", "backend"),
     [
@@ -76,6 +83,7 @@ def elbow_case(substeps: int, backend: str):
         pytest.param(cube_case, 1, "reference", marks=pytest.mark.slow),
         (off_centre_case, 2, "native"),
         (elbow_case, 2, "native"),
+        (bending_case, 2, "native"),
     ],
 )
 def test_jacobians_are_those_of_differences(case, substeps, backend):

@@ -192,6 +192,29 @@ def test_rollouts_are_recorded_as_they_are_read(every):
             torch.testing.assert_close(seen[:, pose], exact[:, pose], rtol=0, atol=1e-9)
 
 
+def test_joints_that_no_recording_has_start_at_rest():
+    """A hinge whose axis can tilt; a stiff one moves like one that cannot."""
+    names, start = ("friction", "bending_stiffness", "bending_damping"), {"bending_offset": -0.02, "bending_damping": 0.1}
+    q, qd = torch.tensor([[0.1, 0.2, 0.3, 0.12, 0.5, 0.6, 0.7], [1.0, 0.5, -0.2, -1.0, -2.0, 1.0, 5.0]])
+    rigid = elbow_model(0.01 / 8, ("friction",))
+    found = recordings_of(record_rollouts(rigid, rigid.mechanism.to_maximal(q, qd).detach()[None], 20, 8))
+    ends = {}
+    for stiffness in (20.0, 1e4):
+        model = elbow_model(0.01 / 8, names, start={**start, "bending_stiffness": stiffness})
+        z = model.states(found.samples, found)
+        coordinates, rates = model.mechanism.to_minimal(z)
+        assert list(model.mechanism.tree_joints)[:2] == ["bending", "hinge"] and model.observed(found) == ([0], [2])
+        torch.testing.assert_close(coordinates[:, 2], found.joints()[0][:, 0])
+        torch.testing.assert_close(rates[:, 2], found.joints()[1][:, 0])
+        assert float(coordinates[:, :2].abs().max()) < 1e-12 and float(rates[:, :2].abs().max()) < 1e-9
+        ends[stiffness] = model(found.samples[:1], found, 19)[0, -1]
+    exact = rigid(found.samples[:1], found, 19)[0, -1]
+    far, near = ((end[:3] - exact[:3]).norm().detach() for end in ends.values())
+    assert float(near) < 1e-3 < float(far)
+    with pytest.raises(ValueError, match="unrecorded: no tree joint wrist; there are: hinge"):
+        ParametricMechanism(rigid.mechanism, [Parameter("friction", 0.3, "contacts.*.friction")], unrecorded=["wrist"])
+
+
 def test_rollouts_that_fail_are_not_recorded():
     model = cube_model(0.01)
     z = torch.tensor([[0.0, 0, 0.1, 0, 0, 0, 1, 0, 0, 0, float("nan"), 0, 0]])

@@ -59,7 +59,8 @@ class Stage:
     Args:
         parameters: names of the unknowns. residual: a network that the stage trains, with them or alone, by an optimizer.
         horizon: samples from the first of a window to its last. stride: samples between starts of windows; None: one window per throw,
-            from its first sample. substeps: steps of the mechanism per sample.
+            from its first sample. substeps: steps of the mechanism per sample. throws: how many of the training throws to take windows of,
+            the first ones; None: all.
         scales, robust: of the residual and of the loss. free_start: see `LeastSquares`.
         method: "gauss_newton", or the name of an optimizer of `torch.optim`. options: keywords of `GaussNewtonOptions`, or of it.
         epochs: of an optimizer, which needs it: times it sees all windows. batch_size: windows per step of it; None: all of them.
@@ -78,6 +79,7 @@ class Stage:
     horizon: int
     stride: int | None = None
     substeps: int = 4
+    throws: int | None = None
     scales: Scales = field(default_factory=Scales)
     robust: RobustLoss = field(default_factory=RobustLoss)
     free_start: bool = False
@@ -91,7 +93,7 @@ class Stage:
     spread: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "stride", "substeps", "epochs", "batch_size", "patience", "starts"):
+        for name in ("horizon", "stride", "substeps", "throws", "epochs", "batch_size", "patience", "starts"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"Stage.{name}: got {value}; allowed: 1 or more")
@@ -463,6 +465,7 @@ def windows_of(stage: Stage, recordings: Recordings) -> WindowDataset:
 
 def problem_of(stage: Stage, model: ParametricMechanism, training: Recordings) -> LeastSquares:
     """The least-squares problem of a stage."""
+    training = training.first(stage.throws)
     windows = windows_of(stage, training)
     throws = torch.repeat_interleave(training.throw_id, training.lengths)[windows.starts]
     return LeastSquares(WindowResidual(model, training, stage.scales), windows.stack(), stage.robust, throws, free_start=stage.free_start)

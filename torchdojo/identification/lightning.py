@@ -285,6 +285,7 @@ class LightningRunner:
             ValueError: a checkpoint that cannot be read. DivergenceError: see `IdentificationModule`. KeyboardInterrupt: the loop was
                 interrupted.
         """
+        training = training.first(stage.throws)
         folder, problem = self.folder / f"stage_{number}", problem_of(stage, model, training)
         label = f"stage {number}" + (f"/{self.stages}" if self.stages else "") + f" ({stage.label})"
         if stage.starts > 1:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from torchdojo.bodies import Body
 from torchdojo.contacts import NonlinearContact
+from torchdojo.elements import unit
 from torchdojo.identification.parameters import Parameter, ParametricMechanism, Tie
-from torchdojo.joints import Revolute
+from torchdojo.joints import Joint, Orbital, Revolute
 from torchdojo.mechanism import Mechanism
 from torchdojo.shapes import Box
 from torchdojo.solver.options import SolverOptions
@@ -41,12 +42,21 @@ def cube(
 
 
 def elbow(
-    friction: float, timestep: float, gravity: float, kappa: float, *, hinge: Mapping[str, Any] | None = None, **laws: Any
+    friction: float,
+    timestep: float,
+    gravity: float,
+    kappa: float,
+    *,
+    hinge: Mapping[str, Any] | None = None,
+    bends: bool = False,
+    **laws: Any,
 ) -> Mechanism:
     """Two boxes of 0.1 × 0.05 × 0.05 m and 0.37 kg, bodies "elbow_1" and "elbow_2", with a hinge; contacts at the 16 corners.
 
     Args:
-        hinge: further keywords of the hinge (`damping`, `friction`). laws: of the contacts.
+        hinge: further keywords of the hinge (`damper`, `friction`). laws: of the contacts.
+        bends: whether the axis of the hinge can tilt against link 1. The hinge then turns on a body "pin", of a gram, which a joint
+            "bending" carries, with a spring of stiffness zero.
     """
     bodies, contacts = {}, {}
     for name in ("elbow_1", "elbow_2"):
@@ -54,16 +64,24 @@ def elbow(
         bodies[name] = Body(0.37, (0.0006167,) * 3, shape=box)
         for i, point in enumerate(box.contact_points()[0], start=1):
             contacts[f"{name}_corner{i}"] = NonlinearContact(name, point=point, friction=friction, **laws)
-    joint = Revolute("elbow_1", "elbow_2", axis=(0, 1, 0), parent_anchor=(-0.035, 0.06, 0), child_anchor=(-0.035, 0, 0), **(hinge or {}))
+    axis, in_1, in_2 = (0, 1, 0), (-0.035, 0.06, 0), (-0.035, 0, 0)
+    joints: dict[str, Joint] = {}
+    if bends:
+        bodies["pin"] = Body(1e-3, (1e-6,) * 3)
+        joints["bending"] = Orbital("elbow_1", "pin", axis=axis, parent_anchor=in_1)
+        joints["hinge"] = Revolute("pin", "elbow_2", axis=axis, child_anchor=in_2, **(hinge or {}))
+    else:
+        joints["hinge"] = Revolute("elbow_1", "elbow_2", axis=axis, parent_anchor=in_1, child_anchor=in_2, **(hinge or {}))
     options = SolverOptions(kappa=kappa)
-    return Mechanism(bodies, {"hinge": joint}, contacts, timestep=timestep, gravity=(0.0, 0.0, -gravity), options=options)
+    return Mechanism(bodies, joints, contacts, timestep=timestep, gravity=(0.0, 0.0, -gravity), options=options)
 
 
-def _inertia(name: str) -> Tie:
-    """Inertia tr(Σ) 1 − Σ of principal second moments Σ = ∫ρ diag(x², y², z²): any positive ones are those of some body."""
+def _inertia(*names: str) -> Tie:
+    """Inertia tr(Σ) 1 − Σ of principal second moments Σ = ∫ρ diag(x², y², z²): any positive ones are those of some body. They are the
+    first of these parameters that there is."""
 
     def tie(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
-        moments = values[name]
+        moments = next(values[name] for name in names if name in values)
         return torch.diag_embed(moments.sum(-1, keepdim=True) - moments)
 
     return tie
@@ -207,6 +225,34 @@ def cube_model(
     return ParametricMechanism(mech, *_select(known, ties, parameters), recorded_points=recorded_points if shifted else None)
 
 
+def _bending(given: Mapping[str, Any], timestep: float) -> dict[str, tuple[Tie, tuple[str, ...]]]:
+    """Fields of the joints of a hinge whose axis tilts, as functions of the parameters of `elbow_model` and of those given, with what
+    they read."""
+
+    def known(values: Mapping[str, Tensor], name: str) -> Tensor:
+        return values[name] if name in values else _vector(given[name])
+
+    def along(values: Mapping[str, Tensor]) -> Tensor:
+        return known(values, "bending_offset")[..., None] * unit(known(values, "axis"))
+
+    def spring(values: Mapping[str, Tensor], _: Tensor) -> Tensor:
+        stiffness = known(values, "bending_stiffness")
+        return stiffness[..., None].expand(*stiffness.shape, 2)
+
+    def damper(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
+        return known(values, "bending_damping")[..., None] + 0.5 * timestep * spring(values, nominal)
+
+    return {
+        "joints.bending.spring": (spring, ("bending_stiffness",)),
+        "joints.bending.damper": (damper, ("bending_stiffness", "bending_damping")),
+        "joints.bending.parent_anchor": (
+            lambda values, _: known(values, "parent_anchor") + along(values),
+            ("parent_anchor", "bending_offset", "axis"),
+        ),
+        "joints.hinge.parent_anchor": (lambda values, _: -along(values), ("bending_offset", "axis")),
+    }
+
+
 def elbow_model(
     timestep: float,
     parameters: Sequence[str] = ("friction", "parent_anchor", "child_anchor", "hinge_damping", "gravity"),
@@ -218,9 +264,14 @@ def elbow_model(
     """The hinged object and those of its unknowns that are named.
 
     friction; parent_anchor, child_anchor (3,) [m]: the hinge in the frames of the links; axis (3,), of any length; hinge_damping [N·m·s];
-    hinge_friction [N·m]; gravity [m/s²], downward; tilt (2,) [m/s²], its horizontal part; plane_height, corner_radius [m]; size: factor on
-    both boxes; restitution, or stiffness [N/m] and damping [N·s/m] of compliant contacts; second_moments_1, second_moments_2 (3,) [kg·m²],
-    of which the inertias of the links are made; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only).
+    hinge_friction [N·m]; bending_stiffness [N·m/rad] and bending_damping [N·m·s] of the hinge's axis against tilting, about the point of it
+    that is bending_offset [m] from the anchors (stiffness zero stands for an axis that cannot tilt); gravity [m/s²], downward; tilt (2,)
+    [m/s²], its horizontal part; plane_height, corner_radius [m]; size: factor on both boxes; restitution, or stiffness [N/m] and damping
+    [N·s/m] of compliant contacts; second_moments (3,) [kg·m²], of which the inertias of the links are made, or of each link
+    second_moments_1, second_moments_2; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only).
+
+    Tilting is fast for a step h: its spring acts at the middle of the step, as the spring k of a joint, which acts at the beginning, and
+    h k/2 more damping do, and is stable for any k.
 
     Args:
         start: where to start, and values of unknowns that are not fitted, by name; default: nominal. laws: of the contacts.
@@ -232,14 +283,18 @@ def elbow_model(
         "axis": (0.0, 1.0, 0.0),
         "hinge_damping": 0.0,
         "hinge_friction": 0.0,
+        "bending_stiffness": 0.0,
+        "bending_damping": 0.0,
+        "bending_offset": 0.0,
         "gravity": 9.81,
         "tilt": (0.0, 0.0),
         "plane_height": 0.0,
         "corner_radius": 0.0,
         "size": 1.0,
         "mass_2": 0.37,
-        "second_moments_1": (0.0006167 / 2,) * 3,
-        "second_moments_2": (0.0006167 / 2,) * 3,
+        "second_moments": (0.0006167 / 2,) * 3,
+        "second_moments_1": None,
+        "second_moments_2": None,
         **dict.fromkeys(CONTACT_LAWS, 0.0),
     }
     given = _given(nominal, start)
@@ -248,10 +303,15 @@ def elbow_model(
     hinge: dict[str, Any] = {"damper": damping}
     if "hinge_friction" in parameters or rubbing:
         hinge["friction"] = max(rubbing, 1e-4)
-    mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, **laws)
+    bends = bool(given["bending_stiffness"]) or "bending_stiffness" in parameters
+    if bends:
+        given = {**given, "bending_stiffness": given["bending_stiffness"] or 50.0, "bending_damping": given["bending_damping"] or 1e-2}
+    mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, bends=bends, **laws)
     mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
-    joint = mech.joints["hinge"]
-    joint.parent_anchor, joint.child_anchor, joint.axis = given["parent_anchor"], given["child_anchor"], given["axis"]
+    for name, joint in mech.joints.items():
+        if name in ("hinge", "bending"):
+            joint.axis, joint.parent_anchor = given["axis"], given["parent_anchor"]
+    mech.joints["hinge"].child_anchor = given["child_anchor"]
     mech.bodies["elbow_2"].mass = given["mass_2"]
     for contact in (cast(NonlinearContact, contact) for contact in mech.contacts.values()):
         point = given["size"] * contact.point.detach()
@@ -259,13 +319,17 @@ def elbow_model(
         contact.point = point - given["corner_radius"] * point.sign()
     known = [
         *_contact_parameters(given, laws),
-        Parameter("parent_anchor", given["parent_anchor"], "joints.hinge.parent_anchor", scale=1e-2),
+        Parameter("parent_anchor", given["parent_anchor"], () if bends else "joints.hinge.parent_anchor", scale=1e-2),
         Parameter("child_anchor", given["child_anchor"], "joints.hinge.child_anchor", scale=1e-2),
-        Parameter("axis", given["axis"], "joints.hinge.axis", scale=0.1),
+        Parameter("axis", given["axis"], ["joints.hinge.axis", *(["joints.bending.axis"] if bends else ())], scale=0.1),
         Parameter("hinge_damping", [max(damping, 1e-5)], "joints.hinge.damper", lower=0.0),
         Parameter("hinge_friction", [max(rubbing, 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
+        Parameter("bending_stiffness", given["bending_stiffness"] or 1.0, lower=0.0),
+        Parameter("bending_damping", given["bending_damping"] or 1.0, lower=0.0),
+        Parameter("bending_offset", given["bending_offset"], scale=1e-2),
         Parameter("size", given["size"], lower=0.0),
         Parameter("mass_2", given["mass_2"], "bodies.elbow_2.mass", lower=0.0),
+        Parameter("second_moments", given["second_moments"], lower=0.0),
     ]
 
     def points(values: Mapping[str, Tensor], start: Tensor) -> Tensor:
@@ -278,9 +342,14 @@ def elbow_model(
         "contacts.*.point": (points, ("size", "corner_radius")),
         "gravity": (_gravity, ("gravity", "tilt")),
     }
+    if bends:
+        for field, (tie, reads) in _bending(given, timestep).items():
+            setattr(mech.get_submodule(field.rpartition(".")[0]), field.rpartition(".")[2], tie({}, torch.empty(0)))
+            ties[field] = tie, reads
     for link in ("1", "2"):
-        name, body = f"second_moments_{link}", f"elbow_{link}"
-        mech.bodies[body].inertia = _inertia(name)({name: _vector(given[name])}, torch.empty(3, 3))
-        known.append(Parameter(name, given[name], lower=0.0))
-        ties[f"bodies.{body}.inertia"] = (_inertia(name), (name,))
-    return ParametricMechanism(mech, *_select(known, ties, parameters))
+        own, body = f"second_moments_{link}", f"elbow_{link}"
+        moments = given[own] or given["second_moments"]
+        mech.bodies[body].inertia = _inertia(own)({own: _vector(moments)}, torch.empty(3, 3))
+        known.append(Parameter(own, moments, lower=0.0))
+        ties[f"bodies.{body}.inertia"] = (_inertia(own, "second_moments"), (own, "second_moments"))
+    return ParametricMechanism(mech, *_select(known, ties, parameters), unrecorded=("bending",) if bends else ())

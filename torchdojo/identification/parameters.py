@@ -103,6 +103,7 @@ class ParametricMechanism(nn.Module):
             (..., b, 3) [m]. None: at the centres of mass.
         clearance: [m]; samples whose contacts are all farther away than this, and were one sample before, are in free flight: there the
             mean velocity over dt is known to be g (dt − h)/2 behind that over the last substep h, which a state holds.
+        unrecorded: names of joints that no recording has coordinates of: samples leave them at rest at zero.
 
     `raw` (P,) is an `nn.Parameter`, so that any optimizer of torch can move it; methods take another one, (P,) or (..., P).
 
@@ -118,6 +119,7 @@ class ParametricMechanism(nn.Module):
         *,
         recorded_points: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
         clearance: float = 5e-3,
+        unrecorded: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.mechanism = copy.deepcopy(mechanism)
@@ -126,6 +128,10 @@ class ParametricMechanism(nn.Module):
         if len(self.parameters_by_name) < len(parameters):
             raise ValueError(f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: names that all differ")
         self.recorded_points, self.clearance = recorded_points, clearance
+        self.unrecorded = tuple(unrecorded)
+        unknown = [name for name in self.unrecorded if name not in self.mechanism.tree_joints]
+        if unknown:
+            raise ValueError(f"unrecorded: no tree joint {', '.join(unknown)}; there are: {', '.join(self.mechanism.tree_joints)}")
         self._setters: dict[str, str | Tie] = {}
         for parameter in parameters:
             for pattern in parameter.fields:
@@ -339,17 +345,20 @@ class ParametricMechanism(nn.Module):
                     (torch.cat((here[..., :3], quat.rotation_vector(here[..., 6:10])), -1), torch.cat((here[..., 3:6], here[..., 10:]), -1))
                 )
                 b += 1
-            else:
+            elif name in counts:
                 pieces.append((angle[..., j : j + counts[name]], rate[..., j : j + counts[name]]))
                 j += counts[name]
+            else:
+                still = body.new_zeros(cast(Joint, mech.joints[name]).num_coordinates)
+                pieces.append((still, still))
         batch = torch.broadcast_shapes(*(t.shape[:-1] for pair in pieces for t in pair))
         q, qd = (torch.cat([pair[i].expand(*batch, -1) for pair in pieces], dim=-1) for i in (0, 1))
         return cast(Tensor, self.call("to_maximal", q, qd, raw=raw))
 
     @property
     def observed_joints(self) -> tuple[list[str], list[tuple[str, int]]]:
-        """Tree joints that float from the world, and the others with their numbers of coordinates."""
-        joints = {name: cast(Joint, self.mechanism.joints[name]) for name in self.mechanism.tree_joints}
+        """Tree joints that float from the world, and the others with their numbers of coordinates, without the unrecorded ones."""
+        joints = {name: cast(Joint, self.mechanism.joints[name]) for name in self.mechanism.tree_joints if name not in self.unrecorded}
         floating = [name for name, joint in joints.items() if joint.parent is None and joint.num_coordinates == 6]
         return floating, [(name, joint.num_coordinates) for name, joint in joints.items() if name not in floating]
 
@@ -361,8 +370,8 @@ class ParametricMechanism(nn.Module):
         bodies = [names.index(cast(Joint, self.mechanism.joints[name]).child) for name in floating]
         counts, columns, start = dict(others), list[int](), 0
         for name in self.mechanism.tree_joints:
-            columns += range(start, start + counts[name]) if name in counts else ()
-            start += counts.get(name, 6)
+            columns += range(start, start + counts.get(name, 0))
+            start += cast(Joint, self.mechanism.joints[name]).num_coordinates
         return bodies, columns
 
     def _in_flight(self, body: Tensor, angle: Tensor, recordings: Recordings) -> Tensor:

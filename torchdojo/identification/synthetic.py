@@ -49,7 +49,7 @@ def record_rollouts(model: ParametricMechanism, z: Tensor, samples: int, every: 
             counts, kept, start = dict(others), list[int](), 0
             for name in mech.tree_joints:
                 kept += range(start, start + counts.get(name, 0))
-                start += counts.get(name, 6)
+                start += cast(Joint, mech.joints[name]).num_coordinates
             coordinates, rates = (c[..., kept] for c in model.call("to_minimal", out.z[:, 1:]))
             columns["joint_angle"] = coordinates[:, every - 1 :: every]
             columns["joint_velocity"] = rates.unflatten(1, (-1, every)).mean(2)
