@@ -5,7 +5,7 @@
 // its largest entry, over the environments of tests/native/test_parity*.py and of scripts/bench_cases.py (spheres10) with contacts of spheres
 // and half-spaces, kappa 1e-4 … 1e-8:
 //     G        1       1e2     1e3     3e3     1e4     1e5     1e6     1e7     1e8
-//     change   8e-14   3e-13   2e-13   1e-12   5e-12   3e-11   2e-10   9e-10   2e-8
+//     change   8e-14   3e-13   4e-13   2e-12   5e-12   3e-11   2e-10   9e-10   2e-8
 // With contacts between bodies, limits and frictions of joints the loss does not follow G (two bodies pressed together at G = 1e4: 2e-9; limits
 // next to armature: 1e-10 at 50), and loops are regularized by more than rounding: these are always refined, and so is the limit κ → 0.
 #pragma once
