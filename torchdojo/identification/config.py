@@ -86,9 +86,8 @@ def _check(values: Mapping[str, Any]) -> None:
                 if isinstance(stage.get(key), Mapping):
                     check_names(cls, stage[key])
             if isinstance(stage.get("residual"), Mapping):
-                with contextlib.suppress(
-                    TypeError
-                ):  # what is wrong in its own words; jsonargparse, which checks types, has those of a union
+                # Says in its own words what is wrong. Types are left to jsonargparse, which has those of a union for the rest, too.
+                with contextlib.suppress(TypeError):
                     Residual(**stage["residual"])
 
 
