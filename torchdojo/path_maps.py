@@ -41,16 +41,16 @@ def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, 
 def disc_gap(tau: Tensor, epsilon: Tensor) -> Tensor:
     """g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1), (...,): how far a friction impulse stays inside its disc.
 
-    Newton's method from the root for small g. After four steps the relative error is below 3e-12 for all τ >= 0, ε > 0; after five it is
+    Halley's method from the root for small g. After two steps the relative error is below 7e-7 for all τ >= 0, ε > 0; after three it is
     rounding.
     """
     excess, tiny = tau - 1, torch.finfo(tau.dtype).tiny
     root = torch.sqrt(excess * excess + 2 * epsilon)
     g = torch.where(excess > 0, epsilon / (excess + root), 0.5 * (root - excess)).clamp_max(1)
-    for _ in range(5):
+    for _ in range(3):
         q, r = g * (2 - g), excess + g
-        g = g - (q * r - epsilon * (1 - g)) / (2 * (1 - g) * r + q + epsilon)
-        g = g.clamp(tiny, 1)
+        value, slope, bend = q * r - epsilon * (1 - g), 2 * (1 - g) * r + q + epsilon, 2 * (1 - g) - r
+        g = (g - value * slope / (slope * slope - value * bend)).clamp(tiny, 1)
     return g
 
 

@@ -60,7 +60,7 @@ public:
 
     // Factor the derivative at w, where `problem` has been prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
-        cones.template condense<true>(problem, w);
+        cones.condense(problem, w);
         problem.template linearize<false>(w);
         refinement.factor(problem, give);
         for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);

@@ -4,8 +4,8 @@
 //     J_n δ − δs = −r₁       δξ₁ − μ δγ = −r₂       J_t δ − δη₂₃ = −r₃₄       s δγ + γ δs = ρ₀       δη + H δξ = q
 // Elimination leaves (δγ, δξ₂₃) = (γ̂, ξ̂₂₃) − K (J_n, J_t) δ with N = H₂₂⁻¹, m = −N H₂₁, K = [[γ/s, 0], [μ (γ/s) m, N]], and the
 // body's block gains B K J; then δη₁ = p + a·δη₂₃ − b·δξ. The last row, for λ∘(W δξ + W⁻¹ δη) = ρ or for ξ∘δη + η∘δξ = ρ:
-//   Nesterov-Todd scaled (directions):  H = W²,  q = W (λ⁻¹∘ρ); a, b, p from the first row of H⁻¹δη + δξ = W⁻¹(λ⁻¹∘ρ).
-//   plain (derivatives, continuation; on the path the same):  H = A(ξ)⁻¹A(η) with the arrow matrices A,  q = A(ξ)⁻¹ρ. In closed form, with
+//   Nesterov-Todd scaled (off the path):  H = W²,  q = W (λ⁻¹∘ρ); a, b, p from the first row of H⁻¹δη + δξ = W⁻¹(λ⁻¹∘ρ).
+//   plain (on the path, of whatever κ, the same for less):  H = A(ξ)⁻¹A(η) with the arrow matrices A,  q = A(ξ)⁻¹ρ. In closed form, with
 //     Y = (I + η₂₃ξ₂₃ᵀ/(ξ₁η₁ − ξ₂₃·η₂₃))/η₁:  Nᵀ = (ξ₁ I − ξ₂₃ξ₂₃ᵀ/ξ₁) Y,  m = −Yᵀ (η₂₃ − η₁ξ₂₃/ξ₁); a = −ξ₂₃/ξ₁, b = η/ξ₁, p = ρ₁/ξ₁.
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
 #pragma once
@@ -38,9 +38,10 @@ template <class T>
 struct Cones {
     const MechanismTable &mechanism;
     // By contact, then by couple (those of `MechanismTable::frictions`).
-    std::vector<ConeScaling<T>> scaling;
+    std::vector<ConeScaling<T>> scaling;  // in the lanes of `scaled`
     std::vector<ContactRight<T>> right;
     std::vector<ContactDirection<T>> direction;
+    Mask<T> scaled{};                 // lanes whose products are linearized in scaled variables, the others plainly
     std::vector<Mask<T>> flying;      // per body
     std::vector<T> facet_right, facet_direction;  // of pyramids, in the places of w: right-hand sides of the products, and direction
 
@@ -48,26 +49,32 @@ struct Cones {
         : mechanism(m), scaling(m.frictions.size()), right(scaling.size()), direction(scaling.size()), flying(m.num_bodies),
           facet_right(m.has_pyramids() ? m.num_unknowns : 0), facet_direction(facet_right) {}
 
-    // K of all contacts at w; the plain one for derivatives, the scaled one for directions.
-    template <bool plain>
-    void condense(Problem<T> &problem, const T *w) {
+    // K of all contacts at w, scaled in the lanes of `inside`.
+    void condense(Problem<T> &problem, const T *w, const Mask<T> &inside = Mask<T>{}) {
+        scaled = inside;
+        const bool some_scaled = any(scaled);
         JointCones<T>::condense(problem, w);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             ContactData<T> &data = problem.contacts[c];
             const T gamma = w[contact.impulse], s = w[contact.slack];
-            data.stiffness = gamma / (contact.stiffness < 0 ? s : s + gamma * problem.laws[contact.law].softness);
+            data.inverse_slack = 1.0 / (contact.stiffness < 0 ? s : s + gamma * problem.laws[contact.law].softness);
+            data.stiffness = gamma * data.inverse_slack;
         }
         for_each_friction([&](const ContactTable &friction, int c) {
             FrictionData<T> &data = friction_data(problem, c);
             const T *impulse = w + friction.friction_impulse(), *slack = w + friction.friction_slack();
             if (friction.is_pyramid()) {
                 Pyramid<T>{friction}.condense(impulse, slack, data.compliance, data.cone_coupling);
-            } else if constexpr (plain) {
-                Disc<T>::condense(load3(impulse), load3(slack), data);
             } else {
-                scaling[c] = cone_scaling(load3(impulse), load3(slack));
-                Disc<T>::condense(scaling[c], data);
+                // (the plain one always: lanes must not depend on whether others are scaled)
+                Disc<T>::condense(load3(impulse), load3(slack), data);
+                if (some_scaled) {
+                    FrictionData<T> other;
+                    scaling[c] = cone_scaling(load3(impulse), load3(slack));
+                    Disc<T>::condense(scaling[c], other);
+                    data.take(scaled, other);
+                }
             }
             const T scale = coefficient(problem, c) * problem.contacts[contact_of(c)].stiffness;
             for (int i = 0; i < 2; ++i) data.coupling[i] = scale * data.cone_coupling[i];
@@ -77,6 +84,7 @@ struct Cones {
     // Products aimed at: `target` e, minus the second-order term of `second` where that is not null (0 or 1 per lane in `weight`).
     void aim(Problem<T> &problem, const T *w, const T &target, const T *weight) {
         JointCones<T>::aim(problem, w, target, weight);
+        const bool some_scaled = any(scaled);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             const ContactDirection<T> &d = direction[c];
@@ -89,12 +97,18 @@ struct Cones {
                 if (weight) facet_right[slack] -= *weight * facet_direction[impulse] * facet_direction[slack];
             });
             if (friction.is_pyramid()) return;
+            const Vec3<T> xi = load3(w + friction.friction_impulse());
+            Vec3<T> rho = -cone_product(xi, load3(w + friction.friction_slack()));
+            rho.x += target;
+            right[c].q = aim_plain(xi, rho);
+            if (!some_scaled) return;
             const ConeScaling<T> &s = scaling[c];
             const ContactDirection<T> &d = direction[c];
-            Vec3<T> rho = -cone_product(s.point, s.point);
+            rho = -cone_product(s.point, s.point);
             rho.x += target;
             if (weight) rho = rho - *weight * cone_product(s.weigh(d.xi), s.unweigh(d.eta));
-            right[c].q = s.aim(rho);
+            const Vec3<T> q = s.aim(rho);
+            for (int k = 0; k < 3; ++k) right[c].q[k] = select(scaled, q[k], right[c].q[k]);
         });
     }
 
@@ -105,9 +119,7 @@ struct Cones {
         for_each_friction([&](const ContactTable &friction, int c) {
             for_each_facet(friction, [&](int, int slack) { facet_right[slack] = -delta[slack]; });
             if (friction.is_pyramid()) return;
-            const Vec3<T> xi = load3(w + friction.friction_impulse()), rho = -load3(delta + friction.friction_slack());
-            const Vec3<T> q = arrow_solve(xi, rho);
-            right[c].q = {rho.x / xi.x, q.y, q.z};
+            right[c].q = aim_plain(load3(w + friction.friction_impulse()), -load3(delta + friction.friction_slack()));
         });
     }
 
@@ -432,6 +444,12 @@ private:
         else if (friction.friction) Disc<T>::start(height, s1, s2, level, values, values + half);
     }
 
+    // q of a plainly linearized product that should change by ρ.
+    static TD_INLINE Vec3<T> aim_plain(const Vec3<T> &xi, const Vec3<T> &rho) {
+        const Vec3<T> q = arrow_solve(xi, rho);
+        return {rho.x / xi.x, q.y, q.z};
+    }
+
     bool has_other(const ContactTable &contact) const {
         return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
     }
@@ -456,13 +474,8 @@ private:
         ContactDirection<T> &d = direction[c];
         d.slack = move.x + (residual ? residual[contact.impulse] : T{});
         d.gamma = right[c].rho - w[contact.impulse] * d.slack;
-        if (contact.stiffness < 0) {
-            d.gamma = d.gamma / w[contact.slack];
-        } else {
-            const T &softness = problem.laws[contact.law].softness;
-            d.gamma = d.gamma / (w[contact.slack] + w[contact.impulse] * softness);
-            d.slack += softness * d.gamma;
-        }
+        d.gamma = problem.contacts[c].inverse_slack * d.gamma;
+        if (contact.stiffness >= 0) d.slack += problem.laws[contact.law].softness * d.gamma;
         if (contact.friction)
             eliminate_friction(contact, c, w, problem.contacts[c], problem.parameters[contact.parameters + parameter::friction] * d.gamma,
                                residual, move.y, move.z);

@@ -11,15 +11,16 @@
 
 namespace torchdojo {
 
-// g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1): how far a friction impulse stays inside its disc. Newton's method from the root for
-// small g; after four steps the relative error is below 3e-12 for all τ ≥ 0, ε > 0, after five it is rounding.
+// g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1): how far a friction impulse stays inside its disc. Halley's method from the root for
+// small g; after two steps the relative error is below 7e-7 for all τ ≥ 0, ε > 0, after three it is rounding.
 template <class T>
 TD_INLINE T disc_gap(const T &tau, const T &epsilon) {
     const T excess = tau - 1.0, root = sqrt(excess * excess + 2.0 * epsilon), one = broadcast<T>(1.0);
     T g = min(select(excess > T{}, epsilon / (excess + root), 0.5 * (root - excess)), one);
-    for (int k = 0; k < 5; ++k) {
-        const T q = g * (2.0 - g), r = excess + g;
-        g = g - (q * r - epsilon * (1.0 - g)) / (2.0 * (1.0 - g) * r + q + epsilon);
+    for (int k = 0; k < 3; ++k) {
+        const T q = g * (2.0 - g), r = excess + g, twice = 2.0 * (1.0 - g);
+        const T value = q * r - epsilon * (1.0 - g), slope = twice * r + q + epsilon, bend = twice - r;
+        g = g - value * slope / (slope * slope - value * bend);
         g = min(max(g, broadcast<T>(std::numeric_limits<double>::min())), one);
     }
     return g;
@@ -38,7 +39,13 @@ public:
     static void condense(Problem<T> &problem, const T *w) {
         for_each(problem, [&](const JointConeTable &cone, JointConeData<T> &data) {
             const T *x = w + cone.impulse, *s = w + cone.slack;
-            data.stiffness = cone.kind == JointConeTable::friction ? 1.0 / (s[0] / x[0] + s[cone.stride] / x[cone.stride]) : x[0] / s[0];
+            if (cone.kind == JointConeTable::friction) {
+                data.inverse[0] = 1.0 / x[0], data.inverse[1] = 1.0 / x[cone.stride];
+                data.stiffness = 1.0 / (s[0] * data.inverse[0] + s[cone.stride] * data.inverse[1]);
+            } else {
+                data.inverse[0] = 1.0 / s[0];
+                data.stiffness = x[0] * data.inverse[0];
+            }
         });
     }
 
@@ -175,14 +182,14 @@ private:
         if (cone.kind == JointConeTable::friction) {
             const int q = cone.stride;
             const T second = residual ? residual[cone.impulse + q] : T{};
-            const T &p = x[0];
-            data.impulse[0] = data.stiffness * (data.rho[0] / p - (data.rho[1] + s[q] * first) / x[q] - second - move);
+            data.impulse[0] =
+                data.stiffness * (data.inverse[0] * data.rho[0] - data.inverse[1] * (data.rho[1] + s[q] * first) - second - move);
             data.impulse[1] = -first - data.impulse[0];
-            data.slack[0] = (data.rho[0] - s[0] * data.impulse[0]) / p;
-            data.slack[1] = (data.rho[1] - s[q] * data.impulse[1]) / x[q];
+            data.slack[0] = data.inverse[0] * (data.rho[0] - s[0] * data.impulse[0]);
+            data.slack[1] = data.inverse[1] * (data.rho[1] - s[q] * data.impulse[1]);
         } else {
             data.slack[0] = cone.sign() * move + first;
-            data.impulse[0] = (data.rho[0] - x[0] * data.slack[0]) / s[0];
+            data.impulse[0] = data.inverse[0] * (data.rho[0] - x[0] * data.slack[0]);
         }
     }
 };

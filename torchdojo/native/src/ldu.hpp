@@ -80,7 +80,7 @@ struct Schedule {
 
 namespace ldu {
 
-constexpr int unrolled = 6;
+constexpr int unrolled = 9;
 
 // ---- kernels. A size of 0 among the template parameters means that it is known only at run time. ----
 
@@ -89,19 +89,19 @@ template <int N, class T>
 inline void factor(T *__restrict a, int n) {
     if constexpr (N > 0) {
         T m[N * N];
-#pragma GCC unroll 36
+#pragma GCC unroll 81
         for (int i = 0; i < N * N; ++i) m[i] = a[i];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int p = 0; p < N; ++p) {
             m[p * N + p] = 1.0 / m[p * N + p];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
             for (int r = p + 1; r < N; ++r) {
                 m[r * N + p] *= m[p * N + p];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
                 for (int c = p + 1; c < N; ++c) m[r * N + c] -= m[r * N + p] * m[p * N + c];
             }
         }
-#pragma GCC unroll 36
+#pragma GCC unroll 81
         for (int i = 0; i < N * N; ++i) a[i] = m[i];
     } else {
         for (int p = 0; p < n; ++p) {
@@ -118,24 +118,24 @@ inline void factor(T *__restrict a, int n) {
 template <int N, int C, class T, class R>
 TD_INLINE void divide_columns(const T *__restrict d, R *__restrict x, int stride) {
     R v[N][C];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int r = 0; r < N; ++r) {
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int c = 0; c < C; ++c) v[r][c] = x[r * stride + c];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int p = 0; p < r; ++p) {
-#pragma GCC unroll 6
+#pragma GCC unroll 9
             for (int c = 0; c < C; ++c) v[r][c] -= d[r * N + p] * v[p][c];
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int r = N - 1; r >= 0; --r) {
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int p = r + 1; p < N; ++p) {
-#pragma GCC unroll 6
+#pragma GCC unroll 9
             for (int c = 0; c < C; ++c) v[r][c] -= d[r * N + p] * v[p][c];
         }
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int c = 0; c < C; ++c) x[r * stride + c] = v[r][c] *= d[r * N + r];
     }
 }
@@ -166,15 +166,15 @@ inline void divide(const T *__restrict d, R *__restrict x, int n, int columns) {
 template <int N, class T, class R>
 inline void divide_transposed(const T *__restrict d, R *__restrict x, int n) {
     if constexpr (N > 0) n = N;
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int r = 0; r < n; ++r) {
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int p = 0; p < r; ++p) x[r] -= d[p * n + r] * x[p];
         x[r] *= d[r * n + r];
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int r = n - 1; r >= 0; --r) {
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int p = r + 1; p < n; ++p) x[r] -= d[p * n + r] * x[p];
     }
 }
@@ -184,17 +184,17 @@ TD_INLINE void subtract_rows(T *__restrict a, const T *__restrict l, const T *__
     T sum[M][C];
 #pragma GCC unroll 2
     for (int r = 0; r < M; ++r)
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int c = 0; c < C; ++c) sum[r][c] = a[r * C + c];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
     for (int p = 0; p < N; ++p)
 #pragma GCC unroll 2
         for (int r = 0; r < M; ++r)
-#pragma GCC unroll 6
+#pragma GCC unroll 9
             for (int c = 0; c < C; ++c) sum[r][c] -= l[r * N + p] * u[p * C + c];
 #pragma GCC unroll 2
     for (int r = 0; r < M; ++r)
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int c = 0; c < C; ++c) a[r * C + c] = sum[r][c];
 }
 
@@ -219,11 +219,11 @@ template <int N, class T, class R>
 TD_INLINE void subtract_product(R *__restrict y, const T *__restrict a, const R *__restrict x, int rows, int n) {
     if constexpr (N > 0) {
         R v[N];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int p = 0; p < N; ++p) v[p] = x[p];
         for (int r = 0; r < rows; ++r) {
             R sum = y[r];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
             for (int p = 0; p < N; ++p) sum -= a[r * N + p] * v[p];
             y[r] = sum;
         }
@@ -241,14 +241,14 @@ template <int C, class T, class R>
 TD_INLINE void subtract_product_transposed(R *__restrict y, const T *__restrict a, const R *__restrict x, int n, int columns) {
     if constexpr (C > 0) {
         R sum[C];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int c = 0; c < C; ++c) sum[c] = y[c];
         for (int p = 0; p < n; ++p) {
             const R v = x[p];
-#pragma GCC unroll 6
+#pragma GCC unroll 9
             for (int c = 0; c < C; ++c) sum[c] -= a[p * C + c] * v;
         }
-#pragma GCC unroll 6
+#pragma GCC unroll 9
         for (int c = 0; c < C; ++c) y[c] = sum[c];
     } else {
         for (int p = 0; p < n; ++p)
@@ -272,6 +272,9 @@ TD_INLINE void with_size(int size, F &&f) {
         case 4: return f(Size<4>{});
         case 5: return f(Size<5>{});
         case 6: return f(Size<6>{});
+        case 7: return f(Size<7>{});
+        case 8: return f(Size<8>{});
+        case 9: return f(Size<9>{});
         default: return f(Size<0>{});
     }
 }

@@ -102,6 +102,7 @@ struct PairData {
 
 template <class T>
 struct JointConeData {
+    T inverse[2];                     // 1/s of a limit, 1/p and 1/q of friction
     T stiffness;                      // γ/s or k
     T rho[2], impulse[2], slack[2];   // right-hand side of the products, and direction
 
@@ -116,6 +117,14 @@ struct FrictionData {
     T coupling[2], compliance[4], cone_coupling[2];
     T eta_slip[2];                    // a and b of the row of δη₁
     Vec3<T> eta_xi;
+
+    // That of `other` in the lanes of `mask`, but for the coupling.
+    TD_INLINE void take(const Mask<T> &mask, const FrictionData &other) {
+        auto put = [&](T &own, const T &value) { own = select(mask, value, own); };
+        for (int i = 0; i < 4; ++i) put(compliance[i], other.compliance[i]);
+        for (int i = 0; i < 2; ++i) put(cone_coupling[i], other.cone_coupling[i]), put(eta_slip[i], other.eta_slip[i]);
+        for (int i = 0; i < 3; ++i) put(eta_xi[i], other.eta_xi[i]);
+    }
 };
 
 template <class T>
@@ -124,7 +133,7 @@ struct ContactData : FrictionData<T> {
     Vec3<T> lever;                    // l = c − r n in the next body frame
     T wrench[18];                     // impulses on the body per (γ, ξ2, ξ3), 6 x 3
     T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
-    T stiffness;                      // K of the condensed contact, with the numbers of its friction: see cone.hpp
+    T inverse_slack, stiffness;       // 1/s (of a compliant contact 1/(s + γ softness)) and γ times it: see cone.hpp
     T beta[2];                        // tangential impulse
 };
 

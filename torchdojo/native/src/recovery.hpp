@@ -156,7 +156,7 @@ private:
     // r(v) in the places of w, products included, and the derivative there, factored.
     void evaluate(const double *v, double *r, bool factored) {
         Problem<double> &problem = stepper.problem;
-        stepper.cones.condense<true>(problem, v);
+        stepper.cones.condense(problem, v);
         problem.linearize(v);
         std::copy(problem.residual.begin(), problem.residual.end(), r);
         auto multiply = [&](int impulse, int slack) { r[slack] = v[impulse] * v[slack]; };

@@ -264,7 +264,9 @@ private:
             cones.project(problem, trial.data(), T{}, path_kappa, lifted, trial.data());
             lifted = Mask<T>{};
         }
-        cones.template condense<false>(problem, trial.data());
+        Mask<T> inside{};
+        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] != idle && !on_path(attempt[lane]));
+        cones.condense(problem, trial.data(), inside);
         problem.linearize(trial.data());
 
         T sum{};
