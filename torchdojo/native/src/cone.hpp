@@ -330,42 +330,54 @@ struct Cones {
         }
     }
 
-    // The cone variables at w + α·direction moved onto the central path, in the lanes of `mask`: a smoothed projection.
+    // The cone variables of w moved onto the central path, in the lanes of `mask`: a smoothed projection.
     //   orthant: with c = γ − a s, γ = (c + √(c² + 4κa))/2 and s = κ/γ (Chen and Harker 1993; Kanzow 1996; Smale 1987);
     //   friction: with the height ξ₁ = μγ given, t = β − b η₂₃ is split into β inside the disc of that radius and the slip.
     // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: a = m/3h, b = m (of the body; for
     // quadrupeds, ants and humanoids within a factor of 3 of the best, and twice that or more is bad for b).
-    void project(Problem<T> &problem, const T *w, const T &alpha, const T &kappa, const Mask<T> &mask, T *to) const {
-        JointCones<T>::project(problem, w, alpha, kappa, mask, to);
+    void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w) const {
+        JointCones<T>::project(problem, kappa, mask, w);
         const T third = 1.0 / (3.0 * problem.timestep());
-        auto put = [&](int k, const T &value) { to[k] = select(mask, value, to[k]); };
+        auto put = [&](int k, const T &value) { w[k] = select(mask, value, w[k]); };
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
-            const ContactDirection<T> &d = direction[c];
             const T a = third * contact_mass(problem, contact);
-            const T gamma = orthant_on_path(w[contact.impulse] + alpha * d.gamma - a * (w[contact.slack] + alpha * d.slack), a, kappa);
+            const T gamma = orthant_on_path(w[contact.impulse] - a * w[contact.slack], a, kappa);
             put(contact.impulse, gamma), put(contact.slack, kappa / gamma);
         }
+        constexpr int width = 4;
+        typename Disc<T>::Point points[width];
+        const ContactTable *discs[width];
+        int waiting = 0;
+        auto finish = [&] {
+            Disc<T>::Point::template project<width>(points, kappa, [&](int i, const Vec3<T> &xi, const Vec3<T> &eta) {
+                if (i >= waiting) return;
+                for (int k = 0; k < 3; ++k) put(discs[i]->friction_impulse() + k, xi[k]), put(discs[i]->friction_slack() + k, eta[k]);
+            });
+            waiting = 0;
+        };
         for_each_friction([&](const ContactTable &friction, int c) {
             const ContactTable &contact = mechanism.contacts[contact_of(c)];
-            const T height = coefficient(problem, c) * to[contact.impulse];
+            const T height = coefficient(problem, c) * w[contact.impulse];
             const T mass = c < mechanism.num_contacts ? contact_mass(problem, contact) : couple_mass(problem, contact);
             const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
             if (friction.is_pyramid()) {
                 T values[2][1 + most_facets];
                 for (int k = 0; k < friction.friction_size(); ++k) {
-                    values[0][k] = w[impulse + k] + alpha * facet_direction[impulse + k];
-                    values[1][k] = w[slack + k] + alpha * facet_direction[slack + k];
+                    values[0][k] = w[impulse + k], values[1][k] = w[slack + k];
                 }
                 Pyramid<T>{friction}.project(height, kappa, mass, values[0], values[1]);
                 for (int k = 0; k < friction.friction_size(); ++k) put(impulse + k, values[0][k]), put(slack + k, values[1][k]);
             } else {
-                T values[6];
-                const Vec3<T> xi = load3(w + impulse) + alpha * direction[c].xi, eta = load3(w + slack) + alpha * direction[c].eta;
-                Disc<T>::project(height, xi, eta, kappa, mass, values);
-                for (int k = 0; k < 3; ++k) put(impulse + k, values[k]), put(slack + k, values[3 + k]);
+                const T *xi = w + impulse, *eta = w + slack;
+                points[waiting] = {max(height, broadcast<T>(constant::least_height)), mass, xi[1] - mass * eta[1], xi[2] - mass * eta[2]};
+                discs[waiting++] = &friction;
+                if (waiting == width) finish();
             }
         });
+        if (!waiting) return;
+        for (int i = waiting; i < width; ++i) points[i] = points[0];
+        finish();
     }
 
     // f(friction, its number) of contacts and couples.

@@ -109,16 +109,29 @@ struct Disc {
         eta[0] = first, eta[1] = s1, eta[2] = s2;
     }
 
-    // A smoothed projection onto the path, in a cone of a given height (disc_on_path in path_maps.py).
-    static TD_INLINE void project(const T &given, const Vec3<T> &xi, const Vec3<T> &eta, const T &kappa, const T &mass, T *values) {
-        const T height = max(given, broadcast<T>(constant::least_height)), inverse_height = 1.0 / height;
-        const T t1 = xi.y - mass * eta.y, t2 = xi.z - mass * eta.z;
-        const T length = sqrt(max(t1 * t1 + t2 * t2, broadcast<T>(std::numeric_limits<double>::min()))), base = kappa * inverse_height;
-        const T gap = disc_gap(length * inverse_height, base * inverse_height * mass), inside = (1.0 - gap) / length;
-        const T first = base / (gap * (2.0 - gap)), force = height * inside, slip = -first * inside;
-        values[0] = height, values[1] = force * t1, values[2] = force * t2;
-        values[3] = first, values[4] = slip * t1, values[5] = slip * t2;
-    }
+    // A smoothed projection onto the path (disc_on_path in path_maps.py) of `W` discs side by side.
+    struct Point {
+        T height, mass, t1, t2;       // the cone's height, and t = β − m slip
+
+        // `put` takes ξ and η
+        template <int W, class Put>
+        static TD_INLINE void project(const Point *points, const T &kappa, const Put &put) {
+            T inverse[W], length[W], base[W], tau[W], epsilon[W], gap[W];
+            for (int i = 0; i < W; ++i) {
+                const Point &p = points[i];
+                inverse[i] = 1.0 / p.height, base[i] = kappa * inverse[i];
+                length[i] = sqrt(max(p.t1 * p.t1 + p.t2 * p.t2, broadcast<T>(std::numeric_limits<double>::min())));
+                tau[i] = length[i] * inverse[i], epsilon[i] = base[i] * inverse[i] * p.mass;
+            }
+            disc_gaps<W>(tau, epsilon, gap);
+            for (int i = 0; i < W; ++i) {
+                const Point &p = points[i];
+                const T inside = (1.0 - gap[i]) / length[i], first = base[i] / (gap[i] * (2.0 - gap[i]));
+                const T force = p.height * inside, slip = -first * inside;
+                put(i, Vec3<T>{p.height, force * p.t1, force * p.t2}, Vec3<T>{first, slip * p.t1, slip * p.t2});
+            }
+        }
+    };
 };
 
 }  // namespace torchdojo

@@ -3,7 +3,7 @@
 //
 // Lanes work independently of each other: each has its own step of its own environment, at its own iteration. A lane that has converged
 // stores its result and takes the next job while the others go on, so nobody waits for the slowest. One `tick` evaluates the trial points
-// of all lanes and, where they are accepted, computes the next directions.
+// of all lanes and, where they are accepted, computes the next directions; `place` says where the next trial points are.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +59,8 @@ public:
             phase[lane] = idle;
             take(feed, lane);
         }
-        while (any_active()) tick(feed);
+        place();
+        while (any_active()) tick(feed), place();
     }
 
     void bind(const Options &options, const double *shared) {
@@ -134,6 +135,7 @@ private:
     bool stuck[lanes<T>], loaded = false;
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
+    Mask<T> accepted{};               // lanes whose trial becomes the point w from which they go on
     Mask<T> restart{}, lifted{}, forecast{};
 
     bool any_active() const {
@@ -251,30 +253,44 @@ private:
         return true;
     }
 
+    // Trials of lanes that go on, along their directions, and of those that begin; those on the path are brought there.
+    void place() {
+        if (loaded) problem.prepare(), loaded = false;
+        Mask<T> onto = lifted, moved{};
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const bool goes_on = phase[lane] == searching;
+            set_mask(moved, lane, goes_on);
+            if (goes_on && on_path(attempt[lane]) && mechanism.num_cones) set_mask(onto, lane, true);
+        }
+        const T step = alpha;
+        const Mask<T> kept = accepted;
+        for (int k = 0; k < mechanism.num_unknowns; ++k) {
+            const T from = select(kept, trial[k], w[k]);
+            w[k] = from;
+            trial[k] = select(moved, from + step * direction[k], trial[k]);
+        }
+        if (any(restart)) cones.start(problem, trial.data(), level, restart);
+        if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast);
+        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data());
+        restart = lifted = forecast = Mask<T>{};
+    }
+
     template <class Feed>
     void tick(Feed &feed) {
-        if (loaded) problem.prepare(), loaded = false;
-        if (any(restart)) cones.start(problem, trial.data(), level, restart), restart = Mask<T>{};
         const T kappa = broadcast<T>(options.kappa);
-        if (any(lifted)) {
-            std::fill(cones.direction.begin(), cones.direction.end(), ContactDirection<T>{});
-            std::fill(cones.facet_direction.begin(), cones.facet_direction.end(), T{});
-            std::fill(problem.joint_cones.begin(), problem.joint_cones.end(), JointConeData<T>{});
-            if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast), forecast = Mask<T>{};
-            cones.project(problem, trial.data(), T{}, path_kappa, lifted, trial.data());
-            lifted = Mask<T>{};
-        }
-        Mask<T> inside{};
+        Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] != idle && !on_path(attempt[lane]));
         cones.condense(problem, trial.data(), inside);
         problem.linearize(trial.data());
 
         T sum{};
         const T equality = largest_residual(mechanism, problem, sum);
-        const T off_path = cones.violation(problem, trial.data(), kappa, sum), off_target = cones.violation(problem, trial.data(), target, sum);
+        const T off_path = cones.violation(problem, trial.data(), kappa, sum);
+        const T off_target = any(inside) ? cones.violation(problem, trial.data(), target, sum) : T{};
         const Mask<T> sound = finite(sum);
 
-        Mask<T> accepted{}, advance{};
+        Mask<T> advance{};
+        accepted = Mask<T>{};
         for (int lane = 0; lane < lanes<T>; ++lane) {
             if (phase[lane] == idle) continue;
             const double e = get(equality, lane), c = get(off_path, lane);
@@ -310,25 +326,13 @@ private:
                 set_mask(advance, lane, true);
             }
         }
-        for (int k = 0; k < mechanism.num_unknowns; ++k) w[k] = select(accepted, trial[k], w[k]);
         if (any(restart)) {
-            const T mean = constant::raise * cones.mean_product(problem, w.data(), nullptr);
+            const T mean = constant::raise * cones.mean_product(problem, trial.data(), nullptr);
             for (int lane = 0; lane < lanes<T>; ++lane)
                 if (get_mask(restart, lane) && iteration[lane] > 0)
                     set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
         }
         if (any(advance)) advance_lanes(advance, equality);
-        // Trials of lanes that are not evaluated anew (those begin with what `begin` or `restart` put there).
-        Mask<T> moved{};  // along the path
-        for (int lane = 0; lane < lanes<T>; ++lane) {
-            set_mask(accepted, lane, phase[lane] == searching);
-            set_mask(moved, lane, phase[lane] == searching && on_path(attempt[lane]) && mechanism.num_cones);
-        }
-        for (int k = 0; k < mechanism.num_unknowns; ++k) trial[k] = select(accepted, w[k] + alpha * direction[k], trial[k]);
-        if (any(moved)) {
-            cones.set_direction(problem, direction.data());
-            cones.project(problem, w.data(), alpha, path_kappa, moved, trial.data());
-        }
     }
 
     // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
@@ -382,7 +386,7 @@ private:
         }
         T unused{};
         target = select(mask, goal, target);
-        reference = select(mask, cones.violation(problem, here, goal, unused), reference);
+        if (any(inside)) reference = select(inside, cones.violation(problem, here, goal, unused), reference);
         allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
         // (a direction that is not a number gives a trial that is not, and the line search answers that)
         const T step = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
