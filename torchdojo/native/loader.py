@@ -44,12 +44,10 @@ OPTIMISED = ("-O3",)
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 
 # Ways to ask for the same thing, best first, each as (compiler flags, linker flags): the first that the compiler takes is used.
-# (Compilers hold vectors of 512 bits for expensive and split what they vectorize themselves, square roots and copies of structs: the halves
-# are then waited for where they are read as one.)
-WHOLE_VECTORS = ("-mprefer-vector-width=512", "-mmove-max=512", "-mstore-max=512")
+# (Compilers hold copies in registers of 512 bits for expensive and make two of one: what was written in halves is then waited for where it is
+# read whole.)
 CPU_CHOICES = (
-    (("-march=native", *WHOLE_VECTORS), ()),
-    (("-march=native", *WHOLE_VECTORS[:1]), ()),
+    (("-march=native", "-mmove-max=512", "-mstore-max=512"), ()),
     (("-march=native",), ()),
     (("-mcpu=native",), ()),
     ((), ()),

@@ -9,6 +9,10 @@
 #include <cstring>
 #include <limits>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 namespace torchdojo {
 
 #if defined(__AVX512F__)
@@ -60,9 +64,13 @@ TD_INLINE void set_mask(PackMask &m, int lane, bool value) { m[lane] = value ? -
 
 TD_INLINE bool any(bool m) { return m; }
 TD_INLINE bool any(const PackMask &m) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi64_mask((__m512i)m, (__m512i)m) != 0;
+#else
     int64_t all = 0;
     for (int i = 0; i < pack_lanes; ++i) all |= m[i];
     return all != 0;
+#endif
 }
 
 TD_INLINE double select(bool m, double a, double b) { return m ? a : b; }
@@ -87,9 +95,13 @@ TD_INLINE T abs(const T &a) {
 
 TD_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
 TD_INLINE Pack sqrt(const Pack &x) {
+#if defined(__AVX512F__)
+    return _mm512_sqrt_pd(x);  // (of a loop, compilers make two halves)
+#else
     Pack r;
     for (int i = 0; i < pack_lanes; ++i) r[i] = __builtin_sqrt(x[i]);
     return r;
+#endif
 }
 
 template <class T, class F>
