@@ -58,8 +58,7 @@ struct Cones {
             const ContactTable &contact = mechanism.contacts[c];
             ContactData<T> &data = problem.contacts[c];
             const T gamma = w[contact.impulse], s = w[contact.slack];
-            data.inverse_slack = 1.0 / (contact.stiffness < 0 ? s : s + gamma * problem.laws[contact.law].softness);
-            data.stiffness = gamma * data.inverse_slack;
+            data.stiffness = gamma / (contact.stiffness < 0 ? s : s + gamma * problem.laws[contact.law].softness);
         }
         for_each_friction([&](const ContactTable &friction, int c) {
             FrictionData<T> &data = friction_data(problem, c);
@@ -486,8 +485,13 @@ private:
         ContactDirection<T> &d = direction[c];
         d.slack = move.x + (residual ? residual[contact.impulse] : T{});
         d.gamma = right[c].rho - w[contact.impulse] * d.slack;
-        d.gamma = problem.contacts[c].inverse_slack * d.gamma;
-        if (contact.stiffness >= 0) d.slack += problem.laws[contact.law].softness * d.gamma;
+        if (contact.stiffness < 0) {
+            d.gamma = d.gamma / w[contact.slack];
+        } else {
+            const T &softness = problem.laws[contact.law].softness;
+            d.gamma = d.gamma / (w[contact.slack] + w[contact.impulse] * softness);
+            d.slack += softness * d.gamma;
+        }
         if (contact.friction)
             eliminate_friction(contact, c, w, problem.contacts[c], problem.parameters[contact.parameters + parameter::friction] * d.gamma,
                                residual, move.y, move.z);

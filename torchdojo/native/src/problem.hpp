@@ -133,7 +133,7 @@ struct ContactData : FrictionData<T> {
     Vec3<T> lever;                    // l = c − r n in the next body frame
     T wrench[18];                     // impulses on the body per (γ, ξ2, ξ3), 6 x 3
     T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
-    T inverse_slack, stiffness;       // 1/s (of a compliant contact 1/(s + γ softness)) and γ times it: see cone.hpp
+    T stiffness;                      // K of the condensed contact, with the numbers of its friction: see cone.hpp
     T beta[2];                        // tangential impulse
 };
 
@@ -590,17 +590,24 @@ private:
     // The condensed cones: B K C.
     TD_INLINE void condense(const ContactTable &contact, const ContactData<T> &data) {
         if (contact.pair >= 0) return condense_pair(*this, contact, data);
-        const int size = contact.friction ? 3 : 1;
-        T *D = &values[mechanism.bodies[contact.body].diagonal];
-        const T *B = data.wrench, *C = data.rows;
+        T *__restrict D = &values[mechanism.bodies[contact.body].diagonal];
+        const T *__restrict B = data.wrench, *__restrict C = data.rows;
         T KC[18];
         stiffen(contact, data, C, KC);
-        for (int r = 0; r < 6; ++r)
+        if (!contact.friction) {
+            for (int r = 0; r < 6; ++r)
+                for (int c = 0; c < 6; ++c) D[6 * r + c] += B[3 * r] * KC[c];
+            return;
+        }
+        for (int r = 0; r < 6; ++r) {
+            const T normal = B[3 * r], first = B[3 * r + 1], second = B[3 * r + 2];
+#pragma GCC unroll 6
             for (int c = 0; c < 6; ++c) {
-                T sum = B[3 * r] * KC[c];
-                if (size == 3) sum += B[3 * r + 1] * KC[6 + c] + B[3 * r + 2] * KC[12 + c];
+                T sum = normal * KC[c];
+                sum += first * KC[6 + c] + second * KC[12 + c];
                 D[6 * r + c] += sum;
             }
+        }
     }
 
 public:
