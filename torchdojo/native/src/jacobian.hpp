@@ -1,41 +1,51 @@
 // The whole derivative of the step on the tangent space, row by row of the velocities through the transposed system: 6 nb solves instead of
-// one per column (12 nb + nu). The rows of one environment are solved side by side in lanes: its matrix stays in the nearest cache, where
-// those of eight environments would not, and is read once for eight rows.
+// one per column (12 nb + nu). With T = double, the rows of one environment are solved side by side in lanes: its matrix stays in the nearest
+// cache, where those of eight environments would not, and is read once for eight rows. With T = Pack, lanes are environments: of the few rows
+// of a body or two, many lanes would be idle.
 #pragma once
 
 #include "gradient.hpp"
 
 namespace torchdojo {
 
+template <class T>
 class StepJacobian {
 public:
+    static constexpr int width = pack_lanes / lanes<T>;  // rows per solve
+
     explicit StepJacobian(const MechanismTable &m)
         : mechanism(m), adjoint(m), right(m.num_unknowns) {}
 
-    // Of a job, `step` and `w` are read. out: (12 nb, 12 nb + nu). `gradient` loads and smooths.
-    void run(const GradientJob &job, double *out, const Options &options, const double *shared, StepGradient<double> &gradient) {
-        gradient.load(&job, 1, options, shared);
-        Stepper<double> &stepper = gradient.stepper;
-        const std::vector<double> &solution = gradient.solution;
+    // Of up to `lanes<T>` jobs, `step` and `w` are read. Each of `out`: (12 nb, 12 nb + nu). `gradient` loads and smooths.
+    void run(const GradientJob *jobs, int count, double *const *out, const Options &options, const double *shared,
+             StepGradient<T> &gradient) {
+        gradient.load(jobs, count, options, shared);
+        Stepper<T> &stepper = gradient.stepper;
+        const std::vector<T> &solution = gradient.solution;
         adjoint.give = options.limit ? gradient.give.data() : nullptr;
         adjoint.factor(stepper.problem, stepper.cones, solution.data());
         const int rows = 6 * mechanism.num_bodies;
         int completed = 0, fetched = 0;
-        for (int first = 0; first < rows; first += pack_lanes) {
-            const int count = std::min(pack_lanes, rows - first);
-            for (int k = 0; k < count; ++k) set(right[first + k], k, 1.0);
-            for (; 6 * fetched < first + count; ++fetched) fetch(out + size_t(columns()) * tangent_size * fetched);
+        for (int first = 0; first < rows; first += width) {
+            const int size = std::min(width, rows - first);
+            if constexpr (width == 1) right[first] = broadcast<Pack>(1.0);
+            else
+                for (int k = 0; k < size; ++k) set(right[first + k], k, 1.0);
+            for (; 6 * fetched < first + size; ++fetched)
+                for (int j = 0; j < count; ++j) fetch(out[j] + size_t(columns()) * tangent_size * fetched);
             adjoint.solve(stepper.problem, solution.data(), right.data(), false, true);
-            std::fill_n(&right[first], count, Pack{});
+            std::fill_n(&right[first], size, Pack{});
             adjoint.multiply(stepper.problem, solution.data());
-            for (int k = 0; k < count; ++k) store_row(out, first + k, k);
-            for (; 6 * (completed + 1) <= first + count; ++completed) complete(stepper.problem, gradient.w, out, completed);
+            for (int j = 0; j < count; ++j)
+                for (int k = 0; k < size; ++k) store_row(out[j], first + k, width == 1 ? j : k);
+            for (; 6 * (completed + 1) <= first + size; ++completed)
+                for (int j = 0; j < count; ++j) complete(stepper.problem, gradient.w, j, out[j], completed);
         }
     }
 
 private:
     const MechanismTable &mechanism;
-    Adjoint<double, Pack> adjoint;
+    Adjoint<T, Pack> adjoint;
     std::vector<Pack> right;
 
     int columns() const { return tangent_size * mechanism.num_bodies + mechanism.num_inputs; }
@@ -63,12 +73,13 @@ private:
     static const double *in_lane(const Pack *first, int lane) { return reinterpret_cast<const double *>(first) + lane; }
 
     // Rows of the pose of a body: dx⁺ = dx + h dv⁺, dφ⁺ = R(increment)ᵀ dφ + M dω⁺, at the velocities of the step itself.
-    void complete(const Problem<double> &problem, const std::vector<double> &w, double *out, int i) const {
+    void complete(const Problem<T> &problem, const std::vector<T> &w, int lane, double *out, int i) const {
         const int n = columns();
-        const double h = problem.timestep();
+        const double h = get(problem.timestep(), lane);
         double *x = out + size_t(n) * tangent_size * i, *phi = x + 6 * n;
         const double *__restrict v = x + 3 * n, *__restrict omega = x + 9 * n;
-        const Vec3<double> a = (0.5 * h) * load3(&w[6 * i + 3]);
+        const T *spin = &w[6 * i + 3];
+        const Vec3<double> a = (0.5 * h) * Vec3<double>{get(spin[0], lane), get(spin[1], lane), get(spin[2], lane)};
         const double c = std::sqrt(1.0 - dot(a, a));
         const Mat3<double> turn = rotation_matrix(Quat<double>{c, a});
         double M[9];

@@ -61,9 +61,10 @@ struct BackwardWorkspace {
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
 };
 
+template <class T>
 struct JacobianWorkspace {
-    StepGradient<double> gradient;
-    StepJacobian jacobian;
+    StepGradient<T> gradient;
+    StepJacobian<T> jacobian;
     explicit JacobianWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
 };
 
@@ -80,7 +81,8 @@ struct Handle {
     Pool<ForwardWorkspace<Pack>> forward_many{table};
     Pool<BackwardWorkspace<double>> backward_one{table};
     Pool<BackwardWorkspace<Pack>> backward_many{table};
-    Pool<JacobianWorkspace> jacobian{table};
+    Pool<JacobianWorkspace<double>> jacobian_one{table};
+    Pool<JacobianWorkspace<Pack>> jacobian_many{table};
     Pool<MinimalWorkspace<double, Pack>> minimal_one{table};
     Pool<MinimalWorkspace<Pack, Pack>> minimal_many{table};
     Pool<TreeStates<double>> states_one{table};
@@ -352,12 +354,15 @@ void each_solved(const MechanismTable &m, double grad_kappa, const TdRollout &r,
     }
 }
 
-void jacobian(Handle &handle, const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last) {
-    const MechanismTable &m = handle.table;
-    auto workspace = handle.jacobian.take();
+template <class T>
+void jacobian(Pool<JacobianWorkspace<T>> &pool, const MechanismTable &m, const Options &options, double grad_kappa, const TdRollout &r,
+              double *out, int64_t first, int64_t last) {
+    auto workspace = pool.take();
     const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
-    each_solved<double>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *jobs, int) {
-        workspace->jacobian.run(jobs[0], out + environments[0] * size, options, shared_parameters(r), workspace->gradient);
+    each_solved<T>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *jobs, int count) {
+        double *to[lanes<T>];
+        for (int j = 0; j < count; ++j) to[j] = out + environments[j] * size;
+        workspace->jacobian.run(jobs, count, to, options, shared_parameters(r), workspace->gradient);
     });
 }
 
@@ -474,8 +479,11 @@ void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *o
     const Options options = native_options(*o);
     const int64_t rows = int64_t(tangent_size) * h.table.num_bodies;
     expect(out, r->environments * rows * (rows + h.table.num_inputs));
-    in_parallel(r->environments, o->threads,
-                [&](int64_t first, int64_t last, bool, int64_t) { jacobian(h, options, o->grad_kappa, *r, out, first, last); });
+    const bool few_rows = h.table.num_bodies < 3;
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        many && few_rows ? jacobian(h.jacobian_many, h.table, options, o->grad_kappa, *r, out, first, last)
+                         : jacobian(h.jacobian_one, h.table, options, o->grad_kappa, *r, out, first, last);
+    });
 }
 
 // out: (N, 2n, 2n + nu) of rollouts of one step from the states of (q, q̇), (N, n) each; zero where a step failed or was split.
