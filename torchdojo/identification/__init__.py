@@ -23,6 +23,7 @@ from torchdojo.identification.recordings import DataError, Recordings, WindowDat
 from torchdojo.identification.residual_physics import Residual, ResidualDistance, ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
 from torchdojo.identification.shooting import ShootingOptions, ShootingStage, multiple_shooting
+from torchdojo.identification.starts import flight_starts
 from torchdojo.identification.synthetic import record_rollouts
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "elbow_model",
     "fit",
     "fit_starts",
+    "flight_starts",
     "gauss_newton",
     "multi_start",
     "multiple_shooting",
