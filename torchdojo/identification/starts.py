@@ -24,7 +24,7 @@ NOISE = Scales(position=5e-4, rotation=4e-3, joint=4e-3)
 SHORTEST = 3
 
 
-def flight_starts(model: ParametricMechanism, recordings: Recordings, longest: int, iterations: int = 12) -> Recordings:
+def flight_starts(model: ParametricMechanism, recordings: Recordings, longest: int, iterations: int = 6) -> Recordings:
     """Recordings with the first sample of every trajectory fitted to the flight that follows; all other samples are kept.
 
     The flight ends with the last sample before one in which a contact of `model` is nearer than its `clearance`. A trajectory that touches
