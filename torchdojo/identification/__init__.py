@@ -17,6 +17,7 @@ from torchdojo.identification.gauss_newton import (
     gauss_newton,
     multi_start,
 )
+from torchdojo.identification.levelling import levelled
 from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
@@ -58,6 +59,7 @@ __all__ = [
     "fit_starts",
     "flight_starts",
     "gauss_newton",
+    "levelled",
     "multi_start",
     "multiple_shooting",
     "open_loop",

@@ -26,6 +26,7 @@ import torch
 
 from torchdojo.identification.evaluation import OpenLoop, open_loop
 from torchdojo.identification.gauss_newton import Fit, GaussNewtonOptions, LeastSquares, gauss_newton
+from torchdojo.identification.levelling import levelled
 from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset, check_heights, read_recordings
@@ -144,7 +145,7 @@ class FitConfig:
     """A description of a fit.
 
     Args:
-        data: file of recordings. limit: of trajectories. heading: turn throws to the heading of their first sample
+        data: file of recordings. limit: of trajectories. tilts: throws in whose frame the ground is not level (`levelled`). heading: turn throws to the heading of their first sample
             (`Recordings.with_heading`). flight: fit the first sample of every throw to that many samples of the flight that follows, at
             most, with the object as its function makes it (`flight_starts`); None: as recorded. validation: part of the throws that is held back. fold: [k, K], the k-th of K parts of the throws
             in its place. seed: of the split by throw, of the order of batches, of starts and networks.
@@ -163,6 +164,7 @@ class FitConfig:
     seed: int = 0
     substeps: int = 4
     kappa: float = 1e-6
+    tilts: list[list[float]] = field(default_factory=list)
     heading: bool = False
     flight: int | None = None
     limit: int | None = None
@@ -177,6 +179,7 @@ class FitConfig:
         for name, allowed, fine in (
             ("seed", "whole numbers from 0 to 2³² − 1", 0 <= self.seed < 2**32),
             ("substeps", "1 or more", self.substeps >= 1),
+            ("tilts", "rows [first throw, last throw, x, y]", all(len(row) == 4 for row in self.tilts)),
             ("flight", "1 or more", self.flight is None or self.flight >= 1),
             ("limit", "1 or more", self.limit is None or self.limit >= 1),
             ("fold", "[k, K], the k-th of K parts", self.fold is None or (len(self.fold) == 2 and 1 <= self.fold[0] <= self.fold[1])),
@@ -219,14 +222,15 @@ class FittedObject:
     heading: bool
     width: float | None
     residual: Residual | None = None
+    tilts: list[list[float]] = field(default_factory=list)
     flight: int | None = None
 
     def prepared(self, recordings: Recordings) -> Recordings:
-        """Recordings as the fit has read them: their heading, and their starts."""
+        """Recordings as the fit has read them: levelled, in their heading, and with the starts that their flights say."""
+        nominal = find_object(self.object).build(recordings.dt, ())
+        recordings = levelled(nominal, recordings, self.tilts) if self.tilts else recordings
         recordings = recordings.with_heading() if self.heading else recordings
-        if self.flight is None:
-            return recordings
-        return flight_starts(find_object(self.object).build(recordings.dt, ()), recordings, self.flight)
+        return recordings if self.flight is None else flight_starts(nominal, recordings, self.flight)
 
     def model(
         self, dt: float, substeps: int | None = None, kappa: float | None = None, unknowns: Sequence[str] | None = None
@@ -409,7 +413,7 @@ def stage_throws(config: FitConfig, stage: Stage, training: Recordings, validati
 def untouched(config: FitConfig) -> FittedObject:
     """The object of a description, before anything of it is fitted."""
     width = config.width or find_object(config.object).width
-    kept = {name: getattr(config, name) for name in ("object", "laws", "substeps", "kappa", "heading", "flight")}
+    kept = {name: getattr(config, name) for name in ("object", "laws", "substeps", "kappa", "tilts", "heading", "flight")}
     return FittedObject(parameters={}, given=config.start, width=width, **kept)
 
 
