@@ -1,15 +1,15 @@
-"""First samples fitted to the flight before the first contact, and the centres of mass that flights depend on."""
+"""Recordings made ready: frames levelled, first samples fitted to the flight; and the centres of mass that flights depend on."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import shared_path
 from made_up import recorded
 
-from torchdojo.identification import FittedObject, cube_model, elbow_model, fit, flight_starts, read_config, record_rollouts
+from conftest import shared_path
+from torchdojo import quaternion as quat
+from torchdojo.identification import FittedObject, cube_model, elbow_model, fit, flight_starts, levelled, read_config, record_rollouts
 from torchdojo.identification.recordings import recordings_of
-
 
 NOISE = (5e-4, 0.05, 4e-3, 0.5)  # of position [m], velocity [m/s], rotation vector [rad], angular velocity [rad/s]
 
@@ -50,7 +50,7 @@ def test_a_description_says_that_starts_are_fitted():
     data = str(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz"))
     stage = {"parameters": ["friction"], "horizon": 4, "stride": 40, "substeps": 1, "options": {"max_iterations": 1}}
     plain = {"data": data, "object": "elbow", "limit": 8, "validation": 0.25, "substeps": 1, "stages": [stage]}
-    with pytest.raises(ValueError, match="FitConfig.flight: got 0; allowed: 1 or more"):
+    with pytest.raises(ValueError, match=r"FitConfig\.flight: got 0; allowed: 1 or more"):
         read_config({**plain, "flight": 0})
     recorded_ones, fitted_ones = fit(read_config(plain)), fit(read_config({**plain, "flight": 14}))
     assert (recorded_ones.fitted_object.flight, fitted_ones.fitted_object.flight) == (None, 14)
@@ -82,3 +82,29 @@ def test_centres_of_mass_of_links():
         torch.testing.assert_close(*states, rtol=0, atol=1e-12)
         gaps = [model.call("distances", model.states(data.samples, data)) for model in (given, nominal)]
         torch.testing.assert_close(*gaps, rtol=0, atol=1e-12)
+
+
+def test_a_tilted_frame_is_levelled():
+    """Of some throws: the ground is where it was, distances of poses and velocities in the frames of bodies stay."""
+    model = cube_model(1 / 148, ("friction",))
+    level = recorded(model, 3, 40)
+    slope = torch.tensor([-0.03, 0.02], dtype=torch.float64)
+    normal = torch.nn.functional.normalize(torch.cat((slope, torch.ones(1, dtype=torch.float64))), dim=0)
+    axis = torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64), normal)
+    turn = quat.exp(axis / axis.norm() * torch.atan2(axis.norm(), normal[2]))
+    samples = level.samples.clone()
+    tilted = torch.isin(torch.repeat_interleave(level.throw_id, level.lengths), torch.tensor([1, 2]))
+    samples[tilted, :3] = quat.rotate(turn, samples[tilted, :3])
+    samples[tilted, 3:6] = quat.rotate(turn, samples[tilted, 3:6])
+    samples[tilted, 6:10] = quat.multiply(turn.expand(int(tilted.sum()), 4), samples[tilted, 6:10])
+    found = levelled(model, replace(level, samples=samples), [(1, 2, *slope.tolist())])
+    torch.testing.assert_close(found.samples[:, 3:], level.samples[:, 3:], rtol=0, atol=1e-12)
+    shift = (found.samples - level.samples)[:, :3]
+    assert float(shift[~tilted].abs().max()) == 0 and float(shift[:, :2].abs().max()) < 1e-12
+    # Each throw is as high as its lowest contact was at its end.
+    with torch.no_grad():
+        ends = level.offsets[1:] - 1
+        lowest = [model.call("distances", model.states(some[ends], level)).amin(-1) for some in (samples, found.samples)]
+    torch.testing.assert_close(*lowest, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match=r"FitConfig\.tilts: got \[\[1.0, 2.0, 0.1\]\]; allowed: rows \[first throw, last throw, x, y\]"):
+        read_config({"data": "none.npz", "object": "cube", "tilts": [[1, 2, 0.1]], "stages": [{"parameters": ["friction"], "horizon": 1}]})

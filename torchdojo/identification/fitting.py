@@ -145,10 +145,11 @@ class FitConfig:
     """A description of a fit.
 
     Args:
-        data: file of recordings. limit: of trajectories. tilts: throws in whose frame the ground is not level (`levelled`). heading: turn throws to the heading of their first sample
-            (`Recordings.with_heading`). flight: fit the first sample of every throw to that many samples of the flight that follows, at
-            most, with the object as its function makes it (`flight_starts`); None: as recorded. validation: part of the throws that is held back. fold: [k, K], the k-th of K parts of the throws
-            in its place. seed: of the split by throw, of the order of batches, of starts and networks.
+        data: file of recordings. limit: of trajectories. tilts: throws in whose frame the ground is not level (`levelled`). heading: turn
+            throws to the heading of their first sample (`Recordings.with_heading`). flight: fit the first sample of every throw to that
+            many samples of the flight that follows, at most, with the object as its function makes it (`flight_starts`); None: as recorded.
+            validation: part of the throws that is held back. fold: [k, K], the k-th of K parts of the throws in its place. seed: of the
+            split by throw, of the order of batches, of starts and networks.
         object: "cube", "elbow", or "module:function" of a function like `cube_model`, which may name other parameters.
         stages: of the fit. start: where parameters start and what the others are; nominal: the same of the object to compare with.
             laws: further keywords of the object, of its contacts, say.

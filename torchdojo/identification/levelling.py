@@ -26,8 +26,8 @@ def levelled(model: ParametricMechanism, recordings: Recordings, tilts: Sequence
     it is.
 
     Args:
-        tilts: rows (first, last, x, y): in the frame of the throws with `throw_id` from first to last the normal of the ground is (x, y, 1).
-            Throws in none of them stay as they are.
+        tilts: rows (first, last, x, y): in the frame of the throws whose `throw_id` is from first to last, the normal of the ground is
+            (x, y, 1). Throws in none of them stay as they are.
     """
     lengths, ends = recordings.lengths, recordings.offsets[1:] - 1
     normal = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).repeat(len(recordings), 1)

@@ -279,8 +279,8 @@ def elbow_model(
     that is bending_offset [m] from the anchors (stiffness zero stands for an axis that cannot tilt); gravity [m/s²], downward; tilt (2,)
     [m/s²], its horizontal part; plane_height, corner_radius [m]; size: factor on both boxes; restitution, or stiffness [N/m] and damping
     [N·s/m] of compliant contacts; second_moments (3,) [kg·m²], of which the inertias of the links are made, or of each link
-    second_moments_1, second_moments_2; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only); centre_of_mass_1,
-    centre_of_mass_2 (3,) [m], where they are in the frames of the boxes, whose origins are what is recorded (along the axis their sum counts).
+    second_moments_1, second_moments_2; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only);
+    centre_of_mass_1, centre_of_mass_2 (3,) [m], where they are in the frames of the boxes, whose origins are what is recorded.
 
     Tilting is fast for a step h: its spring acts at the middle of the step, as the spring k of a joint, which acts at the beginning, and
     h k/2 more damping do, and is stable for any k.

@@ -1,8 +1,9 @@
 """Starts of open-loop rollouts from the flight before the first contact.
 
-Recorded velocities are differences of noisy poses: of a thrown object, those of the first sample are off by 0.05 m/s and 0.5 rad/s, which an
-impact multiplies. While nothing touches, motion says nothing of contacts, and a whole flight says where it starts: the first sample is the
-one whose rollout stays closest to those of the flight (`fit_starts`), with velocities free and its pose compared with the recorded one.
+Recorded velocities are differences of noisy poses: of the hinged object's throws, those of the first sample are off by 0.05 m/s and
+0.5 rad/s, which an impact multiplies. Before anything touches, motion says nothing of contacts, and a whole flight says where it starts: at
+the sample whose rollout stays closest to those of the flight (`fit_starts`). A prediction that begins there knows the recording up to the
+first contact, and nothing of what follows.
 """
 
 from __future__ import annotations
