@@ -76,7 +76,7 @@ def test_centres_of_mass_of_links():
     parabola = torch.tensor([0.0, 0.0, -9.81e-6], dtype=torch.float64).expand(99, 3)
     torch.testing.assert_close(middle.diff(dim=0).diff(dim=0), parabola, rtol=0, atol=1e-9)
     assert float((path[..., 0, :3].diff(dim=0).diff(dim=0) - parabola).norm(dim=-1).max()) > 1e-7
-    for bending in ({}, {"bending_stiffness": 20.0, "bending_damping": 0.01, "bending_offset": -0.02}):
+    for bending in ({}, {"bending_stiffness": 20.0, "bending_damping": 0.01, "bending_point": 0.04}):
         fitted, given, nominal = (elbow_model(0.001, names, start={**some, **bending}) for names, some in cases)
         states = [model.states(data.samples, data).detach() for model in (fitted, given)]
         torch.testing.assert_close(*states, rtol=0, atol=1e-12)

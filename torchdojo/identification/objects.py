@@ -238,7 +238,10 @@ def _hinge(given: Mapping[str, Any], bends: bool, timestep: float) -> dict[str, 
         return known(values, "child_anchor") - known(values, "centre_of_mass_2")
 
     def along(values: Mapping[str, Tensor]) -> Tensor:
-        return known(values, "bending_offset")[..., None] * unit(known(values, "axis"))
+        """From the hinge's anchor to the point about which its axis tilts."""
+        axis = unit(known(values, "axis"))
+        offset = known(values, "bending_point") - (known(values, "parent_anchor") * axis).sum(-1)
+        return offset[..., None] * axis
 
     def spring(values: Mapping[str, Tensor], _: Tensor) -> Tensor:
         stiffness = known(values, "bending_stiffness")
@@ -258,9 +261,9 @@ def _hinge(given: Mapping[str, Any], bends: bool, timestep: float) -> dict[str, 
         "joints.bending.damper": (damper, ("bending_stiffness", "bending_damping")),
         "joints.bending.parent_anchor": (
             lambda values, nominal: parent(values, nominal) + along(values),
-            ("parent_anchor", "centre_of_mass_1", "bending_offset", "axis"),
+            ("parent_anchor", "centre_of_mass_1", "bending_point", "axis"),
         ),
-        "joints.hinge.parent_anchor": (lambda values, _: -along(values), ("bending_offset", "axis")),
+        "joints.hinge.parent_anchor": (lambda values, _: -along(values), ("parent_anchor", "bending_point", "axis")),
     }
 
 
@@ -276,10 +279,10 @@ def elbow_model(
 
     friction; parent_anchor, child_anchor (3,) [m]: the hinge in the frames of the links; axis (3,), of any length; hinge_damping [N·m·s];
     hinge_friction [N·m]; bending_stiffness [N·m/rad] and bending_damping [N·m·s] of the hinge's axis against tilting, about the point of it
-    that is bending_offset [m] from the anchors (stiffness zero stands for an axis that cannot tilt); gravity [m/s²], downward; tilt (2,)
-    [m/s²], its horizontal part; plane_height, corner_radius [m]; size: factor on both boxes; restitution, or stiffness [N/m] and damping
-    [N·s/m] of compliant contacts; second_moments (3,) [kg·m²], of which the inertias of the links are made, or of each link
-    second_moments_1, second_moments_2; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only);
+    that is bending_point [m] along it from the middle of link 1 (stiffness zero stands for an axis that cannot tilt); gravity [m/s²],
+    downward; tilt (2,) [m/s²], its horizontal part; plane_height, corner_radius [m]; size: factor on both boxes; restitution, or stiffness
+    [N/m] and damping [N·s/m] of compliant contacts; second_moments (3,) [kg·m²], of which the inertias of the links are made, or of each
+    link second_moments_1, second_moments_2; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only);
     centre_of_mass_1, centre_of_mass_2 (3,) [m], where they are in the frames of the boxes, whose origins are what is recorded.
 
     Tilting is fast for a step h: its spring acts at the middle of the step, as the spring k of a joint, which acts at the beginning, and
@@ -297,7 +300,7 @@ def elbow_model(
         "hinge_friction": 0.0,
         "bending_stiffness": 0.0,
         "bending_damping": 0.0,
-        "bending_offset": 0.0,
+        "bending_point": 0.06,
         "gravity": 9.81,
         "tilt": (0.0, 0.0),
         "plane_height": 0.0,
@@ -337,7 +340,7 @@ def elbow_model(
         Parameter("hinge_friction", [max(rubbing, 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
         Parameter("bending_stiffness", given["bending_stiffness"] or 1.0, lower=0.0),
         Parameter("bending_damping", given["bending_damping"] or 1.0, lower=0.0),
-        Parameter("bending_offset", given["bending_offset"], scale=1e-2),
+        Parameter("bending_point", given["bending_point"], scale=1e-2),
         Parameter("size", given["size"], lower=0.0),
         Parameter("mass_2", given["mass_2"], "bodies.elbow_2.mass", lower=0.0),
         Parameter("second_moments", given["second_moments"], lower=0.0),
