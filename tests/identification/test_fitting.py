@@ -135,11 +135,11 @@ def test_real_hinge_is_where_it_is():
     assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
     assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
-    # Measured on throws held back: 23 % less position error, 13 % less rotation error (25 % and 19 % in four folds of the others). The axis
-    # of the hinge tilts in an impact. From their recorded first samples throws lose some 9 mm and 6 degrees before they touch anything.
+    # Measured on throws held back: 26 % less position error (47.3 mm), 14 % less rotation error (59.9 degrees); the means of
+    # five folds are 35 % and 26 %. Both objects start as the flights say. The axis of the hinge tilts in an impact.
     assert fitted["flagged_steps"] == 0
-    assert fitted["position_error_mm"] <= 0.8 * nominal["position_error_mm"]
-    assert fitted["rotation_error_degrees"] <= 0.93 * nominal["rotation_error_degrees"]
+    assert fitted["position_error_mm"] <= min(0.8 * nominal["position_error_mm"], 52.0)
+    assert fitted["rotation_error_degrees"] <= min(0.92 * nominal["rotation_error_degrees"], 63.5)
     # The links are boxes of 0.1 x 0.05 x 0.05 m: their second moments are nearer to those of solid ones than to those of their URDF, which
     # are the same about all axes.
     x, y, z = report.values["second_moments"]

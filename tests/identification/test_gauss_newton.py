@@ -70,8 +70,8 @@ def elbow_case(substeps: int, backend: str):
 
 def bending_case(substeps: int, backend: str):
     data = read_recordings(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz")).first(1)
-    names = ("friction", "parent_anchor", "axis", "bending_stiffness", "bending_damping", "bending_offset", "second_moments")
-    model = elbow_model(data.dt / substeps, names, start={"bending_stiffness": 20.0, "bending_offset": -0.02})
+    names = ("friction", "parent_anchor", "axis", "bending_stiffness", "bending_damping", "bending_point", "second_moments")
+    model = elbow_model(data.dt / substeps, names, start={"bending_stiffness": 20.0, "bending_point": 0.04})
     return sharp(model, backend), data, WindowDataset(data, 4, 30).stack()[:3]
 
 

@@ -194,7 +194,7 @@ def test_rollouts_are_recorded_as_they_are_read(every):
 
 def test_joints_that_no_recording_has_start_at_rest():
     """A hinge whose axis can tilt; a stiff one moves like one that cannot."""
-    names, start = ("friction", "bending_stiffness", "bending_damping"), {"bending_offset": -0.02, "bending_damping": 0.1}
+    names, start = ("friction", "bending_stiffness", "bending_damping"), {"bending_point": 0.04, "bending_damping": 0.1}
     q, qd = torch.tensor([[0.1, 0.2, 0.3, 0.12, 0.5, 0.6, 0.7], [1.0, 0.5, -0.2, -1.0, -2.0, 1.0, 5.0]])
     rigid = elbow_model(0.01 / 8, ("friction",))
     found = recordings_of(record_rollouts(rigid, rigid.mechanism.to_maximal(q, qd).detach()[None], 20, 8))

@@ -153,7 +153,7 @@ def _replay_fitted(
     with user_input():
         fitted = FittedObject.load(folder / PARAMETERS)
         recordings = read_recordings(path).first(batch_limit)
-        recordings = recordings.with_heading() if fitted.heading else recordings
+        recordings = fitted.prepared(recordings)
         model = fitted.model(recordings.dt, substeps, kappa)
         model.observed(recordings)
         if output is not None:

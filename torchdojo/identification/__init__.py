@@ -17,12 +17,14 @@ from torchdojo.identification.gauss_newton import (
     gauss_newton,
     multi_start,
 )
+from torchdojo.identification.levelling import levelled
 from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
 from torchdojo.identification.residual_physics import Residual, ResidualDistance, ResidualWrench
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
 from torchdojo.identification.shooting import ShootingOptions, ShootingStage, multiple_shooting
+from torchdojo.identification.starts import flight_starts
 from torchdojo.identification.synthetic import record_rollouts
 
 __all__ = [
@@ -55,7 +57,9 @@ __all__ = [
     "elbow_model",
     "fit",
     "fit_starts",
+    "flight_starts",
     "gauss_newton",
+    "levelled",
     "multi_start",
     "multiple_shooting",
     "open_loop",

@@ -26,11 +26,13 @@ import torch
 
 from torchdojo.identification.evaluation import OpenLoop, open_loop
 from torchdojo.identification.gauss_newton import Fit, GaussNewtonOptions, LeastSquares, gauss_newton
+from torchdojo.identification.levelling import levelled
 from torchdojo.identification.objects import cube_model, elbow_model
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset, check_heights, read_recordings
 from torchdojo.identification.residual_physics import Residual, ResidualMechanism
 from torchdojo.identification.residuals import RobustLoss, Scales, WindowResidual
+from torchdojo.identification.starts import flight_starts
 
 __all__ = ["GAUSS_NEWTON", "DivergenceError", "FitConfig", "FitReport", "FittedObject", "Stage", "StageRunner", "Start", "fit", "run_stage"]
 
@@ -143,9 +145,11 @@ class FitConfig:
     """A description of a fit.
 
     Args:
-        data: file of recordings. limit: of trajectories. heading: turn throws to the heading of their first sample
-            (`Recordings.with_heading`). validation: part of the throws that is held back. fold: [k, K], the k-th of K parts of the throws
-            in its place. seed: of the split by throw, of the order of batches, of starts and networks.
+        data: file of recordings. limit: of trajectories. tilts: throws in whose frame the ground is not level (`levelled`). heading: turn
+            throws to the heading of their first sample (`Recordings.with_heading`). flight: fit the first sample of every throw to that
+            many samples of the flight that follows, at most, with the object as its function makes it (`flight_starts`); None: as recorded.
+            validation: part of the throws that is held back. fold: [k, K], the k-th of K parts of the throws in its place. seed: of the
+            split by throw, of the order of batches, of starts and networks.
         object: "cube", "elbow", or "module:function" of a function like `cube_model`, which may name other parameters.
         stages: of the fit. start: where parameters start and what the others are; nominal: the same of the object to compare with.
             laws: further keywords of the object, of its contacts, say.
@@ -161,7 +165,9 @@ class FitConfig:
     seed: int = 0
     substeps: int = 4
     kappa: float = 1e-6
+    tilts: list[list[float]] = field(default_factory=list)
     heading: bool = False
+    flight: int | None = None
     limit: int | None = None
     start: dict[str, Any] = field(default_factory=dict)
     nominal: dict[str, Any] = field(default_factory=dict)
@@ -174,6 +180,8 @@ class FitConfig:
         for name, allowed, fine in (
             ("seed", "whole numbers from 0 to 2³² − 1", 0 <= self.seed < 2**32),
             ("substeps", "1 or more", self.substeps >= 1),
+            ("tilts", "rows [first throw, last throw, x, y]", all(len(row) == 4 for row in self.tilts)),
+            ("flight", "1 or more", self.flight is None or self.flight >= 1),
             ("limit", "1 or more", self.limit is None or self.limit >= 1),
             ("fold", "[k, K], the k-th of K parts", self.fold is None or (len(self.fold) == 2 and 1 <= self.fold[0] <= self.fold[1])),
             ("kappa", "positive numbers", self.kappa > 0),
@@ -215,6 +223,15 @@ class FittedObject:
     heading: bool
     width: float | None
     residual: Residual | None = None
+    tilts: list[list[float]] = field(default_factory=list)
+    flight: int | None = None
+
+    def prepared(self, recordings: Recordings) -> Recordings:
+        """Recordings as the fit has read them: levelled, in their heading, and with the starts that their flights say."""
+        nominal = find_object(self.object).build(recordings.dt, ())
+        recordings = levelled(nominal, recordings, self.tilts) if self.tilts else recordings
+        recordings = recordings.with_heading() if self.heading else recordings
+        return recordings if self.flight is None else flight_starts(nominal, recordings, self.flight)
 
     def model(
         self, dt: float, substeps: int | None = None, kappa: float | None = None, unknowns: Sequence[str] | None = None
@@ -378,7 +395,7 @@ def prepare(config: FitConfig) -> tuple[Recordings, Recordings]:
     recordings = read_recordings(config.data).first(config.limit)
     if config.object == "cube":
         check_heights(recordings, recordings.numbers.get("half_side", 0.0524), config.data)
-    recordings = recordings.with_heading() if config.heading else recordings
+    recordings = untouched(config).prepared(recordings)
     parts = recordings.split(config.validation, config.seed) if config.fold is None else recordings.fold(config.fold, config.seed)
     nominal_model(config, recordings.dt)
     for number, stage in enumerate(config.stages, start=1):
@@ -397,7 +414,7 @@ def stage_throws(config: FitConfig, stage: Stage, training: Recordings, validati
 def untouched(config: FitConfig) -> FittedObject:
     """The object of a description, before anything of it is fitted."""
     width = config.width or find_object(config.object).width
-    kept = {name: getattr(config, name) for name in ("object", "laws", "substeps", "kappa", "heading")}
+    kept = {name: getattr(config, name) for name in ("object", "laws", "substeps", "kappa", "tilts", "heading", "flight")}
     return FittedObject(parameters={}, given=config.start, width=width, **kept)
 
 

@@ -225,15 +225,23 @@ def cube_model(
     return ParametricMechanism(mech, *_select(known, ties, parameters), recorded_points=recorded_points if shifted else None)
 
 
-def _bending(given: Mapping[str, Any], timestep: float) -> dict[str, tuple[Tie, tuple[str, ...]]]:
-    """Fields of the joints of a hinge whose axis tilts, as functions of the parameters of `elbow_model` and of those given, with what
-    they read."""
+def _hinge(given: Mapping[str, Any], bends: bool, timestep: float) -> dict[str, tuple[Tie, tuple[str, ...]]]:
+    """Fields of the joints of the hinged object as functions of the parameters of `elbow_model` and of those given, with what they read."""
 
     def known(values: Mapping[str, Tensor], name: str) -> Tensor:
         return values[name] if name in values else _vector(given[name])
 
+    def parent(values: Mapping[str, Tensor], _: Tensor) -> Tensor:
+        return known(values, "parent_anchor") - known(values, "centre_of_mass_1")
+
+    def child(values: Mapping[str, Tensor], _: Tensor) -> Tensor:
+        return known(values, "child_anchor") - known(values, "centre_of_mass_2")
+
     def along(values: Mapping[str, Tensor]) -> Tensor:
-        return known(values, "bending_offset")[..., None] * unit(known(values, "axis"))
+        """From the hinge's anchor to the point about which its axis tilts."""
+        axis = unit(known(values, "axis"))
+        offset = known(values, "bending_point") - (known(values, "parent_anchor") * axis).sum(-1)
+        return offset[..., None] * axis
 
     def spring(values: Mapping[str, Tensor], _: Tensor) -> Tensor:
         stiffness = known(values, "bending_stiffness")
@@ -242,14 +250,20 @@ def _bending(given: Mapping[str, Any], timestep: float) -> dict[str, tuple[Tie, 
     def damper(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
         return known(values, "bending_damping")[..., None] + 0.5 * timestep * spring(values, nominal)
 
+    ends: dict[str, tuple[Tie, tuple[str, ...]]] = {
+        "joints.hinge.child_anchor": (child, ("child_anchor", "centre_of_mass_2")),
+    }
+    if not bends:
+        return {**ends, "joints.hinge.parent_anchor": (parent, ("parent_anchor", "centre_of_mass_1"))}
     return {
+        **ends,
         "joints.bending.spring": (spring, ("bending_stiffness",)),
         "joints.bending.damper": (damper, ("bending_stiffness", "bending_damping")),
         "joints.bending.parent_anchor": (
-            lambda values, _: known(values, "parent_anchor") + along(values),
-            ("parent_anchor", "bending_offset", "axis"),
+            lambda values, nominal: parent(values, nominal) + along(values),
+            ("parent_anchor", "centre_of_mass_1", "bending_point", "axis"),
         ),
-        "joints.hinge.parent_anchor": (lambda values, _: -along(values), ("bending_offset", "axis")),
+        "joints.hinge.parent_anchor": (lambda values, _: -along(values), ("parent_anchor", "bending_point", "axis")),
     }
 
 
@@ -265,10 +279,11 @@ def elbow_model(
 
     friction; parent_anchor, child_anchor (3,) [m]: the hinge in the frames of the links; axis (3,), of any length; hinge_damping [N·m·s];
     hinge_friction [N·m]; bending_stiffness [N·m/rad] and bending_damping [N·m·s] of the hinge's axis against tilting, about the point of it
-    that is bending_offset [m] from the anchors (stiffness zero stands for an axis that cannot tilt); gravity [m/s²], downward; tilt (2,)
-    [m/s²], its horizontal part; plane_height, corner_radius [m]; size: factor on both boxes; restitution, or stiffness [N/m] and damping
-    [N·s/m] of compliant contacts; second_moments (3,) [kg·m²], of which the inertias of the links are made, or of each link
-    second_moments_1, second_moments_2; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only).
+    that is bending_point [m] along it from the middle of link 1 (stiffness zero stands for an axis that cannot tilt); gravity [m/s²],
+    downward; tilt (2,) [m/s²], its horizontal part; plane_height, corner_radius [m]; size: factor on both boxes; restitution, or stiffness
+    [N/m] and damping [N·s/m] of compliant contacts; second_moments (3,) [kg·m²], of which the inertias of the links are made, or of each
+    link second_moments_1, second_moments_2; mass_2 [kg] of the second link (of masses and inertias motion shows ratios only);
+    centre_of_mass_1, centre_of_mass_2 (3,) [m], where they are in the frames of the boxes, whose origins are what is recorded.
 
     Tilting is fast for a step h: its spring acts at the middle of the step, as the spring k of a joint, which acts at the beginning, and
     h k/2 more damping do, and is stable for any k.
@@ -285,7 +300,7 @@ def elbow_model(
         "hinge_friction": 0.0,
         "bending_stiffness": 0.0,
         "bending_damping": 0.0,
-        "bending_offset": 0.0,
+        "bending_point": 0.06,
         "gravity": 9.81,
         "tilt": (0.0, 0.0),
         "plane_height": 0.0,
@@ -295,6 +310,8 @@ def elbow_model(
         "second_moments": (0.0006167 / 2,) * 3,
         "second_moments_1": None,
         "second_moments_2": None,
+        "centre_of_mass_1": (0.0, 0.0, 0.0),
+        "centre_of_mass_2": (0.0, 0.0, 0.0),
         **dict.fromkeys(CONTACT_LAWS, 0.0),
     }
     given = _given(nominal, start)
@@ -308,48 +325,55 @@ def elbow_model(
         given = {**given, "bending_stiffness": given["bending_stiffness"] or 50.0, "bending_damping": given["bending_damping"] or 1e-2}
     mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, bends=bends, **laws)
     mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
-    for name, joint in mech.joints.items():
-        if name in ("hinge", "bending"):
-            joint.axis, joint.parent_anchor = given["axis"], given["parent_anchor"]
-    mech.joints["hinge"].child_anchor = given["child_anchor"]
+    for joint in mech.joints.values():
+        if isinstance(joint, Revolute | Orbital):
+            joint.axis = given["axis"]
     mech.bodies["elbow_2"].mass = given["mass_2"]
     for contact in (cast(NonlinearContact, contact) for contact in mech.contacts.values()):
-        point = given["size"] * contact.point.detach()
         contact.offset, contact.radius = given["plane_height"], given["corner_radius"]
-        contact.point = point - given["corner_radius"] * point.sign()
     known = [
         *_contact_parameters(given, laws),
-        Parameter("parent_anchor", given["parent_anchor"], () if bends else "joints.hinge.parent_anchor", scale=1e-2),
-        Parameter("child_anchor", given["child_anchor"], "joints.hinge.child_anchor", scale=1e-2),
+        Parameter("parent_anchor", given["parent_anchor"], scale=1e-2),
+        Parameter("child_anchor", given["child_anchor"], scale=1e-2),
         Parameter("axis", given["axis"], ["joints.hinge.axis", *(["joints.bending.axis"] if bends else ())], scale=0.1),
         Parameter("hinge_damping", [max(damping, 1e-5)], "joints.hinge.damper", lower=0.0),
         Parameter("hinge_friction", [max(rubbing, 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
         Parameter("bending_stiffness", given["bending_stiffness"] or 1.0, lower=0.0),
         Parameter("bending_damping", given["bending_damping"] or 1.0, lower=0.0),
-        Parameter("bending_offset", given["bending_offset"], scale=1e-2),
+        Parameter("bending_point", given["bending_point"], scale=1e-2),
         Parameter("size", given["size"], lower=0.0),
         Parameter("mass_2", given["mass_2"], "bodies.elbow_2.mass", lower=0.0),
         Parameter("second_moments", given["second_moments"], lower=0.0),
     ]
 
-    def points(values: Mapping[str, Tensor], start: Tensor) -> Tensor:
+    def points(link: str, values: Mapping[str, Tensor], start: Tensor) -> Tensor:
+        names = "size", "corner_radius", f"centre_of_mass_{link}"
+        size, radius, middle = (values[name] if name in values else _vector(given[name]) for name in names)
         corner = torch.tensor(ELBOW_HALF_EXTENTS, dtype=torch.float64) * start.sign()
-        size = values["size"] if "size" in values else _vector(given["size"])
-        radius = values["corner_radius"] if "corner_radius" in values else _vector(given["corner_radius"])
-        return size[..., None] * corner - radius[..., None] * corner.sign()
+        return size[..., None] * corner - radius[..., None] * corner.sign() - middle
 
-    ties: dict[str, tuple[Tie, tuple[str, ...]]] = {
-        "contacts.*.point": (points, ("size", "corner_radius")),
-        "gravity": (_gravity, ("gravity", "tilt")),
-    }
-    if bends:
-        for field, (tie, reads) in _bending(given, timestep).items():
-            setattr(mech.get_submodule(field.rpartition(".")[0]), field.rpartition(".")[2], tie({}, torch.empty(0)))
-            ties[field] = tie, reads
+    def recorded_points(values: Mapping[str, Tensor]) -> Tensor:
+        middle = values["centre_of_mass_1"] if "centre_of_mass_1" in values else _vector(given["centre_of_mass_1"])
+        return -middle[..., None, :]
+
+    ties = _hinge(given, bends, timestep)
     for link in ("1", "2"):
-        own, body = f"second_moments_{link}", f"elbow_{link}"
+        own, middle, body = f"second_moments_{link}", f"centre_of_mass_{link}", f"elbow_{link}"
         moments = given[own] or given["second_moments"]
+        known += [Parameter(own, moments, lower=0.0), Parameter(middle, given[middle], scale=1e-2)]
         mech.bodies[body].inertia = _inertia(own)({own: _vector(moments)}, torch.empty(3, 3))
-        known.append(Parameter(own, moments, lower=0.0))
         ties[f"bodies.{body}.inertia"] = (_inertia(own, "second_moments"), (own, "second_moments"))
-    return ParametricMechanism(mech, *_select(known, ties, parameters), unrecorded=("bending",) if bends else ())
+        for name in (name for name, contact in mech.contacts.items() if contact.body == body):
+            ties[f"contacts.{name}.point"] = (functools.partial(points, link), ("size", "corner_radius", middle))
+    for field, (tie, _) in ties.items():
+        module, _, name = field.rpartition(".")
+        if name != "inertia":
+            setattr(mech.get_submodule(module), name, tie({}, getattr(mech.get_submodule(module), name).detach()))
+    ties["gravity"] = _gravity, ("gravity", "tilt")
+    shifted = "centre_of_mass_1" in parameters or any(given["centre_of_mass_1"])
+    return ParametricMechanism(
+        mech,
+        *_select(known, ties, parameters),
+        recorded_points=recorded_points if shifted else None,
+        unrecorded=("bending",) if bends else (),
+    )

@@ -1,0 +1,49 @@
+"""Starts of open-loop rollouts from the flight before the first contact.
+
+Recorded velocities are differences of noisy poses: of the hinged object's throws, those of the first sample are off by 0.05 m/s and
+0.5 rad/s, which an impact multiplies. Before anything touches, motion says nothing of contacts, and a whole flight says where it starts: at
+the sample whose rollout stays closest to those of the flight (`fit_starts`). A prediction that begins there knows the recording up to the
+first contact, and nothing of what follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from torchdojo.identification.gauss_newton import LeastSquares, fit_starts
+from torchdojo.identification.parameters import ParametricMechanism
+from torchdojo.identification.recordings import Recordings, WindowDataset
+from torchdojo.identification.residuals import RobustLoss, Scales, WindowResidual
+
+__all__ = ["flight_starts"]
+
+#: Deviations of recorded poses [m, rad], which weigh positions against rotations; beyond three of them a sample counts less.
+NOISE = Scales(position=5e-4, rotation=4e-3, joint=4e-3)
+#: A flight of fewer steps does not determine its velocities better than the recorded ones are.
+SHORTEST = 3
+
+
+def flight_starts(model: ParametricMechanism, recordings: Recordings, longest: int, iterations: int = 6) -> Recordings:
+    """Recordings with the first sample of every trajectory fitted to the flight that follows; all other samples are kept.
+
+    The flight ends with the last sample before one in which a contact of `model` is nearer than its `clearance`. A trajectory that touches
+    something within `SHORTEST` samples keeps its first sample.
+
+    Args:
+        model: whose parameters are held, of the nominal object, say. longest: samples that are compared with the flight, at most.
+        iterations: of `fit_starts`.
+    """
+    with torch.no_grad():
+        nearest = model.call("distances", model.states(recordings.samples, recordings)).amin(-1)
+    samples, first = recordings.samples.clone(), recordings.offsets[:-1]
+    flying = [int((piece > model.clearance).long().cumprod(0).sum()) for piece in nearest.split(recordings.lengths.tolist())]
+    steps = torch.tensor(flying).sub(1).clamp_max(longest)
+    for horizon in steps[steps >= SHORTEST].unique().tolist():
+        chosen = (steps == horizon).nonzero().flatten()
+        some = recordings.select(chosen)
+        windows = WindowDataset(some, horizon, first_only=True).stack()
+        problem = LeastSquares(WindowResidual(model, some, NOISE), windows, RobustLoss("cauchy", 3.0), free_start=True)
+        samples[first[chosen]] = fit_starts(problem, iterations=iterations)
+    return replace(recordings, samples=samples)
