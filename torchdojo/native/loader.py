@@ -44,8 +44,8 @@ OPTIMISED = ("-O3",)
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 
 # Ways to ask for the same thing, best first, each as (compiler flags, linker flags): the first that the compiler takes is used.
-# (Compilers hold copies in registers of 512 bits for expensive and make two of one: what was written in halves is then waited for where it is
-# read whole.)
+# (Compilers hold copies in registers of 512 bits for expensive and make two of one: what was written in halves is then waited for where it
+# is read whole.)
 CPU_CHOICES = (
     (("-march=native", "-mmove-max=512", "-mstore-max=512"), ()),
     (("-march=native",), ()),
