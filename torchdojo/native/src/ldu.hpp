@@ -5,7 +5,8 @@
 // Brüdigam, Janeva, Sosnowski and Hirche, "Linear-time contact and friction dynamics in maximal coordinates", algorithms 1-4.
 // A pivot that is zero or NaN gives infinities or NaN in its own lane; callers check.
 //
-// Blocks up to `unrolled` on a side have kernels with the size compiled in, so that their accumulators stay in registers.
+// Most blocks have kernels with the size compiled in, so that their accumulators stay in registers: up to 6 on a side, and the 8 or 9 rows of
+// joints with limits on two or three rotations. Other sizes, and pairs that mechanisms seldom have, take loops (a compile of all takes longer).
 #pragma once
 
 #include <algorithm>
@@ -79,8 +80,6 @@ struct Schedule {
 };
 
 namespace ldu {
-
-constexpr int unrolled = 9;
 
 // ---- kernels. A size of 0 among the template parameters means that it is known only at run time. ----
 
@@ -256,7 +255,7 @@ TD_INLINE void subtract_product_transposed(R *__restrict y, const T *__restrict 
     }
 }
 
-// ---- from sizes known at run time to kernels: `f` gets a compile-time size as a type, 0 if it is above `unrolled`. ----
+// ---- from sizes known at run time to kernels: `f` gets a compile-time size as a type, 0 for those without kernels. ----
 
 template <int N>
 struct Size {
@@ -272,7 +271,6 @@ TD_INLINE void with_size(int size, F &&f) {
         case 4: return f(Size<4>{});
         case 5: return f(Size<5>{});
         case 6: return f(Size<6>{});
-        case 7: return f(Size<7>{});
         case 8: return f(Size<8>{});
         case 9: return f(Size<9>{});
         default: return f(Size<0>{});
@@ -289,7 +287,7 @@ void eliminate(const Schedule::Step &step, T *__restrict values) {
         T *upper = values + link.upper;
         const int32_t *target = step.targets + k;
         with_size(link.size, [&](auto columns) {
-            constexpr int C = decltype(columns)::value;
+            constexpr int wanted = decltype(columns)::value, C = N == 6 || wanted == 6 || (N < 6) == (wanted < 6) ? wanted : 0;
             divide<N, C>(d, upper, n, link.size);
             for (int j = 0; j < m; ++j, target += m) {
                 const Schedule::Link other = step.links[j];
