@@ -106,5 +106,9 @@ def test_a_tilted_frame_is_levelled():
         ends = level.offsets[1:] - 1
         lowest = [model.call("distances", model.states(some[ends], level)).amin(-1) for some in (samples, found.samples)]
     torch.testing.assert_close(*lowest, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match=r"FitConfig\.tilts: got \[\[1.0, 2.0, 0.1\]\]; allowed: rows \[first throw, last throw, x, y\]"):
-        read_config({"data": "none.npz", "object": "cube", "tilts": [[1, 2, 0.1]], "stages": [{"parameters": ["friction"], "horizon": 1}]})
+
+
+@pytest.mark.parametrize("row", [[1.0, 2.0, 0.1], [1.0, 2.0, float("nan"), 0.0], [2.0, 1.0, 0.1, 0.0]], ids=str)
+def test_tilts_that_say_nothing_are_refused(row):
+    with pytest.raises(ValueError, match=r"FitConfig\.tilts: got \[\[.*\]\]; allowed: rows \[first throw, last throw, x, y\] of finite"):
+        read_config({"data": "none.npz", "object": "cube", "tilts": [row], "stages": [{"parameters": ["friction"], "horizon": 1}]})

@@ -180,7 +180,11 @@ class FitConfig:
         for name, allowed, fine in (
             ("seed", "whole numbers from 0 to 2³² − 1", 0 <= self.seed < 2**32),
             ("substeps", "1 or more", self.substeps >= 1),
-            ("tilts", "rows [first throw, last throw, x, y]", all(len(row) == 4 for row in self.tilts)),
+            (
+                "tilts",
+                "rows [first throw, last throw, x, y] of finite numbers, the first throw not behind the last",
+                all(len(row) == 4 and np.isfinite(row).all() and row[0] <= row[1] for row in self.tilts),
+            ),
             ("flight", "1 or more", self.flight is None or self.flight >= 1),
             ("limit", "1 or more", self.limit is None or self.limit >= 1),
             ("fold", "[k, K], the k-th of K parts", self.fold is None or (len(self.fold) == 2 and 1 <= self.fold[0] <= self.fold[1])),

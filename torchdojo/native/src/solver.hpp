@@ -262,7 +262,7 @@ private:
             set_mask(moved, lane, goes_on);
             if (goes_on && on_path(attempt[lane]) && mechanism.num_cones) set_mask(onto, lane, true);
         }
-        const T step = alpha;
+        const T step = alpha;  // (members would be read anew after every store)
         const Mask<T> kept = accepted;
         for (int k = 0; k < mechanism.num_unknowns; ++k) {
             const T from = select(kept, trial[k], w[k]);
