@@ -55,13 +55,20 @@ struct ImpulseInFrames {
     }
 };
 
+// Of a contact of a sphere with a half-space, by the next orientation: the gap, the slips along both tangents, the torque (a row per component).
+template <class T>
+struct ContactByTurn {
+    Vec3<T> gap, slip[2];
+    Mat3<T> torque;
+};
+
 template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), turning(2 * m.num_couples),
           phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refinement(m), capacitance(m), right(m.schedule.num_rows),
-          misfit(right), wanted(right), contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing), turn(m.num_bodies + 1), pressing(m.num_joint_cones),
+          misfit(right), wanted(right), contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing), turn(m.num_bodies + 1), known_spin(m.num_bodies), by_turn(m.num_contacts), pressing(m.num_joint_cones),
           free(m.num_joints), moving(m.num_free_data), impulses(m.num_joints), coupling_impulses(2 * m.num_couplings) {}
 
     const MechanismTable &mechanism;
@@ -83,6 +90,9 @@ public:
         refinement.factor(problem);
         if constexpr (several_per_matrix) find_capacitance(problem);
         for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);
+        for (int i = 0; i < mechanism.num_bodies; ++i) known_spin[i] = differentiate_known_spin(problem, i);
+        for (int c = 0; c < mechanism.num_contacts; ++c)
+            if (mechanism.contacts[c].pair < 0) by_turn[c] = differentiate_contact(problem, mechanism.contacts[c], problem.contacts[c], w);
         for (int j = 0; j < mechanism.num_joints; ++j) {
             const JointTable &joint = mechanism.joints[j];
             if (acts(joint)) impulses[j].set(problem, joint, problem.joints[j], joint_impulse(problem, joint, problem.joints[j], w));
@@ -162,15 +172,9 @@ public:
             gradient.x[i] = gradient.phi[i] = phi_next[i] = x_next[i] = Vec3<R>{};
         for (R &value : gradient.u) value = R{};
         for (int i = 0; i < m.num_bodies; ++i) {
-            const T *p = problem.body_parameters(i), *state = &problem.z[state_size * i];
-            const Mat3<T> J = load33(p + parameter::inertia);
-            const Vec3<T> omega = load3(state + 10), spin = J * omega;
             const Vec3<R> linear = load3(&multiplier[6 * i]), angular = load3(&multiplier[6 * i + 3]);
-            const T scale = sqrt(1.0 - 0.25 * h * h * dot(omega, omega));
-            gradient.v[i] = p[parameter::mass] * linear;
-            // of α·(s Jω − (h/2) ω × Jω)
-            gradient.omega[i] = transposed_times(J, scale * angular - (0.5 * h) * cross(angular, omega)) -
-                                ((0.25 * h * h / scale) * dot(spin, angular)) * omega + (0.5 * h) * cross(angular, spin);
+            gradient.v[i] = problem.body_parameters(i)[parameter::mass] * linear;
+            gradient.omega[i] = known_spin[i] * angular;
             gradient.force[i] = h * linear;
             gradient.torque[i] = h * angular;
         }
@@ -197,6 +201,8 @@ private:
     const std::vector<R> nothing;     // a gradient of zeros
     std::vector<R> given_way, taken;  // gradients: see find_given_way
     std::vector<Mat3<T>> turn;        // of the increments
+    std::vector<Mat3<T>> known_spin;  // of the known angular momentum, by ω
+    std::vector<ContactByTurn<T>> by_turn;
     std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
@@ -266,6 +272,21 @@ private:
         if (joint.parent == mechanism.num_bodies) return;
         R *parent = y + mechanism.bodies[joint.parent].right;
         for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
+    }
+
+    // Of α·(s Jω − (h/2) ω × Jω), s = (1 − h²ω·ω/4)^½, by ω: a matrix that is multiplied with α.
+    Mat3<T> differentiate_known_spin(const Problem<T> &problem, int body) const {
+        const T h = problem.timestep(), *p = problem.body_parameters(body);
+        const Mat3<T> J = load33(p + parameter::inertia);
+        const Vec3<T> omega = load3(&problem.z[state_size * body + 10]), spin = J * omega;
+        const T scale = sqrt(1.0 - 0.25 * h * h * dot(omega, omega)), bend = 0.25 * h * h / scale, half = 0.5 * h;
+        const Vec3<T> a = half * omega, b = half * spin;
+        // J (s I + [a]×) − h²/(4 s) ω spinᵀ − [b]×
+        Mat3<T> by_omega = J * Mat3<T>{scale, -a.z, a.y, a.z, scale, -a.x, -a.y, a.x, scale};
+        for (int r = 0; r < 3; ++r)
+            for (int k = 0; k < 3; ++k) by_omega.m[3 * r + k] -= (bend * omega[r]) * spin[k];
+        by_omega.m[1] += b.z, by_omega.m[2] -= b.y, by_omega.m[3] -= b.z, by_omega.m[5] += b.x, by_omega.m[6] += b.y, by_omega.m[7] -= b.x;
+        return by_omega;
     }
 
     // The pose before is the current one turned back by the increment: its φ is R(increment) φ.
@@ -490,6 +511,7 @@ private:
     Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x);
     R friction_multiplier(const ContactTable &friction, const FrictionData<T> &data, const R *g, R *nu);
     const R *other_body(const ContactTable &contact, const R *x) const;
+    ContactByTurn<T> differentiate_contact(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) const;
     void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
     void pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
     void shift_product(const Problem<T> &problem, const ContactTable &contact, const R &nu);

@@ -122,28 +122,37 @@ void Adjoint<T, R>::add_left_out(const Problem<T> &problem, const R *g) {
 }
 
 template <class T, class R>
+ContactByTurn<T> Adjoint<T, R>::differentiate_contact(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data,
+                                                      const T *w) const {
+    const T *p = &problem.parameters[contact.parameters], &radius = p[parameter::radius];
+    const Vec3<T> omega = load3(w + 6 * contact.body + 3), sweep = cross(omega, data.lever);
+    Vec3<T> force = w[contact.impulse] * data.n;
+    ContactByTurn<T> by;
+    by.gap = cross(load3(p + parameter::point), data.n);
+    if (contact.friction) {
+        force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
+        by.slip[0] = Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius);
+        by.slip[1] = Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
+    }
+    by.torque = Problem<T>::torque_gradient(data, force, radius);
+    return by;
+}
+
+template <class T, class R>
 void Adjoint<T, R>::contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
     if (contact.pair >= 0) return pair_product(problem, contact, data, w);
-    const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse;
-    const Vec3<T> omega = load3(w + 6 * contact.body + 3), sweep = cross(omega, data.lever);
-    const T radius = p[parameter::radius];
+    const int number = int(&contact - mechanism.contacts.data()), body = contact.body;
+    const ContactByTurn<T> &by = by_turn[number];
     const R nu = multiplier[contact.impulse];
-    Vec3<T> force = impulse[0] * data.n;
-    const Vec3<T> normal = load3(p + parameter::normal);
     R direct = nu;  // of φ⁺ + shift
     Vec3<R> phi{};
-    if (contact.restitution >= 0) direct = bounce_product(problem, contact, data, omega, nu, phi);
-    phi = phi - direct * cross(load3(p + parameter::point), data.n);
+    if (contact.restitution >= 0) direct = bounce_product(problem, contact, data, load3(w + 6 * body + 3), nu, phi);
+    phi = phi - direct * by.gap;
     if (contact.recovery >= 0 || contact.stiffness >= 0) shift_product(problem, contact, direct);
-    if (contact.friction) {
-        const Vec3<R> &slip = touching[&contact - mechanism.contacts.data()];
-        force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
-        phi = phi - slip.y * Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius) -
-              slip.z * Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
-    }
-    phi = phi + transposed_times(Problem<T>::torque_gradient(data, force, radius), load3(&multiplier[6 * contact.body + 3]));
-    phi_next[contact.body] = phi_next[contact.body] + phi;
-    x_next[contact.body] = x_next[contact.body] - direct * normal;
+    if (contact.friction) phi = phi - touching[number].y * by.slip[0] - touching[number].z * by.slip[1];
+    phi = phi + transposed_times(by.torque, load3(&multiplier[6 * body + 3]));
+    phi_next[body] = phi_next[body] + phi;
+    x_next[body] = x_next[body] - direct * load3(&problem.parameters[contact.parameters] + parameter::normal);
 }
 
 // −ν·shift by the current poses.

@@ -361,21 +361,13 @@ private:
         T *on_child = data.wrench_child + column, *on_parent = data.wrench_parent + column;
         const Vec3<T> in_parent = data.offset * direction;
         const Vec3<T> in_child = transposed_times(child.R, parent.R * in_parent);
-        Vec3<T> force{}, torque_child, torque_parent;
-        if (translation) {
-            force = parent.R * in_parent;
-            torque_child = cross(load3(p + parameter::child_anchor), in_child);
-            torque_parent = cross(in_parent, data.now.y_parent);
-        } else {
-            torque_child = in_child;
-            torque_parent = -in_parent;
-        }
-        for (int r = 0; r < 3; ++r) {
-            on_child[r * 6] = force[r];
-            on_child[(3 + r) * 6] = torque_child[r];
-            on_parent[r * 6] = -force[r];
-            on_parent[(3 + r) * 6] = torque_parent[r];
-        }
+        const bool world = joint.parent == mechanism.num_bodies;  // (nothing acts on it: its columns stay zero)
+        const Vec3<T> force = translation ? parent.R * in_parent : Vec3<T>{};
+        const Vec3<T> torque = translation ? cross(load3(p + parameter::child_anchor), in_child) : in_child;
+        for (int r = 0; r < 3; ++r) on_child[r * 6] = force[r], on_child[(3 + r) * 6] = torque[r];
+        if (world) return;
+        const Vec3<T> torque_parent = translation ? cross(in_parent, data.now.y_parent) : -in_parent;
+        for (int r = 0; r < 3; ++r) on_parent[r * 6] = -force[r], on_parent[(3 + r) * 6] = torque_parent[r];
     }
 
     void prepare_joint(const JointTable &joint, JointData<T> &data) {
@@ -421,7 +413,7 @@ private:
             body.angular = body.angular + impulse * Vec3<T>{b[18], b[24], b[30]};
         };
         add(bodies[joint.child], data.wrench_child + column);
-        add(bodies[joint.parent], data.wrench_parent + column);
+        if (joint.parent < mechanism.num_bodies) add(bodies[joint.parent], data.wrench_parent + column);
     }
 
     void linearize_body(int i, const T *w) {
