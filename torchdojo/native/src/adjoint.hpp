@@ -8,9 +8,9 @@
 // one right-hand side per lane.
 #pragma once
 
+#include "capacitance.hpp"
 #include "joint_impulse.hpp"
 #include "limit.hpp"
-#include "refinement.hpp"
 
 namespace torchdojo {
 
@@ -41,18 +41,33 @@ struct MovingGradient {
     } before_child[6], before_parent[6];
 };
 
+// An impulse of a joint, or of an end of a coupling, in the frames in which products need it: of the parent (a) and of the child (b).
+template <class T>
+struct ImpulseInFrames {
+    JointImpulse<T> impulse;
+    Vec3<T> f_a, tau_a, f_b, tau_b;
+
+    void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &of) {
+        impulse = of;
+        const Mat3<T> &Ra = problem.bodies[joint.parent].pose.R, &Rb = problem.bodies[joint.child].pose.R;
+        f_a = data.offset * of.force, tau_a = data.offset * of.torque(data.now.p);
+        f_b = transposed_times(Rb, Ra * f_a), tau_b = transposed_times(Rb, Ra * tau_a);
+    }
+};
+
 template <class T, class R>
 class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), turning(2 * m.num_couples),
-          phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refinement(m), right(m.schedule.num_rows), misfit(right),
-          wanted(right), nothing(m.num_unknowns), given_way(nothing), taken(nothing), turn(m.num_bodies + 1), pressing(m.num_joint_cones),
-          free(m.num_joints), moving(m.num_free_data) {}
+          phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refinement(m), capacitance(m), right(m.schedule.num_rows),
+          misfit(right), wanted(right), contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing), turn(m.num_bodies + 1), pressing(m.num_joint_cones),
+          free(m.num_joints), moving(m.num_free_data), impulses(m.num_joints), coupling_impulses(2 * m.num_couplings) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
-    std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters)
+    std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters; with several right-hand
+                                      // sides per matrix zero in rows of friction, too, which only its coefficient enters)
     const T *give = nullptr;          // in the limit κ → 0: compliance of what is held (Limit::apply), which refinement takes out
     std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
     std::vector<R> turning;           // ν of the spins of torsional and rolling friction
@@ -62,14 +77,25 @@ public:
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.condense(problem, w);
         problem.template linearize<false>(w);
-        refinement.factor(problem, give);
+        refinement.condense(problem, give);
+        capacitance.clear();
+        if constexpr (several_per_matrix) leave_out(problem);
+        refinement.factor(problem);
+        if constexpr (several_per_matrix) find_capacitance(problem);
         for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);
         for (int j = 0; j < mechanism.num_joints; ++j) {
             const JointTable &joint = mechanism.joints[j];
+            if (acts(joint)) impulses[j].set(problem, joint, problem.joints[j], joint_impulse(problem, joint, problem.joints[j], w));
             differentiate_free(problem, joint, problem.joints[j], free[j]);
             if (joint.free_data >= 0)
                 differentiate_moving(problem, joint, problem.joints[j], problem.free[joint.free_data], moving[joint.free_data]);
         }
+        for (int c = 0; c < mechanism.num_couplings; ++c)
+            for (const int e : {0, 1}) {
+                const CouplingTable &coupling = mechanism.couplings[c];
+                const CouplingEnd<T> end(problem, coupling, e);
+                coupling_impulses[2 * c + e].set(problem, end.joint, end.data, coupling_impulse(end, problem.couplings[c], e, w[coupling.row]));
+            }
     }
 
     // λ for the gradient g of w (none for slacks). Without `by_impulses` g is that of velocities alone; `sparse`: of a few of them.
@@ -94,6 +120,7 @@ public:
             subtract_cones(problem, right.data());
         }
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data(), sparse);
+        if constexpr (several_per_matrix) add_left_out(problem, by_impulses ? g : nothing.data());
         add_cone_multipliers(problem, nothing.data(), right.data());
         for (int pass = 0; pass < passes; ++pass) {
             pass + 1 < passes ? void(misfit = wanted) : misfit.swap(wanted);
@@ -147,8 +174,9 @@ public:
             gradient.force[i] = h * linear;
             gradient.torque[i] = h * angular;
         }
-        for (int j = 0; j < m.num_joints; ++j) joint_product(problem, m.joints[j], problem.joints[j], free[j], w);
-        for (int c = 0; c < m.num_couplings; ++c) coupling_product(problem, c, w);
+        for (int j = 0; j < m.num_joints; ++j)
+            if (acts(m.joints[j])) joint_product(problem, m.joints[j], problem.joints[j], free[j], impulses[j]);
+        for (int c = 0; c < m.num_couplings; ++c) coupling_product(problem, c);
         for (int c = 0; c < m.num_contacts; ++c) contact_product(problem, m.contacts[c], problem.contacts[c], w);
         // The next pose moves with the current one: x⁺ = x + …, φ⁺ = R(increment)ᵀ φ.
         for (int i = 0; i < m.num_bodies; ++i) {
@@ -161,14 +189,18 @@ private:
     // One step of iterative refinement brings the digits back that pressed contacts cost, with the multipliers ν of the cones as unknowns of
     // their own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     Refinement<T> refinement;
+    Capacitance<T> capacitance;
+    static constexpr bool several_per_matrix = lanes<T> < lanes<R>;  // right-hand sides are in lanes
     const T *point = nullptr;         // w
     std::vector<R> right, misfit, wanted;  // by rows of the matrix
+    std::vector<R> contact_rows, contact_solution;
     const std::vector<R> nothing;     // a gradient of zeros
     std::vector<R> given_way, taken;  // gradients: see find_given_way
     std::vector<Mat3<T>> turn;        // of the increments
     std::vector<R> pressing;          // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
+    std::vector<ImpulseInFrames<T>> impulses, coupling_impulses;
 
     // What is left of the right-hand sides of the columns of held impulses: what their compliance, which they do not have in the limit,
     // took up since the last time, compliance times ν. With it in the place of g, refinement is the proximal point method (limit_maps.py).
@@ -190,9 +222,17 @@ private:
 
     // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
     void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {
-        for (int c = 0; c < mechanism.num_contacts; ++c) touching[c] = touching[c] + contact_multiplier(problem, c, g, x);
+        for (int c = 0; c < mechanism.num_contacts; ++c)
+            if (!capacitance.left_out[c]) touching[c] = touching[c] + contact_multiplier(problem, c, g, x);
         for (int c = 0; c < mechanism.num_joint_cones; ++c) pressing[c] += joint_cone_multiplier(problem, c, g, x);
     }
+
+    // Instead of refinement, where that is possible and pays: see capacitance.hpp.
+    void leave_out(Problem<T> &problem) {
+        if (refinement.needed && !give && refinement.only_contacts() && capacitance.take(refinement, problem)) refinement.needed = false;
+    }
+    void find_capacitance(const Problem<T> &problem);
+    void add_left_out(const Problem<T> &problem, const R *g);
 
     // y −= Cᵀ ν of all cones
     void subtract_cones(const Problem<T> &problem, R *y) const {
@@ -347,9 +387,10 @@ private:
         gradient.omega[body] = gradient.omega[body] + weight * g.omega;
     }
 
+    static bool acts(const JointTable &joint) { return joint.size || free_acts(joint); }
+
     void joint_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const FreeGradient<T> &free,
-                       const T *w) {
-        if (!joint.size && !free_acts(joint)) return;
+                       const ImpulseInFrames<T> &impulse) {
         const T h = problem.timestep();
         const T *p = &problem.parameters[joint.parameters];
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
@@ -392,11 +433,11 @@ private:
             }
         }
         if (joint.free_data >= 0) moving_product(problem, joint, problem.free[joint.free_data], moving[joint.free_data]);
-        impulse_product(problem, joint, data, joint_impulse(problem, joint, data, w));
+        impulse_product(problem, joint, data, impulse);
     }
 
     // Rows of the coordinates −μ c⁺, and the impulses along them at the current configuration.
-    void coupling_product(const Problem<T> &problem, int c, const T *w) {
+    void coupling_product(const Problem<T> &problem, int c) {
         const CouplingTable &coupling = mechanism.couplings[c];
         const CouplingData<T> &data = problem.couplings[c];
         const R mu = multiplier[coupling.row];
@@ -405,28 +446,27 @@ private:
             const RowGradient<T, T> &g = data.next[e];
             subtract(x_next, end.joint, mu * g.x_child, -(mu * g.x_child));
             subtract(phi_next, end.joint, mu * g.phi_child, mu * g.phi_parent);
-            impulse_product(problem, end.joint, end.data, coupling_impulse(end, data, e, w[coupling.row]));
+            impulse_product(problem, end.joint, end.data, coupling_impulses[2 * c + e]);
         }
     }
 
     // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
     //   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
-    void impulse_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &impulse) {
+    void impulse_product(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const ImpulseInFrames<T> &in) {
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         const bool world = joint.parent == mechanism.num_bodies;
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
         const Vec3<R> a_v = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent]);
         const Vec3<R> a_w = world ? Vec3<R>{} : load3(&multiplier[6 * joint.parent + 3]);
         const Vec3<R> b_v = load3(&multiplier[6 * joint.child]), b_w = load3(&multiplier[6 * joint.child + 3]);
+        const JointImpulse<T> &impulse = in.impulse;
         const Quat<T> &rel = data.now.p;
         const Mat3<T> &Ra = parent.pose.R, &Rb = child.pose.R;
-        const Vec3<T> f_a = data.offset * impulse.force, tau_a = data.offset * impulse.torque(rel), F = Ra * f_a;
-        const Vec3<T> F_b = transposed_times(Rb, F), tau_b = transposed_times(Rb, Ra * tau_a);
         const Vec3<R> swing = cross(b_w, anchor);
-        const Vec3<R> A = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(f_a, a_w);
+        const Vec3<R> A = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(in.f_a, a_w);
         const Vec3<R> world_k = Ra * k, turn_a = transposed_times(Ra, turn);
-        Vec3<R> phi_a = cross(f_a, transposed_times(Ra, A)) + cross(tau_a, turn_a) - cross(k, data.now.y_parent);
-        Vec3<R> phi_b = cross(swing, F_b) + cross(b_w, tau_b) - cross(anchor, transposed_times(Rb, world_k));
+        Vec3<R> phi_a = cross(in.f_a, transposed_times(Ra, A)) + cross(in.tau_a, turn_a) - cross(k, data.now.y_parent);
+        Vec3<R> phi_b = cross(swing, in.f_b) + cross(b_w, in.tau_b) - cross(anchor, transposed_times(Rb, world_k));
         // σ = ∂V/∂τ, for what of τ depends on the relative orientation.
         const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);
         const R s0 = 0.5 * dot(impulse.held, sigma);

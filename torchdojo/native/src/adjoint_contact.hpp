@@ -77,6 +77,50 @@ TD_INLINE void Adjoint<T, R>::subtract_contact(const Problem<T> &problem, int c,
     subtract(problem.pairs[contact.pair].other_rows, y + mechanism.bodies[pair.other].right);
 }
 
+// W and the capacitance matrix, with columns in lanes.
+template <class T, class R>
+void Adjoint<T, R>::find_capacitance(const Problem<T> &problem) {
+    const int size = capacitance.size, num_rows = mechanism.schedule.num_rows;
+    auto each_row = [&](auto &&f) {  // f(contact, which of its rows, number of that row)
+        int row = 0;
+        for (const int c : capacitance.contacts)
+            for (int k = 0; k < capacitance.rows(c); ++k) f(c, k, row++);
+    };
+    for (int first = 0; first < size; first += lanes<R>) {
+        const int count = std::min(lanes<R>, size - first);
+        std::fill(right.begin(), right.end(), R{});
+        std::fill(touching.begin(), touching.end(), Vec3<R>{});
+        each_row([&](int c, int k, int row) {
+            if (row >= first && row < first + count) set(touching[c][k], row - first, -1.0);
+        });
+        for (const int c : capacitance.contacts) subtract_contact(problem, c, right.data());
+        ldu_solve_transposed<T, R>(mechanism.schedule, problem.values.data(), right.data(), true);
+        for (int r = 0; r < num_rows; ++r)
+            for (int lane = 0; lane < count; ++lane) capacitance.spread[size_t(size) * r + first + lane] = get(right[r], lane);
+        for (const int c : capacitance.contacts) touching[c] = contact_multiplier(problem, c, nothing.data(), right.data());
+        each_row([&](int c, int k, int row) {
+            for (int lane = 0; lane < count; ++lane) capacitance.set_entry(row, first + lane, get(touching[c][k], lane));
+        });
+    }
+    if (size) capacitance.factor();
+}
+
+// The contacts that were left out into the solution without them.
+template <class T, class R>
+void Adjoint<T, R>::add_left_out(const Problem<T> &problem, const R *g) {
+    if (!capacitance.size) return;
+    R *row = contact_rows.data();
+    for (const int c : capacitance.contacts) {
+        const Vec3<R> nu = contact_multiplier(problem, c, g, right.data());
+        for (int k = 0; k < capacitance.rows(c); ++k) *row++ = nu[k];
+    }
+    capacitance.solve(contact_rows.data(), contact_solution.data());
+    capacitance.subtract_spread(contact_solution.data(), right.data());
+    row = contact_solution.data();
+    for (const int c : capacitance.contacts)
+        for (int k = 0; k < capacitance.rows(c); ++k) touching[c][k] = *row++;
+}
+
 template <class T, class R>
 void Adjoint<T, R>::contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) {
     if (contact.pair >= 0) return pair_product(problem, contact, data, w);

@@ -8,6 +8,7 @@
 //     change   8e-14   3e-13   4e-13   2e-12   5e-12   3e-11   2e-10   9e-10   2e-8
 // With contacts between bodies, limits and frictions of joints the loss does not follow G (two bodies pressed together at G = 1e4: 2e-9; limits
 // next to armature: 1e-10 at 50), and loops are regularized by more than rounding: these are always refined, and so is the limit κ → 0.
+// Where many right-hand sides share a matrix, pressed contacts are left out of it instead: capacitance.hpp.
 #pragma once
 
 #include "solver.hpp"
@@ -16,6 +17,7 @@ namespace torchdojo {
 
 namespace constant {
 constexpr double refined_gain = 1e4;  // G, beyond which solutions are refined
+constexpr double pressed_gain = 1e2;  // of the contacts that are left out of the matrix where solutions need refinement
 }
 
 template <class T>
@@ -48,22 +50,36 @@ public:
     Mask<T> needed{};                 // in which lanes; whether a lane is refined does not depend on the others
     std::vector<T> matrix;            // neither condensed nor regularized, where any lane needs it
 
-    // Condense and factor what has just been linearized; `all`: to be refined in all lanes.
-    void factor(Problem<T> &problem, bool all) {
+    // Condense what has just been linearized, and find what needs refinement; `all`: all of it.
+    void condense(Problem<T> &problem, bool all) {
         const Mask<T> everywhere = negate(Mask<T>{});
         each_changed([&](T *values, T *kept, int count) { std::copy_n(values, count, kept); }, problem.values);
         problem.condense();
         needed = all || always ? everywhere : Mask<T>{};
         if (!any(needed))  // what has changed is blocks of masses only
-            each_changed([&](const T *values, const T *masses, int count) {
-                for (int k = 0; k < count; k += 7)
-                    needed = select_mask(abs(values[k]) > constant::refined_gain * abs(masses[k]), everywhere, needed);
-            }, problem.values);
+            each_changed([&](const T *values, const T *masses, int) { needed |= exceeds(values, masses, constant::refined_gain); },
+                         problem.values);
         Stepper<T>::regularize(mechanism, problem);
+    }
+
+    void factor(Problem<T> &problem) {
         if (!any(needed)) return ldu_factor(mechanism.schedule, problem.values.data());
         matrix.swap(problem.values);
         ldu_factor(mechanism.schedule, matrix.data(), problem.values.data());
         each_changed([&](T *values, const T *kept, int count) { std::copy_n(kept, count, values); }, matrix);
+    }
+
+    // Whether all that needs refinement is contacts of spheres and half-spaces.
+    bool only_contacts() const { return !always && !mechanism.num_couples && !mechanism.has_pyramids(); }
+
+    // f(offset of its block in the matrix, the block before it was condensed) for bodies that may be left out (of one environment)
+    template <class F>
+    void each_pressed(const Problem<T> &problem, F &&f) const {
+        const T *kept = before.data();
+        for (const Schedule::Range &range : changed) {
+            if (any(exceeds(&problem.values[range.offset], kept, constant::pressed_gain))) f(range.offset, kept);
+            kept += range.count;
+        }
     }
 
 private:
@@ -72,6 +88,13 @@ private:
     const bool always;
     std::vector<Schedule::Range> changed;  // values that `condense` and `regularize` add to
     std::vector<T> before;            // those values
+
+    // In which lanes a block of masses has gained that much.
+    static Mask<T> exceeds(const T *values, const T *masses, double gain) {
+        Mask<T> any{};
+        for (int k = 0; k < block; k += 7) any |= abs(values[k]) > gain * abs(masses[k]);
+        return any;
+    }
 
     template <class F>
     void each_changed(F &&f, std::vector<T> &values) {
