@@ -41,20 +41,6 @@ struct MovingGradient {
     } before_child[6], before_parent[6];
 };
 
-// An impulse of a joint, or of an end of a coupling, in the frames in which products need it: of the parent (a) and of the child (b).
-template <class T>
-struct ImpulseInFrames {
-    JointImpulse<T> impulse;
-    Vec3<T> f_a, tau_a, f_b, tau_b;
-
-    void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &of) {
-        impulse = of;
-        const Mat3<T> &Ra = problem.bodies[joint.parent].pose.R, &Rb = problem.bodies[joint.child].pose.R;
-        f_a = data.offset * of.force, tau_a = data.offset * of.torque(data.now.p);
-        f_b = transposed_times(Rb, Ra * f_a), tau_b = transposed_times(Rb, Ra * tau_a);
-    }
-};
-
 // Of a contact of a sphere with a half-space, by the next orientation: the gap, the slips along both tangents, the torque (a row per component).
 template <class T>
 struct ContactByTurn {

@@ -67,6 +67,20 @@ TD_INLINE JointImpulse<T> coupling_impulse(const CouplingEnd<T> &end, const Coup
     return impulse;
 }
 
+// An impulse of a joint, or of an end of a coupling, in the frames in which products need it: of the parent (a) and of the child (b).
+template <class T>
+struct ImpulseInFrames {
+    JointImpulse<T> impulse;
+    Vec3<T> f_a, tau_a, f_b, tau_b;
+
+    void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &of) {
+        impulse = of;
+        const Mat3<T> &Ra = problem.bodies[joint.parent].pose.R, &Rb = problem.bodies[joint.child].pose.R;
+        f_a = data.offset * of.force, tau_a = data.offset * of.torque(data.now.p);
+        f_b = transposed_times(Rb, Ra * f_a), tau_b = transposed_times(Rb, Ra * tau_a);
+    }
+};
+
 // Gradient by θ of σ·J_l⁻ᵀf = σ·(f + ½ θ × f + c θ × (θ × f)), c(s) = (1 − y)/s with s = |θ|² and y = (|θ|/2) cot(|θ|/2).
 template <class T, class R>
 Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Vec3<R> &sigma) {
