@@ -131,20 +131,23 @@ def _pendulum(n: int, joint: str) -> Callable[[], Case]:
     return build
 
 
-def _spheres(n: int) -> Callable[[], Case]:
-    """A chain of balls of 5 cm and 0.1 kg in a row on the ground, each tied to the next where they touch."""
+def _spheres(n: int, length: int | None = None) -> Callable[[], Case]:
+    """Balls of 5 cm and 0.1 kg in a row on the ground, each tied to the next where they touch; `length` of them a chain (None: all)."""
 
     def build() -> Case:
-        radius, names = 0.05, [f"ball{i}" for i in range(n)]
+        radius, names, start = 0.05, [f"ball{i}" for i in range(n)], {}
         bodies = {name: td.Body(0.1, shape=td.shapes.Sphere(radius)) for name in names}
-        joints: dict[str, Any] = {"base": td.Floating(None, names[0], actuated=False)}
-        for a, b in itertools.pairwise(names):
-            joints[f"{a}_{b}"] = td.Spherical(a, b, parent_anchor=(radius, 0, 0), child_anchor=(-radius, 0, 0), damper=1e-3)
+        joints: dict[str, Any] = {}
+        for number, chain in enumerate(names[i : i + (length or n)] for i in range(0, n, length or n)):
+            base = f"base{number}" if number else "base"
+            joints[base] = td.Floating(None, chain[0], actuated=False)
+            start[base] = {"q": (0.0, float(number), radius + 1e-3, 0.0, 0.0, 0.0)}
+            for a, b in itertools.pairwise(chain):
+                joints[f"{a}_{b}"] = td.Spherical(a, b, parent_anchor=(radius, 0, 0), child_anchor=(-radius, 0, 0), damper=1e-3)
         contacts = {name: td.NonlinearContact(name, radius=radius, friction=0.5) for name in names}
         mech = td.Mechanism(bodies, joints, contacts, timestep=TIMESTEP)
         limit = torch.full((mech.num_inputs,), 0.01, dtype=torch.float64)
-        z = mech.initial_state(base={"q": (0.0, 0.0, radius + 1e-3, 0.0, 0.0, 0.0)})
-        return Case(mech, z, limit, 1.0, 20, _export, most=_most(n))
+        return Case(mech, mech.initial_state(**start), limit, 1.0, 20, _export, most=_most(n))
 
     return build
 
@@ -167,6 +170,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "ball_pendulum100": _pendulum(100, "Spherical"),
     "spheres10": _spheres(10),
     "spheres100": _spheres(100),
+    "chains_of_ten10": _spheres(10),
+    "chains_of_ten100": _spheres(100, length=10),
 }
 A1_SPRING, A1_DAMPER = 30.0, 0.5  # [N·m/rad, N·m·s/rad]
 A1_STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}  # that of `td.models.quadruped`

@@ -6,7 +6,8 @@
 Prints the time of a step with 10 and with 100 links or balls, timed by turns in one run on one thread (medians), their ratio, and the mean
 Newton iterations of both: where contacts change at random, longer chains take more of them, and the next column has the ratio without that.
 The last ones are MuJoCo's times of the same steps and their ratio (empty where it is not installed), of one environment.
-Pendulums swing under random torques. Balls lie on the ground: at rest, or driven by random torques of 2 % or 20 % of weight x radius.
+Pendulums swing under random torques. Balls lie on the ground, at rest or driven by random torques of 2 % or 20 % of weight x radius, in one
+chain; in chains of ten there are more contacts, but no longer chains.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 import torchdojo as td
 
 STEPS, SETTLE = 50, 100
-CHAINS = (("pendulum", 1.0), ("ball_pendulum", 1.0), ("spheres", 0.0), ("spheres", 0.1), ("spheres", 1.0))
+CHAINS = (("pendulum", 1.0), ("ball_pendulum", 1.0), ("spheres", 0.0), ("spheres", 0.1), ("spheres", 1.0), ("chains_of_ten", 1.0))
 SHORT, LONG = 10, 100
 
 

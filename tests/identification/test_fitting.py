@@ -19,7 +19,6 @@ from torchdojo.identification import (
     ShootingStage,
     WindowDataset,
     WindowResidual,
-    cross_validate,
     cube_model,
     fit,
     fit_starts,
@@ -126,29 +125,27 @@ def test_free_flight_shows_the_centre_of_mass_of_the_real_cube():
 
 
 @pytest.mark.slow
-def test_real_hinge_with_every_throw_held_back_once():
-    """Five folds of the shipped description; both objects start as the flights say."""
-    found = cross_validate(read_config(ELBOW, data=str(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz"))), folds=5)
-    nominal, fitted = found.errors["nominal"], found.errors["fitted"]
-    assert float(fitted["trajectories"].sum()) == 433 and float(fitted["flagged_steps"].sum()) == 0
-    # measured, means of the folds: 35 % less position error, 26 % less rotation error, 21.4 % less joint error
-    for quantity in ("position_error_mm", "rotation_error_degrees", "joint_error_degrees"):
-        assert float(fitted[quantity].mean()) <= 0.8 * float(nominal[quantity].mean()), quantity
-    # The first fold holds back what `fit` does by default, and is the hardest one: 25 %, 16 % and 11 %.
-    assert float(fitted["position_error_mm"][0]) <= min(0.8 * float(nominal["position_error_mm"][0]), 52.0)
-    assert float(fitted["rotation_error_degrees"][0]) <= min(0.92 * float(nominal["rotation_error_degrees"][0]), 63.5)
+def test_real_hinge_is_where_it_is():
+    report = fit(read_config(ELBOW, data=str(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz"))))
+    # Along the axis (y) only the difference of the anchors means something.
+    parent, child = (np.array(report.values[name]) for name in ("parent_anchor", "child_anchor"))
     across = [0, 2]
-    for report in found.reports:
-        # Along the axis (y) only the difference of the anchors means something.
-        parent, child = (np.array(report.values[name]) for name in ("parent_anchor", "child_anchor"))
-        along = (parent[1] - child[1]) - 0.06
-        assert np.linalg.norm([*(parent - (-0.035, 0.06, 0.0))[across], along]) <= 3e-3
-        assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
-        assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
-        # The links are boxes of 0.1 x 0.05 x 0.05 m: their second moments are nearer to those of solid ones than to those of their URDF,
-        # which are the same about all axes.
-        x, y, z = report.values["second_moments"]
-        assert x == pytest.approx(0.37 / 12 * 0.1**2, rel=0.2) and max(y, z) < 0.7 * x
+    along = (parent[1] - child[1]) - 0.06
+    assert np.linalg.norm([*(parent - (-0.035, 0.06, 0.0))[across], along]) <= 3e-3
+    assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
+    assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
+    nominal, fitted = report.nominal["validation"], report.fitted["validation"]
+    # Measured on throws held back: 25 % less position error (47.8 mm), 16 % less rotation error (58.5 degrees), 11 % less joint error. This
+    # is the hardest of five folds, whose means are 35 %, 26 % and 21 % (torchdojo fit configs/identify_elbow.yaml --folds 5, a quarter of
+    # an hour). Both objects start as the flights say. The axis of the hinge tilts in an impact.
+    assert fitted["flagged_steps"] == 0
+    assert fitted["position_error_mm"] <= min(0.8 * nominal["position_error_mm"], 52.0)
+    assert fitted["rotation_error_degrees"] <= min(0.92 * nominal["rotation_error_degrees"], 63.5)
+    assert fitted["joint_error_degrees"] <= 0.94 * nominal["joint_error_degrees"]
+    # The links are boxes of 0.1 x 0.05 x 0.05 m: their second moments are nearer to those of solid ones than to those of their URDF, which
+    # are the same about all axes.
+    x, y, z = report.values["second_moments"]
+    assert x == pytest.approx(0.37 / 12 * 0.1**2, rel=0.2) and max(y, z) < 0.7 * x
 
 
 @pytest.mark.parametrize(
