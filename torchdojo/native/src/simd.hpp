@@ -9,7 +9,7 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -66,8 +66,6 @@ TD_INLINE bool any(bool m) { return m; }
 TD_INLINE bool any(const PackMask &m) {
 #if defined(__AVX512F__)
     return _mm512_test_epi64_mask((__m512i)m, (__m512i)m) != 0;
-#elif defined(__AVX__)
-    return !_mm256_testz_si256((__m256i)m, (__m256i)m);
 #else
     int64_t all = 0;
     for (int i = 0; i < pack_lanes; ++i) all |= m[i];
@@ -99,8 +97,6 @@ TD_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
 TD_INLINE Pack sqrt(const Pack &x) {
 #if defined(__AVX512F__)
     return _mm512_sqrt_pd(x);  // (of a loop, compilers make two halves)
-#elif defined(__AVX__)
-    return _mm256_sqrt_pd(x);
 #else
     Pack r;
     for (int i = 0; i < pack_lanes; ++i) r[i] = __builtin_sqrt(x[i]);
