@@ -35,12 +35,13 @@ def test_pyramid_map_lands_on_the_path(facets: int) -> None:
     height, kappa, mass = (10 ** (low + span * torch.rand(count)) for low, span in ((-4, 5), (-10, 9), (-2, 3)))
     impulse = torch.randn(count, 1 + facets) * 10 ** (5 * torch.rand(count, 1) - 4)
     slack = torch.randn(count, 1 + facets) * 10 ** (6 * torch.rand(count, 1) - 5)
-    on, dual = path_maps.pyramid_on_path(height, impulse, slack, kappa, mass)
+    unknown = torch.full_like(impulse, torch.nan), torch.full_like(slack, torch.nan)
+    on, dual = path_maps.pyramid_on_path(height, impulse, slack, kappa, mass, unknown)
     assert bool((on > 0).all()) and bool((dual > 0).all())
     assert float((on * dual / kappa[:, None] - 1).abs().max()) < 1e-15
     scale = impulse.abs().sum(-1) + mass * (slack.abs().sum(-1) + impulse[:, 0].abs()) + height
     assert float(((on[:, 1:].sum(-1) + dual[:, 0] - height) / scale).abs().max()) < 1e-14
-    again, _ = path_maps.pyramid_on_path(height, on, dual, kappa, mass)
+    again, _ = path_maps.pyramid_on_path(height, on, dual, kappa, mass, unknown)
     # Rounding of terms up to 1e7 times the heights.
     assert float((again / on - 1).abs().max()) < 1e-7
 

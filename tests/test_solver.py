@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
+from torchdojo import path_maps
 from torchdojo import quaternion as quat
 from torchdojo.autodiff import flatten_batch
 from torchdojo.dynamics.residual import StepProblem
@@ -122,6 +123,11 @@ def test_on_path(kappa: float) -> None:
     assert float((once[:, p.system.second_order_index[:, 0, 0]] - height).abs().max()) < 1e-15
 
 
+def unknown(like: Tensor) -> tuple[Tensor, Tensor]:
+    """The change since a Newton step before where there was none."""
+    return torch.full_like(like, torch.nan), torch.full_like(like, torch.nan)
+
+
 def friction_on_path(slack_tail: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
     """A contact with γ = 1 N·s, μ = 0.5, on a body of 1 kg, for β − η₂₃ = (tail, 0); (impulse, slack)."""
     count = len(slack_tail)
@@ -129,7 +135,7 @@ def friction_on_path(slack_tail: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
     impulse = torch.stack((gamma, 0 * gamma, 0 * gamma, 0 * gamma), dim=-1)
     slack = torch.stack((kappa / gamma, 0 * gamma, -slack_tail, 0 * gamma), dim=-1)
     contact = td.NonlinearContact("box", friction=0.5)
-    return contact.on_path(impulse, slack, torch.full((count,), kappa), torch.ones(count, 1), torch.tensor(0.01))
+    return contact.on_path(impulse, slack, torch.full((count,), kappa), torch.ones(count, 1), torch.tensor(0.01), unknown(impulse))
 
 
 def test_on_path_from_stick_to_slip() -> None:
@@ -149,11 +155,36 @@ def test_on_path_of_far_gaps_and_deep_impulses() -> None:
     contact = td.ImpactContact("box")
     mass, h, kappa = torch.ones(4, 1), torch.tensor(0.01), torch.full((4,), 1e-6)
     c = torch.tensor((-100.0, -1.0, 1.0, 100.0))
-    impulse, slack = contact.on_path(c[:, None], torch.zeros(4, 1), kappa, mass, h)
+    impulse, slack = contact.on_path(c[:, None], torch.zeros(4, 1), kappa, mass, h, unknown(mass))
     weight = 1 / (3 * 0.01)
     assert float((impulse[:, 0] - weight * slack[:, 0] - c).abs().max()) < 1e-13
     assert float((impulse[2:, 0] - c[2:]).abs().max()) < 1e-4 and float((slack[:2, 0] + c[:2] / weight).abs().max()) < 1e-4
     assert float((impulse * slack / 1e-6 - 1).abs().max()) < 1e-14
+
+
+def test_weights_of_maps_onto_the_path() -> None:
+    """The inverse of the mobility that changes show, between once and MOST_WEIGHT times the nominal weight."""
+    generator = torch.Generator().manual_seed(0)
+    nominal, mobility = torch.full((1000,), 2.0), 10 ** (4 * torch.rand(1000, generator=generator) - 3)
+    impulse = torch.randn(1000, 2, generator=generator)
+    weight = path_maps.weight_of(nominal, impulse, mobility[:, None] * impulse)
+    assert float((weight / (1 / mobility).clamp(2.0, 2.0 * path_maps.MOST_WEIGHT) - 1).abs().max()) < 1e-14  # rounding of two sums
+    assert bool((path_maps.weight_of(nominal, impulse, -mobility[:, None] * impulse) == 2.0 * path_maps.OTHER_WEIGHT).all())
+    assert bool((path_maps.weight_of(nominal, 0 * impulse, 0 * impulse) == 2.0 * path_maps.OTHER_WEIGHT).all())
+    assert bool((path_maps.weight_of(nominal, *unknown(impulse)) == nominal).all())
+
+
+def test_known_mobility_leads_to_the_solution_at_once() -> None:
+    """Where a contact alone changes, the map leads from a point of slack = s₀ + G impulse to where that line meets the path."""
+    kappa, mobility = torch.full((200,), 1e-6), 10 ** (torch.linspace(-1, 0, 200) - 2)
+    free = torch.linspace(-1e-3, 1e-3, 200)
+    points = torch.tensor((0.3, 0.1))[:, None] * torch.ones(2, 200)
+    slacks = free + mobility * points
+    mass = 0.5 / mobility * 0.01  # the nominal weight, m/3h, is a sixth of the true one
+    change = points[1] - points[0], slacks[1] - slacks[0]
+    gamma = path_maps.normal_on_path(points[1], slacks[1], kappa, mass, torch.tensor(0.01), change)
+    exact = (-free + torch.sqrt(free * free + 4 * mobility * kappa)) / (2 * mobility)
+    assert float((gamma / exact - 1).abs().max()) < 1e-9
 
 
 class Bumper(td.ImpactContact):

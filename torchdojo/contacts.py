@@ -14,7 +14,7 @@ from torch import Tensor
 from torchdojo.contact_base import Contact
 from torchdojo.elements import Cones, Motion, Pose, orthonormal_complement
 from torchdojo.limit_maps import disc_at_limit, normal_at_limit, pyramid_at_limit
-from torchdojo.path_maps import disc_on_path, normal_on_path, pyramid_on_path
+from torchdojo.path_maps import Change, disc_on_path, normal_on_path, pyramid_on_path
 
 __all__ = ["Contact", "ImpactContact", "LinearContact", "NonlinearContact"]
 
@@ -34,8 +34,10 @@ class ImpactContact(Contact):
         gap = torch.maximum(self.touch(motions).distance, level.sqrt())
         return (level / gap)[..., None], gap[..., None]
 
-    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
+    def on_path(
+        self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
+    ) -> tuple[Tensor, Tensor]:
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _of(change, 0))
         return gamma[..., None], (kappa / gamma)[..., None]
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
@@ -142,15 +144,19 @@ class NonlinearContact(FrictionalContact):
         turning = 1 / (3 / inertia.diagonal(dim1=-2, dim2=-1).sum(-1)).sum(-1, keepdim=True)
         return torch.cat(torch.broadcast_tensors(reduced, turning), dim=-1)  # either may have the batch dimension
 
-    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
+    def on_path(
+        self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
+    ) -> tuple[Tensor, Tensor]:
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _of(change, 0))
         pairs = [(gamma[..., None], (kappa / gamma)[..., None])]
         if self.cones.orthant > 1:
-            pairs.append(pyramid_on_path(self.torsional_friction * gamma, impulse[..., 1:4], slack[..., 1:4], kappa, mass[..., 1]))
-        xi, eta = self._sliding(impulse, slack)
-        pairs.append(disc_on_path(self.friction * gamma, xi[..., 1:], eta[..., 1:], kappa, mass[..., 0]))
+            spin = _of((impulse, slack), slice(1, 4))
+            pairs.append(pyramid_on_path(self.torsional_friction * gamma, *spin, kappa, mass[..., 1], _of(change, slice(1, 4))))
+        tail = slice(self.cones.orthant + 1, self.cones.orthant + 3)
+        pairs.append(disc_on_path(self.friction * gamma, *_of((impulse, slack), tail), kappa, mass[..., 0], _of(change, tail)))
         if self.cones.second_order > 1:
-            pairs.append(disc_on_path(self.rolling_friction * gamma, impulse[..., -2:], slack[..., -2:], kappa, mass[..., 1]))
+            tail = slice(-2, None)
+            pairs.append(disc_on_path(self.rolling_friction * gamma, *_of((impulse, slack), tail), kappa, mass[..., 1], _of(change, tail)))
         return _join(pairs)
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
@@ -212,9 +218,12 @@ class LinearContact(FrictionalContact):
         slip = (self.directions(touch.normal) * self.slip(motions, touch)[..., None, :]).sum(-1)
         return _join([((level / gap)[..., None], gap[..., None]), _pyramid_start(self.friction * level / gap, slip, level)])
 
-    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep)
-        pyramid = pyramid_on_path(self.friction * gamma, impulse[..., 1:], slack[..., 1:], kappa, mass[..., 0])
+    def on_path(
+        self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
+    ) -> tuple[Tensor, Tensor]:
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _of(change, 0))
+        facets = slice(1, None)
+        pyramid = pyramid_on_path(self.friction * gamma, *_of((impulse, slack), facets), kappa, mass[..., 0], _of(change, facets))
         return _join([(gamma[..., None], (kappa / gamma)[..., None]), pyramid])
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
@@ -245,6 +254,10 @@ def _disc_start(height: Tensor, rates: Tensor, level: Tensor) -> tuple[Tensor, T
     eta = (level + torch.sqrt(level * level + 4 * height * height * speed)) / (2 * height)
     xi = (level / (eta * eta - speed))[..., None] * torch.cat((eta[..., None], -rates), dim=-1)
     return xi, torch.cat((eta[..., None], rates), dim=-1)
+
+
+def _of(pair: tuple[Tensor, Tensor], place: int | slice) -> tuple[Tensor, Tensor]:
+    return pair[0][..., place], pair[1][..., place]
 
 
 def _join(pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo import quaternion as quat
 from torchdojo.parameters import PhysicalModule
+from torchdojo.path_maps import Change
 
 __all__ = ["Cones", "Element", "Motion", "Pose", "Twist", "orthonormal_complement"]
 
@@ -126,7 +127,9 @@ class Element(PhysicalModule):
         """
         return 1 / (1 / mass).sum(-1, keepdim=True)
 
-    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor] | None:
+    def on_path(
+        self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
+    ) -> tuple[Tensor, Tensor] | None:
         """Impulses and slacks (..., E, cones.size) with products of exactly κ for any real ones, and those unchanged that have such.
 
         With it, warm starts take the steps of `solver.path_newton`. Default: None, and they take those of the interior-point method.
@@ -135,6 +138,8 @@ class Element(PhysicalModule):
             impulse, slack: (..., E, cones.size), inside their cones or not.
             kappa: broadcastable to (..., E). mass: of `effective_mass`.
             timestep: h [s], broadcastable to (..., E).
+            change: of impulses and slacks since the Newton step before, of their shape, NaN where there was none. It tells how much impulse
+                a slack is really worth (`path_maps.weight_of`).
         """
         return None
 

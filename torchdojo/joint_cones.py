@@ -23,7 +23,7 @@ from torchdojo.elements import Cones, Element, Motion, Pose
 from torchdojo.joints import BOUNDS, StandardJoint, _expand, _project
 from torchdojo.limit_maps import normal_at_limit, pair_at_limit
 from torchdojo.parameters import bind
-from torchdojo.path_maps import LEAST_HEIGHT, disc_gap, normal_on_path
+from torchdojo.path_maps import LEAST_HEIGHT, Change, disc_gap, normal_on_path, weight_of
 
 __all__ = ["JointFriction", "JointLimits"]
 
@@ -128,9 +128,11 @@ class JointLimits(JointElement):
         wrenches = [coordinate_wrench(joint, poses[0], poses[1], one) for one in _units(joint)]
         return _coordinate_mass(joint, poses, mass, inertia, timestep, wrenches)[..., self.sides[0]]
 
-    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
+    def on_path(
+        self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
+    ) -> tuple[Tensor, Tensor]:
         kappa = kappa[..., None]
-        gamma = normal_on_path(impulse, slack, kappa, mass, timestep[..., None])
+        gamma = normal_on_path(impulse, slack, kappa, mass, timestep[..., None], change)
         return gamma, kappa / gamma
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
@@ -176,10 +178,14 @@ class JointFriction(JointElement):
         joint = self.bound_joint()
         return _coordinate_mass(joint, poses, mass, inertia, timestep, [input_wrench(joint, one) for one in _units(joint)])
 
-    def on_path(self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
+    def on_path(
+        self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
+    ) -> tuple[Tensor, Tensor]:
         # With λ = b x the slacks of the path are a rate of −2κx/(b(1 − x²)): t = λ − mass ċ⁺ gives x + ε x/(1 − x²) = t/b.
         (p, q), (slack_p, slack_q) = impulse.tensor_split(2, -1), slack.tensor_split(2, -1)
         b, kappa = self.bound_impulse(timestep[..., None]), kappa[..., None]
+        (dp, dq), (dslack_p, dslack_q) = (part.tensor_split(2, -1) for part in change)
+        mass = weight_of(mass, (0.5 * (dp - dq))[..., None], (dslack_p - dslack_q)[..., None])
         t = 0.5 * (p - q) - mass * (slack_p - slack_q)
         impulse = _pair(b, disc_gap(t.abs() / b, 2 * kappa / b * mass / b), t >= 0)
         return impulse, kappa / impulse

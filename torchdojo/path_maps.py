@@ -1,7 +1,8 @@
 """Points of the central path from points off it: what `Element.on_path` of contacts is made of (solver/path_newton.py has the theory).
 
 Each map takes impulses and slacks as a Newton step leaves them, inside their cones or not, and returns a pair whose products are exactly κ.
-Pairs that have such products, and satisfy the row of the cone's height, come back unchanged.
+Pairs that have such products, and satisfy the row of the cone's height, come back unchanged. `change` is that since the Newton step before,
+NaN where there was none.
 """
 
 from __future__ import annotations
@@ -9,26 +10,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["disc_gap", "disc_on_path", "normal_on_path", "pyramid_on_path"]
+__all__ = ["disc_gap", "disc_on_path", "normal_on_path", "pyramid_on_path", "weight_of"]
 
-# How much impulse a gap is worth, in units of m/h, where a contact opens or closes (a slip is worth m, where one sticks or slips). For
-# quadrupeds, ants and humanoids within a factor of 3 of the best; twice the m of slips or more is bad.
+# How much impulse a gap is worth, in units of m/h, where a contact opens or closes (a slip is worth m, where one sticks or slips), when
+# nothing is known but the mass of the body. For quadrupeds, ants and humanoids within a factor of 3 of the best.
 IMPULSE_WEIGHT = 1 / 3
+MOST_WEIGHT, OTHER_WEIGHT = 50.0, 4.0  # of `weight_of`, relative to that
 PYRAMID_STEPS = 6
 LEAST_HEIGHT = 1e-12  # of a friction cone [N·s]: a frictionless contact needs an interior, too
 
+Change = tuple[Tensor, Tensor]  # of impulses and slacks since the point before, of their shapes: see `weight_of`
 
-def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor) -> Tensor:
-    """γ > 0 with γ − a κ/γ = `gamma` − a `gap`, (...,): the positive root, without cancellation."""
-    weight = IMPULSE_WEIGHT * mass / timestep
+
+def weight_of(nominal: Tensor, impulse: Tensor, slack: Tensor) -> Tensor:
+    """How much impulse a slack (a gap, a slip) is worth in a map onto the path, (...,), from the last two points of Newton's method.
+
+    Those points satisfy the equations of motion, linearized: where only this contact changes, slack = s₀ + G impulse with its mobility G,
+    and the map leads to the solution in one step if its weight is G⁻¹. Of the whole mechanism G is expensive to know. The change from one
+    point to the next tells it along the way that matters, as a secant (Barzilai and Borwein 1988): Δimpulse·Δslack / |Δslack|². A body
+    that others hold is mostly heavier than `nominal` (smaller weights did not help), and where several contacts hold it G is nearly
+    singular; so the secant counts between once and MOST_WEIGHT times `nominal`. A negative one says that others moved the contact, and
+    OTHER_WEIGHT is better then than 1 or 10. Mean iterations with nominal weights and with these: quadruped 3.90 and 3.79, ant 5.20 and
+    4.68, humanoid 6.36 and 5.84 (lying on the ground 11.3 and 10.2), Atlas 9.6 and 9.0, chains of 10 and 100 driven balls 5.8 and 5.3,
+    8.1 and 7.0.
+
+    Args:
+        nominal: (...,). impulse, slack: (..., k) changes since the point before; slacks that are NaN give `nominal`.
+    """
+    product, square = (impulse * slack).sum(-1), (slack * slack).sum(-1)
+    secant = torch.minimum(torch.maximum(product / square, nominal), MOST_WEIGHT * nominal)
+    return torch.where(square.isnan(), nominal, torch.where(product > 0, secant, OTHER_WEIGHT * nominal))
+
+
+def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change) -> Tensor:
+    """γ > 0 with γ − a κ/γ = `gamma` − a `gap`, (...,): the positive root, without cancellation. `change`: of them, (...,)."""
+    weight = weight_of(IMPULSE_WEIGHT * mass / timestep, change[0][..., None], change[1][..., None])
     c, level = gamma - weight * gap, kappa * weight
     root = torch.sqrt(c * c + 4 * level)
     return torch.where(c > 0, 0.5 * (c + root), 2 * level / (root - c))
 
 
-def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, change: Change) -> tuple[Tensor, Tensor]:
     """ξ and η (..., 3) of a second-order cone with ξ₁ = `height` (...,), from their last two components (..., 2)."""
-    height = height.clamp_min(LEAST_HEIGHT)
+    height, mass = height.clamp_min(LEAST_HEIGHT), weight_of(mass, *change)
     tangent = impulse - mass[..., None] * slack
     length = torch.sqrt((tangent * tangent).sum(-1).clamp_min(torch.finfo(impulse.dtype).tiny))
     base = kappa / height
@@ -54,7 +78,7 @@ def disc_gap(tau: Tensor, epsilon: Tensor) -> Tensor:
     return g
 
 
-def pyramid_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+def pyramid_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, change: Change) -> tuple[Tensor, Tensor]:
     """(ψ, β) and (sψ, η), each (..., 1 + n), of a pyramid with 1ᵀβ + sψ = `height` (...,), from such ones off the path.
 
     As in the disc, β − m (slip along each direction) is split into an impulse inside the pyramid and a slip that belongs to it: with
@@ -67,6 +91,7 @@ def pyramid_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tenso
     after five steps is rounding (n from 2 to 8, heights and impulses from 1e-4 to 10, κ from 1e-10 to 0.1, m from 0.01 to 10).
     """
     height = height.clamp_min(LEAST_HEIGHT)
+    mass = weight_of(mass, change[0][..., 1:], change[1][..., 1:] - change[0][..., :1])
     kappa, m = torch.broadcast_tensors(kappa, height)[0], mass[..., None]
     d = impulse[..., 1:] - m * (slack[..., 1:] - impulse[..., :1])
     count = torch.arange(d.shape[-1] + 1, dtype=d.dtype, device=d.device)

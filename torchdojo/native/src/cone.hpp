@@ -332,17 +332,21 @@ struct Cones {
     // The cone variables of w moved onto the central path, in the lanes of `mask`: a smoothed projection.
     //   orthant: with c = γ − a s, γ = (c + √(c² + 4κa))/2 and s = κ/γ (Chen and Harker 1993; Kanzow 1996; Smale 1987);
     //   friction: with the height ξ₁ = μγ given, t = β − b η₂₃ is split into β inside the disc of that radius and the slip.
-    // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: a = m/3h, b = m (of the body; for
-    // quadrupeds, ants and humanoids within a factor of 3 of the best, and twice that or more is bad for b).
-    void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w) const {
-        JointCones<T>::project(problem, kappa, mask, w);
+    // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: they are at least a = m/3h and b = m
+    // (of the body), and more where other bodies hold it and the last two of Newton's points say so (weight_of in path_maps.py).
+    // `before`: in the places of w, Newton's points of the call before, of use in the lanes of `known`; becomes those of w as given.
+    void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known) const {
+        JointCones<T>::project(problem, kappa, mask, w, before, known);
         const T third = 1.0 / (3.0 * problem.timestep());
         auto put = [&](int k, const T &value) { w[k] = select(mask, value, w[k]); };
+        auto heavier = [&](const ContactTable &contact) { return mechanism.is_free[contact.body] ? Mask<T>{} : known; };
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
-            const T a = third * contact_mass(problem, contact);
-            const T gamma = orthant_on_path(w[contact.impulse] - a * w[contact.slack], a, kappa);
-            put(contact.impulse, gamma), put(contact.slack, kappa / gamma);
+            const T gamma = w[contact.impulse], gap = w[contact.slack];
+            PathWeight<T> weight;
+            weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
+            const T a = weight(third * contact_mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
+            put(contact.impulse, on_path), put(contact.slack, kappa / on_path);
         }
         constexpr int width = 4;
         typename Disc<T>::Point points[width];
@@ -358,8 +362,13 @@ struct Cones {
         for_each_friction([&](const ContactTable &friction, int c) {
             const ContactTable &contact = mechanism.contacts[contact_of(c)];
             const T height = coefficient(problem, c) * w[contact.impulse];
-            const T mass = c < mechanism.num_contacts ? contact_mass(problem, contact) : couple_mass(problem, contact);
             const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
+            // (of a pyramid, slips are η − ψ)
+            const T psi = friction.is_pyramid() ? change(before[impulse], w[impulse]) : T{};
+            PathWeight<T> weight;
+            for (int k = 1; k < friction.friction_size(); ++k)
+                weight.add(change(before[impulse + k], w[impulse + k]), change(before[slack + k], w[slack + k]) - psi);
+            const T mass = weight(c < mechanism.num_contacts ? contact_mass(problem, contact) : couple_mass(problem, contact), heavier(contact));
             if (friction.is_pyramid()) {
                 T values[2][1 + most_facets];
                 for (int k = 0; k < friction.friction_size(); ++k) {

@@ -43,6 +43,30 @@ TD_INLINE T disc_gap(const T &tau, const T &epsilon) {
     return gap;
 }
 
+namespace constant {
+constexpr double most_weight = 50.0, other_weight = 4.0;  // MOST_WEIGHT and OTHER_WEIGHT in path_maps.py
+}
+
+// Impulse per slack of a smoothed projection: a secant of Newton's points (weight_of in path_maps.py), in the lanes of `known`.
+template <class T>
+struct PathWeight {
+    T product{}, square{};
+
+    TD_INLINE void add(const T &impulse, const T &slack) { product += impulse * slack, square += slack * slack; }
+    TD_INLINE T operator()(const T &nominal, const Mask<T> &known) const {
+        const T secant = min(max(product / square, nominal), constant::most_weight * nominal);
+        return select(known, select(product > T{}, secant, constant::other_weight * nominal), nominal);
+    }
+};
+
+// The point of Newton's step before: gives the change since, and takes the new one.
+template <class T>
+TD_INLINE T change(T &before, const T &now) {
+    const T from = before;
+    before = now;
+    return now - from;
+}
+
 // γ > 0 with γ − a κ/γ = c: the positive root, without cancellation.
 template <class T>
 TD_INLINE T orthant_on_path(const T &c, const T &a, const T &kappa) {
@@ -146,22 +170,27 @@ public:
         }
     }
 
-    // The pairs of w moved onto the path (JointLimits.on_path, JointFriction.on_path), in the lanes of `mask`.
-    static void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w) {
+    // The pairs of w moved onto the path (JointLimits.on_path, JointFriction.on_path), in the lanes of `mask`. `before`: see Cones::project.
+    static void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known) {
         const T h = problem.timestep(), third = 1.0 / (3.0 * h);
         for_each(problem, [&](const JointConeTable &cone, JointConeData<T> &) {
             T *x = w + cone.impulse, *s = w + cone.slack;
             auto put = [&](int k, const T &impulse, const T &slack) {
                 x[k] = select(mask, impulse, x[k]), s[k] = select(mask, slack, s[k]);
             };
-            const T mass = problem.cone_mass(cone);
+            T *x_before = before + cone.impulse, *s_before = before + cone.slack;
+            PathWeight<T> weight;
             if (cone.kind == JointConeTable::friction) {
                 const int q = cone.stride;
+                const T dx = change(x_before[0], x[0]) - change(x_before[q], x[q]), ds = change(s_before[0], s[0]) - change(s_before[q], s[q]);
+                weight.add(0.5 * dx, ds);
+                const T mass = weight(problem.cone_mass(cone), known);
                 const T b = max(h * problem.parameters[cone.parameter], broadcast<T>(constant::least_height)), inverse = 1.0 / b;
                 const T t = 0.5 * (x[0] - x[q]) - mass * (s[0] - s[q]);
                 put_pair(b, disc_gap(abs(t) * inverse, 2.0 * kappa * inverse * (mass * inverse)), t >= T{}, kappa, q, put);
             } else {
-                const T a = third * mass;
+                weight.add(change(x_before[0], x[0]), change(s_before[0], s[0]));
+                const T a = weight(third * problem.cone_mass(cone), known);
                 const T gamma = orthant_on_path(x[0] - a * s[0], a, kappa);
                 put(0, gamma, kappa / gamma);
             }

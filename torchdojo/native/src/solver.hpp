@@ -48,7 +48,7 @@ class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
         : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns),
-          right(m.schedule.num_rows) {}
+          newton(m.num_unknowns), right(m.schedule.num_rows) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // shared: parameters of all environments, or null where each job has its own.
@@ -128,7 +128,7 @@ private:
 
     Options options;
     const double *shared_parameters = nullptr;
-    std::vector<T> w, trial, direction, right;
+    std::vector<T> w, trial, direction, newton, right;  // newton: the last trials before they were projected
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
@@ -256,11 +256,12 @@ private:
     // Trials of lanes that go on, along their directions, and of those that begin; those on the path are brought there.
     void place() {
         if (loaded) problem.prepare(), loaded = false;
-        Mask<T> onto = lifted, moved{};
+        Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial was a point of this attempt, too
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const bool goes_on = phase[lane] == searching;
             set_mask(moved, lane, goes_on);
             if (goes_on && on_path(attempt[lane]) && mechanism.num_cones) set_mask(onto, lane, true);
+            set_mask(known, lane, goes_on && iteration[lane] > 1 && !halvings[lane]);
         }
         const T step = alpha;  // (members would be read anew after every store)
         const Mask<T> kept = accepted;
@@ -271,7 +272,7 @@ private:
         }
         if (any(restart)) cones.start(problem, trial.data(), level, restart);
         if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast);
-        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data());
+        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
         restart = lifted = forecast = Mask<T>{};
     }
 
