@@ -81,6 +81,8 @@ struct Schedule {
 
 namespace ldu {
 
+constexpr int registers = pack_lanes == 8 ? 32 : 16;  // of vectors
+
 // ---- kernels. A size of 0 among the template parameters means that it is known only at run time. ----
 
 // a (n x n) becomes its factors: L below the diagonal (ones on it), U above, reciprocals of U's diagonal on it.
@@ -143,8 +145,9 @@ TD_INLINE void divide_columns(const T *__restrict d, R *__restrict x, int stride
 template <int N, int C, class T, class R>
 inline void divide(const T *__restrict d, R *__restrict x, int n, int columns) {
     if constexpr (N > 0 && C > 0) {
-        constexpr int width = C % 3 == 0 ? 3 : C % 2 == 0 ? 2 : C == 5 ? 3 : 1;  // 6 x 3 accumulators and a row of D fit 32 registers
-#pragma GCC unroll 3
+        // 6 x 3 accumulators and a row of D fit 32 registers, 6 x 2 fit 16.
+        constexpr int width = registers > 16 && (C % 3 == 0 || C == 5) ? 3 : C > 1 ? 2 : 1;
+#pragma GCC unroll 4
         for (int c = 0; c + width <= C; c += width) divide_columns<N, width>(d, x + c, C);
         if constexpr (C % width != 0) divide_columns<N, C % width>(d, x + C - C % width, C);
     } else {
@@ -178,32 +181,38 @@ inline void divide_transposed(const T *__restrict d, R *__restrict x, int n) {
     }
 }
 
+// M rows and C columns of A, of those `stride` apart.
 template <int M, int N, int C, class T>
-TD_INLINE void subtract_rows(T *__restrict a, const T *__restrict l, const T *__restrict u) {
+TD_INLINE void subtract_rows(T *__restrict a, const T *__restrict l, const T *__restrict u, int stride) {
     T sum[M][C];
 #pragma GCC unroll 2
     for (int r = 0; r < M; ++r)
 #pragma GCC unroll 9
-        for (int c = 0; c < C; ++c) sum[r][c] = a[r * C + c];
+        for (int c = 0; c < C; ++c) sum[r][c] = a[r * stride + c];
 #pragma GCC unroll 9
     for (int p = 0; p < N; ++p)
 #pragma GCC unroll 2
         for (int r = 0; r < M; ++r)
 #pragma GCC unroll 9
-            for (int c = 0; c < C; ++c) sum[r][c] -= l[r * N + p] * u[p * C + c];
+            for (int c = 0; c < C; ++c) sum[r][c] -= l[r * N + p] * u[p * stride + c];
 #pragma GCC unroll 2
     for (int r = 0; r < M; ++r)
 #pragma GCC unroll 9
-        for (int c = 0; c < C; ++c) a[r * C + c] = sum[r][c];
+        for (int c = 0; c < C; ++c) a[r * stride + c] = sum[r][c];
 }
 
 // A (rows x columns) -= L (rows x n) U (n x columns)
 template <int N, int C, class T>
 inline void subtract(T *__restrict a, const T *__restrict l, const T *__restrict u, int rows, int n, int columns) {
     if constexpr (N > 0 && C > 0) {
+        // Two rows of up to 6 columns fit 16 registers.
+        constexpr int width = registers > 16 || C <= 6 ? C : (C + 1) / 2;
         int r = 0;
-        for (; r + 2 <= rows; r += 2) subtract_rows<2, N, C>(a + r * C, l + r * N, u);
-        if (r < rows) subtract_rows<1, N, C>(a + r * C, l + r * N, u);
+        for (; r + 2 <= rows; r += 2) {
+            subtract_rows<2, N, width>(a + r * C, l + r * N, u, C);
+            if constexpr (width < C) subtract_rows<2, N, C - width>(a + r * C + width, l + r * N, u + width, C);
+        }
+        if (r < rows) subtract_rows<1, N, C>(a + r * C, l + r * N, u, C);
     } else {
         for (int r = 0; r < rows; ++r)
             for (int p = 0; p < n; ++p) {
