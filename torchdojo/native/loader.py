@@ -54,7 +54,7 @@ CPU_CHOICES = (
 )
 OPENMP_CHOICES = ((("-fopenmp",), ("-fopenmp",)), (("-Xpreprocessor", "-fopenmp"), ("-lomp",)), ((), ()))  # the second: Apple's clang
 
-COMPILE_SECONDS = 45  # for the announcement only
+COMPILE_SECONDS = 40  # for the announcement only
 LOCK_SECONDS = 600.0  # longer than any compile; then this process compiles for itself, which is safe without the lock too
 STALE_SECONDS = 86400.0
 

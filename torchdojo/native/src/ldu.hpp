@@ -427,4 +427,19 @@ void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, 
     }
 }
 
+// Compiled once, in ldu_api.cpp. T: of the matrix, R: of right-hand sides.
+#define TD_LDU_FACTOR(EXTERN, T)                                                             \
+    EXTERN template void ldu_factor<T>(const Schedule &, T *);                               \
+    EXTERN template void ldu_factor<T>(const Schedule &, const T *, T *);                    \
+    EXTERN template void ldu_factor_and_solve<T>(const Schedule &, T *, T *);
+#define TD_LDU_SOLVE(EXTERN, T, R)                                                           \
+    EXTERN template void ldu_solve<T, R>(const Schedule &, const T *, R *);                  \
+    EXTERN template void ldu_solve_transposed<T, R>(const Schedule &, const T *, R *, bool); \
+    EXTERN template void ldu_subtract_transposed_product<T, R>(const Schedule &, const T *, const R *, R *);
+#define TD_LDU(EXTERN)                                                                       \
+    TD_LDU_FACTOR(EXTERN, double) TD_LDU_FACTOR(EXTERN, Pack)                                \
+    TD_LDU_SOLVE(EXTERN, double, double) TD_LDU_SOLVE(EXTERN, double, Pack) TD_LDU_SOLVE(EXTERN, Pack, Pack)
+
+TD_LDU(extern)
+
 }  // namespace torchdojo

@@ -8,6 +8,10 @@
 
 #include "ldu.hpp"
 
+namespace torchdojo {
+TD_LDU()
+}
+
 using namespace torchdojo;
 
 namespace {

@@ -1,5 +1,6 @@
 // What is tried, one environment at a time, where neither the warm nor the cold start converges: continuation along the central path, then
-// two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants).
+// two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants). Two members are
+// in worker_one.cpp, so that one file compiles all this for lanes, too.
 #pragma once
 
 #include <memory>
@@ -37,17 +38,10 @@ public:
     Stepper<double> stepper;
 
     // The ladder from the start given in the job.
-    bool solve(const Job &job, const Options &options, const double *shared, int64_t depth) {
-        SingleJob feed{&job};
-        stepper.run(feed, options, shared);
-        return feed.solved || (*job.status == max_iterations && recover(job, options, shared, depth));
-    }
+    bool solve(const Job &job, const Options &options, const double *shared, int64_t depth);
 
     // The rungs below the cold start. On failure the job's outputs stay as the solver left them.
-    bool recover(const Job &job, const Options &options, const double *shared, int64_t depth = 0) {
-        if (continuation(job, options, shared)) return *job.status = success, true;
-        return depth < options.max_halvings && halve(job, options, shared, depth);
-    }
+    bool recover(const Job &job, const Options &options, const double *shared, int64_t depth = 0);
 
     // The state between the two half steps and their solutions, for derivatives.
     struct Halves {
