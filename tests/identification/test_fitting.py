@@ -11,6 +11,7 @@ from made_up import thrown_cubes
 from conftest import REPOSITORY, shared_path
 from torchdojo import quaternion as quat
 from torchdojo.identification import (
+    FittedObject,
     GaussNewtonOptions,
     LeastSquares,
     Recordings,
@@ -42,6 +43,25 @@ def noisy(arrays: dict[str, np.ndarray], seed: int) -> Recordings:
     turned = quat.multiply(torch.from_numpy(arrays["quaternion"]), quat.exp(turn)).numpy()
     arrays = {**arrays, "position": arrays["position"] + shift.numpy(), "quaternion": turned}
     return recordings_of({name: array for name, array in arrays.items() if "velocity" not in name})
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("cube", {"corner_radius": 3e-4, "restitution": 1e-5}),
+        ("cube", {"corner_radius": 1e-9, "restitution": 0.999}),
+        ("cube", {"stiffness": 10.0, "damping": 1e-3}),
+        ("elbow", {"corner_radius": 3e-4, "hinge_damping": [1e-7], "hinge_friction": [1e-6], "stiffness": 10.0, "damping": 1e-3}),
+        ("elbow", {"restitution": 1e-5, "bending_stiffness": 1e-3, "bending_damping": 1e-7}),
+    ],
+)
+def test_what_a_fit_has_found_comes_back(name, found):
+    """However small: a stage starts where the one before it ended, and a fitted object is what was found."""
+    fitted = FittedObject(object=name, parameters=found, given={}, laws={}, substeps=4, kappa=1e-6, heading=False, width=None)
+    values = fitted.model(1 / 148).values()
+    assert values.keys() == found.keys()
+    for parameter, value in values.items():
+        torch.testing.assert_close(value.detach(), torch.tensor(found[parameter], dtype=torch.float64), rtol=1e-9, atol=0)
 
 
 @pytest.mark.slow

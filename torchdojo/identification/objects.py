@@ -132,18 +132,19 @@ def _contact_laws(given: Mapping[str, Any], parameters: Sequence[str], laws: Map
 
 
 def _contact_parameters(given: Mapping[str, Any], laws: Mapping[str, Any]) -> list[Parameter]:
-    """Parameters that all contacts share, and gravity, which a world that is not level turns."""
+    """Parameters that all contacts share, and gravity, which a world that is not level turns. Those on a bound start off it; all others
+    where they are, as what a fit has found comes back this way."""
     known = [
         Parameter("friction", given["friction"], "contacts.*.friction", lower=0.0),
-        Parameter("corner_radius", max(given["corner_radius"], 1e-3), "contacts.*.radius", lower=0.0),
+        Parameter("corner_radius", given["corner_radius"] or 1e-3, "contacts.*.radius", lower=0.0),
         Parameter("plane_height", given["plane_height"], "contacts.*.offset", scale=1e-2),
         Parameter("gravity", given["gravity"], lower=0.0),
         Parameter("tilt", given["tilt"], scale=0.1),
     ]
     for name, start in CONTACT_LAWS.items():
         field, upper = f"contacts.*.{name}" * (name in laws) or (), 1.0 if name == "restitution" else None
-        value = max(laws.get(name, start), 1e-2 * start)
-        known.append(Parameter(name, min(value, 0.99) if upper else value, field, lower=0.0, upper=upper))
+        value = laws.get(name) or start
+        known.append(Parameter(name, 0.99 if value == upper else value, field, lower=0.0, upper=upper))
     return known
 
 
@@ -319,7 +320,7 @@ def elbow_model(
     damping, rubbing = (float(_vector(given[name]).sum()) for name in ("hinge_damping", "hinge_friction"))
     hinge: dict[str, Any] = {"damper": damping}
     if "hinge_friction" in parameters or rubbing:
-        hinge["friction"] = max(rubbing, 1e-4)
+        hinge["friction"] = rubbing or 1e-4
     bends = bool(given["bending_stiffness"]) or "bending_stiffness" in parameters
     if bends:
         given = {**given, "bending_stiffness": given["bending_stiffness"] or 50.0, "bending_damping": given["bending_damping"] or 1e-2}
@@ -336,8 +337,8 @@ def elbow_model(
         Parameter("parent_anchor", given["parent_anchor"], scale=1e-2),
         Parameter("child_anchor", given["child_anchor"], scale=1e-2),
         Parameter("axis", given["axis"], ["joints.hinge.axis", *(["joints.bending.axis"] if bends else ())], scale=0.1),
-        Parameter("hinge_damping", [max(damping, 1e-5)], "joints.hinge.damper", lower=0.0),
-        Parameter("hinge_friction", [max(rubbing, 1e-4)], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
+        Parameter("hinge_damping", [damping or 1e-5], "joints.hinge.damper", lower=0.0),
+        Parameter("hinge_friction", [rubbing or 1e-4], "joints.hinge.friction" * ("friction" in hinge) or (), lower=0.0),
         Parameter("bending_stiffness", given["bending_stiffness"] or 1.0, lower=0.0),
         Parameter("bending_damping", given["bending_damping"] or 1.0, lower=0.0),
         Parameter("bending_point", given["bending_point"], scale=1e-2),
