@@ -155,13 +155,13 @@ def test_real_hinge_is_where_it_is():
     assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
     assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
-    # Measured on throws held back: 25 % less position error (47.8 mm), 16 % less rotation error (58.5 degrees), 11 % less joint error. This
-    # is the hardest of five folds, whose means are 35 %, 26 % and 21 % (torchdojo fit configs/identify_elbow.yaml --folds 5, a quarter of
-    # an hour). Both objects start as the flights say. The axis of the hinge tilts in an impact.
+    # Measured on throws held back: 28 % less position error (42.9 mm), 24 % less rotation error (53.1 degrees), 20.4 % less joint error.
+    # (Both objects start as the flights say.) Throws are chaotic: parameters changed by a thousandth move the joint error by 0.5 %, and
+    # so may another machine's rounding, for which the bounds leave room.
     assert fitted["flagged_steps"] == 0
-    assert fitted["position_error_mm"] <= min(0.8 * nominal["position_error_mm"], 52.0)
-    assert fitted["rotation_error_degrees"] <= min(0.92 * nominal["rotation_error_degrees"], 63.5)
-    assert fitted["joint_error_degrees"] <= 0.94 * nominal["joint_error_degrees"]
+    assert fitted["position_error_mm"] <= 0.77 * nominal["position_error_mm"]
+    assert fitted["rotation_error_degrees"] <= 0.80 * nominal["rotation_error_degrees"]
+    assert fitted["joint_error_degrees"] <= 0.83 * nominal["joint_error_degrees"]
     # The links are boxes of 0.1 x 0.05 x 0.05 m: their second moments are nearer to those of solid ones than to those of their URDF, which
     # are the same about all axes.
     x, y, z = report.values["second_moments"]
