@@ -287,7 +287,8 @@ private:
             RowGradient<T, T> &now = out.coordinate[i], &change = out.difference[i], then;
             if (translation) {
                 now = change = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
-                if (joint.has_damper) then = translation_gradient(parent.before, child.before, data.offset, data.before, anchor, f);
+                if (joint.has_damper)
+                    then = translation_gradient(parent.one_step_back(), child.one_step_back(), data.offset, data.before, anchor, f);
             } else {
                 if (joint.has_spring)
                     now = {Vec3<T>{}, left_jacobian_inverse(data.angle, f), -(data.offset * right_jacobian_inverse(data.angle, f))};

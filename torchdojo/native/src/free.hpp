@@ -114,18 +114,19 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
     const T *p = &problem.parameters[joint.parameters];
     const Vec3<T> anchor = load3(p + parameter::child_anchor);
     const int held = joint.held();
-    BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
     FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
     Vec3<T> change{};
     Mat3<T> before;
+    BodyPose<T> parent_back, child_back;
     if (joint.has_damper) {
-        for (BodyData<T> *body : {&parent, &child}) {
-            body->before.x = 2.0 * body->pose.x - body->next.x;
-            body->before.q = body->pose.q * conjugate(body->increment);
-            body->before.R = rotation_matrix(body->before.q);
+        if (joint.free_t()) {
+            parent_back = parent.one_step_back(), child_back = child.one_step_back();
+            data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
+            change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, data.before);
+        } else {
+            data.before.p = conjugate(parent.orientation_back() * data.offset_quaternion) * child.orientation_back();
         }
-        data.before = problem.relative(joint, parent.before, child.before, data.offset_quaternion);
-        change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, data.before);
         if (joint.free_r()) data.turn = rotation_vector(conjugate(data.before.p) * data.now.p);
         before = rotation_matrix(data.before.p);
     }
@@ -147,7 +148,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         if (joint.has_damper) {
             T rate;
             if (translation) {
-                const auto g = translation_gradient(parent.before, child.before, data.offset, data.before, anchor, f);
+                const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
                 rate = dot(f, change) / h;
                 row = {g.x_child, back(child, g.phi_child), back(parent, g.phi_parent)};
             } else {

@@ -119,9 +119,8 @@ private:
         const int free = joint.free();
         const bool acts = free_acts(joint), implicit = joint.has_damper || joint.free_data >= 0;
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
-        const BodyPose<T> parent_back = joint.has_damper ? parent.before : one_step_back(parent);
-        const BodyPose<T> child_back = joint.has_damper ? child.before : one_step_back(child);
-        const Relative<T> back = joint.has_damper ? data.before : problem.relative(joint, parent_back, child_back, data.offset_quaternion);
+        const BodyPose<T> parent_back = parent.one_step_back(), child_back = child.one_step_back();
+        const Relative<T> back = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
         const Vec3<T> d = problem.displacement(joint, data, data.now), d_back = problem.displacement(joint, data, back);
         RotationVector<T> angle{}, turn{};
         if (joint.free_r()) {
@@ -256,11 +255,6 @@ private:
             g.add_coordinate(coupling.coordinate[e], -mu * data.weight[e], next, angle);
             g.finish();
         }
-    }
-
-    static BodyPose<T> one_step_back(const BodyData<T> &body) {
-        const Quat<T> q = body.pose.q * conjugate(body.increment);
-        return {2.0 * body.pose.x - body.next.x, q, rotation_matrix(q)};
     }
 
     // What the timestep does to V by the poses one step back, from the velocities of bodies.

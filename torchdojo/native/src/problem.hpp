@@ -28,11 +28,18 @@ struct BodyPose {
 
 template <class T>
 struct BodyData {
-    BodyPose<T> pose, next, before;   // before: the current pose moved back by the next velocity (dampers measure against it)
+    BodyPose<T> pose, next;
     T q_norm;                         // of the quaternion as given
     Vec3<T> linear, angular;          // known part of the balance of momentum, impulses of springs and inputs included
     Quat<T> increment;
     Mat3<T> M;
+
+    // The current pose moved back by the next velocity, against which dampers measure.
+    TD_INLINE BodyPose<T> one_step_back() const {
+        const Quat<T> q = orientation_back();
+        return {2.0 * pose.x - next.x, q, rotation_matrix(q)};
+    }
+    TD_INLINE Quat<T> orientation_back() const { return pose.q * conjugate(increment); }
 };
 
 // A displacement and a relative orientation seen from the joint frame.
@@ -47,7 +54,7 @@ template <class T>
 struct JointData {
     Mat3<T> offset;                   // R_off
     Quat<T> offset_quaternion;
-    Relative<T> now, next, before;
+    Relative<T> now, next, before;    // before: where a damper acts; its displacement where that acts along translations
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
     T free_force[6];                  // of springs and inputs on the free directions [N·s, N·m·s]
     T impulse[6];                     // of dampers, armature, friction and limits on the free directions
@@ -237,7 +244,7 @@ struct Problem {
         origin.R = rotation_matrix(origin.q);
         BodyData<T> &world = bodies[m.num_bodies];
         world = BodyData<T>{};
-        world.pose = world.next = world.before = origin;
+        world.pose = world.next = origin;
         world.increment.w = broadcast<T>(1.0);
     }
 
