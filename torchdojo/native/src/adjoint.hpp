@@ -69,7 +69,8 @@ public:
     // Factor the derivative at w, where `problem` has been prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.condense(problem, w);
-        problem.template linearize<false>(w);
+        problem.evaluate(w);
+        problem.template differentiate<false>(w);
         refinement.condense(problem, give);
         capacitance.clear();
         if constexpr (several_per_matrix) leave_out(problem);

@@ -10,9 +10,9 @@
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
 #pragma once
 
+#include "contact.hpp"
 #include "coupling.hpp"
 #include "disc.hpp"
-#include "law.hpp"
 #include "pyramid.hpp"
 
 namespace torchdojo {

@@ -151,7 +151,8 @@ private:
     void evaluate(const double *v, double *r, bool factored) {
         Problem<double> &problem = stepper.problem;
         stepper.cones.condense(problem, v);
-        problem.linearize(v);
+        problem.evaluate(v);
+        problem.differentiate(v);
         std::copy(problem.residual.begin(), problem.residual.end(), r);
         auto multiply = [&](int impulse, int slack) { r[slack] = v[impulse] * v[slack]; };
         for (const ContactTable &contact : mechanism.contacts) multiply(contact.impulse, contact.slack);

@@ -281,8 +281,7 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] != idle && !on_path(attempt[lane]));
-        cones.condense(problem, trial.data(), inside);
-        problem.linearize(trial.data());
+        problem.evaluate(trial.data());
 
         T sum{};
         const T equality = largest_residual(mechanism, problem, sum);
@@ -336,11 +335,10 @@ private:
         if (any(advance)) advance_lanes(advance, equality);
     }
 
-    // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
+    // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just evaluated.
     void advance_lanes(const Mask<T> &mask, const T &equality) {
         const T kappa = broadcast<T>(options.kappa), one = broadcast<T>(1.0);
         const T *here = trial.data();
-        regularize(mechanism, problem);
         bool factored = false;
         auto solve = [&](const T *residual) {
             cones.solve(problem, here, residual, right.data(), factored);
@@ -349,6 +347,9 @@ private:
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane)
             set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
+        cones.condense(problem, here, inside);
+        problem.differentiate(here);
+        regularize(mechanism, problem);
         T goal = kappa, inverse{}, mean{}, weight{};
         if (any(inside)) {
             cones.aim(problem, here, T{}, nullptr);
