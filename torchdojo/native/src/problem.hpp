@@ -288,34 +288,37 @@ struct Problem {
         for (int c = 0; c < mechanism.num_couplings; ++c) prepare_coupling(*this, mechanism.couplings[c], couplings[c]);
     }
 
-    // Configuration and residual at w.
-    void evaluate(const T *w) {
-        for (int i = 0; i < mechanism.num_bodies; ++i) evaluate_body(i, w);
-        for (int j = 0; j < mechanism.num_joints; ++j) evaluate_joint(mechanism.joints[j], joints[j], w);
-        for (int c = 0; c < mechanism.num_couplings; ++c) evaluate_coupling(*this, mechanism.couplings[c], couplings[c], w);
-        for (int c = 0; c < mechanism.num_contacts; ++c) {
-            if (mechanism.contacts[c].pair < 0) evaluate_contact(*this, mechanism.contacts[c], contacts[c], w);
-            else evaluate_pair(*this, mechanism.contacts[c], contacts[c], w);
+    // Configuration and residual at w (`valued`), and the matrix there (`derived`), condensed with K of each contact as cone.hpp has set it;
+    // or without B K C, which `condense` adds later.
+    template <bool valued = true, bool derived = true, bool condensed = true>
+    void linearize(const T *w) {
+        if constexpr (derived)
+            for (const auto &[offset, count] : mechanism.fill) std::fill_n(&values[offset], count, T{});
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            if constexpr (valued) evaluate_body(i, w);
+            if constexpr (derived) differentiate_body(i, w);
         }
-    }
-
-    // The matrix there, condensed with K of each contact as cone.hpp has set it; or without B K C, which `condense` adds later.
-    template <bool condensed = true>
-    void differentiate(const T *w) {
-        for (const auto &[offset, count] : mechanism.fill) std::fill_n(&values[offset], count, T{});
-        for (int i = 0; i < mechanism.num_bodies; ++i) differentiate_body(i, w);
         for (int j = 0; j < mechanism.num_joints; ++j) {
-            differentiate_joint(mechanism.joints[j], joints[j]);
-            if constexpr (condensed) condense_free(*this, mechanism.joints[j]);
+            const JointTable &joint = mechanism.joints[j];
+            if (!joint.size) continue;
+            if constexpr (valued) evaluate_joint(joint, joints[j], w);
+            if constexpr (derived) differentiate_joint(joint, joints[j]);
+            if constexpr (derived && condensed) condense_free(*this, joint);
         }
-        for (int c = 0; c < mechanism.num_couplings; ++c) differentiate_coupling(*this, mechanism.couplings[c], couplings[c]);
+        for (int c = 0; c < mechanism.num_couplings; ++c) {
+            if constexpr (valued) evaluate_coupling(*this, mechanism.couplings[c], couplings[c], w);
+            if constexpr (derived) differentiate_coupling(*this, mechanism.couplings[c], couplings[c]);
+        }
         for (int c = 0; c < mechanism.num_contacts; ++c) {
-            if (mechanism.contacts[c].pair < 0) differentiate_contact(*this, mechanism.contacts[c], contacts[c], w);
-            else differentiate_pair(*this, mechanism.contacts[c], contacts[c]);
-            if constexpr (condensed) condense(mechanism.contacts[c], contacts[c]);
+            const ContactTable &contact = mechanism.contacts[c];
+            if constexpr (valued) contact.pair < 0 ? evaluate_contact(*this, contact, contacts[c], w) : evaluate_pair(*this, contact, contacts[c], w);
+            if constexpr (derived) contact.pair < 0 ? differentiate_contact(*this, contact, contacts[c], w) : differentiate_pair(*this, contact, contacts[c]);
+            if constexpr (derived && condensed) condense(contact, contacts[c]);
         }
-        if constexpr (condensed) condense_couples();
+        if constexpr (derived && condensed) condense_couples();
     }
+    void evaluate(const T *w) { linearize<true, false>(w); }
+    void differentiate(const T *w) { linearize<false, true>(w); }
 
     void condense() {
         for (const JointTable &joint : mechanism.joints) condense_free(*this, joint);
@@ -486,7 +489,6 @@ private:
     }
 
     void evaluate_joint(const JointTable &joint, JointData<T> &data, const T *w) {
-        if (!joint.size) return;
         const T *p = &parameters[joint.parameters];
         const int plain = joint.size - joint.extra, held = joint.held();
         data.next = relative(joint, bodies[joint.parent].next, bodies[joint.child].next, data.offset_quaternion);
@@ -514,7 +516,6 @@ private:
     }
 
     void differentiate_joint(const JointTable &joint, const JointData<T> &data) {
-        if (!joint.size) return;
         const T h = timestep();
         const T *p = &parameters[joint.parameters];
         const BodyData<T> &parent = bodies[joint.parent], &child = bodies[joint.child];

@@ -132,7 +132,7 @@ private:
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
-    bool stuck[lanes<T>], loaded = false;
+    bool stuck[lanes<T>], resting[lanes<T>] = {}, loaded = false;  // resting: the last step took no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
     Mask<T> accepted{};               // lanes whose trial becomes the point w from which they go on
@@ -281,7 +281,14 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] != idle && !on_path(attempt[lane]));
-        problem.evaluate(trial.data());
+        // (derivatives at a point that turns out to be the solution would be for nothing)
+        const bool last = all_nearly_there();
+        if (last) {
+            problem.evaluate(trial.data());
+        } else {
+            cones.condense(problem, trial.data(), inside);
+            problem.linearize(trial.data());
+        }
 
         T sum{};
         const T equality = largest_residual(mechanism, problem, sum);
@@ -332,13 +339,30 @@ private:
                 if (get_mask(restart, lane) && iteration[lane] > 0)
                     set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
         }
-        if (any(advance)) advance_lanes(advance, equality);
+        if (!any(advance)) return;
+        if (last) {
+            cones.condense(problem, trial.data(), inside);
+            problem.differentiate(trial.data());
+        }
+        advance_lanes(advance, equality);
     }
 
-    // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just evaluated.
+    // Whether all lanes probably converge with the next evaluation: from a residual that Newton's step squares away, or, as the step before,
+    // at the start.
+    bool all_nearly_there() const {
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            if (phase[lane] == idle) continue;
+            const double e = get(allowed, lane);
+            if (!(phase[lane] == searching ? e * e < options.residual_tol && !halvings[lane] : resting[lane])) return false;
+        }
+        return true;
+    }
+
+    // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
     void advance_lanes(const Mask<T> &mask, const T &equality) {
         const T kappa = broadcast<T>(options.kappa), one = broadcast<T>(1.0);
         const T *here = trial.data();
+        regularize(mechanism, problem);
         bool factored = false;
         auto solve = [&](const T *residual) {
             cones.solve(problem, here, residual, right.data(), factored);
@@ -347,9 +371,6 @@ private:
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane)
             set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
-        cones.condense(problem, here, inside);
-        problem.differentiate(here);
-        regularize(mechanism, problem);
         T goal = kappa, inverse{}, mean{}, weight{};
         if (any(inside)) {
             cones.aim(problem, here, T{}, nullptr);
@@ -409,6 +430,7 @@ private:
     void finish(Feed &feed, int lane) {
         const Job &job = jobs[lane];
         *job.status = success;
+        resting[lane] = iteration[lane] == 0;
         for (int k = 0; k < mechanism.num_unknowns; ++k) job.w[k] = get(trial[k], lane);
         for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = job.w[mechanism.impulses[k]];
         for (int i = 0; i < mechanism.num_bodies; ++i) {
