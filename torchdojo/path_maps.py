@@ -16,6 +16,7 @@ __all__ = ["disc_gap", "disc_on_path", "normal_on_path", "pyramid_on_path", "wei
 # nothing is known but the mass of the body. For quadrupeds, ants and humanoids within a factor of 3 of the best.
 IMPULSE_WEIGHT = 1 / 3
 MOST_WEIGHT, OTHER_WEIGHT = 50.0, 4.0  # of `weight_of`, relative to that
+RETURN_WEIGHT = 20.0  # of `disc_on_path`, relative to the mass
 PYRAMID_STEPS = 6
 LEAST_HEIGHT = 1e-12  # of a friction cone [N·s]: a frictionless contact needs an interior, too
 
@@ -51,8 +52,18 @@ def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, time
 
 
 def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, change: Change) -> tuple[Tensor, Tensor]:
-    """ξ and η (..., 3) of a second-order cone with ξ₁ = `height` (...,), from their last two components (..., 2)."""
-    height, mass = height.clamp_min(LEAST_HEIGHT), weight_of(mass, *change)
+    """ξ and η (..., 3) of a second-order cone with ξ₁ = `height` (...,), from their last two components (..., 2).
+
+    Where the impulse is outside the disc by e, it comes back at a slip of about e over the weight. A weight that is too small makes that much
+    larger than the slip of Newton's point, which it takes several iterations to take back; so the weight is at least e/|slip|, up to
+    RETURN_WEIGHT times `mass`. Mean iterations without and with it: chains of 10 and 100 driven balls 5.48 and 5.33, 7.33 and 7.08,
+    Atlas 8.80 and 8.69, humanoid 5.92 and 5.83, ant 4.68 and 4.66, quadruped 3.81 and 3.84, half-cheetah 3.79 and 3.85, thrown boxes 1.985
+    and 1.979.
+    """
+    height, nominal, mass = height.clamp_min(LEAST_HEIGHT), mass, weight_of(mass, *change)
+    needed = (torch.linalg.vector_norm(impulse, dim=-1) - height) / torch.linalg.vector_norm(slack, dim=-1)
+    needed = torch.minimum(needed, RETURN_WEIGHT * nominal)
+    mass = torch.where(needed > mass, needed, mass)
     tangent = impulse - mass[..., None] * slack
     length = torch.sqrt((tangent * tangent).sum(-1).clamp_min(torch.finfo(impulse.dtype).tiny))
     base = kappa / height

@@ -32,6 +32,7 @@ struct ContactDirection {
 
 namespace constant {
 constexpr double distant = 100.0;       // times √(κ h/m) is wide (DISTANT in path_newton.py)
+constexpr double return_weight = 20.0;  // RETURN_WEIGHT in path_maps.py
 }
 
 template <class T>
@@ -368,7 +369,8 @@ struct Cones {
             PathWeight<T> weight;
             for (int k = 1; k < friction.friction_size(); ++k)
                 weight.add(change(before[impulse + k], w[impulse + k]), change(before[slack + k], w[slack + k]) - psi);
-            const T mass = weight(c < mechanism.num_contacts ? contact_mass(problem, contact) : couple_mass(problem, contact), heavier(contact));
+            const T nominal = c < mechanism.num_contacts ? contact_mass(problem, contact) : couple_mass(problem, contact);
+            const T mass = weight(nominal, heavier(contact));
             if (friction.is_pyramid()) {
                 T values[2][1 + most_facets];
                 for (int k = 0; k < friction.friction_size(); ++k) {
@@ -377,8 +379,11 @@ struct Cones {
                 Pyramid<T>{friction}.project(height, kappa, mass, values[0], values[1]);
                 for (int k = 0; k < friction.friction_size(); ++k) put(impulse + k, values[0][k]), put(slack + k, values[1][k]);
             } else {
-                const T *xi = w + impulse, *eta = w + slack;
-                points[waiting] = {max(height, broadcast<T>(constant::least_height)), mass, xi[1] - mass * eta[1], xi[2] - mass * eta[2]};
+                const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
+                // (from outside the disc, with no more slip than Newton's point has: disc_on_path in path_maps.py)
+                const T excess = sqrt(xi[1] * xi[1] + xi[2] * xi[2]) - radius, slip = sqrt(eta[1] * eta[1] + eta[2] * eta[2]);
+                const T m = max(min(constant::return_weight * nominal, excess / slip), mass);
+                points[waiting] = {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};
                 discs[waiting++] = &friction;
                 if (waiting == width) finish();
             }
