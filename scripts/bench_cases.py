@@ -152,6 +152,23 @@ def _spheres(n: int, length: int | None = None) -> Callable[[], Case]:
     return build
 
 
+def _thrown(n: int) -> Callable[[], Case]:
+    """The same balls, thrown flat with a wave across the chain and rolling out: `torchdojo evaluate` has them, too."""
+
+    def build() -> Case:
+        from torchdojo.evaluation.chains import thrown_chain  # (which older versions that bench_against.py measures do not have)
+
+        mech, start = thrown_chain(n)
+        limit = torch.zeros(mech.num_inputs, dtype=torch.float64)
+        return Case(mech, start, limit, 0.0, 0, _not_exported, most=_most(n))
+
+    return build
+
+
+def _not_exported(case: Case) -> Start:
+    raise MissingError("starts in motion, and only positions are exported")
+
+
 def _most(n: int) -> int:
     return 1_000_000 if n < 50 else 16
 
@@ -170,6 +187,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "ball_pendulum100": _pendulum(100, "Spherical"),
     "spheres10": _spheres(10),
     "spheres100": _spheres(100),
+    "thrown10": _thrown(10),
+    "thrown100": _thrown(100),
     "chains_of_ten10": _spheres(10),
     "chains_of_ten100": _spheres(100, length=10),
 }

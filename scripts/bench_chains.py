@@ -6,31 +6,44 @@
 Prints the time of a step with 10 and with 100 links or balls, timed by turns in one run on one thread (medians), their ratio, and the mean
 Newton iterations of both: where contacts change at random, longer chains take more of them, and the next column has the ratio without that.
 The last ones are MuJoCo's times of the same steps and their ratio (empty where it is not installed), of one environment.
-Pendulums swing under random torques. Balls lie on the ground, at rest or driven by random torques of 2 % or 20 % of weight x radius, in one
-chain; in chains of ten there are more contacts, but no longer chains.
+Pendulums swing under random torques. Balls are thrown on the ground with a wave across the chain and roll out (all of 2 s), or lie there,
+at rest or driven by random torques of 2 % or 20 % of weight x radius, in one chain; in chains of ten there are more contacts, but no
+longer chains.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 from collections.abc import Sequence
 
 import torch
-from bench_cases import CASES, Case
+from bench_cases import CASES, Case, MissingError
 from bench_step import MuJoCo, by_turns, mujoco
 from torch import Tensor
 
 import torchdojo as td
 
 STEPS, SETTLE = 50, 100
-CHAINS = (("pendulum", 1.0), ("ball_pendulum", 1.0), ("spheres", 0.0), ("spheres", 0.1), ("spheres", 1.0), ("chains_of_ten", 1.0))
+THROWN = 200  # steps of what starts in motion
+CHAINS = (
+    ("pendulum", 1.0),
+    ("ball_pendulum", 1.0),
+    ("thrown", 0.0),
+    ("spheres", 0.0),
+    ("spheres", 0.1),
+    ("spheres", 1.0),
+    ("chains_of_ten", 1.0),
+)
 SHORT, LONG = 10, 100
 
 
 def start(case: Case, effort: float, batch: int) -> tuple[Tensor, Tensor]:
-    """States after settling, (batch, 13 nb), and inputs (batch, STEPS, nu)."""
+    """States after settling, (batch, 13 nb), and inputs (batch, steps, nu)."""
     case.effort = effort
+    if not case.settle:
+        return case.start.expand(batch, -1).contiguous(), case.inputs(batch, THROWN)
     z = case.mech.rollout(case.start, case.inputs(batch, SETTLE)).z[:, -1].contiguous()
     return z, case.inputs(batch, STEPS)
 
@@ -46,9 +59,12 @@ def measure(name: str, effort: float, batch: int, repeats: int) -> str:
             raise SystemExit(f"{name}: {int((path.status != 0).sum())} steps failed; the times would mean nothing")
         iterations.append(float(path.iterations.double().mean()))
     runs = [functools.partial(case.mech.rollout, z, u) for case, (z, u) in zip(cases, data, strict=True)]
-    theirs = [] if mujoco is None else [MuJoCo(case, 1, SETTLE) for case in cases]
-    runs += [functools.partial(one.rollout, one.controls(1, STEPS), 1) for one in theirs]
-    short, long, *others = (1e6 * seconds / STEPS for seconds in by_turns(repeats, *runs) if seconds)
+    theirs = []
+    with contextlib.suppress(MissingError):
+        theirs = [] if mujoco is None else [MuJoCo(case, 1, SETTLE) for case in cases]
+    steps = data[0][1].shape[1]
+    runs += [functools.partial(one.rollout, one.controls(1, steps), 1) for one in theirs]
+    short, long, *others = (1e6 * seconds / steps for seconds in by_turns(repeats, *runs) if seconds)
     short, long = short / batch, long / batch
     # An evaluation of the equations that finds them satisfied costs about as much as an iteration, hence + 1.
     evaluations = [n + 1 for n in iterations]
