@@ -151,6 +151,21 @@ def test_on_path_from_stick_to_slip() -> None:
     assert float((force - tail.clamp(-0.5, 0.5)).abs().max()) < 2 * kappa**0.5
 
 
+def test_on_path_from_outside_the_disc() -> None:
+    """An impulse that Newton's method puts outside its disc comes back while the slip at most doubles, up to RETURN_WEIGHT."""
+    kappa, height, mass = torch.full((500,), 1e-12), torch.ones(500), torch.full((500,), 0.1)
+    along, across = torch.nn.functional.normalize(torch.randn(500, 2), dim=-1), torch.randn(500, 2)
+    impulse, slack = (1 + 3 * torch.rand(500, 1)) * along, across * 10 ** (2 * torch.rand(500, 1) - 1)
+    xi, eta = path_maps.disc_on_path(height, impulse, slack, kappa, mass, unknown(impulse))
+    slip, before = torch.linalg.vector_norm(eta[:, 1:], dim=-1), torch.linalg.vector_norm(slack, dim=-1)
+    needed = (torch.linalg.vector_norm(impulse, dim=-1) - 1) / before
+    free = needed < path_maps.RETURN_WEIGHT * mass
+    assert 100 < int(free.sum()) < 400
+    # (1e-3: smoothing, √(κ/m) = 3e-6, next to slips from 0.01)
+    assert float((slip / before)[free].max()) < 2 + 1e-3
+    assert bool((torch.linalg.vector_norm(xi[:, 1:], dim=-1) < 1).all())
+
+
 def test_on_path_of_far_gaps_and_deep_impulses() -> None:
     contact = td.ImpactContact("box")
     mass, h, kappa = torch.ones(4, 1), torch.tensor(0.01), torch.full((4,), 1e-6)

@@ -124,6 +124,17 @@ def test_flagged_steps_keep_their_state_and_have_no_gradient() -> None:
     assert not grads[0][1].any()
 
 
+@pytest.mark.parametrize("name", ["quadruped", "humanoid", "npendulum"])
+def test_what_others_in_the_lanes_do_changes_no_bit(name: str) -> None:
+    """Next to environments at rest, and next to others that move all the time and keep their lanes at other iterations."""
+    mechanism = td.models.make(name)
+    z = mechanism.rollout(td.models.initial_state(name, mechanism)[None], steps=100).z[:, -1].expand(8, -1)
+    still = torch.zeros(8, 40, mechanism.num_inputs)
+    moving = still.clone()
+    moving[1:] = torch.randn(7, 40, mechanism.num_inputs)
+    assert torch.equal(mechanism.rollout(z, still).z[0], mechanism.rollout(z, moving).z[0])
+
+
 def test_a_rollout_is_its_steps() -> None:
     mechanism = hopper()
     z, u = states(mechanism, 4), 0.1 * torch.randn(4, 6, 1)

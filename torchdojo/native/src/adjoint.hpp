@@ -69,7 +69,7 @@ public:
     // Factor the derivative at w, where `problem` has been prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.condense(problem, w);
-        problem.template linearize<true, true, false>(w);
+        problem.template linearize<false>(w);
         refinement.condense(problem, give);
         capacitance.clear();
         if constexpr (several_per_matrix) leave_out(problem);

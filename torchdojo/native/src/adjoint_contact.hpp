@@ -131,10 +131,10 @@ ContactByTurn<T> Adjoint<T, R>::differentiate_contact(const Problem<T> &problem,
     by.gap = cross(load3(p + parameter::point), data.n);
     if (contact.friction) {
         force = force + data.beta[0] * data.t1 + data.beta[1] * data.t2;
-        by.slip[0] = slip_gradient(data, data.t1, omega, sweep, radius);
-        by.slip[1] = slip_gradient(data, data.t2, omega, sweep, radius);
+        by.slip[0] = Problem<T>::slip_gradient(data, data.t1, omega, sweep, radius);
+        by.slip[1] = Problem<T>::slip_gradient(data, data.t2, omega, sweep, radius);
     }
-    by.torque = torque_gradient(data, force, radius);
+    by.torque = Problem<T>::torque_gradient(data, force, radius);
     return by;
 }
 
@@ -177,7 +177,7 @@ TD_INLINE R Adjoint<T, R>::bounce_product(const Problem<T> &problem, const Conta
     const BodyData<T> &body = problem.bodies[contact.body];
     const T law = select(problem.laws[contact.law].bouncing, h, T{});
     const Vec3<T> spin = transposed_times(body.next.R, problem.laws[contact.law].spin);
-    phi = phi - nu * (law * bounce_gradient(data, omega + e * spin, e * spin, p[parameter::radius]));
+    phi = phi - nu * (law * Problem<T>::bounce_gradient(data, omega + e * spin, e * spin, p[parameter::radius]));
     // e n·(u⁻ with u⁻ = v + (R ω) × l⁺): of the current orientation and of the velocities in the state
     const Vec3<T> torque = transposed_times(body.pose.R, body.next.R * cross(data.lever, data.n));
     const R weight = nu * (law * e);

@@ -10,9 +10,9 @@
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
 #pragma once
 
-#include "contact.hpp"
 #include "coupling.hpp"
 #include "disc.hpp"
+#include "law.hpp"
 #include "pyramid.hpp"
 
 namespace torchdojo {
@@ -380,7 +380,7 @@ struct Cones {
                 for (int k = 0; k < friction.friction_size(); ++k) put(impulse + k, values[0][k]), put(slack + k, values[1][k]);
             } else {
                 const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
-                // (from outside the disc, with no more slip than Newton's point has: disc_on_path in path_maps.py)
+                // (from outside the disc at no more than about twice the slip of Newton's point: disc_on_path in path_maps.py)
                 const T excess = sqrt(xi[1] * xi[1] + xi[2] * xi[2]) - radius, slip = sqrt(eta[1] * eta[1] + eta[2] * eta[2]);
                 const T m = max(min(constant::return_weight * nominal, excess / slip), mass);
                 points[waiting] = {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};

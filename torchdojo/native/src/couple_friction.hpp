@@ -25,20 +25,11 @@ TD_INLINE void for_each_side(const MechanismTable &m, const ContactTable &contac
     if (m.pairs[contact.pair].other < m.num_bodies) f(1, m.pairs[contact.pair].other);
 }
 
-// From derivatives by the next poses to those by the velocities (v, ω of the body, then of the other).
-template <class T>
-TD_INLINE void by_twists(const Problem<T> &problem, const ContactTable &contact, const T *g, T *twist) {
-    for_each_side(problem.mechanism, contact, [&](int i, int body) {
-        store3(twist + 6 * i, problem.timestep() * load3(g + 6 * i));
-        store3(twist + 6 * i + 3, transposed_times(problem.bodies[body].M, load3(g + 6 * i + 3)));
-    });
-}
-
-// Spins and torques at given axes (n, t1, t2) and frames, both with derivatives by the next poses. Returns the couple on the body, whose
-// derivatives the caller accounts for.
-template <class T>
-Vec3<Dual<T>> evaluate_couples(Problem<T> &problem, const ContactTable &contact, const Vec3<Dual<T>> *axes, const Mat3<Dual<T>> *frames,
-                               const Vec3<T> *omega, const T *w) {
+// Spins and torques at given axes (n, t1, t2) and frames, both with derivatives by the next poses, which `chain` turns into those by the
+// twists. Returns the couple on the body, whose derivatives the caller accounts for.
+template <class T, class Chain>
+Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact, const Vec3<Dual<T>> *axes, const Mat3<Dual<T>> *frames,
+                                const Vec3<T> *omega, const T *w, const Chain &chain) {
     using S = Dual<T>;
     const MechanismTable &m = problem.mechanism;
     Vec3<S> total{S(T{}), S(T{}), S(T{})}, velocity = total;
@@ -60,9 +51,11 @@ Vec3<Dual<T>> evaluate_couples(Problem<T> &problem, const ContactTable &contact,
             total = total + (couple.friction.is_pyramid() ? impulse[1] - impulse[2] : impulse[1 + a]) * axis;
             spin[a] = along.v;
             for (int k = 0; k < dual_size; ++k) data.next[a][k] = along.d[k];
+            chain(data.next[a], data.rows[a]);
             for_each_side(m, contact, [&](int i, int) {
                 const Vec3<T> direction{axis.x.v, axis.y.v, axis.z.v};
                 data.torque[a][i] = (i ? -1.0 : 1.0) * transposed_times(frame[i], direction);
+                add3(data.rows[a] + 6 * i + 3, data.torque[a][i]);
             });
         }
         problem.friction_rows(couple.friction, problem.parameters[couple.parameter] * w[contact.impulse], impulse, slack, spin[0], spin[1],
@@ -74,18 +67,6 @@ Vec3<Dual<T>> evaluate_couples(Problem<T> &problem, const ContactTable &contact,
         add3(&problem.residual[6 * body + 3], (i ? 1.0 : -1.0) * transposed_times(frame[i], couple));
     });
     return total;
-}
-
-// Rows of the spins, after `evaluate_couples`.
-template <class T>
-void differentiate_couples(Problem<T> &problem, const ContactTable &contact) {
-    for (int c = contact.first_couple; c < contact.first_couple + contact.num_couples; ++c) {
-        CoupleData<T> &data = problem.couples[c];
-        for (int a = 0; a < problem.mechanism.couples[c].num_axes(); ++a) {
-            by_twists(problem, contact, data.next[a], data.rows[a]);
-            for_each_side(problem.mechanism, contact, [&](int i, int) { add3(data.rows[a] + 6 * i + 3, data.torque[a][i]); });
-        }
-    }
 }
 
 template <class T>

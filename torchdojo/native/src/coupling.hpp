@@ -99,66 +99,45 @@ void prepare_coupling(Problem<T> &problem, const CouplingTable &coupling, Coupli
     }
 }
 
-// f(place of the body among the four, the body, impulse on it per λ) of both ends that are not the world.
-template <class T, class F>
-void for_each_push(const Problem<T> &problem, const CouplingEnd<T> &end, const CouplingData<T> &data, int e, const F &f) {
-    const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose, &child = problem.bodies[end.joint.child].pose;
-    RowGradient<T, T> now;
-    if (end.translation) {
-        const Vec3<T> anchor = load3(&problem.parameters[end.joint.parameters] + parameter::child_anchor);
-        now = translation_gradient(parent, child, end.data.offset, end.data.now, anchor, end.f);
-    } else {
-        const Vec3<T> in_parent = end.data.offset * end.torque(data.angle[e]);
-        now = {Vec3<T>{}, transposed_times(child.R, parent.R * in_parent), -in_parent};
-    }
-    for (const int which : {0, 1}) {
-        const int number = which ? end.joint.child : end.joint.parent;
-        if (number == problem.mechanism.num_bodies) continue;
-        // (that on the parent by its position is minus the child's)
-        const T scale = (which ? 1.0 : -1.0) * data.weight[e];
-        const Vec3<T> push[2] = {scale * now.x_child, data.weight[e] * (which ? now.phi_child : now.phi_parent)};
-        f(2 * e + which, number, push);
-    }
-}
-
 template <class T>
-void evaluate_coupling(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data, const T *w) {
+void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data, const T *w) {
+    const T h = problem.timestep(), lambda = w[coupling.row];
+    const int world = problem.mechanism.num_bodies;
     T &row = problem.residual[coupling.row];
     row = -problem.parameters[coupling.parameters + 1];
-    for (const int e : {0, 1}) {
-        const CouplingEnd<T> end(problem, coupling, e);
-        const BodyPose<T> &parent = problem.bodies[end.joint.parent].next, &child = problem.bodies[end.joint.child].next;
-        const Relative<T> next = problem.relative(end.joint, parent, child, end.data.offset_quaternion);
-        RotationVector<T> angle;
-        row += data.weight[e] * end.coordinate(problem, next, data.turned[e], angle);
-        RowGradient<T, T> &after = data.next[e];
-        if (end.translation) {
-            const Vec3<T> anchor = load3(&problem.parameters[end.joint.parameters] + parameter::child_anchor);
-            after = translation_gradient(parent, child, end.data.offset, next, anchor, end.f);
-        } else {
-            after = angle_gradient(end.joint, end.data.offset, next.p, angle, end.f);
-        }
-        after = {data.weight[e] * after.x_child, data.weight[e] * after.phi_child, data.weight[e] * after.phi_parent};
-        for_each_push(problem, end, data, e, [&](int, int body, const Vec3<T> *push) {
-            for (const int k : {0, 1}) add3(&problem.residual[6 * body + 3 * k], -(w[coupling.row] * push[k]));
-        });
-    }
-}
-
-// After `evaluate_coupling`. The blocks it adds to are fill, which starts at zero: bodies may be the same.
-template <class T>
-void differentiate_coupling(Problem<T> &problem, const CouplingTable &coupling, const CouplingData<T> &data) {
     problem.values[coupling.diagonal] = T{};
     for (const int e : {0, 1}) {
         const CouplingEnd<T> end(problem, coupling, e);
-        const RowGradient<T, T> &after = data.next[e];
-        for_each_push(problem, end, data, e, [&](int place, int body, const Vec3<T> *push) {
-            const bool child = place % 2;
+        const BodyData<T> &parent = problem.bodies[end.joint.parent], &child = problem.bodies[end.joint.child];
+        const Vec3<T> anchor = load3(&problem.parameters[end.joint.parameters] + parameter::child_anchor);
+        const Relative<T> next = problem.relative(end.joint, parent.next, child.next, end.data.offset_quaternion);
+        RotationVector<T> angle;
+        row += data.weight[e] * end.coordinate(problem, next, data.turned[e], angle);
+        // Wrench of λ on child and parent (that on the parent by its position is minus the child's), and the row.
+        RowGradient<T, T> now, &after = data.next[e];
+        if (end.translation) {
+            now = translation_gradient(parent.pose, child.pose, end.data.offset, end.data.now, anchor, end.f);
+            after = translation_gradient(parent.next, child.next, end.data.offset, next, anchor, end.f);
+        } else {
+            const Vec3<T> in_parent = end.data.offset * end.torque(data.angle[e]);
+            now = {Vec3<T>{}, transposed_times(child.pose.R, parent.pose.R * in_parent), -in_parent};
+            after = angle_gradient(end.joint, end.data.offset, next.p, angle, end.f);
+        }
+        after = {data.weight[e] * after.x_child, data.weight[e] * after.phi_child, data.weight[e] * after.phi_parent};
+        for (const int which : {0, 1}) {
+            const BodyData<T> &body = which ? child : parent;
+            const int number = which ? end.joint.child : end.joint.parent, place = 2 * e + which;
+            if (number == world) continue;
+            const T sign = broadcast<T>(which ? 1.0 : -1.0), scale = sign * data.weight[e];
+            const Vec3<T> push[2] = {scale * now.x_child, data.weight[e] * (which ? now.phi_child : now.phi_parent)};
             T *column = &problem.values[coupling.body_coupling[place]], *entries = &problem.values[coupling.coupling_body[place]];
-            add3(entries, ((child ? 1.0 : -1.0) * problem.timestep()) * after.x_child);
-            add3(entries + 3, transposed_times(problem.bodies[body].M, child ? after.phi_child : after.phi_parent));
-            for (const int k : {0, 1}) add3(column + 3 * k, -push[k]);
-        });
+            add3(entries, (sign * h) * after.x_child);
+            add3(entries + 3, transposed_times(body.M, which ? after.phi_child : after.phi_parent));
+            for (const int k : {0, 1}) {
+                add3(column + 3 * k, -push[k]);
+                add3(&problem.residual[6 * number + 3 * k], -(lambda * push[k]));
+            }
+        }
     }
 }
 

@@ -107,37 +107,84 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     }
 }
 
-// Impulses along the free directions, and residuals of the pairs.
-template <class T>
-void evaluate_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w) {
+// Impulses along the free directions, and (`derived`) their rows, without the condensed pairs.
+template <bool derived, class T, class Store>
+void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
     const T h = problem.timestep();
     const T *p = &problem.parameters[joint.parameters];
+    const Vec3<T> anchor = load3(p + parameter::child_anchor);
     const int held = joint.held();
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
     FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
     Vec3<T> change{};
+    Mat3<T> before;
+    BodyPose<T> parent_back, child_back;
     if (joint.has_damper) {
-        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         if (joint.free_t()) {
-            data.before = problem.relative(joint, parent.one_step_back(), child.one_step_back(), data.offset_quaternion);
+            parent_back = parent.one_step_back(), child_back = child.one_step_back();
+            data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
             change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, data.before);
         } else {
             data.before.p = conjugate(parent.orientation_back() * data.offset_quaternion) * child.orientation_back();
         }
         if (joint.free_r()) data.turn = rotation_vector(conjugate(data.before.p) * data.now.p);
+        if constexpr (derived) before = rotation_matrix(data.before.p);
     }
     if (free) free_values(problem, joint, data, data.next, *free);
+    // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
+    auto back = [&](const BodyData<T> &body, const Vec3<T> &g) {  // Nᵀ g
+        const Vec3<T> &a = body.increment.v;
+        return body.increment.w * g + (dot(a, g) / body.increment.w) * a - cross(a, g);
+    };
+    auto forward = [&](const RowGradient<T, T> &g) {
+        return TwistRow<T>{h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent)};
+    };
     for (int i = 0; i < joint.free(); ++i) {
+        const bool translation = i < joint.free_t();
+        const Vec3<T> f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
+                                                 : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+        TwistRow<T> row{};
         T impulse{};
         if (joint.has_damper) {
-            const bool translation = i < joint.free_t();
-            const Vec3<T> f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
-                                                     : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
-            impulse = -(h * p[parameter::free_values + joint.free() + i]) * (dot(f, translation ? change : data.turn.theta) / h);
+            const T rate = dot(f, translation ? change : data.turn.theta) / h;
+            if (!derived) {
+            } else if (translation) {
+                const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
+                row = {g.x_child, back(child, g.phi_child), back(parent, g.phi_parent)};
+            } else {
+                const Vec3<T> g = right_jacobian_inverse(data.turn, f);
+                row = {Vec3<T>{}, back(child, g), -back(parent, data.offset * (before * g))};
+            }
+            const T scale = h * p[parameter::free_values + joint.free() + i];
+            row = scale * row;
+            impulse = -scale * rate;
         }
-        if (joint.armature >= 0) impulse -= problem.parameters[joint.armature + i] * (free->rate[i] - free->incoming_rate[i]);
+        if (free) {
+            const T inverse = 1.0 / h;
+            RowGradient<T, T> g;
+            if (!derived) {
+            } else if (translation) {
+                g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+                free->coordinate_row[i] = forward(g);
+            } else {
+                g = turn_gradient(data.offset, data.now.p, free->turn, f);
+                if (joint.limited_r) free->coordinate_row[i] = forward(angle_gradient(joint, data.offset, data.next.p, free->next, f));
+            }
+            if constexpr (derived) free->rate_row[i] = inverse * forward(g);
+            if (joint.armature >= 0) {
+                const T a = problem.parameters[joint.armature + i];
+                if constexpr (derived) row = row + a * free->rate_row[i];
+                impulse -= a * (free->rate[i] - free->incoming_rate[i]);
+            }
+        }
         data.impulse[i] = impulse;
+        if constexpr (derived) store_row(held + i, row.linear, row.child, row.parent);
     }
-    for (int e = 0; e < joint.extra; ++e) free->extra_impulse[e] = T{};
+    for (int e = 0; e < joint.extra; ++e) {
+        free->extra_impulse[e] = T{};
+        if constexpr (derived) store_row(held + joint.free() + e, Vec3<T>{}, Vec3<T>{}, Vec3<T>{});
+    }
+    for (int k = held; derived && k < joint.size; ++k) problem.values[joint.diagonal + k * (joint.size + 1)] = broadcast<T>(1.0);
     for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
         const JointConeTable &cone = problem.mechanism.joint_cones[c];
         const T *impulse = w + cone.impulse, *slack = w + cone.slack;
@@ -155,63 +202,6 @@ void evaluate_free(Problem<T> &problem, const JointTable &joint, JointData<T> &d
             row[0] = sign * (free->coordinate[cone.coordinate] - value) - slack[0];
         }
     }
-}
-
-// The rows of those impulses, without the condensed pairs, after `evaluate_free`.
-template <class T, class Store>
-void differentiate_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Store &store_row) {
-    const T h = problem.timestep();
-    const T *p = &problem.parameters[joint.parameters];
-    const Vec3<T> anchor = load3(p + parameter::child_anchor);
-    const int held = joint.held();
-    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
-    FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
-    BodyPose<T> parent_back, child_back;
-    Mat3<T> before;
-    if (joint.has_damper) {
-        if (joint.free_t()) parent_back = parent.one_step_back(), child_back = child.one_step_back();
-        before = rotation_matrix(data.before.p);
-    }
-    // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
-    auto back = [&](const BodyData<T> &body, const Vec3<T> &g) {  // Nᵀ g
-        const Vec3<T> &a = body.increment.v;
-        return body.increment.w * g + (dot(a, g) / body.increment.w) * a - cross(a, g);
-    };
-    auto forward = [&](const RowGradient<T, T> &g) {
-        return TwistRow<T>{h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent)};
-    };
-    for (int i = 0; i < joint.free(); ++i) {
-        const bool translation = i < joint.free_t();
-        const Vec3<T> f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
-                                                 : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
-        TwistRow<T> row{};
-        if (joint.has_damper) {
-            if (translation) {
-                const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
-                row = {g.x_child, back(child, g.phi_child), back(parent, g.phi_parent)};
-            } else {
-                const Vec3<T> g = right_jacobian_inverse(data.turn, f);
-                row = {Vec3<T>{}, back(child, g), -back(parent, data.offset * (before * g))};
-            }
-            row = (h * p[parameter::free_values + joint.free() + i]) * row;
-        }
-        if (free) {
-            const T inverse = 1.0 / h;
-            RowGradient<T, T> g;
-            if (translation) {
-                g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
-                free->coordinate_row[i] = forward(g);
-            } else {
-                g = turn_gradient(data.offset, data.now.p, free->turn, f);
-                if (joint.limited_r) free->coordinate_row[i] = forward(angle_gradient(joint, data.offset, data.next.p, free->next, f));
-            }
-            free->rate_row[i] = inverse * forward(g);
-            if (joint.armature >= 0) row = row + problem.parameters[joint.armature + i] * free->rate_row[i];
-        }
-        store_row(held + i, row.linear, row.child, row.parent);
-    }
-    for (int e = 0; e < joint.extra; ++e) store_row(held + joint.free() + e, Vec3<T>{}, Vec3<T>{}, Vec3<T>{});
-    for (int k = held; k < joint.size; ++k) problem.values[joint.diagonal + k * (joint.size + 1)] = broadcast<T>(1.0);
 }
 
 // The condensed pairs: k ∂ċ⁺ and (γ/s) ∂c⁺ into the rows.

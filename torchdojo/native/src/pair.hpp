@@ -107,7 +107,7 @@ void tangents(const Vec3<S> &n, Vec3<S> &t1, Vec3<S> &t2) {
 }
 
 template <class T>
-void evaluate_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
+void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
     using S = Dual<T>;
     const MechanismTable &m = problem.mechanism;
     const PairTable &pair = m.pairs[contact.pair];
@@ -132,6 +132,13 @@ void evaluate_pair(Problem<T> &problem, const ContactTable &contact, ContactData
     tangents<T, S>(touching.n, direction[1], direction[2]);
     const Vec3<S> levers[2] = {touching.lever_a, touching.lever_b};
     const Mat3<S> frames[2] = {world ? R[0] : lift<S>(problem.bodies[bodies[0]].pose.R), lift<S>(problem.bodies[bodies[1]].pose.R)};
+    auto chain = [&](const T *g, T *twist) {  // from derivatives by the next poses to those by the velocities
+        for (const int i : {0, 1}) {
+            if (i && world) continue;
+            store3(twist + 6 * i, h * load3(g + 6 * i));
+            store3(twist + 6 * i + 3, transposed_times(problem.bodies[bodies[i]].M, load3(g + 6 * i + 3)));
+        }
+    };
 
     data.beta[0] = data.beta[1] = T{};
     if (contact.friction == 1) data.beta[0] = impulse[contact.cone + 1], data.beta[1] = impulse[contact.cone + 2];
@@ -140,7 +147,7 @@ void evaluate_pair(Problem<T> &problem, const ContactTable &contact, ContactData
             data.beta[0] += contact.direction_x(i) * impulse[2 + i], data.beta[1] += contact.direction_y(i) * impulse[2 + i];
     const Vec3<S> force = impulse[0] * direction[0] + data.beta[0] * direction[1] + data.beta[1] * direction[2];
     Vec3<S> couple;
-    if (contact.num_couples) couple = evaluate_couples(problem, contact, direction, frames, omega, w);
+    if (contact.num_couples) couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
     Vec3<S> velocity = lift<S>(v[0] - v[1]), incoming = lift<S>(Vec3<T>{});
     for (const int i : {0, 1}) {
         if (i && world) continue;
@@ -161,61 +168,52 @@ void evaluate_pair(Problem<T> &problem, const ContactTable &contact, ContactData
         }
     }
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
+    T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of what the velocities do directly
     if (contact.recovery >= 0 || contact.stiffness >= 0)
         rows[0] = rows[0] + (problem.laws[contact.law].shift + problem.laws[contact.law].softness * impulse[0]);
     if (contact.restitution >= 0) {
         const S law = h * dot(direction[0], velocity + problem.parameters[contact.restitution] * incoming);
         problem.laws[contact.law].bouncing = select_mask(problem.laws[contact.law].bounces, law.v < rows[0].v, Mask<T>{});
         rows[0] = select(problem.laws[contact.law].bouncing, law, rows[0]);
+        along[0] = select(problem.laws[contact.law].bouncing, h, T{});
     }
+    // The same for both bodies: B, C, and the derivative of the impulses.
     out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);
     const Vec3<T> axes[3] = {out.n, out.t1, out.t2};
+    T twist[12];
+    for (int row = 0; row < 3; ++row) {
+        for (int k = 0; k < dual_size; ++k) out.rows[row][k] = rows[row].d[k];
+        chain(out.rows[row], twist);
+        for (const int i : {0, 1}) {
+            if (i && world) continue;
+            const Vec3<T> lever = out.lever[i] = value(levers[i]);
+            const Vec3<T> local = transposed_times(world ? problem.bodies[bodies[i]].next.R : problem.bodies[bodies[i]].pose.R, cross(lever, axes[row]));
+            const double sign = i ? -1.0 : 1.0;
+            T *B = i ? out.other_wrench : data.wrench, *C = (i ? out.other_rows : data.rows) + 6 * row;
+            for (int r = 0; r < 3; ++r) {
+                B[3 * r + row] = sign * axes[row][r], B[3 * (3 + r) + row] = sign * local[r];
+                C[r] = twist[6 * i + r] + along[row] * (sign * axes[row][r]);
+                C[3 + r] = twist[6 * i + 3 + r] + along[row] * (sign * local[r]);
+            }
+        }
+    }
     for (const int i : {0, 1}) {
         if (i && world) continue;
-        T *B = i ? out.other_wrench : data.wrench;
-        const Vec3<T> lever = out.lever[i] = value(levers[i]);
-        const BodyData<T> &body = problem.bodies[bodies[i]];
-        for (int row = 0; row < 3; ++row) {
-            const Vec3<T> local = transposed_times(world ? body.next.R : body.pose.R, cross(lever, axes[row]));
-            const double sign = i ? -1.0 : 1.0;
-            for (int r = 0; r < 3; ++r) B[3 * r + row] = sign * axes[row][r], B[3 * (3 + r) + row] = sign * local[r];
-        }
-        for (int r = 0; r < 6; ++r)
+        const T *B = i ? out.other_wrench : data.wrench;
+        for (int r = 0; r < 6; ++r) {
             problem.residual[6 * bodies[i] + r] -= B[3 * r] * impulse[0] + B[3 * r + 1] * data.beta[0] + B[3 * r + 2] * data.beta[1];
+            chain(out.wrench[i][r], twist);
+            for (const int j : {0, 1}) {
+                if (j && world) continue;
+                T *block = &problem.values[problem.pair_block(contact, i, j)] + 6 * r;
+                for (int k = 0; k < 6; ++k) block[k] -= twist[6 * j + k];
+            }
+        }
     }
-    for (int row = 0; row < 3; ++row)
-        for (int k = 0; k < dual_size; ++k) out.rows[row][k] = rows[row].d[k];
     T *row = &problem.residual[contact.impulse];
     row[0] = rows[0].v - slack[0];
     problem.friction_rows(contact, p[parameter::friction] * impulse[0], impulse + contact.cone, slack + contact.cone, rows[1].v, rows[2].v,
                           row + contact.cone);
-}
-
-// The rows C and the derivative of the impulses, the same for both bodies, after `evaluate_pair`.
-template <class T>
-void differentiate_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data) {
-    PairData<T> &out = problem.pairs[contact.pair];
-    // weight of what the velocities do directly
-    T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)}, twist[12];
-    if (contact.restitution >= 0) along[0] = select(problem.laws[contact.law].bouncing, problem.timestep(), T{});
-    for (int row = 0; row < 3; ++row) {
-        by_twists(problem, contact, out.rows[row], twist);
-        for_each_side(problem.mechanism, contact, [&](int i, int) {
-            const T *B = (i ? out.other_wrench : data.wrench) + row;
-            T *C = (i ? out.other_rows : data.rows) + 6 * row;
-            for (int k = 0; k < 6; ++k) C[k] = twist[6 * i + k] + along[row] * B[3 * k];
-        });
-    }
-    for_each_side(problem.mechanism, contact, [&](int i, int) {
-        for (int r = 0; r < 6; ++r) {
-            by_twists(problem, contact, out.wrench[i][r], twist);
-            for_each_side(problem.mechanism, contact, [&](int j, int) {
-                T *block = &problem.values[problem.pair_block(contact, i, j)] + 6 * r;
-                for (int k = 0; k < 6; ++k) block[k] -= twist[6 * j + k];
-            });
-        }
-    });
-    if (contact.num_couples) differentiate_couples(problem, contact);
 }
 
 // The condensed cones of a pair: B K C over both bodies.

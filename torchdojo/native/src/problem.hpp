@@ -201,20 +201,12 @@ template <class T>
 struct Problem;
 template <class T>
 void prepare_free(Problem<T> &, const JointTable &, const JointData<T> &, FreeData<T> &);
-template <class T>
-void evaluate_free(Problem<T> &, const JointTable &, JointData<T> &, const T *);
-template <class T, class Store>
-void differentiate_free(Problem<T> &, const JointTable &, const JointData<T> &, const Store &);
+template <bool derived, class T, class Store>
+void linearize_free(Problem<T> &, const JointTable &, JointData<T> &, const T *, const Store &);
 template <class T>
 void condense_free(Problem<T> &, const JointTable &);
 template <class T>
-void evaluate_contact(Problem<T> &, const ContactTable &, ContactData<T> &, const T *);
-template <class T>
-void differentiate_contact(Problem<T> &, const ContactTable &, ContactData<T> &, const T *);
-template <class T>
-void evaluate_pair(Problem<T> &, const ContactTable &, ContactData<T> &, const T *);
-template <class T>
-void differentiate_pair(Problem<T> &, const ContactTable &, ContactData<T> &);
+void linearize_pair(Problem<T> &, const ContactTable &, ContactData<T> &, const T *);
 template <class T>
 void condense_pair(Problem<T> &, const ContactTable &, const ContactData<T> &);
 template <class T>
@@ -224,9 +216,7 @@ void condense_couple(Problem<T> &, const CoupleTable &, const CoupleData<T> &);
 template <class T>
 void prepare_coupling(Problem<T> &, const CouplingTable &, CouplingData<T> &);
 template <class T>
-void evaluate_coupling(Problem<T> &, const CouplingTable &, CouplingData<T> &, const T *);
-template <class T>
-void differentiate_coupling(Problem<T> &, const CouplingTable &, const CouplingData<T> &);
+void linearize_coupling(Problem<T> &, const CouplingTable &, CouplingData<T> &, const T *);
 
 template <class T>
 struct Problem {
@@ -288,37 +278,26 @@ struct Problem {
         for (int c = 0; c < mechanism.num_couplings; ++c) prepare_coupling(*this, mechanism.couplings[c], couplings[c]);
     }
 
-    // Configuration and residual at w (`valued`), and the matrix there (`derived`), condensed with K of each contact as cone.hpp has set it;
-    // or without B K C, which `condense` adds later.
-    template <bool valued = true, bool derived = true, bool condensed = true>
+    // Residual and condensed matrix at w, with K of each contact as cone.hpp has set it; or without B K C, which `condense` adds later.
+    // If not `derived`, the residual alone, with what is left of the matrix (rare elements have it all the same).
+    template <bool condensed = true, bool derived = true>
     void linearize(const T *w) {
         if constexpr (derived)
             for (const auto &[offset, count] : mechanism.fill) std::fill_n(&values[offset], count, T{});
-        for (int i = 0; i < mechanism.num_bodies; ++i) {
-            if constexpr (valued) evaluate_body(i, w);
-            if constexpr (derived) differentiate_body(i, w);
-        }
+        for (int i = 0; i < mechanism.num_bodies; ++i) linearize_body<derived>(i, w);
         for (int j = 0; j < mechanism.num_joints; ++j) {
-            const JointTable &joint = mechanism.joints[j];
-            if (!joint.size) continue;
-            if constexpr (valued) evaluate_joint(joint, joints[j], w);
-            if constexpr (derived) differentiate_joint(joint, joints[j]);
-            if constexpr (derived && condensed) condense_free(*this, joint);
+            linearize_joint<derived>(mechanism.joints[j], joints[j], w);
+            if constexpr (condensed) condense_free(*this, mechanism.joints[j]);
         }
-        for (int c = 0; c < mechanism.num_couplings; ++c) {
-            if constexpr (valued) evaluate_coupling(*this, mechanism.couplings[c], couplings[c], w);
-            if constexpr (derived) differentiate_coupling(*this, mechanism.couplings[c], couplings[c]);
-        }
+        for (int c = 0; c < mechanism.num_couplings; ++c) linearize_coupling(*this, mechanism.couplings[c], couplings[c], w);
         for (int c = 0; c < mechanism.num_contacts; ++c) {
-            const ContactTable &contact = mechanism.contacts[c];
-            if constexpr (valued) contact.pair < 0 ? evaluate_contact(*this, contact, contacts[c], w) : evaluate_pair(*this, contact, contacts[c], w);
-            if constexpr (derived) contact.pair < 0 ? differentiate_contact(*this, contact, contacts[c], w) : differentiate_pair(*this, contact, contacts[c]);
-            if constexpr (derived && condensed) condense(contact, contacts[c]);
+            if (mechanism.contacts[c].pair < 0) linearize_contact<derived>(mechanism.contacts[c], contacts[c], w);
+            else linearize_pair(*this, mechanism.contacts[c], contacts[c], w);
+            if constexpr (condensed) condense(mechanism.contacts[c], contacts[c]);
         }
-        if constexpr (derived && condensed) condense_couples();
+        if constexpr (condensed) condense_couples();
     }
-    void evaluate(const T *w) { linearize<true, false>(w); }
-    void differentiate(const T *w) { linearize<false, true>(w); }
+    void evaluate(const T *w) { linearize<false, false>(w); }
 
     void condense() {
         for (const JointTable &joint : mechanism.joints) condense_free(*this, joint);
@@ -447,10 +426,13 @@ private:
         if (joint.parent < mechanism.num_bodies) add(bodies[joint.parent], data.wrench_parent + column);
     }
 
-    void evaluate_body(int i, const T *w) {
+    template <bool derived>
+    void linearize_body(int i, const T *w) {
         const T h = timestep();
         const T *p = body_parameters(i);
         BodyData<T> &body = bodies[i];
+        const T mass = p[parameter::mass];
+        const Mat3<T> J = load33(p + parameter::inertia);
         const Vec3<T> v = load3(w + 6 * i), omega = load3(w + 6 * i + 3), a = (0.5 * h) * omega;
         // The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the equations, too, but on a
         // branch that is not the motion's: they count as not a number (StepProblem.residual).
@@ -460,25 +442,17 @@ private:
         body.next.x = body.pose.x + h * v;
         body.next.q = body.pose.q * body.increment;
         body.next.R = rotation_matrix(body.next.q);
-        const Vec3<T> spin = load33(p + parameter::inertia) * omega;
-        store3(&residual[6 * i], p[parameter::mass] * v - body.linear);
+        const Vec3<T> spin = J * omega;
+        store3(&residual[6 * i], mass * v - body.linear);
         store3(&residual[6 * i + 3], c * spin + cross(a, spin) - body.angular);
-    }
-
-    void differentiate_body(int i, const T *w) {
-        const T h = timestep();
-        const T *p = body_parameters(i);
-        BodyData<T> &body = bodies[i];
-        const Vec3<T> &a = body.increment.v;
-        const T &c = body.increment.w, inverse = 1.0 / c, hc = h * c, hi = h * inverse;
+        if constexpr (!derived) return;
+        const T inverse = 1.0 / c, hc = h * c, hi = h * inverse;
         body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z,
                    hc + hi * a.y * a.y, hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x,
                    hc + hi * a.z * a.z}};
-        const Mat3<T> J = load33(p + parameter::inertia);
-        const Vec3<T> spin = J * load3(w + 6 * i + 3);
         T *D = &values[mechanism.bodies[i].diagonal];
         for (int k = 0; k < 36; ++k) D[k] = T{};
-        for (int k = 0; k < 3; ++k) D[7 * k] = p[parameter::mass];
+        for (int k = 0; k < 3; ++k) D[7 * k] = mass;
         // d/dω (c Jω + a × Jω) = c J − (h/2) Jω aᵀ/c + [a]× J − (h/2) [Jω]×
         for (int k = 0; k < 3; ++k) {
             const Vec3<T> column = c * J.column(k) + cross(a, J.column(k)) - ((0.5 * h) * inverse * a[k]) * spin;
@@ -488,68 +462,134 @@ private:
         D[22] += half.z, D[23] -= half.y, D[27] -= half.z, D[29] += half.x, D[33] += half.y, D[34] -= half.x;
     }
 
-    void evaluate_joint(const JointTable &joint, JointData<T> &data, const T *w) {
-        const T *p = &parameters[joint.parameters];
-        const int plain = joint.size - joint.extra, held = joint.held();
-        data.next = relative(joint, bodies[joint.parent].next, bodies[joint.child].next, data.offset_quaternion);
-        const Vec3<T> d = displacement(joint, data, data.next);
-        for (int i = 0; i < joint.held_t; ++i) residual[joint.row + i] = dot(load3(p + parameter::translations + 3 * i), d);
-        for (int i = 0; i < joint.held_r; ++i)
-            residual[joint.row + joint.held_t + i] = dot(load3(p + parameter::rotations + 3 * i), data.next.p.v);
-        if (joint.has_damper || joint.free_data >= 0) evaluate_free(*this, joint, data, w);
-
-        T impulse[6];
-        for (int k = 0; k < plain; ++k) impulse[k] = k < held ? w[joint.row + k] : data.impulse[k - held];
-        auto apply = [&](int body, const T *b) {
-            for (int r = 0; r < 6; ++r) {
-                T sum{};
-                for (int k = 0; k < plain; ++k) sum += b[r * 6 + k] * impulse[k];
-                residual[6 * body + r] -= sum;
-            }
-            if (!joint.extra) return;
-            const FreeData<T> &data = free[joint.free_data];
-            for (int e = 0; e < joint.extra; ++e)
-                add3(&residual[6 * body + 3], -(data.extra_impulse[e] * (body == joint.child ? data.limit_child : data.limit_parent)[e]));
-        };
-        apply(joint.child, data.wrench_child);
-        if (joint.parent < mechanism.num_bodies) apply(joint.parent, data.wrench_parent);
-    }
-
-    void differentiate_joint(const JointTable &joint, const JointData<T> &data) {
+    template <bool derived>
+    void linearize_joint(const JointTable &joint, JointData<T> &data, const T *w) {
+        if (!joint.size) return;
         const T h = timestep();
         const T *p = &parameters[joint.parameters];
         const BodyData<T> &parent = bodies[joint.parent], &child = bodies[joint.child];
         const bool world = joint.parent == mechanism.num_bodies;
         const Vec3<T> anchor = load3(p + parameter::child_anchor);
-        const int K = joint.size, plain = K - joint.extra;
-        T *D = &values[joint.diagonal], *Cc = &values[joint.joint_child], *Cp = world ? nullptr : &values[joint.joint_parent];
-        for (int k = 0; k < K * K; ++k) D[k] = T{};
+        const int K = joint.size, held = joint.held();
+        data.next = relative(joint, parent.next, child.next, data.offset_quaternion);
+        T *D = &values[joint.diagonal], *Cc = &values[joint.joint_child], *Bc = &values[joint.child_joint];
+        T *Cp = world ? nullptr : &values[joint.joint_parent], *Bp = world ? nullptr : &values[joint.parent_joint];
+        for (int k = 0; derived && k < K * K; ++k) D[k] = T{};
         auto store_row = [&](int row, const Vec3<T> &linear, const Vec3<T> &at_child, const Vec3<T> &at_parent) {
             store3(Cc + 6 * row, linear), store3(Cc + 6 * row + 3, at_child);
             if (!world) store3(Cp + 6 * row, -linear), store3(Cp + 6 * row + 3, at_parent);
         };
+
+        const Vec3<T> d = displacement(joint, data, data.next);
         for (int i = 0; i < joint.held_t; ++i) {
             const Vec3<T> c = load3(p + parameter::translations + 3 * i);
+            residual[joint.row + i] = dot(c, d);
+            if constexpr (!derived) continue;
             const auto g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, c);
             store_row(i, h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
         }
         for (int i = 0; i < joint.held_r; ++i) {
+            const Vec3<T> c = load3(p + parameter::rotations + 3 * i);
+            residual[joint.row + joint.held_t + i] = dot(c, data.next.p.v);
+            if constexpr (!derived) continue;
             RowGradient<T, T> g{};
-            add_rotation_gradient(g, data.offset, data.next.p, load3(p + parameter::rotations + 3 * i));
+            add_rotation_gradient(g, data.offset, data.next.p, c);
             store_row(joint.held_t + i, Vec3<T>{}, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
         }
-        if (joint.has_damper || joint.free_data >= 0) differentiate_free(*this, joint, data, store_row);
+        if (joint.has_damper || joint.free_data >= 0) linearize_free<derived>(*this, joint, data, w, store_row);
 
-        auto apply = [&](bool on_child, const T *b, T *block) {
-            for (int r = 0; r < 6; ++r)
-                for (int k = 0; k < plain; ++k) block[r * K + k] = -b[r * 6 + k];
-            for (int e = 0; e < joint.extra; ++e) {
-                const Vec3<T> &torque = (on_child ? free[joint.free_data].limit_child : free[joint.free_data].limit_parent)[e];
-                for (int r = 0; r < 3; ++r) block[r * K + plain + e] = T{}, block[(3 + r) * K + plain + e] = -torque[r];
+        T impulse[6];
+        const int plain = K - joint.extra;
+        for (int k = 0; k < plain; ++k) impulse[k] = k < held ? w[joint.row + k] : data.impulse[k - held];
+        auto apply = [&](int body, const T *b, T *block) {
+            for (int r = 0; r < 6; ++r) {
+                T sum{};
+                for (int k = 0; k < plain; ++k) {
+                    sum += b[r * 6 + k] * impulse[k];
+                    if constexpr (derived) block[r * K + k] = -b[r * 6 + k];
+                }
+                residual[6 * body + r] -= sum;
             }
+            if (!joint.extra) return;
+            const FreeData<T> &data = free[joint.free_data];
+            for (int e = 0; e < joint.extra; ++e)
+                for (int r = 0; r < 3; ++r) {
+                    const T torque = (body == joint.child ? data.limit_child : data.limit_parent)[e][r];
+                    residual[6 * body + 3 + r] -= torque * data.extra_impulse[e];
+                    if constexpr (derived) block[r * K + plain + e] = T{}, block[(3 + r) * K + plain + e] = -torque;
+                }
         };
-        apply(true, data.wrench_child, &values[joint.child_joint]);
-        if (!world) apply(false, data.wrench_parent, &values[joint.parent_joint]);
+        apply(joint.child, data.wrench_child, Bc);
+        if (!world) apply(joint.parent, data.wrench_parent, Bp);
+    }
+
+    template <bool derived>
+    void linearize_contact(const ContactTable &contact, ContactData<T> &data, const T *w) {
+        const T h = timestep();
+        const T *p = &parameters[contact.parameters];
+        const BodyData<T> &body = bodies[contact.body];
+        const Vec3<T> point = load3(p + parameter::point), normal = load3(p + parameter::normal), omega = load3(w + 6 * contact.body + 3);
+        const Vec3<T> v = load3(w + 6 * contact.body);
+        const T radius = p[parameter::radius];
+        const T *impulse = w + contact.impulse, *slack = w + contact.slack;
+        T *row = &residual[contact.impulse];
+        data.n = transposed_times(body.next.R, normal);
+        data.lever = point - radius * data.n;
+        T gap = dot(normal, body.next.x) + dot(data.n, point) - p[parameter::offset] - radius;
+        if (contact.recovery >= 0 || contact.stiffness >= 0) gap += laws[contact.law].shift + laws[contact.law].softness * impulse[0];
+
+        T *D = &values[mechanism.bodies[contact.body].diagonal], *B = data.wrench, *C = data.rows;
+        auto store_column = [&](int column, const Vec3<T> &direction, const Vec3<T> &local) {
+            const Vec3<T> torque = cross(data.lever, local);
+            for (int r = 0; r < 3; ++r) B[3 * r + column] = direction[r], B[3 * (3 + r) + column] = torque[r];
+            return torque;
+        };
+        store_column(0, normal, data.n);
+        if constexpr (derived) store3(C, h * normal), store3(C + 3, transposed_times(body.M, cross(point, data.n)));
+        if (contact.restitution >= 0) {
+            // Newton's law h n·(u⁺ + e u⁻), where that is less
+            const T e = parameters[contact.restitution];
+            const Vec3<T> spin = transposed_times(body.next.R, laws[contact.law].spin), turning = omega + e * spin, torque = cross(data.lever, data.n);
+            const T speed = dot(normal, v + e * laws[contact.law].incoming) + dot(torque, turning);
+            laws[contact.law].bouncing = select_mask(laws[contact.law].bounces, h * speed < gap, Mask<T>{});
+            gap = select(laws[contact.law].bouncing, h * speed, gap);
+            const Vec3<T> turned = h * (torque + transposed_times(body.M, bounce_gradient(data, turning, e * spin, radius)));
+            for (int k = 0; k < 3; ++k) C[3 + k] = select(laws[contact.law].bouncing, turned[k], C[3 + k]);
+        }
+        row[0] = gap - slack[0];
+        Vec3<T> force = impulse[0] * data.n;  // in the next body frame
+        if (contact.friction) {
+            const Vec3<T> world[2] = {load3(p + parameter::tangents), load3(p + parameter::tangents + 3)};
+            const Vec3<T> sweep = cross(omega, data.lever);
+            T slip[2];
+            data.beta[0] = impulse[2], data.beta[1] = impulse[3];
+            if (contact.is_pyramid()) {
+                data.beta[0] = data.beta[1] = T{};
+                for (int i = 0; i < contact.facets; ++i)
+                    data.beta[0] += contact.direction_x(i) * impulse[2 + i], data.beta[1] += contact.direction_y(i) * impulse[2 + i];
+            }
+            for (int i = 0; i < 2; ++i) {
+                const Vec3<T> t = transposed_times(body.next.R, world[i]);
+                (i ? data.t2 : data.t1) = t;
+                const Vec3<T> moment = store_column(1 + i, world[i], t);
+                slip[i] = dot(world[i], v) + dot(moment, omega);
+                if constexpr (!derived) continue;
+                const Vec3<T> turn = slip_gradient(data, t, omega, sweep, radius);
+                store3(C + 6 * (1 + i), world[i]), store3(C + 6 * (1 + i) + 3, moment + transposed_times(body.M, turn));
+                force = force + data.beta[i] * t;
+            }
+            friction_rows(contact, p[parameter::friction] * impulse[0], impulse + 1, slack + 1, slip[0], slip[1], row + 1);
+        }
+        for (int r = 0; r < 6; ++r) {
+            T sum = B[3 * r] * impulse[0];
+            if (contact.friction) sum += B[3 * r + 1] * data.beta[0] + B[3 * r + 2] * data.beta[1];
+            residual[6 * contact.body + r] -= sum;
+        }
+        if constexpr (!derived) return;
+        // The torque l × R⁺ᵀP turns with the body: its derivative is S M.
+        const Mat3<T> S = torque_gradient(data, force, radius), SM = S * body.M;
+        for (int r = 0; r < 3; ++r)
+            for (int c = 0; c < 3; ++c) D[21 + 6 * r + c] -= SM.m[3 * r + c];
     }
 
     void condense_couples() {
@@ -577,6 +617,29 @@ private:
                 D[6 * r + c] += sum;
             }
         }
+    }
+
+public:
+    // Derivative of the slip along t (both in the next body frame) with respect to φ⁺: (ω × l) × t − r (t × ω) × n.
+    static TD_INLINE Vec3<T> slip_gradient(const ContactData<T> &data, const Vec3<T> &t, const Vec3<T> &omega, const Vec3<T> &sweep,
+                                           const T &radius) {
+        return cross(sweep, t) - radius * cross(cross(t, omega), data.n);
+    }
+    // Derivative of n·(w × l) with respect to φ⁺, for w = ω + s of which s is fixed in the world: (w × l) × n + (l × n) × s − r (w − (n·w) n).
+    static TD_INLINE Vec3<T> bounce_gradient(const ContactData<T> &data, const Vec3<T> &turning, const Vec3<T> &spin, const T &radius) {
+        return cross(cross(turning, data.lever), data.n) + cross(cross(data.lever, data.n), spin) -
+               radius * (turning - dot(data.n, turning) * data.n);
+    }
+    // Derivative of l × P with respect to φ⁺: P lᵀ − (l·P) I + r (n Pᵀ − (n·P) I), all in the next body frame.
+    static TD_INLINE Mat3<T> torque_gradient(const ContactData<T> &data, const Vec3<T> &force, const T &radius) {
+        const T trace = dot(data.lever, force) + radius * dot(data.n, force);
+        Mat3<T> S;
+        for (int r = 0; r < 3; ++r)
+            for (int c = 0; c < 3; ++c) {
+                const T value = force[r] * data.lever[c] + radius * data.n[r] * force[c];
+                S.m[3 * r + c] = r == c ? value - trace : value;
+            }
+        return S;
     }
 };
 

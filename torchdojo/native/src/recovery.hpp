@@ -151,7 +151,7 @@ private:
     void evaluate(const double *v, double *r, bool factored) {
         Problem<double> &problem = stepper.problem;
         stepper.cones.condense(problem, v);
-        problem.evaluate(v);
+        problem.linearize(v);
         std::copy(problem.residual.begin(), problem.residual.end(), r);
         auto multiply = [&](int impulse, int slack) { r[slack] = v[impulse] * v[slack]; };
         for (const ContactTable &contact : mechanism.contacts) multiply(contact.impulse, contact.slack);
@@ -163,7 +163,6 @@ private:
         JointCones<double>::for_each_pair(
             problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { multiply(impulse, slack); });
         if (!factored) return;
-        problem.differentiate(v);
         Stepper<double>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
     }

@@ -132,7 +132,7 @@ private:
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
-    bool stuck[lanes<T>], resting[lanes<T>] = {}, loaded = false;  // resting: the last step took no iteration
+    bool stuck[lanes<T>], loaded = false, resting = false;  // resting: the last step took no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
     Mask<T> accepted{};               // lanes whose trial becomes the point w from which they go on
@@ -281,14 +281,14 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] != idle && !on_path(attempt[lane]));
-        // (derivatives at a point that turns out to be the solution would be for nothing)
-        const bool last = all_nearly_there();
-        if (last) {
-            problem.evaluate(trial.data());
-        } else {
+        auto linearize = [&] {
             cones.condense(problem, trial.data(), inside);
             problem.linearize(trial.data());
-        }
+        };
+        // (derivatives at a point that turns out to be the solution would be for nothing; in lanes others nearly always need them)
+        const bool last = lanes<T> == 1 && nearly_there();
+        if (last) problem.evaluate(trial.data());
+        else linearize();
 
         T sum{};
         const T equality = largest_residual(mechanism, problem, sum);
@@ -340,22 +340,15 @@ private:
                     set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
         }
         if (!any(advance)) return;
-        if (last) {
-            cones.condense(problem, trial.data(), inside);
-            problem.differentiate(trial.data());
-        }
+        if (last) linearize();
         advance_lanes(advance, equality);
     }
 
-    // Whether all lanes probably converge with the next evaluation: from a residual that Newton's step squares away, or, as the step before,
-    // at the start.
-    bool all_nearly_there() const {
-        for (int lane = 0; lane < lanes<T>; ++lane) {
-            if (phase[lane] == idle) continue;
-            const double e = get(allowed, lane);
-            if (!(phase[lane] == searching ? e * e < options.residual_tol && !halvings[lane] : resting[lane])) return false;
-        }
-        return true;
+    // Whether the environment probably converges with the next evaluation: from a residual that Newton's step squares away, or, as in the
+    // step before, at the start.
+    bool nearly_there() const {
+        const double e = get(allowed, 0);
+        return phase[0] == searching ? e * e < options.residual_tol && !halvings[0] : resting;
     }
 
     // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
@@ -430,7 +423,7 @@ private:
     void finish(Feed &feed, int lane) {
         const Job &job = jobs[lane];
         *job.status = success;
-        resting[lane] = iteration[lane] == 0;
+        resting = iteration[lane] == 0;
         for (int k = 0; k < mechanism.num_unknowns; ++k) job.w[k] = get(trial[k], lane);
         for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = job.w[mechanism.impulses[k]];
         for (int i = 0; i < mechanism.num_bodies; ++i) {
