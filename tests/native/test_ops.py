@@ -135,6 +135,20 @@ def test_what_others_in_the_lanes_do_changes_no_bit(name: str) -> None:
     assert torch.equal(mechanism.rollout(z, still).z[0], mechanism.rollout(z, moving).z[0])
 
 
+def test_what_was_computed_before_changes_no_bit() -> None:
+    """Also where the last step before was one at rest."""
+    mechanism = td.models.make("snake")
+    start = td.models.initial_state("snake", mechanism)
+    rest = mechanism.rollout(start, steps=400)
+    assert int(rest.iterations[-1]) == 0
+    u = torch.randn(60, mechanism.num_inputs)
+    for z in (start, rest.z[-1]):
+        mechanism.rollout(start, u)
+        first = mechanism.rollout(z, u)
+        mechanism.rollout(rest.z[-1], steps=5)
+        assert torch.equal(mechanism.rollout(z, u).z, first.z)
+
+
 def test_a_rollout_is_its_steps() -> None:
     mechanism = hopper()
     z, u = states(mechanism, 4), 0.1 * torch.randn(4, 6, 1)

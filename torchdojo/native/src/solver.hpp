@@ -55,6 +55,7 @@ public:
     template <class Feed>
     void run(Feed &feed, const Options &options, const double *shared) {
         bind(options, shared);
+        resting = false;              // (results are to depend on no call before, not even in how they round)
         for (int lane = 0; lane < lanes<T>; ++lane) {
             phase[lane] = idle;
             take(feed, lane);
