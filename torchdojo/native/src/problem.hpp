@@ -279,7 +279,8 @@ struct Problem {
     }
 
     // Residual and condensed matrix at w, with K of each contact as cone.hpp has set it; or without B K C, which `condense` adds later.
-    // If not `derived`, the residual alone, with what is left of the matrix (rare elements have it all the same).
+    // Not `derived`: the residual alone. The matrix is of no use then: bodies, joints and contacts with half-spaces leave it as it is, rarer
+    // elements add to that.
     template <bool condensed = true, bool derived = true>
     void linearize(const T *w) {
         if constexpr (derived)
