@@ -35,6 +35,7 @@ struct Job {
 namespace constant {
 constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, jammed_step = 0.02, raise = 10.0, max_level = 1.0,
                  start_level = 3e-2, unit_tolerance = 1e-6, regularization = 1e-10;
+constexpr double clearly = 0.9;        // below the tolerance: by more than rounding
 constexpr int line_search_halvings = 12;
 // Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
 constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0, path_growth = 2.0;
@@ -55,7 +56,6 @@ public:
     template <class Feed>
     void run(Feed &feed, const Options &options, const double *shared) {
         bind(options, shared);
-        resting = false;              // (results are to depend on no call before, not even in how they round)
         for (int lane = 0; lane < lanes<T>; ++lane) {
             phase[lane] = idle;
             take(feed, lane);
@@ -122,7 +122,7 @@ public:
     }
 
 private:
-    enum Phase : uint8_t { idle, evaluate, searching };
+    enum Phase : uint8_t { idle, finished, evaluate, searching };
     // Newton on the path from a warm start at κ, then from a larger κ; the interior-point method from a warm or a cold start.
     enum Attempt : uint8_t { warm, lowered, warm_interior, cold };
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
@@ -133,7 +133,8 @@ private:
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
-    bool stuck[lanes<T>], loaded = false, resting = false;  // resting: the last step took no iteration
+    bool stuck[lanes<T>], loaded = false;
+    bool resting[lanes<T>]{};         // the last step took no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
     Mask<T> accepted{};               // lanes whose trial becomes the point w from which they go on
@@ -141,7 +142,7 @@ private:
 
     bool any_active() const {
         for (int lane = 0; lane < lanes<T>; ++lane)
-            if (phase[lane] != idle) return true;
+            if (phase[lane] > finished) return true;
         return false;
     }
 
@@ -281,27 +282,39 @@ private:
     void tick(Feed &feed) {
         const T kappa = broadcast<T>(options.kappa);
         Mask<T> inside{};  // lanes of the interior-point method
-        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] != idle && !on_path(attempt[lane]));
-        auto linearize = [&] {
+        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] > finished && !on_path(attempt[lane]));
+        T equality, off_path, sum;
+        const auto measure = [&] {
+            sum = T{};
+            equality = largest_residual(mechanism, problem, sum);
+            off_path = cones.violation(problem, trial.data(), kappa, sum);
+        };
+        const auto converged = [&](int lane, double tolerance) {
+            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance && get(off_path, lane) <= options.path_tol * options.kappa &&
+                   iteration[lane] >= options.min_iterations;
+        };
+        // Derivatives at points that turn out to be the solutions would be for nothing. (Without them residuals may round differently. No lane
+        // is to depend on whether others want derivatives, so only what is clearly below the tolerance is settled so.)
+        bool derived = !all_nearly_there();
+        if (!derived) {
+            problem.evaluate(trial.data());
+            measure();
+            for (int lane = 0; lane < lanes<T>; ++lane) derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
+        }
+        if (derived) {
             cones.condense(problem, trial.data(), inside);
             problem.linearize(trial.data());
-        };
-        // (derivatives at a point that turns out to be the solution would be for nothing; in lanes others nearly always need them)
-        const bool last = lanes<T> == 1 && nearly_there();
-        if (last) problem.evaluate(trial.data());
-        else linearize();
+            measure();
+        }
 
-        T sum{};
-        const T equality = largest_residual(mechanism, problem, sum);
-        const T off_path = cones.violation(problem, trial.data(), kappa, sum);
         const T off_target = any(inside) ? cones.violation(problem, trial.data(), target, sum) : T{};
         const Mask<T> sound = finite(sum);
 
         Mask<T> advance{};
         accepted = Mask<T>{};
         for (int lane = 0; lane < lanes<T>; ++lane) {
-            if (phase[lane] == idle) continue;
-            const double e = get(equality, lane), c = get(off_path, lane);
+            if (phase[lane] <= finished) continue;
+            const double e = get(equality, lane);
             const bool ok = get_mask(sound, lane);
             if (phase[lane] == searching) {
                 const double step = get(alpha, lane);
@@ -323,8 +336,7 @@ private:
             }
             set_mask(accepted, lane, true);
             phase[lane] = searching;
-            const bool done = e <= options.residual_tol && c <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
-            if (ok && done) {
+            if (converged(lane, options.residual_tol)) {
                 finish(feed, lane);
             } else if (!ok || iteration[lane] >= limit(attempt[lane], e)) {
                 fail(feed, lane);
@@ -340,16 +352,22 @@ private:
                 if (get_mask(restart, lane) && iteration[lane] > 0)
                     set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
         }
-        if (!any(advance)) return;
-        if (last) linearize();
-        advance_lanes(advance, equality);
+        if (any(advance)) advance_lanes(advance, equality);
+        // (one that has finished waits for others that will have, too: together they need no derivatives, and are prepared at once)
+        if (any_active() && all_nearly_there()) return;
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (phase[lane] == finished) take(feed, lane);
     }
 
-    // Whether the environment probably converges with the next evaluation: from a residual that Newton's step squares away, or, as in the
-    // step before, at the start.
-    bool nearly_there() const {
-        const double e = get(allowed, 0);
-        return phase[0] == searching ? e * e < options.residual_tol && !halvings[0] : resting;
+    // Whether all that are not finished probably converge with the next evaluation: from a residual that Newton's step squares away, or, as
+    // in the step before, at the start.
+    bool all_nearly_there() const {
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const double e = get(allowed, lane);
+            if (phase[lane] == searching && (!(e * e < options.residual_tol) || halvings[lane])) return false;
+            if (phase[lane] == evaluate && !resting[lane]) return false;
+        }
+        return true;
     }
 
     // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
@@ -424,7 +442,7 @@ private:
     void finish(Feed &feed, int lane) {
         const Job &job = jobs[lane];
         *job.status = success;
-        resting = iteration[lane] == 0;
+        resting[lane] = iteration[lane] == 0;
         for (int k = 0; k < mechanism.num_unknowns; ++k) job.w[k] = get(trial[k], lane);
         for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = job.w[mechanism.impulses[k]];
         for (int i = 0; i < mechanism.num_bodies; ++i) {
@@ -439,7 +457,7 @@ private:
             out[6] = get(next.q.w, lane);
         }
         feed.finished(lane, job, true);
-        take(feed, lane);
+        phase[lane] = finished;
     }
 
     template <class Feed>
@@ -449,7 +467,7 @@ private:
         *jobs[lane].status = max_iterations;
         keep_state(jobs[lane]);
         feed.finished(lane, jobs[lane], false);
-        take(feed, lane);
+        phase[lane] = finished;
     }
 };
 
