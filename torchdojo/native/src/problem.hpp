@@ -503,20 +503,26 @@ private:
         const int plain = K - joint.extra;
         for (int k = 0; k < plain; ++k) impulse[k] = k < held ? w[joint.row + k] : data.impulse[k - held];
         auto apply = [&](int body, const T *b, T *block) {
-            for (int r = 0; r < 6; ++r) {
-                T sum{};
-                for (int k = 0; k < plain; ++k) {
-                    sum += b[r * 6 + k] * impulse[k];
-                    if constexpr (derived) block[r * K + k] = -b[r * 6 + k];
+            T *rows = &residual[6 * body];
+            ldu::with_size(plain, [&](auto size) {  // (in registers)
+                constexpr int count = decltype(size)::value <= 6 ? decltype(size)::value : 0;
+                for (int r = 0; r < 6; ++r) {
+                    T sum{};
+#pragma GCC unroll 6
+                    for (int k = 0; k < count; ++k) {
+                        const T entry = b[r * 6 + k];
+                        sum += entry * impulse[k];
+                        if constexpr (derived) block[r * K + k] = -entry;
+                    }
+                    rows[r] -= sum;
                 }
-                residual[6 * body + r] -= sum;
-            }
+            });
             if (!joint.extra) return;
             const FreeData<T> &data = free[joint.free_data];
             for (int e = 0; e < joint.extra; ++e)
                 for (int r = 0; r < 3; ++r) {
                     const T torque = (body == joint.child ? data.limit_child : data.limit_parent)[e][r];
-                    residual[6 * body + 3 + r] -= torque * data.extra_impulse[e];
+                    rows[3 + r] -= torque * data.extra_impulse[e];
                     if constexpr (derived) block[r * K + plain + e] = T{}, block[(3 + r) * K + plain + e] = -torque;
                 }
         };
