@@ -132,9 +132,11 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
     }
     if (free) free_values(problem, joint, data, data.next, *free);
     // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
-    auto back = [&](const BodyData<T> &body, const Vec3<T> &g) {  // Nᵀ g
+    T inverse_child, inverse_parent, rate_of = 1.0 / h;
+    if (derived && joint.has_damper) inverse_child = 1.0 / child.increment.w, inverse_parent = 1.0 / parent.increment.w;
+    auto back = [&](const BodyData<T> &body, const T &inverse, const Vec3<T> &g) {  // Nᵀ g
         const Vec3<T> &a = body.increment.v;
-        return body.increment.w * g + (dot(a, g) / body.increment.w) * a - cross(a, g);
+        return body.increment.w * g + (inverse * dot(a, g)) * a - cross(a, g);
     };
     auto forward = [&](const RowGradient<T, T> &g) {
         return TwistRow<T>{h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent)};
@@ -146,21 +148,20 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         TwistRow<T> row{};
         T impulse{};
         if (joint.has_damper) {
-            const T rate = dot(f, translation ? change : data.turn.theta) / h;
+            const T rate = rate_of * dot(f, translation ? change : data.turn.theta);
             if (!derived) {
             } else if (translation) {
                 const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
-                row = {g.x_child, back(child, g.phi_child), back(parent, g.phi_parent)};
+                row = {g.x_child, back(child, inverse_child, g.phi_child), back(parent, inverse_parent, g.phi_parent)};
             } else {
                 const Vec3<T> g = right_jacobian_inverse(data.turn, f);
-                row = {Vec3<T>{}, back(child, g), -back(parent, data.offset * (before * g))};
+                row = {Vec3<T>{}, back(child, inverse_child, g), -back(parent, inverse_parent, data.offset * (before * g))};
             }
             const T scale = h * p[parameter::free_values + joint.free() + i];
             row = scale * row;
             impulse = -scale * rate;
         }
         if (free) {
-            const T inverse = 1.0 / h;
             RowGradient<T, T> g;
             if (!derived) {
             } else if (translation) {
@@ -170,7 +171,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
                 g = turn_gradient(data.offset, data.now.p, free->turn, f);
                 if (joint.limited_r) free->coordinate_row[i] = forward(angle_gradient(joint, data.offset, data.next.p, free->next, f));
             }
-            if constexpr (derived) free->rate_row[i] = inverse * forward(g);
+            if constexpr (derived) free->rate_row[i] = rate_of * forward(g);
             if (joint.armature >= 0) {
                 const T a = problem.parameters[joint.armature + i];
                 if constexpr (derived) row = row + a * free->rate_row[i];
