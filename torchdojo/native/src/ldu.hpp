@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "simd.hpp"
@@ -141,10 +142,64 @@ TD_INLINE void divide_columns(const T *__restrict d, R *__restrict x, int stride
     }
 }
 
+// One environment has no lanes to fill a vector with: neighbours in a row of a block do.
+template <int W>
+struct Run {
+    typedef double type __attribute__((vector_size(8 * W), aligned(8), may_alias));
+};
+template <>
+struct Run<1> {
+    using type = double;
+};
+template <class T, class R>
+constexpr bool in_runs = std::is_same<T, double>::value && std::is_same<R, double>::value;
+constexpr int run_width(int columns) { return columns >= 8 && pack_lanes == 8 ? 8 : columns >= 4 ? 4 : columns >= 2 ? 2 : 1; }
+
+// x <- D^-1 x for the columns of x from `begin` on.
+template <int N, int C, int begin = 0>
+TD_INLINE void divide_runs(const double *__restrict d, double *__restrict x) {
+    constexpr int width = run_width(C - begin);
+    using V = typename Run<width>::type;
+    V v[N];
+#pragma GCC unroll 9
+    for (int r = 0; r < N; ++r) {
+        v[r] = *reinterpret_cast<const V *>(x + r * C + begin);
+#pragma GCC unroll 9
+        for (int p = 0; p < r; ++p) v[r] -= d[r * N + p] * v[p];
+    }
+#pragma GCC unroll 9
+    for (int r = N - 1; r >= 0; --r) {
+#pragma GCC unroll 9
+        for (int p = r + 1; p < N; ++p) v[r] -= d[r * N + p] * v[p];
+        v[r] *= d[r * N + r];
+        *reinterpret_cast<V *>(x + r * C + begin) = v[r];
+    }
+    if constexpr (begin + width < C) divide_runs<N, C, begin + width>(d, x);
+}
+
+// A (rows x C) -= L (rows x N) U (N x C), the columns from `begin` on.
+template <int N, int C, int begin = 0>
+TD_INLINE void subtract_runs(double *__restrict a, const double *__restrict l, const double *__restrict u, int rows) {
+    constexpr int width = run_width(C - begin);
+    using V = typename Run<width>::type;
+    V v[N];
+#pragma GCC unroll 9
+    for (int p = 0; p < N; ++p) v[p] = *reinterpret_cast<const V *>(u + p * C + begin);
+    for (int r = 0; r < rows; ++r) {
+        V sum = *reinterpret_cast<const V *>(a + r * C + begin);
+#pragma GCC unroll 9
+        for (int p = 0; p < N; ++p) sum -= l[r * N + p] * v[p];
+        *reinterpret_cast<V *>(a + r * C + begin) = sum;
+    }
+    if constexpr (begin + width < C) subtract_runs<N, C, begin + width>(a, l, u, rows);
+}
+
 // x <- D^-1 x, x (n x columns)
 template <int N, int C, class T, class R>
 inline void divide(const T *__restrict d, R *__restrict x, int n, int columns) {
-    if constexpr (N > 0 && C > 0) {
+    if constexpr (N > 0 && C > 1 && in_runs<T, R>) {
+        divide_runs<N, C>(d, x);
+    } else if constexpr (N > 0 && C > 0) {
         // 6 x 3 accumulators and a row of D fit 32 registers, 6 x 2 fit 16.
         constexpr int width = registers > 16 && (C % 3 == 0 || C == 5) ? 3 : C > 1 ? 2 : 1;
 #pragma GCC unroll 4
@@ -204,7 +259,9 @@ TD_INLINE void subtract_rows(T *__restrict a, const T *__restrict l, const T *__
 // A (rows x columns) -= L (rows x n) U (n x columns)
 template <int N, int C, class T>
 inline void subtract(T *__restrict a, const T *__restrict l, const T *__restrict u, int rows, int n, int columns) {
-    if constexpr (N > 0 && C > 0) {
+    if constexpr (N > 0 && C > 1 && in_runs<T, T>) {
+        subtract_runs<N, C>(a, l, u, rows);
+    } else if constexpr (N > 0 && C > 0) {
         // Two rows of up to 6 columns fit 16 registers.
         constexpr int width = registers > 16 || C <= 6 ? C : (C + 1) / 2;
         int r = 0;
