@@ -132,7 +132,8 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
     }
     if (free) free_values(problem, joint, data, data.next, *free);
     // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
-    T inverse_child, inverse_parent, rate_of = 1.0 / h;
+    const T inverse_h = 1.0 / h;
+    T inverse_child{}, inverse_parent{};  // 1/c
     if (derived && joint.has_damper) inverse_child = 1.0 / child.increment.w, inverse_parent = 1.0 / parent.increment.w;
     auto back = [&](const BodyData<T> &body, const T &inverse, const Vec3<T> &g) {  // Nᵀ g
         const Vec3<T> &a = body.increment.v;
@@ -148,7 +149,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         TwistRow<T> row{};
         T impulse{};
         if (joint.has_damper) {
-            const T rate = rate_of * dot(f, translation ? change : data.turn.theta);
+            const T rate = inverse_h * dot(f, translation ? change : data.turn.theta);
             if (!derived) {
             } else if (translation) {
                 const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
@@ -171,7 +172,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
                 g = turn_gradient(data.offset, data.now.p, free->turn, f);
                 if (joint.limited_r) free->coordinate_row[i] = forward(angle_gradient(joint, data.offset, data.next.p, free->next, f));
             }
-            if constexpr (derived) free->rate_row[i] = rate_of * forward(g);
+            if constexpr (derived) free->rate_row[i] = inverse_h * forward(g);
             if (joint.armature >= 0) {
                 const T a = problem.parameters[joint.armature + i];
                 if constexpr (derived) row = row + a * free->rate_row[i];

@@ -299,7 +299,8 @@ private:
         if (!derived) {
             problem.evaluate(trial.data());
             measure();
-            for (int lane = 0; lane < lanes<T>; ++lane) derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
+            for (int lane = 0; lane < lanes<T>; ++lane)
+                derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
         }
         if (derived) {
             cones.condense(problem, trial.data(), inside);
