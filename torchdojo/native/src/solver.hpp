@@ -2,8 +2,9 @@
 // do and why, and for their constants.
 //
 // Lanes work independently of each other: each has its own step of its own environment, at its own iteration. A lane that has converged
-// stores its result and takes the next job while the others go on, so nobody waits for the slowest. One `tick` evaluates the trial points
-// of all lanes and, where they are accepted, computes the next directions; `place` says where the next trial points are.
+// stores its result and takes the next job while the others go on, so nobody waits for the slowest, but for one evaluation at the end of
+// steps that take as many iterations in all lanes: that one then needs no derivatives, and the lanes stay in step. One `tick` evaluates the
+// trial points of all lanes and, where they are accepted, computes the next directions; `place` says where the next trial points are.
 #pragma once
 
 #include <algorithm>
