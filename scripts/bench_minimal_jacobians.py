@@ -23,7 +23,7 @@ from bench_cases import CASES
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import state_jacobians
+from torchdojo.state import minimal_jacobians as state_jacobians
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import joints as joint_types
+from torchdojo.elements import joints as joint_types
 
 
 class GoldenCase(NamedTuple):

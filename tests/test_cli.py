@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from torchdojo import creep, diagnostics, kappa_for_gap, models, resting_gap
-from torchdojo.cli import main
+from torchdojo import creep, kappa_for_gap, models, resting_gap
+from torchdojo.commands.main import main
 from torchdojo.commands.simulate import build, place, spread
+from torchdojo.testing import diagnostics
 
 URDF = """<robot name="two">
   <link name="base"><inertial><mass value="1"/><inertia ixx=".01" iyy=".01" izz=".01" ixy="0" ixz="0" iyz="0"/></inertial>

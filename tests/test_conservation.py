@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import joints as joint_types
 from torchdojo import quaternion as quat
+from torchdojo.elements import joints as joint_types
 
 H = 0.01
 STEPS = 100

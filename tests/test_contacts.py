@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import path_maps
+from torchdojo.elements import path_maps
 
 REFERENCE = td.SolverOptions(kappa=1e-6, backend="reference")
 CORNERS = [(0.25 * a, 0.25 * b, 0.25 * c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchdojo.cli import main
+from torchdojo.commands.main import main
 from torchdojo.evaluation.experiment import Setting
 from torchdojo.evaluation.gradients import EXPERIMENTS, SLOPE
 

@@ -14,8 +14,8 @@ import torchdojo as td
 from conftest import shared_path
 from golden import GoldenCase, load_case
 from torchdojo import quaternion as quat
-from torchdojo.elements import Motion, orthonormal_complement
-from torchdojo.joints import _expand
+from torchdojo.elements.element import Motion, orthonormal_complement
+from torchdojo.elements.joints import _expand
 
 FOLDER = shared_path("golden")
 DESCRIPTIONS: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in sorted(FOLDER.glob("*.json")) if p.stem != "index"}

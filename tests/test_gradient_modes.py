@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo.elements import Cones, Motion
+from torchdojo.elements.element import Cones, Motion
 
 H, G = 0.01, 9.81
 # What the issue asks for. The scenes below agree to 1e-9 or better: the proximal point method leaves 1e-12 of what is held, and the rest is

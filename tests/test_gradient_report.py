@@ -9,10 +9,10 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo import models
-from torchdojo.active_set import active_set
-from torchdojo.cli import main
-from torchdojo.conditioning import derivative, step_problem
+from torchdojo.commands.main import main
 from torchdojo.solver.kkt import KKT
+from torchdojo.testing.active_set import active_set
+from torchdojo.testing.conditioning import derivative, step_problem
 
 
 def resting(push: float = 0.0, contact: type[td.Contact] = td.NonlinearContact, kappa: float = 1e-6) -> tuple[td.Mechanism, Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import torchdojo as td
-from torchdojo import joints as joint_types
+from torchdojo.elements import joints as joint_types
 
 # Relative to the largest derivative of the same input. Central differences, extrapolated, resolve about 1e-9 of it in smooth motion.
 TOLERANCE = 1e-6

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import differences, models
+from torchdojo import models
 from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.testing import differences
 
 #: Largest difference, relative to the largest entry of the gradient, at these kappa (issue 5).
 TOLERANCE = {1e-3: 1e-6, 1e-4: 1e-6, 1e-6: 1e-4}

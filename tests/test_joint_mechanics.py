@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import torchdojo as td
 from conftest import shared_path
 from golden import GoldenCase, load_case
-from torchdojo import joints as joint_types
-from torchdojo.elements import Pose
-from torchdojo.joint_cones import JointLimits, coordinate_wrench
+from torchdojo.elements import joints as joint_types
+from torchdojo.elements.element import Pose
+from torchdojo.elements.joint_cones import JointLimits, coordinate_wrench
 
 JOINTS = [name for name in joint_types.JOINT_TYPES if name != "Fixed"]
 COORDINATES = {name: sum(joint_types.JOINT_TYPES[name]) for name in JOINTS}

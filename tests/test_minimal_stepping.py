@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import joints as joint_types
-from torchdojo import state_jacobians
+from torchdojo.elements import joints as joint_types
 from torchdojo.native import loader
+from torchdojo.state import minimal_jacobians as state_jacobians
 
 BACKENDS = [pytest.param("native", marks=pytest.mark.skipif(not loader.available(), reason="no compiler")), "reference"]
 #: Solutions polished to rounding, so that finite differences see the step and not the solver's tolerance.

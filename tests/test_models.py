@@ -10,7 +10,7 @@ import torch
 import torchdojo as td
 from conftest import shared_path
 from torchdojo import models
-from torchdojo.joints import JOINT_TYPES
+from torchdojo.elements.joints import JOINT_TYPES
 
 
 @pytest.mark.parametrize("name", models.names())

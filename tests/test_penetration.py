@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import models, penetration
+from torchdojo import models
 from torchdojo.commands.simulate import simulate
-from torchdojo.penetration import deepest_penetration
+from torchdojo.engine import penetration
+from torchdojo.engine.penetration import deepest_penetration
 
 
 class Slope(td.NonlinearContact):

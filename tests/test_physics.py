@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from conftest import SHARED, shared_path
-from torchdojo.cli import main
 from torchdojo.commands import evaluate as command
-from torchdojo.conditioning import balanced
+from torchdojo.commands.main import main
 from torchdojo.evaluation import plots, spinning
 from torchdojo.evaluation.experiment import Experiment, Line, Measurement, Outcome, Plot, Setting, SkippedError
 from torchdojo.evaluation.physics import EXPERIMENTS
+from torchdojo.testing.conditioning import balanced
 
 BY_NAME = {experiment.name: experiment for experiment in EXPERIMENTS}
 ROBOTS = {"atlas-drop", "torso-height", "convergence"}  # these need Atlas' file

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from conftest import shared_path
-from torchdojo.cli import main
+from torchdojo.commands.main import main
 from torchdojo.commands.replay import cube, read_tosses, roll, toss_means
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from conftest import shared_path
-from torchdojo.cli import main
+from torchdojo.commands.main import main
 
 # The corners of the soles, where the file draws its heel and toe spheres (radius 1 cm).
 ATLAS_SOLES = [

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.quaternion import exp, rotate, rotation_matrix
-from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 
 BOX_FACES = [
     [0, 2, 1], [1, 2, 3], [4, 5, 6], [5, 7, 6], [0, 1, 4], [1, 5, 4],

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import path_maps
 from torchdojo import quaternion as quat
-from torchdojo.autodiff import flatten_batch
+from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem
+from torchdojo.elements import path_maps
+from torchdojo.gradients.implicit import flatten_batch
 from torchdojo.native import loader
-from torchdojo.solver import cones
 from torchdojo.solver.continuation import trace_central_path
 from torchdojo.solver.interior_point import follow_central_path
 from torchdojo.solver.path_newton import onto_path

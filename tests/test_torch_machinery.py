@@ -21,7 +21,7 @@ import hopper as small
 import torchdojo as td
 from hopper import states
 from test_gradients import DistanceRod, Terrain, box
-from torchdojo import autodiff
+from torchdojo.gradients import implicit as autodiff
 from torchdojo.native import loader
 
 NATIVE = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")

@@ -1,14 +1,11 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
 from torchdojo import identification, models, parametrize, testing
-from torchdojo.actuators import Actuator, Actuators, actuate
-from torchdojo.adaptive import AdaptiveOptions
-from torchdojo.bodies import Body
-from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
-from torchdojo.couplings import JointCoupling
-from torchdojo.diagnostics import creep, kappa_for_gap, resting_gap
-from torchdojo.io import load
-from torchdojo.joints import (
+from torchdojo.elements.actuators import Actuator, Actuators, actuate
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
+from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.joints import (
     Cylindrical,
     CylindricalFree,
     Fixed,
@@ -28,13 +25,16 @@ from torchdojo.joints import (
     Spherical,
     StandardJoint,
 )
-from torchdojo.manifolds import contact_manifold, contacts_between
+from torchdojo.elements.manifolds import contact_manifold, contacts_between
+from torchdojo.engine.adaptive import AdaptiveOptions
+from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
+from torchdojo.engine.schedules import KappaSchedule
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.io import load
 from torchdojo.mechanism import Mechanism, Trajectory
-from torchdojo.minimal_stepping import MinimalOutput, MinimalTrajectory
-from torchdojo.schedules import KappaSchedule
-from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
-from torchdojo.stepping import StepOutput
+from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
 __version__ = "0.1.0"
 

@@ -10,31 +10,32 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from torchdojo import assembly, minimal_stepping
 from torchdojo import quaternion as quat
-from torchdojo import state as minimal
-from torchdojo.actuators import Actuators
-from torchdojo.adaptive import AdaptiveOptions, adaptive_options, adaptive_stepper
-from torchdojo.autodiff import transforming
-from torchdojo.backends import Backends
-from torchdojo.bodies import Body
-from torchdojo.contacts import Contact
-from torchdojo.couplings import JointCoupling
 from torchdojo.dynamics import energy
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, split_state
 from torchdojo.dynamics.system import System
-from torchdojo.elements import Element, Pose, Twist
-from torchdojo.gradient_modes import differentiation, refuse_jacobian
-from torchdojo.joint_cones import JointFriction, JointLimits
-from torchdojo.joints import Floating, Joint, StandardJoint, previous_pose
-from torchdojo.minimal_stepping import MinimalOutput, MinimalPolicy, MinimalTrajectory
+from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact
+from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.element import Element, Pose, Twist
+from torchdojo.elements.joint_cones import JointFriction, JointLimits
+from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.engine import minimal as minimal_stepping
+from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options, adaptive_stepper
+from torchdojo.engine.backends import Backends
+from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
+from torchdojo.engine.minimal_operators import tree_map
+from torchdojo.engine.penetration import warn_of_penetration
+from torchdojo.engine.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
+from torchdojo.engine.smoothing import differentiation, refuse_jacobian
+from torchdojo.gradients.implicit import transforming
+from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.program import Program
-from torchdojo.native.tree_ops import tree_map
 from torchdojo.parameters import Modules, check_tensor, module_dict, require
-from torchdojo.penetration import warn_of_penetration
-from torchdojo.rollout import Policy, Trajectory, in_kernel, in_segments, segment_length, step_by_step
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.stepping import StepOutput
+from torchdojo.state import loops as assembly
+from torchdojo.state import minimal
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 

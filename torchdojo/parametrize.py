@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from torchdojo.bodies import Body
+from torchdojo.elements.bodies import Body
 from torchdojo.parameters import PhysicalModule, as_tensor, parametrized_names, plain_class
 
 __all__ = ["Bounded", "LogCholeskyInertia", "Positive", "Unit", "bake", "bounded", "inertia", "positive", "unit"]

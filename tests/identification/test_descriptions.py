@@ -9,7 +9,7 @@ import yaml
 from made_up import recorded, thrown_cubes
 from test_fit_command import TRUTH, assert_same_run, checkpoint, describe, refused, run
 
-from torchdojo.cli import main
+from torchdojo.commands.main import main
 from torchdojo.identification import ResidualWrench, cross_validate, cube_model, fit, lightning, plots, read_config
 from torchdojo.identification.fitting import DivergenceError, derived_seed, run_stage
 

@@ -16,7 +16,7 @@ import yaml
 from made_up import thrown_cubes
 
 from conftest import REPOSITORY, shared_path
-from torchdojo.cli import main
+from torchdojo.commands.main import main
 from torchdojo.identification import cube_model, lightning, plots, read_config, record_rollouts
 from torchdojo.identification.lightning import read_checkpoint
 
@@ -174,7 +174,7 @@ def kill_when_there_is_a_checkpoint(stage, output, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     path, deadline = output / f"stage_{stage}" / "last.ckpt", time.monotonic() + 300
     process = subprocess.Popen(
-        [sys.executable, "-m", "torchdojo.cli", "fit", *map(str, arguments)],
+        [sys.executable, "-m", "torchdojo.commands.main", "fit", *map(str, arguments)],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -14,7 +14,7 @@ import torch
 from mjcf_text import FLOOR, GEOM, TETRAHEDRON, TREE, Write, X, Y, Z, body, free_body, hinge, notes, quiet, slide
 
 from torchdojo import quaternion as quat
-from torchdojo.cli import main
+from torchdojo.commands.main import main
 from torchdojo.dynamics.integrator import split_state
 from torchdojo.io import load, load_mjcf, mjcf_state, read_mjcf
 from torchdojo.solver.options import Status

@@ -10,8 +10,8 @@ import pytest
 from mjcf_text import FLOOR, TREE, Write, Y, free_body, hinge, notes, quiet
 
 from torchdojo import quaternion as quat
-from torchdojo.contacts import ImpactContact
 from torchdojo.dynamics.integrator import split_state
+from torchdojo.elements.contacts import ImpactContact
 from torchdojo.io import load, read_mjcf
 from torchdojo.solver.options import Status
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from urdf_text import LIMIT, inertial, joint, link, pair
 
-from torchdojo.elements import Pose
+from torchdojo.elements.element import Pose
 from torchdojo.io import load_urdf
 from torchdojo.quaternion import exp, from_rotation_matrix, rotation_matrix
 

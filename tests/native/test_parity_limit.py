@@ -9,8 +9,8 @@ from test_parity import collision, exact, thrown_box
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo.conditioning import step_problem
-from torchdojo.solver.impacts import bouncing
+from torchdojo.gradients.impacts import bouncing
+from torchdojo.testing.conditioning import step_problem
 
 #: How four corners share a box's weight is decided by kappa alone, so each impulse is known to rounding / kappa, 1e-17 / 1e-12 at the kappa
 #: of the limit. Where such a box slides with friction in the second-order cone, the derivative of how friction turns it depends on that

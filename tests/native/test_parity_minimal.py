@@ -11,8 +11,8 @@ from mechanisms import JOINT_NAMES, Sample, all_joints, close_to_limits, random_
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo import state_jacobians
 from torchdojo.native import kernel
+from torchdojo.state import minimal_jacobians as state_jacobians
 
 # Both backends differentiate at one solution, known to rounding; what is left is the rounding of two ways to multiply.
 TOLERANCE = 1e-10

@@ -13,8 +13,8 @@ from mechanisms import JOINT_NAMES, Sample, all_joints, close_to_limits, random_
 from test_parity import LAWS, PAIRS, check, collision, error, exact, nan_state, outputs, relative, same_bits, thrown_box, trajectory
 
 import torchdojo as td
-from torchdojo import joints as joint_types
 from torchdojo import quaternion as quat
+from torchdojo.elements import joints as joint_types
 from torchdojo.native.program import unsupported
 
 # -- couplings ---------------------------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""What the command line does, one module per command; `torchdojo.cli` reads the arguments."""
+"""What the command line does, one module per command; `torchdojo.commands.main` reads the arguments."""

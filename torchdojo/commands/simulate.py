@@ -13,16 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdojo import diagnostics, models, testing
-from torchdojo.assembly import has_loops
+from torchdojo import models, testing
 from torchdojo.commands.common import CommandError, print_table, progress, user_input, write_report
 from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.engine.penetration import deepest_penetration
+from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
-from torchdojo.joints import StandardJoint
 from torchdojo.mechanism import Mechanism
-from torchdojo.penetration import deepest_penetration
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.stepping import StepOutput
+from torchdojo.state.loops import has_loops
+from torchdojo.testing import diagnostics
 
 __all__ = ["Recording", "build", "place", "record", "simulate"]
 

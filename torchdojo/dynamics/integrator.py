@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.elements import Pose, Twist
+from torchdojo.elements.element import Pose, Twist
 
 __all__ = [
     "LARGEST_SINE",

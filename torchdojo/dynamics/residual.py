@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics import cones
 from torchdojo.dynamics.integrator import LARGEST_SINE, momentum_change, next_pose, retract, split_state
 from torchdojo.dynamics.system import Group, System
-from torchdojo.elements import Element, Motion, Pose, Twist
-from torchdojo.solver import cones
+from torchdojo.elements.element import Element, Motion, Pose, Twist
 
 __all__ = ["ElementJacobian", "StepProblem"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from torchdojo.bodies import Body
-from torchdojo.elements import Element
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.element import Element
 from torchdojo.parameters import bind, plain_class
 
 __all__ = ["Group", "System"]

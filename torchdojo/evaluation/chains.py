@@ -8,13 +8,14 @@ import math
 import numpy as np
 import torch
 
-from torchdojo import models, shapes
-from torchdojo.bodies import Body
-from torchdojo.contacts import NonlinearContact
+from torchdojo import models
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import NonlinearContact
+from torchdojo.elements.joints import Floating, Joint, Spherical
 from torchdojo.evaluation.conservation import GRAVITY, total_energy
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
 from torchdojo.evaluation.linkages import Point, hinged, planar_state, rods_to_points
-from torchdojo.joints import Floating, Joint, Spherical
+from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.solver.options import SolverOptions
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from torchdojo import contacts_between
-from torchdojo.bodies import Body
-from torchdojo.contacts import ImpactContact, NonlinearContact
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import ImpactContact, NonlinearContact
 from torchdojo.evaluation import mujoco_reference as reference
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.geometry.shapes import Box, Sphere
 from torchdojo.mechanism import Mechanism
-from torchdojo.shapes import Box, Sphere
 from torchdojo.solver.options import SolverOptions
 
 __all__ = ["bouncing_ball", "box_stack", "newtons_cradle"]

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from torchdojo import models
-from torchdojo.conditioning import balanced, derivative, step_problem
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, SkippedError, count_flagged
 from torchdojo.evaluation.robots import atlas, atlas_start, standing_a1
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.interior_point import LOWERED_LEVEL
 from torchdojo.solver.path_newton import newton_on_path
 from torchdojo.solver.solution import violations
+from torchdojo.testing.conditioning import balanced, derivative, step_problem
 
 __all__ = ["Drop", "convergence", "drops"]
 

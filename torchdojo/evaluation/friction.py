@@ -14,12 +14,12 @@ from torch import Tensor
 
 from torchdojo import models
 from torchdojo import quaternion as quat
-from torchdojo.contacts import LinearContact, NonlinearContact
-from torchdojo.diagnostics import resting_gap
+from torchdojo.elements.contacts import LinearContact, NonlinearContact
 from torchdojo.evaluation import mujoco_reference as reference
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
+from torchdojo.testing.diagnostics import resting_gap
 
 __all__ = ["sliding_box", "slope"]
 

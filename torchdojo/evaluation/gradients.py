@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdojo.bodies import Body
-from torchdojo.contacts import NonlinearContact
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import NonlinearContact
+from torchdojo.elements.joints import Floating
 from torchdojo.evaluation.experiment import Experiment, Line, Measurement, Outcome, Plot, Setting
-from torchdojo.joints import Floating
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import RandomizedSmoothing, SolverOptions
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 
 from torchdojo import models
-from torchdojo.diagnostics import resting_gap
 from torchdojo.evaluation import mujoco_reference as reference
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.testing.diagnostics import resting_gap
 
 __all__ = ["cube_drop"]
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from torchdojo import models
-from torchdojo.bodies import Body
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.joints import Revolute
 from torchdojo.evaluation import mujoco_reference as reference
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
-from torchdojo.joints import Revolute
+from torchdojo.geometry.shapes import Box
 from torchdojo.mechanism import Mechanism
-from torchdojo.shapes import Box
 from torchdojo.solver.options import SolverOptions
 
 __all__ = ["joint_friction", "joint_limit"]

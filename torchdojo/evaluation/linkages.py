@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from torchdojo import shapes
-from torchdojo.bodies import Body
 from torchdojo.dynamics.integrator import STATE_SIZE
-from torchdojo.joints import Joint, Revolute
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.joints import Joint, Revolute
+from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import models
-from torchdojo.contacts import NonlinearContact
+from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, SkippedError, count_flagged
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from torchdojo import quaternion as quat
-from torchdojo.bodies import Body
-from torchdojo.contacts import NonlinearContact
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions

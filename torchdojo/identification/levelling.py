@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from torchdojo import quaternion as quat
-from torchdojo.elements import unit
+from torchdojo.elements.element import unit
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings
 

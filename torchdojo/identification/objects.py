@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.bodies import Body
-from torchdojo.contacts import NonlinearContact
-from torchdojo.elements import unit
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import NonlinearContact
+from torchdojo.elements.element import unit
+from torchdojo.elements.joints import Joint, Orbital, Revolute
+from torchdojo.geometry.shapes import Box
 from torchdojo.identification.parameters import Parameter, ParametricMechanism, Tie
-from torchdojo.joints import Joint, Orbital, Revolute
 from torchdojo.mechanism import Mechanism
-from torchdojo.shapes import Box
 from torchdojo.solver.options import SolverOptions
 
 __all__ = ["cube", "cube_model", "elbow", "elbow_model"]

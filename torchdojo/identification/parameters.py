@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
+from torchdojo.elements.joints import Joint
 from torchdojo.identification.recordings import DataError, Recordings
-from torchdojo.joints import Joint
 from torchdojo.mechanism import Mechanism, StepOutput, Trajectory
 from torchdojo.parameters import PhysicalModule, as_tensor
 

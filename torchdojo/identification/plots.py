@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.contact_base import Contact
 from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.elements.contact import Contact
+from torchdojo.elements.joints import Joint
 from torchdojo.evaluation.plots import available
 from torchdojo.identification.evaluation import OpenLoop, trajectory_means
 from torchdojo.identification.fitting import FitReport
 from torchdojo.identification.recordings import Recordings
-from torchdojo.joints import Joint
 from torchdojo.mechanism import Mechanism
 
 __all__ = ["available", "draw", "error_quantiles", "motions", "outlines", "quartile_throws"]

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
-from torchdojo.bodies import Body
-from torchdojo.contact_base import Contact
 from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contact import Contact
+from torchdojo.engine.rollout import step_by_step
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.mechanism import StepOutput, Trajectory
-from torchdojo.rollout import step_by_step
 
 __all__ = ["Residual", "ResidualDistance", "ResidualMechanism", "ResidualWrench"]
 

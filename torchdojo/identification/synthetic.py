@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.elements.joints import Joint
 from torchdojo.identification.parameters import ParametricMechanism
-from torchdojo.joints import Joint
 from torchdojo.solver.options import Status
 
 __all__ = ["record_rollouts"]

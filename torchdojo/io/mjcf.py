@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdojo.actuators import Actuator, actuate
-from torchdojo.bodies import Body
-from torchdojo.contacts import Contact, ImpactContact, NonlinearContact
+from torchdojo.elements.actuators import Actuator, actuate
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.io.mjcf_description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf_model import import_mujoco
 from torchdojo.io.urdf import given_contact, joint_couplings, standard_joints
@@ -74,7 +74,7 @@ def load_mjcf(
         ignore: names of equality constraints to leave out without a word.
         rim_points: contact points on each rim of a cylinder.
         servos: "implicit": the joint's damper, which is implicit, carries gear² kv of its servo, also where u does not come from
-            ``mech.actuators``. "explicit": it does not; stable with stiff servos at small timesteps only. See `torchdojo.actuators`.
+            ``mech.actuators``. "explicit": it does not; stable with stiff servos at small timesteps only. See elements/actuators.py.
 
     Raises:
         ImportError: `mujoco` is not installed.

@@ -18,7 +18,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Drive:
-    """An actuator on a joint, in the terms of `torchdojo.actuators` and of the file's qpos."""
+    """An actuator on a joint, in the terms of `torchdojo.elements.actuators` and of the file's qpos."""
 
     joint: str  #: of the file
     gear: float

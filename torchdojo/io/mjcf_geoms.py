@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
 from torchdojo.io.mjcf_model import CompiledMjcf, import_mujoco
 from torchdojo.io.urdf_description import Array, LinkInfo
 from torchdojo.io.urdf_xml import clean_name
 from torchdojo.quaternion import from_rotation_matrix
-from torchdojo.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
 
 __all__ = ["ContactInfo", "GeomReader"]
 

@@ -1,4 +1,4 @@
-"""The joints that one MJCF body has towards its parent, as one joint of `torchdojo.joints.JOINT_TYPES`.
+"""The joints that one MJCF body has towards its parent, as one joint of `torchdojo.elements.joints.JOINT_TYPES`.
 
 MJCF gives a body a list of joints that act one after another; we have one joint between two bodies, and its coordinates are along `axis`,
 across it, or along the axes of the joint frame, which at coordinate zero are those of the child body. So the body frame is turned until
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from torchdojo.elements import orthonormal_complement
+from torchdojo.elements.element import orthonormal_complement
+from torchdojo.elements.joints import JOINT_TYPES
 from torchdojo.io.mjcf_model import import_mujoco
-from torchdojo.joints import JOINT_TYPES
 
 __all__ = ["Coordinate", "Fit", "fit_joint"]
 

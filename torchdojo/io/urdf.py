@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdojo import joints
-from torchdojo.assembly import gaps
-from torchdojo.bodies import Body
-from torchdojo.contacts import Contact, NonlinearContact
-from torchdojo.couplings import JointCoupling
+from torchdojo.elements import joints
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.couplings import JointCoupling
 from torchdojo.io.urdf_description import Array, LinkInfo, RobotInfo, read_urdf
 from torchdojo.io.urdf_xml import clean_name
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
+from torchdojo.state.loops import gaps
 
 __all__ = ["load_urdf"]
 

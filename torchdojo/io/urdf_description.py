@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from torchdojo.elements.joints import JOINT_TYPES as JOINT_CLASSES
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
 from torchdojo.io.urdf_xml import JOINT_TYPES, LoopJoint, ParsedUrdf, clean_name, parse_urdf
-from torchdojo.joints import JOINT_TYPES as JOINT_CLASSES
 from torchdojo.quaternion import exp, from_rotation_matrix, rotation_matrix
-from torchdojo.shapes import Box, Capsule, Cylinder, Shape, Sphere
 
 __all__ = ["BodyInfo", "CouplingInfo", "JointInfo", "LinkInfo", "RobotInfo", "read_urdf"]
 
@@ -48,7 +48,7 @@ class BodyInfo:
 
 @dataclass(frozen=True)
 class JointInfo:
-    """A joint in the terms of `torchdojo.joints`."""
+    """A joint in the terms of `torchdojo.elements.joints`."""
 
     name: str
     kind: str  #: class name

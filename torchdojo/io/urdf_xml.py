@@ -20,7 +20,7 @@ from torch import nn
 
 __all__ = ["LoopJoint", "ParsedUrdf", "clean_name", "parse_urdf"]
 
-#: URDF joint type -> class in `torchdojo.joints`
+#: URDF joint type -> class in `torchdojo.elements.joints`
 JOINT_TYPES = {
     "fixed": "Fixed",
     "revolute": "Revolute",

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from torchdojo import joints as joint_types
-from torchdojo import shapes
-from torchdojo.bodies import Body
-from torchdojo.contacts import Contact, NonlinearContact
-from torchdojo.joints import Prismatic, Revolute, StandardJoint
+from torchdojo.elements import joints as joint_types
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.joints import Prismatic, Revolute, StandardJoint
+from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
 
 __all__ = ["box", "cartpole", "npendulum", "pendulum", "snake", "sphere"]

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo import joints as joint_types
 from torchdojo import quaternion as quat
-from torchdojo import shapes
-from torchdojo.bodies import Body
-from torchdojo.contacts import Contact, NonlinearContact
-from torchdojo.elements import orthonormal_complement, unit
-from torchdojo.joints import Joint, StandardJoint
+from torchdojo.elements import joints as joint_types
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.element import orthonormal_complement, unit
+from torchdojo.elements.joints import Joint, StandardJoint
+from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
 
 __all__ = ["ant", "half_cheetah", "humanoid"]

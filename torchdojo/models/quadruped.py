@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdojo import shapes
-from torchdojo.bodies import Body
-from torchdojo.contacts import Contact, NonlinearContact
-from torchdojo.joints import Floating, Joint, Revolute, StandardJoint
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.joints import Floating, Joint, Revolute, StandardJoint
+from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
 
 __all__ = ["quadruped"]

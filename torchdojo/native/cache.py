@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdojo.autodiff import flatten_batch
+from torchdojo.gradients.implicit import flatten_batch
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.parameters import PhysicalModule
 

@@ -14,19 +14,19 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from torchdojo.autodiff import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import ParameterSpec
+from torchdojo.gradients.hard_limit import SMALL_KAPPA, warn_of_lost_digits
+from torchdojo.gradients.impacts import Solve, add_impacts, ambient, bouncing, find_impacts
+from torchdojo.gradients.implicit import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
+from torchdojo.gradients.reference_step import halved_jacobian
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
 from torchdojo.parameters import result_tensor
-from torchdojo.solver.impacts import Solve, add_impacts, ambient, bouncing, find_impacts
-from torchdojo.solver.limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
 from torchdojo.solver.solution import Solution
-from torchdojo.stepping import halved_jacobian
 
 __all__ = [
     "SERIES",

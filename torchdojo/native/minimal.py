@@ -14,8 +14,8 @@ from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import Settings, flat_problem, impact_jacobian, split_jacobian, steps_to_differentiate
 from torchdojo.native.program import Program
 from torchdojo.parameters import bind, result_tensor
-from torchdojo.state import JointOrder
-from torchdojo.state_jacobians import maximal_jacobian, minimal_products
+from torchdojo.state.minimal import JointOrder
+from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products
 
 __all__ = ["bound_tree", "jacobian"]
 

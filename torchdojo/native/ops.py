@@ -13,16 +13,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.autodiff import forward_mode, save, transforming
 from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
+from torchdojo.gradients.batching import align, map_all
+from torchdojo.gradients.implicit import forward_mode, save, transforming
+from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native import execution, loader, minimal
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Settings, Six, settings_of
+from torchdojo.native.forward_mode import RolloutTangent, refuse_second_derivative
 from torchdojo.native.program import Program, by_number
-from torchdojo.native.tangent import RolloutTangent, refuse_second_derivative
 from torchdojo.parameters import result_tensor
-from torchdojo.stepping import StepOutput
-from torchdojo.vmapping import align, map_all
 
 __all__ = ["Settings", "available", "jacobian", "minimal_jacobian", "rollout", "step"]
 

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdojo import joints as joints_module
-from torchdojo.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
-from torchdojo.couplings import JointCoupling
 from torchdojo.dynamics.system import Group, ParameterSpec, System
-from torchdojo.elements import Element, orthonormal_complement, unit
-from torchdojo.joint_cones import JointElement, JointFriction
-from torchdojo.joints import BOUNDS, StandardJoint
+from torchdojo.elements import joints as joints_module
+from torchdojo.elements.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
+from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.element import Element, orthonormal_complement, unit
+from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joints import BOUNDS, StandardJoint
 from torchdojo.native import graph
 from torchdojo.native.loader import library
 from torchdojo.quaternion import normalize
-from torchdojo.state import JointOrder, spanning_order
+from torchdojo.state.minimal import JointOrder, spanning_order
 
 __all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupported"]
 

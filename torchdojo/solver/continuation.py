@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem
-from torchdojo.solver import cones
 from torchdojo.solver.kkt import KKT
 
 __all__ = ["trace_central_path"]

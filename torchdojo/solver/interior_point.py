@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem
-from torchdojo.solver import cones
 from torchdojo.solver.continuation import trace_central_path
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem, add_blocks
 from torchdojo.dynamics.system import Group
-from torchdojo.solver import cones
 
 __all__ = ["KKT"]
 

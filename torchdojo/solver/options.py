@@ -60,13 +60,13 @@ class GradientMode(str, enum.Enum):
         smoothing is wide it misleads: the gradient at a large `grad_kappa` is that of another, softer world, and descent ends where that
         one is best; anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
     EXACT: the limit κ → 0. Contacts are breaking, sticking or sliding, facets of pyramids, limits and joint friction open or closed, and
-        the equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13; `torchdojo.limit_maps`). Good for
+        the equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13; elements/hard_maps.py). Good for
         identification and for fine optimization within one sequence of contacts. It is one-sided where a class changes, says nothing of
         the other side, and is zero in all directions in which contacts hold: a box that rests cannot learn to lift. Impulses of redundant
         contacts (four corners) have derivatives of least norm, since there they are not unique. Where contacts with restitution bounce,
         it is the derivative of the motion in continuous time, to first order in the timestep, and not that of the step as it is computed,
         which differences of the step would show: a ball that starts higher bounces later, and is lower afterwards (dx⁺/dx = −e; the
-        step, x⁺ = x + h v⁺ wherever in it the impact is, says 1). That is the saltation matrix, see `torchdojo.solver.impacts`.
+        step, x⁺ = x + h v⁺ wherever in it the impact is, says 1). That is the saltation matrix, see `torchdojo.gradients.impacts`.
     COMPLEMENTARITY_AWARE: `EXACT`, with a way out of such flat places (Nimble: Werling et al. 2021, section 4.4). Where the loss would go
         down if pressed contacts opened, these are taken for breaking: those with the world, or all of them. Of the three gradients the one
         largest in the inputs counts (in the wrench, for mechanisms without inputs), environment by environment, and the exact one in case

@@ -31,8 +31,8 @@ import itertools
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem
-from torchdojo.solver import cones
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.solution import Solution, violations

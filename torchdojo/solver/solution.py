@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics import cones
 from torchdojo.dynamics.system import System
-from torchdojo.solver import cones
 
 __all__ = ["Solution", "violations"]
 

@@ -1,0 +1,195 @@
+"""Linear couplings of joint coordinates: mimic joints, gears, racks and pinions, screws.
+
+With the coordinates c of a leader and a follower (design section 4: constraints at the next, impulses at the current configuration):
+
+    row        c_follower⁺ − ratio · c_leader⁺ − offset = 0
+    impulses   λ along c_follower,  −ratio λ along c_leader
+
+each through the transposed Jacobian of its coordinate, so that the coupling does no work on motions that obey it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from torchdojo.elements.element import Element, Motion, Pose
+from torchdojo.elements.joint_cones import KINEMATIC_FIELDS, coordinate_wrench, limited_coordinates
+from torchdojo.elements.joints import Joint, StandardJoint
+from torchdojo.parameters import bind
+
+__all__ = ["JointCoupling"]
+
+ENDS = ("leader", "follower")
+MOST_TURNS = 16  # of a leader whose follower turns, too; more are not looked for
+ALIKE = 1e-9  # [rad] what separates numbers of turns that fit equally well: rounding
+SATISFIED = 1e-3  # [rad] a step leaves 1e-9; a state made by hand, that is open by more, is not meant to have turned
+
+
+class JointCoupling(Element):
+    """Keeps a coordinate of one joint at a linear function of a coordinate of another: c_follower = ratio · c_leader + offset.
+
+    One equation and one impulse λ ("couplings.NAME" in `Mechanism.impulse_layout`): the force or torque on the follower's coordinate,
+    times the timestep [N·s, N·m·s]; −ratio λ acts on the leader's. Leader and follower may be one joint with several coordinates
+    (a `Cylindrical` becomes a screw). The joints' own parameters receive gradients, as do `ratio` and `offset`.
+
+    Angles of single rotations do not wrap: the follower of a wheel with ratio ½ is back after two turns of the wheel. The state z holds
+    no turns, so they are those with which the coupling holds at the current configuration; of two angles, up to 16 of the leader
+    (any number where ratio or 1/ratio is an integer of at most 16). Components of a rotation vector, of joints with several rotations,
+    do wrap at π.
+
+    Args:
+        leader, follower: names of joints of the mechanism, with coordinates (not user-written).
+        ratio: d c_follower / d c_leader, (...,): [1], or [m/rad] from an angle to a translation, [rad/m] the other way around.
+        offset: c_follower where c_leader = 0, (...,) [m, rad].
+        leader_coordinate, follower_coordinate: which free coordinate of the joint, translations first.
+    """
+
+    num_rows = 1
+    fields: ClassVar[dict[str, int]] = {"ratio": 0, "offset": 0}
+    ratio: Tensor
+    offset: Tensor
+
+    def __init__(
+        self,
+        leader: str,
+        follower: str,
+        *,
+        ratio: Any = 1.0,
+        offset: Any = 0.0,
+        leader_coordinate: int = 0,
+        follower_coordinate: int = 0,
+    ) -> None:
+        super().__init__()
+        self.leader, self.follower = leader, follower
+        self.coordinates = (leader_coordinate, follower_coordinate)
+        self.ratio = ratio
+        self.offset = offset
+        #: the two joints, no submodules of this one; () until a mechanism is built with it
+        self.joints: tuple[StandardJoint, ...] = ()
+        if (leader, leader_coordinate) == (follower, follower_coordinate):
+            raise ValueError(f"JointCoupling: got {leader!r} as leader and as follower; a coupling connects two different coordinates")
+
+    def attach(self, joints: Mapping[str, Joint]) -> None:
+        """Find the joints by their names.
+
+        Raises:
+            ValueError: unknown names, joints without that coordinate, a coupling that belongs to another mechanism.
+        """
+        found = []
+        for end, name, coordinate in zip(ENDS, (self.leader, self.follower), self.coordinates, strict=True):
+            if name not in joints:
+                raise ValueError(f"its {end} is joint {name!r}, which does not exist; joints are {list(joints)}")
+            joint = joints[name]
+            if not isinstance(joint, StandardJoint):
+                raise ValueError(
+                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: joints of JOINT_TYPES"
+                )
+            if coordinate not in range(joint.num_coordinates):
+                count = f"{joint.num_coordinates} coordinate(s)" if joint.num_coordinates else "no coordinates"
+                raise ValueError(
+                    f"its {end}_coordinate is {coordinate!r}, but {name!r}, a {type(joint).__name__}, has {count}; allowed: "
+                    f"{list(range(joint.num_coordinates)) or 'joints that can move'}"
+                )
+            if joint.extra_state_names():
+                raise ValueError(
+                    f"its {end} {name!r} has tensors that are not physical fields, {joint.extra_state_names()}, which a coupling does not "
+                    "read; make them fields of the joint"
+                )
+            found.append(joint)
+        if self.joints and any(old is not new for old, new in zip(self.joints, found, strict=True)):
+            raise ValueError("it already couples joints of another mechanism; make one JointCoupling for each")
+        self.joints = tuple(found)
+
+    def __getattr__(self, name: str) -> Any:
+        end, _, field = name.partition("_")
+        joints = self.__dict__.get("joints")
+        if joints and end in ENDS and field in _kinematic(joints[ENDS.index(end)]) and name not in self._parameters:
+            return getattr(joints[ENDS.index(end)], field)
+        return super().__getattr__(name)
+
+    @property
+    def body_names(self) -> tuple[str | None, ...]:
+        return tuple(name for joint in self.joints for name in joint.body_names)
+
+    @property
+    def stacked_fields(self) -> dict[str, int]:
+        shared = {f"{end}_{name}": ndim for end, joint in zip(ENDS, self.joints, strict=True) for name, ndim in _kinematic(joint).items()}
+        return {**self.fields, **shared}
+
+    def kind(self) -> tuple[object, ...]:
+        return (*super().kind(), *(joint.kind() for joint in self.joints), *self.coordinates)
+
+    def bound_joints(self) -> list[StandardJoint]:
+        """Leader and follower with the parameters that this element has: their own, or those stacked over elements."""
+        return [
+            bind(joint, {name: getattr(self, f"{end}_{name}") for name in _kinematic(joint)}, type_before_parametrizations(joint))
+            for end, joint in zip(ENDS, self.joints, strict=True)
+        ]
+
+    # -- equations -----------------------------------------------------------------------------------------------------------------------
+
+    def constraint(self, *poses: Pose) -> Tensor:
+        """c_follower − ratio · c_leader − offset, (..., 1) [m, rad], at poses of the leader's parent and child and of the follower's."""
+        leader, follower = self._unwrapped(self.bound_joints(), poses)
+        return follower - self.ratio[..., None] * leader - self.offset[..., None]
+
+    def residual(
+        self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        joints = self.bound_joints()
+        poses = [motion.pose for motion in motions]
+        ratio = self.ratio[..., None]
+        now = self._unwrapped(joints, poses)
+        wrenches, after = [], []
+        for k, (joint, weight) in enumerate(zip(joints, (-ratio, torch.ones_like(ratio)), strict=True)):
+            parent, child = poses[2 * k : 2 * k + 2]
+            along = torch.zeros(joint.num_coordinates, dtype=impulse.dtype, device=impulse.device)
+            along[self.coordinates[k]] = 1.0
+            wrenches += joint.act(parent, child, *coordinate_wrench(joint, parent, child, weight * impulse * along))
+            after.append(self._coordinate(k, joint, motions[2 * k].next, motions[2 * k + 1].next, now[k]))
+        return wrenches, after[1] - ratio * after[0] - self.offset[..., None]
+
+    def _turns_freely(self, k: int) -> bool:
+        """Whether the coordinate of joint k is the angle of a single rotation."""
+        return self.joints[k].free_rotations == 1 and self.coordinates[k] == self.joints[k].free_translations
+
+    def _coordinate(self, k: int, joint: StandardJoint, parent: Pose, child: Pose, near: Tensor) -> Tensor:
+        """Of joint k, (..., 1); an angle next to `near`."""
+        place = self.coordinates[k]
+        return limited_coordinates(joint, parent, child, near)[..., place : place + 1]
+
+    def _unwrapped(self, joints: list[StandardJoint], poses: list[Pose] | tuple[Pose, ...]) -> list[Tensor]:
+        """Coordinates of leader and follower, (..., 1) each, angles with the turns that satisfy the coupling best.
+
+        2π(n_f − ratio n_l) is to cancel the gap of the angles in (−π, π]. Where both ends turn and no n_l does so, the state is
+        not on the coupling, and n_l = 0.
+        """
+        zero = torch.zeros_like(self.ratio[..., None])
+        values = [self._coordinate(k, joint, poses[2 * k], poses[2 * k + 1], zero) for k, joint in enumerate(joints)]
+        ratio = self.ratio.detach()[..., None]
+        gap = (values[1] - self.ratio[..., None] * values[0] - self.offset[..., None]).detach()
+        turn = 2 * torch.pi
+        leading, following = self._turns_freely(0), self._turns_freely(1)
+        turns = torch.zeros_like(gap)
+        if leading and following:
+            numbers = gap.new_tensor([0, *(sign * n for n in range(1, MOST_TURNS + 1) for sign in (1, -1))])
+            rest = gap - turn * ratio * numbers
+            rest = (rest - turn * torch.round(rest / turn)).abs()
+            # Of those that fit equally well the smallest number: with the ratio, they part.
+            best = (rest <= rest.amin(-1, keepdim=True) + ALIKE).long().argmax(-1, keepdim=True)
+            turns = torch.where(rest.gather(-1, best) <= SATISFIED, numbers[best], 0.0)
+        elif leading:
+            turns = torch.where(ratio == 0, 0.0, torch.round(gap / torch.where(ratio == 0, 1.0, turn * ratio)))
+        if following:
+            values[1] = values[1] - turn * torch.round((gap - turn * ratio * turns) / turn)
+        return [values[0] + turn * turns, values[1]]
+
+
+def _kinematic(joint: StandardJoint) -> dict[str, int]:
+    """Fields that enter a joint's coordinates, those that a user's subclass added included."""
+    return {name: joint.fields[name] for name in joint.stacked_fields if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}

@@ -1,0 +1,174 @@
+"""What joints and contacts have in common: a local residual between a few bodies, written for many elements at once.
+
+The residual of the whole mechanism is a sum over elements. Each sees only the bodies it touches, as tensors of shape (..., E, 3) or
+(..., E, 4) over E elements of one kind, and answers with the impulses that it exerts on them and with rows of its own that must vanish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from torchdojo import quaternion as quat
+from torchdojo.elements.path_maps import Change
+from torchdojo.parameters import PhysicalModule
+
+__all__ = ["Cones", "Element", "Motion", "Pose", "Twist", "orthonormal_complement"]
+
+
+class Pose(NamedTuple):
+    """Position of the centre of mass (..., 3) [m], world frame, and orientation (..., 4), wxyz, body to world."""
+
+    x: Tensor
+    q: Tensor
+
+    def point(self, p: Tensor) -> Tensor:
+        """World position of the body-frame point p."""
+        return self.x + quat.rotate(self.q, p)
+
+
+class Twist(NamedTuple):
+    """Linear velocity (..., 3) [m/s], world frame, and angular velocity (..., 3) [rad/s], body frame."""
+
+    v: Tensor
+    omega: Tensor
+
+
+class Motion(NamedTuple):
+    """One body over one step of length `timestep` [s], broadcastable to (..., 1): the current pose, the velocity that leads to the next
+    pose, that pose, and the velocity that led here."""
+
+    pose: Pose
+    twist: Twist
+    next: Pose
+    incoming: Twist
+    timestep: Tensor
+
+
+@dataclass(frozen=True)
+class Cones:
+    """Which cone the impulse (and, dual to it, the slack) of one element lies in: an orthant followed by second-order cones of size 3."""
+
+    orthant: int = 0
+    second_order: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.orthant + 3 * self.second_order
+
+
+class Element(PhysicalModule):
+    """Base class of joints and contacts.
+
+    An element acts between `body_names` (None is the world) and has `cones.size` impulses with as many slacks, or, with no cones,
+    `num_rows` equality rows with as many multipliers. Its `residual` is called on a clone whose fields are stacked over elements.
+    """
+
+    cones: Cones = Cones()
+    num_rows: int = 0
+    num_inputs: int = 0
+    reads_incoming: bool = False  # whether `residual` depends on `Motion.incoming`, which derivatives then follow
+
+    @property
+    def body_names(self) -> tuple[str | None, ...]:
+        raise NotImplementedError
+
+    @property
+    def stacked_fields(self) -> dict[str, int]:
+        """Those of `fields` that `residual` reads."""
+        return self.fields
+
+    def kind(self) -> tuple[object, ...]:
+        """Elements of equal kind are evaluated together, through one of them. User-written elements are evaluated one by one, since
+        they may depend on attributes that are not stacked."""
+        cls = type_before_parametrizations(self)
+        return (cls,) if cls.__module__.startswith("torchdojo.") else (id(self),)
+
+    def residual(
+        self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Impulses on each body and the element's equality rows.
+
+        Args:
+            motions: one per body of `body_names`.
+            impulse: (..., E, num_rows) multipliers, or (..., E, cones.size) cone impulses [N·s, N·m·s].
+            slack: (..., E, cones.size), empty for joints.
+            u: (..., E, num_inputs) inputs [N, N·m].
+            timestep: h [s], broadcastable to (..., E, 1).
+
+        Returns:
+            Per body (linear impulse (..., E, 3) world frame, angular impulse (..., E, 3) body frame); rows (..., E, num_rows), or
+            (..., E, cones.size).
+        """
+        raise NotImplementedError
+
+    def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
+        """Interior impulses and slacks (..., E, cones.size) at given velocities, with products of about `level` (..., 1).
+
+        The solver starts from them, and returns to them at a higher level where it gets stuck. Default: √level times the identity.
+        """
+        identity = motions[0].pose.x.new_zeros(*motions[0].pose.x.shape[:-1], self.cones.size)
+        for i in (*range(self.cones.orthant), *range(self.cones.orthant, self.cones.size, 3)):
+            identity[..., i] = level.sqrt()
+        return identity, identity
+
+    def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
+        """How much impulse a change of velocity takes, (..., E, 1) or one value per cone: a scale for `on_path`, of no other effect.
+
+        Default: the reduced mass of the bodies [kg].
+
+        Args:
+            poses: one per body of `body_names`. mass: (..., E, k) [kg] and inertia: (..., E, k, 3, 3) [kg·m²], infinite for the world.
+            timestep: h [s], broadcastable to (..., E, 1).
+        """
+        return 1 / (1 / mass).sum(-1, keepdim=True)
+
+    def on_path(
+        self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
+    ) -> tuple[Tensor, Tensor] | None:
+        """Impulses and slacks (..., E, cones.size) with products of exactly κ for any real ones, and those unchanged that have such.
+
+        With it, warm starts take the steps of `solver.path_newton`. Default: None, and they take those of the interior-point method.
+
+        Args:
+            impulse, slack: (..., E, cones.size), inside their cones or not.
+            kappa: broadcastable to (..., E). mass: of `effective_mass`.
+            timestep: h [s], broadcastable to (..., E).
+            change: of impulses and slacks since the Newton step before, of their shape, NaN where there was none. It tells how much impulse
+                a slack is really worth (`path_maps.weight_of`).
+        """
+        return None
+
+    def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor] | None:
+        """Impulses and slacks (..., E, cones.size) at which the linearized products are those of the limit κ → 0, from a small κ.
+
+        With it, `GradientMode.EXACT` and the modes that build on it are available (limit_maps.py has the theory). Default: None.
+
+        Args:
+            impulse, slack: (..., E, cones.size), on the central path, or already at the limit. mass: of `effective_mass`.
+            timestep: h [s], broadcastable to (..., E).
+            compliance: of pairs that are closed and of slips that stick, relative to that of the bodies; may be zero.
+        """
+        return None
+
+
+def orthonormal_complement(n: Tensor) -> Tensor:
+    """Two unit vectors t₁, t₂ with t₁ × t₂ = n for a unit vector n, (..., 2, 3): x and y for n = z.
+
+    The shortest rotation that takes z to n applied to x and y (Frisvad 2012), or, for n_z < −½, its mirror image: smooth around every
+    coordinate axis, so that impulses along t₁, t₂ can be differentiated with respect to the direction.
+    """
+    flip = n[..., 2:] < -0.5
+    x, y, z = torch.where(flip, -n, n).unbind(-1)
+    a = 1 / (1 + z)
+    first = torch.stack((1 - x * x * a, -x * y * a, -x), dim=-1)
+    second = torch.stack((-x * y * a, 1 - y * y * a, -y), dim=-1)
+    return torch.stack((first, torch.where(flip, -second, second)), dim=-2)
+
+
+def unit(vector: Tensor) -> Tensor:
+    return vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True)

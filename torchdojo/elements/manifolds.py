@@ -1,0 +1,125 @@
+"""Sets of contacts between shapes: several points where two bodies may lie on each other, and all pairs of a mechanism.
+
+bodies = {f"box{i}": td.Body(1.0, shape=td.Box((.1, .1, .1))) for i in range(10)}
+mech = td.Mechanism(bodies, contacts={**td.contacts_between(bodies, friction=.6), **feet})
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.joints import Joint
+from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
+from torchdojo.quaternion import rotate
+
+__all__ = ["contact_manifold", "contacts_between"]
+
+ROUNDING = 0.02  # default radius of a box's corners, in units of its shortest edge
+SHARP = 1e-9  # radius of the world's sharp corners [m]: a `Sphere` has one
+
+Filter = Callable[[str, str | None], bool]
+
+
+def contact_manifold(
+    a: str,
+    shape_a: Shape,
+    b: str | None,
+    shape_b: Shape,
+    *,
+    model: Callable[..., Contact] = NonlinearContact,
+    corner_radius: float | None = None,
+    **arguments: Any,
+) -> dict[str, Contact]:
+    """Contacts through which two shapes can lie on each other.
+
+    The nearest points of both, which decide whether they overlap at all, and for shapes that may touch in a line or a face also: the ends
+    of capsules, as balls against the other shape, and the corners of either of two boxes against the other box. Corners are balls inside
+    their box, so that the normal of a corner near the other's edge turns over a length that does not depend on the gap; bare points would
+    feel the edge of an equal box below them in every direction.
+
+    Args:
+        a, b: names of the bodies; b None: the world. shape_a, shape_b: `Sphere`, `Capsule` or `Box` in their frames.
+        model: contact class (or a function with its arguments). arguments: of the model, the same for all (`friction=...`).
+        corner_radius: of boxes' corners [m]; default: 2 % of the shortest edge. 0: sharp.
+
+    Returns:
+        Contacts by names that begin with "a_b".
+
+    Raises:
+        ValueError: shapes without a distance to each other.
+    """
+    label = f"{a}_{'world' if b is None else b}"
+    contacts = {f"{label}_nearest": model(a, shape=shape_a, other=b, other_shape=shape_b, **arguments)}
+    if isinstance(shape_a, Sphere) or isinstance(shape_b, Sphere):
+        return contacts
+    for suffix, first, mine, second, theirs in (("a", a, shape_a, b, shape_b), ("b", b, shape_b, a, shape_a)):
+        if isinstance(mine, Capsule):
+            points, radius = mine.contact_points()
+        elif isinstance(theirs, Box):
+            points, radius = _corners(cast(Box, mine), corner_radius)
+        else:
+            continue  # what a corner of a box touches of a capsule is nearest
+        if first is None and second is not None:  # the world's corner against the body: the body comes first
+            for i, point in enumerate(points.unbind(-2)):
+                ball = Sphere(radius.clamp_min(SHARP), position=point)
+                contacts[f"{label}_{suffix}{i}"] = model(second, shape=theirs, other=None, other_shape=ball, **arguments)
+            continue
+        for i, point in enumerate(points.unbind(-2)):
+            contacts[f"{label}_{suffix}{i}"] = model(first, point=point, radius=radius, other=second, other_shape=theirs, **arguments)
+    return contacts
+
+
+def contacts_between(
+    bodies: Mapping[str, Body],
+    joints: Mapping[str, Joint] | Iterable[tuple[str, Joint]] = (),
+    *,
+    world: Sequence[Shape] = (),
+    model: Callable[..., Contact] = NonlinearContact,
+    filter: Filter | None = None,
+    corner_radius: float | None = None,
+    **arguments: Any,
+) -> dict[str, Contact]:
+    """Contacts of every shape of every body with those of all others, except between bodies that a joint connects.
+
+    The result is what `Mechanism(contacts=...)` takes; contacts with the ground plane are not part of it.
+
+    Args:
+        bodies: by name, with shapes (a body without is passed over). joints: of the mechanism; neighbours do not touch each other.
+        world: fixed shapes, in the world frame.
+        filter: (name, name or None for the world) -> whether these two may touch; asked once per pair that is not excluded already.
+        model, corner_radius, arguments: as in `contact_manifold`.
+
+    Raises:
+        ValueError: shapes without a distance to each other.
+    """
+    pairs = joints.items() if isinstance(joints, Mapping) else joints
+    neighbours = {frozenset(joint.body_names) for _, joint in pairs}
+    candidates: list[tuple[str, str | None]] = list(itertools.combinations(bodies, 2))
+    candidates += [(name, None) for name in bodies] if world else []
+    contacts: dict[str, Contact] = {}
+    for a, b in candidates:
+        joined = b is not None and frozenset((a, b)) in neighbours
+        if joined or (filter is not None and not filter(a, b)):
+            continue
+        others = world if b is None else bodies[b].shapes
+        several = len(bodies[a].shapes) * len(others) > 1
+        for (i, shape_a), (j, shape_b) in itertools.product(enumerate(bodies[a].shapes), enumerate(others)):
+            found = contact_manifold(a, shape_a, b, shape_b, model=model, corner_radius=corner_radius, **arguments)
+            contacts |= {f"{name}_{i}_{j}" if several else name: contact for name, contact in found.items()}
+    return contacts
+
+
+def _corners(box: Box, radius: float | None) -> tuple[Tensor, Tensor]:
+    """Centres (..., 8, 3) and radius (...,) of the balls in the corners of a box, in the body frame."""
+    edge = box.size.detach().amin(-1)
+    size = ROUNDING * edge if radius is None else edge.new_tensor(radius).expand(edge.shape)
+    if bool((2 * size >= edge).any()):
+        raise ValueError(f"corner_radius: got {radius}; allowed: below half the shortest edge, {float(edge.min()) / 2} m")
+    inner = Box(box.size - 2 * size[..., None])
+    return box.position[..., None, :] + rotate(box.orientation[..., None, :], inner.contact_points()[0]), size

@@ -1,0 +1,123 @@
+"""Many steps: what a rollout returns, the loop that takes them one by one, and segments whose graphs are not kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as checkpointed
+
+from torchdojo.gradients.implicit import transforming
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.native import ops
+from torchdojo.native.cache import Parameters
+
+__all__ = ["Policy", "Stepper", "Trajectory", "in_kernel", "in_segments", "segment_length", "step_by_step"]
+
+Policy = Callable[[Tensor], Tensor]
+Stepper = Callable[[Tensor, Tensor | None, Tensor | None], StepOutput]  # of z, u and a warm start
+
+
+class Trajectory(NamedTuple):
+    """Result of a rollout: z (..., T+1, 13 nb), u (..., T, nu), impulses (..., T, n), status, iterations and substeps (..., T)."""
+
+    z: Tensor
+    u: Tensor
+    impulses: Tensor
+    status: Tensor
+    iterations: Tensor
+    substeps: Tensor
+
+
+#: A rollout from z with u, of a number of steps, from a warm start: what comes out, and the solution of the last step.
+Run = Callable[[Tensor, Tensor | Policy | None, int, Tensor | None], tuple[Trajectory, Tensor | None]]
+
+
+def in_kernel(
+    native: ops.Settings, known: Parameters, wrench: Tensor, z: Tensor, u: Tensor | Policy | None, steps: int, warm: Tensor | None
+) -> tuple[Trajectory, Tensor | None]:
+    """A `Run` in one call of the kernel, on checked inputs."""
+    now = cast(Tensor, u)
+    path, impulses, w, *counts = ops.rollout(native, known, z, now, wrench, warm)
+    return Trajectory(path, now.expand(*path.shape[:-2], *now.shape[-2:]), impulses, *counts), w.select(-2, -1).detach()
+
+
+def step_by_step(
+    take: Stepper, num_inputs: int, z: Tensor, u: Tensor | Policy | None, steps: int, warm: Tensor | None
+) -> tuple[Trajectory, Tensor | None]:
+    """A `Run` with a step function, each step warm-started from the one before."""
+    states, inputs, outputs = [z], [], []
+    for t in range(steps):
+        now = u[..., t, :] if isinstance(u, Tensor) else z.new_zeros(num_inputs) if u is None else u(z)
+        out = take(z, now, warm)
+        z, warm = out.z, out.solution.detach()
+        states.append(z)
+        inputs.append(now)
+        outputs.append(out)
+    batch = z.shape[:-1]
+
+    def stack(values: list[Tensor]) -> Tensor:
+        return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
+
+    path = Trajectory(
+        stack(states),
+        stack(inputs),
+        stack([o.impulses for o in outputs]),
+        torch.stack([o.status for o in outputs], -1),
+        torch.stack([o.iterations for o in outputs], -1),
+        torch.stack([o.substeps for o in outputs], -1),
+    )
+    return path, warm
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------------------------
+
+
+def segment_length(checkpoint: object, steps: int) -> int:
+    """Steps per segment for `checkpoint=` of a rollout: all of them for False, √T for True.
+
+    Raises:
+        TypeError, ValueError: not a bool or a number of steps. RuntimeError: inside a `torch.func` transform or `torch.compile`.
+    """
+    if checkpoint is False:
+        return steps
+    if not isinstance(checkpoint, (bool, int)):
+        raise TypeError(f"checkpoint: got {checkpoint!r}; allowed: True, False, or the number of steps per segment")
+    if checkpoint < 1:
+        raise ValueError(f"checkpoint: got {checkpoint}; allowed: True, False, or 1 or more steps per segment")
+    if torch.compiler.is_compiling() or transforming():
+        raise RuntimeError(
+            "rollout(checkpoint=...) computes segments again in .backward(), which torch.func and torch.compile do not run; use "
+            "checkpoint=False there, or call torch.autograd.grad outside of them"
+        )
+    return math.isqrt(steps - 1) + 1 if checkpoint is True else checkpoint
+
+
+def in_segments(run: Run, z: Tensor, u: Tensor | Policy | None, steps: int, length: int) -> Trajectory:
+    """A rollout in segments of `length` steps. Autograd keeps where each one starts, and runs it again when backward gets there.
+
+    Griewank and Walther 2008, "Evaluating Derivatives", section 12.3: with segments of √T steps, memory grows as √T for one more forward.
+    """
+    if length >= steps:
+        return run(z, u, steps, None)[0]
+    pieces: list[Trajectory] = []
+    warm: Tensor | None = None
+    for first in range(0, steps, length):
+        count = min(length, steps - first)
+        part = u[..., first : first + count, :] if isinstance(u, Tensor) else u
+        path, warm = cast(tuple[Trajectory, Tensor | None], checkpointed(run, z, part, count, warm, use_reentrant=False))
+        # (copies, since views would keep the whole segment)
+        z, warm = path.z[..., -1, :].clone(), None if warm is None else warm.clone()
+        pieces.append(path)
+    columns = [list(column) for column in zip(*pieces, strict=True)]
+    columns[0][1:] = [states[..., 1:, :] for states in columns[0][1:]]
+    del path, pieces
+    joined: list[Tensor] = []
+    while columns:  # (each column is dropped before the next one is put together)
+        column = columns.pop(0)
+        joined.append(torch.cat(column, dim=-2 if len(joined) < 3 else -1))
+        del column
+    return Trajectory(*joined)

@@ -1,0 +1,196 @@
+"""One step of a batch: the solved velocities turned into the next state, halved where it has to be, and its Jacobian.
+
+A step of hard contact with friction need not have a solution (Painlevé's paradox; long steps of fast, stretched linkages against the ground
+run into it). Two steps of half the length, with the input held, then stand for it, and so on down to `SolverOptions.max_halvings`. They
+are composed with autograd, so gradients pass through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, next_pose, retract, split_state
+from torchdojo.dynamics.residual import StepProblem, local_jacobian
+from torchdojo.dynamics.system import System
+from torchdojo.elements.element import Pose, Twist
+from torchdojo.gradients.hard_limit import derivative_system, point_of_derivative, warn_of_lost_digits
+from torchdojo.gradients.impacts import add_impacts, bouncing
+from torchdojo.gradients.implicit import StepFunction, StepSettings, check_solved, flatten_batch, transforming, valid_environments
+from torchdojo.solver.interior_point import solve_step
+from torchdojo.solver.options import OnFailure, Status
+
+__all__ = ["StepOutput", "halve", "halved_jacobian", "jacobian", "next_state", "step"]
+
+
+class StepOutput(NamedTuple):
+    """Result of one step. Everything has the batch dimensions of the call.
+
+    z: (..., 13 nb) next state, differentiable.
+    impulses: (..., n) joint multipliers and contact impulses [N·s, N·m·s] at the places `mech.impulse_layout` names, differentiable.
+    status: (...,) values of `td.Status`. iterations: (...,) Newton iterations.
+    solution: (..., num_unknowns) to be handed to the next step as `warm_start`.
+    substeps: (...,) 1, or the number of shorter steps that stand for this one where it had no solution of its own.
+    """
+
+    z: Tensor
+    impulses: Tensor
+    status: Tensor
+    iterations: Tensor
+    solution: Tensor
+    substeps: Tensor
+
+
+def step(
+    settings: StepSettings,
+    parameters: Sequence[Tensor],
+    z: Tensor,
+    u: Tensor,
+    wrench: Tensor,
+    warm_start: Tensor | None,
+    halvings: int | None = None,
+) -> StepOutput:
+    """`Mechanism.step` on checked inputs and stacked parameters."""
+    system, options = settings.system, settings.options
+    w, status, iterations = StepFunction.apply(settings, warm_start, z, u, wrench, *parameters)
+    ok = (status == int(Status.SUCCESS))[..., None]
+    # A flagged environment keeps its state; a neutral one stands in for it below, so that no gradient can become NaN.
+    neutral = z.new_zeros(system.num_bodies, STATE_SIZE)
+    neutral[:, 6] = 1
+    state = split_state(torch.where(ok, z, neutral.flatten()))
+    moved = next_state(system, state.pose, w, parameters[0])
+    pieces = [w[..., piece] for piece in system.impulse_layout.values()]
+    impulses = torch.cat(pieces, dim=-1) if pieces else w[..., :0]
+    out = StepOutput(
+        torch.where(ok, moved, z.detach()), impulses, status, iterations, w.detach()[..., : system.num_unknowns], torch.ones_like(status)
+    )
+    if transforming():
+        return out  # which environments failed cannot be read here, so they stay flagged
+    halvings = options.max_halvings if halvings is None else halvings
+    failed = status == int(Status.MAX_ITERATIONS)
+    if halvings and bool(failed.any()):
+        out = halve(settings, [z, u, wrench, *parameters], out, failed, halvings - 1)
+    if options.on_failure is OnFailure.RAISE and halvings == options.max_halvings:
+        check_solved(out.status)
+    return out
+
+
+def next_state(system: System, pose: Pose, w: Tensor, timestep: Tensor) -> Tensor:
+    """(..., 13 nb) from what `StepFunction` returns, w (..., num_unknowns or more), and the current poses (..., nb, ·)."""
+    twist = Twist(*w[..., : 6 * system.num_bodies].unflatten(-1, (-1, 6)).split(3, dim=-1))
+    moved = next_pose(pose, twist, timestep[..., None, None])
+    if w.shape[-1] > system.num_unknowns:
+        dx, dv, dphi, domega = w[..., system.num_unknowns :].unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
+        moved, twist = retract(moved, dx, dphi), Twist(twist.v + dv, twist.omega + domega)
+    return join_state(moved, twist)
+
+
+def _select_half(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor) -> tuple[StepSettings, list[Tensor]]:
+    """Settings, and z, u, wrench and parameters with half the timestep, of the environments `index` of the flattened batch."""
+    flat, batch = flatten_batch(settings.specs, tensors)
+    part = [t[index] if s.batched and (i < 3 or len(t) > 1) else t for i, (t, s) in enumerate(zip(flat, settings.specs, strict=True))]
+    part[3] = 0.5 * part[3]
+    return settings.select(batch, index), part
+
+
+def halve(settings: StepSettings, tensors: Sequence[Tensor], out: StepOutput, failed: Tensor, halvings: int) -> StepOutput:
+    """Replace the failed environments of `out` by two half steps each."""
+    index = failed.reshape(-1).nonzero().squeeze(-1)
+    settings, (z, u, wrench, *parameters) = _select_half(settings, tensors, index)
+    first = step(settings, parameters, z, u, wrench, None, halvings)
+    second = step(settings, parameters, first.z, u, wrench, None, halvings)
+    status = torch.where(first.status == int(Status.SUCCESS), second.status, first.status)
+    good = (status == int(Status.SUCCESS))[:, None]
+
+    def put(whole: Tensor, rows: Tensor) -> Tensor:
+        return whole.reshape(failed.numel(), *rows.shape[1:]).index_copy(0, index, rows).reshape(whole.shape)
+
+    return StepOutput(
+        put(out.z, torch.where(good, second.z, z.detach())),
+        put(out.impulses, torch.where(good, first.impulses + second.impulses, 0.0)),
+        put(out.status, status),
+        put(out.iterations, out.iterations.reshape(-1)[index] + first.iterations + second.iterations),
+        put(out.solution, second.solution),
+        put(out.substeps, first.substeps + second.substeps),
+    )
+
+
+def jacobian(
+    settings: StepSettings,
+    parameters: Sequence[Tensor],
+    z: Tensor,
+    u: Tensor,
+    wrench: Tensor,
+    warm_start: Tensor | None,
+    halvings: int | None = None,
+) -> Tensor:
+    """Derivative of the step on the tangent space with respect to [tangent of z, u], (..., 12 nb, 12 nb + nu). No graph."""
+    system, options = settings.system, settings.options
+    tensors = [z, u, wrench, *parameters]
+    flat, batch = flatten_batch(settings.specs, tensors)
+    nb, count = system.num_bodies, batch.numel()
+    size = TANGENT_SIZE * nb
+    result = z.new_zeros(count, size, size + system.num_inputs)
+    index = valid_environments(settings, flat).nonzero().squeeze(-1)
+    problem = StepProblem(system, flat[3:], *flat[:3]).select(index)
+    if warm_start is not None:
+        warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]
+    solution = solve_step(problem, warm_start, options)
+    solved = solution.status == int(Status.SUCCESS)
+    good, failed = solved.nonzero().squeeze(-1), index[~solved]
+    if len(good):
+        problem, w = problem.select(good), solution.w[good]
+        kappas = settings.kappas(batch, index[good])
+        warn_of_lost_digits(problem, w, options, kappas)
+        smooth = point_of_derivative(problem, w, options, kappas)
+        right = torch.cat(problem.linearize_data(smooth), dim=-1)
+        kkt, refinements = derivative_system(problem, smooth, options)
+        twist_change = -kkt.solve(right, refinements)[:, : 6 * nb].unflatten(1, (nb, 6))
+        found = tangent_of_next(problem, w, twist_change)
+        if settings.num_shifts and len(hit := bouncing(problem, w)):
+            own = found[hit]
+            add_impacts(own, problem.select(hit), w[hit], smooth[hit], options)
+            found[hit] = own
+        result[index[good]] = found
+    halvings = options.max_halvings if halvings is None else halvings
+    if halvings and len(failed):
+        result[failed] = halved_jacobian(settings, tensors, failed, halvings - 1)
+    return result.reshape(*batch, size, -1)
+
+
+def halved_jacobian(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor, halvings: int) -> Tensor:
+    """`jacobian` of the environments `index` of z, u, wrench and parameters as two half steps each."""
+    settings, (z, u, wrench, *parameters) = _select_half(settings, tensors, index)
+    middle = step(settings, parameters, z, u, wrench, None, halvings).z
+    first = jacobian(settings, parameters, z, u, wrench, None, halvings)
+    second = jacobian(settings, parameters, middle, u, wrench, None, halvings)
+    size = first.shape[-2]
+    chained = second[..., :size] @ first
+    chained[..., size:] += second[..., size:]
+    return chained
+
+
+def tangent_of_next(problem: StepProblem, w: Tensor, twist_change: Tensor) -> Tensor:
+    """(N, 12 nb, n) from the derivative of the twists (N, nb, 6, n) with respect to [tangent of z, u]."""
+    pose, h = problem.state.pose, problem.timestep[:, None, None]
+    twist = problem.body_twists(w)[:, :-1]
+    count, nb, _, columns = twist_change.shape
+    after = next_pose(pose, Twist(twist[..., :3], twist[..., 3:]), h)
+
+    def attitude(y: Tensor) -> Tensor:
+        moved = retract(pose, torch.zeros_like(y[..., :3]), y[..., :3])
+        turned = quat.multiply(moved.q, quat.increment(y[..., 3:], h))
+        return 2 * quat.multiply(quat.conjugate(after.q), turned)[..., 1:]
+
+    _, turn = local_jacobian(attitude, torch.cat((torch.zeros_like(twist[..., :3]), twist[..., 3:]), dim=-1))
+    identity = (
+        torch.eye(columns, dtype=w.dtype, device=w.device)[: TANGENT_SIZE * nb].reshape(nb, 4, 3, columns).expand(count, -1, -1, -1, -1)
+    )
+    dv, domega = twist_change[:, :, :3], twist_change[:, :, 3:]
+    dx = identity[:, :, 0] + h[..., None] * dv
+    dphi = turn[..., :3] @ identity[:, :, 2] + turn[..., 3:] @ domega
+    return torch.stack((dx, dv, dphi, domega), dim=2).reshape(count, TANGENT_SIZE * nb, columns)

@@ -1,0 +1,257 @@
+"""States with closed loops: joint coordinates of a spanning tree that satisfy the joints outside it, and the couplings.
+
+The rows r of those joints and couplings are functions of the tree's coordinates y; r(y) = 0 is solved by Levenberg and Marquardt's
+iteration δ = −Jᵀ(J Jᵀ + μI)⁻¹ r with μ = |r|², which needs no full rank of J (loops have redundant rows, and stretched ones are singular)
+and still converges quadratically where the solutions are not isolated (Yamashita and Fukushima 2001). Started at y, it ends next to y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.integrator import STATE_SIZE, join_state, split_state
+from torchdojo.dynamics.residual import local_jacobian
+from torchdojo.elements.element import Twist
+from torchdojo.elements.joints import StandardJoint, previous_pose
+from torchdojo.state import minimal
+
+if TYPE_CHECKING:
+    from torchdojo.mechanism import Mechanism
+
+__all__ = ["close_loops", "gaps", "has_loops", "initial_state"]
+
+CLOSED = 1e-9  # [m, rad] in float64: the solver's residual_tol
+ITERATIONS = 100
+STATIONARY = 1e-9  # [m, rad] a smaller change with a gap left is a dead end
+ATTEMPTS = 3  # after the first, each from coordinates bent by up to BEND
+BEND = 0.3  # [m, rad]
+LARGEST_CHANGE = 0.5  # [m, rad] of a coordinate in one iteration: trigonometric rows are far from linear beyond
+
+
+def initial_state(mech: Mechanism, batch: tuple[int, ...], values: Mapping[str, Mapping[str, Any]]) -> Tensor:
+    """`Mechanism.initial_state`."""
+    order = mech._order()
+    by_name = {entry.name: entry for entry in order}
+    names = list(mech.bodies)
+    free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1}
+    q = mech.gravity.new_zeros(*batch, mech.num_coordinates)
+    qd = torch.zeros_like(q)
+    given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=q.device)
+    for name, value in values.items():
+        if name in mech.joints and name not in by_name:
+            raise ValueError(
+                f"initial_state: joint {name!r} closes a loop, and its coordinates follow from those of the others; give some of "
+                f"{mech.tree_joints}"
+            )
+        keys = ("q", "qd") if name in by_name else ("position", "velocity", "orientation", "angular_velocity")
+        if name not in by_name and name not in free:
+            raise ValueError(f"initial_state: unknown name {name!r}; joints are {list(by_name)}, free bodies {list(free)}")
+        for key in value:
+            if key not in keys:
+                raise ValueError(f"initial_state: {name!r} got {key!r}; allowed: {list(keys)}")
+        if name in by_name:
+            piece = by_name[name].coordinates
+            q = _put(q, piece, value.get("q", 0.0), f"{name}.q")
+            qd = _put(qd, piece, value.get("qd", 0.0), f"{name}.qd")
+            given[0, piece], given[1, piece] = "q" in value, "qd" in value
+    if has_loops(mech):
+        z = _closed(mech, order, q, qd, given, "at these joint coordinates")
+    else:
+        z = minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep)
+    for name, value in values.items():
+        if name in by_name:
+            continue
+        start = STATE_SIZE * free[name].child
+        for key, first, last in (("position", 0, 3), ("velocity", 3, 6), ("orientation", 6, 10), ("angular_velocity", 10, 13)):
+            if key in value:
+                z = _put(z, slice(start + first, start + last), value[key], f"{name}.{key}")
+    return z
+
+
+def close_loops(mech: Mechanism, z: Tensor, hold: Sequence[str]) -> Tensor:
+    """`Mechanism.close_loops`."""
+    order = mech._order()
+    by_name = {entry.name: entry.coordinates for entry in order}
+    given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=z.device)
+    for name in [hold] if isinstance(hold, str) else hold:
+        if name not in by_name:
+            raise ValueError(f"close_loops: hold names {name!r}; allowed: {mech.tree_joints}")
+        given[:, by_name[name]] = True
+    return _closed(mech, order, *mech.to_minimal(z), given, "next to this state")
+
+
+def has_loops(mech: Mechanism) -> bool:
+    """Whether joints outside the spanning tree, or couplings, constrain its coordinates."""
+    return len(mech.tree_joints) < len(mech.joints) or len(mech.couplings) > 0
+
+
+def gaps(mech: Mechanism, z: Tensor) -> dict[str, tuple[float, float]]:
+    """By how much the joints outside the tree and the couplings are open at z, the most of a batch: name -> (distance [m], angle [rad]).
+
+    (Of a coupling: (gap of its row, 0) for a follower that slides, (0, gap) for one that turns.)
+    """
+    found: dict[str, tuple[float, float]] = {}
+    tree = mech.tree_joints
+    for name, joint in mech._joints().items():
+        if name not in tree:
+            rows = joint.constraint(*mech._poses(z, joint))
+            split = 3 - joint.free_translations if isinstance(joint, StandardJoint) else joint.num_rows  # what a user wrote: as distances
+            distance = torch.linalg.vector_norm(rows[..., :split], dim=-1)
+            sine = torch.linalg.vector_norm(rows[..., split:], dim=-1).clamp_max(1.0)
+            found[f"joint {name!r}"] = float(distance.max()), float(2 * torch.asin(sine).max())
+    for name, coupling in mech._couplings().items():
+        gap = float(coupling.constraint(*mech._poses(z, coupling)).abs().max())
+        slides = coupling.coordinates[1] < coupling.joints[1].free_translations
+        found[f"coupling {name!r}"] = (gap, 0.0) if slides else (0.0, gap)
+    return found
+
+
+def _closed(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor, where: str) -> Tensor:
+    """z (..., 13 nb) next to the tree coordinates q and rates qd (..., n), with those that are `given` (2, n) unchanged."""
+    h = mech.timestep
+
+    def place(q: Tensor, qd: Tensor) -> Tensor:
+        return minimal.to_maximal(order, mech.num_bodies, q, qd, h)
+
+    def rows_now(q: Tensor) -> Tensor:
+        return _rows(mech, place(q, torch.zeros_like(q)))
+
+    def rows_before(change: Tensor) -> Tensor:
+        """At the configuration one step earlier, the coordinates of which are `change` [m, rad] behind."""
+        pose, twist = split_state(place(q, change / h[..., None]))
+        earlier = previous_pose(pose, twist, h[..., None, None])
+        return _rows(mech, join_state(earlier, Twist(torch.zeros_like(twist.v), torch.zeros_like(twist.omega))))
+
+    q, qd = torch.broadcast_tensors(q, qd)
+    q, qd = _follow(mech, order, q, qd, given)
+    q, settled = _solve(rows_now, q, ~given[0])
+    if not settled:
+        raise ValueError(_open_message(mech, place(q, torch.zeros_like(q)), where))
+    change, settled = _solve(rows_before, qd * h[..., None], ~given[1])
+    if not settled:
+        raise ValueError(
+            f"the loops are closed {where}, but no velocities with the given ones keep them closed: give fewer rates, or consistent "
+            "ones (z holds the velocity that led to the configuration)"
+        )
+    return place(q, change / h[..., None])
+
+
+def _follow(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Coordinates and rates with those of followers set from their leaders, where they are not given."""
+    places = {entry.name: entry.coordinates.start for entry in order}
+    for _ in mech.couplings:  # chains of any order
+        for coupling in mech._couplings().values():
+            if coupling.leader not in places or coupling.follower not in places:
+                continue  # coordinates of a joint that closes a loop are no unknowns
+            leader, follower = (
+                places[name] + k for name, k in zip((coupling.leader, coupling.follower), coupling.coordinates, strict=True)
+            )
+            if not given[0, follower]:
+                q = _put(q, slice(follower, follower + 1), coupling.ratio * q[..., leader] + coupling.offset, coupling.follower)
+            if not given[1, follower]:
+                qd = _put(qd, slice(follower, follower + 1), coupling.ratio * qd[..., leader], coupling.follower)
+    q, qd = torch.broadcast_tensors(q, qd)
+    return q, qd
+
+
+def _rows(mech: Mechanism, z: Tensor) -> Tensor:
+    """What is to vanish: rows of the joints outside the tree, then of the couplings, (..., m) [m, half-angle or rad]."""
+    tree = mech.tree_joints
+    elements = [joint for name, joint in mech._joints().items() if name not in tree] + list(mech._couplings().values())
+    rows = [element.constraint(*mech._poses(z, element)) for element in elements]
+    batch = torch.broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
+    return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)
+
+
+def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, bool]:
+    """y (..., n) next to the given one with rows(y) = 0, and whether there is one. Only the coordinates `free` (n,) change."""
+    with torch.no_grad():
+        answer, error = _iterate(rows, y, free)
+        number = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
+        for attempt in range(1, ATTEMPTS + 1):
+            # A straight chain that is too long is stationary: no first-order change shortens it. A little off, it is not.
+            failed = error > _tolerance(y)
+            if not bool(failed.any()) or not bool(free.any()):
+                break
+            moved = answer + torch.where(failed[..., None], BEND * free * torch.cos(attempt * number), 0.0)
+            other, other_error = _iterate(rows, moved, free)
+            better = other_error < error
+            answer, error = torch.where(better[..., None], other, answer), torch.where(better, other_error, error)
+    return _with_gradient(rows, y, answer, free), bool((error <= _tolerance(y)).all())
+
+
+def _with_gradient(rows: Callable[[Tensor], Tensor], y: Tensor, answer: Tensor, free: Tensor) -> Tensor:
+    """`answer`, as a function of the coordinates y that it was found from, and of what else enters the rows.
+
+    r(answer; y, θ) = 0 moves with δ = −J⁺(J dy + ∂r/∂θ dθ) along the free coordinates on top of dy (implicit function theorem, least
+    norm): one Newton step, of no length, whose right-hand side carries the graph. (Of y next to the answer; curvature is left out.)
+    """
+    if not torch.is_grad_enabled():
+        return answer
+    start = answer + (y - y.detach())
+    value = rows(start)
+    if not value.requires_grad:
+        return start
+    jacobian = local_jacobian(rows, answer)[1] * free
+    inverse = torch.linalg.pinv(jacobian, rtol=1e-10).detach()
+    step = (inverse @ value[..., None])[..., 0]
+    return start - (step - step.detach())
+
+
+def _iterate(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of the iterates from y (..., n), and the norm of its rows (...)."""
+    batch = rows(y).shape[:-1]
+    y = y.expand(*batch, y.shape[-1]).clone()
+    best = torch.full(batch, torch.inf, dtype=y.dtype, device=y.device)
+    answer = y
+    for _ in range(ITERATIONS):
+        value, jacobian = local_jacobian(rows, y)
+        error = torch.linalg.vector_norm(value, dim=-1)
+        better = error < best
+        answer, best = torch.where(better[..., None], y, answer), torch.where(better, error, best)
+        # An error of rounding is the end, and leaves a state that was closed as it was.
+        moving = (error > 1e-3 * _tolerance(y)) & torch.isfinite(error)
+        if not bool(moving.any()) or not bool(free.any()):
+            break
+        u, s, vh = torch.linalg.svd((jacobian * free)[moving], full_matrices=False)
+        value = value[moving]
+        damping = (value * value).sum(-1, keepdim=True)
+        weight = torch.where(s > 1e-10 * s[..., :1], s / (s * s + damping), 0.0)
+        step = -(vh.mT @ (weight * (u.mT @ value[..., None])[..., 0])[..., None])[..., 0]
+        if bool((step.abs() <= STATIONARY).all()):
+            break
+        step = step * (LARGEST_CHANGE / step.abs().amax(-1, keepdim=True).clamp_min(LARGEST_CHANGE))
+        y = y.clone()
+        y[moving] += step
+    return answer, best
+
+
+def _tolerance(z: Tensor) -> float:
+    return max(CLOSED, 100 * torch.finfo(z.dtype).eps)
+
+
+def _open_message(mech: Mechanism, z: Tensor, where: str) -> str:
+    limit = _tolerance(z)
+    still = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, z).items() if max(m, rad) > limit]
+    return (
+        f"a loop cannot be closed {where}: at the nearest state found, {', '.join(still)} stays open. Correct the anchors, axes and "
+        "orientations of these joints (or ratio and offset of the coupling), or start from coordinates nearer to a closed loop: "
+        "mech.initial_state(JOINT=dict(q=...)), with fewer joints given where several are"
+    )
+
+
+def _put(tensor: Tensor, piece: slice, value: Any, name: str) -> Tensor:
+    """A copy of `tensor` with `value` in the last-dimension slice, broadcasting both batch shapes."""
+    value = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
+    size = piece.stop - piece.start
+    if value.ndim and value.shape[-1] != size and size != 1:
+        raise ValueError(f"initial_state: {name} got shape {tuple(value.shape)}; allowed: a number or (..., {size})")
+    if size == 1 and (value.ndim == 0 or value.shape[-1] != 1):
+        value = value[..., None]
+    batch = torch.broadcast_shapes(tensor.shape[:-1], value.shape[:-1])
+    tensor = tensor.expand(*batch, -1)
+    return torch.cat((tensor[..., : piece.start], value.expand(*batch, size), tensor[..., piece.stop :]), dim=-1)

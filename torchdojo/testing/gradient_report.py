@@ -1,0 +1,262 @@
+"""What the gradient of one step is worth: beside differences, with the conditioning of its linear system and what is in contact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.integrator import TANGENT_SIZE
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.mechanism import Mechanism
+from torchdojo.solver.options import GradientMode, Status
+from torchdojo.testing import differences
+from torchdojo.testing.active_set import ActiveContact, ActiveSet, active_set
+from torchdojo.testing.conditioning import balanced, derivative, step_problem
+
+__all__ = ["InputRow", "StepReport", "gradient_report"]
+
+LARGE_CONDITION = 1e12  # four digits are left of the sixteen of float64
+PARTS = ("bodies", "joints", "contacts", "couplings")
+
+
+class InputRow(NamedTuple):
+    """One input of the step: name, number of entries, and the derivative of the loss along the direction that agrees least.
+
+    analytic: of backward. numeric: of central differences. difference: the largest |analytic − numeric| over all directions, relative to
+    the largest entry of the gradient (at least a thousandth of that with respect to the state, which is what differences resolve).
+    """
+
+    name: str
+    entries: int
+    analytic: float
+    numeric: float
+    difference: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Gradients of one step beside differences, and what they depend on; `print` shows it as a table.
+
+    rows: one per input. kappa, grad_kappa: of the step, and of the gradient where that is another one (None: it is not).
+    mode: of the gradients.
+    condition, condition_balanced: condition numbers of the derivative of all equations with respect to all unknowns, as it is and with
+        rows and columns scaled to unit length (the first depends on units, the second does not).
+    active: modes of contacts, limits and frictions of joints.
+    """
+
+    rows: list[InputRow]
+    kappa: float
+    grad_kappa: float | None
+    mode: GradientMode
+    condition: float
+    condition_balanced: float
+    active: ActiveSet
+
+    @property
+    def worst(self) -> InputRow:
+        """The input whose gradient agrees least."""
+        return max(self.rows, key=lambda row: row.difference)
+
+    def ok(self, tolerance: float = 1e-6) -> bool:
+        """Whether all gradients agree with the differences to a relative tolerance. Smoothed gradients do not, by design (`smoothed`)."""
+        return self.worst.difference <= tolerance
+
+    @property
+    def smoothed(self) -> bool:
+        """Whether gradients are taken at another kappa than the step, or in another mode, so that they are not those of the step itself."""
+        return self.grad_kappa is not None or self.mode is not GradientMode.CENTRAL_PATH
+
+    def __str__(self) -> str:
+        table = [("input", "entries", "analytic", "differences", "relative difference")]
+        table += [(row.name, str(row.entries), f"{row.analytic:.9g}", f"{row.numeric:.9g}", f"{row.difference:.1e}") for row in self.rows]
+        widths = [max(len(line[i]) for line in table) for i in range(5)]
+        lines = [
+            "  ".join([line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]) for line in table
+        ]
+        lines.append(f"worst: {self.worst.name}, {self.worst.difference:.1e}; kappa {self.kappa:g}")
+        if self.mode is not GradientMode.CENTRAL_PATH:
+            lines.append(
+                f"gradients are those of the mode {self.mode.value!r}, while differences are those of the step at kappa {self.kappa:g}. "
+                "They differ by design, near events most; with gradient_mode='central_path' they can be compared"
+            )
+        elif self.grad_kappa is not None:
+            lines.append(
+                f"gradients are smoothed: taken at grad_kappa {self.grad_kappa:g}, while differences are those of the step at kappa "
+                f"{self.kappa:g}. They are derivatives of two functions and differ by design; with grad_kappa=None they can be compared"
+            )
+        lines.append(f"condition number of the linear system: {self.condition:.2g}, balanced {self.condition_balanced:.2g}")
+        if self.condition_balanced > LARGE_CONDITION:
+            lines.append("  which leaves few digits of the gradient: use a larger kappa")
+        return "\n".join([*lines, *_describe(self.active)])
+
+
+def gradient_report(
+    mechanism: Mechanism,
+    z: Tensor,
+    u: Tensor | None = None,
+    *,
+    wrench: Tensor | None = None,
+    loss: Callable[[StepOutput], Tensor] | None = None,
+    parameters: str | Sequence[str] = "trainable",
+    directions: int | None = 3,
+    seed: int = 0,
+) -> StepReport:
+    """Compare the gradient of a scalar of one step with central differences, input by input, and report on what it depends on.
+
+    Inputs are the tangent of z body by body ("z.box"), u, the wrench body by body, and parameters. The differences are
+    Richardson-extrapolated over step sizes from 1e-11 to 1e-3 (of forces, to 16 mN); for each direction the first of them, going up,
+    counts at which the estimate has settled. For them the step is solved to 1e-10; otherwise it has the options of the mechanism,
+    `grad_kappa` and `gradient_mode` included: gradients of these do not agree with differences, by design, and the report says so.
+
+    Args:
+        mechanism: float64. z: (13 nb,), one environment. u: (nu,), and wrench: (6 nb,), or None for zero.
+        loss: of a `StepOutput`, for any number of environments (..., 13 nb) -> (...,). Default: a random combination of the tangent
+            coordinates of the next state.
+        parameters: "trainable": each that requires grad; "all": each; "classes": all, those of one kind together ("bodies.*.mass"); or the
+            beginnings of names.
+        directions: random ones per input, with normally distributed entries; None: all coordinate axes.
+
+    Raises:
+        ValueError: batched states or parameters, a step that fails here, a loss of another shape, parameters that do not exist.
+    """
+    if z.ndim != 1 or z.dtype != torch.float64:
+        raise ValueError(f"gradient_report: got z of shape {tuple(z.shape)} and {z.dtype}; allowed: one environment, (13 nb,), float64")
+    u = z.new_zeros(mechanism.num_inputs) if u is None else u.detach()
+    wrench = z.new_zeros(6 * mechanism.num_bodies) if wrench is None else wrench.detach()
+    options = mechanism.options
+    kappa, grad_kappa = options.kappa, options.grad_kappa
+    with differences.converged(mechanism):
+        compared = _Comparison(mechanism, z.detach(), u, wrench, loss, seed)
+        rows = compared.rows(_groups(mechanism, parameters), directions)
+        with torch.no_grad():
+            problem, w = step_problem(mechanism, z.detach(), u, wrench), compared.base.solution
+            matrix = derivative(problem, w)
+            modes = active_set(mechanism, problem, w)
+    conditions = float(torch.linalg.cond(matrix)), float(torch.linalg.cond(balanced(matrix)))
+    return StepReport(rows, kappa, None if grad_kappa == kappa else grad_kappa, GradientMode(options.gradient_mode), *conditions, modes)
+
+
+class _Comparison:
+    """The loss as a function of displacements of the inputs of a step."""
+
+    def __init__(
+        self, mechanism: Mechanism, z: Tensor, u: Tensor, wrench: Tensor, loss: Callable[[StepOutput], Tensor] | None, seed: int
+    ) -> None:
+        self.mechanism, self.z, self.u, self.wrench = mechanism, z, u, wrench
+        self.generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.base = base = mechanism.step(z, u, wrench=wrench)
+        if base.status.ndim:
+            raise ValueError(f"gradient_report: parameters have batch dimensions {tuple(base.status.shape)}; allowed: one environment")
+        if int(base.status) != Status.SUCCESS:
+            raise ValueError(f"gradient_report: the step fails at this state: {Status(int(base.status)).explain}")
+        weights = torch.randn(TANGENT_SIZE * mechanism.num_bodies, generator=self.generator, dtype=z.dtype)
+        self.given = loss or (lambda out: mechanism.difference(out.z, base.z.expand_as(out.z)) @ weights)
+
+    def loss(self, out: StepOutput) -> Tensor:
+        value = self.given(out)
+        if value.shape != out.status.shape:
+            raise ValueError(
+                f"gradient_report: the loss of outputs with batch dimensions {tuple(out.status.shape)} has shape {tuple(value.shape)}; "
+                "allowed: one number per environment, summed over the last dimension of out.z"
+            )
+        return value
+
+    def step(self, delta: Tensor | None = None, du: Tensor | None = None, force: Tensor | None = None) -> StepOutput:
+        z = self.z if delta is None else self.mechanism.retract(self.z, delta)
+        u, wrench = (value if change is None else value + change for value, change in ((self.u, du), (self.wrench, force)))
+        return self.mechanism.step(z, u, wrench=wrench, warm_start=self.base.solution)
+
+    def rows(self, groups: dict[str, list[str]], directions: int | None) -> list[InputRow]:
+        mechanism, nb = self.mechanism, self.mechanism.num_bodies
+        delta, du, force = (self.z.new_zeros(n).requires_grad_() for n in (TANGENT_SIZE * nb, len(self.u), 6 * nb))
+        names = [name for group in groups.values() for name in group]
+        tensors = [mechanism.get_parameter(name) for name in names]
+        with differences.requiring_grad(tensors):
+            value = self.loss(self.step(delta, du, force))
+            found = (
+                torch.autograd.grad(value, [delta, du, force, *tensors], allow_unused=True)
+                if value.requires_grad
+                else [None] * (3 + len(names))
+            )
+        leaves = [delta, du, force, *tensors]
+        grads = [torch.zeros_like(leaf) if grad is None else grad.detach() for leaf, grad in zip(leaves, found, strict=True)]
+        by_name = dict(zip(names, grads[3:], strict=True))
+        resolved = 1e-3 * max(1.0, float(grads[0].abs().max()))
+
+        def inputs(kind: str, place: int, gradient: Tensor) -> list[tuple[str, Tensor, Callable[[Tensor], StepOutput]]]:
+            """Body by body, displacements of this body's part of an input of `step`."""
+            count = len(gradient) // nb
+
+            def mover(i: int) -> Callable[[Tensor], StepOutput]:
+                def move(d: Tensor) -> StepOutput:
+                    whole = d.new_zeros(len(d), nb, count)
+                    whole[:, i] = d
+                    return self.step(*[whole.flatten(1) if k == place else None for k in range(3)])
+
+                return move
+
+            parts = gradient.unflatten(-1, (nb, count))
+            return [(f"{kind}.{body}", parts[i], mover(i)) for i, body in enumerate(mechanism.bodies)]
+
+        wanted = inputs("z", 0, grads[0])
+        wanted += [("u", grads[1], lambda d: self.step(None, d))] if len(self.u) else []
+        wanted += inputs("wrench", 2, grads[2])
+        for label, group in groups.items():
+            gradient = torch.cat([by_name[name].flatten() for name in group])
+            wanted.append((label, gradient, differences.parameter_mover(mechanism, group, self.step)))
+        return [self._row(label, gradient.flatten(), move, directions, resolved) for label, gradient, move in wanted]
+
+    def _row(self, name: str, gradient: Tensor, move: Callable[[Tensor], StepOutput], directions: int | None, resolved: float) -> InputRow:
+        size = len(gradient)
+        # Entries of order one, so that errors of all entries add up in every direction.
+        basis = differences.directions(size, directions, self.generator).to(gradient)
+        if directions is not None and directions < size:
+            basis = basis * size**0.5
+        largest = differences.LARGEST_FORCE if name == "u" or name.startswith("wrench.") else differences.LARGEST_STEP
+        with torch.no_grad():
+            numeric = differences.central(lambda d: {"": self.loss(move(d))}, basis, largest)[""]
+        analytic = basis @ gradient
+        apart = torch.where(torch.isfinite(analytic) & torch.isfinite(numeric), (analytic - numeric).abs(), torch.inf)
+        worst = int(apart.argmax())
+        scale = max(float(gradient.abs().nan_to_num().max()), resolved)
+        return InputRow(name, size, float(analytic[worst]), float(numeric[worst]), float(apart[worst]) / scale)
+
+
+def _groups(mechanism: Mechanism, parameters: str | Sequence[str]) -> dict[str, list[str]]:
+    """Rows of the report: label -> names of the parameters in it."""
+    known = {name: p for name, p in mechanism.named_parameters() if p.is_floating_point()}
+    if parameters == "trainable":
+        return {name: [name] for name, p in known.items() if p.requires_grad}
+    if parameters == "all":
+        return {name: [name] for name in known}
+    if parameters == "classes":
+        groups: dict[str, list[str]] = {}
+        for name in known:
+            part, _, rest = name.partition(".")
+            label = f"{part}.*.{rest.partition('.')[2]}" if part in PARTS else name
+            groups.setdefault(label, []).append(name)
+        return groups
+    prefixes = (parameters,) if isinstance(parameters, str) else tuple(parameters)
+    lost = [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in known)]
+    if lost:
+        raise ValueError(
+            f'gradient_report: no parameter begins with {lost[0]!r}; allowed: "trainable", "all", "classes", or beginnings of {list(known)}'
+        )
+    return {name: [name] for name in known if name.startswith(prefixes)}
+
+
+def _describe(active: ActiveSet) -> list[str]:
+    closed: list[tuple[str, ActiveContact]] = [(name, contact) for name, contact in active.contacts.items() if contact.mode != "open"]
+    lines = [f"contacts: {len(closed)} of {len(active.contacts)} closed"] if active.contacts else []
+    lines += [f"  {name}: {c.mode}, gap {c.gap:.2g} m, impulse {c.impulse:.3g} N·s" for name, c in closed]
+    if active.limits:
+        reached = [f"{joint} ({', '.join(sides)})" for joint, sides in active.limits.items() if sides]
+        lines.append(f"limits: {'; '.join(reached) or 'none acts'}")
+    if active.frictions:
+        lines.append("frictions of joints: " + "; ".join(f"{joint} {', '.join(modes)}" for joint, modes in active.frictions.items()))
+    return lines
