@@ -89,6 +89,7 @@ def has_loops(mech: Mechanism) -> bool:
     return len(mech.tree_joints) < len(mech.joints) or len(mech.couplings) > 0
 
 
+@torch.no_grad()
 def gaps(mech: Mechanism, z: Tensor) -> dict[str, tuple[float, float]]:
     """By how much the joints outside the tree and the couplings are open at z, the most of a batch: name -> (distance [m], angle [rad]).
 
