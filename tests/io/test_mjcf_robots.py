@@ -14,7 +14,7 @@ from stripped import stripped
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import split_state
 from torchdojo.io import load, mjcf_state, read_mjcf
-from torchdojo.io.mjcf_description import MjcfInfo
+from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
 
