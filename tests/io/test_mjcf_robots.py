@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from stripped import stripped
 
 from conftest import shared_path
-from stripped import stripped
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import split_state
 from torchdojo.io import load, mjcf_state, read_mjcf
 from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.state.layout import split_state
 
 mujoco = pytest.importorskip("mujoco")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what each file has that does not act: tested in test_mjcf

@@ -26,14 +26,13 @@ from torchdojo.commands.common import (
     whole,
     write_report,
 )
-from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.penetration import deepest_penetration
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state.loops import has_loops
+from torchdojo.state.layout import STATE_SIZE
 from torchdojo.testing import diagnostics
 
 __all__ = ["Recording", "add_arguments", "build", "check_tolerance", "gradient_check", "place", "record", "run", "spread"]
@@ -86,7 +85,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if options.output is not None:
             options.output.mkdir(parents=True, exist_ok=True)
         z = spread(mech, place(mech, z, options.height), options.batch, options.seed)
-    inside = deepest_penetration(mech, z)
+    inside = deepest_penetration(mech.backends, mech.options, z)
     if inside is not None:
         print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground; the first step pushes it out")
     recording = record(mech, z, options.steps)
@@ -174,7 +173,7 @@ def _at_rest(mech: Mechanism) -> Tensor:
             q[start:end] = q[start:end].clamp(*(bound.to(q) for bound in joint.limits))
         start = end
     z = mech.to_maximal(q)
-    return mech.close_loops(z) if has_loops(mech) else z
+    return mech.close_loops(z) if mech.has_loops else z
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
     noise = 0.1 * torch.randn(batch, len(qd), generator=torch.Generator().manual_seed(seed), dtype=z.dtype)
     noise[0] = 0
     moved = mech.to_maximal(q.expand(batch, -1), qd + noise)
-    if has_loops(mech):
+    if mech.has_loops:
         moved = mech.close_loops(moved)
     return torch.cat((z[None], moved[1:]))
 
