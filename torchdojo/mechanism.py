@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from torchdojo.engine.penetration import warn_of_penetration
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Policy, Trajectory, rollout, segment_length
 from torchdojo.gradients.reference_step import StepOutput
-from torchdojo.parameters import Modules, transforming
+from torchdojo.parameters import Modules, transforming, warn_user
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import loops
 from torchdojo.state.layout import TANGENT_SIZE
@@ -77,7 +76,7 @@ class Mechanism(Structure):
             failed = int((out.status != int(Status.SUCCESS)).sum())
             if failed:
                 text = f"{failed} of {out.status.numel()} environments keep their state: {Status.MAX_ITERATIONS.explain}"
-                warnings.warn(f"{text}. mech.step returns the status of each", stacklevel=3)
+                warn_user(f"{text}. mech.step returns the status of each")
         return out.z
 
     def step(
@@ -157,7 +156,7 @@ class Mechanism(Structure):
     def _warn_of_penetration(self, z: Tensor) -> None:
         """Warn, the first time, of contacts inside a surface in the states z."""
         if not self.warned_of_penetration:
-            self.warned_of_penetration = warn_of_penetration(self.backends, self.options, z, stacklevel=4)
+            self.warned_of_penetration = warn_of_penetration(self.backends, self.options, z)
 
     def jacobians(
         self,

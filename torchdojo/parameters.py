@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -32,6 +34,14 @@ def as_tensor(value: Any, name: str) -> Tensor:
 def transforming() -> bool:
     """Whether this runs inside a `torch.func` transform, where values of tensors cannot be read."""
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def warn_user(message: str) -> None:
+    """Warn with the line of the user's code that called into torchdojo, through however many frames of torchdojo and torch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torchdojo.", "torch.")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:

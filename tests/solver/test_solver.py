@@ -353,3 +353,11 @@ def test_random_drops_of_the_quadruped(timestep: float, steps: int) -> None:
         run = mech.rollout(mech.to_maximal(q), steps=steps)
     assert int((run.status != td.Status.SUCCESS).sum()) == 0
     assert float(mech.distances(run.z).min()) > 0
+
+
+def test_no_cone_stops_a_direction_of_zeros() -> None:
+    """1/−0.0 is −∞, and a converged step took the branch of short steps and became NaN."""
+    mech = box()
+    p = problem(mech, thrown(mech, 2))
+    w = p.cold_start(1e-2)
+    assert torch.equal(cones.max_step(p.system, w, torch.zeros_like(w)), torch.full((2,), torch.inf))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -23,7 +22,7 @@ from torchdojo.native import ops
 from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
 from torchdojo.native.program import Program, program, unsupported
-from torchdojo.parameters import result_tensor, transforming
+from torchdojo.parameters import result_tensor, transforming, warn_user
 from torchdojo.solver import options as solver_options
 from torchdojo.solver.options import SolverOptions
 from torchdojo.structure import Structure
@@ -134,11 +133,10 @@ class Backends:
         if self._warned or self.program is not None or torch.compiler.is_compiling() or transforming():
             return
         self._warned = True
-        warnings.warn(
+        warn_user(
             f'SolverOptions(backend="auto"): the reference takes the steps of this mechanism, about a thousand times slower than the '
             f"kernel: {unsupported(self.system)}. Write it with built-in elements, or say that this is meant: "
-            'td.SolverOptions(backend="reference")',
-            stacklevel=6,
+            'td.SolverOptions(backend="reference")'
         )
 
     def _refuse_native(self) -> NoReturn:

@@ -6,7 +6,6 @@ leaves it at d/h. A cube of 0.5 m, 50 mm deep at h = 0.01 s, flies off at 5 m/s 
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple, cast
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.element import Pose
 from torchdojo.engine.backends import Backends
-from torchdojo.parameters import transforming
+from torchdojo.parameters import transforming, warn_user
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import split_state, with_world
 
@@ -58,7 +57,7 @@ def deepest_penetration(backends: Backends, options: SolverOptions, z: Tensor) -
     return deepest
 
 
-def warn_of_penetration(backends: Backends, options: SolverOptions, z: Tensor, stacklevel: int = 3) -> bool:
+def warn_of_penetration(backends: Backends, options: SolverOptions, z: Tensor) -> bool:
     """Warn if contacts are inside a surface in the states z; whether it did. Nothing where values cannot be read."""
     if torch.compiler.is_compiling() or transforming():
         return False
@@ -67,9 +66,8 @@ def warn_of_penetration(backends: Backends, options: SolverOptions, z: Tensor, s
         return False
     where = f" of environment {inside.environment}" if z.ndim > 1 else ""
     speed = inside.depth / float(backends.structure.timestep.detach().max())
-    warnings.warn(
+    warn_user(
         f"contact {inside.contact!r}{where} starts {1000 * inside.depth:.3g} mm inside its surface, deepest of all: the first step pushes "
-        f"it out, at about {speed:.2g} m/s, and the body flies on. Start higher: mech.distances(z) says by how much",
-        stacklevel=stacklevel,
+        f"it out, at about {speed:.2g} m/s, and the body flies on. Start higher: mech.distances(z) says by how much"
     )
     return True
