@@ -13,7 +13,7 @@ from stripped import stripped
 from conftest import shared_path
 from torchdojo import quaternion as quat
 from torchdojo.io import load, mjcf_state, read_mjcf
-from torchdojo.io.mjcf_description import MjcfInfo
+from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state.layout import split_state
