@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 BOUNDS = ("lower", "upper")
-OPTIONAL = ("friction", "armature", *BOUNDS)  # fields of the standard joints that are built with them
 
 
 class Joint(Element):
@@ -133,6 +132,8 @@ class StandardJoint(Joint):
         "damper": 1,
         "rest": 1,
     }
+    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "lower": 1, "upper": 1}
+    noun: ClassVar[str] = "joint"
     axis: Tensor
     parent_anchor: Tensor
     child_anchor: Tensor
@@ -177,13 +178,11 @@ class StandardJoint(Joint):
         self.effort_limit = effort_limit
         self.velocity_limit = velocity_limit
         self.actuated = actuated
-        optional = {"friction": friction, "armature": armature}
-        present = [name for name, value in optional.items() if self.num_coordinates and _acts(value, self.label(name))]
-        self.__dict__["fields"] = {**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)}
-        for name in (*optional, *BOUNDS):
-            self.register_parameter(name, None)
+        given = {"friction": friction, "armature": armature}
+        present = [name for name, value in given.items() if self.num_coordinates and self.has_effect(name, value)]
+        self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)})
         for name in present:
-            setattr(self, name, optional[name])
+            setattr(self, name, given[name])
         #: Free coordinates whose lower, and whose upper limit acts.
         self.limited: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         if limits is not None:
@@ -216,19 +215,24 @@ class StandardJoint(Joint):
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in OPTIONAL and name not in self.fields:
-            if value is not None and (name in BOUNDS or _acts(value, self.label(name))):
-                keyword = "limits" if name in BOUNDS else name
-                raise ValueError(f"{self.label(name)}: got {value!r} for a joint built without {keyword}; build it with {keyword}=")
-            return
-        if name in BOUNDS:
+        if name in BOUNDS and name in self.fields:
             new = self.check_field(name, as_tensor(value, self.label(name)))
             self._check_limited(*(new if bound == name else getattr(self, bound) for bound in BOUNDS))
         super().__setattr__(name, value)
 
+    def has_effect(self, name: str, value: Any) -> bool:
+        """Whether a limit is given, or a friction or an armature that is not zero, or may be learned."""
+        if value is None or name in BOUNDS:
+            return value is not None
+        tensor = as_tensor(value, self.label(name))
+        return tensor.requires_grad or bool(tensor.any())
+
+    def keyword(self, name: str) -> str:
+        return "limits" if name in BOUNDS else name
+
     def check_field(self, name: str, value: Tensor) -> Tensor:
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
-        if name in ("spring", "damper", "rest", *OPTIONAL) and value.ndim == 0:
+        if name in ("spring", "damper", "rest", *self.optional) and value.ndim == 0:
             value = value.expand(size)
         if name in BOUNDS:
             open_side = -torch.inf if name == "lower" else torch.inf
@@ -446,14 +450,6 @@ class StandardJoint(Joint):
 def previous_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
     """The pose from which one step at this twist leads to `pose`."""
     return Pose(pose.x - timestep * twist.v, quat.multiply(pose.q, quat.conjugate(quat.increment(twist.omega, timestep))))
-
-
-def _acts(value: Any, label: str) -> bool:
-    """Whether a friction or an armature does anything, now or after training."""
-    if value is None:
-        return False
-    tensor = as_tensor(value, label)
-    return tensor.requires_grad or bool(tensor.any())
 
 
 def _project(rows: Tensor | None, vector: Tensor) -> Tensor:
