@@ -97,9 +97,8 @@ class Mechanism(Backends):
         self._add_floating_joints()
         self._attach_couplings()
         self._lower(System(cast(Mapping[str, Body], self.bodies), self._elements()))
-        tree = minimal.tree_joints(self._joints())
-        self._tree_joints = [name for name in self.joints if name in tree]
-        self._num_coordinates = sum(joint.num_coordinates for joint in tree.values())
+        self._tree_joints = minimal.tree_names(self._joints())
+        self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self._joints()).values())
         self.actuators = None
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -142,7 +141,9 @@ class Mechanism(Backends):
     def tree_joints(self) -> list[str]:
         """Joints of the spanning tree whose coordinates are the minimal ones, in declared order; every other joint closes a loop.
 
-        Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world.
+        Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world. A user's
+        joint that declares no coordinates closes a loop; a body that only such joints lead to has six coordinates relative to the parent,
+        position and rotation vector, which stand last and are named "PARENT_to_BODY" ("world_to_BODY").
         """
         return list(self._tree_joints)
 
@@ -492,7 +493,7 @@ class Mechanism(Backends):
             (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
         ]
         standard = {name: joint for name, joint in self._joints().items() if isinstance(joint, StandardJoint)}
-        pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in standard.items() if any(joint.limited)]
+        pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self._joints().items() if any(joint.limited)]
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
         return cast(dict[str, Element], dict(pairs))
 

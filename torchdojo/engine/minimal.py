@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.dynamics.residual import local_jacobian
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.smoothing import differentiation, refuse_jacobian
 from torchdojo.native import ops
 from torchdojo.parameters import result_tensor
@@ -112,9 +114,14 @@ def _composed(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options:
     solved = (out.status == int(Status.SUCCESS))[..., None]
     order, nb, h = mech._order(), mech.num_bodies, mech.timestep
     after = torch.where(solved, out.z, _neutral(z))
-    by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
     q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, _neutral(z))))
-    return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
+    if all(isinstance(entry.joint, StandardJoint) for entry in order):
+        by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
+        return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
+    # Coordinates that a user declared: both maps by autograd.
+    _, lift = local_jacobian(lambda y: mech.difference(mech.to_maximal(*y.chunk(2, dim=-1)), z), torch.cat((q, qd), dim=-1))
+    _, project = local_jacobian(lambda d: torch.cat(mech.to_minimal(mech.retract(after, d)), dim=-1), torch.zeros_like(by_state[..., 0]))
+    return torch.cat((project @ by_state @ lift, project @ by_input), dim=-1)
 
 
 def _lift(mech: Mechanism, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,9 @@ from torchdojo.elements import joints as joints_module
 from torchdojo.elements.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import Element, orthonormal_complement, unit
+from torchdojo.elements.joint import BOUNDS
 from torchdojo.elements.joint_cones import JointElement, JointFriction
-from torchdojo.elements.joints import BOUNDS, StandardJoint
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.native import graph
 from torchdojo.native.loader import library
 from torchdojo.quaternion import normalize

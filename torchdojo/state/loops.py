@@ -37,7 +37,7 @@ def initial_state(mech: Mechanism, batch: tuple[int, ...], values: Mapping[str, 
     order = mech._order()
     by_name = {entry.name: entry for entry in order}
     names = list(mech.bodies)
-    free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1}
+    free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1 and e.name in mech.joints}
     q = mech.gravity.new_zeros(*batch, mech.num_coordinates)
     qd = torch.zeros_like(q)
     given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=q.device)
@@ -86,7 +86,7 @@ def close_loops(mech: Mechanism, z: Tensor, hold: Sequence[str]) -> Tensor:
 
 def has_loops(mech: Mechanism) -> bool:
     """Whether joints outside the spanning tree, or couplings, constrain its coordinates."""
-    return len(mech.tree_joints) < len(mech.joints) or len(mech.couplings) > 0
+    return not set(mech.joints) <= set(mech.tree_joints) or len(mech.couplings) > 0
 
 
 def gaps(mech: Mechanism, z: Tensor) -> dict[str, tuple[float, float]]:
@@ -127,6 +127,8 @@ def _closed(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd:
         return _rows(mech, join_state(earlier, Twist(torch.zeros_like(twist.v), torch.zeros_like(twist.omega))))
 
     q, qd = torch.broadcast_tensors(q, qd)
+    if not has_loops(mech):
+        return place(q, qd)
     q, qd = _follow(mech, order, q, qd, given)
     q, settled = _solve(rows_now, q, ~given[0])
     if not settled:
