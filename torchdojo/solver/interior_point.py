@@ -22,7 +22,7 @@ from torchdojo.solver.solution import Solution, violations
 
 __all__ = ["Solution", "follow_central_path", "solve_step"]
 
-# Chosen on thrown cubes (tests/test_solver.py) and on quadrupeds dropped in random poses: without the rules for short steps, 43 of 1200
+# Chosen on thrown cubes (tests/solver) and on quadrupeds dropped in random poses: without the rules for short steps, 43 of 1200
 # cold starts failed at h = 0.002; with them none, for start levels from 1e-3 to 1.
 STEP_TO_BOUNDARY = 0.95  # fraction of the way to the boundary of the cones that one step may go
 SHORT_STEP = 0.3  # a direction that the boundary stops earlier than this is replaced by one that centres
