@@ -29,7 +29,8 @@ class Joint(Element):
     Coordinates are optional. A joint with `num_coordinates` of them overrides `coordinates` and `displace`, and carries its child in the
     spanning tree, as the standard joints do: `initial_state(JOINT=dict(q=..., qd=...))`, `to_minimal` and `to_maximal` know it. A joint
     without coordinates closes a loop. A body that only such joints lead to gets six coordinates relative to the parent of the first of
-    them, named "PARENT_to_BODY" ("world_to_BODY"; `FreePose`), and `initial_state` and `close_loops` assemble the joint by moving them.
+    them, named "PARENT_to_BODY" ("world_to_BODY"; `FreePose`). `initial_state` and `close_loops` assemble the joint by moving them; numbers
+    given for them are where that starts.
 
     Args:
         parent, child: body names; the parent may be None or "world".

@@ -57,7 +57,8 @@ def initial_state(mech: Mechanism, batch: tuple[int, ...], values: Mapping[str, 
             piece = by_name[name].coordinates
             q = _put(q, piece, value.get("q", 0.0), f"{name}.q")
             qd = _put(qd, piece, value.get("qd", 0.0), f"{name}.qd")
-            given[0, piece], given[1, piece] = "q" in value, "qd" in value
+            if name in mech.joints:  # the others, poses of joints without coordinates, tell where the search starts
+                given[0, piece], given[1, piece] = "q" in value, "qd" in value
     if has_loops(mech):
         z = _closed(mech, order, q, qd, given, "at these joint coordinates")
     else:
