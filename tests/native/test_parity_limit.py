@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mechanisms import Sample, close_to_limits, random_tree
-from test_parity import collision, exact, thrown_box
+from parity import collision, exact, thrown_box
 from torch import Tensor
 
 import torchdojo as td

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from mechanisms import JOINT_NAMES, Sample, all_joints, close_to_limits, random_body, random_tree
-from test_parity import LAWS, PAIRS, check, collision, error, exact, nan_state, outputs, relative, same_bits, thrown_box, trajectory
+from parity import LAWS, PAIRS, check, collision, error, exact, nan_state, outputs, relative, same_bits, thrown_box, trajectory
 
 import torchdojo as td
 from torchdojo import quaternion as quat
