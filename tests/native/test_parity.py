@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from mechanisms import Sample, all_joints, close_to_limits, four_bar, random_tree
-from parity import LAWS, PAIRS, ULP, check, collision, error, exact, nan_state, outputs, relative, same_bits, thrown_box, trajectory
+from parity import LAWS, PAIRS, ULP, check, collision, dealt, error, exact, nan_state, outputs, relative, same_bits, thrown_box, trajectory
 from torch import Tensor
 
 import torchdojo as td
@@ -18,24 +18,26 @@ from torchdojo import quaternion as quat
 # -- joints ------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("actuated", [True, False])
-@pytest.mark.parametrize("damper", [False, True])
-@pytest.mark.parametrize("spring", [False, True])
+# Every pair of values of two of the three.
+@pytest.mark.sanitize
+@pytest.mark.parametrize(
+    ("spring", "damper", "actuated"), [(False, False, True), (False, True, False), (True, False, False), (True, True, True)]
+)
 def test_every_joint(spring: bool, damper: bool, actuated: bool) -> None:
     mech, z, u = all_joints(spring, damper, actuated, 3)
     mech.options = exact()
     check(mech, z, u, torch.randn(3, 6 * mech.num_bodies))
 
 
-@pytest.mark.parametrize("given", [{"friction": 2.0}, {"armature": 0.3}, {"friction": 0.2, "armature": 0.1}], ids=str)
+@pytest.mark.parametrize("given", [{"friction": 2.0}, {"armature": 0.3}], ids=str)
 def test_friction_and_armature_of_every_joint(given: dict[str, float]) -> None:
     mech, z, u = all_joints(False, False, True, 3, **given)
     mech.options = exact()
     check(mech, z, u, torch.randn(3, 6 * mech.num_bodies))
 
 
-@pytest.mark.parametrize("kappa", [1e-4, 1e-6])
-@pytest.mark.parametrize("given", [{}, {"friction": 0.5, "armature": 0.1}], ids=str)
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("given", "kappa"), [({}, 1e-6), ({"friction": 0.5, "armature": 0.1}, 1e-4)], ids=str)
 def test_limits_of_every_joint(given: dict[str, float], kappa: float) -> None:
     mech, z, u = close_to_limits(3, **given)
     mech.options = exact(kappa)
@@ -48,6 +50,7 @@ def test_limits_of_every_joint(given: dict[str, float], kappa: float) -> None:
 # -- random mechanisms -------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize(("seed", "bodies", "contacts", "roots"), [(1, 5, 6, 1), (2, 16, 12, 3), (3, 40, 10, 1)])
 def test_random_trees(seed: int, bodies: int, contacts: int, roots: int) -> None:
     mech, z, u = random_tree(seed, bodies, 3, contacts=contacts, roots=roots)
@@ -58,6 +61,7 @@ def test_random_trees(seed: int, bodies: int, contacts: int, roots: int) -> None
 FREE = ("Spherical", "Orbital", "FreeRevolute", "Floating", "CylindricalFree", "PlanarOrbital")  # mobile enough to close loops of
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize(
     ("seed", "loops"),
     [
@@ -73,6 +77,7 @@ def test_random_loops(seed: int, loops: tuple[str, ...]) -> None:
     check(mech, z, u)
 
 
+@pytest.mark.sanitize
 def test_four_bar() -> None:
     mech, z, u = four_bar(3)
     mech.options = exact()
@@ -92,7 +97,7 @@ GOLDEN = sorted(path.stem for path in FOLDER.glob("*.npz") if not path.stem.star
 def test_golden_cases(name: str) -> None:
     case = load_case(FOLDER, name)
     z, u = case.arrays["z"][:2], (case.arrays["u"] @ case.input_map.T)[:2]
-    for kappa in (1e-3, 1e-4, 1e-6) if case.description["contacts"] else (1e-6,):
+    for kappa in (1e-3, 1e-6) if case.description["contacts"] else (1e-6,):
         case.mechanism.options = exact(kappa)
         check(case.mechanism, z, u, redundant=name.startswith("fourbar"))
 
@@ -100,7 +105,8 @@ def test_golden_cases(name: str) -> None:
 # -- batches ----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 3, 8, 9, 1000])
+@pytest.mark.sanitize
+@pytest.mark.parametrize("count", [1, 3, 8, 9, 70])
 def test_batches(count: int) -> None:
     check(*thrown_box(count))
 
@@ -137,6 +143,7 @@ PER_ENVIRONMENT = {
 }
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("which", [*PER_ENVIRONMENT, "all"])
 def test_parameters_of_each_environment(which: str) -> None:
     mech, z, u = thrown_box(12)
@@ -149,28 +156,33 @@ def test_parameters_of_each_environment(which: str) -> None:
 # -- options -----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        exact(1e-3),
-        exact(1e-8),
-        exact(1e-6, grad_kappa=1e-3),
-        exact(1e-5, grad_kappa=1e-4),
-        exact(1e-5, min_iterations=12),
-        exact(1e-2),
-        exact(1.0),
-    ],
-    ids=["1e-3", "1e-8", "grad_kappa", "grad_kappa near", "min_iterations", "1e-2", "1"],
-)
-def test_options(options: td.SolverOptions) -> None:
+OPTIONS = {
+    "1e-3": exact(1e-3),
+    "1e-8": exact(1e-8),
+    "grad_kappa": exact(1e-6, grad_kappa=1e-3),
+    "grad_kappa near": exact(1e-5, grad_kappa=1e-4),
+    "min_iterations": exact(1e-5, min_iterations=12),
+    "1e-2": exact(1e-2),
+    "1": exact(1.0),
+}
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name: str) -> None:
     mech, z, u = thrown_box(8)
-    mech.options = options
+    mech.options = OPTIONS[name]
     check(mech, z, u)
+
+
+@pytest.mark.parametrize("name", ["1e-8", "grad_kappa", "1"])
+def test_options_of_a_tree(name: str) -> None:
     mech, z, u = random_tree(1, 5, 3, contacts=6)
-    mech.options = options
+    mech.options = OPTIONS[name]
     check(mech, z, u)
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("laws", LAWS, ids=str)
 @pytest.mark.parametrize("model", [td.ImpactContact, td.NonlinearContact, td.LinearContact])
 def test_laws_of_contacts(model: type[td.Contact], laws: dict[str, float]) -> None:
@@ -186,8 +198,8 @@ def test_laws_of_contacts(model: type[td.Contact], laws: dict[str, float]) -> No
     check(mech, z.flatten(-2), u)
 
 
-@pytest.mark.parametrize("facets", [4, 6, 10])
-@pytest.mark.parametrize("kappa", [1e-3, 1e-6])
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("facets", "kappa"), [(4, 1e-6), (6, 1e-3), (10, 1e-6)])
 def test_pyramids(facets: int, kappa: float) -> None:
     mech, z, u = thrown_box(9)
     contacts = {
@@ -197,18 +209,25 @@ def test_pyramids(facets: int, kappa: float) -> None:
     check(mech, z, u)
 
 
-@pytest.mark.parametrize(("shape", "other", "fixed"), PAIRS)
-@pytest.mark.parametrize("laws", [{}, {"restitution": 0.7}], ids=str)
+# All pairs without a law; every other law has its share of them here and in test_parity_rare.py.
+@pytest.mark.sanitize
+@pytest.mark.parametrize(
+    ("shape", "other", "fixed", "laws"),
+    [*((*pair, {}) for pair in PAIRS), *((*pair, {"restitution": 0.7}) for pair in dealt(0, 4))],
+    ids=str,
+)
 def test_contacts_between(shape: str, other: str, fixed: bool, laws: dict[str, float]) -> None:
     out = check(*collision(shape, other, fixed, td.NonlinearContact, **laws))
     assert int((out.impulses[:, 0] > 1e-2).sum()) >= 4
 
 
-@pytest.mark.parametrize("laws", [{}, {"restitution": 0.7}], ids=str)
+@pytest.mark.sanitize
 @pytest.mark.parametrize("model", [td.ImpactContact, td.LinearContact])
 @pytest.mark.parametrize(("shape", "other"), [("sphere", "box"), ("box", "capsule"), ("capsule", "capsule"), ("box", "box")])
-def test_models_of_contacts_between(shape: str, other: str, model: type[td.Contact], laws: dict[str, float]) -> None:
-    check(*collision(shape, other, False, model, **laws))
+def test_models_of_contacts_between(shape: str, other: str, model: type[td.Contact]) -> None:
+    """One model bounces where the other one does not."""
+    bounces = (model is td.ImpactContact) == (shape == "box")
+    check(*collision(shape, other, False, model, **({"restitution": 0.7} if bounces else {})))
 
 
 def test_wrench_with_contact() -> None:
@@ -251,6 +270,7 @@ def fast_spin(z: Tensor, u: Tensor) -> None:
     z[5, 10] = 1e5
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("spoil", [nan_state, infinite_input, absurd_velocity, fast_spin])
 @pytest.mark.parametrize("kind", ["box", "quadruped"])
 def test_bad_environment_harms_no_other(spoil: Any, kind: str) -> None:
@@ -284,6 +304,7 @@ def test_crooked_quaternion_is_refused() -> None:
         mech.step(z, u)
 
 
+@pytest.mark.sanitize
 def test_results_do_not_depend_on_the_batch() -> None:
     """Bit for bit: neither on the place in the batch, nor on its size (of two or more), nor on threads."""
     mech, z, u = thrown_box(40)
@@ -356,7 +377,7 @@ def compare_ladders(hardest: int, count: int) -> None:
 
 
 def test_long_steps_of_thrown_quadrupeds() -> None:
-    compare_ladders(20, 16)
+    compare_ladders(20, 6)
 
 
 @pytest.mark.slow
