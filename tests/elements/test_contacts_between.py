@@ -125,9 +125,7 @@ def test_newtons_cradle_passes_momentum_on() -> None:
     balls = {f"ball{i}": td.Body(1.0, shape=td.Sphere(0.1)) for i in range(5)}
     contacts = td.contacts_between(balls, model=td.ImpactContact, restitution=1.0)
     assert len(contacts) == 10
-    mech = td.Mechanism(
-        balls, contacts=contacts, timestep=1e-3, gravity=(0, 0, 0), options=td.SolverOptions(kappa=1e-10)
-    )
+    mech = td.Mechanism(balls, contacts=contacts, timestep=1e-3, gravity=(0, 0, 0), options=td.SolverOptions(kappa=1e-10))
     start = {name: dict(position=(0.201 * i, 0, 0)) for i, name in enumerate(balls)}
     start["ball0"] = dict(position=(-0.02, 0, 0), velocity=(1.0, 0, 0))
     out = mech.rollout(mech.initial_state(**start), steps=60)
