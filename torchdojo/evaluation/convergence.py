@@ -18,7 +18,7 @@ from torchdojo import models
 from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, SkippedError, count_flagged
 from torchdojo.evaluation.robots import atlas, atlas_start, standing_a1
 from torchdojo.mechanism import Mechanism
-from torchdojo.solver.interior_point import LOWERED_LEVEL
+from torchdojo.solver.interior_point import DESCENT_LEVEL
 from torchdojo.solver.path_newton import newton_on_path
 from torchdojo.solver.solution import violations
 from torchdojo.testing.conditioning import balanced, derivative, step_problem
@@ -116,7 +116,7 @@ def _history(mech: Mechanism, z: Tensor, iterations: int) -> tuple[list[float], 
     By the reference, whose method and decisions are the kernel's.
     """
     problem = step_problem(mech, z)
-    level = max(LOWERED_LEVEL, KAPPA)
+    level = max(DESCENT_LEVEL, KAPPA)
     start, goal = problem.cold_start(level), z.new_full((1,), KAPPA)
     equations, products = [], []
     for count in range(iterations + 1):
