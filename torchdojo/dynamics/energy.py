@@ -1,7 +1,7 @@
 """Energy and momentum of a mechanism.
 
 Over one step the velocity is constant, so a state alone gives the values of the step that led to it. At a configuration itself, the
-discrete Legendre transform gives the momentum: the mean of what arrives and what leaves (Marsden and West 2001, section 1.5).
+discrete Legendre transform gives the momentum: the mean of the arriving and the leaving momentum (Marsden and West 2001, section 1.5).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def body_momenta(
 
 
 def kinetic_energy(mass: Tensor, inertia: Tensor, timestep: Tensor, z: Tensor, z_next: Tensor | None) -> Tensor:
-    """½ pᵀp/m + ½ ℓᵀJ⁻¹ℓ [J], (...). Without `z_next`: ½ m v² + ½ ωᵀJω of the step that led to z."""
+    """Kinetic energy [J], (...): ½ pᵀp/m + ½ ℓᵀJ⁻¹ℓ. Without `z_next`, ½ m v² + ½ ωᵀJω of the step that led to z."""
     state = split_state(z)
     if z_next is None:
         v, omega = state.twist
@@ -41,10 +41,10 @@ def kinetic_energy(mass: Tensor, inertia: Tensor, timestep: Tensor, z: Tensor, z
 
 
 def momentum(mass: Tensor, inertia: Tensor, timestep: Tensor, z: Tensor, z_next: Tensor | None) -> Tensor:
-    """[linear (N·s), angular about the common centre of mass (N·m·s)], world frame, (..., 6)."""
+    """Linear [N·s] and angular momentum about the common center of mass [N·m·s], world frame, (..., 6)."""
     state = split_state(z)
     linear, angular = body_momenta(mass, inertia, timestep, state, None if z_next is None else split_state(z_next))
     m = mass[..., None]
-    centre = (m * state.pose.x).sum(-2, keepdim=True) / m.sum(-2, keepdim=True)
-    spin = quat.rotate(state.pose.q, angular) + quat.cross(state.pose.x - centre, linear)
+    center = (m * state.pose.x).sum(-2, keepdim=True) / m.sum(-2, keepdim=True)
+    spin = quat.rotate(state.pose.q, angular) + quat.cross(state.pose.x - center, linear)
     return torch.cat((linear.sum(-2), spin.sum(-2)), dim=-1)
