@@ -1,4 +1,4 @@
-"""Long chains, chains of loops, a linkage through its singular position, and pendulums of all scales: the solver must get through."""
+"""Hard mechanisms for the solver: long chains, chains of loops, a linkage through its singular position, pendulums of all scales."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ TIMESTEP = 0.01  # [s]
 
 
 def long_pendulums(setting: Setting) -> Outcome:
-    """Chains of n rods of 1 m, 1 kg released at 45 degrees, 2 s of h = 0.01 s, at three tolerances of the solver."""
+    """Chains of n rods (1 m, 1 kg) are released at 45 degrees, at three tolerances of the solver; 2 s with h = 0.01 s."""
     rows: list[Measurement] = []
     lines: dict[str, Line] = {}
     counts = (1, 10, 100) if setting.quick else (1, 2, 5, 10, 20, 50, 100)
     for tolerance in (1e-6, 1e-8, 1e-10):
-        found: list[Trajectory] = []
+        paths: list[Trajectory] = []
         worst = 0.0
         for n in counts:
             mech = models.npendulum(n, timestep=TIMESTEP)
             mech.options = SolverOptions(residual_tol=tolerance)
             path = mech.rollout(models.initial_state("npendulum", mech), steps=50 if setting.quick else 200)
             worst = max(worst, float(mech.joint_errors(path.z).abs().max()))
-            found.append(path)
+            paths.append(path)
         name = f"tolerance_{tolerance:.0e}".replace("e-0", "e-")
         rows += [
             Measurement(
                 f"{name}_failed_steps", f"pendulums of 1 to {counts[-1]} links, residual {tolerance:g}: steps without success",
-                sum(count_flagged(path.status) for path in found), at_most=0,
+                sum(count_flagged(path.status) for path in paths), at_most=0,
             ),
             Measurement(f"{name}_joint_error_m", "largest joint error", worst, "m", at_most=tolerance),
-            Measurement(f"{name}_iterations_mean", f"iterations per step of {counts[-1]} links", _iterations(found[-1])),
+            Measurement(f"{name}_iterations_mean", f"iterations per step of {counts[-1]} links", _iterations(paths[-1])),
         ]  # fmt: skip
-        lines[f"residual {tolerance:g}"] = Line(np.array(counts), np.array([_iterations(path) for path in found]))
+        lines[f"residual {tolerance:g}"] = Line(np.array(counts), np.array([_iterations(path) for path in paths]))
     return Outcome(rows, [Plot("iterations", "Pendulums of n links", "links", "iterations per step, mean", lines, log="x")])
 
 
 def sphere_chain(n: int) -> Mechanism:
-    """n balls of 5 cm, 0.1 kg in a row, each tied to the next by a ball joint where they touch, and on the ground by a friction contact."""
+    """A row of n balls (5 cm, 0.1 kg). Ball joints tie neighbors where they touch; each ball has a friction contact with the ground."""
     radius, names = 0.05, [f"ball{i}" for i in range(n)]
     joints: dict[str, Joint] = {"base": Floating(None, names[0], actuated=False)}
     for a, b in itertools.pairwise(names):
@@ -65,16 +65,17 @@ def sphere_chain(n: int) -> Mechanism:
 
 
 def thrown_chain(n: int) -> tuple[Mechanism, torch.Tensor]:
-    """Those balls 5 cm above the ground, thrown flat with a wave across the chain: mechanism and state (13 n,)."""
+    """Mechanism and state (13 n,) of the chain 5 cm above the ground, thrown flat with a wave across it."""
     mech = sphere_chain(n)
     z = mech.initial_state(base={"q": (0.0, 0.0, 0.1, 0.0, 0.0, 0.0)})
-    # 0.5 m/s, twenty balls per wave in all chains. The balls do not turn to match: the first step's joint impulses see to that.
+    # A wave is twenty balls long in all chains, with 0.5 m/s. The balls do not turn to match; the joint impulses of the first step turn
+    # them.
     z[..., 4::13] = 0.5 * torch.sin(torch.arange(n, dtype=torch.float64) * (2 * math.pi / 20))
     return mech, z
 
 
 def sphere_chains(setting: Setting) -> Outcome:
-    """Chains of balls, thrown flat with a wave across them, fall 5 cm and roll out on the ground; 2 s of h = 0.01 s."""
+    """Chains of balls, thrown flat with a wave across them, fall 5 cm and roll out on the ground; 2 s with h = 0.01 s."""
     counts = (10, 100) if setting.quick else (1, 2, 5, 10, 20, 50, 100)
     rows: list[Measurement] = []
     flagged, smallest = 0, math.inf
@@ -98,9 +99,9 @@ def sphere_chains(setting: Setting) -> Outcome:
 
 
 def four_bar_chain(setting: Setting) -> Outcome:
-    """Chains of rhombic loops of four rods (0.5 m, 1 kg) that hang corner to corner from the world and swing; 2 s of h = 0.01 s.
+    """Chains of rhombic loops of four rods (0.5 m, 1 kg) swing, hung corner to corner from the world; 2 s, h = 0.01 s.
 
-    Where one loop hangs on another, four rods share a hinge point: three hinges. Each loop has three redundant rows.
+    Where one loop hangs on another, four rods share a point, with three hinges. Each loop has three redundant rows.
     """
     counts = (1, 20) if setting.quick else (1, 2, 5, 10, 20)
     flagged, worst, times, halved = 0, 0.0, [], 0
@@ -124,7 +125,7 @@ def four_bar_chain(setting: Setting) -> Outcome:
 
 
 def rhombic_chain(n: int) -> tuple[Mechanism, torch.Tensor]:
-    """The mechanism, and the state in which it is released: turned by 0.5 rad about its hinge."""
+    """Mechanism of n loops, and the state in which it is released, turned by 0.5 rad about its hinge."""
     side, opening, tilt = 0.5, 0.7, 0.5  # [m], half the angle at the hung corner [rad], [rad]
     wide, tall = side * math.sin(opening), side * math.cos(opening)
 
@@ -148,11 +149,11 @@ def rhombic_chain(n: int) -> tuple[Mechanism, torch.Tensor]:
 
 
 def double_four_bar(setting: Setting) -> Outcome:
-    """The double four-bar of the benchmark of González et al. (2006): five rods of 1 m, 1 kg, released upright at 1 m/s, 10 s.
+    """The double four-bar of the benchmark of González et al. (2006) is released upright at 1 m/s; 10 s with h = 0.01 s.
 
-    Three parallel cranks and two couplers. Whenever the cranks lie horizontally all rods are in line, the linkage has more degrees of
-    freedom there, and its equations lose rank: a solver may fail, or gain energy. h = 0.01 s; the energy error is relative to the energy
-    that the linkage exchanges, 2 m g l of the five rods (three cranks by their centres, two couplers by l).
+    It has three parallel cranks and two couplers, rods of 1 m and 1 kg. Whenever the cranks lie horizontally, all rods are in line. There
+    the linkage has more degrees of freedom and its equations lose rank: a solver may fail, or gain energy. The energy error is relative to
+    the energy that the linkage exchanges. The centers of the three cranks go up and down by l, and the two couplers by 2 l.
     """
     seconds, timestep = 10, TIMESTEP
     points: dict[str, Point] = {f"A{i}": (float(i), 0.0) for i in range(3)} | {f"B{i}": (float(i), 1.0) for i in range(3)}
@@ -166,7 +167,7 @@ def double_four_bar(setting: Setting) -> Outcome:
     scale = 2 * GRAVITY * (3 * 0.5 + 2 * 1.0)
     error = 100 * ((energy - energy[0]) / scale).numpy()
     time = timestep * np.arange(len(error))
-    height = path.z[:-1, 2].numpy()  # of the centre of the first crank: zero where all rods are in line
+    height = path.z[:-1, 2].numpy()  # height of the center of the first crank: zero where all rods are in line
     crossings = int((np.diff(np.sign(height)) != 0).sum())
     return Outcome(
         [
@@ -187,10 +188,10 @@ def double_four_bar(setting: Setting) -> Outcome:
 
 
 def scaled_pendulums(setting: Setting) -> Outcome:
-    """Pendulums of 1, 0.5 and 0.1 m (mass as the cube of the length) released at 90 degrees; h from 1 ms to 0.1 s, 10 s each.
+    """Pendulums of 1, 0.5 and 0.1 m are released at 90 degrees and swing for 10 s, with h from 1 ms to 0.1 s.
 
-    No step fails, and the energy error, relative to 2 m g l, goes with the square of h ω, ω² = 3g/2l: that is the scheme's order, whatever
-    the scale. The order is the slope of the error over h between 1 and 10 ms.
+    Their mass goes with the cube of the length. No step fails. The energy error, relative to 2 m g l, goes with the square of h ω, where
+    ω² = 3g/2l: the scheme has its order at every scale. The measured order is the slope of the error over h between 1 and 10 ms.
     """
     rows: list[Measurement] = []
     lines: dict[str, Line] = {}
@@ -200,7 +201,7 @@ def scaled_pendulums(setting: Setting) -> Outcome:
         errors = []
         for timestep in timesteps:
             mech = models.pendulum(length=scale, mass=scale**3, timestep=float(timestep))
-            mech.options = SolverOptions(residual_tol=1e-12)  # [N·m·s]: the smallest weighs 1 g
+            mech.options = SolverOptions(residual_tol=1e-12)  # [N·m·s]: the smallest pendulum weighs 1 g
             path = mech.rollout(mech.initial_state(hinge={"q": 0.5 * math.pi}), steps=math.ceil(10 / timestep))
             flagged += count_flagged(path.status)
             energy = total_energy(mech, path.z)

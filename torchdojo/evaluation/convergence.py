@@ -1,8 +1,8 @@
-"""How fast a step converges, and how well conditioned its linear systems are (Howell et al. 2025, Figures 9 and 10).
+"""Iterations of a step, and condition numbers of its linear systems (Howell et al. 2025, Figures 9 and 10).
 
-What is counted: Newton iterations (one factorization each) of one step from a cold start (the velocities of the state, no impulses,
-κ = 1e-2), until every equation holds to 1e-8 (N·s, N·m·s, m, m/s) and every complementarity product equals κ = 1e-8 to 1e-3 κ. A rollout
-starts each step from the solution of the one before and needs fewer; where that start fails, the failed attempt is counted, too.
+The experiment counts Newton iterations, with one factorization each, of one step from a cold start: the velocities of the state, no
+impulses, κ = 1e-2. They end when every equation holds to 1e-8 (N·s, N·m·s, m, m/s) and every complementarity product equals κ = 1e-8 to
+1e-3 κ. A rollout starts each step from the solution of the step before and needs fewer iterations. A failed attempt counts too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchdojo.testing.conditioning import balanced, derivative, step_problem
 
 __all__ = ["Drop", "convergence", "drops"]
 
-KAPPA, TOLERANCE, LIMIT = 1e-8, 1e-8, 15
+KAPPA, TOLERANCE, MOST = 1e-8, 1e-8, 15
 TIMESTEP = 0.01  # [s]
 
 
@@ -39,7 +39,7 @@ class Drop(NamedTuple):
 
 
 def drops(setting: Setting, steps: int) -> dict[str, Callable[[], Drop]]:
-    """The three mechanisms of the figures: a thrown box, the A1 and Atlas, the robots held in their posture."""
+    """Functions that drop the three mechanisms of the figures: a thrown box, and the A1 and Atlas, held in their posture."""
 
     def drop(mech: Mechanism, z: Tensor) -> Drop:
         mech.options = dataclasses.replace(mech.options, kappa=KAPPA, residual_tol=TOLERANCE)
@@ -58,11 +58,11 @@ def drops(setting: Setting, steps: int) -> dict[str, Callable[[], Drop]]:
 
 
 def convergence(setting: Setting) -> Outcome:
-    """A thrown box, the A1 and Atlas (held in their posture) fall onto the ground: iterations of each step, and condition numbers.
+    """A thrown box, the A1 and Atlas fall onto the ground; iterations and condition numbers are measured.
 
-    The matrix is the derivative of all equations with respect to all unknowns (velocities, joint multipliers, contact impulses and
-    slacks) at the solution, as the gradient uses it: unscaled, and with rows and columns balanced to unit length. The unscaled number
-    depends on units (rows in N·s and in m, columns in m/s and in N·s), the balanced one does not; the bound is for the balanced one.
+    The matrix is the derivative of all equations with respect to all unknowns: velocities, joint multipliers, contact impulses and slacks.
+    It is taken at the solution, as for the gradient: unscaled, and with rows and columns balanced to unit length. The unscaled number
+    depends on units (rows in N·s and m, columns in m/s and N·s). The balanced number does not, and it has the bound.
     """
     steps = 100 if setting.quick else 200
     rows: list[Measurement] = []
@@ -81,10 +81,10 @@ def convergence(setting: Setting) -> Outcome:
         touch = int((distances[1:] < 1e-4).nonzero()[0, 0])
         key = name.lower()
         rows += [
-            Measurement(f"{key}_touchdown_iterations", f"{name}: iterations at the first touch", int(counts[touch]), at_most=LIMIT),
-            Measurement(f"{key}_rest_iterations", "iterations of the last step", int(counts[-1]), at_most=LIMIT),
-            Measurement(f"{key}_iterations_p99", f"99th percentile of {steps} steps", float(counts.quantile(0.99)), at_most=LIMIT),
-            Measurement(f"{key}_iterations_worst", "worst of them", int(counts.max()), at_most=LIMIT),
+            Measurement(f"{key}_touchdown_iterations", f"{name}: iterations at the first touch", int(counts[touch]), at_most=MOST),
+            Measurement(f"{key}_rest_iterations", "iterations of the last step", int(counts[-1]), at_most=MOST),
+            Measurement(f"{key}_iterations_p99", f"99th percentile of {steps} steps", float(counts.quantile(0.99)), at_most=MOST),
+            Measurement(f"{key}_iterations_worst", "worst of them", int(counts.max()), at_most=MOST),
             Measurement(f"{key}_warm_iterations_mean", "mean iterations in a rollout (warm start)", float(iterations.double().mean())),
         ]  # fmt: skip
         worst = {"unscaled": 0.0, "balanced": 0.0}
@@ -113,16 +113,16 @@ def convergence(setting: Setting) -> Outcome:
 def _history(mech: Mechanism, z: Tensor, iterations: int) -> tuple[list[float], list[float]]:
     """Largest violations of equations and of products after 0, 1, ... iterations of the first attempt from a cold start.
 
-    By the reference, whose method and decisions are the kernel's.
+    The reference computes them; it takes the same decisions as the kernel.
     """
     problem = step_problem(mech, z)
     level = max(DESCENT_LEVEL, KAPPA)
     start, goal = problem.cold_start(level), z.new_full((1,), KAPPA)
     equations, products = [], []
     for count in range(iterations + 1):
-        found = newton_on_path(problem, start, mech.options, count, level, lift=False)
-        assert found is not None  # built-in contacts know where the path is
-        equality, product = violations(problem.system, problem.residual(found.w), goal)
+        solution = newton_on_path(problem, start, mech.options, count, level, lift=False)
+        assert solution is not None  # built-in contacts have `on_path`
+        equality, product = violations(problem.system, problem.residual(solution.w), goal)
         equations.append(float(equality))
         products.append(float(product))
     return equations, products

@@ -1,4 +1,4 @@
-"""Laws on the coordinates of joints: limits that are not crossed, and friction that holds. A rod of 1 m, 1 kg, hinged at its end."""
+"""Laws on the coordinates of joints: limits that are not crossed, and friction that holds. The rod (1 m, 1 kg) is hinged at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRICTION = 1.0  # [N·m]
 def joint_limit(setting: Setting) -> Outcome:
     """A pendulum released at rest from 90 degrees falls against its lower limit, 0.5 rad from hanging, and rests there; 3 s.
 
-    It rests κ/(½ m g l sin(0.5) h) from the limit: the impulse of its weight about the hinge, and the room left, multiply to κ.
+    It rests κ/(½ m g l sin(0.5) h) from the limit: the product of the room left and the impulse of the weight about the hinge is κ.
     """
     seconds = 3.0
     rows: list[Measurement] = []
@@ -77,17 +77,17 @@ def _mujoco_room(setting: Setting, timestep: float, steps: int) -> np.ndarray | 
 
 
 def joint_friction(setting: Setting) -> Outcome:
-    """A hinge with 1 N·m of friction and no gravity, under 95 % of that torque for 60 s, and under 105 %.
+    """A hinge with 1 N·m of friction turns without gravity under 95 % of that torque for 60 s, and under 105 % of it.
 
-    Below its bound b = h · 1 N·m friction has the impulse λ, and with p = b + λ, q = b − λ the joint turns at κ/p − κ/q = −2κλ/(b² − λ²):
-    held against 95 %, λ = −0.95 b, it creeps forward. Above, it accelerates at the torque left over the moment of inertia.
+    Below its bound b = h · 1 N·m, friction has the impulse λ. With p = b + λ and q = b − λ, the joint turns at κ/p − κ/q = −2κλ/(b² − λ²).
+    Held against 95 %, λ = −0.95 b, the joint creeps forward. Above 100 % it accelerates at the remaining torque over the inertia.
     """
     timestep, seconds = 0.01, (6 if setting.quick else 60)
     steps = round(seconds / timestep)
     rows: list[Measurement] = []
     lines: dict[str, Line] = {}
     flagged = 0
-    inertia = MASS * ((WIDTH**2 + LENGTH**2) / 12 + 0.25 * LENGTH**2)  # about the hinge [kg·m²]
+    inertia = MASS * ((WIDTH**2 + LENGTH**2) / 12 + 0.25 * LENGTH**2)  # inertia about the hinge [kg·m²]
     for kappa, most in ((1e-6, None), (1e-10, 20e-6)):
         name = f"kappa_{kappa:.0e}".replace("e-0", "e-")
         mech = _arm(kappa, timestep)
@@ -110,7 +110,7 @@ def joint_friction(setting: Setting) -> Outcome:
             ),
         ]  # fmt: skip
         lines[f"kappa {kappa:g}"] = Line(timestep * np.arange(1, steps + 1), angle[1:].clamp_min(1e-12))
-    mech = _arm(1e-8, timestep)  # sliding at v, friction falls short of its bound by κ/v: 2 % of what is left at kappa 1e-6
+    mech = _arm(1e-8, timestep)  # friction that slides at v is κ/v below its bound: at kappa 1e-6, 2 % of the remaining torque
     path = mech.rollout(mech.initial_state(), torch.full((100, 1), 1.05 * FRICTION, dtype=torch.float64))
     flagged += count_flagged(path.status)
     speed, exact = path.z[:, 10], 0.05 * FRICTION / inertia
@@ -126,14 +126,14 @@ def joint_friction(setting: Setting) -> Outcome:
 
 def _arm(kappa: float, timestep: float) -> Mechanism:
     hinge = Revolute(None, "rod", axis=(1.0, 0.0, 0.0), child_anchor=(0.0, 0.0, 0.5 * LENGTH), friction=FRICTION)
-    # Creep at kappa 1e-10 is 0.2 µrad/s: the equations must hold to less.
+    # Creep at kappa = 1e-10 is 0.2 µrad/s, so the equations must hold to a tighter tolerance.
     options = SolverOptions(kappa=kappa, residual_tol=1e-12)
     rod = Body(MASS, shape=Box((WIDTH, WIDTH, LENGTH)))
     return Mechanism({"rod": rod}, {"hinge": hinge}, timestep=timestep, gravity=(0.0, 0.0, 0.0), options=options)
 
 
 def _mujoco_turn(setting: Setting, timestep: float, steps: int) -> float | None:
-    """Way in `steps` [rad] under 95 % of the friction torque."""
+    """Way [rad] in `steps` steps of MuJoCo under 95 % of the friction torque."""
     if setting.mujoco is None:
         return None
     joint = f'frictionloss="{FRICTION}"'
