@@ -1,7 +1,7 @@
 """The mechanisms of the benchmarks, and MuJoCo's models of them.
 
-MuJoCo's: Gymnasium's files for half_cheetah, ant and humanoid; menagerie's A1 (from $TORCHDOJO_SHARED, without meshes, with motors) for
-the quadruped, which has a lighter trunk; for the others the very mechanism of torchdojo, written as MJCF.
+MuJoCo simulates Gymnasium's files for half_cheetah, ant and humanoid. For the quadruped it has menagerie's A1 (from $TORCHDOJO_SHARED,
+without meshes, with motors), whose trunk is lighter. For all other cases it has the mechanism of torchdojo, written as MJCF.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ class Case:
     """One mechanism of the benchmark.
 
     Attributes:
-        start: (13 nb,) state. limit: (nu,) largest inputs [N, N·m]; bias: (nu,) added to the random ones.
-        effort: fraction of `limit` that random inputs reach. settle: steps before anything is timed.
-        most: environments at most, whatever is asked for; an eighth of it for Jacobians (MuJoCo takes 9 s for one of spheres100).
-        mjcf: MuJoCo's model and the qpos to start from; raises MissingError.
+        start: (13 nb,) state.
+        limit: (nu,) largest inputs [N, N·m].
+        effort: fraction of `limit` that random inputs reach.
+        settle: number of steps before anything is timed.
+        mjcf: function that returns MuJoCo's model and the qpos to start from, or raises MissingError.
+        bias: (nu,) inputs that are added to the random inputs.
+        most: largest number of environments; Jacobians take an eighth of it, since MuJoCo needs 9 s for one of spheres100.
     """
 
     mech: td.Mechanism
@@ -63,7 +66,7 @@ class Case:
 
 
 class MissingError(Exception):
-    """MuJoCo's side of a case cannot be had; the message says why."""
+    """The case has no counterpart in MuJoCo, or lacks a file; the message says why."""
 
 
 # -- the mechanisms ------------------------------------------------------------------------------------------------------------------------
@@ -78,7 +81,7 @@ def _gym(name: str, effort: float) -> Callable[[], Case]:
 
 
 def _quadruped() -> Case:
-    # Springs hold it up in its standing pose: without them it would lie on its belly.
+    # Springs hold the quadruped in its standing pose; without them it would lie on its belly.
     mech = models.quadruped(timestep=TIMESTEP, spring=A1_SPRING, damper=A1_DAMPER)
     limit = torch.full((mech.num_inputs,), A1_TORQUE, dtype=torch.float64)
     return Case(mech, models.initial_state("quadruped", mech), limit, 0.1, 80, lambda case: _a1_model())
@@ -93,7 +96,7 @@ def _atlas() -> Case:
     }
     mech = td.load(_shared("atlas", "atlas.urdf"), timestep=TIMESTEP, contacts=contacts)
     for joint in mech.joints.values():
-        if joint.num_inputs:  # springs hold it up
+        if joint.num_inputs:  # springs hold Atlas up
             joint.spring, joint.damper = 1000.0, 20.0
     z = mech.initial_state(floating_base={"q": (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)})
     z = mech.initial_state(floating_base={"q": (0.0, 0.0, 1.005 - float(mech.distances(z).min()), 0.0, 0.0, 0.0)})
@@ -103,7 +106,7 @@ def _atlas() -> Case:
 def _arm() -> Case:
     path = _shared("franka_panda", "panda_collision.urdf")
     mech = td.load(path, timestep=TIMESTEP, floating_base=False, contacts=None, ignore=("panda_finger_joint2",))
-    for joint in mech.joints.values():  # the file has none, and the last links weigh little
+    for joint in mech.joints.values():  # the file has no dampers, and the last links weigh little
         joint.damper = 1.0 if joint.free_rotations else 10.0
     return Case(mech, mech.initial_state(), _effort_limits(mech), 0.1, 20, _export)
 
@@ -132,7 +135,7 @@ def _pendulum(n: int, joint: str) -> Callable[[], Case]:
 
 
 def _spheres(n: int, length: int | None = None) -> Callable[[], Case]:
-    """Balls of 5 cm and 0.1 kg in a row on the ground, each tied to the next where they touch; `length` of them a chain (None: all)."""
+    """A row of balls (5 cm, 0.1 kg) on the ground. Neighbors are tied where they touch, in chains of `length` balls (None: one chain)."""
 
     def build() -> Case:
         radius, names, start = 0.05, [f"ball{i}" for i in range(n)], {}
@@ -153,10 +156,10 @@ def _spheres(n: int, length: int | None = None) -> Callable[[], Case]:
 
 
 def _thrown(n: int) -> Callable[[], Case]:
-    """The same balls, thrown flat with a wave across the chain and rolling out: `torchdojo evaluate` has them, too."""
+    """The chain of balls of `torchdojo evaluate`, thrown flat with a wave across it, which rolls out."""
 
     def build() -> Case:
-        from torchdojo.evaluation.chains import thrown_chain  # (which older versions that bench_against.py measures do not have)
+        from torchdojo.evaluation.chains import thrown_chain  # older versions, which bench_against.py measures, lack it
 
         mech, start = thrown_chain(n)
         limit = torch.zeros(mech.num_inputs, dtype=torch.float64)
@@ -193,7 +196,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "chains_of_ten100": _spheres(100, length=10),
 }
 A1_SPRING, A1_DAMPER = 30.0, 0.5  # [N·m/rad, N·m·s/rad]
-A1_STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}  # that of `td.models.quadruped`
+A1_STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}  # standing pose of `td.models.quadruped` [rad]
 
 
 def _effort_limits(mech: td.Mechanism) -> Tensor:
@@ -221,7 +224,7 @@ def _gym_model(name: str) -> Start:
 
 
 def _a1_model() -> Start:
-    """Menagerie's A1 with motors for its position servos, and without the meshes, which only its looks need."""
+    """Menagerie's A1 with motors in place of its position servos, and without its meshes, which serve only its looks."""
     root = ElementTree.parse(_shared("unitree_a1", "a1.xml")).getroot()
     asset = root.find("asset")
     if asset is not None:
@@ -250,7 +253,7 @@ def _a1_model() -> Start:
 
 
 def _export(case: Case) -> Start:
-    """A tree of Revolute, Prismatic, Spherical and Floating joints as MJCF: frames, coordinates and inputs are those of torchdojo."""
+    """MJCF of a tree of Revolute, Prismatic, Spherical and Floating joints, with the frames, coordinates and inputs of torchdojo."""
     mech = case.mech
     root = ElementTree.Element("mujoco")
     ElementTree.SubElement(root, "compiler", angle="radian")
