@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.joints import Floating, Joint, Spherical
 from torchdojo.evaluation.conservation import GRAVITY, total_energy
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged, flagged_steps, slug, smallest_distance
 from torchdojo.evaluation.linkages import Point, hinged, planar_state, rods_to_points
 from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism, Trajectory
@@ -22,6 +23,29 @@ from torchdojo.solver.options import SolverOptions
 __all__ = ["double_four_bar", "four_bar_chain", "long_pendulums", "scaled_pendulums", "sphere_chain", "sphere_chains", "thrown_chain"]
 
 TIMESTEP = 0.01  # [s]
+
+
+Run = tuple[Mechanism, Trajectory]
+
+
+def _run(setting: Setting, mech: Mechanism, z: torch.Tensor) -> Run:
+    """Roll out 2 s, or 0.5 s if quick."""
+    return mech, mech.rollout(z, steps=50 if setting.quick else 200)
+
+
+def _failed_steps(label: str, runs: Sequence[Run], prefix: str = "") -> Measurement:
+    failed = sum(count_flagged(path.status) for _, path in runs)
+    return Measurement(f"{prefix}failed_steps", f"{label}: steps without success", failed, at_most=0)
+
+
+def _joint_error(runs: Sequence[Run]) -> float:
+    """Largest joint error [m] of all runs."""
+    return max(float(mech.joint_errors(path.z).abs().max()) for mech, path in runs)
+
+
+def _iterations(runs: Sequence[Run]) -> list[float]:
+    """Mean iterations per step of each run."""
+    return [float(path.iterations.double().mean()) for _, path in runs]
 
 
 # -- open chains ---------------------------------------------------------------------------------------------------------------------------
@@ -33,25 +57,21 @@ def long_pendulums(setting: Setting) -> Outcome:
     lines: dict[str, Line] = {}
     counts = (1, 10, 100) if setting.quick else (1, 2, 5, 10, 20, 50, 100)
     for tolerance in (1e-6, 1e-8, 1e-10):
-        paths: list[Trajectory] = []
-        worst = 0.0
-        for n in counts:
-            mech = models.npendulum(n, timestep=TIMESTEP)
-            mech.options = SolverOptions(residual_tol=tolerance)
-            path = mech.rollout(models.initial_state("npendulum", mech), steps=50 if setting.quick else 200)
-            worst = max(worst, float(mech.joint_errors(path.z).abs().max()))
-            paths.append(path)
-        name = f"tolerance_{tolerance:.0e}".replace("e-0", "e-")
+        runs = [_run(setting, *_pendulum(n, tolerance)) for n in counts]
+        name = slug(f"tolerance_{tolerance:.0e}")
         rows += [
-            Measurement(
-                f"{name}_failed_steps", f"pendulums of 1 to {counts[-1]} links, residual {tolerance:g}: steps without success",
-                sum(count_flagged(path.status) for path in paths), at_most=0,
-            ),
-            Measurement(f"{name}_joint_error_m", "largest joint error", worst, "m", at_most=tolerance),
-            Measurement(f"{name}_iterations_mean", f"iterations per step of {counts[-1]} links", _iterations(paths[-1])),
-        ]  # fmt: skip
-        lines[f"residual {tolerance:g}"] = Line(np.array(counts), np.array([_iterations(path) for path in paths]))
+            _failed_steps(f"pendulums of 1 to {counts[-1]} links, residual {tolerance:g}", runs, f"{name}_"),
+            Measurement(f"{name}_joint_error_m", "largest joint error", _joint_error(runs), "m", at_most=tolerance),
+            Measurement(f"{name}_iterations_mean", f"iterations per step of {counts[-1]} links", _iterations(runs)[-1]),
+        ]
+        lines[f"residual {tolerance:g}"] = Line(np.array(counts), np.array(_iterations(runs)))
     return Outcome(rows, [Plot("iterations", "Pendulums of n links", "links", "iterations per step, mean", lines, log="x")])
+
+
+def _pendulum(n: int, tolerance: float) -> tuple[Mechanism, torch.Tensor]:
+    mech = models.npendulum(n, timestep=TIMESTEP)
+    mech.options = SolverOptions(residual_tol=tolerance)
+    return mech, models.initial_state("npendulum", mech)
 
 
 def sphere_chain(n: int) -> Mechanism:
@@ -77,21 +97,13 @@ def thrown_chain(n: int) -> tuple[Mechanism, torch.Tensor]:
 def sphere_chains(setting: Setting) -> Outcome:
     """Chains of balls, thrown flat with a wave across them, fall 5 cm and roll out on the ground; 2 s with h = 0.01 s."""
     counts = (10, 100) if setting.quick else (1, 2, 5, 10, 20, 50, 100)
-    rows: list[Measurement] = []
-    flagged, smallest = 0, math.inf
-    means = []
-    for n in counts:
-        mech, z = thrown_chain(n)
-        path = mech.rollout(z, steps=50 if setting.quick else 200)
-        flagged += count_flagged(path.status)
-        smallest = min(smallest, float(mech.distances(path.z).min()))
-        means.append(_iterations(path))
-    rows += [
-        Measurement("failed_steps", f"chains of {counts[0]} to {counts[-1]} balls: steps without success", flagged, at_most=0),
-        Measurement("smallest_distance_m", "smallest distance", smallest, "m", at_least=0.0),
-        Measurement("iterations_mean", f"iterations per step of {counts[-1]} balls", means[-1]),
+    runs = [_run(setting, *thrown_chain(n)) for n in counts]
+    rows = [
+        _failed_steps(f"chains of {counts[0]} to {counts[-1]} balls", runs),
+        smallest_distance(torch.stack([mech.distances(path.z).min() for mech, path in runs])),
+        Measurement("iterations_mean", f"iterations per step of {counts[-1]} balls", _iterations(runs)[-1]),
     ]
-    line = {"torchdojo": Line(np.array(counts), np.array(means))}
+    line = {"torchdojo": Line(np.array(counts), np.array(_iterations(runs)))}
     return Outcome(rows, [Plot("iterations", "Chains of balls on the ground", "balls", "iterations per step, mean", line, log="x")])
 
 
@@ -104,24 +116,16 @@ def four_bar_chain(setting: Setting) -> Outcome:
     Where one loop hangs on another, four rods share a point, with three hinges. Each loop has three redundant rows.
     """
     counts = (1, 20) if setting.quick else (1, 2, 5, 10, 20)
-    flagged, worst, times, halved = 0, 0.0, [], 0
-    for n in counts:
-        mech, z = rhombic_chain(n)
-        path = mech.rollout(z, steps=50 if setting.quick else 200)
-        flagged += count_flagged(path.status)
-        halved += int((path.substeps > 1).sum())
-        worst = max(worst, float(mech.joint_errors(path.z).abs().max()))
-        times.append(_iterations(path))
-    line = {"torchdojo": Line(np.array(counts), np.array(times))}
-    return Outcome(
-        [
-            Measurement("failed_steps", f"chains of {counts[0]} to {counts[-1]} loops: steps without success", flagged, at_most=0),
-            Measurement("joint_error_m", "largest joint error", worst, "m", at_most=1e-9),
-            Measurement("halved_steps", "steps taken in parts", halved),
-            Measurement("iterations_mean", f"iterations per step of {counts[-1]} loops", times[-1]),
-        ],
-        [Plot("iterations", "Chains of loops of four rods", "loops", "iterations per step, mean", line, log="x")],
-    )  # fmt: skip
+    runs = [_run(setting, *rhombic_chain(n)) for n in counts]
+    halved = sum(int((path.substeps > 1).sum()) for _, path in runs)
+    rows = [
+        _failed_steps(f"chains of {counts[0]} to {counts[-1]} loops", runs),
+        Measurement("joint_error_m", "largest joint error", _joint_error(runs), "m", at_most=1e-9),
+        Measurement("halved_steps", "steps taken in parts", halved),
+        Measurement("iterations_mean", f"iterations per step of {counts[-1]} loops", _iterations(runs)[-1]),
+    ]
+    line = {"torchdojo": Line(np.array(counts), np.array(_iterations(runs)))}
+    return Outcome(rows, [Plot("iterations", "Chains of loops of four rods", "loops", "iterations per step, mean", line, log="x")])
 
 
 def rhombic_chain(n: int) -> tuple[Mechanism, torch.Tensor]:
@@ -175,7 +179,7 @@ def double_four_bar(setting: Setting) -> Outcome:
             Measurement("singular_crossings", "passages through the singular position", crossings, at_least=5),
             Measurement("joint_error_m", "largest joint error", float(mech.joint_errors(path.z).abs().max()), "m", at_most=1e-9),
             Measurement("halved_steps", "steps taken in parts", int((path.substeps > 1).sum())),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            flagged_steps(path.status),
         ],
         [
             Plot("energy", "Double four-bar", "time [s]", "energy error / 2mgl [%]", {"torchdojo": Line(time, error)}),
@@ -209,14 +213,10 @@ def scaled_pendulums(setting: Setting) -> Outcome:
         lines[f"{scale:g} m"] = Line(timesteps, 100 * np.array(errors))
         middle = len(timesteps) // 2
         order = math.log(errors[middle] / errors[0]) / math.log(timesteps[middle] / timesteps[0])
-        name = f"length_{scale:g}_m".replace(".", "_")
+        name = slug(f"length_{scale:g}_m")
         rows += [
             Measurement(f"{name}_order", f"{scale:g} m: order of the energy error in h", order, at_least=1.8, at_most=2.2),
             Measurement(f"{name}_error_percent", "largest energy error at h = 10 ms / 2mgl", 100 * errors[middle], "%"),
         ]
     rows.append(Measurement("failed_steps", "steps without success", flagged, at_most=0))
     return Outcome(rows, [Plot("energy", "Pendulums of three sizes", "h [s]", "largest energy error / 2mgl [%]", lines, log="xy")])
-
-
-def _iterations(path: Trajectory) -> float:
-    return float(path.iterations.double().mean())

@@ -13,7 +13,17 @@ from torchdojo import contacts_between
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import ImpactContact, NonlinearContact
 from torchdojo.evaluation import mujoco_reference as reference
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.evaluation.experiment import (
+    Line,
+    Measurement,
+    Outcome,
+    Plot,
+    Setting,
+    flagged_steps,
+    rivals_by_field,
+    slug,
+    smallest_distance,
+)
 from torchdojo.geometry.shapes import Box, Sphere
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
@@ -40,32 +50,12 @@ def newtons_cradle(setting: Setting) -> Outcome:
     lines: dict[str, Line] = {}
     theirs = _mujoco_cradle(setting)
     for timestep in (1e-3,) if setting.quick else (10e-3, 2e-3, 1e-3, 0.5e-3):
-        resolved = timestep <= GAP
         mech, z = _cradle(timestep)
         path = mech.rollout(z, steps=math.ceil(0.03 / timestep))
         speeds = path.z.unflatten(-1, (-1, 13))[..., 3]
-        final = _Cradle.from_speeds(speeds[-1])
-        name = f"{1e3 * timestep:g}_ms".replace(".", "_")
-        mujoco = {key: {label: getattr(value, key) for label, value in theirs.items()} or None for key in _Cradle._fields}
-        rows += [
-            Measurement(
-                f"{name}_last_speed_error", f"h = {1e3 * timestep:g} ms: last ball, speed against the first one's, relative error",
-                final.last, at_most=1e-3 if resolved else None, mujoco=mujoco["last"],
-            ),
-            Measurement(
-                f"{name}_others_speed_m_per_s", "fastest of the others", final.others, "m/s", at_most=1e-3 if resolved else None,
-                mujoco=mujoco["others"],
-            ),
-            Measurement(
-                f"{name}_momentum_error", "momentum, largest relative error", float((speeds.sum(-1) - 1).abs().max()), at_most=1e-9,
-            ),
-            Measurement(
-                f"{name}_energy_error", "energy at the end, relative error", final.energy, at_most=1e-3 if resolved else None,
-                mujoco=mujoco["energy"],
-            ),
-            Measurement(f"{name}_smallest_distance_m", "smallest distance", float(mech.distances(path.z).min()), "m", at_least=0.0),
-            Measurement(f"{name}_flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
-        ]  # fmt: skip
+        name = slug(f"{1e3 * timestep:g}_ms")
+        rows += _cradle_rows(name, timestep, speeds, theirs)
+        rows += [smallest_distance(mech.distances(path.z), name), flagged_steps(path.status, name=name)]
         time = 1e3 * timestep * np.arange(len(speeds))
         lines = {f"ball {i + 1}": Line(time, speeds[:, i]) for i in range(BALLS)}
     notes = [
@@ -86,6 +76,25 @@ class _Cradle(NamedTuple):
     def from_speeds(cls, speeds: Tensor) -> _Cradle:
         """Errors of the final speeds (BALLS,) after the first ball has come at 1 m/s."""
         return cls(float((speeds[-1] - 1).abs()), float(speeds[:-1].abs().max()), float(((speeds**2).sum() - 1).abs()))
+
+
+def _cradle_rows(name: str, timestep: float, speeds: Tensor, theirs: dict[str, _Cradle]) -> list[Measurement]:
+    """Measurements of the speeds (T+1, BALLS); bounded if every impact has a step of its own."""
+    final, mujoco = _Cradle.from_speeds(speeds[-1]), rivals_by_field(_Cradle, theirs)
+    bound = 1e-3 if timestep <= GAP else None
+    return [
+        Measurement(
+            f"{name}_last_speed_error", f"h = {1e3 * timestep:g} ms: last ball, speed against the first one's, relative error",
+            final.last, at_most=bound, mujoco=mujoco["last"],
+        ),
+        Measurement(
+            f"{name}_others_speed_m_per_s", "fastest of the others", final.others, "m/s", at_most=bound, mujoco=mujoco["others"]
+        ),
+        Measurement(f"{name}_momentum_error", "momentum, largest relative error", float((speeds.sum(-1) - 1).abs().max()), at_most=1e-9),
+        Measurement(
+            f"{name}_energy_error", "energy at the end, relative error", final.energy, at_most=bound, mujoco=mujoco["energy"]
+        ),
+    ]  # fmt: skip
 
 
 def _cradle(timestep: float) -> tuple[Mechanism, Tensor]:
@@ -139,15 +148,13 @@ def box_stack(setting: Setting) -> Outcome:
     top, side = place[:, -1, 2] - nominal, torch.linalg.vector_norm(place[:, -1, :2] - place[0, -1, :2], dim=-1)
     impulse = GRAVITY * timestep  # impulse of the weight of one box in a step [N·s]
     resting = STACK_KAPPA / impulse * (4 / count + sum(BEARING / above for above in range(1, count)))
+    beyond = float((top[settled:] - resting).abs().max())
     theirs = _mujoco_stack(setting, place[0], timestep, steps, settled)
-    mujoco = {key: {cone: getattr(value, key) for cone, value in theirs.items()} or None for key in _Stack._fields}
+    mujoco = rivals_by_field(_Stack, theirs)
     drift, distance = float((top[settled:] - top[settled]).abs().max()), float(mech.distances(path.z).min())
     ours = _Stack(float(top[-1]), drift, float(side.max()), distance, top.numpy())
-    time = timestep * np.arange(steps + 1)
-    lines = {
-        label: Line(time, 1e3 * stack.path)
-        for label, stack in {"torchdojo": ours, **{f"MuJoCo {cone}": stack for cone, stack in theirs.items()}}.items()
-    }
+    stacks = {"torchdojo": ours, **{f"MuJoCo {cone}": stack for cone, stack in theirs.items()}}
+    lines = {label: Line(timestep * np.arange(steps + 1), 1e3 * stack.path) for label, stack in stacks.items()}
     return Outcome(
         [
             Measurement(
@@ -155,18 +162,13 @@ def box_stack(setting: Setting) -> Outcome:
                 at_least=0.0, mujoco=mujoco["height"],
             ),
             Measurement("predicted_height_m", "the same, predicted from kappa", resting, "m"),
-            Measurement(
-                "height_beyond_gaps_m", "largest difference of the two, settled", float((top[settled:] - resting).abs().max()), "m",
-                at_most=1e-6,
-            ),
+            Measurement("height_beyond_gaps_m", "largest difference of the two, settled", beyond, "m", at_most=1e-6),
             Measurement(
                 "top_sinks_m", f"top box, up or down after {settling:g} s", ours.drift, "m", at_most=1e-6, mujoco=mujoco["drift"]
             ),
             Measurement("top_sideways_m", "top box, sideways from the start", ours.side, "m", at_most=1e-6, mujoco=mujoco["side"]),
-            Measurement(
-                "smallest_distance_m", "smallest distance", ours.distance, "m", at_least=0.0, mujoco=mujoco["distance"],
-            ),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            Measurement("smallest_distance_m", "smallest distance", ours.distance, "m", at_least=0.0, mujoco=mujoco["distance"]),
+            flagged_steps(path.status),
         ],
         [Plot("height", f"Stack of {count} boxes, h = {timestep:g} s", "time [s]", "top box above its place [mm]", lines)],
         {"sideways": side},
@@ -244,12 +246,12 @@ def bouncing_ball(setting: Setting) -> Outcome:
     balls = {restitution: _bounces(restitution, 0.01) for restitution in (0.0, 0.3, 0.7, 1.0)}
     mujoco = _mujoco_bounces(setting)
     for restitution, ball in balls.items():
-        name = f"e_{restitution:g}".replace(".", "_")
+        name = slug(f"e_{restitution:g}")
         rows += [
             Measurement(f"{name}_ratio", f"e = {restitution:g}: speed after the first impact / before", ball.ratio, mujoco=mujoco),
             Measurement(f"{name}_ratio_error", "difference to e", abs(ball.ratio - restitution), at_most=1e-6),
-            Measurement(f"{name}_smallest_distance_m", "smallest distance", float(ball.height.min()), "m", at_least=0.0),
-            Measurement(f"{name}_flagged_steps", "flagged steps", ball.flagged, at_most=0),
+            smallest_distance(ball.height, name),
+            flagged_steps(ball.status, name=name),
         ]
         lines[f"e = {restitution:g}"] = Line(0.01 * np.arange(len(ball.height)), ball.height)
     error = abs(balls[1.0].apexes[2] - HEIGHT)
@@ -267,12 +269,12 @@ def bouncing_ball(setting: Setting) -> Outcome:
 
 
 class _Bounces(NamedTuple):
-    """Heights over the floor (T+1,) [m], ratio of the speeds after and before the first impact, apexes after impacts [m], flagged steps."""
+    """Heights over the floor (T+1,) [m], ratio of the speeds after and before the first impact, apexes after impacts [m], statuses."""
 
     height: Tensor
     ratio: float
     apexes: list[float]
-    flagged: int
+    status: Tensor
 
 
 def _bounces(restitution: float, timestep: float) -> _Bounces:
@@ -291,7 +293,7 @@ def _bounces(restitution: float, timestep: float) -> _Bounces:
     ends = [*hits[1:].tolist(), len(height)]
     apexes = [float(height[first:end].max()) for first, end in zip(hits.tolist(), ends, strict=True)]
     first = int(hits[0])
-    return _Bounces(height, float(-speed[first] / speed[first - 1]), apexes, count_flagged(path.status))
+    return _Bounces(height, float(-speed[first] / speed[first - 1]), apexes, path.status)
 
 
 def _mujoco_bounces(setting: Setting) -> float | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdojo import models
 from torchdojo.evaluation import mujoco_reference as reference
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, flagged_steps, slug
 from torchdojo.evaluation.linkages import hinged, planar_state, rods_to_points
 from torchdojo.mechanism import Mechanism
 
@@ -46,7 +46,7 @@ def three_link_loop(setting: Setting) -> Outcome:
     return Outcome(
         [
             Measurement("constraint_drift_m", f"three-link loop, {seconds} s: largest joint error", float(error.max()), "m", at_most=1e-9),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            flagged_steps(path.status),
         ],
         [Plot("drift", "Three-link loop, h = 0.01 s", "time [s]", "largest joint error [m]", {"torchdojo": Line(time, error)}, log="y")],
     )
@@ -73,15 +73,8 @@ def double_pendulum(setting: Setting) -> Outcome:
     error = ((energy - energy[:, :1]) / scale).numpy()
     time = timestep * np.arange(steps + 1)
     mean, deviation = _trend(time, error, since=10.0)
-    lines = {"torchdojo": Line(time, 100 * error[0])}
-    drift: dict[str, float] = {}
-    if setting.mujoco is not None:
-        for name in ("RK4", "Euler"):
-            scene = reference.pendulum_scene(2, width=0.05, length=1.0, mass=1.0, timestep=timestep, integrator=name)
-            model, q, v = reference.simulate(setting.mujoco, scene, steps, qpos=start[0].numpy())
-            theirs = reference.total_energy(setting.mujoco, model, q, v)
-            lines[f"MuJoCo {name}"] = Line(time, 100 * (theirs - theirs[0]) / scale)
-            drift[name] = float(lines[f"MuJoCo {name}"].y[-1])
+    theirs = {name: 100 * energy / scale for name, energy in _mujoco_energies(setting, start[0].numpy(), timestep, steps).items()}
+    lines = {"torchdojo": Line(time, 100 * error[0])} | {f"MuJoCo {name}": Line(time, energy) for name, energy in theirs.items()}
     late = 100 * (seconds - 10)  # from a slope [1/s] to percent over the time in which the slope is taken
     return Outcome(
         [
@@ -93,13 +86,25 @@ def double_pendulum(setting: Setting) -> Outcome:
             Measurement("trend_standard_errors", "the same in its standard errors", abs(mean / deviation), at_most=3.0),
             Measurement(
                 "energy_end_percent", "energy error at the end / 2mgl", 100 * float(error[0, -1]), "%",
-                published="MuJoCo: RK4 −0.085 %, Euler −80 %", mujoco=drift or None,
+                published="MuJoCo: RK4 −0.085 %, Euler −80 %", mujoco={name: float(energy[-1]) for name, energy in theirs.items()} or None,
             ),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            flagged_steps(path.status),
         ],
         [Plot("energy", "Double pendulum, h = 0.01 s", "time [s]", "energy error / 2mgl [%]", lines)],
         {"energy_error": error},
     )  # fmt: skip
+
+
+def _mujoco_energies(setting: Setting, start: np.ndarray, timestep: float, steps: int) -> dict[str, np.ndarray]:
+    """Energy errors [J] (steps + 1,) of two of MuJoCo's integrators."""
+    errors: dict[str, np.ndarray] = {}
+    if setting.mujoco is not None:
+        for name in ("RK4", "Euler"):
+            scene = reference.pendulum_scene(2, width=0.05, length=1.0, mass=1.0, timestep=timestep, integrator=name)
+            model, q, v = reference.simulate(setting.mujoco, scene, steps, qpos=start)
+            energy = reference.total_energy(setting.mujoco, model, q, v)
+            errors[name] = energy - energy[0]
+    return errors
 
 
 def _trend(time: np.ndarray, error: np.ndarray, since: float) -> tuple[float, float]:
@@ -137,14 +142,14 @@ def damped_pendulum(setting: Setting) -> Outcome:
         late = time >= 1.0
         error = 100 * float(np.abs(ours - exact)[late].max() / exact[0])
         theirs = 100 * float(np.abs(euler - exact)[late].max() / exact[0])
-        name = f"{damping:g}".replace(".", "_")
+        name = slug(f"damped_{damping:g}")
         rows += [
             Measurement(
-                f"damped_{name}_energy_error_percent", f"damping {damping:g} N·m·s/rad: largest energy error after 1 s / initial energy",
+                f"{name}_energy_error_percent", f"damping {damping:g} N·m·s/rad: largest energy error after 1 s / initial energy",
                 error, "%", at_most=bound,
             ),
-            Measurement(f"damped_{name}_euler_energy_error_percent", "the same for explicit Euler", theirs, "%"),
-            Measurement(f"damped_{name}_flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            Measurement(f"{name}_euler_energy_error_percent", "the same for explicit Euler", theirs, "%"),
+            flagged_steps(path.status, name=name),
         ]  # fmt: skip
         if bound is not None:
             lines = {"exact": Line(time, exact), "torchdojo": Line(time, ours), "explicit Euler": Line(time, np.clip(euler, None, 20))}

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from torchdojo import models
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, SkippedError, count_flagged
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, SkippedError, flagged_steps
 from torchdojo.evaluation.robots import atlas, atlas_start, standing_a1
-from torchdojo.mechanism import Mechanism
+from torchdojo.mechanism import Mechanism, StepOutput
 from torchdojo.solver.interior_point import DESCENT_LEVEL
 from torchdojo.solver.path_newton import newton_on_path
 from torchdojo.solver.solution import violations
@@ -71,36 +71,17 @@ def convergence(setting: Setting) -> Outcome:
     notes: list[str] = []
     for name, build in drops(setting, steps).items():
         try:
-            mech, z, status, iterations = build()
+            drop = build()
         except SkippedError as reason:
             notes.append(f"{name} is left out: {reason}")
             continue
-        cold = mech.step(z[:-1])
-        counts = cold.iterations.double()
-        distances = mech.distances(z).amin(-1)
-        touch = int((distances[1:] < 1e-4).nonzero()[0, 0])
-        key = name.lower()
-        rows += [
-            Measurement(f"{key}_touchdown_iterations", f"{name}: iterations at the first touch", int(counts[touch]), at_most=MOST),
-            Measurement(f"{key}_rest_iterations", "iterations of the last step", int(counts[-1]), at_most=MOST),
-            Measurement(f"{key}_iterations_p99", f"99th percentile of {steps} steps", float(counts.quantile(0.99)), at_most=MOST),
-            Measurement(f"{key}_iterations_worst", "worst of them", int(counts.max()), at_most=MOST),
-            Measurement(f"{key}_warm_iterations_mean", "mean iterations in a rollout (warm start)", float(iterations.double().mean())),
-        ]  # fmt: skip
-        worst = {"unscaled": 0.0, "balanced": 0.0}
-        chosen = [touch, touch + 1, steps // 2, steps - 1] if setting.quick else sorted({touch, touch + 1, *range(0, steps, 20), steps - 1})
-        for t in chosen:
-            matrix = derivative(step_problem(mech, z[t]), cold.solution[t])
-            worst["unscaled"] = max(worst["unscaled"], float(torch.linalg.cond(matrix)))
-            worst["balanced"] = max(worst["balanced"], float(torch.linalg.cond(balanced(matrix))))
-        rows += [
-            Measurement(
-                f"{key}_condition_balanced", f"condition number, balanced ({len(matrix)} unknowns)", worst["balanced"], at_most=1e9
-            ),
-            Measurement(f"{key}_condition_unscaled", "condition number, unscaled", worst["unscaled"]),
-            Measurement(f"{key}_flagged_steps", "flagged steps", count_flagged(status) + count_flagged(cold.status), at_most=0),
-        ]
-        equations, gaps = _history(mech, z[touch], int(counts[touch]))
+        cold = drop.mech.step(drop.z[:-1])
+        touch = int((drop.mech.distances(drop.z).amin(-1)[1:] < 1e-4).nonzero()[0, 0])
+        sample = {touch, touch + 1, steps - 1} | ({steps // 2} if setting.quick else set(range(0, steps, 20)))
+        rows += _iteration_rows(name, drop, cold.iterations, touch)
+        rows += _condition_rows(name, drop, cold, sorted(sample))
+        rows.append(flagged_steps(drop.status, cold.status, name=name.lower()))
+        equations, gaps = _history(drop.mech, drop.z[touch], int(cold.iterations[touch]))
         lines[name] = Line(range(len(equations)), equations)
         products[name] = Line(range(len(gaps)), gaps)
     plots = [
@@ -108,6 +89,31 @@ def convergence(setting: Setting) -> Outcome:
         Plot("products", "Step of the first touch, kappa 1e-8", "iteration", "largest error of a product", products, log="y"),
     ]
     return Outcome(rows, plots, notes=notes)
+
+
+def _iteration_rows(name: str, drop: Drop, iterations: Tensor, touch: int) -> list[Measurement]:
+    """Measurements of the cold iterations (T,), of which step `touch` is the first with a contact, and of the warm ones."""
+    key, counts = name.lower(), iterations.double()
+    return [
+        Measurement(f"{key}_touchdown_iterations", f"{name}: iterations at the first touch", int(counts[touch]), at_most=MOST),
+        Measurement(f"{key}_rest_iterations", "iterations of the last step", int(counts[-1]), at_most=MOST),
+        Measurement(f"{key}_iterations_p99", f"99th percentile of {len(counts)} steps", float(counts.quantile(0.99)), at_most=MOST),
+        Measurement(f"{key}_iterations_worst", "worst of them", int(counts.max()), at_most=MOST),
+        Measurement(f"{key}_warm_iterations_mean", "mean iterations in a rollout (warm start)", float(drop.iterations.double().mean())),
+    ]
+
+
+def _condition_rows(name: str, drop: Drop, cold: StepOutput, sample: list[int]) -> list[Measurement]:
+    """Largest condition numbers of the derivative at the steps of `sample`."""
+    key, worst, balanced_worst = name.lower(), 0.0, 0.0
+    for t in sample:
+        matrix = derivative(step_problem(drop.mech, drop.z[t]), cold.solution[t])
+        worst = max(worst, float(torch.linalg.cond(matrix)))
+        balanced_worst = max(balanced_worst, float(torch.linalg.cond(balanced(matrix))))
+    return [
+        Measurement(f"{key}_condition_balanced", f"condition number, balanced ({len(matrix)} unknowns)", balanced_worst, at_most=1e9),
+        Measurement(f"{key}_condition_unscaled", "condition number, unscaled", worst),
+    ]
 
 
 def _history(mech: Mechanism, z: Tensor, iterations: int) -> tuple[list[float], list[float]]:

@@ -17,7 +17,10 @@ import numpy as np
 
 from torchdojo.solver.options import Status
 
-__all__ = ["Experiment", "Line", "Measurement", "Outcome", "Plot", "Setting", "SkippedError", "count_flagged", "import_mujoco"]
+__all__ = [
+    "Experiment", "Line", "Measurement", "Outcome", "Plot", "Setting", "SkippedError", "count_flagged", "flagged_steps", "import_mujoco",
+    "rivals_by_field", "slug", "smallest_distance",
+]  # fmt: skip
 
 
 class SkippedError(Exception):
@@ -140,6 +143,30 @@ class Experiment(NamedTuple):
 def count_flagged(status: Any) -> int:
     """Number of steps without success in a tensor of statuses."""
     return int((status != int(Status.SUCCESS)).sum())
+
+
+def flagged_steps(*statuses: Any, name: str = "") -> Measurement:
+    """Number of steps without success, of which none is allowed. The `name` of a case starts the key."""
+    return Measurement(_key(name, "flagged_steps"), "flagged steps", sum(map(count_flagged, statuses)), at_most=0)
+
+
+def smallest_distance(distances: Any, name: str = "") -> Measurement:
+    """Smallest of all distances [m], which must not be negative. The `name` of a case starts the key."""
+    return Measurement(_key(name, "smallest_distance_m"), "smallest distance", float(distances.min()), "m", at_least=0.0)
+
+
+def _key(name: str, quantity: str) -> str:
+    return f"{name}_{quantity}" if name else quantity
+
+
+def slug(text: str) -> str:
+    """Part of a key for a formatted number: "kappa_1e-06" becomes "kappa_1e-6", and "e_0.3" becomes "e_0_3"."""
+    return text.replace("e-0", "e-").replace(".", "_")
+
+
+def rivals_by_field(kind: Any, rivals: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
+    """Values of MuJoCo's methods for each field of the NamedTuple `kind`: field -> method -> value; field -> None without MuJoCo."""
+    return {field: {method: getattr(values, field) for method, values in rivals.items()} or None for field in kind._fields}
 
 
 def import_mujoco() -> ModuleType | None:

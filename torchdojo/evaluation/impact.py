@@ -8,7 +8,7 @@ import numpy as np
 
 from torchdojo import models
 from torchdojo.evaluation import mujoco_reference as reference
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, flagged_steps, slug
 from torchdojo.testing.diagnostics import resting_gap
 
 __all__ = ["cube_drop"]
@@ -36,7 +36,7 @@ def cube_drop(setting: Setting) -> Outcome:
         mech.options = dataclasses.replace(mech.options, kappa=kappa)
         path = mech.rollout(mech.initial_state(box={"position": (0.0, 0.0, 0.25 + height)}), steps=steps)
         lowest = mech.distances(path.z).amin(-1).numpy()
-        name = f"kappa_{kappa:.0e}".replace("e-0", "e-")
+        name = slug(f"kappa_{kappa:.0e}")
         rows += [
             Measurement(
                 f"{name}_smallest_distance_m", f"kappa {kappa:g}: smallest distance to the floor", float(lowest.min()), "m", at_least=0.0,
@@ -47,7 +47,7 @@ def cube_drop(setting: Setting) -> Outcome:
                 mujoco=resting,
             ),
             Measurement(f"{name}_predicted_gap_m", "gap at rest, predicted: κ / (m g h / 4)", resting_gap(mech, contacts=4), "m"),
-            Measurement(f"{name}_flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            flagged_steps(path.status, name=name),
         ]  # fmt: skip
         lines[f"torchdojo, kappa {kappa:g}"] = Line(time, 1e3 * lowest)
     plot = Plot("height", "Cube dropped 0.4 m, h = 0.01 s", "time [s]", "lowest corner [mm]", lines)

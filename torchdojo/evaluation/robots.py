@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdojo import models
 from torchdojo.elements.contacts import NonlinearContact
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, SkippedError, count_flagged
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, SkippedError, flagged_steps, slug, smallest_distance
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism
 
@@ -81,18 +81,18 @@ def atlas_drop(setting: Setting) -> Outcome:
     rows: list[Measurement] = []
     published = {0.1: "MuJoCo fails (Dojo, Table II)", 0.01: "MuJoCo −28 mm (Dojo, Table II)", 0.001: "MuJoCo −46 mm (Dojo, Table II)"}
     for timestep in (0.1, 0.01) if setting.quick else (0.1, 0.01, 0.001):
-        name = f"{timestep:g}_s".replace(".", "_")
         for label, held in (("held", True), ("limp", False)):
+            name = slug(f"{label}_{timestep:g}_s")
             mech = atlas(setting, timestep, posture=ATLAS_POSTURE if held else None, all_links=not held)
             path = mech.rollout(atlas_start(mech, 0.1), steps=round(2.0 / timestep))
             smallest = float(mech.distances(path.z).min())
             theirs = _mujoco_drop(setting, timestep, round(2.0 / timestep)) if held else None
             rows += [
                 Measurement(
-                    f"{label}_{name}_smallest_distance_m", f"Atlas {label}, h = {timestep:g} s: smallest distance", smallest, "m",
+                    f"{name}_smallest_distance_m", f"Atlas {label}, h = {timestep:g} s: smallest distance", smallest, "m",
                     at_least=0.0, published=published[timestep] if held else "", mujoco=theirs,
                 ),
-                Measurement(f"{label}_{name}_flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+                flagged_steps(path.status, name=name),
             ]  # fmt: skip
     return Outcome(rows)
 
@@ -146,7 +146,7 @@ def torso_height(setting: Setting) -> Outcome:
     notes: list[str] = []
     builders: Mapping[str, Any] = {"A1": standing_a1, "Atlas": lambda timestep: _standing_atlas(setting, timestep)}
     for robot, bound in (("A1", 1e-3), ("Atlas", 5e-3)):
-        lines, rest, smallest, flagged = {}, {}, np.inf, 0
+        lines, rest, distances, statuses = {}, {}, [], []
         for rate in RATES:
             try:
                 mech, z = builders[robot](1 / rate)
@@ -156,8 +156,8 @@ def torso_height(setting: Setting) -> Outcome:
             path = mech.rollout(z, steps=4 * rate)
             height = path.z[:, 2].numpy()
             rest[rate] = float(height[-1])
-            smallest = min(smallest, float(mech.distances(path.z).min()))
-            flagged += count_flagged(path.status)
+            distances.append(mech.distances(path.z).min())
+            statuses.append(path.status)
             lines[f"{rate} Hz"] = Line(np.arange(len(height)) / rate, height)
         if not lines:
             continue
@@ -169,8 +169,8 @@ def torso_height(setting: Setting) -> Outcome:
                 difference, "m", at_most=bound,
             ),
             Measurement(f"{key}_rest_height_m", f"rest height at {RATES[-1]} Hz", rest[RATES[-1]], "m"),
-            Measurement(f"{key}_smallest_distance_m", "smallest distance", smallest, "m", at_least=0.0),
-            Measurement(f"{key}_flagged_steps", "flagged steps", flagged, at_most=0),
+            smallest_distance(torch.stack(distances), key),
+            flagged_steps(*statuses, name=key),
         ]  # fmt: skip
         plots.append(Plot(f"{key}_torso", f"{robot} dropped 2 cm", "time [s]", "height of the torso's center of mass [m]", lines))
     return Outcome(rows, plots, notes=notes)

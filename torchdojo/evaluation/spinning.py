@@ -10,7 +10,7 @@ import torch
 from torchdojo import quaternion as quat
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import NonlinearContact
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, flagged_steps, smallest_distance
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
 
@@ -46,7 +46,7 @@ def dzhanibekov(setting: Setting) -> Outcome:
                 "momentum_error_Nms", "largest error of the angular momentum", float((momentum - momentum[0]).abs().max()), "N·m·s",
                 at_most=1e-9,
             ),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            flagged_steps(path.status),
         ],
         [
             Plot(
@@ -104,8 +104,8 @@ def tippe_top(setting: Setting) -> Outcome:
             Measurement("final_tilt_degrees", "angle of its axis from upright after 6 s", float(angle[-1]), "°", at_least=160.0),
             Measurement("rise_mm", "rise of the center of mass (2a = 12 mm)", rise, "mm", at_least=11.0),
             Measurement("jellett_error_percent", "largest error of Jellett's integral", lost, "%"),
-            Measurement("smallest_distance_m", "smallest distance", float(mech.distances(path.z).min()), "m", at_least=0.0),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            smallest_distance(mech.distances(path.z)),
+            flagged_steps(path.status),
         ],
         [Plot("tilt", "Tippe top", "time [s]", "angle of the axis from upright [degrees]", {"torchdojo": Line(time, angle)})],
     )  # fmt: skip
