@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests on two processes; arguments go to pytest: scripts/test.sh -m slow, scripts/test.sh tests/test_joints.py
+# Runs the tests on two processes; arguments go to pytest: scripts/test.sh -m slow, scripts/test.sh tests/elements
 # Tests that compare with recorded data look for it in $TORCHDOJO_SHARED (default: the folder `shared` beside the checkout).
 set -euo pipefail
 

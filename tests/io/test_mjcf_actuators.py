@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stripped import stripped
 from test_mjcf_robots import ROBOTS, path_of
 from torch import Tensor
 
 from conftest import shared_path
-from stripped import stripped
 from torchdojo.io import load, mjcf_state, read_mjcf
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status

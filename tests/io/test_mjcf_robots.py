@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from stripped import stripped
 
 from conftest import shared_path
-from stripped import stripped
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import split_state
 from torchdojo.io import load, mjcf_state, read_mjcf

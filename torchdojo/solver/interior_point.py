@@ -22,7 +22,7 @@ from torchdojo.solver.solution import Solution, violations
 
 __all__ = ["Solution", "follow_central_path", "solve_step"]
 
-# Constants of the interior-point method. The rules for short steps make every cold start converge, on thrown cubes (tests/test_solver.py)
+# Constants of the interior-point method. The rules for short steps make every cold start converge, on thrown cubes (tests/solver)
 # and on quadrupeds dropped in random poses.
 STEP_TO_BOUNDARY = 0.95  # fraction of the way to the boundary of the cones that one step may go
 SHORT_STEP = 0.3  # a direction that the boundary stops earlier than this is replaced by one that centers

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from test_gradients import DistanceRod, Terrain, box
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 import hopper as small
 import torchdojo as td
 from hopper import states
-from test_gradients import DistanceRod, Terrain, box
 from torchdojo.gradients import implicit as autodiff
 from torchdojo.native import loader
 

@@ -1,4 +1,4 @@
-"""Parity with the original engine from the few records that live in the repository; tests/test_golden.py has the rest."""
+"""Parity with the original engine from the few records that live in the repository; tests/dynamics/test_golden.py has the rest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import torchdojo as td
+from conftest import REPOSITORY
 from golden import load_case
 
-TABLE = json.loads((Path(__file__).parent / "data" / "golden_small.json").read_text())
+TABLE = json.loads((REPOSITORY / "tests" / "data" / "golden_small.json").read_text())
 
 
 def test_source_is_stated() -> None:
     assert all(word in TABLE["source"] for word in ("Dojo.jl", "be7b5183", "MIT"))
-    assert (Path(__file__).parent / "data" / "golden_small.json").stat().st_size < 300_000
+    assert (REPOSITORY / "tests" / "data" / "golden_small.json").stat().st_size < 300_000
 
 
 @pytest.mark.parametrize("name", TABLE["cases"])

@@ -7,10 +7,10 @@ import pickle
 
 import pytest
 import torch
+from test_contacts import MODELS, REFERENCE, cube
 from torch import Tensor
 
 import torchdojo as td
-from test_contacts import MODELS, REFERENCE, cube
 
 # -- between bodies ------------------------------------------------------------------------------------------------------------------
 
