@@ -1,4 +1,4 @@
-"""Shapes: volume, centre of mass and inertia against meshes and closed forms, contact points, derivatives, bad input."""
+"""Shapes: volume, center of mass and inertia against meshes and closed forms, contact points, derivatives, bad input."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torchdojo.native.loader import NativeUnavailable, library
 
 native = pytest.mark.usefixtures("kernel")
 
-# Both solvers are backward stable on these matrices (diagonally dominant, or saddle points with condition numbers below 1e4), so they
+# Both solvers are backward stable on these matrices: diagonally dominant ones, and saddle points with condition numbers below 1e4. So they
 # agree to about condition x rounding (2e-16) x a factor for the number of rows.
 TOLERANCE = 1e-9
 
