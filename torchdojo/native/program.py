@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.system import Group, ParameterSpec, System
+from torchdojo.dynamics.system import Group, System
 from torchdojo.elements import joints as joints_module
 from torchdojo.elements.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling
@@ -26,6 +26,7 @@ from torchdojo.native import graph
 from torchdojo.native.loader import library
 from torchdojo.quaternion import normalize
 from torchdojo.state.minimal import JointOrder, spanning_order
+from torchdojo.state.unknowns import ParameterSpec
 
 __all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupported"]
 
