@@ -257,7 +257,7 @@ def test_bad_graphs() -> None:
         schedule([1, 0], [])
     with pytest.raises(ValueError, match="indefinite names"):
         schedule([1, 1], [], indefinite=[2])
-    with pytest.raises(ValueError, match="indefinite node 1 has no neighbour"):
+    with pytest.raises(ValueError, match="indefinite node 1 has no neighbor"):
         schedule([6, 5, 5], [(1, 2)], indefinite=[1, 2])
 
 
