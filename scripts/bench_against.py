@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Compare the speed of this checkout with that of another commit: forward, forward + backward, and Jacobians.
+"""Compare the speed of this checkout with another commit: forward, forward + backward, and Jacobians.
 
     scripts/bench_against.py 3a5dfe0
     scripts/bench_against.py HEAD~1 --cases pendulum10 --rounds 2

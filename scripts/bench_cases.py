@@ -43,8 +43,8 @@ class Case:
 
     Attributes:
         start: (13 nb,) state.
-        limit: (nu,) largest inputs [N, N·m].
-        effort: fraction of `limit` that random inputs reach.
+        strength: (nu,) largest inputs [N, N·m].
+        effort: fraction of `strength` that random inputs reach.
         settle: number of steps before anything is timed.
         mjcf: function that returns MuJoCo's model and the qpos to start from, or raises MissingError.
         bias: (nu,) inputs that are added to the random inputs.
@@ -53,7 +53,7 @@ class Case:
 
     mech: td.Mechanism
     start: Tensor
-    limit: Tensor
+    strength: Tensor
     effort: float
     settle: int
     mjcf: Callable[[Case], Start]
@@ -61,7 +61,7 @@ class Case:
     most: int = 1_000_000
 
     def inputs(self, *shape: int) -> Tensor:
-        u = self.effort * self.limit * (2 * torch.rand(*shape, self.limit.numel(), dtype=torch.float64) - 1)
+        u = self.effort * self.strength * (2 * torch.rand(*shape, self.strength.numel(), dtype=torch.float64) - 1)
         return u if self.bias is None else u + self.bias
 
 
@@ -83,8 +83,8 @@ def _gym(name: str, effort: float) -> Callable[[], Case]:
 def _quadruped() -> Case:
     # Springs hold the quadruped in its standing pose; without them it would lie on its belly.
     mech = models.quadruped(timestep=TIMESTEP, spring=A1_SPRING, damper=A1_DAMPER)
-    limit = torch.full((mech.num_inputs,), A1_TORQUE, dtype=torch.float64)
-    return Case(mech, models.initial_state("quadruped", mech), limit, 0.1, 80, lambda case: _a1_model())
+    strength = torch.full((mech.num_inputs,), A1_TORQUE, dtype=torch.float64)
+    return Case(mech, models.initial_state("quadruped", mech), strength, 0.1, 80, lambda case: _a1_model())
 
 
 def _atlas() -> Case:
@@ -114,8 +114,8 @@ def _arm() -> Case:
 def _quadrotor() -> Case:
     mech = td.Mechanism({"quadrotor": td.Body(1.0, (0.01, 0.01, 0.018))}, {"base": td.Floating(None, "quadrotor")}, timestep=TIMESTEP)
     bias = torch.tensor([0.0, 0.0, 9.81, 0.0, 0.0, 0.0], dtype=torch.float64)  # hover
-    limit = torch.tensor([2.0, 2.0, 2.0, 0.02, 0.02, 0.02], dtype=torch.float64)
-    return Case(mech, mech.initial_state(base={"q": (0.0, 0.0, 2.0, 0.0, 0.0, 0.0)}), limit, 1.0, 5, _export, bias)
+    strength = torch.tensor([2.0, 2.0, 2.0, 0.02, 0.02, 0.02], dtype=torch.float64)
+    return Case(mech, mech.initial_state(base={"q": (0.0, 0.0, 2.0, 0.0, 0.0, 0.0)}), strength, 1.0, 5, _export, bias)
 
 
 def _pendulum(n: int, joint: str) -> Callable[[], Case]:
@@ -127,9 +127,9 @@ def _pendulum(n: int, joint: str) -> Callable[[], Case]:
                 for name, old in mech.joints.items()
             }
             mech = td.Mechanism(dict(mech.bodies.items()), joints, timestep=TIMESTEP)
-        limit = torch.full((mech.num_inputs,), 0.05 / n, dtype=torch.float64)
+        strength = torch.full((mech.num_inputs,), 0.05 / n, dtype=torch.float64)
         tilt = 0.5 if joint == "Revolute" else (0.5, 0.2, 0.0)
-        return Case(mech, mech.initial_state(hinge1={"q": tilt}), limit, 1.0, 5, _export, most=_most(n))
+        return Case(mech, mech.initial_state(hinge1={"q": tilt}), strength, 1.0, 5, _export, most=_most(n))
 
     return build
 
@@ -149,8 +149,8 @@ def _spheres(n: int, length: int | None = None) -> Callable[[], Case]:
                 joints[f"{a}_{b}"] = td.Spherical(a, b, parent_anchor=(radius, 0, 0), child_anchor=(-radius, 0, 0), damper=1e-3)
         contacts = {name: td.NonlinearContact(name, radius=radius, friction=0.5) for name in names}
         mech = td.Mechanism(bodies, joints, contacts, timestep=TIMESTEP)
-        limit = torch.full((mech.num_inputs,), 0.01, dtype=torch.float64)
-        return Case(mech, mech.initial_state(**start), limit, 1.0, 20, _export, most=_most(n))
+        strength = torch.full((mech.num_inputs,), 0.01, dtype=torch.float64)
+        return Case(mech, mech.initial_state(**start), strength, 1.0, 20, _export, most=_most(n))
 
     return build
 
@@ -162,8 +162,8 @@ def _thrown(n: int) -> Callable[[], Case]:
         from torchdojo.evaluation.chains import thrown_chain  # older versions, which bench_against.py measures, lack it
 
         mech, start = thrown_chain(n)
-        limit = torch.zeros(mech.num_inputs, dtype=torch.float64)
-        return Case(mech, start, limit, 0.0, 0, _not_exported, most=_most(n))
+        strength = torch.zeros(mech.num_inputs, dtype=torch.float64)
+        return Case(mech, start, strength, 0.0, 0, _not_exported, most=_most(n))
 
     return build
 
@@ -263,7 +263,7 @@ def _export(case: Case) -> Start:
     actuators = ElementTree.SubElement(root, "actuator")
     nodes: dict[str | None, ElementTree.Element] = {None: world}
     pending = dict(mech.joints.items())
-    limits = {name: case.limit[piece] for name, piece in mech.input_layout.items()}
+    strengths = {name: case.strength[piece] for name, piece in mech.input_layout.items()}
     while pending:
         name = next(name for name, joint in pending.items() if joint.parent in nodes)
         joint = pending.pop(name)
@@ -291,8 +291,8 @@ def _export(case: Case) -> Start:
                     attributes[name_there] = _text(getattr(joint, name_here))
         ElementTree.SubElement(node, "joint", attributes)
         gears = {"ball": 3, "free": 6}.get(kind, 1)
-        for i in range(gears if name in limits else 0):
-            gear = [float(limits[name][i]) if i == j else 0.0 for j in range(gears)]
+        for i in range(gears if name in strengths else 0):
+            gear = [float(strengths[name][i]) if i == j else 0.0 for j in range(gears)]
             ElementTree.SubElement(actuators, "motor", jointinparent=name, gear=_text(gear))
     for contact in mech.contacts.values():
         attributes = {"type": "sphere", "mass": "0", "size": _text(max(float(contact.radius), 1e-4)), "pos": _text(contact.point)}

@@ -83,7 +83,7 @@ class MuJoCo:
     def controls(self, batch: int, steps: int) -> np.ndarray:
         scale = np.where(self.model.actuator_ctrllimited, self.model.actuator_ctrlrange[:, 1], 1.0)
         control = self.case.effort * scale * np.random.uniform(-1, 1, (batch, steps, self.model.nu))
-        return control if self.case.bias is None else control + (self.case.bias / self.case.limit).numpy()
+        return control if self.case.bias is None else control + (self.case.bias / self.case.strength).numpy()
 
     def rollout(self, controls: np.ndarray, threads: int) -> np.ndarray:
         """States (batch, steps, n). An environment that diverges, of which MuJoCo warns, repeats its last state."""

@@ -158,7 +158,7 @@ def box_stack(setting: Setting) -> Outcome:
     return Outcome(
         [
             Measurement(
-                "top_height_m", f"{count} boxes, {seconds:g} s: height of the top box over that of hard boxes", ours.height, "m",
+                "top_height_m", f"{count} boxes, {seconds:g} s: height of the top box over hard boxes", ours.height, "m",
                 at_least=0.0, mujoco=mujoco["height"],
             ),
             Measurement("predicted_height_m", "the same, predicted from kappa", resting, "m"),
@@ -176,7 +176,7 @@ def box_stack(setting: Setting) -> Outcome:
 
 
 class _Stack(NamedTuple):
-    """Values of a stack [m]. The top box has a final height over that of hard boxes, and ways: up or down once settled, and sideways.
+    """Values of a stack [m]. The top box has a final height over hard boxes, and ways: up or down once settled, and sideways.
 
     The smallest distance is taken over all contacts; `path` has the height of the top box over time.
     """
@@ -264,7 +264,7 @@ def bouncing_ball(setting: Setting) -> Outcome:
                 ball.apexes[0], "m", at_least=0.49, at_most=0.49 + 0.51 * above,
             )
         )  # fmt: skip
-    notes = [] if mujoco is None else ["MuJoCo has no coefficient of restitution; its figure is that of its default contact"]
+    notes = [] if mujoco is None else ["MuJoCo has no coefficient of restitution; its figure belongs to its default contact"]
     return Outcome(rows, [Plot("height", "Ball dropped 1 m, h = 0.01 s", "time [s]", "height [m]", lines)], notes=notes)
 
 

@@ -58,7 +58,7 @@ def _displacement(setting: Setting, axis: int, switch: float, what: str) -> Outc
 
     moves = (force > switch).to(force.dtype)
     exact = gradient(gradient_mode="exact")
-    rows = [Measurement("exact_error", "exact: largest error, relative to that of a moving box", _largest(exact - moves), at_most=1e-6)]
+    rows = [Measurement("exact_error", "exact: largest error, relative to a moving box", _largest(exact - moves), at_most=1e-6)]
     lines = {"point-wise (exact)": exact}
     for kappa in KAPPAS:
         smoothed, name = gradient(kappa), f"kappa_{kappa:.0e}".replace("-", "m")
@@ -66,10 +66,10 @@ def _displacement(setting: Setting, axis: int, switch: float, what: str) -> Outc
         beyond = max(float(smoothed.max()) - 1, -float(smoothed.min()))
         away = _largest((smoothed - moves)[(force - switch).abs() > FAR])
         rows += [
-            Measurement(f"{name}_at_rest", f"κ = {kappa:g}: gradient at no force, relative to that of a moving box", float(smoothed[0])),
-            Measurement(f"{name}_beyond", "how far outside of what point-wise gradients span", beyond, at_most=OVERSHOOT),
+            Measurement(f"{name}_at_rest", f"κ = {kappa:g}: gradient at no force, relative to a moving box", float(smoothed[0])),
+            Measurement(f"{name}_beyond", "overshoot beyond the range of point-wise gradients", beyond, at_most=OVERSHOOT),
             Measurement(
-                f"{name}_away", f"largest difference to the point-wise one, {FAR:g} N and more from the switch", away,
+                f"{name}_away", f"largest difference to the point-wise gradient, {FAR:g} N and more from the switch", away,
                 at_most=1e-2 if kappa == min(KAPPAS) else None,
             ),
         ]  # fmt: skip

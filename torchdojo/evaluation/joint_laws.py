@@ -109,7 +109,7 @@ def joint_friction(setting: Setting) -> Outcome:
     error = 100 * abs(float(speed[-1] - speed[50]) / (50 * timestep) / exact - 1)
     rows += [
         Measurement(
-            "above_acceleration_error_percent", "105 % of it: acceleration against what is left / inertia", error, "%", at_most=0.5
+            "above_acceleration_error_percent", "105 % of it: acceleration against remaining torque / inertia", error, "%", at_most=0.5
         ),
         flagged_steps(*statuses),
     ]

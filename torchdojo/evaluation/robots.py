@@ -165,7 +165,7 @@ def torso_height(setting: Setting) -> Outcome:
         key = robot.lower()
         rows += [
             Measurement(
-                f"{key}_rest_height_difference_m", f"{robot}, {RATES[0]} to {RATES[-1]} Hz: rest height against that at {RATES[-1]} Hz",
+                f"{key}_rest_height_difference_m", f"{robot}, {RATES[0]} to {RATES[-1]} Hz: difference of rest heights from {RATES[-1]} Hz",
                 difference, "m", at_most=bound,
             ),
             Measurement(f"{key}_rest_height_m", f"rest height at {RATES[-1]} Hz", rest[RATES[-1]], "m"),

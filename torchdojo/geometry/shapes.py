@@ -66,7 +66,7 @@ class Shape:
 
         Returns:
             (..., 3, 3) inertia [kg m^2] about the shape's own center of mass, in the axes of the body frame.
-            Dtype and device are those of ``mass`` if that is a floating-point tensor.
+            Dtype and device follow ``mass`` if it is a floating-point tensor.
 
         Raises:
             ValueError: the mass is not positive and finite.
@@ -362,7 +362,7 @@ def _check_closed(faces: Tensor) -> None:
     present = set(edges)
     open_edges = [edge for edge in edges if (edge[1], edge[0]) not in present]
     if not edges or open_edges or len(present) != len(edges):
-        detail = f"edge {open_edges[0]} has no neighbour" if open_edges else "an edge is used twice in the same direction"
+        detail = f"edge {open_edges[0]} has no neighbor" if open_edges else "an edge is used twice in the same direction"
         raise ValueError(
             f"Mesh: got {len(faces)} faces that are not a closed, consistently wound surface ({detail if edges else 'no faces'}); merge "
             "duplicate vertices, fill holes and unify the winding (for instance with trimesh: process, fill_holes, fix_normals)"
