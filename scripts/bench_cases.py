@@ -22,7 +22,6 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo import models
 from torchdojo import quaternion as quat
-from torchdojo.state.layout import split_state
 
 try:
     import mujoco
@@ -139,7 +138,7 @@ def _spheres(n: int, length: int | None = None) -> Callable[[], Case]:
 
     def build() -> Case:
         radius, names, start = 0.05, [f"ball{i}" for i in range(n)], {}
-        bodies = {name: td.Body(0.1, shape=td.shapes.Sphere(radius)) for name in names}
+        bodies = {name: td.Body(0.1, shape=td.Sphere(radius)) for name in names}
         joints: dict[str, Any] = {}
         for number, chain in enumerate(names[i : i + (length or n)] for i in range(0, n, length or n)):
             base = f"base{number}" if number else "base"
@@ -298,14 +297,14 @@ def _export(case: Case) -> Start:
         attributes = {"type": "sphere", "mass": "0", "size": _text(max(float(contact.radius), 1e-4)), "pos": _text(contact.point)}
         ElementTree.SubElement(nodes[contact.body], "geom", {**attributes, "friction": f"{float(contact.friction)} 0 0"})
     model = mujoco.MjModel.from_xml_string(ElementTree.tostring(root, encoding="unicode"))
-    pose = split_state(case.start).pose
+    states = case.start.unflatten(-1, (-1, 13))  # bench_against.py imports this file for old versions, too
     number = {name: i for i, name in enumerate(mech.bodies)}
     coordinates, layout, qpos = mech.to_minimal(case.start)[0], 0, model.qpos0.copy()
     for name, joint in mech.joints.items():
         address = model.joint(name).qposadr[0]
         child = number[joint.child]
         if joint.num_coordinates == 6:
-            qpos[address : address + 7] = torch.cat((pose.x[child], pose.q[child]))
+            qpos[address : address + 7] = torch.cat((states[child, :3], states[child, 6:10]))
         elif joint.num_coordinates == 3:
             qpos[address : address + 4] = quat.exp(coordinates[layout : layout + 3])
         else:
