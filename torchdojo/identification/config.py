@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchdojo.identification.fitting import FitConfig, Stage, check_names
-from torchdojo.identification.residual_physics import Residual
-from torchdojo.identification.residuals import RobustLoss, Scales
+from torchdojo.identification.corrections import Residual
+from torchdojo.identification.description import FitConfig, Stage, check_names
+from torchdojo.identification.misfit import RobustLoss, Scales
 
 __all__ = ["assign", "load_yaml", "read_config"]
 

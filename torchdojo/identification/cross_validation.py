@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torchdojo.identification import fitting
-from torchdojo.identification.fitting import FitConfig, FitReport
+from torchdojo.identification.description import FitConfig
+from torchdojo.identification.fitting import FitReport
 
 __all__ = ["CrossValidation", "Spread", "cross_validate", "fold_configs"]
 

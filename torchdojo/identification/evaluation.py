@@ -15,7 +15,7 @@ from torchdojo.identification.recordings import Recordings, wrapped
 from torchdojo.mechanism import StepOutput
 from torchdojo.solver.options import Status
 
-__all__ = ["OpenLoop", "RaggedRollout", "open_loop", "roll", "trajectory_means"]
+__all__ = ["OpenLoop", "RaggedRollout", "compare", "open_loop", "roll", "trajectory_means"]
 
 
 class RaggedRollout(NamedTuple):
@@ -65,6 +65,12 @@ def open_loop(model: ParametricMechanism, recordings: Recordings, raw: Tensor | 
     with torch.no_grad():
         z = model.states(recordings.samples, recordings, raw)
         rollout = roll(model.stepper(raw), z, recordings.offsets, model.substeps(recordings))
+        return compare(model, recordings, rollout, raw)
+
+
+def compare(model: ParametricMechanism, recordings: Recordings, rollout: RaggedRollout, raw: Tensor | None = None) -> OpenLoop:
+    """Errors of rollouts of recorded trajectories."""
+    with torch.no_grad():
         bodies, (angle, _) = recordings.bodies(), recordings.joints()
         chosen, columns = model.observed(recordings)
         state = rollout.z.unflatten(-1, (-1, STATE_SIZE))[:, chosen]

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.identification.misfit import RobustLoss, WindowResidual, batch_size
 from torchdojo.identification.parameters import ParametricMechanism
-from torchdojo.identification.residuals import RobustLoss, WindowResidual, batch_size
 
 __all__ = [
     "Fit",

@@ -39,7 +39,8 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.seed import isolate_rng
 from tqdm import tqdm
 
-from torchdojo.identification.fitting import GAUSS_NEWTON, DivergenceError, Stage, derived_seed, problem_of
+from torchdojo.identification.description import GAUSS_NEWTON, Stage
+from torchdojo.identification.fitting import DivergenceError, derived_seed, problem_of
 from torchdojo.identification.gauss_newton import (
     Fit,
     GaussNewtonOptions,
@@ -49,9 +50,9 @@ from torchdojo.identification.gauss_newton import (
     descend,
     report,
 )
+from torchdojo.identification.misfit import WindowLoss, batch_size
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset, read_recordings
-from torchdojo.identification.residuals import WindowLoss, batch_size
 from torchdojo.identification.run_folder import write_atomically
 
 __all__ = ["GaussNewtonModule", "IdentificationModule", "LightningRunner", "RecordingsDataModule", "WindowBatches"]
@@ -140,7 +141,7 @@ class IdentificationModule(pl.LightningModule):
     """Parameters of a mechanism by an optimizer of torch.
 
     Args:
-        loss: of windows; what its model has that requires grad is fitted: `raw`, and the network of a `ResidualMechanism`.
+        loss: of windows; what its model has that requires grad is fitted: `raw`, and the network of a `CorrectedMechanism`.
         optimizer, options: name of a class of `torch.optim`, and its keywords. seed: of what is drawn at random in an epoch.
 
     Logs train_loss and validation_loss, means over windows and samples, train_reached and validation_reached, the part of the samples that

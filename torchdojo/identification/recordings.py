@@ -309,20 +309,6 @@ def positive_number(recordings: Recordings, name: str, label: str = "data") -> f
     return _positive(label, name, np.asarray(numbers[name]))
 
 
-def check_heights(recordings: Recordings, half_side: float, label: str = "data") -> None:
-    """A cube at rest has its centre half a side (on a corner √3 of it) above the board.
-
-    Raises:
-        DataError: the cubes end higher or lower: other units, or another cube.
-    """
-    height = float(recordings.bodies()[recordings.offsets[1:] - 1, 0, 2].median())
-    if not 0.5 * half_side < height < 2.0 * half_side:
-        guess = "; are positions in half-sides? multiply positions and velocities by half_side" if abs(height - 1) < 0.2 else ""
-        raise DataError(
-            f"{label}: tosses end with the cube's centre at a median height of {height:.4g} m, but half_side is {half_side:.4g} m{guess}"
-        )
-
-
 def _array(label: str, name: str, array: np.ndarray, count: int, bodies: int, width: int) -> Tensor:
     shapes = [(count, bodies, width)] + [(count, width)] * (bodies == 1)
     if array.shape not in shapes or array.dtype.kind not in "fiu":

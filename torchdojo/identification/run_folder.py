@@ -12,6 +12,7 @@ from typing import IO, Any
 import torch
 
 import torchdojo
+from torchdojo.identification.user_object import full_name
 
 __all__ = ["RUN", "begin_run", "write_atomically"]
 
@@ -41,15 +42,20 @@ def begin_run(folder: Path, description: dict[str, Any], data: Path, resume: boo
     if not path.exists():
         raise ValueError(f"--resume: {label} holds no run; leave --resume out to begin one")
     try:
-        before = flat(json.loads(path.read_text()))
+        before = identity(json.loads(path.read_text()))
     except ValueError as error:
         raise ValueError(f"--resume: {path} is damaged ({error}); begin again in another folder") from error
-    now = flat(run)
+    now = identity(run)
     different = [f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in {**before, **now} if before.get(key) != now.get(key)]
     if different:
         raise ValueError(
             f"--resume: the run in {folder} is one of something else ({'; '.join(different)}); give the same, or another folder"
         )
+
+
+def identity(run: dict[str, Any]) -> dict[str, Any]:
+    """Leaves of a run by their paths, with objects by their full names."""
+    return {path: full_name(leaf) if path == "description.object" else leaf for path, leaf in flat(run).items()}
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from torchdojo.identification.gauss_newton import Fit, GaussNewtonState, LeastSquares, damped_step, fit_starts, report
+from torchdojo.identification.misfit import RobustLoss, WindowResidual
 from torchdojo.identification.recordings import WindowDataset
-from torchdojo.identification.residuals import RobustLoss, WindowResidual
 
 __all__ = ["ShootingOptions", "ShootingStage", "multiple_shooting"]
 

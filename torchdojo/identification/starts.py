@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 
 from torchdojo.identification.gauss_newton import LeastSquares, fit_starts
+from torchdojo.identification.misfit import RobustLoss, Scales, WindowResidual
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset
-from torchdojo.identification.residuals import RobustLoss, Scales, WindowResidual
 
 __all__ = ["flight_starts"]
 

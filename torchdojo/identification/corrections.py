@@ -31,10 +31,10 @@ from torchdojo.engine.rollout import step_by_step
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.mechanism import StepOutput, Trajectory
 
-__all__ = ["Residual", "ResidualDistance", "ResidualMechanism", "ResidualWrench"]
+__all__ = ["CorrectedMechanism", "Residual", "ResidualDistance", "ResidualWrench"]
 
 
-class ResidualMechanism(ParametricMechanism):
+class CorrectedMechanism(ParametricMechanism):
     """A `ParametricMechanism` whose every step a network corrects; what it corrects is said by `ResidualWrench` and `ResidualDistance`.
 
     Args:
@@ -82,11 +82,11 @@ class ResidualMechanism(ParametricMechanism):
         return Residual(kind=kind, hidden=self.hidden, units=self.units, weights=weights)
 
 
-class ResidualWrench(ResidualMechanism):
+class ResidualWrench(CorrectedMechanism):
     """An external wrench on every body, from the direction of gravity, its velocities and its height, all in the body frame.
 
     Args:
-        model, hidden: of `ResidualMechanism`. force [N], torque [N·m]: what an output of 1 means; default: a tenth of the mean weight of
+        model, hidden: of `CorrectedMechanism`. force [N], torque [N·m]: what an output of 1 means; default: a tenth of the mean weight of
             the bodies, and that at 5 cm. speed [m/s], spin [rad/s], height [m]: what inputs are divided by.
     """
 
@@ -121,14 +121,14 @@ class ResidualWrench(ResidualMechanism):
         return {"wrench": self.wrench(z)}, {}
 
 
-class ResidualDistance(ResidualMechanism):
+class ResidualDistance(CorrectedMechanism):
     """What is added to the signed distance between each contact point and the half-space below it, from where on the body the point is and
     from the direction of the half-space in the body frame: the shape of the body near the point, as it matters to the contact.
 
     It is that of the configuration at the beginning of a step; the point at which forces act stays.
 
     Args:
-        model, hidden: of `ResidualMechanism`. length [m]: what an output of 1 means.
+        model, hidden: of `CorrectedMechanism`. length [m]: what an output of 1 means.
 
     Raises:
         ValueError: no contacts with half-spaces of the world.
@@ -198,7 +198,7 @@ class Residual:
             if not value > 0:
                 raise ValueError(f"Residual.units: got {name}={value}; allowed: positive numbers")
 
-    def build(self, model: ParametricMechanism, seed: int = 0) -> ResidualMechanism:
+    def build(self, model: ParametricMechanism, seed: int = 0) -> CorrectedMechanism:
         """`model`, corrected by this network; one without weights is drawn with the seed.
 
         Raises:
