@@ -50,8 +50,8 @@ class NormalEquations(NamedTuple):
     """The quadratic model at one θ.
 
     cost: F (). gradient: g (P,). hessian: H (P, P). start_gradient (N, D), start_hessian (N, D, D), mixed (N, D, P): by changes of the
-    first samples, where these are free. by_throw: gradients of each throw (C, P). squares: Σ w|r|² (). entries: number of entries of the misfit,
-    less that of the changes. reached: number of samples before any failed step.
+    first samples, where these are free. by_throw: gradients of each throw (C, P). squares: Σ w|r|² (). entries: number of entries of the
+    misfit, less that of the changes. reached: number of samples before any failed step.
     """
 
     cost: Tensor

@@ -25,8 +25,8 @@ def levelled(model: ParametricMechanism, recordings: Recordings, tilts: Sequence
     The lowest contact of `model` in the last sample of a throw keeps its height, so heights count from the ground at the end of the throw.
 
     Args:
-        tilts: rows (first, last, x, y). In the frame of the throws with a `throw_id` from first to last, the ground has the normal (x, y, 1).
-            Throws in no row stay as they are.
+        tilts: rows (first, last, x, y). In the frame of the throws with a `throw_id` from first to last, the ground has the normal
+            (x, y, 1). Throws in no row stay as they are.
     """
     lengths, ends = recordings.lengths, recordings.offsets[1:] - 1
     normal = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).repeat(len(recordings), 1)

@@ -41,8 +41,8 @@ class ShootingStage:
     """One length of windows.
 
     Args:
-        horizon: steps of a window, and distance between windows. trim: part of the windows to leave out, the worst ones. Windows that fit as
-            well as noise alone would explain stay. iterations: most steps of the parameters.
+        horizon: steps of a window, and distance between windows. trim: part of the windows to leave out, the worst ones. Windows that fit
+            as well as noise alone would explain stay. iterations: most steps of the parameters.
     """
 
     horizon: int
@@ -96,8 +96,8 @@ def multiple_shooting(
         callback: called with the number of the iteration, the mean cost of the kept windows, and `raw` after every step.
 
     Returns:
-        a `Fit` as from `gauss_newton`, with deviations from the windows that the last stage kept. `start` has the starts of all its windows,
-        `history` the mean cost of a kept window before each step.
+        a `Fit` as from `gauss_newton`, with deviations from the windows that the last stage kept. `start` has the starts of all its
+        windows, `history` the mean cost of a kept window before each step.
 
     Raises:
         ValueError: no stages. DataError: windows longer than any trajectory.
@@ -176,8 +176,8 @@ def _better(problem: LeastSquares, raw: Tensor, one: Tensor, other: Tensor) -> T
 def _kept(problem: LeastSquares, raw: Tensor, start: Tensor, least: int) -> tuple[Tensor, float]:
     """Numbers of the windows that take part, and their mean cost.
 
-    The `least` best windows take part, and all windows as good as the better quarter. A χ² variable of f degrees of freedom has the relative
-    deviation √(2/f).
+    The `least` best windows take part, and all windows as good as the better quarter. A χ² variable of f degrees of freedom has the
+    relative deviation √(2/f).
     """
     costs, order = _costs(problem, raw, start).sort()
     freedom = (problem.windows.shape[1] - 1) * problem.residual.size

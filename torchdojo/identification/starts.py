@@ -1,9 +1,9 @@
 """Starts of open-loop rollouts from the flight before the first contact.
 
 Recorded velocities are differences of noisy poses. In the hinged object's throws, velocities of the first sample are off by 0.05 m/s and
-0.5 rad/s, which an impact multiplies. Before the first contact, motion says nothing about contacts, and a whole flight says where it starts:
-at the sample whose rollout stays closest to the flight (`fit_starts`). A prediction from there uses the recording up to the first contact,
-and nothing after.
+0.5 rad/s, which an impact multiplies. Before the first contact, motion says nothing about contacts, and a whole flight says where it
+starts: at the sample whose rollout stays closest to the flight (`fit_starts`). A prediction from there uses the recording up to the first
+contact, and nothing after.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SHORTEST = 3
 def flight_starts(model: ParametricMechanism, recordings: Recordings, longest: int, iterations: int = 6) -> Recordings:
     """Recordings with the first sample of every trajectory fitted to the flight that follows. All other samples stay.
 
-    The flight ends before the first sample in which a contact of `model` is nearer than its `clearance`. A trajectory that touches something
-    within `SHORTEST` samples keeps its first sample.
+    The flight ends before the first sample in which a contact of `model` is nearer than its `clearance`. A trajectory that touches
+    something within `SHORTEST` samples keeps its first sample.
 
     Args:
         model: an object with fixed parameters, the nominal one, say. longest: most samples of a flight to compare with.
