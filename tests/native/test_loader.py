@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdojo.native import loader
+from torchdojo.native import loader, toolchain
 
 COMPILER = shutil.which(os.environ.get("CXX") or "c++")
 if COMPILER is None:
@@ -193,8 +193,8 @@ def test_key_follows_everything_the_code_depends_on(source_dir: Path, tmp_path: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/cpuinfo")
 def test_cpu_features_name_the_instruction_sets():
-    found = loader.cpu_features()
-    assert found == loader.cpu_features()
+    found = toolchain.cpu_features()
+    assert found == toolchain.cpu_features()
     assert any(line.startswith(("flags: ", "Features: ", "isa: ")) for line in found)
 
 
