@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo import models
-from torchdojo.commands.simulate import simulate
+from torchdojo.commands.simulate import add_arguments, run
 from torchdojo.engine import penetration
 from torchdojo.engine.penetration import deepest_penetration
 
@@ -40,20 +41,20 @@ def mixed() -> tuple[td.Mechanism, Tensor]:
 
 def test_the_deepest_contact_is_found() -> None:
     mech, z = mixed()
-    found = deepest_penetration(mech, z)
+    found = deepest_penetration(mech.backends, mech.options, z)
     assert found is not None and found.contact == "rim" and found.environment == 3
     assert abs(found.depth - 0.002) <= 1e-12
     assert abs(found.depth + float(mech.distances(z).min())) <= 1e-15
-    assert deepest_penetration(mech, z[0]) is None
+    assert deepest_penetration(mech.backends, mech.options, z[0]) is None
     mech.options = td.SolverOptions(backend="reference")
-    assert deepest_penetration(mech, z) == found
+    assert deepest_penetration(mech.backends, mech.options, z) == found
 
 
 def test_of_environments_with_parameters_of_their_own() -> None:
     mech = models.sphere()
     contact = next(iter(mech.contacts.values()))
     contact.radius = torch.tensor((0.5, 0.53, 0.51))
-    found = deepest_penetration(mech, mech.to_maximal(torch.tensor((0.0, 0.0, 0.5, 0.0, 0.0, 0.0))))
+    found = deepest_penetration(mech.backends, mech.options, mech.to_maximal(torch.tensor((0.0, 0.0, 0.5, 0.0, 0.0, 0.0))))
     assert found is not None and found.environment == 1 and abs(found.depth - 0.03) <= 1e-12
 
 
@@ -109,7 +110,11 @@ def test_steps_and_transforms_do_not_look(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("source", "height", "depth"), [("box", -0.05, 50.0), ("box", 0.1, 0.0), ("pendulum", 0.1, None)])
 def test_simulate_reports_it(source: str, height: float, depth: float | None, capsys: pytest.CaptureFixture[str]) -> None:
-    report = simulate(source, steps=5, height=height)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args([source, "--steps", "5"])
+    options.height = height  # the command line refuses a negative one
+    report = run(options)
     assert report["initial_penetration_mm"] == (None if depth is None else pytest.approx(depth, abs=1e-9))
     assert ("starts 50 mm inside the ground" in capsys.readouterr().out) == (depth == 50.0)
 

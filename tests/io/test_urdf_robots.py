@@ -14,7 +14,8 @@ import torch
 from conftest import shared_path
 from torchdojo import Status, testing
 from torchdojo.io import load_urdf
-from torchdojo.io.urdf_description import RobotInfo, read_urdf
+from torchdojo.io.robot import RobotInfo
+from torchdojo.io.urdf.description import read_urdf
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import exp, rotation_matrix
 

@@ -4,7 +4,7 @@
 // of these are taken `pack_lanes` at a time, then one by one. So all three kinds of scalars of the kernel have their turn.
 #include <vector>
 
-#include "ldu.hpp"
+#include "solver/ldu.hpp"
 
 using namespace torchdojo;
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.gradients.forks import step_threads
+from torchdojo.gradients.request import Request
 from torchdojo.native import calls
 from torchdojo.native.program import Packed, Program, kernel_library
-from torchdojo.native.tables import CROOKED_QUATERNION, GRADIENT_MODES
-from torchdojo.solver.interior_point import WARM_ITERATIONS
-from torchdojo.solver.options import GradientMode, SolverOptions
+from torchdojo.native.request import kernel_options
+from torchdojo.native.tables import CROOKED_QUATERNION
+from torchdojo.state.layout import STATE_SIZE
 
 __all__ = [
     "CROOKED_QUATERNION",
@@ -49,12 +48,12 @@ class StepImpacts(NamedTuple):
 class Problem(NamedTuple):
     """N rollouts of T steps: flat stacked parameters (N or 1 each), z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), warm (N, n) or None.
 
-    `packed` parameters, where they are known already, take the place of `parameters`. `grad_kappa` (N,): in the place of that of the
-    options.
+    `packed` parameters, where they are known already, take the place of `parameters`. `grad_kappa` (N,): in the place of the one of the
+    request's options.
     """
 
     program: Program
-    options: SolverOptions
+    request: Request
     parameters: Sequence[Tensor]
     z: Tensor
     u: Tensor
@@ -167,31 +166,8 @@ def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
     z = q.new_empty(len(q), STATE_SIZE * program.num_bodies)
     stride = packed.values.shape[1] if len(packed.values) > 1 else 0
     parameters, addresses = _address(packed.values), [_address(t) for t in (q, qd, z)]
-    kernel_library().td_states(packed.handle, len(q), torch.get_num_threads(), parameters, stride, *addresses)
+    kernel_library().td_states(packed.handle, len(q), step_threads(), parameters, stride, *addresses)
     return z
-
-
-# In a forked process the threads of its parent's OpenMP pool do not exist, and GNU's implementation, which torch and the kernel use, waits
-# for them forever. So there it is one thread, as in the workers of a DataLoader. Who knows that the parent had none may ask for more.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
-
-
-@functools.lru_cache(maxsize=64)
-def _options(options: SolverOptions, threads: int) -> ctypes.Structure:
-    residual_tol, path_tol = options.tolerances(torch.float64)
-    return calls.Options(
-        kappa=options.kappa,
-        grad_kappa=options.grad_kappa or options.kappa,
-        residual_tol=residual_tol,
-        path_tol=path_tol,
-        max_iterations=options.max_iterations,
-        min_iterations=options.min_iterations,
-        max_halvings=options.max_halvings,
-        warm_iterations=WARM_ITERATIONS,
-        threads=threads,
-        gradient_mode=GRADIENT_MODES[GradientMode(options.gradient_mode)],
-    )
 
 
 class _Call:
@@ -199,7 +175,7 @@ class _Call:
 
     def __init__(self, problem: Problem, out: Outputs) -> None:
         program = problem.program
-        self._options = _options(problem.options, torch.get_num_threads())
+        self._options = kernel_options(problem.request, step_threads())
         self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
         given = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
         self._inputs = [None if t is None else t.contiguous() for t in given]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.system import ParameterSpec, System
+from torchdojo.dynamics.system import System
 from torchdojo.elements import joints as joints_module
 from torchdojo.elements.contacts import LinearContact
 from torchdojo.elements.couplings import JointCoupling
@@ -26,6 +26,7 @@ from torchdojo.native.lowering import lower
 from torchdojo.native.packing import Packed, fields_of, pack, pieces_of
 from torchdojo.native.tables import CONTACT_MODELS, MOST_FACETS
 from torchdojo.state.minimal import JointOrder, spanning_order
+from torchdojo.state.unknowns import ParameterSpec
 
 __all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupported"]
 
@@ -38,13 +39,14 @@ def unsupported(system: System) -> str | None:
     """What the kernel does not know of a system: an element written by a user, or one with tensors of its own; None if nothing."""
     for group in system.groups:
         if isinstance(group.template, JointElement):
-            continue  # (as supported as its joint is)
+            continue  # as supported as its joint is
+        name = next(key for key, element in system.elements.items() if element is group.template)
         if group.cls not in (*_JOINTS, *CONTACT_MODELS, JointCoupling):
-            return f"{group.cls.__name__} is not a built-in joint, coupling or contact"
+            return f"{name}, a {group.cls.__name__}, is not a built-in joint, coupling or contact"
         if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
-            return f"it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
+            return f"{name}: it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
         if group.extra:
-            return f"a {group.cls.__name__} has tensors that are not physical fields: {list(group.extra)}"
+            return f"{name}, a {group.cls.__name__}, has tensors that are not physical fields: {list(group.extra)}"
     return None
 
 

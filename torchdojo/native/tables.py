@@ -14,9 +14,10 @@ from torchdojo.dynamics import integrator
 from torchdojo.elements import contact, couplings, hard_maps, path_maps
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.geometry import distance, pairs
-from torchdojo.gradients import hard_limit, implicit
+from torchdojo.gradients import checks, hard_limit
 from torchdojo.solver import continuation, interior_point, kkt, path_newton
 from torchdojo.solver.options import GradientMode, Status
+from torchdojo.state import layout
 
 __all__ = ["CONSTANTS", "ENUMS", "LAYOUTS", "ROWS", "TABLES", "numbers", "place", "row", "size"]
 
@@ -228,10 +229,10 @@ MOST_FACETS = 32  # of a pyramid
 
 #: C++ namespace -> name -> value. Integers stay integers, a tuple becomes an array.
 CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
-    "": {"state_size": integrator.STATE_SIZE, "tangent_size": integrator.TANGENT_SIZE, "most_facets": MOST_FACETS},
+    "": {"state_size": layout.STATE_SIZE, "tangent_size": layout.TANGENT_SIZE, "most_facets": MOST_FACETS},
     "constant": {
         "largest_sine": integrator.LARGEST_SINE,
-        "unit_tolerance": implicit.UNIT_TOLERANCE,
+        "unit_tolerance": checks.UNIT_TOLERANCE,
         "regularization": kkt.REGULARIZATION,
         # elements
         "resting_acceleration": contact.RESTING_ACCELERATION,

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import join_state, split_state
 from torchdojo.elements.element import Pose, Twist
 from torchdojo.elements.joints import Joint, StandardJoint, previous_pose
+from torchdojo.state.layout import join_state, split_state, with_world
 
-__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "with_world"]
+__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints"]
 
 
 class JointOrder(NamedTuple):
@@ -154,13 +154,6 @@ def _place(joint: StandardJoint, parent: Pose, p: Tensor, shift: Tensor) -> Pose
     orientation = quat.multiply(quat.multiply(parent.q, joint.orientation_offset), p)
     anchor = parent.x + quat.rotate(parent.q, joint.parent_anchor + shift)
     return Pose(anchor - quat.rotate(orientation, joint.child_anchor), orientation)
-
-
-def with_world(pose: Pose) -> Pose:
-    """Poses (..., nb, ·) with that of the world behind them."""
-    x, q = pose
-    world = torch.zeros_like(x[..., :1, :])
-    return Pose(torch.cat((x, world), -2), torch.cat((q, torch.cat((torch.ones_like(world[..., :1]), world), -1)), -2))
 
 
 def _body(pose: Pose, index: int) -> Pose:

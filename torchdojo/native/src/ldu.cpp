@@ -1,6 +1,0 @@
-// The factors and solves of ldu.hpp, compiled once and beside the other files.
-#include "ldu.hpp"
-
-namespace torchdojo {
-TD_LDU()
-}
