@@ -180,7 +180,7 @@ def test_key_follows_everything_the_code_depends_on(source_dir: Path, tmp_path: 
         patch.setattr(loader, "cpu_features", lambda: ["flags: avx2"])
         keys.append(key())
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "_require_asan_runtime", lambda compiler: None)
+        patch.setattr(loader, "require_asan_runtime", lambda compiler: None)
         patch.setenv("TORCHDOJO_SANITIZE", "1")
         keys.append(key())
     with monkeypatch.context() as patch:

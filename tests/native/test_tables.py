@@ -101,7 +101,7 @@ def test_places_follow_each_other() -> None:
 
 def quadruped() -> tuple[np.ndarray, np.ndarray]:
     """Its tables and schedule."""
-    system = td.models.quadruped()._system
+    system = td.models.quadruped().backends.system
     pieces, size = pieces_of(system)
     acting = [(True, True) for piece in pieces if isinstance(piece.group.template, td.StandardJoint)]
     table, schedule = lower(system, pieces, [], acting, size)

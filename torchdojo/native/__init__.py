@@ -1,1 +1,1 @@
-"""The compiled kernel and what it needs: building it, the elimination order of a mechanism, the linear solver, the step."""
+"""The compiled kernel: its build, the tables that it reads, and its calls."""
