@@ -1,7 +1,7 @@
 """The quadruped: a Unitree A1 as Dojo models it.
 
 Masses, inertias and lengths are those of Unitree's URDF of the A1 (unitree_ros, BSD-3-Clause); dampers, friction, contact spheres and the
-standing pose are those of DojoEnvironments (mechanisms/quadruped, MIT licence). Left legs are mirror images of right ones, hips also front
+standing pose are those of DojoEnvironments (mechanisms/quadruped, MIT license). Left legs are mirror images of right ones, hips also front
 to back.
 """
 

@@ -26,7 +26,7 @@ class Drive:
     bias: Three
     ctrlrange: Range | None
     forcerange: Range | None  #: before the gear
-    inputrange: Range | None  #: of what all actuators of the joint do together [N, N m]
+    inputrange: Range | None  #: of the sum over all actuators of the joint [N, N m]
     length0: float  #: at qpos0: gear qpos0 [m, rad]
     effort: float  #: largest force or torque on the joint [N, N m]; infinite where the file gives none
     motor: bool  #: the force is the control times gain and gear
@@ -34,7 +34,7 @@ class Drive:
 
 
 class Driven(NamedTuple):
-    """What the actuators of an MJCF joint give it, one value per degree of freedom, (1,) or (3,)."""
+    """Sums over the actuators of an MJCF joint, one value per degree of freedom, (1,) or (3,)."""
 
     effort: Array  #: largest force or torque [N, N m]
     damping: Array  #: [N s/m, N m s/rad]
@@ -42,7 +42,7 @@ class Driven(NamedTuple):
 
 
 def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Driven], list[str]]:
-    """Actuators by name; joint -> what they give it; what does not act, in words."""
+    """Actuators by name; sums over the actuators of each MJCF joint; notes on what does not act."""
     mujoco, model = import_mujoco(), compiled.model
     drives: dict[str, Drive] = {}
     driven: dict[int, Driven] = {}
