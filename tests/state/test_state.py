@@ -291,9 +291,11 @@ class Weld(td.Joint):
         return child.x - parent.x
 
 
-def test_user_written_joints_have_no_coordinates() -> None:
-    with pytest.raises(ValueError, match=r"'weld'.*no coordinates"):
-        td.Mechanism({"a": body()}, {"weld": Weld(None, "a")}).initial_state()
+def test_user_written_joints_without_coordinates_close_loops() -> None:
+    mechanism = td.Mechanism({"a": body()}, {"weld": Weld(None, "a")})
+    assert mechanism.tree_joints == ["world_to_a"] and mechanism.num_coordinates == 6
+    turned = mechanism.initial_state(world_to_a=dict(q=(1, 2, 3, 0, 0, 0.5), qd=(0, 0, 0, 0, 0, 1)))
+    assert float(mechanism.joint_errors(turned).abs().max()) < 1e-9
 
 
 # -- initial states ---------------------------------------------------------------------------------------

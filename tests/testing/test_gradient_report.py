@@ -136,7 +136,7 @@ def test_limits_and_frictions(angle: float, rate: float, reached: list[str]) -> 
 
 
 def test_condition_number() -> None:
-    """Of the matrix whose transpose the gradient solves with: the dense derivative agrees with the condensed factorization."""
+    """The condition number belongs to the matrix whose transpose the gradient solves; dense and condensed derivative agree."""
     mech, z, u = resting(0.3, kappa=1e-4)
     report = td.testing.gradient_report(mech, z, u)
     with torch.no_grad():
@@ -227,8 +227,8 @@ def test_check_fails_where_nothing_can_be_checked(capsys: pytest.CaptureFixture[
     from torchdojo.commands.simulate import gradient_check, record
 
     mech.options = td.SolverOptions(max_halvings=0)
-    found = gradient_check(mech, record(mech, z[None], 2), seed=0)
-    assert found == {"gradient_error_relative": None, "passed": False}
+    report = gradient_check(mech, record(mech, z[None], 2), seed=0)
+    assert report == {"gradient_error_relative": None, "passed": False}
     assert "no gradient check after" in capsys.readouterr().out
 
 

@@ -10,12 +10,6 @@
 
 namespace torchdojo {
 
-namespace constant {
-constexpr int most_turns = 16;        // of a leader whose follower turns, too (MOST_TURNS in couplings.py)
-constexpr double alike = 1e-9;        // [rad] between numbers of turns that fit equally well (ALIKE)
-constexpr double satisfied = 1e-3;    // [rad] a state that is open by more is not meant to have turned
-}  // namespace constant
-
 template <class T>
 struct CouplingData {
     RotationVector<T> angle[2];       // at the current configuration, of joints with several rotations

@@ -141,7 +141,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     };
 
     data.beta[0] = data.beta[1] = T{};
-    if (contact.friction == 1) data.beta[0] = impulse[contact.cone + 1], data.beta[1] = impulse[contact.cone + 2];
+    if (contact.friction == ContactTable::disc) data.beta[0] = impulse[contact.cone + 1], data.beta[1] = impulse[contact.cone + 2];
     if (contact.is_pyramid())
         for (int i = 0; i < contact.facets; ++i)
             data.beta[0] += contact.direction_x(i) * impulse[2 + i], data.beta[1] += contact.direction_y(i) * impulse[2 + i];
