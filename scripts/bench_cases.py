@@ -22,7 +22,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo import models
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import split_state
+from torchdojo.state.layout import split_state
 
 try:
     import mujoco

@@ -56,7 +56,7 @@ def measure(name: str, batch: int, repeats: int) -> float:
     warm, few = out.solution, max(1, batch // 8)
 
     def composed() -> Tensor:
-        z, order, nb, h = mech.to_maximal(q[:few], qd[:few]), mech._order(), mech.num_bodies, mech.timestep
+        z, order, nb, h = mech.to_maximal(q[:few], qd[:few]), mech.tree_order(), mech.num_bodies, mech.timestep
         after = mech.step(z, u[:few], warm_start=warm[:few]).z
         products = state_jacobians.minimal_products(order, nb, after, h, list(mech.jacobians(z, u[:few], warm_start=warm[:few])))
         return torch.cat((products[0] @ state_jacobians.maximal_jacobian(order, nb, q[:few], qd[:few], z, h), products[1]), dim=-1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["PhysicalModule", "bind", "check_tensor", "module_dict", "parametrized_names", "plain_class", "result_tensor"]
+__all__ = ["PhysicalModule", "bind", "check_tensor", "module_dict", "parametrized_names", "plain_class", "result_tensor", "stacked"]
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -29,9 +31,22 @@ def as_tensor(value: Any, name: str) -> Tensor:
         raise TypeError(f"{name}: got {value!r}; give a number, a sequence of numbers or a floating-point tensor") from error
 
 
+def transforming() -> bool:
+    """Whether this runs inside a `torch.func` transform, where values of tensors cannot be read."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def warn_user(message: str) -> None:
+    """Warn with the line of the user's code that called into torchdojo, through however many frames of torchdojo and torch."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("torchdojo.", "torch.")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+
+
 def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
     """Raise ValueError unless every element of `condition` holds. Skipped inside `torch.func` transforms, where values are not readable."""
-    if torch._C._functorch.maybe_current_level() is not None:
+    if transforming():
         return
     if not bool(condition.all()):
         raise ValueError(f"{name}: got {value.detach().tolist()}; allowed: {allowed}")
@@ -229,6 +244,13 @@ def bind(module: nn.Module, tensors: Mapping[str, Tensor], cls: type[nn.Module] 
         assert submodule is not None
         state["_modules"][name] = bind(submodule, child)
     return clone
+
+
+def stacked(values: Sequence[Tensor], ndim: int) -> Tensor:
+    """Fields of several modules, with `ndim` dimensions of one value, as one tensor: (..., members, *value), batch dimensions broadcast."""
+    if len({value.shape for value in values}) > 1:
+        values = torch.broadcast_tensors(*values)
+    return torch.stack(tuple(values), dim=values[0].ndim - ndim)
 
 
 def module_dict(kind: str, given: Modules, cls: type[nn.Module]) -> nn.ModuleDict:

@@ -106,7 +106,7 @@ def test_state_and_impulses_with_contact(name: str, kappa_exponent: int, every: 
     blocks = zip(case.description["contacts"], golden["contact_gamma"].split(sizes, -1), golden["contact_s"].split(sizes, -1), strict=True)
     for entry, their_impulse, their_slack in blocks:
         contact = case.mechanism.contacts[entry["name"]]
-        here = case.mechanism._system.impulse_layout[f"contacts.{entry['name']}"]
+        here = case.mechanism.layout.impulses[f"contacts.{entry['name']}"]
         size = here.stop - here.start
         ours, tangents = orthonormal_complement(contact.normal), torch.tensor(entry["tangents"])
         for mine, theirs in ((out.solution[:, here], their_impulse), (out.solution[:, here.stop : here.stop + size], their_slack)):

@@ -170,7 +170,7 @@ def test_wrench_of_limits_is_the_transposed_jacobian(kind: str) -> None:
     poses = [Pose(torch.randn(3), q / q.norm()) for q in torch.randn(2, 4)]
     if kind == "Cylindrical":  # about one axis, for configurations that the joint allows
         mech = held(kind)
-        poses[1] = mech._poses(mech.to_maximal(torch.tensor((0.3, 2.9))), joint)[1]
+        poses[1] = mech.element_poses(mech.to_maximal(torch.tensor((0.3, 2.9))), joint)[1]
         poses[0] = Pose(torch.zeros(3), torch.tensor((1.0, 0.0, 0.0, 0.0)))
     gamma = torch.randn(n)
 
@@ -397,7 +397,7 @@ def test_nothing_is_added_where_nothing_acts() -> None:
         assert list(mech.impulse_layout) == ["joints.hinge"]
         assert mech.joints["hinge"].friction is mech.joints["hinge"].armature is mech.joints["hinge"].limits is None
         assert set(mech.joints["hinge"].fields) == set(td.StandardJoint.fields)
-        assert mech._program is not None
+        assert mech.backends.program is not None
     assert list(plain.state_dict()) == list(zeros.state_dict())
 
 
@@ -414,7 +414,7 @@ def test_parameters_are_one() -> None:
             z = model.rollout(model.initial_state(hinge=dict(q=0.09)), torch.full((30, 1), 20.0)).z
             assert float(model.to_minimal(z)[0].max()) == pytest.approx(upper, abs=1e-3)
     single = copy.deepcopy(mech).to(torch.float32)
-    assert all(tensor.dtype == torch.float32 for tensor in single._stacked())
+    assert all(tensor.dtype == torch.float32 for tensor in single.stacked_parameters())
     single.load_state_dict(mech.state_dict())
     single.options = td.SolverOptions(kappa=1e-4)
     assert not single.step(single.initial_state()).status

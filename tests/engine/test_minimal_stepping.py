@@ -156,7 +156,7 @@ def test_jacobians_are_those_of_autograd(backend: str) -> None:
 def test_derivatives_of_the_maps(kind: str, size: float) -> None:
     """Both maps against autograd: at rest, at the edge of the series for small angles, and far from both; off the joints, too."""
     mechanism = two_bodies(kind)
-    n, order, nb, h = mechanism.num_coordinates, mechanism._order(), mechanism.num_bodies, mechanism.timestep
+    n, order, nb, h = mechanism.num_coordinates, mechanism.tree_order(), mechanism.num_bodies, mechanism.timestep
     q, qd = size * torch.randn(n), 2 * size * torch.randn(n)
     z = mechanism.to_maximal(q, qd)
     expected = torch.func.jacrev(lambda q, qd: mechanism.difference(mechanism.to_maximal(q, qd), z), argnums=(0, 1))(q, qd)

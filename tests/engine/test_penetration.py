@@ -40,20 +40,20 @@ def mixed() -> tuple[td.Mechanism, Tensor]:
 
 def test_the_deepest_contact_is_found() -> None:
     mech, z = mixed()
-    found = deepest_penetration(mech, z)
+    found = deepest_penetration(mech.backends, mech.options, z)
     assert found is not None and found.contact == "rim" and found.environment == 3
     assert abs(found.depth - 0.002) <= 1e-12
     assert abs(found.depth + float(mech.distances(z).min())) <= 1e-15
-    assert deepest_penetration(mech, z[0]) is None
+    assert deepest_penetration(mech.backends, mech.options, z[0]) is None
     mech.options = td.SolverOptions(backend="reference")
-    assert deepest_penetration(mech, z) == found
+    assert deepest_penetration(mech.backends, mech.options, z) == found
 
 
 def test_of_environments_with_parameters_of_their_own() -> None:
     mech = models.sphere()
     contact = next(iter(mech.contacts.values()))
     contact.radius = torch.tensor((0.5, 0.53, 0.51))
-    found = deepest_penetration(mech, mech.to_maximal(torch.tensor((0.0, 0.0, 0.5, 0.0, 0.0, 0.0))))
+    found = deepest_penetration(mech.backends, mech.options, mech.to_maximal(torch.tensor((0.0, 0.0, 0.5, 0.0, 0.0, 0.0))))
     assert found is not None and found.environment == 1 and abs(found.depth - 0.03) <= 1e-12
 
 

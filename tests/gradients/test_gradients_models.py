@@ -12,7 +12,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo import models
-from torchdojo.dynamics.integrator import STATE_SIZE
+from torchdojo.state.layout import STATE_SIZE
 from torchdojo.testing import differences
 
 #: Largest difference, relative to the largest entry of the gradient, at these kappa (issue 5).

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 import hopper as small
 import torchdojo as td
 from hopper import states
-from torchdojo.gradients import implicit as autodiff
+from torchdojo.gradients import implicit
 from torchdojo.native import loader
 
 NATIVE = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
@@ -419,8 +419,8 @@ def test_each_segment_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None
         options=EXACT,
     )
     z = mechanism.initial_state(a=dict(position=(0.6, 0.0, 0.7), velocity=(0.0, 1.0, 0.0))).requires_grad_()
-    solved, original = [], autodiff.solve_step
-    monkeypatch.setattr(autodiff, "solve_step", lambda *args: (solved.append(1), original(*args))[1])
+    solved, original = [], implicit.solve_step
+    monkeypatch.setattr(implicit, "solve_step", lambda *args: (solved.append(1), original(*args))[1])
     (expected,) = torch.autograd.grad(mechanism.rollout(z, steps=6).z[-1].square().sum(), z)
     assert len(solved) == 6
     (found,) = torch.autograd.grad(mechanism.rollout(z, steps=6, checkpoint=True).z[-1].square().sum(), z)
@@ -538,7 +538,8 @@ def main(method, backend):
         path, grad, threads = results.get()
         assert torch.equal(torch.as_tensor(path), expected.z.detach()), "other states"
         assert torch.allclose(torch.as_tensor(grad), leaf.grad, rtol=1e-12, atol=1e-12), "other gradients"
-        assert threads == 1 if method == "fork" else threads >= 1
+        # The reference computes with torch, which then has one thread; a call of the kernel changes nothing of torch.
+        assert method == "spawn" or threads == (1 if backend == "reference" else 2)
     for worker in workers:
         worker.join()
     print("done")

@@ -15,9 +15,9 @@ from mjcf_text import FLOOR, GEOM, TETRAHEDRON, TREE, Write, X, Y, Z, body, free
 
 from torchdojo import quaternion as quat
 from torchdojo.commands.main import main
-from torchdojo.dynamics.integrator import split_state
 from torchdojo.io import load, load_mjcf, mjcf_state, read_mjcf
 from torchdojo.solver.options import Status
+from torchdojo.state.layout import split_state
 
 mujoco = pytest.importorskip("mujoco")
 

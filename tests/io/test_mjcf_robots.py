@@ -12,11 +12,11 @@ from stripped import stripped
 
 from conftest import shared_path
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import split_state
 from torchdojo.io import load, mjcf_state, read_mjcf
 from torchdojo.io.mjcf_description import MjcfInfo
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.state.layout import split_state
 
 mujoco = pytest.importorskip("mujoco")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what each file has that does not act: tested in test_mjcf

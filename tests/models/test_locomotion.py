@@ -11,8 +11,8 @@ import torch
 import torchdojo as td
 from torchdojo import models
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import split_state
 from torchdojo.models import locomotion
+from torchdojo.state.layout import split_state
 
 TABLES = {"half_cheetah": locomotion.HALF_CHEETAH, "ant": locomotion.ANT, "humanoid": locomotion.HUMANOID}
 # bodies, degrees of freedom, inputs, contacts, contacts of the feet

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 import torchdojo as td
 from hopper import EXACT, hopper, states
+from torchdojo.gradients.request import Request
 from torchdojo.native import execution, loader, program
+from torchdojo.native.request import encode
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 
@@ -207,12 +209,12 @@ def test_why_the_kernel_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     user = td.Mechanism({"a": td.Body(1.0, (1.0, 1.0, 1.0))}, {"j": Spring(None, "a", axis=(0, 1, 0))})
     z = user.initial_state()
     user.step(z)
-    with pytest.raises(RuntimeError, match="Spring is not a built-in joint, coupling or contact"):
+    with pytest.raises(RuntimeError, match="Spring, is not a built-in joint, coupling or contact"):
         on(user, "native").step(z)
     extra = hopper()
     extra.joints["hip"].register_buffer("colour", torch.zeros(3))
     extra = td.Mechanism(dict(extra.bodies), dict(extra.joints), options=EXACT)
-    with pytest.raises(RuntimeError, match=r"a Revolute has tensors that are not physical fields: \['colour'\]"):
+    with pytest.raises(RuntimeError, match=r"a Revolute, has tensors that are not physical fields: \['colour'\]"):
         on(extra, "native").step(z.new_zeros(26))
     monkeypatch.setenv("TORCHDOJO_NATIVE", "0")
     mechanism = hopper()
@@ -226,38 +228,38 @@ def test_why_the_kernel_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def operator_arguments(batched: bool) -> tuple[Any, list[Any], list[Any]]:
     mechanism = hopper()
-    settings = mechanism._native()
-    parameters = [p.detach().clone().requires_grad_() for p in mechanism._stacked()]
+    kernel = mechanism.backends.kernel(Request(mechanism.options))
+    assert kernel is not None
+    parameters = [p.detach().clone().requires_grad_() for p in mechanism.stacked_parameters()]
     if batched:
         parameters[2] = (torch.tensor([[1.0], [1.1], [0.9]]) * parameters[2].detach()).requires_grad_()
     z, u, wrench = states(mechanism, 3).requires_grad_(), torch.randn(2, 1).requires_grad_(), torch.zeros(12)
-    return settings, [z, u, wrench], parameters
+    return kernel, [z, u, wrench], parameters
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_opcheck(batched: bool) -> None:
-    settings, tensors, parameters = operator_arguments(batched)
+    kernel, tensors, parameters = operator_arguments(batched)
+    numbers = kernel.program.number, encode(kernel.request)
     ops = torch.ops.torchdojo
-    arguments = (*tensors, None, parameters, *settings.numbers(), True)
+    arguments = (*tensors, None, parameters, *numbers, True)
     torch.library.opcheck(ops.rollout.default, arguments)
     z, _, w, status, _, substeps = ops.rollout(*arguments)
     saved = [z.detach(), w, status, substeps]
     inputs = [t.detach() for t in (*tensors, *parameters)]
     needs = [i % 2 == 0 for i in range(len(inputs))]
-    torch.library.opcheck(ops.rollout_adjoint.default, (torch.ones_like(z), None, saved, inputs, *settings.numbers(), needs))
+    torch.library.opcheck(ops.rollout_adjoint.default, (torch.ones_like(z), None, saved, inputs, *numbers, needs))
     plain = [t.detach() for t in parameters]
-    torch.library.opcheck(
-        ops.step_jacobian.default, (tensors[0].detach(), tensors[1][:1].detach(), tensors[2], None, plain, *settings.numbers())
-    )
-    q = torch.zeros(3, settings.program.num_coordinates)
+    torch.library.opcheck(ops.step_jacobian.default, (tensors[0].detach(), tensors[1][:1].detach(), tensors[2], None, plain, *numbers))
+    q = torch.zeros(3, kernel.program.num_coordinates)
     forces = tensors[1][:1].detach(), tensors[2]
-    torch.library.opcheck(ops.minimal_jacobian.default, (q, 0.1 + q, *forces, None, plain, *settings.numbers()))
+    torch.library.opcheck(ops.minimal_jacobian.default, (q, 0.1 + q, *forces, None, plain, *numbers))
 
 
 def test_operators_outlive_no_mechanism() -> None:
-    settings, tensors, parameters = operator_arguments(False)
-    numbers = settings.numbers()
-    del settings
+    kernel, tensors, parameters = operator_arguments(False)
+    numbers = kernel.program.number, encode(kernel.request)
+    del kernel
     gc.collect()
     with pytest.raises(RuntimeError, match="the mechanism of this step no longer exists"):
         torch.ops.torchdojo.rollout(*tensors, None, parameters, *numbers, True)
@@ -276,7 +278,7 @@ def test_backward_keeps_states_and_solutions_only(trainable: bool) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         run = mechanism.rollout(z, u)
-    states_and_solutions = run.z.numel() + 4 * 50 * mechanism._system.num_unknowns
+    states_and_solutions = run.z.numel() + 4 * 50 * mechanism.layout.num_unknowns
     counts = 2 * run.status.numel()
     wrench = 6 * mechanism.num_bodies
     small = z.numel() + u.numel() + wrench + trainable * sum(p.numel() for p in mechanism.parameters())
@@ -543,8 +545,9 @@ def test_copies_and_pickles() -> None:
     saved.seek(0)
     for other in (copy.deepcopy(mechanism), pickle.loads(pickle.dumps(mechanism)), torch.load(saved, weights_only=False)):
         assert torch.equal(other.step(z).z, expected)
-        assert other._program is not mechanism._program and other._program.number != mechanism._program.number
-        assert other._program.system is other._system
+        assert other.backends.program is not mechanism.backends.program
+        assert other.backends.program.number != mechanism.backends.program.number
+        assert other.backends.program.system is other.backends.system
         other.bodies["ball"].mass = 3.0
         assert not torch.equal(other.step(z).z, expected) and torch.equal(mechanism.step(z).z, expected)
 
@@ -552,7 +555,7 @@ def test_copies_and_pickles() -> None:
 def test_programs_go_with_their_mechanisms() -> None:
     mechanism = hopper()
     mechanism.step(states(mechanism))
-    number, alive = mechanism._program.number, weakref.ref(mechanism._program)
+    number, alive = mechanism.backends.program.number, weakref.ref(mechanism.backends.program)
     z = states(mechanism).requires_grad_()
     value = loss(mechanism(z))
     del mechanism

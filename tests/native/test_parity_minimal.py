@@ -11,6 +11,7 @@ from mechanisms import JOINT_NAMES, Sample, all_joints, close_to_limits, random_
 from torch import Tensor
 
 import torchdojo as td
+from torchdojo.gradients.request import Request
 from torchdojo.native import kernel
 from torchdojo.state import minimal_jacobians as state_jacobians
 
@@ -29,7 +30,7 @@ def coordinates(made: Sample) -> tuple[td.Mechanism, Tensor, Tensor, Tensor]:
 
 def composed(mech: td.Mechanism, q: Tensor, qd: Tensor, u: Tensor, **given: Any) -> Tensor:
     """`mech.jacobians` between the derivatives of both maps."""
-    z, order, nb, h = mech.to_maximal(q, qd), mech._order(), mech.num_bodies, mech.timestep
+    z, order, nb, h = mech.to_maximal(q, qd), mech.tree_order(), mech.num_bodies, mech.timestep
     after = mech.step(z, u, warm_start=given["warm_start"]).z
     by_state, by_input = state_jacobians.minimal_products(order, nb, after, h, list(mech.jacobians(z, u, **given)))
     return torch.cat((by_state @ state_jacobians.maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
@@ -162,9 +163,9 @@ def test_far_from_the_origin() -> None:
 def test_states() -> None:
     mech, *_ = all_joints(False, False, True, 1)
     n = mech.num_coordinates
-    native = mech._native()
+    native = mech.backends.kernel(Request(mech.options))
     assert native is not None
-    packed = mech._known(native).packed
+    packed = native.parameters.packed
     assert packed is not None
     for count, size in ((1, 1.0), (9, 1.0), (3, 1e-6), (3, 0.0), (3, 3.0)):
         q, qd = size * torch.randn(count, n), size * torch.randn(count, n)

@@ -370,7 +370,7 @@ def test_bad_environment_harms_no_other_ball_or_arm(kind: str) -> None:
 @pytest.mark.parametrize("file", ["panda.urdf", "panda_collision.urdf", "panda.xml"])
 def test_shared_robots_with_couplings_run_natively(file: str, shared_path: Any) -> None:
     mech = td.load(shared_path("models", "franka_panda", file), floating_base=False, contacts=None)
-    assert mech.couplings and unsupported(mech._system) is None
+    assert mech.couplings and unsupported(mech.backends.system) is None
     torch.manual_seed(0)
     n = mech.num_inputs
     z, u = mech.initial_state((3,)), torch.randn(3, n)

@@ -1,4 +1,4 @@
-"""The kernel takes numbers below 2.2e-308, which cost a processor a hundred times as much, for zero: see native/src/subnormals.hpp."""
+"""The kernel takes numbers below 2.2e-308, which cost a processor a hundred times as much, for zero: see native/src/base/subnormals.hpp."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ from torchdojo import quaternion as quat
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.elements import path_maps
-from torchdojo.gradients.implicit import flatten_batch
+from torchdojo.gradients.batching import flatten_batch
 from torchdojo.native import loader
 from torchdojo.solver.continuation import trace_central_path
 from torchdojo.solver.interior_point import follow_central_path
 from torchdojo.solver.path_newton import onto_path
+from torchdojo.state.unknowns import NUM_DATA
 
 CORNERS = [(0.25 * a, 0.25 * b, 0.25 * c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]
 
@@ -39,9 +40,9 @@ def throws(mech: td.Mechanism, count: int = 6) -> Tensor:
 
 
 def problem(mech: td.Mechanism, z: Tensor) -> StepProblem:
-    settings = mech._settings()
-    flat, _ = flatten_batch(settings.specs, [*mech._check_inputs(z, None, None), *mech._stacked()])
-    return StepProblem(settings.system, flat[3:], *flat[:3])
+    system = mech.backends.system
+    flat, _ = flatten_batch(system.step_specs(), [*mech.check_inputs(z, None, None), *mech.stacked_parameters()])
+    return StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA])
 
 
 #: h, kappa, steps; mean iterations of the reference from cold and from warm starts (6 throws), of the kernel from warm ones (1000 throws).
@@ -352,3 +353,11 @@ def test_random_drops_of_the_quadruped(timestep: float, steps: int) -> None:
         run = mech.rollout(mech.to_maximal(q), steps=steps)
     assert int((run.status != td.Status.SUCCESS).sum()) == 0
     assert float(mech.distances(run.z).min()) > 0
+
+
+def test_no_cone_stops_a_direction_of_zeros() -> None:
+    """1/−0.0 is −∞, and a converged step took the branch of short steps and became NaN."""
+    mech = cube(0.01, 1e-6)
+    p = problem(mech, throws(mech, 2))
+    w = p.cold_start(1e-2)
+    assert torch.equal(cones.max_step(p.system, w, torch.zeros_like(w)), torch.full((2,), torch.inf))

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from torchdojo import models, testing
 from torchdojo.commands.common import CommandError, print_table, progress, user_input, write_report
-from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.penetration import deepest_penetration
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state.loops import has_loops
+from torchdojo.state.layout import STATE_SIZE
 from torchdojo.testing import diagnostics
 
 __all__ = ["Recording", "build", "place", "record", "simulate"]
@@ -114,7 +113,7 @@ def _at_rest(mech: Mechanism) -> Tensor:
             q[start:end] = q[start:end].clamp(*(bound.to(q) for bound in joint.limits))
         start = end
     z = mech.to_maximal(q)
-    return mech.close_loops(z) if has_loops(mech) else z
+    return mech.close_loops(z) if mech.has_loops else z
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------------------------
@@ -141,7 +140,7 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
     noise = 0.1 * torch.randn(batch, len(qd), generator=torch.Generator().manual_seed(seed), dtype=z.dtype)
     noise[0] = 0
     moved = mech.to_maximal(q.expand(batch, -1), qd + noise)
-    if has_loops(mech):
+    if mech.has_loops:
         moved = mech.close_loops(moved)
     return torch.cat((z[None], moved[1:]))
 
@@ -191,7 +190,7 @@ def simulate(
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
         z = spread(mech, place(mech, z, height), batch, seed)
-    inside = deepest_penetration(mech, z)
+    inside = deepest_penetration(mech.backends, mech.options, z)
     if inside is not None:
         print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground; the first step pushes it out")
     recording = record(mech, z, steps)

@@ -143,7 +143,8 @@ def max_step(system: System, w: Tensor, direction: Tensor) -> Tensor:
         first = x[..., 0] * d[..., 0] - (x[..., 1:] * d[..., 1:]).sum(-1)
         rest = d[..., 1:] - ((first + d[..., 0]) / (x[..., 0] + 1))[..., None] * x[..., 1:]
         inverse = torch.maximum(inverse, (torch.linalg.vector_norm(rest, dim=-1) - first).amax(-1))
-    return 1 / inverse.clamp_min(0)
+    # No cone stops a direction whose inverse is not positive; 1/−0.0, of a direction of zeros, would be −∞.
+    return torch.where(inverse > 0, 1 / inverse, torch.inf)
 
 
 def interior(system: System, w: Tensor) -> Tensor:

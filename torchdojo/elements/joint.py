@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Element, Motion, Pose
-from torchdojo.parameters import as_tensor, require
+from torchdojo.parameters import as_tensor, require, transforming
 
 __all__ = ["BOUNDS", "FreePose", "Joint"]
 
@@ -211,7 +211,7 @@ class Joint(Element):
                 self._store(name, value, checked[name])
 
     def _check_limited(self, lower: Tensor, upper: Tensor) -> None:
-        if torch._C._functorch.maybe_current_level() is not None:
+        if transforming():
             return  # values are not readable
         limited = self._limited_sides(lower, upper)
         if limited != self.limited:

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.joints import Joint, Revolute
 from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
+from torchdojo.state.layout import STATE_SIZE
 
 __all__ = ["hinged", "planar_rod", "planar_state", "rods_to_points"]
 

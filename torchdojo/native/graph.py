@@ -1,9 +1,9 @@
 """Symbolic elimination: in which order a sparse block matrix is factored, and where its blocks lie in memory.
 
 The matrix has one row and column of blocks per node of a graph, and a pair of blocks (i, j), (j, i) per edge. Eliminating a node couples
-all its remaining neighbours with each other; couplings that were not there are fill-in. This runs once per mechanism; the numeric
-kernels (`src/ldu.hpp`) then run the table. Algorithms 1-4 of Brüdigam, Janeva, Sosnowski and Hirche, "Linear-time contact and friction
-dynamics in maximal coordinates using variational integrators".
+all its remaining neighbours with each other; couplings that were not there are fill-in. This runs once per mechanism; the
+numeric kernels (`src/solver/ldu.hpp`) then run the table. Algorithms 1-4 of Brüdigam, Janeva, Sosnowski and Hirche, "Linear-time contact
+and friction dynamics in maximal coordinates using variational integrators".
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from torchdojo.solver.solution import Solution, violations
 
 __all__ = ["newton_on_path", "onto_path"]
 
-# The compiled kernel has the same (native/src/solver.hpp), so that both take the same decisions.
+# The compiled kernel has the same (native/src/solver/solver.hpp), so that both take the same decisions.
 NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself that is this near, in all equations, may go on for so long
 PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
 PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this

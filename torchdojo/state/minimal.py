@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import join_state, split_state
 from torchdojo.elements.element import Pose, Twist
 from torchdojo.elements.joint import FreePose, Joint
 from torchdojo.elements.joints import previous_pose
+from torchdojo.state.layout import join_state, split_state, with_world
 
-__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "tree_names", "with_world"]
+__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "tree_names"]
 
 
 class JointOrder(NamedTuple):
@@ -134,13 +134,6 @@ def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tens
 
     pose = Pose(stack([p.x for p in poses]), stack([p.q for p in poses]))
     return join_state(pose, Twist(stack([t.v for t in twists]), stack([t.omega for t in twists])))
-
-
-def with_world(pose: Pose) -> Pose:
-    """Poses (..., nb, ·) with that of the world behind them."""
-    x, q = pose
-    world = torch.zeros_like(x[..., :1, :])
-    return Pose(torch.cat((x, world), -2), torch.cat((q, torch.cat((torch.ones_like(world[..., :1]), world), -1)), -2))
 
 
 def _body(pose: Pose, index: int) -> Pose:

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import TANGENT_SIZE, split_state
 from torchdojo.elements.element import Pose, Twist, unit
 from torchdojo.elements.joints import StandardJoint, previous_pose
-from torchdojo.state.minimal import JointOrder, with_world
+from torchdojo.state.layout import TANGENT_SIZE, split_state, with_world
+from torchdojo.state.minimal import JointOrder
 
 __all__ = ["maximal_jacobian", "minimal_products"]
 
