@@ -125,7 +125,7 @@ def uninterrupted(tosses, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("saves", [1, 4, 10, 12])  # of Gauss-Newton, which takes 9 iterations, and of Adam
+@pytest.mark.parametrize("saves", [1, 4, 12])  # of Gauss-Newton, which takes 9 iterations, and of Adam
 def test_interrupted_runs_go_on_bit_for_bit(saves, tosses, uninterrupted, tmp_path, monkeypatch, capsys):
     """Interrupted while the n-th checkpoint is being written: the one before it holds, and the rest is as if nothing had happened."""
     config, output = describe(tmp_path, GAUSS_NEWTON, ADAM), tmp_path / "out"
@@ -190,11 +190,10 @@ def kill_when_there_is_a_checkpoint(stage, output, *arguments):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("stage", [1, 2])
-def test_killed_runs_go_on_bit_for_bit(stage, tosses, uninterrupted, tmp_path):
-    """kill -9 once a stage has checkpoints, and is not done."""
+def test_killed_runs_go_on_bit_for_bit(tosses, uninterrupted, tmp_path):
+    """kill -9 once the second stage has checkpoints, and is not done; real tosses, below, are killed in the first as well."""
     config, output = describe(tmp_path, GAUSS_NEWTON, ADAM), tmp_path / "out"
-    kill_when_there_is_a_checkpoint(stage, output, config, "--data", tosses, "--output", output)
+    kill_when_there_is_a_checkpoint(2, output, config, "--data", tosses, "--output", output)
     run(config, "--data", tosses, "--output", output, "--resume")
     assert_same_run(output, uninterrupted, 2)
 
