@@ -52,7 +52,7 @@ ACTIVE_GAP = 1e-3  # [m]: a contact counts as active below it
 SHORTEST = 0.05  # shortest time of one timing [s]
 NEVER = "–"
 QUICK = ("half_cheetah", "quadruped", "quadrotor", "spheres10")
-LONG = ("humanoid", "quadruped", "arm", "quadrotor")  # with a row for a long rollout
+LONG = ("humanoid", "quadruped", "arm", "quadrotor")  # with a row for a long rollout and one for a single call
 
 
 class MuJoCo:
@@ -248,6 +248,23 @@ def measure_long(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]
     return [name, f"{sizes.long}", _number(alone, 1), _number(both, 1), f"{path.iterations.double().mean():.1f}", f"{flagged}"]
 
 
+def measure_call(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> list[str]:
+    """One call of `mech.step` from Python, alone and with `backward`, of one environment that has settled on the ground."""
+    torch.set_num_threads(sizes.threads[0])
+    mech = case.mech
+    with torch.no_grad():
+        z = mech.rollout(case.start, case.inputs(max(1, round(sizes.settle * case.settle)))).z[-1].contiguous()
+    leaf = z.clone().requires_grad_()
+
+    def backward() -> None:
+        torch.autograd.grad(mech.step(leaf).z.sum(), leaf)
+
+    alone, both = by_turns(sizes.repeats, lambda: mech.step(z), backward)
+    lowest = f"{1e3 * float(mech.distances(z).min()):.3f}" if mech.contacts else NEVER
+    say(f"{name}: a call {_number(alone, 1e3)} ms, with backward {_number(both, 1e3)} ms")
+    return [name, _number(alone, 1e3), _number(both, 1e3), lowest]
+
+
 def _contact_fraction(mech: td.Mechanism, impulses: Tensor) -> float:
     normal = [mech.impulse_layout[f"contacts.{name}"].start for name in mech.contacts]
     return float((impulses[..., normal] > mech.options.kappa / ACTIVE_GAP).any(-1).double().mean())
@@ -279,6 +296,7 @@ JACOBIAN_COLUMNS = (
     "MuJoCo / minimal",
 )  # fmt: skip
 LONG_COLUMNS = ("model", "steps", "forward [s]", "forward + backward [s]", "iterations", "flagged steps")
+CALL_COLUMNS = ("model", "step [ms]", "step + backward [ms]", "smallest distance [mm]")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -363,6 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps: list[list[str]] = []
     jacobians: list[list[str]] = []
     long: list[list[str]] = []
+    calls: list[list[str]] = []
     for name in options.models:
         torch.manual_seed(options.seed)
         np.random.seed(options.seed)
@@ -377,6 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jacobians.append(jacobian)
         if name in LONG and sizes.long:
             long.append(measure_long(name, case, sizes, say))
+            calls.append(measure_call(name, case, sizes, say))
     report = _report(
         sizes,
         options,
@@ -384,6 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "Steps": (STEP_COLUMNS, steps),
             f"Jacobians of one step, {sizes.threads[0]} thread(s)": (JACOBIAN_COLUMNS, jacobians),
             f"Long rollouts, one environment, {sizes.threads[0]} thread(s)": (LONG_COLUMNS, long),
+            f"One call from Python, one environment, {sizes.threads[0]} thread(s)": (CALL_COLUMNS, calls),
         },
         notes,
     )

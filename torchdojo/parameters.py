@@ -87,6 +87,10 @@ def result_tensor(out: Tensor | None, shape: Sequence[int], like: Tensor) -> Ten
     return out
 
 
+class AbsentFieldError(AttributeError, ValueError):
+    """A value for an optional field of a module that was built without it."""
+
+
 class PhysicalModule(nn.Module):
     """A module whose physical parameters are listed in the table `fields`: name -> number of dimensions of one value.
 
@@ -94,9 +98,25 @@ class PhysicalModule(nn.Module):
     batch dimensions. Its value may be set to a number or to any tensor. A tensor with a graph (`contact.friction = network(x)`) takes the
     place of the parameter. `check_field` validates assignments. A parametrized field (`td.parametrize`) is computed from another
     parameter, which an assigned number sets.
+
+    Fields of the table `optional` exist only where a module is built with them (`set_fields`). Elsewhere they read as None, and stay so:
+    which terms an element has is part of the equations' structure.
     """
 
     fields: ClassVar[dict[str, int]] = {}
+    optional: ClassVar[dict[str, int]] = {}
+    noun: ClassVar[str] = "module"  # in error messages
+
+    def set_fields(self, fields: Mapping[str, int]) -> None:
+        """Replace the table of fields of this module, before their values are set."""
+        self.__dict__["fields"] = dict(fields)
+        for name in self.optional:
+            if name not in fields:
+                self.register_parameter(name, None)
+
+    def has_effect(self, name: str, value: Any) -> bool:
+        """Whether the value of an optional field does anything. A module built without the field accepts values without effect."""
+        return value is not None
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         """Validate, and bring to its canonical shape, a new value of field `name`. Overridden by subclasses."""
@@ -108,9 +128,19 @@ class PhysicalModule(nn.Module):
     def label(self, name: str) -> str:
         return f"{plain_class(self).__name__}.{name}"
 
+    def keyword(self, name: str) -> str:
+        """The keyword with which a module gets the optional field `name`."""
+        return name
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.fields:
-            super().__setattr__(name, value)
+            if name not in self.optional:
+                super().__setattr__(name, value)
+            elif self.has_effect(name, value):
+                keyword = self.keyword(name)
+                raise AbsentFieldError(
+                    f"{self.label(name)}: got {value!r} for a {self.noun} built without {keyword}; build it with {keyword}="
+                )
             return
         tensor = self.check_field(name, as_tensor(value, self.label(name)))
         if not is_parametrized(self, name):

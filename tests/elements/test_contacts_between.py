@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from test_contacts import MODELS, REFERENCE, cube
+from test_contacts import MODELS, OPTIONS, cube
 from torch import Tensor
 
 import torchdojo as td
@@ -23,7 +23,7 @@ def two_bodies(a: str, b: str, model: type[td.Contact], **arguments: object) -> 
         {"a": td.Body(1.0, shape=SHAPES[a]), "b": td.Body(1.7, shape=SHAPES[b])},
         contacts={"touch": model("a", shape=SHAPES[a], other="b", other_shape=SHAPES[b], **arguments)},
         gravity=(0, 0, 0),
-        options=td.SolverOptions(kappa=1e-6, backend="reference", residual_tol=1e-12),
+        options=td.SolverOptions(kappa=1e-6, residual_tol=1e-12),
     )
 
 
@@ -67,7 +67,7 @@ GRADIENTS = [
 def test_gradients_between_bodies(a: str, b: str, model: str) -> None:
     """Gradients of the step in which the bodies collide, by states, sizes, poses of shapes and masses."""
     mech = two_bodies(a, b, MODELS[model], restitution=0.4)
-    mech.options = td.SolverOptions(kappa=1e-4, backend="reference")
+    mech.options = td.SolverOptions(kappa=1e-4)
     z = collision(mech)
     with torch.no_grad():
         path = mech.rollout(z, steps=18)
@@ -82,7 +82,7 @@ def test_a_fixed_box_is_a_floor() -> None:
     floor = td.Box((20.0, 20.0, 1.0), position=(0.0, 0.0, -0.5))
     flat, boxed = cube(td.NonlinearContact), cube(td.NonlinearContact, other_shape=floor)
     for mech in (flat, boxed):
-        mech.options = td.SolverOptions(kappa=1e-6, backend="reference", residual_tol=1e-12, central_path_tol=1e-9)
+        mech.options = td.SolverOptions(kappa=1e-6, residual_tol=1e-12, central_path_tol=1e-9)
     z = flat.initial_state(box=dict(position=(0, 0, 0.5), velocity=(1.0, 0.5, -1.0), angular_velocity=(3.0, 2.0, -1.0)))
     # The same equations, from the same starts; 30 steps of tumbling multiply rounding by 1e3 or so.
     assert float((flat.rollout(z, steps=30).z - boxed.rollout(z, steps=30).z).abs().max()) < 1e-9
@@ -94,7 +94,7 @@ def test_a_half_space_on_a_body_carries_and_is_pushed() -> None:
         {"plate": td.Body(10.0, (1.0, 1.0, 1.0)), "ball": td.Body(1.0, shape=td.Sphere(0.1))},
         contacts={"skin": td.NonlinearContact("ball", shape=td.Sphere(0.1), other="plate", normal=(0, 0, 1), offset=0.05)},
         gravity=(0, 0, 0),
-        options=td.SolverOptions(kappa=1e-10, backend="reference"),
+        options=td.SolverOptions(kappa=1e-10),
     )
     z = mech.initial_state(plate=dict(velocity=(0, 0, 1.0)), ball=dict(position=(0.0, 0.0, 0.2)))
     out = mech.rollout(z, steps=20)
@@ -114,7 +114,7 @@ def test_bodies_exchanged_do_the_same() -> None:
             {"a": td.Body(1.0, shape=SHAPES["capsule"]), "b": td.Body(1.7, shape=SHAPES["sphere"])},
             contacts={"touch": td.NonlinearContact(first, shape=shapes[first], other=second, other_shape=shapes[second])},
             gravity=(0, 0, 0),
-            options=td.SolverOptions(kappa=1e-9, backend="reference", residual_tol=1e-12),
+            options=td.SolverOptions(kappa=1e-9, residual_tol=1e-12),
         )
         results.append(mech.rollout(collision(mech), steps=20).z[-1])
     # Gaps are 1e-9 m in the impact and grow to 1e-5 m while κ still pushes with 1e-4 N·s; tangents differ, which the cone does not see.
@@ -125,9 +125,7 @@ def test_newtons_cradle_passes_momentum_on() -> None:
     balls = {f"ball{i}": td.Body(1.0, shape=td.Sphere(0.1)) for i in range(5)}
     contacts = td.contacts_between(balls, model=td.ImpactContact, restitution=1.0)
     assert len(contacts) == 10
-    mech = td.Mechanism(
-        balls, contacts=contacts, timestep=1e-3, gravity=(0, 0, 0), options=td.SolverOptions(kappa=1e-10, backend="reference")
-    )
+    mech = td.Mechanism(balls, contacts=contacts, timestep=1e-3, gravity=(0, 0, 0), options=td.SolverOptions(kappa=1e-10))
     start = {name: dict(position=(0.201 * i, 0, 0)) for i, name in enumerate(balls)}
     start["ball0"] = dict(position=(-0.02, 0, 0), velocity=(1.0, 0, 0))
     out = mech.rollout(mech.initial_state(**start), steps=60)
@@ -144,7 +142,7 @@ def stack(count: int, offset: float) -> tuple[td.Mechanism, Tensor]:
     bodies = {f"box{i}": td.Body(1.0, shape=box) for i in range(count)}
     contacts = td.contacts_between(bodies, friction=0.6, filter=lambda a, b: abs(int(a[3:]) - int((b or a)[3:])) == 1)
     feet = {f"foot{i}": td.NonlinearContact("box0", point=p, friction=0.6) for i, p in enumerate(box.contact_points()[0]) if p[2] < 0}
-    mech = td.Mechanism(bodies, contacts={**contacts, **feet}, options=REFERENCE)
+    mech = td.Mechanism(bodies, contacts={**contacts, **feet}, options=OPTIONS)
     place = offset * torch.randn(count, 2)
     start = {f"box{i}": dict(position=(*place[i].tolist(), 0.05 + 0.1 * i + 1e-4 * (i + 1))) for i in range(count)}
     return mech, mech.initial_state(**start)
@@ -216,7 +214,7 @@ def test_couples_between_bodies_conserve_momentum_and_have_gradients() -> None:
     assert not out.status.any() and float(out.impulses[:, 0].max()) > 0.3
     momentum = mech.momentum(out.z)
     assert float((momentum - momentum[0]).abs().max()) < 1e-10
-    mech.options = td.SolverOptions(kappa=1e-4, backend="reference")
+    mech.options = td.SolverOptions(kappa=1e-4)
     hit = int((out.impulses[:, 0] > 0.3).nonzero()[0])
     report = td.testing.check_gradients(mech, out.z[hit], parameters=["contacts"], tolerance=1e-6)
     for name in ("torsional_friction", "rolling_friction"):

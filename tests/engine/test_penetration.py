@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo import models
-from torchdojo.commands.simulate import simulate
+from torchdojo.commands.simulate import add_arguments, run
 from torchdojo.engine import penetration
 from torchdojo.engine.penetration import deepest_penetration
 
@@ -109,7 +110,11 @@ def test_steps_and_transforms_do_not_look(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("source", "height", "depth"), [("box", -0.05, 50.0), ("box", 0.1, 0.0), ("pendulum", 0.1, None)])
 def test_simulate_reports_it(source: str, height: float, depth: float | None, capsys: pytest.CaptureFixture[str]) -> None:
-    report = simulate(source, steps=5, height=height)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args([source, "--steps", "5"])
+    options.height = height  # the command line refuses a negative one
+    report = run(options)
     assert report["initial_penetration_mm"] == (None if depth is None else pytest.approx(depth, abs=1e-9))
     assert ("starts 50 mm inside the ground" in capsys.readouterr().out) == (depth == 50.0)
 

@@ -14,7 +14,7 @@ from urdf_text import INERTIAL, LIMIT, collision, inertial, joint, link, pair
 
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.io import load, load_urdf
-from torchdojo.io.urdf_description import read_urdf
+from torchdojo.io.urdf.description import read_urdf
 from torchdojo.quaternion import rotation_matrix
 
 pytest.importorskip("urchin")

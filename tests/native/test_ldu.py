@@ -16,6 +16,7 @@ from torchdojo.native.graph import Schedule, schedule
 from torchdojo.native.ldu import BlockLDU
 from torchdojo.native.loader import NativeUnavailable, library
 
+pytestmark = pytest.mark.sanitize
 native = pytest.mark.usefixtures("kernel")
 
 # Both solvers are backward stable on these matrices: diagonally dominant ones, and saddle points with condition numbers below 1e4. So they

@@ -210,6 +210,7 @@ def test_gradients_are_finite_in_a_thousand_states_of_contact(kappa: float) -> N
         assert bool(torch.isfinite(grad).all()), name
 
 
+@pytest.mark.sanitize
 def test_shared_gradients_are_sums_over_environments() -> None:
     """And over threads, each with sums of its own, and over lanes, also where some steps fail and leave theirs early."""
     mech, z = tumbling(37)
@@ -231,6 +232,7 @@ def test_shared_gradients_are_sums_over_environments() -> None:
     close({name: grad.sum(0) for name, grad in each.items()}, shared, 1e-11)
 
 
+@pytest.mark.sanitize
 def test_gradients_of_one_environment_do_not_depend_on_the_others() -> None:
     """Bit for bit: neither on the place in the batch, nor on its size (of two or more), nor on threads."""
     mech, z = tumbling(40)
@@ -258,6 +260,7 @@ def test_a_parameter_that_does_not_act_has_a_gradient_of_zero() -> None:
     assert torch.equal(grad, torch.zeros(3))
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize(("spin", "substeps"), [(15.0, 2), (29.0, 3)])
 def test_split_steps(spin: float, substeps: int) -> None:
     """A ball too fast for its timestep lands on the ground and on a box; all laws act in halves and quarters of the step."""

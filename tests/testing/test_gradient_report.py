@@ -214,7 +214,7 @@ def test_check_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_fails_with_its_exit_status(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from torchdojo.commands import simulate
 
-    monkeypatch.setattr(simulate, "_check_tolerance", lambda kappa: 1e-16)
+    monkeypatch.setattr(simulate, "check_tolerance", lambda kappa: 1e-16)
     assert main(["simulate", "sphere", "--steps", "4", "--check"]) == 1
     assert "allowed 1e-16: FAILED" in capsys.readouterr().out
 
@@ -224,10 +224,10 @@ def test_check_fails_where_nothing_can_be_checked(capsys: pytest.CaptureFixture[
     mech = models.pendulum()
     z = mech.initial_state(hinge=dict(q=0.3))
     z[10] = 1e4
-    from torchdojo.commands.simulate import _gradients, record
+    from torchdojo.commands.simulate import gradient_check, record
 
     mech.options = td.SolverOptions(max_halvings=0)
-    report = _gradients(mech, record(mech, z[None], 2), seed=0)
+    report = gradient_check(mech, record(mech, z[None], 2), seed=0)
     assert report == {"gradient_error_relative": None, "passed": False}
     assert "no gradient check after" in capsys.readouterr().out
 

@@ -9,18 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchdojo.elements.actuators import Actuator, actuate
-from torchdojo.elements.bodies import Body
-from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
-from torchdojo.io.mjcf_description import MjcfInfo, read_mjcf
-from torchdojo.io.mjcf_model import import_mujoco
-from torchdojo.io.urdf import given_contact, joint_couplings, standard_joints
+from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
+from torchdojo.io.robot import assemble
 from torchdojo.mechanism import Mechanism
-from torchdojo.quaternion import from_rotation_matrix
 
-__all__ = ["load_mjcf", "mjcf_state"]
+__all__ = ["load_mjcf"]
 
 
 def load_mjcf(
@@ -82,24 +77,17 @@ def load_mjcf(
         ValueError: what MuJoCo refuses; joints on one body that are no joint of the table; unknown names. The message names the file, the
             body and its joints.
     """
-    if isinstance(contacts, str) and contacts != "collision":
-        raise ValueError(f"contacts is {contacts!r}; allowed: 'collision', None, or a mapping from names to contacts")
     robot = read_mjcf(path, floating_base=floating_base, merge_fixed_joints=merge_fixed_joints, ignore=ignore, rim_points=rim_points)
-    for note in (*robot.notes, *(robot.contact_notes if contacts == "collision" else ())):
+    for note in robot.notes:
         warnings.warn(note, UserWarning, stacklevel=2)
-    if contacts == "collision":
-        modules = _collision_contacts(robot, friction)
-    else:
-        assert contacts is None or isinstance(contacts, Mapping)
-        given = 0.5 if friction is None else friction
-        modules = {name: given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
-    mech = Mechanism(
-        bodies=_bodies(robot),
-        joints=standard_joints(robot),
-        contacts=modules,
-        couplings=joint_couplings(robot),
+    mech = assemble(
+        robot,
+        contacts=contacts,
+        friction=friction,
         timestep=robot.timestep if timestep is None else timestep,
         gravity=robot.gravity if gravity is None else gravity,
+        part="body",
+        remedy='<compiler balanceinertia="true"/> repairs inertias',
     )
     _actuate(mech, robot, servos)
     return mech
@@ -122,84 +110,3 @@ def _actuate(mech: Mechanism, robot: MjcfInfo, servos: Literal["implicit", "expl
         raise ValueError(f"servos is {servos!r}; allowed: 'implicit' or 'explicit'")
     if actuators:
         actuate(mech, actuators, servos).inputrange = torch.as_tensor(ranges).to(mech.gravity)
-
-
-def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = None, *, qpos: Any = None, qvel: Any = None) -> Tensor:
-    """The state (13 nb,) of a mechanism from `load_mjcf` at MuJoCo's qpos and qvel.
-
-    Of a tree, the joint equations are satisfied exactly: what two hinges of one body, both turned, have that an Orbital joint cannot is
-    left out. Loops and couplings that qpos leaves open stay so (``mech.close_loops`` closes them). Velocities are those of the step that
-    leads to the configuration, as everywhere in z.
-
-    Args:
-        mech: the mechanism. robot: `read_mjcf` of the same file with the same options.
-        keyframe: name or number of a keyframe of the file.
-        qpos: (nq,), instead of a keyframe; default qpos0. qvel: (nv,), default zero.
-
-    Raises:
-        ValueError: an unknown keyframe, wrong sizes, another mechanism.
-    """
-    mujoco, model = import_mujoco(), robot.compiled.model
-    if list(robot.bodies) != list(mech.bodies):
-        raise ValueError(f"the bodies of {robot.path}, {list(robot.bodies)}, are not those of the mechanism, {list(mech.bodies)}")
-    if keyframe is not None:
-        if qpos is not None or qvel is not None:
-            raise ValueError("give a keyframe, or qpos and qvel, not both")
-        names = [str(model.key(i).name) for i in range(model.nkey)]
-        if keyframe not in names and keyframe not in range(model.nkey):
-            raise ValueError(f"{robot.path} has no keyframe {keyframe!r}; there are {model.nkey}: {names}")
-        number = names.index(keyframe) if isinstance(keyframe, str) else keyframe
-        qpos, qvel = model.key_qpos[number], model.key_qvel[number]
-    now = _checked(model.qpos0 if qpos is None else qpos, model.nq, "qpos")
-    velocity = _checked(np.zeros(model.nv) if qvel is None else qvel, model.nv, "qvel")
-    h = float(mech.timestep)
-    before = now.copy()
-    mujoco.mj_integratePos(model, before, -velocity, h)
-    (x, axes), (x_before, axes_before) = _poses(robot, now), _poses(robot, before)
-    turn = from_rotation_matrix(torch.as_tensor(np.swapaxes(axes_before, -1, -2) @ axes))
-    q = from_rotation_matrix(torch.as_tensor(axes))
-    z = torch.cat((torch.as_tensor(x), torch.as_tensor(x - x_before) / h, q, 2 * turn[:, 1:] / h), dim=-1).flatten()
-    z = z.to(mech.gravity)
-    return mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
-
-
-def _checked(value: Any, size: int, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    array = np.array(value, dtype=np.float64)
-    if array.shape != (size,):
-        raise ValueError(f"{name}: got shape {array.shape}; allowed: ({size},)")
-    return array
-
-
-def _poses(robot: MjcfInfo, qpos: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Centres of mass (nb, 3) [m] and axes (nb, 3, 3) of our bodies where MuJoCo has them."""
-    mujoco, model = import_mujoco(), robot.compiled.model
-    data = mujoco.MjData(model)
-    data.qpos[:] = qpos
-    mujoco.mj_kinematics(model, data)
-    ids = list(robot.tops.values())
-    rotation, position = data.xmat.reshape(-1, 3, 3)[ids], data.xpos[ids]
-    centers = np.stack([body.center for body in robot.bodies.values()])
-    frames = np.stack([robot.links[name].rotation.T for name in robot.tops])
-    return position + (rotation @ centers[..., None])[..., 0], rotation @ frames
-
-
-def _bodies(robot: MjcfInfo) -> dict[str, Body]:
-    bodies = {}
-    for name, info in robot.bodies.items():
-        try:
-            bodies[name] = Body(mass=info.mass, inertia=torch.as_tensor(info.inertia), shape=info.shapes or None)
-        except ValueError as error:
-            raise ValueError(f'{robot.path}: body {name!r}: {error}. <compiler balanceinertia="true"/> repairs inertias') from error
-    return bodies
-
-
-def _collision_contacts(robot: MjcfInfo, friction: float | None) -> dict[str, Contact]:
-    modules: dict[str, Contact] = {}
-    for name, info in robot.contacts.items():
-        place: dict[str, Any] = {"point": info.point.tolist(), "radius": info.radius}
-        place |= {"normal": info.normal.tolist(), "offset": info.offset}
-        if info.friction is None:
-            modules[name] = ImpactContact(info.body, **place)
-        else:
-            modules[name] = NonlinearContact(info.body, friction=info.friction if friction is None else friction, **place)
-    return modules

@@ -10,28 +10,15 @@ import numpy as np
 import torch
 
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
-from torchdojo.io.mjcf_model import CompiledMjcf, import_mujoco
-from torchdojo.io.urdf_description import Array, LinkInfo
-from torchdojo.io.urdf_xml import clean_name
+from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
+from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, clean_name
 from torchdojo.quaternion import from_rotation_matrix
 
-__all__ = ["ContactInfo", "GeomReader"]
+__all__ = ["GeomReader"]
 
 SAMPLES = 4  # configurations that tell whether a point can change its distance to a plane
 CONSTANT = 1e-9  # [m]
 INSIDE = 1e-9  # [m]
-
-
-@dataclass(frozen=True)
-class ContactInfo:
-    """A point of a body against a plane."""
-
-    body: str
-    point: Array  #: (3,) in the frame of the body [m]
-    radius: float  #: [m]
-    friction: float | None  #: None: a contact without friction (condim 1)
-    normal: Array  #: (3,) unit vector, world frame
-    offset: float  #: [m]
 
 
 @dataclass(frozen=True)
@@ -76,7 +63,7 @@ class GeomReader:
         self.mujoco, self.compiled, self.model = import_mujoco(), compiled, compiled.model
         self.names, self.top, self.rim_points = names, top, rim_points
         self.notes: list[str] = []
-        self.found: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
+        self.placed: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
         self.types = self.mujoco.mjtGeom
 
     def shapes(self, group: Sequence[int], frames: Mapping[int, tuple[Array, Array]]) -> tuple[Shape, ...]:
@@ -87,7 +74,7 @@ class GeomReader:
             for g in self._geoms(b):
                 shape = self._shape(g, *frames[b])
                 if shape is not None:
-                    self.found[g] = shape
+                    self.placed[g] = shape
                     (colliding if self.model.geom_contype[g] or self.model.geom_conaffinity[g] else others).append(shape)
         return tuple(colliding or others)
 
@@ -109,10 +96,10 @@ class GeomReader:
                         if surface is None:
                             continue
                         label = self._label(g, n)
-                        if g not in self.found or isinstance(self.found[g], Ellipsoid):
+                        if g not in self.placed or isinstance(self.placed[g], Ellipsoid):
                             without.append(label)
                             continue
-                        places, radius = self.found[g].contact_points()
+                        places, radius = self.placed[g].contact_points()
                         names = [label] if len(places) == 1 else [f"{label}_{i}" for i in range(len(places))]
                         points += [
                             _Ball(name, label, b, np.asarray(place), float(radius), *surface)
@@ -180,7 +167,7 @@ class GeomReader:
             elif model.geom_contype[g] or model.geom_conaffinity[g]:
                 obstacles.append(self._label(g, g))
         self._note("geoms of the world other than planes touch nothing", obstacles)
-        return planes or [_Plane(-1, np.array([0.0, 0.0, 1.0]), 0.0)]
+        return planes or [_Plane(-1, Z_AXIS, 0.0)]
 
     def _surface(self, plane: _Plane, g: int) -> tuple[float, int] | None:
         """Friction coefficient and condim of a geom on a plane as MuJoCo combines them; None where they do not collide."""

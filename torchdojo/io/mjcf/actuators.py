@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from torchdojo.io.mjcf_model import CompiledMjcf, import_mujoco
-from torchdojo.io.urdf_description import Array
+from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
+from torchdojo.io.robot import Array
 
 __all__ = ["Drive", "Driven", "read_drives"]
 
@@ -63,7 +63,7 @@ def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Dri
             name = f"{joint}_actuator" if f"{joint}_actuator" not in drives else f"actuator{i}"
         ball = model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_BALL)
         gears = model.actuator_gear[i, : 3 if ball else 1]
-        damping, more_damping, armature = (_of(model, key, i) for key in ("damping", "dampingpoly", "armature"))
+        damping, more_damping, armature = (_entry(model, key, i) for key in ("damping", "dampingpoly", "armature"))
         if more_damping.any():
             curved.append(name)
         dampings[j] = dampings.get(j, 0.0) + gears**2 * (0.0 if flags["DAMPER"] else damping[0])
@@ -128,11 +128,11 @@ def _affine(mujoco: Any, model: Any, i: int) -> bool:
         and model.actuator_gaintype[i] in (int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE))
         and model.actuator_biastype[i] in (int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE))
         and model.actuator_plugin[i] < 0
-        and not _of(model, "delay", i).any()
+        and not _entry(model, "delay", i).any()
     )
 
 
-def _of(model: Any, key: str, i: int) -> Array:
+def _entry(model: Any, key: str, i: int) -> Array:
     """An array of the model that older versions of MuJoCo do not have; zero there."""
     values = getattr(model, f"actuator_{key}", None)
     return np.zeros(1) if values is None else np.atleast_1d(np.asarray(values[i], dtype=np.float64))

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, NonlinearContact
-from torchdojo.elements.joints import Floating, Joint, Revolute, StandardJoint
+from torchdojo.elements.joints import Floating, Joint, Revolute
 from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
-
-__all__ = ["quadruped"]
+from torchdojo.models.built_in import built_in
 
 LEGS = {"FR": (1, -1), "FL": (1, 1), "RR": (-1, -1), "RL": (-1, 1)}  # (front, left)
 STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}
+POSE = {f"{leg}_{part}_joint": {"q": angle} for leg in LEGS for part, angle in STANDING.items()}  # feet 2 cm above the ground
 LIMITS = {"hip": (-0.5, 0.5), "thigh": (-0.5, 1.5), "calf": (-2.5, -1.0)}
 TRUNK_CENTER = (0.0, 0.0041, -0.0005)  # of mass, in the frame in which the hips are symmetric [m]
 HIP_JOINT = (0.183, 0.047, 0.0)  # in that frame; |x|, |y|
@@ -33,6 +33,7 @@ THIGH_LENGTH = 0.2
 CALF_CENTER = (0.006435, 0.0, -0.107388)
 
 
+@built_in(floating_base={"q": (0.0, 0.0, 0.33, 0.0, 0.0, 0.0)}, **POSE)
 def quadruped(
     *,
     timestep: float = 0.01,
@@ -67,22 +68,6 @@ def quadruped(
         "floating_base": Floating(None, "trunk", child_anchor=[-c for c in TRUNK_CENTER], actuated=actuated_base),
     }
     contacts: dict[str, Contact] = {}
-
-    def hinge(
-        parent: str, child: str, part: str, axis: Sequence[float], parent_anchor: Sequence[float], child_anchor: Sequence[float]
-    ) -> StandardJoint:
-        return Revolute(
-            parent,
-            child,
-            axis=axis,
-            parent_anchor=parent_anchor,
-            child_anchor=child_anchor,
-            spring=spring,
-            damper=damper,
-            rest=STANDING[part],
-            limits=LIMITS[part] if limits else None,
-        )
-
     for leg, (front, left) in LEGS.items():
         hip, thigh, calf = f"{leg}_hip", f"{leg}_thigh", f"{leg}_calf"
         hip_center = (front * HIP_CENTER[0], left * HIP_CENTER[1], HIP_CENTER[2])
@@ -103,25 +88,30 @@ def quadruped(
             shape=shapes.Box((0.016, 0.016, 0.2), position=_minus((0.0, 0.0, -0.1), CALF_CENTER)),
         )
         hip_joint = (front * HIP_JOINT[0], left * HIP_JOINT[1], HIP_JOINT[2])
-        joints[f"{hip}_joint"] = hinge("trunk", hip, "hip", (1, 0, 0), _minus(hip_joint, TRUNK_CENTER), _minus((0, 0, 0), hip_center))
-        joints[f"{thigh}_joint"] = hinge(
-            hip, thigh, "thigh", (0, 1, 0), _minus((0.0, left * THIGH_JOINT, 0.0), hip_center), _minus((0, 0, 0), thigh_center)
-        )
-        joints[f"{calf}_joint"] = hinge(
-            thigh, calf, "calf", (0, 1, 0), _minus((0.0, 0.0, -THIGH_LENGTH), thigh_center), _minus((0, 0, 0), CALF_CENTER)
-        )
+        # parent, axis, anchor on the parent from its center of mass, center of mass from the joint
+        hinges = {
+            "hip": ("trunk", (1, 0, 0), _minus(hip_joint, TRUNK_CENTER), hip_center),
+            "thigh": (hip, (0, 1, 0), _minus((0.0, left * THIGH_JOINT, 0.0), hip_center), thigh_center),
+            "calf": (thigh, (0, 1, 0), _minus((0.0, 0.0, -THIGH_LENGTH), thigh_center), CALF_CENTER),
+        }
+        for part, (parent, axis, anchor, center) in hinges.items():
+            joints[f"{leg}_{part}_joint"] = Revolute(
+                parent,
+                f"{leg}_{part}",
+                axis=axis,
+                parent_anchor=anchor,
+                child_anchor=_minus((0, 0, 0), center),
+                spring=spring,
+                damper=damper,
+                rest=STANDING[part],
+                limits=LIMITS[part] if limits else None,
+            )
         if contact and contact_feet:
             contacts[f"{leg}_foot"] = NonlinearContact(calf, point=(-0.006, 0.0, -0.092), radius=0.021, friction=friction)
         if contact and contact_body:
             contacts[f"{leg}_knee"] = NonlinearContact(thigh, point=(-0.005, left * 0.023, -0.16), radius=0.023, friction=friction)
             contacts[f"{leg}_hip"] = NonlinearContact(hip, point=(0.0, 0.05, 0.0), radius=0.05, friction=friction)
     return Mechanism(bodies, joints, contacts, timestep=timestep, gravity=gravity)
-
-
-def quadruped_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    """Standing, trunk level, feet about 2 cm above the ground."""
-    pose = {f"{leg}_{part}_joint": {"q": angle} for leg in LEGS for part, angle in STANDING.items()}
-    return mechanism.initial_state(batch_shape, floating_base={"q": (0.0, 0.0, 0.33, 0.0, 0.0, 0.0)}, **pose)
 
 
 def _symmetric(xx: float, yy: float, zz: float, xy: float, xz: float, yz: float) -> Tensor:
