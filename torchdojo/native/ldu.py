@@ -201,7 +201,7 @@ class _Solve(torch.autograd.Function):
 
 @functools.cache
 def _native() -> ctypes.CDLL:
-    """The library with the signatures of `src/ldu_api.cpp`."""
+    """The library with the signatures of `src/abi/ldu_api.cpp`."""
     native = library()
     pointer, long, int_ = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     native.td_ldu_create.argtypes, native.td_ldu_create.restype = [pointer], pointer

@@ -1,0 +1,132 @@
+// The mechanism as tables, decoded once from what `torchdojo/native/lowering.py` writes: which numbers belong to which body, joint, contact.
+// torchdojo_tables.hpp has their fields, in the namespace `rows`; `torchdojo/native/tables.py` declares and explains them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "solver/ldu.hpp"
+#include "torchdojo_tables.hpp"
+
+namespace torchdojo {
+
+struct JointTable : rows::Joint {
+    int held() const { return held_t + held_r; }
+    int free_t() const { return 3 - held_t; }
+    int free_r() const { return 3 - held_r; }
+    int free() const { return 6 - held(); }
+};
+
+struct JointConeTable : rows::JointCone {
+    double sign() const { return kind == upper ? -1.0 : 1.0; }
+    int pairs() const { return kind == friction ? 2 : 1; }
+};
+
+struct ContactTable : rows::Contact {
+    int size() const { return 1 + friction_size() + 3 * num_couples; }  // impulses, and slacks
+    int friction_size() const { return friction == frictionless ? 0 : friction == disc ? 3 : 1 + facets; }
+    int friction_impulse() const { return impulse + cone; }
+    int friction_slack() const { return slack + cone; }
+    bool is_pyramid() const { return friction == pyramid; }
+    // Directions of a pyramid in the tangent plane, in pairs d, −d. The rounding makes the axes exact.
+    double direction_x(int i) const { return (i % 2 ? -1.0 : 1.0) * std::round(1e15 * std::cos(angle(i))) * 1e-15; }
+    double direction_y(int i) const { return (i % 2 ? -1.0 : 1.0) * std::round(1e15 * std::sin(angle(i))) * 1e-15; }
+
+private:
+    double angle(int i) const { return 6.28318530717958647692 * (i / 2) / facets; }
+};
+
+// Torsional or rolling friction of a contact: as the friction of a contact of its own, whose slips are angular velocities and whose
+// normal impulse is that of the contact it belongs to. About the normal, friction is a pyramid with the directions 1 and −1.
+struct CoupleTable {
+    int32_t contact, parameter;
+    ContactTable friction;
+
+    explicit CoupleTable(const rows::Couple &row) : contact(row.contact), parameter(row.parameter), friction{row.friction} {}
+
+    int first_axis() const { return friction.is_pyramid() ? 0 : 1; }  // of (n, t1, t2)
+    int num_axes() const { return friction.is_pyramid() ? 1 : 2; }
+};
+
+using BodyTable = rows::Body;
+using PairTable = rows::Pair;
+using CouplingTable = rows::Coupling;
+using TreeTable = rows::Link;
+using Fill = rows::Fill;
+
+// An equality row with a multiplier: held directions of joints, and couplings.
+struct MultiplierTable {
+    int32_t row, right, diagonal;     // positions in w, in the right-hand side, and of the row's own entry in the condensed matrix
+};
+
+struct MechanismTable : rows::Head {
+    std::vector<BodyTable> bodies;
+    std::vector<JointTable> joints;
+    std::vector<ContactTable> contacts;
+    std::vector<JointConeTable> joint_cones;
+    std::vector<PairTable> pairs;
+    std::vector<CoupleTable> couples;
+    std::vector<ContactTable> frictions;  // those of the contacts, then of the couples
+    std::vector<CouplingTable> couplings;
+    std::vector<TreeTable> tree;      // from the world outwards; none where coordinates depend on each other (loops, couplings)
+    std::vector<MultiplierTable> multipliers;
+    std::vector<int32_t> equations;   // positions in w of all rows but those of the bodies and of complementarity
+    std::vector<int32_t> impulses;    // positions in w of StepOutput.impulses
+    std::vector<Fill> fill;           // blocks that the matrix lacks and its factors have
+    std::vector<char> is_free;        // per body: no joint holds it, limits it, rubs on it or is coupled
+    Schedule schedule;
+
+    MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
+        const int32_t *p = read<rows::Head>(table, *this);
+        p = read<rows::Body>(p, bodies, num_bodies);
+        p = read<rows::Joint>(p, joints, num_joints);
+        p = read<rows::Contact>(p, contacts, num_contacts);
+        p = read<int32_t>(p, impulses, num_impulses);
+        p = read<rows::Fill>(p, fill, num_fill);
+        p = read<rows::JointCone>(p, joint_cones, num_joint_cones);
+        p = read<rows::Pair>(p, pairs, num_pairs);
+        p = read<rows::Couple>(p, couples, num_couples);
+        p = read<rows::Coupling>(p, couplings, num_couplings);
+        read<rows::Link>(p, tree, num_links);
+        frictions = contacts;
+        for (const CoupleTable &couple : couples) frictions.push_back(couple.friction);
+        for (const JointTable &joint : joints)
+            for (int k = 0; k < joint.held(); ++k)
+                multipliers.push_back({joint.row + k, joint.right + k, joint.diagonal + k * (joint.size + 1)});
+        for (const CouplingTable &coupling : couplings) multipliers.push_back({coupling.row, coupling.right, coupling.diagonal});
+        for (const MultiplierTable &multiplier : multipliers) equations.push_back(multiplier.row);
+        for (const ContactTable &contact : contacts)
+            for (int k = 0; k < contact.size(); ++k) equations.push_back(contact.impulse + k);
+        for (const JointConeTable &cone : joint_cones)
+            for (int k = 0; k < cone.pairs(); ++k) equations.push_back(cone.impulse + k * cone.stride);
+        is_free.assign(num_bodies + 1, 1);
+        for (const ContactTable &contact : contacts)
+            if (contact.pair >= 0 && pairs[contact.pair].other < num_bodies) is_free[contact.body] = is_free[pairs[contact.pair].other] = 0;
+        for (const JointTable &joint : joints)
+            if (joint.held() || joint.num_cones) is_free[joint.child] = is_free[joint.parent] = 0;
+        for (const CouplingTable &coupling : couplings)
+            for (const int32_t body : coupling.body) is_free[body] = 0;
+    }
+
+    bool has_pyramids() const {
+        return std::any_of(frictions.begin(), frictions.end(), [](const ContactTable &friction) { return friction.is_pyramid(); });
+    }
+
+private:
+    template <class Row>
+    static const int32_t *read(const int32_t *p, Row &row) {
+        std::memcpy(&row, p, sizeof(Row));
+        return p + sizeof(Row) / sizeof(int32_t);
+    }
+    template <class Row, class Table>
+    static const int32_t *read(const int32_t *p, std::vector<Table> &rows, int count) {
+        rows.reserve(count);
+        for (Row row; count > 0; --count) p = read(p, row), rows.push_back(Table{row});
+        return p;
+    }
+};
+
+}  // namespace torchdojo

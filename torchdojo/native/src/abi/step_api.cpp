@@ -1,0 +1,167 @@
+// The C ABI of the step. torchdojo_tables.hpp has its prototypes and structures, from calls.py; `program.py` and `kernel.py` call it.
+#include <cstring>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "abi/worker.hpp"
+#include "base/subnormals.hpp"
+
+namespace torchdojo {
+namespace {
+
+struct Handle {
+    MechanismTable table;
+    Worker<double> one{table};
+    Worker<Pack> many{table};
+
+    Handle(const int32_t *table, const int32_t *schedule) : table(table, schedule) {}
+};
+
+Options native_options(const TdOptions &o) {
+    Options options;
+    options.kappa = o.kappa, options.residual_tol = o.residual_tol, options.path_tol = o.path_tol;
+    options.max_iterations = o.max_iterations, options.min_iterations = o.min_iterations;
+    options.max_halvings = o.max_halvings, options.warm_iterations = o.warm_iterations;
+    options.complementarity_aware = o.gradient_mode == complementarity_aware;
+    options.limit = o.gradient_mode == exact || options.complementarity_aware;
+    return options;
+}
+
+int64_t num_blocks(int64_t environments, int64_t threads) {
+    return std::max<int64_t>(1, std::min(threads, (environments + pack_lanes - 1) / pack_lanes));
+}
+
+// Calls part(first, last, many, block) on blocks of environments, one per thread; `many`: whether the block is worth a vector register.
+template <class F>
+void in_parallel(int64_t environments, int64_t threads, F &&part) {
+    const int64_t blocks = num_blocks(environments, threads);
+    auto run = [&](int64_t block) {
+        const int64_t first = environments * block / blocks, last = environments * (block + 1) / blocks;
+        const SubnormalsAreZero flush;
+        if (first < last) part(first, last, last - first > 1, block);
+    };
+#if defined(_OPENMP)
+    if (blocks > 1) {
+#pragma omp parallel for num_threads(int(blocks)) schedule(static, 1)
+        for (int64_t block = 0; block < blocks; ++block) run(block);
+        return;
+    }
+#endif
+    for (int64_t block = 0; block < blocks; ++block) run(block);
+}
+
+// Memory that results will fill: where much of it is new, Linux finds it in pages of 2 MB, if asked, and not 4 kB by 4 kB as it is touched
+// (which took 40 of 105 µs of the Jacobian of ten bodies). NumPy asks from the same size on.
+void expect([[maybe_unused]] const double *memory, [[maybe_unused]] int64_t count) {
+#if defined(MADV_HUGEPAGE)
+    constexpr uintptr_t page = 4096, large = uintptr_t(1) << 22;
+    const uintptr_t bytes = uintptr_t(count) * sizeof(double), start = (uintptr_t(memory) + page - 1) / page * page;
+    if (memory && bytes >= large) madvise(reinterpret_cast<void *>(start), bytes - page, MADV_HUGEPAGE);  // (advice: nothing lost if it fails)
+#endif
+}
+
+}  // namespace
+
+extern "C" {
+
+// Null, unless layout and lengths are as `expected`, which is set.
+void *td_mechanism_create(uint64_t layout, const int32_t *table, int64_t length, const int32_t *schedule, int64_t schedule_length,
+                          uint64_t *expected) {
+    expected[0] = table_layout;
+    expected[1] = table_length(table, length);
+    expected[2] = Schedule::length(schedule, schedule_length);
+    const bool same = layout == expected[0] && uint64_t(length) == expected[1] && uint64_t(schedule_length) == expected[2];
+    return same ? new Handle(table, schedule) : nullptr;
+}
+void td_mechanism_destroy(void *handle) { delete static_cast<Handle *>(handle); }
+int64_t td_lanes() { return pack_lanes; }
+
+// Whether `count` arrays of `bytes` each hold what `copy` holds, one after the other.
+int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, const char *copy) {
+    for (int64_t i = 0; i < count; copy += bytes[i++])
+        if (bytes[i] && std::memcmp(arrays[i], copy, size_t(bytes[i]))) return 0;  // (an empty array may be a null pointer)
+    return 1;
+}
+
+void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    expect(r->z, (r->environments - 1) * r->z_stride + r->steps * state_size * h.table.num_bodies);
+    expect(r->impulses, r->environments * r->steps * h.table.num_impulses);
+    expect(r->w, r->environments * r->w_steps * h.table.num_unknowns);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        many ? h.many.forward(options, *r, first, last) : h.one.forward(options, *r, first, last);
+    });
+}
+
+void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdGradient *g) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    // Parameters that are shared: one sum per block, added up in their order.
+    const bool partial = g->grad_parameters && !r->parameter_stride;
+    const int64_t size = h.table.num_parameters, blocks = num_blocks(r->environments, o->threads);
+    std::vector<double> sums(partial ? size_t(blocks * size) : 0);
+    expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t block) {
+        double *grad_parameters = partial ? &sums[block * size] : g->grad_parameters;
+        many ? h.many.backward(options, o->grad_kappa, *r, *g, grad_parameters, first, last)
+             : h.one.backward(options, o->grad_kappa, *r, *g, grad_parameters, first, last);
+    });
+    for (size_t k = 0; k < sums.size(); ++k) g->grad_parameters[k % size] += sums[k];
+}
+
+// w: (N, T, n), the solutions on the way to the limit κ → 0; those that do not get there stay what they are.
+void td_near_limit(void *handle, const TdOptions *o, const TdRollout *r, double *w) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        double *to = w + first * r->steps * h.table.num_unknowns;
+        many ? h.many.near_limit(options, *r, to, first, last) : h.one.near_limit(options, *r, to, first, last);
+    });
+}
+
+// out: (N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split.
+void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *out) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    const int64_t rows = int64_t(tangent_size) * h.table.num_bodies;
+    expect(out, r->environments * rows * (rows + h.table.num_inputs));
+    const bool few_rows = h.table.num_bodies < 3;
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        many && few_rows ? h.many.jacobian(options, o->grad_kappa, *r, out, first, last)
+                         : h.one.jacobian(options, o->grad_kappa, *r, out, first, last);
+    });
+}
+
+// out: (N, 2n, 2n + nu) of rollouts of one step from the states of (q, q̇), (N, n) each; zero where a step failed or was split.
+void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, const double *q, const double *qd, double *out) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    // Lanes are environments, where their matrices and factors side by side leave room in the cache (of 1 MB, say), else rows of one: of
+    // the few rows of a small mechanism many lanes would be idle (one core: half-cheetah 13 and 23 µs per environment, Atlas 122 and 97).
+    const int64_t n = h.table.num_coordinates;
+    expect(out, r->environments * 2 * n * (2 * n + h.table.num_inputs));
+    const bool in_cache = 2 * sizeof(Pack) * size_t(h.table.schedule.num_values) < (size_t(1) << 19);
+    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        many && in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last)
+                         : h.one.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last);
+    });
+}
+
+// z: (N, 13 nb) of the states of (q, q̇), (N, n) each.
+void td_states(void *handle, int64_t environments, int64_t threads, const double *parameters, int64_t stride, const double *q,
+               const double *qd, double *z) {
+    Handle &h = *static_cast<Handle *>(handle);
+    in_parallel(environments, threads, [&](int64_t first, int64_t last, bool many, int64_t) {
+        many ? h.many.states(parameters, stride, q, qd, z, first, last)
+             : h.one.states(parameters, stride, q, qd, z, first, last);
+    });
+}
+
+}  // extern "C"
+}  // namespace torchdojo

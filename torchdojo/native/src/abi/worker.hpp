@@ -1,0 +1,37 @@
+// What the C ABI asks for on a block of environments, with scalars T: `double` for one environment at a time, `Pack` for several in lanes.
+//
+// worker_one.cpp and worker_many.cpp compile the two side by side, which takes a third off the wait for the first step.
+#pragma once
+
+#include <memory>
+
+#include "gradient/impacts.hpp"
+#include "solver/solver.hpp"
+
+namespace torchdojo {
+
+// Any number of threads may call it at once.
+template <class T>
+class Worker {
+public:
+    explicit Worker(const MechanismTable &m);
+    ~Worker();
+
+    // All of them: environments first … last, with parameters and `grad_kappa` as the ABI has them.
+    void forward(const Options &options, const TdRollout &r, int64_t first, int64_t last);
+    // grad_parameters: as in TdGradient, but shared ones for these environments alone.
+    void backward(const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters, int64_t first,
+                  int64_t last);
+    void near_limit(const Options &options, const TdRollout &r, double *to, int64_t first, int64_t last);
+    void jacobian(const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last);
+    void minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd, double *out,
+                          int64_t first, int64_t last);
+    void states(const double *parameters, int64_t stride, const double *q, const double *qd, double *z, int64_t first, int64_t last);
+
+private:
+    struct Pools;
+    const MechanismTable &mechanism;
+    const std::unique_ptr<Pools> pools;
+};
+
+}  // namespace torchdojo

@@ -1,0 +1,313 @@
+// Members of `Worker`, for the files that compile it.
+#pragma once
+
+#include <mutex>
+
+#include "abi/worker.hpp"
+#include "gradient/jacobian.hpp"
+#include "gradient/minimal_jacobian.hpp"
+
+namespace torchdojo {
+
+// A workspace belongs to one thread for the length of a call and goes back to its mechanism's pool, so steps allocate nothing.
+template <class Workspace>
+class Pool {
+public:
+    explicit Pool(const MechanismTable &m) : mechanism(m) {}
+    struct Return {
+        Pool *pool;
+        void operator()(Workspace *workspace) const {
+            std::lock_guard<std::mutex> lock(pool->mutex);
+            pool->idle.emplace_back(workspace);
+        }
+    };
+    std::unique_ptr<Workspace, Return> take() {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (idle.empty()) return {new Workspace(mechanism), Return{this}};
+        Workspace *workspace = idle.back().release();
+        idle.pop_back();
+        return {workspace, Return{this}};
+    }
+
+private:
+    const MechanismTable &mechanism;
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Workspace>> idle;
+};
+
+template <class T>
+struct ForwardWorkspace {
+    Stepper<T> stepper;
+    Recovery recovery;
+    explicit ForwardWorkspace(const MechanismTable &m) : stepper(m), recovery(m) {}
+};
+
+template <class T>
+struct BackwardWorkspace {
+    StepGradient<T> gradient;
+    SplitGradient split;
+    std::vector<double> grad_z, carried, grad_wrench, near_limit;
+    explicit BackwardWorkspace(const MechanismTable &m)
+        : gradient(m), split(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
+          grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
+};
+
+template <class T>
+struct JacobianWorkspace {
+    StepGradient<T> gradient;
+    StepJacobian<T> jacobian;
+    explicit JacobianWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
+};
+
+template <class T>
+struct MinimalWorkspace {
+    StepGradient<T> gradient;
+    MinimalJacobian<T, Pack> jacobian;
+    explicit MinimalWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
+};
+
+template <class T>
+struct Worker<T>::Pools {
+    Pool<ForwardWorkspace<T>> forward;
+    Pool<BackwardWorkspace<T>> backward;
+    Pool<JacobianWorkspace<T>> jacobian;
+    Pool<MinimalWorkspace<T>> minimal;
+    Pool<TreeStates<T>> states;
+    explicit Pools(const MechanismTable &m) : forward(m), backward(m), jacobian(m), minimal(m), states(m) {}
+};
+
+template <class T>
+Worker<T>::Worker(const MechanismTable &m) : mechanism(m), pools(std::make_unique<Pools>(m)) {}
+template <class T>
+Worker<T>::~Worker() = default;
+
+// Step t of environment n. (Written in place: to copy a job just after its pointers were written, in wider registers, waits for them, which
+// took a tenth of the time of a free body's step.)
+TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t, Job &job) {
+    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, at = n * r.steps + t;
+    job.timestep_factor = 1.0;
+    job.parameters = r.parameters + n * r.parameter_stride;
+    job.z = t ? r.z + n * r.z_stride + (t - 1) * nz : r.z0 + n * r.z0_stride;
+    job.u = r.u ? r.u + at * m.num_inputs : nullptr;
+    job.wrench = r.wrench ? r.wrench + n * 6 * m.num_bodies : nullptr;
+    auto solution = [&](int64_t step) { return r.w + (n * r.w_steps + (r.w_steps > 1 ? step : 0)) * nw; };
+    job.warm = t ? solution(t - 1) : r.warm ? r.warm + n * nw : nullptr;
+    job.z_next = r.z + n * r.z_stride + t * nz;
+    job.impulses = r.impulses + at * m.num_impulses;
+    job.w = solution(t);
+    job.status = r.status + at, job.iterations = r.iterations + at, job.substeps = r.substeps + at;
+}
+
+inline const double *shared_parameters(const TdRollout &r) { return r.parameter_stride ? nullptr : r.parameters; }
+
+// Environments first … last: each lane follows one of them through all its steps, then takes the next one.
+template <class T>
+struct RolloutFeed {
+    const MechanismTable &mechanism;
+    const TdRollout &rollout;
+    const Options &options;
+    Recovery &recovery;
+    int64_t next_environment, last, environment[lanes<T>] = {}, step[lanes<T>];
+
+    RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, Recovery &recovery, int64_t first, int64_t last)
+        : mechanism(m), rollout(r), options(o), recovery(recovery), next_environment(first), last(last) {
+        for (int lane = 0; lane < lanes<T>; ++lane) step[lane] = r.steps;
+    }
+    bool next(int lane, Job &job) {
+        if (step[lane] == rollout.steps) {
+            if (next_environment == last) return false;
+            environment[lane] = next_environment++;
+            step[lane] = 0;
+        }
+        describe(mechanism, rollout, environment[lane], step[lane]++, job);
+        return true;
+    }
+    void finished(int, const Job &job, bool solved) {
+        if (!solved && *job.status == max_iterations) recovery.recover(job, options, shared_parameters(rollout));
+    }
+};
+
+template <class T>
+void Worker<T>::forward(const Options &options, const TdRollout &r, int64_t first, int64_t last) {
+    auto workspace = pools->forward.take();
+    RolloutFeed<T> feed(mechanism, r, options, workspace->recovery, first, last);
+    workspace->stepper.run(feed, options, shared_parameters(r));
+}
+
+// Solutions of all steps of environments first … last on the way to the limit, (last - first, T, n): all at once, so that no lane waits for
+// the slowest of a few. Those that do not get there stay what they are.
+template <class T>
+struct LimitFeed {
+    const MechanismTable &mechanism;
+    const TdRollout &rollout;
+    double *to;
+    int64_t first, at, end, from[lanes<T>] = {}, status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
+    std::vector<double> z, impulses;
+
+    LimitFeed(const MechanismTable &m, const TdRollout &r, int64_t first, int64_t last, double *to)
+        : mechanism(m), rollout(r), to(to), first(first), at(first * r.steps), end(last * r.steps),
+          z(size_t(lanes<T>) * state_size * m.num_bodies), impulses(size_t(lanes<T>) * m.num_impulses) {}
+    bool next(int lane, Job &job) {
+        while (at < end && (rollout.status[at] != success || rollout.substeps[at] > 1)) ++at;
+        if (at == end) return false;
+        from[lane] = at++;
+        describe(mechanism, rollout, from[lane] / rollout.steps, from[lane] % rollout.steps, job);
+        job.warm = job.w;
+        job.w = to + (from[lane] - first * rollout.steps) * mechanism.num_unknowns;
+        job.z_next = &z[size_t(lane) * state_size * mechanism.num_bodies], job.impulses = &impulses[size_t(lane) * mechanism.num_impulses];
+        job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
+        return true;
+    }
+    void finished(int, const Job &job, bool solved) {
+        if (!solved) std::copy_n(job.warm, mechanism.num_unknowns, job.w);
+    }
+};
+
+template <class T>
+void Worker<T>::near_limit(const Options &options, const TdRollout &r, double *to, int64_t first, int64_t last) {
+    auto workspace = pools->backward.take();
+    std::copy_n(r.w + first * r.steps * mechanism.num_unknowns, (last - first) * r.steps * mechanism.num_unknowns, to);
+    LimitFeed<T> feed(mechanism, r, first, last, to);
+    workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
+}
+
+template <class T>
+void Worker<T>::backward(const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
+                         int64_t first, int64_t last) {
+    auto workspace = pools->backward.take();
+    const MechanismTable &m = mechanism;
+    const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
+    GradientJob jobs[lanes<T>];
+    const bool continued = options.limit && options.kappa > constant::limit_kappa;
+    const int64_t block = lanes<T> * std::max<int64_t>(1, 16 / r.steps);  // of environments: about sixteen steps per lane or more
+    int64_t block_start = first;
+    for (int64_t start = first; start < last; start += lanes<T>) {
+        const int count = int(std::min<int64_t>(lanes<T>, last - start));
+        if (continued && (start - first) % block == 0) {
+            block_start = start;
+            const int64_t end = std::min(start + block, last);
+            workspace->near_limit.resize(size_t(end - start) * r.steps * m.num_unknowns);
+            LimitFeed<T> feed(m, r, start, end, workspace->near_limit.data());
+            workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
+        }
+        std::fill(workspace->carried.begin(), workspace->carried.end(), 0.0);
+        if (g.grad_wrench) std::fill_n(g.grad_wrench + start * nf, count * nf, 0.0);
+        for (int64_t t = r.steps - 1; t >= 0; --t) {
+            int active = 0;
+            for (int j = 0; j < count; ++j) {
+                const int64_t n = start + j, at = n * r.steps + t;
+                double *carried = &workspace->carried[j * nz];
+                const double *upstream = g.grad_z + n * g.grad_z_stride + t * nz;
+                for (int64_t k = 0; k < nz; ++k) carried[k] += upstream[k];
+                GradientJob &job = jobs[active];
+                job = GradientJob{};
+                describe(m, r, n, t, job.step);
+                job.w = job.step.w;
+                job.grad_z_next = carried;
+                job.grad_impulses = g.grad_impulses ? g.grad_impulses + at * m.num_impulses : nullptr;
+                job.grad_z = &workspace->grad_z[j * nz];
+                job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
+                job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
+                job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
+                job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
+                if (r.status[at] == success && r.substeps[at] == 1) {
+                    if (continued) job.near_limit = &workspace->near_limit[size_t(at - block_start * r.steps) * m.num_unknowns];
+                    ++active;
+                    continue;
+                }
+                std::fill_n(job.grad_z, nz, 0.0);
+                if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
+                if (r.status[at] == success) {
+                    workspace->split.run(job, options, shared_parameters(r));
+                } else if (job.grad_u) {
+                    std::fill_n(job.grad_u, nu, 0.0);
+                }
+            }
+            if (active) workspace->gradient.run(jobs, active, options, shared_parameters(r));
+            for (int j = 0; j < count && g.impacts; ++j) {
+                const int64_t k = g.impacts->step[(start + j) * r.steps + t];
+                if (k >= 0) add_impact(*g.impacts, k, m.num_bodies, &workspace->carried[j * nz], &workspace->grad_z[j * nz]);
+            }
+            std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
+            if (g.grad_wrench)
+                for (int64_t k = 0; k < count * nf; ++k) g.grad_wrench[start * nf + k] += workspace->grad_wrench[k];
+        }
+        std::copy_n(workspace->carried.begin(), count * nz, g.grad_z0 + start * nz);
+    }
+    workspace->gradient.flush();
+    workspace->split.flush();
+}
+
+// The jobs of environments first … last whose step was solved whole, up to `lanes<T>` of them at a time: run(environments, jobs, count).
+// The results of others, `size` numbers each, are zero.
+template <class T, class F>
+void each_solved(const MechanismTable &m, double grad_kappa, const TdRollout &r, double *out, int64_t size, int64_t first, int64_t last,
+                 F &&run) {
+    GradientJob jobs[lanes<T>];
+    int64_t environments[lanes<T>];
+    int count = 0;
+    for (int64_t n = first; n < last; ++n) {
+        if (r.status[n] == success && r.substeps[n] == 1) {
+            jobs[count] = GradientJob{};
+            describe(m, r, n, 0, jobs[count].step);
+            jobs[count].w = jobs[count].step.w;
+            jobs[count].grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
+            environments[count++] = n;
+        } else {
+            std::fill_n(out + n * size, size, 0.0);
+        }
+        if (count == lanes<T> || (n + 1 == last && count)) {
+            run(environments, jobs, count);
+            count = 0;
+        }
+    }
+}
+
+template <class T>
+void Worker<T>::jacobian(const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last) {
+    const MechanismTable &m = mechanism;
+    auto workspace = pools->jacobian.take();
+    const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
+    each_solved<T>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *jobs, int count) {
+        double *to[lanes<T>];
+        for (int j = 0; j < count; ++j) to[j] = out + environments[j] * size;
+        workspace->jacobian.run(jobs, count, to, options, shared_parameters(r), workspace->gradient);
+    });
+}
+
+template <class T>
+void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd, double *out,
+                                 int64_t first, int64_t last) {
+    const MechanismTable &m = mechanism;
+    auto workspace = pools->minimal.take();
+    const int64_t n = m.num_coordinates, size = 2 * n * (2 * n + m.num_inputs);
+    each_solved<T>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *steps, int count) {
+        MinimalJob jobs[lanes<T>];
+        for (int j = 0; j < count; ++j)
+            jobs[j] = {steps[j], q + environments[j] * n, qd + environments[j] * n, out + environments[j] * size};
+        workspace->jacobian.run(jobs, count, options, shared_parameters(r), workspace->gradient);
+    });
+}
+
+template <class T>
+void Worker<T>::states(const double *parameters, int64_t stride, const double *q, const double *qd, double *z, int64_t first,
+                       int64_t last) {
+    const MechanismTable &m = mechanism;
+    auto tree = pools->states.take();
+    auto load = [&](std::vector<T> &to, const double *from, int lane) {
+        for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, from[k]);
+    };
+    for (int lane = 0; lane < lanes<T>; ++lane) load(tree->parameters, parameters + first * stride, lane);
+    for (int64_t start = first; start < last; start += lanes<T>) {
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const int64_t n = std::min(start + lane, last - 1);
+            if (stride) load(tree->parameters, parameters + n * stride, lane);
+            load(tree->q, q + n * m.num_coordinates, lane), load(tree->qd, qd + n * m.num_coordinates, lane);
+        }
+        tree->run();
+        for (int lane = 0; lane < lanes<T> && start + lane < last; ++lane)
+            for (size_t k = 0; k < tree->z.size(); ++k) z[(start + lane) * int64_t(tree->z.size()) + k] = get(tree->z[k], lane);
+    }
+}
+
+}  // namespace torchdojo

@@ -1,0 +1,101 @@
+// Forward derivatives: a value and its derivatives by the poses of two bodies (x, φ of the one, x, φ of the other), or by the numbers of a
+// shape. For the geometry of contacts between shapes, where derivatives by hand would be long.
+#pragma once
+
+#include <type_traits>
+
+#include "base/math.hpp"
+
+namespace torchdojo {
+
+constexpr int dual_size = 12;
+
+template <class T>
+struct Dual {
+    T v;
+    T d[dual_size];
+
+    Dual() = default;
+    TD_INLINE Dual(const T &value) : v(value) {
+        for (int k = 0; k < dual_size; ++k) d[k] = T{};
+    }
+};
+
+template <class T, class F, class G>
+TD_INLINE Dual<T> make_dual(const F &value, const G &derivative) {
+    Dual<T> r;
+    r.v = value;
+    for (int k = 0; k < dual_size; ++k) r.d[k] = derivative(k);
+    return r;
+}
+template <class T>
+using NotDouble = std::enable_if_t<!std::is_same_v<T, double>>;
+
+template <class T>
+TD_INLINE Dual<T> operator-(const Dual<T> &a) {
+    return make_dual<T>(-a.v, [&](int k) { return -a.d[k]; });
+}
+template <class T>
+TD_INLINE Dual<T> operator+(const Dual<T> &a, const Dual<T> &b) {
+    return make_dual<T>(a.v + b.v, [&](int k) { return a.d[k] + b.d[k]; });
+}
+template <class T>
+TD_INLINE Dual<T> operator-(const Dual<T> &a, const Dual<T> &b) {
+    return make_dual<T>(a.v - b.v, [&](int k) { return a.d[k] - b.d[k]; });
+}
+template <class T>
+TD_INLINE Dual<T> operator*(const Dual<T> &a, const Dual<T> &b) {
+    return make_dual<T>(a.v * b.v, [&](int k) { return a.v * b.d[k] + b.v * a.d[k]; });
+}
+template <class T>
+TD_INLINE Dual<T> operator/(const Dual<T> &a, const Dual<T> &b) {
+    const T inverse = 1.0 / b.v, value = a.v * inverse;
+    return make_dual<T>(value, [&](int k) { return inverse * (a.d[k] - value * b.d[k]); });
+}
+template <class T>
+TD_INLINE Dual<T> operator*(const T &a, const Dual<T> &b) {
+    return make_dual<T>(a * b.v, [&](int k) { return a * b.d[k]; });
+}
+template <class T>
+TD_INLINE Dual<T> operator*(const Dual<T> &a, const T &b) {
+    return b * a;
+}
+template <class T, class = NotDouble<T>>
+TD_INLINE Dual<T> operator*(double a, const Dual<T> &b) {
+    return make_dual<T>(a * b.v, [&](int k) { return a * b.d[k]; });
+}
+template <class T>
+TD_INLINE Dual<T> operator-(double a, const Dual<T> &b) {
+    return make_dual<T>(a - b.v, [&](int k) { return -b.d[k]; });
+}
+template <class T>
+TD_INLINE Dual<T> operator-(const Dual<T> &a, const T &b) {
+    Dual<T> r = a;
+    r.v -= b;
+    return r;
+}
+template <class T>
+TD_INLINE Dual<T> operator+(const Dual<T> &a, const T &b) {
+    Dual<T> r = a;
+    r.v += b;
+    return r;
+}
+template <class T>
+TD_INLINE auto operator<(const Dual<T> &a, const Dual<T> &b) {
+    return a.v < b.v;
+}
+template <class T>
+TD_INLINE auto operator>(const Dual<T> &a, const Dual<T> &b) {
+    return a.v > b.v;
+}
+template <class T>
+TD_INLINE Dual<T> select(const Mask<T> &m, const Dual<T> &a, const Dual<T> &b) {
+    return make_dual<T>(select(m, a.v, b.v), [&](int k) { return select(m, a.d[k], b.d[k]); });
+}
+template <class T>
+TD_INLINE Dual<T> sqrt(const Dual<T> &a) {
+    const T root = sqrt(a.v), scale = 0.5 / root;
+    return make_dual<T>(root, [&](int k) { return scale * a.d[k]; });
+}
+
+}  // namespace torchdojo

@@ -1,0 +1,138 @@
+// Linear couplings of joint coordinates (JointCoupling in couplings.py): c_follower⁺ − ratio c_leader⁺ − offset = 0, one row each, which is
+// a node of its own in the condensed matrix, linked to the bodies of both joints.
+//
+// The multiplier λ acts along the follower's coordinate, −ratio λ along the leader's, at the current configuration and as limits do:
+// through the transposed Jacobian of the coordinate. Of two angles, the turns with which the coupling holds at the current configuration
+// depend on data only and have no derivative.
+#pragma once
+
+#include "solver/problem.hpp"
+
+namespace torchdojo {
+
+template <class T>
+struct CouplingData {
+    RotationVector<T> angle[2];       // at the current configuration, of joints with several rotations
+    T turned[2];                      // angles of single rotations at the current configuration, unwrapped
+    T weight[2];                      // of the coordinates in the row, and of the multiplier along them: −ratio and 1
+    RowGradient<T, T> next[2];        // of the weighted coordinates, by the next poses
+};
+
+// One end of a coupling: its joint, and the direction of its coordinate in the joint frame.
+template <class T>
+struct CouplingEnd {
+    const JointTable &joint;
+    const JointData<T> &data;
+    bool translation;
+    Vec3<T> f;
+
+    CouplingEnd(const Problem<T> &problem, const CouplingTable &coupling, int which)
+        : joint(problem.mechanism.joints[coupling.joint[which]]), data(problem.joints[coupling.joint[which]]) {
+        const int i = coupling.coordinate[which];
+        translation = i < joint.free_t();
+        const T *p = &problem.parameters[joint.parameters];
+        f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
+                                   : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+    }
+
+    bool turns() const { return !translation && joint.free_r() == 1; }
+
+    // The coordinate, an angle next to `near`; `angle` is set for several rotations.
+    TD_INLINE T coordinate(const Problem<T> &problem, const Relative<T> &at, const T &near, RotationVector<T> &angle) const {
+        if (translation) return dot(f, problem.displacement(joint, data, at));
+        if (turns()) return angle_near(at.p, f, near);
+        angle = rotation_vector(at.p);
+        return dot(f, angle.theta);
+    }
+
+    // Torque along a rotational coordinate, in the joint frame, per unit: J_l⁻ᵀ f.
+    TD_INLINE Vec3<T> torque(const RotationVector<T> &angle) const { return turns() ? f : right_jacobian_inverse(angle, f); }
+};
+
+// Turns of leader and follower that cancel the `gap` of their angles in (−π, π]: 2π (n_f − ratio n_l). Where both turn and no n_l does so,
+// the state is not on the coupling, and n_l = 0 (_unwrapped in couplings.py).
+inline void coupling_turns(double gap, double ratio, bool leading, bool following, double &leader, double &follower) {
+    constexpr double turn = 6.28318530717958647692;
+    leader = follower = 0.0;
+    if (leading && following) {
+        auto number = [](int k) { return double((k % 2 ? 1 : -1) * ((k + 1) / 2)); };
+        auto rest = [&](int k) {
+            const double left = gap - turn * ratio * number(k);
+            return std::fabs(left - turn * std::nearbyint(left / turn));
+        };
+        int best = 0;
+        for (int k = 1; k <= 2 * constant::most_turns; ++k)
+            if (rest(k) < rest(best)) best = k;
+        // Of those that fit equally well the smallest number: with the ratio, they part.
+        const double enough = rest(best) + constant::alike;
+        for (best = 0; rest(best) > enough;) ++best;
+        if (rest(best) <= constant::satisfied) leader = number(best);
+    } else if (leading && ratio != 0.0) {
+        leader = std::nearbyint(gap / (turn * ratio));
+    }
+    if (following) follower = -std::nearbyint((gap - turn * ratio * leader) / turn);
+}
+
+// What stays the same during the step: turns, and wrenches.
+template <class T>
+void prepare_coupling(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data) {
+    const T ratio = problem.parameters[coupling.parameters], offset = problem.parameters[coupling.parameters + 1];
+    data.weight[0] = -ratio, data.weight[1] = broadcast<T>(1.0);
+    T value[2];
+    bool turns[2];
+    for (const int e : {0, 1}) {
+        const CouplingEnd<T> end(problem, coupling, e);
+        turns[e] = end.turns();
+        value[e] = end.coordinate(problem, end.data.now, T{}, data.angle[e]);
+    }
+    const T gap = value[1] - ratio * value[0] - offset;
+    for (int lane = 0; lane < lanes<T>; ++lane) {
+        double number[2];
+        coupling_turns(get(gap, lane), get(ratio, lane), turns[0], turns[1], number[0], number[1]);
+        for (const int e : {0, 1}) set(data.turned[e], lane, get(value[e], lane) + 6.28318530717958647692 * number[e]);
+    }
+}
+
+template <class T>
+void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data, const T *w) {
+    const T h = problem.timestep(), lambda = w[coupling.row];
+    const int world = problem.mechanism.num_bodies;
+    T &row = problem.residual[coupling.row];
+    row = -problem.parameters[coupling.parameters + 1];
+    problem.values[coupling.diagonal] = T{};
+    for (const int e : {0, 1}) {
+        const CouplingEnd<T> end(problem, coupling, e);
+        const BodyData<T> &parent = problem.bodies[end.joint.parent], &child = problem.bodies[end.joint.child];
+        const Vec3<T> anchor = load3(&problem.parameters[end.joint.parameters] + parameter::child_anchor);
+        const Relative<T> next = problem.relative(end.joint, parent.next, child.next, end.data.offset_quaternion);
+        RotationVector<T> angle;
+        row += data.weight[e] * end.coordinate(problem, next, data.turned[e], angle);
+        // Wrench of λ on child and parent (that on the parent by its position is minus the child's), and the row.
+        RowGradient<T, T> now, &after = data.next[e];
+        if (end.translation) {
+            now = translation_gradient(parent.pose, child.pose, end.data.offset, end.data.now, anchor, end.f);
+            after = translation_gradient(parent.next, child.next, end.data.offset, next, anchor, end.f);
+        } else {
+            const Vec3<T> in_parent = end.data.offset * end.torque(data.angle[e]);
+            now = {Vec3<T>{}, transposed_times(child.pose.R, parent.pose.R * in_parent), -in_parent};
+            after = angle_gradient(end.joint, end.data.offset, next.p, angle, end.f);
+        }
+        after = {data.weight[e] * after.x_child, data.weight[e] * after.phi_child, data.weight[e] * after.phi_parent};
+        for (const int which : {0, 1}) {
+            const BodyData<T> &body = which ? child : parent;
+            const int number = which ? end.joint.child : end.joint.parent, place = 2 * e + which;
+            if (number == world) continue;
+            const T sign = broadcast<T>(which ? 1.0 : -1.0), scale = sign * data.weight[e];
+            const Vec3<T> push[2] = {scale * now.x_child, data.weight[e] * (which ? now.phi_child : now.phi_parent)};
+            T *column = &problem.values[coupling.body_coupling[place]], *entries = &problem.values[coupling.coupling_body[place]];
+            add3(entries, (sign * h) * after.x_child);
+            add3(entries + 3, transposed_times(body.M, which ? after.phi_child : after.phi_parent));
+            for (const int k : {0, 1}) {
+                add3(column + 3 * k, -push[k]);
+                add3(&problem.residual[6 * number + 3 * k], -(lambda * push[k]));
+            }
+        }
+    }
+}
+
+}  // namespace torchdojo

@@ -1,0 +1,224 @@
+// The free directions of joints: dampers, armature, and limits and Coulomb friction of the coordinates (joint_cones.py, joints.py).
+//
+// Their impulses λ along a free direction are rows of the joint's node of their own, so that they couple its bodies through the joint and
+// not directly:
+//     δλ + (h·damper ∂r̂ + armature ∂ċ⁺ + k ∂ċ⁺ + Σ (γ/s) ∂c⁺) δw = what the cones' products still lack.
+// c⁺ is the coordinate at the next configuration, ċ⁺ = (c⁺ − c)/h, for rotations the rotation vector of p⁺ p⁻¹ over h, and r̂ the backward
+// difference that dampers see. k = 1/(σ_p/p + σ_q/q) and γ/s are those of the condensed pairs (joint_cone.hpp). Along components of the
+// rotation vector of two or three free rotations, limits act in other directions than inputs; they have rows behind the others.
+#pragma once
+
+#include "solver/problem.hpp"
+
+namespace torchdojo {
+
+// Rates and coordinates of a joint with armature, limits or friction at the end of a step to the configuration of `next`.
+template <class T>
+void free_values(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Relative<T> &next, FreeData<T> &free) {
+    const T h = problem.timestep();
+    const T *p = &problem.parameters[joint.parameters];
+    const Vec3<T> now = problem.displacement(joint, data, data.now), after = problem.displacement(joint, data, next);
+    for (int i = 0; i < joint.free_t(); ++i) {
+        const Vec3<T> f = load3(p + parameter::translations + 3 * (joint.held_t + i));
+        free.coordinate[i] = dot(f, after);
+        free.rate[i] = dot(f, after - now) / h;
+    }
+    if (!joint.free_r()) return;
+    free.turn = rotation_vector(next.p * conjugate(data.now.p));
+    if (joint.limited_r && joint.free_r() > 1) free.next = rotation_vector(next.p);
+    for (int j = 0; j < joint.free_r(); ++j) {
+        const Vec3<T> f = load3(p + parameter::rotations + 3 * (joint.held_r + j));
+        const int i = joint.free_t() + j;
+        free.rate[i] = dot(f, free.turn.theta) / h;
+        if (joint.limited_r) free.coordinate[i] = joint.free_r() > 1 ? dot(f, free.next.theta) : angle_near(next.p, f, free.angle);
+    }
+}
+
+// What stays the same during the step.
+template <class T>
+void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
+    const T h = problem.timestep();
+    const T *p = &problem.parameters[joint.parameters];
+    if (joint.limited_r && joint.free_r() == 1) {
+        const Vec3<T> f = load3(p + parameter::rotations + 6);
+        const T *lower = &problem.parameters[joint.lower], *upper = &problem.parameters[joint.upper];
+        const int i = joint.free_t();
+        constexpr double quarter = 1.57079632679489661923;
+        const T middle = joint.limited_r == 3 ? 0.5 * (lower[i] + upper[i]) : joint.limited_r == 1 ? lower[i] + quarter : upper[i] - quarter;
+        free.angle = angle_near(data.now.p, f, middle);
+    }
+    if (joint.extra) {
+        const RotationVector<T> angle = rotation_vector(data.now.p);
+        for (int j = 0; j < joint.free_r(); ++j) {
+            const Vec3<T> torque = right_jacobian_inverse(angle, load3(p + parameter::rotations + 3 * (joint.held_r + j)));
+            const Vec3<T> in_parent = data.offset * torque;
+            free.limit_parent[j] = -in_parent;
+            free.limit_child[j] = transposed_times(problem.bodies[joint.child].pose.R, problem.bodies[joint.parent].pose.R * in_parent);
+        }
+        free.now = angle;
+    }
+    if (joint.armature >= 0) {
+        // Seen from the poses before, the step that led here: the rate that the armature had.
+        BodyPose<T> before[2];
+        for (const int which : {0, 1}) {
+            const int body = which ? joint.child : joint.parent;
+            before[which] = problem.bodies[body].pose;
+            if (body == problem.mechanism.num_bodies) continue;
+            const T *state = &problem.z[state_size * body];
+            const Vec3<T> a = (0.5 * h) * load3(state + 10);
+            before[which].x = before[which].x - h * load3(state + 3);
+            before[which].q = before[which].q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a});
+            before[which].R = rotation_matrix(before[which].q);
+        }
+        free.incoming_parent = before[0], free.incoming_child = before[1];
+        free.incoming = problem.relative(joint, before[0], before[1], data.offset_quaternion);
+        const Vec3<T> change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
+        if (joint.free_r()) free.incoming_turn = rotation_vector(data.now.p * conjugate(free.incoming.p));
+        for (int i = 0; i < joint.free(); ++i) {
+            const bool translation = i < joint.free_t();
+            const Vec3<T> f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
+                                                     : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+            free.incoming_rate[i] = dot(f, translation ? change : free.incoming_turn.theta) / h;
+        }
+    }
+    // 1/(J M⁻¹ Jᵀ), damper and armature of every direction: scales of the smoothed projection (_coordinate_mass in joint_cones.py).
+    if (!joint.num_cones) return;
+    Mat3<T> inverse[2];
+    for (const int which : {0, 1})
+        inverse[which] = symmetric_inverse(load33(problem.body_parameters(which ? joint.child : 0) + parameter::inertia));
+    const bool world = joint.parent == problem.mechanism.num_bodies;
+    if (!world) inverse[0] = symmetric_inverse(load33(problem.body_parameters(joint.parent) + parameter::inertia));
+    auto mobility = [&](int body, const Mat3<T> &inverse, const Vec3<T> &force, const Vec3<T> &torque) {
+        return dot(force, force) / problem.body_parameters(body)[parameter::mass] + dot(torque, inverse * torque);
+    };
+    for (int i = 0; i < joint.free(); ++i) {
+        auto column = [&](const T *b, int row) { return Vec3<T>{b[6 * row], b[6 * (row + 1)], b[6 * (row + 2)]}; };
+        const T *child = data.wrench_child + joint.held() + i, *parent = data.wrench_parent + joint.held() + i;
+        T total = mobility(joint.child, inverse[1], column(child, 0), column(child, 3));
+        if (!world) total += mobility(joint.parent, inverse[0], column(parent, 0), column(parent, 3));
+        free.mass[i] = 1.0 / total + h * p[parameter::free_values + joint.free() + i];
+        if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
+    }
+    for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
+        T total = mobility(joint.child, inverse[1], Vec3<T>{}, free.limit_child[j]);
+        if (!world) total += mobility(joint.parent, inverse[0], Vec3<T>{}, free.limit_parent[j]);
+        free.limit_mass[j] = 1.0 / total + h * p[parameter::free_values + joint.free() + joint.free_t() + j];
+        if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
+    }
+}
+
+// Impulses along the free directions, and (`derived`) their rows, without the condensed pairs.
+template <bool derived, class T, class Store>
+void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
+    const T h = problem.timestep();
+    const T *p = &problem.parameters[joint.parameters];
+    const Vec3<T> anchor = load3(p + parameter::child_anchor);
+    const int held = joint.held();
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+    FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
+    Vec3<T> change{};
+    Mat3<T> before;
+    BodyPose<T> parent_back, child_back;
+    if (joint.has_damper) {
+        if (joint.free_t()) {
+            parent_back = parent.one_step_back(), child_back = child.one_step_back();
+            data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
+            change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, data.before);
+        } else {
+            data.before.p = conjugate(parent.orientation_back() * data.offset_quaternion) * child.orientation_back();
+        }
+        if (joint.free_r()) data.turn = rotation_vector(conjugate(data.before.p) * data.now.p);
+        if constexpr (derived) before = rotation_matrix(data.before.p);
+    }
+    if (free) free_values(problem, joint, data, data.next, *free);
+    // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
+    const T inverse_h = 1.0 / h;
+    T inverse_child{}, inverse_parent{};  // 1/c
+    if (derived && joint.has_damper) inverse_child = 1.0 / child.increment.w, inverse_parent = 1.0 / parent.increment.w;
+    auto back = [&](const BodyData<T> &body, const T &inverse, const Vec3<T> &g) {  // Nᵀ g
+        const Vec3<T> &a = body.increment.v;
+        return body.increment.w * g + (inverse * dot(a, g)) * a - cross(a, g);
+    };
+    auto forward = [&](const RowGradient<T, T> &g) {
+        return TwistRow<T>{h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent)};
+    };
+    for (int i = 0; i < joint.free(); ++i) {
+        const bool translation = i < joint.free_t();
+        const Vec3<T> f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
+                                                 : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+        TwistRow<T> row{};
+        T impulse{};
+        if (joint.has_damper) {
+            const T rate = inverse_h * dot(f, translation ? change : data.turn.theta);
+            if (!derived) {
+            } else if (translation) {
+                const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
+                row = {g.x_child, back(child, inverse_child, g.phi_child), back(parent, inverse_parent, g.phi_parent)};
+            } else {
+                const Vec3<T> g = right_jacobian_inverse(data.turn, f);
+                row = {Vec3<T>{}, back(child, inverse_child, g), -back(parent, inverse_parent, data.offset * (before * g))};
+            }
+            const T scale = h * p[parameter::free_values + joint.free() + i];
+            row = scale * row;
+            impulse = -scale * rate;
+        }
+        if (free) {
+            RowGradient<T, T> g;
+            if (!derived) {
+            } else if (translation) {
+                g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+                free->coordinate_row[i] = forward(g);
+            } else {
+                g = turn_gradient(data.offset, data.now.p, free->turn, f);
+                if (joint.limited_r) free->coordinate_row[i] = forward(angle_gradient(joint, data.offset, data.next.p, free->next, f));
+            }
+            if constexpr (derived) free->rate_row[i] = inverse_h * forward(g);
+            if (joint.armature >= 0) {
+                const T a = problem.parameters[joint.armature + i];
+                if constexpr (derived) row = row + a * free->rate_row[i];
+                impulse -= a * (free->rate[i] - free->incoming_rate[i]);
+            }
+        }
+        data.impulse[i] = impulse;
+        if constexpr (derived) store_row(held + i, row.linear, row.child, row.parent);
+    }
+    for (int e = 0; e < joint.extra; ++e) {
+        free->extra_impulse[e] = T{};
+        if constexpr (derived) store_row(held + joint.free() + e, Vec3<T>{}, Vec3<T>{}, Vec3<T>{});
+    }
+    for (int k = held; derived && k < joint.size; ++k) problem.values[joint.diagonal + k * (joint.size + 1)] = broadcast<T>(1.0);
+    for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        const T *impulse = w + cone.impulse, *slack = w + cone.slack;
+        const T value = problem.parameters[cone.parameter];
+        T *row = &problem.residual[cone.impulse];
+        T &total = cone.row < held + joint.free() ? data.impulse[cone.row - held] : free->extra_impulse[cone.row - held - joint.free()];
+        if (cone.kind == JointConeTable::friction) {
+            const int q = cone.stride;
+            total += 0.5 * (impulse[0] - impulse[q]);
+            row[0] = impulse[0] + impulse[q] - 2.0 * max(h * value, broadcast<T>(constant::least_height));
+            row[q] = free->rate[cone.coordinate] - slack[0] + slack[q];
+        } else {
+            const double sign = cone.sign();
+            total += sign * impulse[0];
+            row[0] = sign * (free->coordinate[cone.coordinate] - value) - slack[0];
+        }
+    }
+}
+
+// The condensed pairs: k ∂ċ⁺ and (γ/s) ∂c⁺ into the rows.
+template <class T>
+void condense_free(Problem<T> &problem, const JointTable &joint) {
+    const bool world = joint.parent == problem.mechanism.num_bodies;
+    for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        const TwistRow<T> row = problem.joint_cones[c].stiffness * problem.cone_row(cone);
+        T *child = &problem.values[joint.joint_child] + 6 * cone.row;
+        for (int k = 0; k < 3; ++k) child[k] += row.linear[k], child[3 + k] += row.child[k];
+        if (world) continue;
+        T *parent = &problem.values[joint.joint_parent] + 6 * cone.row;
+        for (int k = 0; k < 3; ++k) parent[k] -= row.linear[k], parent[3 + k] += row.parent[k];
+    }
+}
+
+}  // namespace torchdojo

@@ -1,0 +1,276 @@
+// Contacts between two bodies, and between shapes (contact_base.py): geometry by forward derivatives, the rest by hand.
+//
+// At the next configuration: φ, the normal n from b to a, the tangents and the levers. Between bodies, the impulse P = γ n + Tᵀβ acts at the
+// current configuration and at a common point, with F = R and
+//     l_a = l⁺ + Δ,  l_b = l⁺ + (x_a⁺ − x_b⁺) − Δ,  Δ = ½ ((x_a⁺ − x_a) − (x_b⁺ − x_b));
+// against the world, l_a = l⁺ and F = R⁺. Torques F_aᵀ(l_a × P) and −F_bᵀ(l_b × P); slip u = v_a + (F_a ω_a) × l_a − v_b − (F_b ω_b) × l_b.
+#pragma once
+
+#include "base/geometry.hpp"
+#include "elements/couple_friction.hpp"
+
+namespace torchdojo {
+
+template <class S>
+struct Touch {
+    S distance;
+    Vec3<S> n, lever_a, lever_b;
+};
+
+template <class S, class T>
+TD_INLINE Vec3<S> lift(const Vec3<T> &a) {
+    return {S(a.x), S(a.y), S(a.z)};
+}
+template <class S, class T>
+TD_INLINE Mat3<S> lift(const Mat3<T> &a) {
+    Mat3<S> r;
+    for (int k = 0; k < 9; ++k) r.m[k] = S(a.m[k]);
+    return r;
+}
+template <class T>
+TD_INLINE T value(const T &a) {
+    return a;
+}
+template <class T>
+TD_INLINE T value(const Dual<T> &a) {
+    return a.v;
+}
+template <class T>
+TD_INLINE Vec3<T> value(const Vec3<Dual<T>> &a) {
+    return {a.x.v, a.y.v, a.z.v};
+}
+
+// A pose whose derivatives are numbers `first` to `first` + 5.
+template <class T>
+void seed(const BodyPose<T> &pose, int first, Vec3<Dual<T>> &x, Mat3<Dual<T>> &R) {
+    x = lift<Dual<T>>(pose.x), R = lift<Dual<T>>(pose.R);
+    for (int k = 0; k < 3; ++k) {
+        x[k].d[first + k] = broadcast<T>(1.0);
+        const int i = (k + 1) % 3, j = (k + 2) % 3;  // R [e_k]×: column i becomes column j, column j minus column i
+        for (int r = 0; r < 3; ++r) R.m[3 * r + i].d[first + 3 + k] = pose.R.m[3 * r + j], R.m[3 * r + j].d[first + 3 + k] = -pose.R.m[3 * r + i];
+    }
+}
+
+template <class S, class P>
+geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &R) {
+    geometry::Solid<S> result;
+    result.position = x + R * load3(p);
+    result.radius = S(p[3]);
+    if (kind == geometry::sphere) return result;
+    result.rotation = R * lift<S>(rotation_matrix(load4(p + 4)));
+    for (int k = 0; k < (kind == geometry::box ? 3 : 1); ++k) result.half[k] = S(p[8 + k]);
+    return result;
+}
+
+// P: of the numbers of the shapes, T or S.
+template <class T, class S, class P>
+Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
+               const Mat3<S> &Rb, const P *shape_a, const P *shape_b) {
+    Touch<S> result;
+    Vec3<S> point;
+    if (pair.kind_b == geometry::surface) {
+        const Vec3<S> centre = xa + Ra * load3(shape_a);
+        result.n = Rb * load3(shape_b);
+        result.distance = dot(result.n, centre - xb) - shape_b[3] - shape_a[3];
+        point = centre - shape_a[3] * result.n;
+    } else {
+        const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
+        const auto found = geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
+        result.n = found.normal, result.distance = found.distance, point = found.point;
+    }
+    result.lever_a = point - xa, result.lever_b = point - xb;
+    if (pair.other < problem.mechanism.num_bodies) {
+        const Vec3<S> a = xa - lift<S>(problem.bodies[body].pose.x), b = xb - lift<S>(problem.bodies[pair.other].pose.x);
+        Vec3<S> shift = a - b;
+        for (int k = 0; k < 3; ++k) shift[k] = 0.5 * shift[k];
+        result.lever_a = result.lever_a + shift, result.lever_b = result.lever_b - shift;
+    }
+    return result;
+}
+
+template <class T, class S>
+Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
+               const Mat3<S> &Rb) {
+    return touch<T, S, T>(problem, pair, body, xa, Ra, xb, Rb, &problem.parameters[pair.shape_a], &problem.parameters[pair.shape_b]);
+}
+
+// Two unit vectors t₁, t₂ with t₁ × t₂ = n (elements.orthonormal_complement).
+template <class T, class S>
+void tangents(const Vec3<S> &n, Vec3<S> &t1, Vec3<S> &t2) {
+    const S one = S(broadcast<T>(1.0));
+    const Mask<T> flip = n.z < S(broadcast<T>(-0.5));
+    const Vec3<S> m = {select(flip, -n.x, n.x), select(flip, -n.y, n.y), select(flip, -n.z, n.z)};
+    const S a = one / (one + m.z), xy = m.x * m.y * a;
+    t1 = {one - m.x * m.x * a, -xy, -m.x};
+    t2 = {-xy, one - m.y * m.y * a, -m.y};
+    for (int k = 0; k < 3; ++k) t2[k] = select(flip, -t2[k], t2[k]);
+}
+
+template <class T>
+void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
+    using S = Dual<T>;
+    const MechanismTable &m = problem.mechanism;
+    const PairTable &pair = m.pairs[contact.pair];
+    PairData<T> &out = problem.pairs[contact.pair];
+    const bool world = pair.other == m.num_bodies;
+    const T h = problem.timestep(), *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse, *slack = w + contact.slack;
+    const int bodies[2] = {contact.body, pair.other};
+    Vec3<S> x[2];
+    Mat3<S> R[2];
+    Vec3<T> v[2] = {}, omega[2] = {};
+    for (const int i : {0, 1}) {
+        const BodyData<T> &body = problem.bodies[bodies[i]];
+        if (i && world) {
+            x[1] = lift<S>(body.pose.x), R[1] = lift<S>(body.pose.R);
+            continue;
+        }
+        seed(body.next, 6 * i, x[i], R[i]);
+        v[i] = load3(w + 6 * bodies[i]), omega[i] = load3(w + 6 * bodies[i] + 3);
+    }
+    const Touch<S> touching = touch<T, S>(problem, pair, contact.body, x[0], R[0], x[1], R[1]);
+    Vec3<S> direction[3] = {touching.n};
+    tangents<T, S>(touching.n, direction[1], direction[2]);
+    const Vec3<S> levers[2] = {touching.lever_a, touching.lever_b};
+    const Mat3<S> frames[2] = {world ? R[0] : lift<S>(problem.bodies[bodies[0]].pose.R), lift<S>(problem.bodies[bodies[1]].pose.R)};
+    auto chain = [&](const T *g, T *twist) {  // from derivatives by the next poses to those by the velocities
+        for (const int i : {0, 1}) {
+            if (i && world) continue;
+            store3(twist + 6 * i, h * load3(g + 6 * i));
+            store3(twist + 6 * i + 3, transposed_times(problem.bodies[bodies[i]].M, load3(g + 6 * i + 3)));
+        }
+    };
+
+    data.beta[0] = data.beta[1] = T{};
+    if (contact.friction == ContactTable::disc) data.beta[0] = impulse[contact.cone + 1], data.beta[1] = impulse[contact.cone + 2];
+    if (contact.is_pyramid())
+        for (int i = 0; i < contact.facets; ++i)
+            data.beta[0] += contact.direction_x(i) * impulse[2 + i], data.beta[1] += contact.direction_y(i) * impulse[2 + i];
+    const Vec3<S> force = impulse[0] * direction[0] + data.beta[0] * direction[1] + data.beta[1] * direction[2];
+    Vec3<S> couple;
+    if (contact.num_couples) couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
+    Vec3<S> velocity = lift<S>(v[0] - v[1]), incoming = lift<S>(Vec3<T>{});
+    for (const int i : {0, 1}) {
+        if (i && world) continue;
+        const Vec3<S> swing = cross(frames[i] * omega[i], levers[i]);
+        velocity = i ? velocity - swing : velocity + swing;
+        Vec3<S> moment = cross(levers[i], force);
+        if (contact.num_couples) moment = moment + couple;
+        const Vec3<S> torque = transposed_times(frames[i], moment);
+        for (int r = 0; r < 3; ++r) {
+            const S &t = torque[r], &f = force[r];
+            for (int k = 0; k < dual_size; ++k) out.wrench[i][r][k] = i ? -f.d[k] : f.d[k], out.wrench[i][3 + r][k] = i ? -t.d[k] : t.d[k];
+        }
+        if (contact.restitution >= 0) {
+            const T *state = &problem.z[state_size * bodies[i]];
+            const Vec3<T> spin = problem.bodies[bodies[i]].pose.R * load3(state + 10);
+            const Vec3<S> at = lift<S>(load3(state + 3)) + cross(lift<S>(spin), levers[i]);
+            incoming = i ? incoming - at : incoming + at;
+        }
+    }
+    S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
+    T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of what the velocities do directly
+    if (contact.recovery >= 0 || contact.stiffness >= 0)
+        rows[0] = rows[0] + (problem.laws[contact.law].shift + problem.laws[contact.law].softness * impulse[0]);
+    if (contact.restitution >= 0) {
+        const S law = h * dot(direction[0], velocity + problem.parameters[contact.restitution] * incoming);
+        problem.laws[contact.law].bouncing = select_mask(problem.laws[contact.law].bounces, law.v < rows[0].v, Mask<T>{});
+        rows[0] = select(problem.laws[contact.law].bouncing, law, rows[0]);
+        along[0] = select(problem.laws[contact.law].bouncing, h, T{});
+    }
+    // The same for both bodies: B, C, and the derivative of the impulses.
+    out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);
+    const Vec3<T> axes[3] = {out.n, out.t1, out.t2};
+    T twist[12];
+    for (int row = 0; row < 3; ++row) {
+        for (int k = 0; k < dual_size; ++k) out.rows[row][k] = rows[row].d[k];
+        chain(out.rows[row], twist);
+        for (const int i : {0, 1}) {
+            if (i && world) continue;
+            const Vec3<T> lever = out.lever[i] = value(levers[i]);
+            const Vec3<T> local = transposed_times(world ? problem.bodies[bodies[i]].next.R : problem.bodies[bodies[i]].pose.R, cross(lever, axes[row]));
+            const double sign = i ? -1.0 : 1.0;
+            T *B = i ? out.other_wrench : data.wrench, *C = (i ? out.other_rows : data.rows) + 6 * row;
+            for (int r = 0; r < 3; ++r) {
+                B[3 * r + row] = sign * axes[row][r], B[3 * (3 + r) + row] = sign * local[r];
+                C[r] = twist[6 * i + r] + along[row] * (sign * axes[row][r]);
+                C[3 + r] = twist[6 * i + 3 + r] + along[row] * (sign * local[r]);
+            }
+        }
+    }
+    for (const int i : {0, 1}) {
+        if (i && world) continue;
+        const T *B = i ? out.other_wrench : data.wrench;
+        for (int r = 0; r < 6; ++r) {
+            problem.residual[6 * bodies[i] + r] -= B[3 * r] * impulse[0] + B[3 * r + 1] * data.beta[0] + B[3 * r + 2] * data.beta[1];
+            chain(out.wrench[i][r], twist);
+            for (const int j : {0, 1}) {
+                if (j && world) continue;
+                T *block = &problem.values[problem.pair_block(contact, i, j)] + 6 * r;
+                for (int k = 0; k < 6; ++k) block[k] -= twist[6 * j + k];
+            }
+        }
+    }
+    T *row = &problem.residual[contact.impulse];
+    row[0] = rows[0].v - slack[0];
+    problem.friction_rows(contact, p[parameter::friction] * impulse[0], impulse + contact.cone, slack + contact.cone, rows[1].v, rows[2].v,
+                          row + contact.cone);
+}
+
+// The condensed cones of a pair: B K C over both bodies.
+template <class T>
+void condense_pair(Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data) {
+    const PairTable &pair = problem.mechanism.pairs[contact.pair];
+    const PairData<T> &other = problem.pairs[contact.pair];
+    const int sides = pair.other == problem.mechanism.num_bodies ? 1 : 2;
+    for (int j = 0; j < sides; ++j) {
+        T KC[18];
+        problem.stiffen(contact, data, j ? other.other_rows : data.rows, KC);
+        for (int i = 0; i < sides; ++i) {
+            const T *B = i ? other.other_wrench : data.wrench;
+            T *block = &problem.values[problem.pair_block(contact, i, j)];
+            for (int r = 0; r < 6; ++r)
+                for (int c = 0; c < 6; ++c) {
+                    T sum = B[3 * r] * KC[c];
+                    if (contact.friction) sum += B[3 * r + 1] * KC[6 + c] + B[3 * r + 2] * KC[12 + c];
+                    block[6 * r + c] += sum;
+                }
+        }
+    }
+}
+
+// Distance, slip and spin of a pair for given velocities, to start its cones from.
+template <class T>
+struct PairMotion {
+    T distance, slip[2], spin[3];     // spins about the normal and both tangents
+};
+
+template <class T>
+PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact, const Vec3<T> *v, const Vec3<T> *omega) {
+    const MechanismTable &m = problem.mechanism;
+    const PairTable &pair = m.pairs[contact.pair];
+    const bool world = pair.other == m.num_bodies;
+    const T h = problem.timestep();
+    Vec3<T> x[2];
+    Mat3<T> R[2];
+    for (const int i : {0, 1}) {
+        const BodyPose<T> &pose = problem.bodies[i ? pair.other : contact.body].pose;
+        x[i] = pose.x, R[i] = pose.R;
+        if (i && world) continue;
+        const Vec3<T> a = (0.5 * h) * omega[i];
+        x[i] = x[i] + h * v[i];
+        R[i] = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
+    }
+    const Touch<T> touching = touch<T, T>(problem, pair, contact.body, x[0], R[0], x[1], R[1]);
+    Vec3<T> t1, t2;
+    tangents<T, T>(touching.n, t1, t2);
+    Vec3<T> spin = (world ? R[0] : problem.bodies[contact.body].pose.R) * omega[0];
+    Vec3<T> velocity = v[0] + cross(spin, touching.lever_a);
+    if (!world) {
+        const Vec3<T> other = problem.bodies[pair.other].pose.R * omega[1];
+        velocity = velocity - v[1] - cross(other, touching.lever_b);
+        spin = spin - other;
+    }
+    return {touching.distance, {dot(t1, velocity), dot(t2, velocity)}, {dot(touching.n, spin), dot(t1, spin), dot(t2, spin)}};
+}
+
+}  // namespace torchdojo

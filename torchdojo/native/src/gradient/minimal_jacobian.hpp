@@ -1,0 +1,201 @@
+// The whole derivative of a step in minimal coordinates, (q, q̇, u) to (q⁺, q̇⁺), row by row through the transposed system.
+//
+// q̇⁺ is a function of the poses at both ends of the step, of which the next one moves with the current one and with w: a row of its
+// derivative is one right-hand side for the transposed system (its gradient by v⁺, ω⁺, nothing for impulses), plus its gradient by the
+// current poses; tree.hpp takes both on to (q, q̇). No rows of q⁺ are needed where q⁺ = q + h q̇⁺, for translations and single rotations:
+// they follow. Components of a rotation vector of two or three rotations do not add up like that, and have right-hand sides of their own.
+// So a tree with n coordinates takes n solves, or a few more, instead of the 6 nb of jacobian.hpp, and what is stored is (2n)².
+#pragma once
+
+#include "gradient/gradient.hpp"
+#include "gradient/tree.hpp"
+
+namespace torchdojo {
+
+struct MinimalJob {
+    GradientJob step;
+    const double *q, *qd;             // of which step.step.z is the state
+    double *out;                      // (2n, 2n + nu)
+};
+
+template <class T, class R>
+class MinimalJacobian {
+public:
+    static constexpr int width = lanes<R> / lanes<T>;  // rows per solve
+
+    explicit MinimalJacobian(const MechanismTable &m)
+        : mechanism(m), adjoint(m), product(m), right(m.num_unknowns), columns(2 * m.num_coordinates + m.num_inputs),
+          next(m.num_bodies + 1) {
+        for (int l = 0; l < int(m.tree.size()); ++l) {
+            const JointTable &joint = m.joints[m.tree[l].joint];
+            for (int i = 0; i < joint.free(); ++i) {
+                targets.push_back({l, i, true});
+                if (i >= joint.free_t() && joint.free_r() > 1) targets.push_back({l, i, false});
+            }
+        }
+        gradients.resize(targets.size());
+        next[m.num_bodies] = Next{};
+    }
+
+    // Up to `lanes<T>` jobs. `gradient` loads and smooths.
+    void run(const MinimalJob *jobs, int count, const Options &options, const double *shared, StepGradient<T> &gradient) {
+        GradientJob steps[lanes<T>];
+        for (int lane = 0; lane < count; ++lane) steps[lane] = jobs[lane].step;
+        gradient.load(steps, count, options, shared);
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const MinimalJob &job = jobs[std::min(lane, count - 1)];
+            for (int k = 0; k < mechanism.num_coordinates; ++k) set(product.q[k], lane, job.q[k]), set(product.qd[k], lane, job.qd[k]);
+        }
+        const Problem<T> &problem = gradient.stepper.problem;
+        const T *solution = gradient.solution.data();
+        product.prepare(problem);
+        differentiate_targets(problem, gradient.w.data());
+        adjoint.give = options.limit ? gradient.give.data() : nullptr;
+        adjoint.factor(gradient.stepper.problem, gradient.stepper.cones, solution);
+        const int rows = int(targets.size());
+        for (int first = 0; first < rows; first += width) {
+            const int size = std::min(width, rows - first);
+            std::fill_n(right.begin(), 6 * mechanism.num_bodies, R{});
+            for (int k = 0; k < size; ++k) add_velocities(targets[first + k], gradients[first + k], k);
+            adjoint.solve(problem, solution, right.data(), false, true);
+            adjoint.multiply(problem, solution);
+            for (int k = 0; k < size; ++k) add_poses(targets[first + k], gradients[first + k], k);
+            product.multiply(adjoint.gradient);
+            std::copy(product.by_q.begin(), product.by_q.end(), columns.begin());
+            std::copy(product.by_qd.begin(), product.by_qd.end(), columns.begin() + mechanism.num_coordinates);
+            std::copy(adjoint.gradient.u.begin(), adjoint.gradient.u.end(), columns.begin() + 2 * mechanism.num_coordinates);
+            for (int lane = 0; lane < count; ++lane)
+                for (int k = 0; k < size; ++k)
+                    store(targets[first + k], jobs[lane].out, get(problem.timestep(), lane), width == 1 ? lane : k);
+        }
+    }
+
+private:
+    struct Target {                   // a row: coordinate i of a link of the tree, q̇⁺ or q⁺
+        int link, i;
+        bool rate;
+    };
+    struct Gradient {                 // by v⁺ of the child (minus that by the parent's), ω⁺; by x, φ at the current poses
+        Vec3<T> v, omega_child, omega_parent, x, phi_child, phi_parent;
+    };
+    struct Next {                     // at the end of the step itself, not where derivatives are smoothed
+        BodyPose<T> pose;
+        Mat3<T> turn;                 // of the increment
+        Vec3<T> a;
+        T c;
+        // Mᵀφ / h, M = h (c I + a aᵀ/c − [a]×)
+        TD_INLINE Vec3<T> by_velocity(const Vec3<T> &phi) const { return c * phi + (dot(a, phi) / c) * a + cross(a, phi); }
+    };
+    const MechanismTable &mechanism;
+    Adjoint<T, R> adjoint;
+    TreeProduct<T, R> product;
+    std::vector<R> right, columns;
+    std::vector<Next> next;           // and the world behind them
+    std::vector<Target> targets;
+    std::vector<Gradient> gradients;
+
+    void differentiate_targets(const Problem<T> &problem, const T *w) {
+        const T h = problem.timestep(), inverse = 1.0 / h;
+        for (int i = 0; i <= mechanism.num_bodies; ++i) {
+            const BodyPose<T> &pose = problem.bodies[i].pose;
+            Next &to = next[i];
+            const bool world = i == mechanism.num_bodies;
+            to.a = world ? Vec3<T>{} : (0.5 * h) * load3(w + 6 * i + 3);
+            to.c = sqrt(1.0 - dot(to.a, to.a));
+            to.turn = rotation_matrix(Quat<T>{to.c, to.a});
+            to.pose.x = world ? pose.x : pose.x + h * load3(w + 6 * i);
+            to.pose.q = pose.q * Quat<T>{to.c, to.a};
+            to.pose.R = rotation_matrix(to.pose.q);
+        }
+        for (size_t k = 0; k < targets.size();) {
+            const int link = targets[k].link;
+            const JointTable &joint = mechanism.joints[mechanism.tree[link].joint];
+            const JointData<T> &data = problem.joints[mechanism.tree[link].joint];
+            const Next &parent = next[joint.parent], &child = next[joint.child];
+            const Relative<T> after = problem.relative(joint, parent.pose, child.pose, data.offset_quaternion);
+            const FreeAxes<T> axes(joint, problem.parameters.data());
+            RotationVector<T> turn, angle;
+            if (joint.free_r()) turn = rotation_vector(conjugate(data.now.p) * after.p);
+            if (joint.free_r() > 1) angle = rotation_vector(after.p);
+            for (; k < targets.size() && targets[k].link == link; ++k) {
+                const Target &target = targets[k];
+                const RowGradient<T, T> then = by_next(problem, joint, axes, target, after, turn, angle);
+                Gradient &to = gradients[k];
+                to = {h * then.x_child, h * child.by_velocity(then.phi_child), h * parent.by_velocity(then.phi_parent), then.x_child,
+                      child.turn * then.phi_child, parent.turn * then.phi_parent};
+                if (!target.rate) continue;
+                const RowGradient<T, T> now = by_now(problem, joint, axes, target, turn);
+                to = {then.x_child, child.by_velocity(then.phi_child), parent.by_velocity(then.phi_parent), inverse * (to.x - now.x_child),
+                      inverse * (to.phi_child - now.phi_child), inverse * (to.phi_parent - now.phi_parent)};
+            }
+        }
+    }
+
+    // Of A_t (e⁺ − e) and A_r log(p⁻¹ p⁺), h times the rate, by the next poses, or of A_r log p⁺; in the body frames of those.
+    RowGradient<T, T> by_next(const Problem<T> &problem, const JointTable &joint, const FreeAxes<T> &axes, const Target &target,
+                              const Relative<T> &after, const RotationVector<T> &turn, const RotationVector<T> &angle) const {
+        const int i = target.i - joint.free_t();
+        if (i < 0) return translation(joint, axes, target.i, next[joint.parent].pose, next[joint.child].pose, after);
+        const Vec3<T> f = axes.rotation(i);
+        if (!target.rate) return {Vec3<T>{}, left_jacobian_inverse(angle, f), -(axes.offset * right_jacobian_inverse(angle, f))};
+        return {Vec3<T>{}, left_jacobian_inverse(turn, f), -in_parent(problem, joint, axes, right_jacobian_inverse(turn, f))};
+    }
+
+    // Of A_t e and −A_r log(p⁻¹ p⁺) by the current ones.
+    RowGradient<T, T> by_now(const Problem<T> &problem, const JointTable &joint, const FreeAxes<T> &axes, const Target &target,
+                             const RotationVector<T> &turn) const {
+        const int i = target.i - joint.free_t();
+        if (i < 0)
+            return translation(joint, axes, target.i, problem.bodies[joint.parent].pose, problem.bodies[joint.child].pose,
+                               problem.joints[&joint - mechanism.joints.data()].now);
+        const Vec3<T> g = right_jacobian_inverse(turn, axes.rotation(i));
+        return {Vec3<T>{}, g, -in_parent(problem, joint, axes, g)};
+    }
+
+    static RowGradient<T, T> translation(const JointTable &joint, const FreeAxes<T> &axes, int i, const BodyPose<T> &parent,
+                                         const BodyPose<T> &child, const Relative<T> &relative) {
+        const Vec3<T> f = load3(axes.p + parameter::translations + 3 * (joint.held_t + i));
+        return translation_gradient(parent, child, axes.offset, relative, axes.child_anchor(), f);
+    }
+
+    static Vec3<T> in_parent(const Problem<T> &problem, const JointTable &joint, const FreeAxes<T> &axes, const Vec3<T> &in_child) {
+        const Quat<T> &p = problem.joints[&joint - problem.mechanism.joints.data()].now.p;
+        return axes.offset * (rotation_matrix(p) * in_child);
+    }
+
+    // To lane k of R, or to all of it where its lanes are environments.
+    template <class To>
+    static TD_INLINE void add(To &&to, int k, const Vec3<T> &value) {
+        for (int c = 0; c < 3; ++c) {
+            if constexpr (width == 1) to[c] = to[c] + value[c];
+            else set(to[c], k, get(to[c], k) + value[c]);
+        }
+    }
+
+    void add_velocities(const Target &target, const Gradient &g, int k) {
+        const JointTable &joint = mechanism.joints[mechanism.tree[target.link].joint];
+        add(&right[6 * joint.child], k, g.v), add(&right[6 * joint.child + 3], k, g.omega_child);
+        if (joint.parent == mechanism.num_bodies) return;
+        add(&right[6 * joint.parent], k, -g.v), add(&right[6 * joint.parent + 3], k, g.omega_parent);
+    }
+
+    void add_poses(const Target &target, const Gradient &g, int k) {
+        const JointTable &joint = mechanism.joints[mechanism.tree[target.link].joint];
+        add(adjoint.gradient.x[joint.child], k, g.x), add(adjoint.gradient.phi[joint.child], k, g.phi_child);
+        add(adjoint.gradient.x[joint.parent], k, -g.x), add(adjoint.gradient.phi[joint.parent], k, g.phi_parent);
+    }
+
+    void store(const Target &target, double *out, double h, int lane) const {
+        const TreeTable &link = mechanism.tree[target.link];
+        const JointTable &joint = mechanism.joints[link.joint];
+        const int n = mechanism.num_coordinates, at = link.coordinate + target.i, size = int(columns.size());
+        double *row = out + size_t(target.rate ? n + at : at) * size;
+        for (int c = 0; c < size; ++c) row[c] = get(columns[c], lane);
+        if (!target.rate || (target.i >= joint.free_t() && joint.free_r() > 1)) return;
+        double *coordinate = out + size_t(at) * size;  // q⁺ = q + h q̇⁺
+        for (int c = 0; c < size; ++c) coordinate[c] = h * row[c];
+        coordinate[at] += 1.0;
+    }
+};
+
+}  // namespace torchdojo

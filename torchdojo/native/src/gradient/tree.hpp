@@ -1,0 +1,261 @@
+// Minimal coordinates (q, q̇) of a tree of joints: the state that has them, and its derivative (state.py, state_jacobians.py).
+//
+// Between a parent a and a child b, p the relative orientation and e the displacement of the anchors in the parent's frame, coordinates are
+// A_t e and A_r log p with the free axes in the rows of A, and rates their backward differences over the step that led here,
+//     q̇ = (A_t (e − e⁻), A_r log(p⁻⁻¹ p)) / h.
+// A state is put together at both configurations, p = exp(A_rᵀ q), p⁻ = p exp(−τ) with τ = h A_rᵀ q̇ (and the turn about the held axis that
+// keeps two free rotations assembled), and its velocities are v = (x − x⁻)/h, (h/2) ω = vec(q⁻⁻¹ q).
+//
+// A coordinate moves all bodies beyond its joint as one rigid body. A motion is a row S = (v_o, ω): velocity
+// of the point o that moves with it, and angular velocity, in the world frame. A gradient of the pose (g_x, g_φ) of one of the bodies is a
+// force g_x in its centre of mass and a torque R g_φ; all of them together are a force F and a torque N about o, and S·(F, N) is the
+// gradient by the coordinate. So products with the derivative of the map sum forces and torques over subtrees, leaves first (the recursion
+// of Featherstone 2008, "Rigid Body Dynamics Algorithms", section 5.3, at o in the place of the joints).
+#pragma once
+
+#include "gradient/adjoint.hpp"
+
+namespace torchdojo {
+
+// The rotation about a vector θ, and the Jacobians of exp there: exp(θ + δ) = exp(θ) exp(J_r δ) = exp(J_l δ) exp(θ).
+template <class T>
+struct Exponential {
+    Vec3<T> theta;
+    T cosine, sine;                   // cos(|θ|/2), sin(|θ|/2)/|θ|
+    T first, second;                  // (1 − cos|θ|)/|θ|², (|θ| − sin|θ|)/|θ|³
+
+    TD_INLINE explicit Exponential(const Vec3<T> &theta) : theta(theta) {
+        const T squared = dot(theta, theta);
+        const Mask<T> small = squared < broadcast<T>(1e-8);  // (the next terms of the series are below 1e-18)
+        const T angle = sqrt(select(small, broadcast<T>(1.0), squared)), half = 0.5 * angle, cube = angle * angle * angle;
+        const T c = each_lane<T>([](double x) { return std::cos(x); }, half), s = each_lane<T>([](double x) { return std::sin(x); }, half);
+        cosine = select(small, 1.0 - squared / 8.0, c), sine = select(small, 0.5 - squared / 48.0, s / angle);
+        first = 2.0 * sine * sine, second = select(small, 1.0 / 6.0 - squared / 120.0, (angle - 2.0 * s * c) / cube);
+    }
+    TD_INLINE Quat<T> quaternion() const { return {cosine, sine * theta}; }
+    TD_INLINE Vec3<T> turn(const Vec3<T> &v) const {
+        const Vec3<T> t = cross(theta, v);
+        return v + (2.0 * cosine * sine) * t + first * cross(theta, t);
+    }
+    TD_INLINE Vec3<T> right_jacobian(const Vec3<T> &v) const {
+        const Vec3<T> t = cross(theta, v);
+        return v - first * t + second * cross(theta, t);
+    }
+    TD_INLINE Vec3<T> left_jacobian(const Vec3<T> &v) const {
+        const Vec3<T> t = cross(theta, v);
+        return v + first * t + second * cross(theta, t);
+    }
+};
+
+// The free axes of a joint: rows of translations in the parent's frame, and of rotations in the joint frame.
+template <class T>
+struct FreeAxes {
+    const JointTable &joint;
+    const T *p;                       // its parameters
+    Quat<T> offset_quaternion;
+    Mat3<T> offset;
+
+    FreeAxes(const JointTable &joint, const T *parameters)
+        : joint(joint), p(parameters + joint.parameters), offset_quaternion(load4(p + parameter::orientation)),
+          offset(rotation_matrix(offset_quaternion)) {}
+    TD_INLINE Vec3<T> rotation(int i) const { return load3(p + parameter::rotations + 3 * (joint.held_r + i)); }
+    TD_INLINE Vec3<T> translation(int i) const { return offset * load3(p + parameter::translations + 3 * (joint.held_t + i)); }
+    TD_INLINE Vec3<T> rotations(const T *values) const {
+        Vec3<T> sum{};
+        for (int i = 0; i < joint.free_r(); ++i) sum = sum + values[joint.free_t() + i] * rotation(i);
+        return sum;
+    }
+    TD_INLINE Vec3<T> translations(const T *values) const {
+        Vec3<T> sum{};
+        for (int i = 0; i < joint.free_t(); ++i) sum = sum + values[i] * translation(i);
+        return sum;
+    }
+    TD_INLINE Vec3<T> parent_anchor() const { return load3(p + parameter::parent_anchor); }
+    TD_INLINE Vec3<T> child_anchor() const { return load3(p + parameter::child_anchor); }
+};
+
+// τ, by which a joint at p turns in the step that led there: t = h A_rᵀ q̇, and with two free rotations k n besides, n across both. There
+// n·vec p = 0 holds at both ends of the step, for which k = −n·(p⃗ × t)/p₀ (`_held_turn` in state.py).
+template <class T>
+struct StepTurn {
+    const bool held;
+    Vec3<T> n, t, vector;
+    T scalar, k;
+
+    TD_INLINE StepTurn(const FreeAxes<T> &axes, const Quat<T> &p, const Vec3<T> &t)
+        : held(axes.joint.free_r() == 2), n(load3(axes.p + parameter::rotations)), t(t), vector(p.v), scalar(p.w),
+          k(held ? -dot(n, cross(p.v, t)) / p.w : T{}) {}
+    TD_INLINE Vec3<T> tau() const { return held ? t + k * n : t; }
+    // dτ by δ, the change of p (dp₀ = −p⃗·δ/2, dp⃗ = (p₀ δ + p⃗ × δ)/2), and by dt.
+    TD_INLINE Vec3<T> by_p(const Vec3<T> &delta) const {
+        if (!held) return Vec3<T>{};
+        const Vec3<T> side = cross(t, n);
+        return (0.5 * dot((1.0 / scalar) * (k * vector - cross(side, vector)) - side, delta)) * n;
+    }
+    TD_INLINE Vec3<T> by_t(const Vec3<T> &dt) const {
+        return held ? dt + (dot(cross(vector, n), dt) / scalar) * n : dt;
+    }
+};
+
+// From (q, q̇) to z.
+template <class T>
+class TreeStates {
+public:
+    explicit TreeStates(const MechanismTable &m) : parameters(m.num_parameters), q(m.num_coordinates), qd(q), z(state_size * m.num_bodies),
+          mechanism(m), now(m.num_bodies + 1), before(now) {
+        BodyPose<T> &origin = now[m.num_bodies];
+        origin = BodyPose<T>{};
+        origin.q.w = broadcast<T>(1.0);
+        origin.R = rotation_matrix(origin.q);
+        before[m.num_bodies] = origin;
+    }
+
+    std::vector<T> parameters, q, qd, z;
+
+    void run() {
+        const T h = parameters[parameter::timestep], inverse = 1.0 / h;
+        for (const TreeTable &link : mechanism.tree) {
+            const JointTable &joint = mechanism.joints[link.joint];
+            const FreeAxes<T> axes(joint, parameters.data());
+            const T *at = q.data() + link.coordinate, *rate = qd.data() + link.coordinate;
+            const Quat<T> p = Exponential<T>(axes.rotations(at)).quaternion();
+            const Vec3<T> tau = StepTurn<T>(axes, p, h * axes.rotations(rate)).tau(), shift = axes.translations(at);
+            place(joint, axes, now, p, shift);
+            place(joint, axes, before, p * conjugate(Exponential<T>(tau).quaternion()), shift - h * axes.translations(rate));
+        }
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const BodyPose<T> &a = before[i], &b = now[i];
+            const Quat<T> step = conjugate(a.q) * b.q;
+            T *state = &z[state_size * i];
+            store3(state, b.x);
+            store3(state + 3, inverse * (b.x - a.x));
+            state[6] = b.q.w, store3(state + 7, b.q.v);
+            store3(state + 10, select(step.w < T{}, -2.0 * inverse, 2.0 * inverse) * step.v);
+        }
+    }
+
+private:
+    const MechanismTable &mechanism;
+    std::vector<BodyPose<T>> now, before;  // and the world behind them
+
+    TD_INLINE static void place(const JointTable &joint, const FreeAxes<T> &axes, std::vector<BodyPose<T>> &poses, const Quat<T> &p,
+                                const Vec3<T> &shift) {
+        const BodyPose<T> &parent = poses[joint.parent];
+        BodyPose<T> &child = poses[joint.child];
+        child.q = parent.q * axes.offset_quaternion * p;
+        child.R = rotation_matrix(child.q);
+        child.x = parent.x + parent.R * (axes.parent_anchor() + shift) - child.R * axes.child_anchor();
+    }
+};
+
+// Products of gradients of z with the derivative of z by (q, q̇). With g the gradient of z = (x, v, φ, ω) of a body, v = (x − x⁻)/h and
+// dω = M⁻¹ (dφ − R(increment)ᵀ dφ⁻), M⁻¹ = (c I + [a]×)/h, the gradients of its poses are
+//     now:     force g_x + g_v/h,  torque R (g_φ + m)                  m = M⁻ᵀ g_ω = (c g_ω − a × g_ω)/h
+//     before:  force −g_v/h,       torque −R m
+// Summed over subtrees, −h times the latter is D, and the sum of both P, in which 1/h cancels:
+//     P = (g_x, R g_φ + (x − o) × g_x + v × g_v),     D = (g_v, h R m + (x⁻ − o) × g_v),
+//     g_q = S·P + (S − S⁻)/h·D,                       g_q̇ = S⁻'·D
+// where S and S⁻ are the motions of both configurations by q, and −h S⁻' that of the one before by q̇.
+template <class T, class R>
+class TreeProduct {
+public:
+    explicit TreeProduct(const MechanismTable &m)
+        : q(m.num_coordinates), qd(q), by_q(m.num_coordinates), by_qd(by_q), mechanism(m), bodies(m.num_bodies + 1),
+          motions(m.num_coordinates), sums(m.num_bodies + 1) {}
+
+    std::vector<T> q, qd;
+    std::vector<R> by_q, by_qd;       // products
+
+    // At q, q̇ and the state of `problem`, which has them.
+    void prepare(const Problem<T> &problem) {
+        const T h = problem.timestep(), inverse = 1.0 / h;
+        // (Near the robot, so that no digits are lost to its distance from the origin.)
+        const Vec3<T> o = problem.bodies[mechanism.joints[mechanism.tree[0].joint].child].pose.x;
+        for (int i = 0; i <= mechanism.num_bodies; ++i) {
+            const BodyPose<T> &pose = problem.bodies[i].pose;
+            Body &body = bodies[i];
+            body = Body{pose.R, pose.R, pose.x - o, pose.x - o, Vec3<T>{}, Vec3<T>{}, broadcast<T>(1.0)};
+            if (i == mechanism.num_bodies) continue;
+            const T *state = &problem.z[state_size * i];
+            body.v = load3(state + 3), body.a = (0.5 * h) * load3(state + 10);
+            body.c = sqrt(1.0 - dot(body.a, body.a));
+            body.arm_before = body.arm - h * body.v;
+            body.turn_before = rotation_matrix(pose.q * Quat<T>{body.c, -body.a});
+        }
+        for (const TreeTable &link : mechanism.tree) {
+            const JointTable &joint = mechanism.joints[link.joint];
+            const FreeAxes<T> axes(joint, problem.parameters.data());
+            const Body &parent = bodies[joint.parent], &child = bodies[joint.child];
+            Motion *motion = &motions[link.coordinate];
+            for (int i = 0; i < joint.free_t(); ++i, ++motion) {
+                const Vec3<T> f = axes.translation(i), now = parent.turn * f, before = parent.turn_before * f;
+                *motion = {{now, Vec3<T>{}}, {inverse * (now - before), Vec3<T>{}}, {before, Vec3<T>{}}};
+            }
+            if (!joint.free_r()) continue;
+            const Vec3<T> anchor = axes.child_anchor();
+            const Vec3<T> at = child.arm + child.turn * anchor, at_before = child.arm_before + child.turn_before * anchor;
+            auto about = [](const Vec3<T> &omega, const Vec3<T> &point) { return Row{cross(point, omega), omega}; };
+            auto store = [&](const Vec3<T> &now, const Vec3<T> &before, const Vec3<T> &speed) {
+                const Row s = about(child.turn * now, at), b = about(child.turn_before * before, at_before);
+                const Row change{inverse * (s.linear - b.linear), inverse * (s.angular - b.angular)};
+                *motion++ = {s, change, about(child.turn_before * speed, at_before)};
+            };
+            if (joint.free_r() == 1) {  // rotations about one axis commute
+                const Vec3<T> f = axes.rotation(0);
+                store(f, f, f);
+                continue;
+            }
+            // p = exp(φ) turns by δ = J_r(φ) f, and p⁻ = p exp(−τ) by R(τ) δ − J_l(τ) dτ.
+            const Exponential<T> phi(axes.rotations(&q[link.coordinate]));
+            const StepTurn<T> turn(axes, problem.joints[link.joint].now.p, h * axes.rotations(&qd[link.coordinate]));
+            const Exponential<T> tau(turn.tau());
+            for (int i = 0; i < joint.free_r(); ++i) {
+                const Vec3<T> f = axes.rotation(i), delta = phi.right_jacobian(f);
+                store(delta, tau.turn(delta) - tau.left_jacobian(turn.by_p(delta)), tau.left_jacobian(turn.by_t(f)));
+            }
+        }
+    }
+
+    void multiply(const DataGradient<R> &g) {
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const Body &body = bodies[i];
+            const Vec3<R> &force = g.x[i], &push = g.v[i];
+            sums[i] = {force, body.turn * g.phi[i] + cross(body.arm, force) + cross(body.v, push), push,
+                       body.turn * (body.c * g.omega[i] - cross(body.a, g.omega[i])) + cross(body.arm_before, push)};
+        }
+        for (auto link = mechanism.tree.rbegin(); link != mechanism.tree.rend(); ++link) {
+            const JointTable &joint = mechanism.joints[link->joint];
+            const Sum &sum = sums[joint.child];
+            for (int k = link->coordinate; k < link->coordinate + joint.free(); ++k) {
+                const Motion &motion = motions[k];
+                by_q[k] = motion.now.times(sum.force, sum.torque) + motion.change.times(sum.push, sum.spin);
+                by_qd[k] = motion.speed.times(sum.push, sum.spin);
+            }
+            Sum &to = sums[joint.parent];
+            to = {to.force + sum.force, to.torque + sum.torque, to.push + sum.push, to.spin + sum.spin};
+        }
+    }
+
+private:
+    struct Body {
+        Mat3<T> turn, turn_before;       // orientation
+        Vec3<T> arm, arm_before, v, a;  // of the centre of mass from o, now and before; a = (h/2) ω
+        T c;
+    };
+    struct Row {
+        Vec3<T> linear, angular;
+        TD_INLINE R times(const Vec3<R> &force, const Vec3<R> &torque) const { return dot(linear, force) + dot(angular, torque); }
+    };
+    struct Motion {
+        Row now, change, speed;       // S, (S − S⁻)/h, S⁻'
+    };
+    struct Sum {
+        Vec3<R> force, torque, push, spin;  // P and D
+    };
+    const MechanismTable &mechanism;
+    std::vector<Body> bodies;         // and the world behind them
+    std::vector<Motion> motions;
+    std::vector<Sum> sums;
+};
+
+}  // namespace torchdojo

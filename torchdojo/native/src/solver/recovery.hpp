@@ -1,0 +1,272 @@
+// What is tried, one environment at a time, where neither the warm nor the cold start converges: continuation along the central path, then
+// two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants). Two members are
+// in worker_one.cpp, so that one file compiles all this for lanes, too.
+#pragma once
+
+#include <memory>
+
+#include "solver/solver.hpp"
+
+namespace torchdojo {
+
+struct SingleJob {
+    const Job *job;
+    bool solved = false;
+    bool next(int, Job &to) {
+        if (!job) return false;
+        to = *job;
+        job = nullptr;
+        return true;
+    }
+    void finished(int, const Job &, bool success) { solved = success; }
+};
+
+class Recovery {
+public:
+    explicit Recovery(const MechanismTable &m) : stepper(m), mechanism(m), start(m.num_unknowns), right(m.schedule.num_rows) {
+        for (std::vector<double> *v : {&w, &dw, &rate, &metric, &predicted, &trial, &newton, &slope, &residual})
+            v->resize(m.num_unknowns);
+        scratch_z.resize(state_size * m.num_bodies);
+        scratch_impulses.resize(m.num_impulses);
+        scratch_w.resize(m.num_unknowns);
+        is_product.assign(m.num_unknowns, 0);
+        for (const ContactTable &contact : m.contacts) std::fill_n(&is_product[contact.slack], contact.size(), 1);
+        for (const JointConeTable &cone : m.joint_cones)
+            for (int k = 0; k < cone.pairs(); ++k) is_product[cone.slack + k * cone.stride] = 1;
+    }
+
+    Stepper<double> stepper;
+
+    // The ladder from the start given in the job.
+    bool solve(const Job &job, const Options &options, const double *shared, int64_t depth);
+
+    // The rungs below the cold start. On failure the job's outputs stay as the solver left them.
+    bool recover(const Job &job, const Options &options, const double *shared, int64_t depth = 0);
+
+    // The state between the two half steps and their solutions, for derivatives.
+    struct Halves {
+        std::vector<double> z, z_end, impulses, first, second;
+        int64_t status[2], iterations[2], substeps[2];
+    };
+
+    Halves &halves(int64_t depth) {
+        while (int64_t(levels.size()) <= depth) {
+            levels.emplace_back(std::make_unique<Halves>());
+            Halves &level = *levels.back();
+            for (std::vector<double> *z : {&level.z, &level.z_end}) z->resize(state_size * mechanism.num_bodies);
+            for (std::vector<double> *v : {&level.first, &level.second}) v->resize(mechanism.num_unknowns);
+            level.impulses.resize(2 * mechanism.num_impulses);
+        }
+        return *levels[depth];
+    }
+
+    static Job half_job(const Job &job, Halves &level, int which) {
+        Job half = job;
+        half.warm = nullptr;
+        half.timestep_factor = 0.5 * job.timestep_factor;
+        half.z = which ? level.z.data() : job.z;
+        half.z_next = which ? level.z_end.data() : level.z.data();
+        half.w = which ? level.second.data() : level.first.data();
+        half.impulses = level.impulses.data() + which * (level.impulses.size() / 2);
+        half.status = &level.status[which], half.iterations = &level.iterations[which], half.substeps = &level.substeps[which];
+        return half;
+    }
+
+    bool run_halves(const Job &job, const Options &options, const double *shared, int64_t depth, Halves &level) {
+        level.iterations[1] = 0;
+        for (int which = 0; which < 2; ++which)
+            if (!solve(half_job(job, level, which), options, shared, depth + 1)) return false;
+        return true;
+    }
+
+private:
+    const MechanismTable &mechanism;
+    std::vector<double> start, right, w, dw, rate, metric, predicted, trial, newton, slope, residual;
+    std::vector<double> scratch_z, scratch_impulses, scratch_w;
+    std::vector<char> is_product;     // complementarity rows, which have the places of the slacks
+    std::vector<std::unique_ptr<Halves>> levels;
+
+    bool halve(const Job &job, const Options &options, const double *shared, int64_t depth) {
+        Halves &level = halves(depth);
+        const bool solved = run_halves(job, options, shared, depth, level);
+        *job.iterations += level.iterations[0] + level.iterations[1];
+        if (!solved) return false;
+        *job.status = success;
+        *job.substeps = level.substeps[0] + level.substeps[1];
+        std::copy(level.z_end.begin(), level.z_end.end(), job.z_next);
+        std::copy(level.second.begin(), level.second.end(), job.w);
+        for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = level.impulses[k] + level.impulses[mechanism.num_impulses + k];
+        return true;
+    }
+
+    // Solution for κ = `kappa` from `from`, into `to`.
+    bool follow(const Job &job, const Options &options, const double *shared, double kappa, const double *from, double *to, bool keep) {
+        Options own = options;
+        own.kappa = kappa;
+        own.interior = true;
+        int64_t status, iterations, substeps;
+        Job same = job;
+        same.warm = from;
+        same.w = scratch_w.data();
+        if (!keep) same.z_next = scratch_z.data(), same.impulses = scratch_impulses.data();
+        same.status = &status, same.iterations = &iterations, same.substeps = &substeps;
+        SingleJob feed{&same};
+        stepper.run(feed, own, shared);
+        *job.iterations += iterations;
+        if (feed.solved) std::copy(scratch_w.begin(), scratch_w.end(), to);
+        return feed.solved;
+    }
+
+    bool continuation(const Job &job, const Options &options, const double *shared) {
+        for (const double level : constant::continuation_levels) {
+            if (level <= options.kappa) continue;
+            stepper.bind(options, shared);
+            stepper.load(0, job);
+            stepper.problem.prepare();
+            cold_start(level, start.data());
+            follow(job, options, shared, level, start.data(), start.data(), false);
+            std::copy(start.begin(), start.end(), w.begin());
+            stepper.bind(options, shared);
+            stepper.load(0, job);
+            stepper.problem.prepare();
+            if (trace(level, options.kappa, *job.iterations) && follow(job, options, shared, options.kappa, w.data(), job.w, true)) return true;
+        }
+        return false;
+    }
+
+    void cold_start(double level, double *to) {
+        std::fill_n(to, mechanism.num_unknowns, 0.0);
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 3; ++k) {
+                to[6 * i + k] = stepper.problem.z[state_size * i + 3 + k];
+                to[6 * i + 3 + k] = stepper.problem.z[state_size * i + 10 + k];
+            }
+        stepper.cones.start(stepper.problem, to, level, true);
+    }
+
+    // r(v) in the places of w, products included, and the derivative there, factored.
+    void evaluate(const double *v, double *r, bool factored) {
+        Problem<double> &problem = stepper.problem;
+        stepper.cones.condense(problem, v);
+        problem.linearize(v);
+        std::copy(problem.residual.begin(), problem.residual.end(), r);
+        auto multiply = [&](int impulse, int slack) { r[slack] = v[impulse] * v[slack]; };
+        for (const ContactTable &contact : mechanism.contacts) multiply(contact.impulse, contact.slack);
+        stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
+            stepper.cones.for_each_facet(friction, multiply);
+            const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
+            if (!friction.is_pyramid()) store3(r + slack, cone_product(load3(v + impulse), load3(v + slack)));
+        });
+        JointCones<double>::for_each_pair(
+            problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { multiply(impulse, slack); });
+        if (!factored) return;
+        Stepper<double>::regularize(mechanism, problem);
+        ldu_factor(mechanism.schedule, problem.values.data());
+    }
+
+    // δ with (∂r/∂w at v) δ = −scale·b
+    void solve_linear(const double *v, const double *b, double scale, double *delta) {
+        Cones<double> &cones = stepper.cones;
+        for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * b[k];
+        cones.aim_at(stepper.problem, v, delta);
+        cones.solve(stepper.problem, v, delta, right.data(), true);
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) delta[6 * i + k] = right[mechanism.bodies[i].right + k];
+        for (const MultiplierTable &multiplier : mechanism.multipliers) delta[multiplier.row] = right[multiplier.right];
+        cones.store_direction(stepper.problem, [&](int k, double value) { delta[k] = value; });
+    }
+
+    double limit(const double *v, const double *delta) {  // largest step in the cones
+        stepper.cones.set_direction(stepper.problem, delta);
+        return 1.0 / stepper.cones.inverse_step(stepper.problem, v);
+    }
+
+    // The unit tangent (dw, dτ) and the metric at w, oriented along the tangent that is there.
+    void tangent(double tau, double &dtau) {
+        evaluate(w.data(), residual.data(), true);
+        solve_linear(w.data(), rate.data(), -std::exp(tau), slope.data());
+        std::fill(metric.begin(), metric.end(), 0.0);
+        std::fill_n(metric.begin(), 6 * mechanism.num_bodies, 1.0);
+        auto measure = [&](int impulse, int slack) { metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack]; };
+        for (const ContactTable &contact : mechanism.contacts) measure(contact.impulse, contact.slack);
+        stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
+            stepper.cones.for_each_facet(friction, measure);
+            if (friction.is_pyramid()) return;
+            for (const int place : {friction.friction_impulse(), friction.friction_slack()})
+                std::fill_n(&metric[place], 3, 1.0 / w[place]);
+        });
+        JointCones<double>::for_each_pair(
+            stepper.problem,
+            [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { measure(impulse, slack); });
+        double size = 1.0, along = dtau;
+        for (size_t k = 0; k < w.size(); ++k) {
+            const double m = metric[k] * metric[k];
+            size += m * slope[k] * slope[k];
+            along += m * slope[k] * dw[k];
+        }
+        dtau = (along < 0 ? -1.0 : 1.0) / std::sqrt(size);
+        for (size_t k = 0; k < w.size(); ++k) dw[k] = dtau * slope[k];
+    }
+
+    // Follow the path of w, whose products are about `level`, until κ first reaches `goal`; w becomes its end.
+    bool trace(double level, double goal, int64_t &iterations) {
+        double tau = std::log(level), dtau = -1.0, length = 1.0;
+        evaluate(w.data(), rate.data(), false);
+        for (double &r : rate) r /= level;
+        std::fill(dw.begin(), dw.end(), 0.0);
+        tangent(tau, dtau);
+        for (int step = 0; step < constant::continuation_steps; ++step) {
+            int taken = 0;
+            const bool good = correct(tau, dtau, length, taken);
+            iterations += taken;
+            length = std::min(good ? (taken <= constant::continuation_easy ? 2 * length : length) : length / 4, constant::continuation_longest);
+            if (good) tangent(tau, dtau);
+            if (tau <= std::log(goal)) return true;
+            if (!(length > constant::continuation_shortest)) return false;
+        }
+        return false;
+    }
+
+    // One predictor along the tangent and corrections across it. w, τ move only where those converge.
+    bool correct(double &tau, double dtau, double length, int &taken) {
+        const size_t n = w.size();
+        const double reach = 0.7 * limit(w.data(), dw.data());
+        length = std::min(length, reach);
+        for (size_t k = 0; k < n; ++k) trial[k] = predicted[k] = w[k] + length * dw[k];
+        const double tau_predicted = tau + length * dtau;
+        double now = tau_predicted;
+        for (int correction = 0;; ++correction) {
+            evaluate(trial.data(), residual.data(), correction < constant::continuation_corrections);
+            const double kappa = std::exp(now);
+            double equality = 0.0, products = 0.0;
+            bool sound = true;
+            for (size_t k = 0; k < n; ++k) residual[k] -= kappa * rate[k], sound = sound && std::isfinite(residual[k]);
+            for (size_t k = 0; k < n; ++k) {
+                double &worst = is_product[k] ? products : equality;
+                worst = std::max(worst, std::fabs(residual[k]));
+            }
+            if (sound && equality < 1e-7 && products < 1e-2 * kappa) {
+                w = trial;
+                tau = now;
+                return true;
+            }
+            if (!sound || correction == constant::continuation_corrections) return false;
+            ++taken;
+            solve_linear(trial.data(), residual.data(), 1.0, newton.data());
+            solve_linear(trial.data(), rate.data(), -kappa, slope.data());
+            double offset = dtau * (now - tau_predicted), normal = dtau;
+            for (size_t k = 0; k < n; ++k) {
+                const double m = metric[k] * metric[k] * dw[k];
+                offset += m * (trial[k] + newton[k] - predicted[k]);
+                normal += m * slope[k];
+            }
+            const double change = -offset / normal;
+            for (size_t k = 0; k < n; ++k) newton[k] += change * slope[k];
+            const double fraction = std::min(1.0, 0.9 * limit(trial.data(), newton.data()));
+            for (size_t k = 0; k < n; ++k) trial[k] += fraction * newton[k];
+            now += fraction * change;
+        }
+    }
+};
+
+}  // namespace torchdojo

@@ -1,0 +1,466 @@
+// The methods of solver/path_newton.py and, where that fails, solver/interior_point.py, for the lanes of one scalar. See there for what they
+// do and why, and for their constants.
+//
+// Lanes work independently of each other: each has its own step of its own environment, at its own iteration. A lane that has converged
+// stores its result and takes the next job while the others go on, so nobody waits for the slowest, but for one evaluation at the end of
+// steps that take as many iterations in all lanes: that one then needs no derivatives, and the lanes stay in step. One `tick` evaluates the
+// trial points of all lanes and, where they are accepted, computes the next directions; `place` says where the next trial points are.
+#pragma once
+
+#include <algorithm>
+
+#include "elements/cone.hpp"
+
+namespace torchdojo {
+
+struct Options {
+    double kappa, residual_tol, path_tol;
+    int64_t max_iterations, min_iterations, max_halvings;
+    int64_t warm_iterations;          // of an attempt from a warm start
+    bool limit = false;               // derivatives are those of κ → 0
+    bool complementarity_aware = false;  // and may take pressed contacts for open ones
+    bool warm_only = false;           // no attempts after the one from the warm start
+    bool interior = false;            // the interior-point method from the warm start, and no cold one after it
+};
+
+// Pointers into the caller's arrays for one step of one environment. Null where not given or not wanted.
+struct Job {
+    const double *parameters, *z, *u, *wrench, *warm;
+    double *z_next, *impulses, *w;
+    int64_t *status, *iterations, *substeps;
+    double timestep_factor = 1.0;     // of the timestep in `parameters`: shorter steps stand for one without a solution
+};
+
+namespace constant {
+constexpr double clearly = 0.9;        // below the tolerance: by more than rounding
+}  // namespace constant
+
+template <class T>
+class Stepper {
+public:
+    explicit Stepper(const MechanismTable &m)
+        : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns),
+          newton(m.num_unknowns), right(m.schedule.num_rows) {}
+
+    // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
+    // shared: parameters of all environments, or null where each job has its own.
+    template <class Feed>
+    void run(Feed &feed, const Options &options, const double *shared) {
+        bind(options, shared);
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            phase[lane] = idle;
+            take(feed, lane);
+        }
+        place();
+        while (any_active()) tick(feed), place();
+    }
+
+    void bind(const Options &options, const double *shared) {
+        this->options = options;
+        shared_parameters = shared;
+        if (shared)
+            for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);
+    }
+
+    const MechanismTable &mechanism;
+    Problem<T> problem;
+    Cones<T> cones;
+
+    // In kinematic loops held multipliers carry a little compliance, so that redundant constraints (planar loops in space) can be solved.
+    static void regularize(const MechanismTable &m, Problem<T> &problem) {
+        if (!m.has_loops) return;
+        const T value = constant::regularization * problem.timestep();
+        for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
+    }
+
+    // Largest residual of the equations, and the sum of all of them: not finite where one is not.
+    static T largest_residual(const MechanismTable &m, const Problem<T> &problem, T &sum) {
+        T worst{};
+        auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
+        for (int k = 0; k < 6 * m.num_bodies; ++k) add(problem.residual[k]);
+        for (const int32_t row : m.equations) add(problem.residual[row]);
+        return worst;
+    }
+
+    // Copies the data of a job into a lane; the status is `invalid_input` or `crooked_quaternion` where they are that.
+    Status load(int lane, const Job &job) {
+        const MechanismTable &m = mechanism;
+        bool fine = true;
+        auto copy = [&](std::vector<T> &to, const double *from, int count) {
+            for (int k = 0; k < count; ++k) {
+                const double value = from ? from[k] : 0.0;
+                fine = fine && std::isfinite(value);
+                set(to[k], lane, value);
+            }
+        };
+        copy(problem.z, job.z, state_size * m.num_bodies);
+        copy(problem.u, job.u, m.num_inputs);
+        copy(problem.wrench, job.wrench, 6 * m.num_bodies);
+        if (!shared_parameters) copy(problem.parameters, job.parameters, m.num_parameters);
+        else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
+        const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
+        const double shortest = whole * std::ldexp(1.0, -int(options.max_halvings));
+        set(problem.parameters[parameter::timestep], lane, h);
+        if (!fine) return invalid_input;
+        for (int i = 0; i < m.num_bodies; ++i) {
+            const double *s = job.z + state_size * i;
+            const double norm = std::sqrt(s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9]);
+            if (!(std::fabs(norm - 1.0) <= constant::unit_tolerance)) return crooked_quaternion;
+            // (faster than the step allows, but not than the shortest one: no attempt will converge, and the step is halved)
+            if (!(constant::largest_sine * 2.0 > shortest * std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]))) return invalid_input;
+        }
+        return success;
+    }
+
+private:
+    enum Phase : uint8_t { idle, finished, evaluate, searching };
+    // Newton on the path from a warm start at κ, then from a larger κ; the interior-point method from a warm or a cold start.
+    enum Attempt : uint8_t { warm, lowered, warm_interior, cold };
+    static bool on_path(Attempt attempt) { return attempt <= lowered; }
+
+    Options options;
+    const double *shared_parameters = nullptr;
+    std::vector<T> w, trial, direction, newton, right;  // newton: the last trials before they were projected
+    Job jobs[lanes<T>];
+    Phase phase[lanes<T>];
+    Attempt attempt[lanes<T>];
+    bool stuck[lanes<T>], loaded = false;
+    bool resting[lanes<T>]{};         // the last step took no iteration
+    int iteration[lanes<T>], halvings[lanes<T>];
+    T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
+    Mask<T> accepted{};               // lanes whose trial becomes the point w from which they go on
+    Mask<T> restart{}, lifted{}, forecast{};
+
+    bool any_active() const {
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (phase[lane] > finished) return true;
+        return false;
+    }
+
+    // The next job with valid input for a lane; jobs with invalid input are finished at once.
+    template <class Feed>
+    void take(Feed &feed, int lane) {
+        Job &job = jobs[lane];
+        while (feed.next(lane, job)) {
+            *job.iterations = 0;
+            *job.substeps = 1;
+            loaded = true;
+            *job.status = load(lane, job);
+            if (*job.status == success) return begin(lane);
+            keep_state(job);
+            feed.finished(lane, job, false);
+        }
+        phase[lane] = idle;
+    }
+
+    void keep_state(const Job &job) {
+        std::copy_n(job.z, state_size * mechanism.num_bodies, job.z_next);
+        std::fill_n(job.impulses, mechanism.num_impulses, 0.0);
+        std::fill_n(job.w, mechanism.num_unknowns, 0.0);
+    }
+
+    void begin(int lane) {
+        const double *start = jobs[lane].warm;
+        phase[lane] = evaluate;
+        iteration[lane] = 0;
+        stuck[lane] = false;
+        if (!start || !interior(start)) return begin_lowered(lane, false);
+        attempt[lane] = options.interior ? warm_interior : warm;
+        for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, start[k]);
+        lift(lane, options.kappa);
+    }
+
+    // Bring the start in the trial onto the path at κ = `value`.
+    void lift(int lane, double value) {
+        set(path_kappa, lane, std::max(options.kappa, value));
+        set_mask(lifted, lane, on_path(attempt[lane]) && mechanism.num_cones);
+        set_mask(forecast, lane, attempt[lane] == warm);
+    }
+
+    // From a larger κ: the warm start brought there, or a cold one.
+    void begin_lowered(int lane, bool from_warm) {
+        if (options.interior || !from_warm) begin_cold(lane);
+        if (options.interior) return;
+        phase[lane] = evaluate;
+        attempt[lane] = lowered;
+        iteration[lane] = 0;
+        const double first = std::max(options.kappa, constant::path_level);
+        if (from_warm) {
+            for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
+            lift(lane, first);
+        } else {
+            set(level, lane, first), set(path_kappa, lane, first);
+        }
+    }
+
+    int64_t limit(Attempt attempt, double residual) const {
+        if (!on_path(attempt)) return options.max_iterations;
+        const int64_t own = attempt == lowered                          ? constant::path_iterations
+                            : residual < constant::near_residual ? constant::near_iterations
+                                                                 : options.warm_iterations;
+        return std::min(own, options.max_iterations);
+    }
+
+    // The line search on the path from a larger κ: how often a step may be halved, and what violation of an equation ends it before.
+    int path_halvings(int lane) const {
+        return iteration[lane] <= constant::patient_iterations ? constant::path_halvings : constant::patient_halvings;
+    }
+    double path_limit(int lane) const {
+        const double before = get(allowed, lane);
+        if (iteration[lane] > constant::path_free_iterations) return std::max(before, options.residual_tol);
+        return constant::path_growth * std::max(before, constant::path_residual);
+    }
+
+    void begin_cold(int lane) {
+        phase[lane] = evaluate;
+        attempt[lane] = cold;
+        iteration[lane] = 0;
+        stuck[lane] = false;
+        for (int k = 6 * mechanism.num_bodies; k < mechanism.num_unknowns; ++k) set(trial[k], lane, 0.0);
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 3; ++k) {
+                set(trial[6 * i + k], lane, get(problem.z[state_size * i + 3 + k], lane));
+                set(trial[6 * i + 3 + k], lane, get(problem.z[state_size * i + 10 + k], lane));
+            }
+        set_mask(restart, lane, true);
+        set(level, lane, std::max(constant::start_level, options.kappa));
+    }
+
+    bool interior(const double *start) const {
+        for (int k = 0; k < mechanism.num_unknowns; ++k)
+            if (!std::isfinite(start[k])) return false;
+        auto positive = [&](int impulse, int slack) { return start[impulse] > 0 && start[slack] > 0; };
+        for (const ContactTable &contact : mechanism.contacts)
+            if (!positive(contact.impulse, contact.slack)) return false;
+        bool inside = true;
+        cones.for_each_friction([&](const ContactTable &friction, int) {
+            cones.for_each_facet(friction, [&](int impulse, int slack) { inside = inside && positive(impulse, slack); });
+            if (friction.is_pyramid()) return;
+            for (const double *x : {start + friction.friction_impulse(), start + friction.friction_slack()})
+                inside = inside && x[0] > std::sqrt(x[1] * x[1] + x[2] * x[2]);
+        });
+        if (!inside) return false;
+        for (const JointConeTable &cone : mechanism.joint_cones)
+            for (int k = 0; k < cone.pairs() * cone.stride; k += cone.stride)
+                if (!(start[cone.impulse + k] > 0) || !(start[cone.slack + k] > 0)) return false;
+        return true;
+    }
+
+    // Trials of lanes that go on, along their directions, and of those that begin; those on the path are brought there.
+    void place() {
+        if (loaded) problem.prepare(), loaded = false;
+        Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial was a point of this attempt, too
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const bool goes_on = phase[lane] == searching;
+            set_mask(moved, lane, goes_on);
+            if (goes_on && on_path(attempt[lane]) && mechanism.num_cones) set_mask(onto, lane, true);
+            set_mask(known, lane, goes_on && iteration[lane] > 1 && !halvings[lane]);
+        }
+        const T step = alpha;  // (members would be read anew after every store)
+        const Mask<T> kept = accepted;
+        for (int k = 0; k < mechanism.num_unknowns; ++k) {
+            const T from = select(kept, trial[k], w[k]);
+            w[k] = from;
+            trial[k] = select(moved, from + step * direction[k], trial[k]);
+        }
+        if (any(restart)) cones.start(problem, trial.data(), level, restart);
+        if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast);
+        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
+        restart = lifted = forecast = Mask<T>{};
+    }
+
+    template <class Feed>
+    void tick(Feed &feed) {
+        const T kappa = broadcast<T>(options.kappa);
+        Mask<T> inside{};  // lanes of the interior-point method
+        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] > finished && !on_path(attempt[lane]));
+        T equality, off_path, sum;
+        const auto measure = [&] {
+            sum = T{};
+            equality = largest_residual(mechanism, problem, sum);
+            off_path = cones.violation(problem, trial.data(), kappa, sum);
+        };
+        const auto converged = [&](int lane, double tolerance) {
+            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance && get(off_path, lane) <= options.path_tol * options.kappa &&
+                   iteration[lane] >= options.min_iterations;
+        };
+        // Derivatives at points that turn out to be the solutions would be for nothing. (Without them residuals may round differently. No lane
+        // is to depend on whether others want derivatives, so only what is clearly below the tolerance is settled so.)
+        bool derived = !all_nearly_there();
+        if (!derived) {
+            problem.evaluate(trial.data());
+            measure();
+            for (int lane = 0; lane < lanes<T>; ++lane)
+                derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
+        }
+        if (derived) {
+            cones.condense(problem, trial.data(), inside);
+            problem.linearize(trial.data());
+            measure();
+        }
+
+        const T off_target = any(inside) ? cones.violation(problem, trial.data(), target, sum) : T{};
+        const Mask<T> sound = finite(sum);
+
+        Mask<T> advance{};
+        accepted = Mask<T>{};
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            if (phase[lane] <= finished) continue;
+            const double e = get(equality, lane);
+            const bool ok = get_mask(sound, lane);
+            if (phase[lane] == searching) {
+                const double step = get(alpha, lane);
+                // Near the path, errors of the order of the products themselves are what the next Newton step removes.
+                const bool better = ok && (on_path(attempt[lane])
+                                               ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
+                                               : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
+                if (!better && ++halvings[lane] < constant::line_search_halvings) {
+                    set(alpha, lane, 0.5 * step);
+                    continue;
+                }
+                set_mask(accepted, lane, true);
+                stuck[lane] = step < constant::stuck_step;
+                if (!on_path(attempt[lane]) && step < constant::jammed_step && mechanism.num_contacts) {
+                    phase[lane] = evaluate;
+                    set_mask(restart, lane, true);
+                    continue;
+                }
+            }
+            set_mask(accepted, lane, true);
+            phase[lane] = searching;
+            if (converged(lane, options.residual_tol)) {
+                finish(feed, lane);
+            } else if (!ok || iteration[lane] >= limit(attempt[lane], e)) {
+                fail(feed, lane);
+            } else {
+                ++iteration[lane];
+                ++*jobs[lane].iterations;
+                set_mask(advance, lane, true);
+            }
+        }
+        if (any(restart)) {
+            const T mean = constant::raise * cones.mean_product(problem, trial.data(), nullptr);
+            for (int lane = 0; lane < lanes<T>; ++lane)
+                if (get_mask(restart, lane) && iteration[lane] > 0)
+                    set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
+        }
+        if (any(advance)) advance_lanes(advance, equality);
+        // (one that has finished waits for others that will have, too: together they need no derivatives, and are prepared at once)
+        if (any_active() && all_nearly_there()) return;
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (phase[lane] == finished) take(feed, lane);
+    }
+
+    // Whether all that are not finished probably converge with the next evaluation: from a residual that Newton's step squares away, or, as
+    // in the step before, at the start.
+    bool all_nearly_there() const {
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const double e = get(allowed, lane);
+            if (phase[lane] == searching && (!(e * e < options.residual_tol) || halvings[lane])) return false;
+            if (phase[lane] == evaluate && !resting[lane]) return false;
+        }
+        return true;
+    }
+
+    // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
+    void advance_lanes(const Mask<T> &mask, const T &equality) {
+        const T kappa = broadcast<T>(options.kappa), one = broadcast<T>(1.0);
+        const T *here = trial.data();
+        regularize(mechanism, problem);
+        bool factored = false;
+        auto solve = [&](const T *residual) {
+            cones.solve(problem, here, residual, right.data(), factored);
+            factored = true;
+        };
+        Mask<T> inside{};  // lanes of the interior-point method
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
+        T goal = kappa, inverse{}, mean{}, weight{};
+        if (any(inside)) {
+            cones.aim(problem, here, T{}, nullptr);
+            solve(problem.residual.data());
+            const T step = one / max(cones.inverse_step(problem, here), one);
+            mean = cones.mean_product(problem, here, nullptr);
+            const T ratio = min(max(cones.mean_product(problem, here, &step) / mean, T{}), one);
+            const T centered = ratio * ratio * ratio * mean;
+            goal = select(inside, max(centered, kappa), kappa);
+            // Newton on the κ-problem, without the second-order term, is what makes the end point exact.
+            weight = select(inside, select(centered > kappa, one, T{}), T{});
+        }
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (get_mask(mask, lane) && on_path(attempt[lane])) {
+                const double now = get(path_kappa, lane);
+                if (get(equality, lane) < constant::path_residual) set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
+                set(goal, lane, get(path_kappa, lane));
+            }
+        cones.aim(problem, here, goal, any(inside) ? &weight : nullptr);
+        solve(problem.residual.data());
+        store_direction(mask);
+        if (any(inside)) inverse = select(inside, cones.inverse_step(problem, here), T{});
+        Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
+        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(wide, lane, get_mask(inside, lane) && (get_mask(wide, lane) || stuck[lane]));
+        if (any(wide)) {
+            // Some pair is near the boundary and far from the others: centre, or the iteration would jam there. Where that is so although
+            // all products are alike, they are too small for the equations still violated: back up along the path.
+            T product = max(mean, kappa);
+            const Mask<T> alike = cones.spread(problem, here, mean) < 0.1 * mean;
+            product = select(alike, min(constant::raise * product, broadcast<T>(constant::max_level)), product);
+            cones.aim(problem, here, product, nullptr);
+            solve(nullptr);
+            store_direction(wide);
+            inverse = select(wide, cones.inverse_step(problem, here), inverse);
+            goal = select(wide, product, goal);
+        }
+        T unused{};
+        target = select(mask, goal, target);
+        if (any(inside)) reference = select(inside, cones.violation(problem, here, goal, unused), reference);
+        allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
+        // (a direction that is not a number gives a trial that is not, and the line search answers that)
+        const T step = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
+        alpha = select(mask, step, alpha);
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (get_mask(mask, lane)) halvings[lane] = 0;
+    }
+
+    void store_direction(const Mask<T> &mask) {
+        auto put = [&](int k, const T &value) { direction[k] = select(mask, value, direction[k]); };
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) put(6 * i + k, right[mechanism.bodies[i].right + k]);
+        for (const MultiplierTable &multiplier : mechanism.multipliers) put(multiplier.row, right[multiplier.right]);
+        cones.store_direction(problem, put);
+    }
+
+    template <class Feed>
+    void finish(Feed &feed, int lane) {
+        const Job &job = jobs[lane];
+        *job.status = success;
+        resting[lane] = iteration[lane] == 0;
+        for (int k = 0; k < mechanism.num_unknowns; ++k) job.w[k] = get(trial[k], lane);
+        for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = job.w[mechanism.impulses[k]];
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const BodyPose<T> &next = problem.bodies[i].next;
+            double *out = job.z_next + state_size * i;
+            for (int k = 0; k < 3; ++k) {
+                out[k] = get(next.x[k], lane);
+                out[3 + k] = get(trial[6 * i + k], lane);
+                out[7 + k] = get(next.q.v[k], lane);
+                out[10 + k] = get(trial[6 * i + 3 + k], lane);
+            }
+            out[6] = get(next.q.w, lane);
+        }
+        feed.finished(lane, job, true);
+        phase[lane] = finished;
+    }
+
+    template <class Feed>
+    void fail(Feed &feed, int lane) {
+        if (attempt[lane] == warm && !options.warm_only) return begin_lowered(lane, true);
+        if (attempt[lane] == lowered) return begin_cold(lane);
+        *jobs[lane].status = max_iterations;
+        keep_state(jobs[lane]);
+        feed.finished(lane, jobs[lane], false);
+        phase[lane] = finished;
+    }
+};
+
+}  // namespace torchdojo
