@@ -27,13 +27,13 @@ struct ContactRight {
 template <class T>
 struct ContactDirection {
     T gamma, slack;
-    Vec3<T> xi, eta;                  // of a pyramid, ξ₂₃ is the tangential impulse
+    Vec3<T> xi, eta;  // of a pyramid, ξ₂₃ is the tangential impulse
 };
 
 namespace constant {
-constexpr double distant = 100.0;       // times √(κ h/m) is wide (DISTANT in path_newton.py)
+constexpr double distant = 100.0;  // times √(κ h/m) is wide (DISTANT in path_newton.py)
 constexpr double return_weight = 20.0;  // RETURN_WEIGHT in path_maps.py
-}
+}  // namespace constant
 
 template <class T>
 struct Cones {
@@ -42,8 +42,8 @@ struct Cones {
     std::vector<ConeScaling<T>> scaling;  // in the lanes of `scaled`
     std::vector<ContactRight<T>> right;
     std::vector<ContactDirection<T>> direction;
-    Mask<T> scaled{};                 // lanes whose products are linearized in scaled variables, the others plainly
-    std::vector<Mask<T>> flying;      // per body
+    Mask<T> scaled{};  // lanes whose products are linearized in scaled variables, the others plainly
+    std::vector<Mask<T>> flying;  // per body
     std::vector<T> facet_right, facet_direction;  // of pyramids, in the places of w: right-hand sides of the products, and direction
 
     explicit Cones(const MechanismTable &m)
@@ -196,9 +196,8 @@ struct Cones {
         for (int c = 0; c < mechanism.num_contacts; ++c)
             put(mechanism.contacts[c].impulse, direction[c].gamma), put(mechanism.contacts[c].slack, direction[c].slack);
         for_each_friction([&](const ContactTable &friction, int c) {
-            for_each_facet(friction, [&](int impulse, int slack) {
-                put(impulse, facet_direction[impulse]), put(slack, facet_direction[slack]);
-            });
+            for_each_facet(friction,
+                           [&](int impulse, int slack) { put(impulse, facet_direction[impulse]), put(slack, facet_direction[slack]); });
             if (friction.is_pyramid()) return;
             for (int k = 0; k < 3; ++k)
                 put(friction.friction_impulse() + k, direction[c].xi[k]), put(friction.friction_slack() + k, direction[c].eta[k]);
@@ -273,9 +272,8 @@ struct Cones {
     T spread(const Problem<T> &problem, const T *w, const T &target) const {
         T worst{};
         auto add = [&](const T &product) { worst = max(worst, abs(product - target)); };
-        JointCones<T>::for_each_pair(problem, [&](const JointConeTable &, const JointConeData<T> &, int, int impulse, int slack) {
-            add(w[impulse] * w[slack]);
-        });
+        JointCones<T>::for_each_pair(
+            problem, [&](const JointConeTable &, const JointConeData<T> &, int, int impulse, int slack) { add(w[impulse] * w[slack]); });
         for (const ContactTable &contact : mechanism.contacts) add(w[contact.impulse] * w[contact.slack]);
         for_each_friction([&](const ContactTable &friction, int c) {
             for_each_facet(friction, [&](int impulse, int slack) { add(w[impulse] * w[slack]); });
@@ -346,7 +344,8 @@ struct Cones {
             const T gamma = w[contact.impulse], gap = w[contact.slack];
             PathWeight<T> weight;
             weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
-            const T a = weight(third * contact_mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
+            const T a = weight(third * contact_mass(problem, contact), heavier(contact)),
+                    on_path = orthant_on_path(gamma - a * gap, a, kappa);
             put(contact.impulse, on_path), put(contact.slack, kappa / on_path);
         }
         constexpr int width = 4;

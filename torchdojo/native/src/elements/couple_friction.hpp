@@ -14,8 +14,8 @@ namespace torchdojo {
 
 template <class T>
 struct CoupleData : FrictionData<T> {
-    Vec3<T> torque[2][2];             // per axis and unit of impulse, on the body and on the other
-    T rows[2][12], next[2][12];       // derivatives of the spin: by the twists, and by the next poses
+    Vec3<T> torque[2][2];  // per axis and unit of impulse, on the body and on the other
+    T rows[2][12], next[2][12];  // derivatives of the spin: by the twists, and by the next poses
 };
 
 // f(side, its body) of the bodies of a contact that are not the world.
@@ -63,9 +63,8 @@ Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact
     }
     Vec3<T> &couple = problem.pairs[contact.pair].couple;
     couple = {total.x.v, total.y.v, total.z.v};
-    for_each_side(m, contact, [&](int i, int body) {
-        add3(&problem.residual[6 * body + 3], (i ? 1.0 : -1.0) * transposed_times(frame[i], couple));
-    });
+    for_each_side(m, contact,
+                  [&](int i, int body) { add3(&problem.residual[6 * body + 3], (i ? 1.0 : -1.0) * transposed_times(frame[i], couple)); });
     return total;
 }
 
@@ -139,9 +138,8 @@ void couple_product(const Problem<T> &problem, int c, const R *nu, const T *w, R
     for (int a = 0; a < couple.num_axes(); ++a) {
         for (int k = 0; k < dual_size; ++k) g[k] -= data.next[a][k] * nu[a];
         if (world) continue;
-        for_each_side(problem.mechanism, contact, [&](int i, int body) {
-            phi[body] = phi[body] - nu[a] * cross(load3(w + 6 * body + 3), data.torque[a][i]);
-        });
+        for_each_side(problem.mechanism, contact,
+                      [&](int i, int body) { phi[body] = phi[body] - nu[a] * cross(load3(w + 6 * body + 3), data.torque[a][i]); });
     }
 }
 

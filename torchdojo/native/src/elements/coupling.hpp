@@ -11,17 +11,17 @@
 namespace torchdojo {
 
 namespace constant {
-constexpr int most_turns = 16;        // of a leader whose follower turns, too (MOST_TURNS in couplings.py)
-constexpr double alike = 1e-9;        // [rad] between numbers of turns that fit equally well (ALIKE)
-constexpr double satisfied = 1e-3;    // [rad] a state that is open by more is not meant to have turned
+constexpr int most_turns = 16;  // of a leader whose follower turns, too (MOST_TURNS in couplings.py)
+constexpr double alike = 1e-9;  // [rad] between numbers of turns that fit equally well (ALIKE)
+constexpr double satisfied = 1e-3;  // [rad] a state that is open by more is not meant to have turned
 }  // namespace constant
 
 template <class T>
 struct CouplingData {
-    RotationVector<T> angle[2];       // at the current configuration, of joints with several rotations
-    T turned[2];                      // angles of single rotations at the current configuration, unwrapped
-    T weight[2];                      // of the coordinates in the row, and of the multiplier along them: −ratio and 1
-    RowGradient<T, T> next[2];        // of the weighted coordinates, by the next poses
+    RotationVector<T> angle[2];  // at the current configuration, of joints with several rotations
+    T turned[2];  // angles of single rotations at the current configuration, unwrapped
+    T weight[2];  // of the coordinates in the row, and of the multiplier along them: −ratio and 1
+    RowGradient<T, T> next[2];  // of the weighted coordinates, by the next poses
 };
 
 // One end of a coupling: its joint, and the direction of its coordinate in the joint frame.

@@ -44,7 +44,9 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         const T *lower = &problem.parameters[joint.lower], *upper = &problem.parameters[joint.upper];
         const int i = joint.free_t();
         constexpr double quarter = 1.57079632679489661923;
-        const T middle = joint.limited_r == 3 ? 0.5 * (lower[i] + upper[i]) : joint.limited_r == 1 ? lower[i] + quarter : upper[i] - quarter;
+        const T middle = joint.limited_r == 3   ? 0.5 * (lower[i] + upper[i])
+                         : joint.limited_r == 1 ? lower[i] + quarter
+                                                : upper[i] - quarter;
         free.angle = angle_near(data.now.p, f, middle);
     }
     if (joint.extra) {

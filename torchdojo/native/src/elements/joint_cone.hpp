@@ -182,7 +182,8 @@ public:
             PathWeight<T> weight;
             if (cone.kind == JointConeTable::friction) {
                 const int q = cone.stride;
-                const T dx = change(x_before[0], x[0]) - change(x_before[q], x[q]), ds = change(s_before[0], s[0]) - change(s_before[q], s[q]);
+                const T dx = change(x_before[0], x[0]) - change(x_before[q], x[q]),
+                        ds = change(s_before[0], s[0]) - change(s_before[q], s[q]);
                 weight.add(0.5 * dx, ds);
                 const T mass = weight(problem.cone_mass(cone), known);
                 const T b = max(h * problem.parameters[cone.parameter], broadcast<T>(constant::least_height)), inverse = 1.0 / b;

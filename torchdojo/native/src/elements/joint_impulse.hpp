@@ -21,9 +21,7 @@ struct JointImpulse {
 };
 
 // Whether anything acts along the free directions.
-inline bool free_acts(const JointTable &joint) {
-    return joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0;
-}
+inline bool free_acts(const JointTable &joint) { return joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0; }
 
 // Direction k of the joint frame: held ones first, then the free ones.
 template <class T>

@@ -10,10 +10,10 @@ namespace torchdojo {
 template <class T>
 struct LawData {
     T distance;                       // φ at the current configuration
-    T distance_row[12];               // its derivative by the current poses (x, φ of the body, then of the other), where the gap is shifted
+    T distance_row[12];  // its derivative by the current poses (x, φ of the body, then of the other), where the gap is shifted
     T shift, softness;
-    Mask<T> bounces, bouncing;        // whether it is an impact that bounces, and the velocities rule the gap
-    Vec3<T> incoming, spin;           // velocity and (world frame) angular velocity that led here
+    Mask<T> bounces, bouncing;  // whether it is an impact that bounces, and the velocities rule the gap
+    Vec3<T> incoming, spin;  // velocity and (world frame) angular velocity that led here
 };
 
 template <class T>

@@ -51,7 +51,10 @@ public:
             for (int k = 0; k < friction.friction_size(); ++k) {
                 // Of a disc the tangential parts vanish; a pyramid keeps ψ.
                 const bool tangential = !friction.is_pyramid() && k, keeps = friction.is_pyramid() && !k;
-                put(friction.friction_impulse() + k, friction.friction_slack() + k, tangential ? T{} : keeps ? one : vanishing,
+                put(friction.friction_impulse() + k, friction.friction_slack() + k,
+                    tangential ? T{}
+                    : keeps    ? one
+                               : vanishing,
                     tangential ? T{} : one);
             }
         };

@@ -47,7 +47,8 @@ void seed(const BodyPose<T> &pose, int first, Vec3<Dual<T>> &x, Mat3<Dual<T>> &R
     for (int k = 0; k < 3; ++k) {
         x[k].d[first + k] = broadcast<T>(1.0);
         const int i = (k + 1) % 3, j = (k + 2) % 3;  // R [e_k]×: column i becomes column j, column j minus column i
-        for (int r = 0; r < 3; ++r) R.m[3 * r + i].d[first + 3 + k] = pose.R.m[3 * r + j], R.m[3 * r + j].d[first + 3 + k] = -pose.R.m[3 * r + i];
+        for (int r = 0; r < 3; ++r)
+            R.m[3 * r + i].d[first + 3 + k] = pose.R.m[3 * r + j], R.m[3 * r + j].d[first + 3 + k] = -pose.R.m[3 * r + i];
     }
 }
 
@@ -113,7 +114,8 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     const PairTable &pair = m.pairs[contact.pair];
     PairData<T> &out = problem.pairs[contact.pair];
     const bool world = pair.other == m.num_bodies;
-    const T h = problem.timestep(), *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse, *slack = w + contact.slack;
+    const T h = problem.timestep(), *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse,
+            *slack = w + contact.slack;
     const int bodies[2] = {contact.body, pair.other};
     Vec3<S> x[2];
     Mat3<S> R[2];
@@ -187,7 +189,8 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
         for (const int i : {0, 1}) {
             if (i && world) continue;
             const Vec3<T> lever = out.lever[i] = value(levers[i]);
-            const Vec3<T> local = transposed_times(world ? problem.bodies[bodies[i]].next.R : problem.bodies[bodies[i]].pose.R, cross(lever, axes[row]));
+            const Vec3<T> local =
+                transposed_times(world ? problem.bodies[bodies[i]].next.R : problem.bodies[bodies[i]].pose.R, cross(lever, axes[row]));
             const double sign = i ? -1.0 : 1.0;
             T *B = i ? out.other_wrench : data.wrench, *C = (i ? out.other_rows : data.rows) + 6 * row;
             for (int r = 0; r < 3; ++r) {
@@ -241,7 +244,7 @@ void condense_pair(Problem<T> &problem, const ContactTable &contact, const Conta
 // Distance, slip and spin of a pair for given velocities, to start its cones from.
 template <class T>
 struct PairMotion {
-    T distance, slip[2], spin[3];     // spins about the normal and both tangents
+    T distance, slip[2], spin[3];  // spins about the normal and both tangents
 };
 
 template <class T>

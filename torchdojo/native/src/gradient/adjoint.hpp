@@ -20,8 +20,7 @@ struct DataGradient {
     std::vector<Vec3<R>> x, phi, v, omega, force, torque;  // the world behind the bodies
     std::vector<R> u;
 
-    explicit DataGradient(const MechanismTable &m)
-        : x(m.num_bodies + 1), phi(x), v(x), omega(x), force(x), torque(x), u(m.num_inputs) {}
+    explicit DataGradient(const MechanismTable &m) : x(m.num_bodies + 1), phi(x), v(x), omega(x), force(x), torque(x), u(m.num_inputs) {}
 };
 
 // Derivatives by the current poses (x of the child, that of the parent being its negative; φ of both) of what free directions depend on:
@@ -37,7 +36,7 @@ template <class T>
 struct MovingGradient {
     RowGradient<T, T> rate_next[6], rate_now[6], coordinate_next[6], incoming_now[6];
     struct Before {
-        Vec3<T> x, phi, omega;        // of the poses before, by the current ones and by the velocities that led here
+        Vec3<T> x, phi, omega;  // of the poses before, by the current ones and by the velocities that led here
     } before_child[6], before_parent[6];
 };
 
@@ -53,17 +52,18 @@ class Adjoint {
 public:
     explicit Adjoint(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), touching(m.num_contacts), turning(2 * m.num_couples),
-          phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refinement(m), capacitance(m), right(m.schedule.num_rows),
-          misfit(right), wanted(right), contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing), turn(m.num_bodies + 1), known_spin(m.num_bodies), by_turn(m.num_contacts), pressing(m.num_joint_cones),
+          phi_next(m.num_bodies + 1), x_next(m.num_bodies + 1), refinement(m), capacitance(m), right(m.schedule.num_rows), misfit(right),
+          wanted(right), contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing),
+          taken(nothing), turn(m.num_bodies + 1), known_spin(m.num_bodies), by_turn(m.num_contacts), pressing(m.num_joint_cones),
           free(m.num_joints), moving(m.num_free_data), impulses(m.num_joints), coupling_impulses(2 * m.num_couplings) {}
 
     const MechanismTable &mechanism;
     DataGradient<R> gradient;
-    std::vector<R> multiplier;        // λ in the places of w (zero in complementarity rows, which no datum enters; with several right-hand
-                                      // sides per matrix zero in rows of friction, too, which only its coefficient enters)
-    const T *give = nullptr;          // in the limit κ → 0: compliance of what is held (Limit::apply), which refinement takes out
-    std::vector<Vec3<R>> touching;    // ν_φ and ν_t of contacts
-    std::vector<R> turning;           // ν of the spins of torsional and rolling friction
+    std::vector<R> multiplier;  // λ in the places of w (zero in complementarity rows, which no datum enters; with several right-hand
+    // sides per matrix zero in rows of friction, too, which only its coefficient enters)
+    const T *give = nullptr;  // in the limit κ → 0: compliance of what is held (Limit::apply), which refinement takes out
+    std::vector<Vec3<R>> touching;  // ν_φ and ν_t of contacts
+    std::vector<R> turning;  // ν of the spins of torsional and rolling friction
     std::vector<Vec3<R>> phi_next, x_next;  // −λᵀr by the next poses
 
     // Factor the derivative at w, where `problem` has been prepared.
@@ -90,7 +90,8 @@ public:
             for (const int e : {0, 1}) {
                 const CouplingTable &coupling = mechanism.couplings[c];
                 const CouplingEnd<T> end(problem, coupling, e);
-                coupling_impulses[2 * c + e].set(problem, end.joint, end.data, coupling_impulse(end, problem.couplings[c], e, w[coupling.row]));
+                coupling_impulses[2 * c + e].set(problem, end.joint, end.data,
+                                                 coupling_impulse(end, problem.couplings[c], e, w[coupling.row]));
             }
     }
 
@@ -154,8 +155,7 @@ public:
     void multiply(const Problem<T> &problem, const T *w) {
         const MechanismTable &m = mechanism;
         const T h = problem.timestep();
-        for (int i = 0; i <= m.num_bodies; ++i)
-            gradient.x[i] = gradient.phi[i] = phi_next[i] = x_next[i] = Vec3<R>{};
+        for (int i = 0; i <= m.num_bodies; ++i) gradient.x[i] = gradient.phi[i] = phi_next[i] = x_next[i] = Vec3<R>{};
         for (R &value : gradient.u) value = R{};
         for (int i = 0; i < m.num_bodies; ++i) {
             const Vec3<R> linear = load3(&multiplier[6 * i]), angular = load3(&multiplier[6 * i + 3]);
@@ -181,15 +181,15 @@ private:
     Refinement<T> refinement;
     Capacitance<T> capacitance;
     static constexpr bool several_per_matrix = lanes<T> < lanes<R>;  // right-hand sides are in lanes
-    const T *point = nullptr;         // w
+    const T *point = nullptr;  // w
     std::vector<R> right, misfit, wanted;  // by rows of the matrix
     std::vector<R> contact_rows, contact_solution;
-    const std::vector<R> nothing;     // a gradient of zeros
+    const std::vector<R> nothing;  // a gradient of zeros
     std::vector<R> given_way, taken;  // gradients: see find_given_way
-    std::vector<Mat3<T>> turn;        // of the increments
+    std::vector<Mat3<T>> turn;  // of the increments
     std::vector<Mat3<T>> known_spin;  // of the known angular momentum, by ω
     std::vector<ContactByTurn<T>> by_turn;
-    std::vector<R> pressing;          // ν of limits and frictions of joints
+    std::vector<R> pressing;  // ν of limits and frictions of joints
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
     std::vector<ImpulseInFrames<T>> impulses, coupling_impulses;
@@ -498,7 +498,8 @@ private:
     Vec3<R> contact_multiplier(const Problem<T> &problem, int c, const R *g, const R *x);
     R friction_multiplier(const ContactTable &friction, const FrictionData<T> &data, const R *g, R *nu);
     const R *other_body(const ContactTable &contact, const R *x) const;
-    ContactByTurn<T> differentiate_contact(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w) const;
+    ContactByTurn<T> differentiate_contact(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data,
+                                           const T *w) const;
     void contact_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
     void pair_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T *w);
     void shift_product(const Problem<T> &problem, const ContactTable &contact, const R &nu);

@@ -70,8 +70,7 @@ TD_INLINE void Adjoint<T, R>::subtract_contact(const Problem<T> &problem, int c,
         for (int k = 0; k < 6; ++k) to[k] = to[k] - C[6 + k] * nu.y - C[12 + k] * nu.z;
     };
     subtract(problem.contacts[c].rows, y + mechanism.bodies[contact.body].right);
-    for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
-        couple_subtract(problem, k, &turning[2 * k], y);
+    for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) couple_subtract(problem, k, &turning[2 * k], y);
     if (!other_body(contact, y)) return;
     const PairTable &pair = mechanism.pairs[contact.pair];
     subtract(problem.pairs[contact.pair].other_rows, y + mechanism.bodies[pair.other].right);
@@ -171,7 +170,7 @@ void Adjoint<T, R>::shift_product(const Problem<T> &problem, const ContactTable 
 // −ν times Newton's law where it rules the gap, by the next orientation (added to `phi`) and the incoming velocity; ν where it does not.
 template <class T, class R>
 TD_INLINE R Adjoint<T, R>::bounce_product(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data,
-                                         const Vec3<T> &omega, const R &nu, Vec3<R> &phi) {
+                                          const Vec3<T> &omega, const R &nu, Vec3<R> &phi) {
     const T h = problem.timestep(), e = problem.parameters[contact.restitution], one = broadcast<T>(1.0);
     const T *p = &problem.parameters[contact.parameters];
     const BodyData<T> &body = problem.bodies[contact.body];

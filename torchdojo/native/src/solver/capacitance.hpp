@@ -18,10 +18,10 @@ class Capacitance {
 public:
     explicit Capacitance(const MechanismTable &m) : left_out(m.num_contacts), mechanism(m) {}
 
-    std::vector<int> contacts;        // left out of the matrix
-    std::vector<char> left_out;       // by contact
-    int size = 0;                     // of ν: three, without friction one, for each of them
-    std::vector<T> spread;            // W, by rows of the matrix
+    std::vector<int> contacts;  // left out of the matrix
+    std::vector<char> left_out;  // by contact
+    int size = 0;  // of ν: three, without friction one, for each of them
+    std::vector<T> spread;  // W, by rows of the matrix
 
     void clear() {
         contacts.clear();
@@ -112,7 +112,7 @@ public:
 private:
     static constexpr double most_work = 1.5;  // of products with W, in products with the matrix
     const MechanismTable &mechanism;
-    std::vector<T> matrix, scale;     // factors of I + K Bᵀ W, its rows scaled and in `order`
+    std::vector<T> matrix, scale;  // factors of I + K Bᵀ W, its rows scaled and in `order`
     std::vector<int> order;
 };
 

@@ -17,7 +17,7 @@ namespace constant {
 constexpr double largest_sine = 0.70710678118654752;  // of half the angle that a body turns in one step
 constexpr double resting_acceleration = 20.0;  // [m/s²] by which what rests may approach within a step (contact_base.py)
 constexpr double least_height = 1e-12;  // of a friction cone or box [N·s]: a frictionless contact needs an interior, too
-}
+}  // namespace constant
 
 template <class T>
 struct BodyPose {
@@ -237,8 +237,8 @@ struct Problem {
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
           bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_laws), free(m.num_free_data),
-          joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings),
-          residual(m.num_unknowns), values(m.schedule.num_values) {
+          joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings), residual(m.num_unknowns),
+          values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
         origin.R = rotation_matrix(origin.q);
@@ -349,7 +349,8 @@ struct Problem {
             KC[c] = data.stiffness * C[c];
             if (contact.friction)
                 for (int i = 0; i < 2; ++i)
-                    KC[6 * (1 + i) + c] = data.coupling[i] * C[c] + data.compliance[2 * i] * C[6 + c] + data.compliance[2 * i + 1] * C[12 + c];
+                    KC[6 * (1 + i) + c] =
+                        data.coupling[i] * C[c] + data.compliance[2 * i] * C[6 + c] + data.compliance[2 * i + 1] * C[12 + c];
         }
     }
 
@@ -448,9 +449,8 @@ private:
         store3(&residual[6 * i + 3], c * spin + cross(a, spin) - body.angular);
         if constexpr (!derived) return;
         const T inverse = 1.0 / c, hc = h * c, hi = h * inverse;
-        body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z,
-                   hc + hi * a.y * a.y, hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x,
-                   hc + hi * a.z * a.z}};
+        body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z, hc + hi * a.y * a.y,
+                   hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x, hc + hi * a.z * a.z}};
         T *D = &values[mechanism.bodies[i].diagonal];
         for (int k = 0; k < 36; ++k) D[k] = T{};
         for (int k = 0; k < 3; ++k) D[7 * k] = mass;
@@ -556,7 +556,8 @@ private:
         if (contact.restitution >= 0) {
             // Newton's law h n·(u⁺ + e u⁻), where that is less
             const T e = parameters[contact.restitution];
-            const Vec3<T> spin = transposed_times(body.next.R, laws[contact.law].spin), turning = omega + e * spin, torque = cross(data.lever, data.n);
+            const Vec3<T> spin = transposed_times(body.next.R, laws[contact.law].spin), turning = omega + e * spin,
+                          torque = cross(data.lever, data.n);
             const T speed = dot(normal, v + e * laws[contact.law].incoming) + dot(torque, turning);
             laws[contact.law].bouncing = select_mask(laws[contact.law].bounces, h * speed < gap, Mask<T>{});
             gap = select(laws[contact.law].bouncing, h * speed, gap);

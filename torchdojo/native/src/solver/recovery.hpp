@@ -24,8 +24,7 @@ struct SingleJob {
 class Recovery {
 public:
     explicit Recovery(const MechanismTable &m) : stepper(m), mechanism(m), start(m.num_unknowns), right(m.schedule.num_rows) {
-        for (std::vector<double> *v : {&w, &dw, &rate, &metric, &predicted, &trial, &newton, &slope, &residual})
-            v->resize(m.num_unknowns);
+        for (std::vector<double> *v : {&w, &dw, &rate, &metric, &predicted, &trial, &newton, &slope, &residual}) v->resize(m.num_unknowns);
         scratch_z.resize(state_size * m.num_bodies);
         scratch_impulses.resize(m.num_impulses);
         scratch_w.resize(m.num_unknowns);
@@ -83,7 +82,7 @@ private:
     const MechanismTable &mechanism;
     std::vector<double> start, right, w, dw, rate, metric, predicted, trial, newton, slope, residual;
     std::vector<double> scratch_z, scratch_impulses, scratch_w;
-    std::vector<char> is_product;     // complementarity rows, which have the places of the slacks
+    std::vector<char> is_product;  // complementarity rows, which have the places of the slacks
     std::vector<std::unique_ptr<Halves>> levels;
 
     static constexpr int steps = 100, corrections = 6, easy = 3;
@@ -132,7 +131,8 @@ private:
             stepper.bind(options, shared);
             stepper.load(0, job);
             stepper.problem.prepare();
-            if (trace(level, options.kappa, *job.iterations) && follow(job, options, shared, options.kappa, w.data(), job.w, true)) return true;
+            if (trace(level, options.kappa, *job.iterations) && follow(job, options, shared, options.kappa, w.data(), job.w, true))
+                return true;
         }
         return false;
     }
@@ -195,12 +195,10 @@ private:
         stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
             stepper.cones.for_each_facet(friction, measure);
             if (friction.is_pyramid()) return;
-            for (const int place : {friction.friction_impulse(), friction.friction_slack()})
-                std::fill_n(&metric[place], 3, 1.0 / w[place]);
+            for (const int place : {friction.friction_impulse(), friction.friction_slack()}) std::fill_n(&metric[place], 3, 1.0 / w[place]);
         });
-        JointCones<double>::for_each_pair(
-            stepper.problem,
-            [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { measure(impulse, slack); });
+        JointCones<double>::for_each_pair(stepper.problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse,
+                                                               int slack) { measure(impulse, slack); });
         double size = 1.0, along = dtau;
         for (size_t k = 0; k < w.size(); ++k) {
             const double m = metric[k] * metric[k];

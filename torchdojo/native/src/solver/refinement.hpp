@@ -18,7 +18,7 @@ namespace torchdojo {
 namespace constant {
 constexpr double refined_gain = 1e4;  // G, beyond which solutions are refined
 constexpr double pressed_gain = 1e2;  // of the contacts that are left out of the matrix where solutions need refinement
-}
+}  // namespace constant
 
 template <class T>
 class Refinement {
@@ -47,8 +47,8 @@ public:
         before.resize(size);
     }
 
-    Mask<T> needed{};                 // in which lanes; whether a lane is refined does not depend on the others
-    std::vector<T> matrix;            // neither condensed nor regularized, where any lane needs it
+    Mask<T> needed{};  // in which lanes; whether a lane is refined does not depend on the others
+    std::vector<T> matrix;  // neither condensed nor regularized, where any lane needs it
 
     // Condense what has just been linearized, and find what needs refinement; `all`: all of it.
     void condense(Problem<T> &problem, bool all) {
@@ -87,7 +87,7 @@ private:
     const MechanismTable &mechanism;
     const bool always;
     std::vector<Schedule::Range> changed;  // values that `condense` and `regularize` add to
-    std::vector<T> before;            // those values
+    std::vector<T> before;  // those values
 
     // In which lanes a block of masses has gained that much.
     static Mask<T> exceeds(const T *values, const T *masses, double gain) {

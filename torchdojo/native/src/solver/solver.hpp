@@ -16,11 +16,11 @@ namespace torchdojo {
 struct Options {
     double kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings;
-    int64_t warm_iterations;          // of an attempt from a warm start
-    bool limit = false;               // derivatives are those of κ → 0
+    int64_t warm_iterations;  // of an attempt from a warm start
+    bool limit = false;  // derivatives are those of κ → 0
     bool complementarity_aware = false;  // and may take pressed contacts for open ones
-    bool warm_only = false;           // no attempts after the one from the warm start
-    bool interior = false;            // the interior-point method from the warm start, and no cold one after it
+    bool warm_only = false;  // no attempts after the one from the warm start
+    bool interior = false;  // the interior-point method from the warm start, and no cold one after it
 };
 
 enum Status : int64_t { success = 0, max_iterations = 1, invalid_input = 2, crooked_quaternion = 3 };
@@ -30,13 +30,13 @@ struct Job {
     const double *parameters, *z, *u, *wrench, *warm;
     double *z_next, *impulses, *w;
     int64_t *status, *iterations, *substeps;
-    double timestep_factor = 1.0;     // of the timestep in `parameters`: shorter steps stand for one without a solution
+    double timestep_factor = 1.0;  // of the timestep in `parameters`: shorter steps stand for one without a solution
 };
 
 namespace constant {
 constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, jammed_step = 0.02, raise = 10.0, max_level = 1.0,
                  start_level = 3e-2, unit_tolerance = 1e-6, regularization = 1e-10;
-constexpr double clearly = 0.9;        // below the tolerance: by more than rounding
+constexpr double clearly = 0.9;  // below the tolerance: by more than rounding
 constexpr int line_search_halvings = 12;
 // Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
 constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0, path_growth = 2.0;
@@ -49,8 +49,8 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns),
-          newton(m.num_unknowns), right(m.schedule.num_rows) {}
+        : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns), newton(m.num_unknowns),
+          right(m.schedule.num_rows) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // shared: parameters of all environments, or null where each job has its own.
@@ -135,10 +135,10 @@ private:
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
-    bool resting[lanes<T>]{};         // the last step took no iteration
+    bool resting[lanes<T>]{};  // the last step took no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
-    Mask<T> accepted{};               // lanes whose trial becomes the point w from which they go on
+    Mask<T> accepted{};  // lanes whose trial becomes the point w from which they go on
     Mask<T> restart{}, lifted{}, forecast{};
 
     bool any_active() const {
@@ -205,7 +205,7 @@ private:
 
     int64_t limit(Attempt attempt, double residual) const {
         if (!on_path(attempt)) return options.max_iterations;
-        const int64_t own = attempt == lowered                          ? constant::path_iterations
+        const int64_t own = attempt == lowered                   ? constant::path_iterations
                             : residual < constant::near_residual ? constant::near_iterations
                                                                  : options.warm_iterations;
         return std::min(own, options.max_iterations);
@@ -291,8 +291,8 @@ private:
             off_path = cones.violation(problem, trial.data(), kappa, sum);
         };
         const auto converged = [&](int lane, double tolerance) {
-            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance && get(off_path, lane) <= options.path_tol * options.kappa &&
-                   iteration[lane] >= options.min_iterations;
+            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance &&
+                   get(off_path, lane) <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
         };
         // Derivatives at points that turn out to be the solutions would be for nothing. (Without them residuals may round differently. No lane
         // is to depend on whether others want derivatives, so only what is clearly below the tolerance is settled so.)
@@ -321,9 +321,9 @@ private:
             if (phase[lane] == searching) {
                 const double step = get(alpha, lane);
                 // Near the path, errors of the order of the products themselves are what the next Newton step removes.
-                const bool better = ok && (on_path(attempt[lane])
-                                               ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
-                                               : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
+                const bool better =
+                    ok && (on_path(attempt[lane]) ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
+                                                  : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
                 if (!better && ++halvings[lane] < constant::line_search_halvings) {
                     set(alpha, lane, 0.5 * step);
                     continue;
@@ -400,7 +400,8 @@ private:
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (get_mask(mask, lane) && on_path(attempt[lane])) {
                 const double now = get(path_kappa, lane);
-                if (get(equality, lane) < constant::path_residual) set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
+                if (get(equality, lane) < constant::path_residual)
+                    set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
                 set(goal, lane, get(path_kappa, lane));
             }
         cones.aim(problem, here, goal, any(inside) ? &weight : nullptr);
