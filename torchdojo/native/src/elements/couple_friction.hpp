@@ -7,16 +7,9 @@
 //     B (μ (γ/s) m C_n + N C).
 #pragma once
 
-#include "base/dual.hpp"
-#include "solver/problem.hpp"
+#include "elements/friction.hpp"
 
 namespace torchdojo {
-
-template <class T>
-struct CoupleData : FrictionData<T> {
-    Vec3<T> torque[2][2];  // per axis and unit of impulse, on the body and on the other
-    T rows[2][12], next[2][12];  // derivatives of the spin: by the twists, and by the next poses
-};
 
 // f(side, its body) of the bodies of a contact that are not the world.
 template <class F>
@@ -58,8 +51,8 @@ Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact
                 add3(data.rows[a] + 6 * i + 3, data.torque[a][i]);
             });
         }
-        problem.friction_rows(couple.friction, problem.parameters[couple.parameter] * w[contact.impulse], impulse, slack, spin[0], spin[1],
-                              &problem.residual[place]);
+        friction_rows(couple.friction, problem.parameters[couple.parameter] * w[contact.impulse], impulse, slack, spin[0], spin[1],
+                      &problem.residual[place]);
     }
     Vec3<T> &couple = problem.pairs[contact.pair].couple;
     couple = {total.x.v, total.y.v, total.z.v};

@@ -3,7 +3,8 @@
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2.
 #pragma once
 
-#include "elements/joint_cone.hpp"
+#include "elements/path.hpp"
+#include "solver/problem.hpp"
 
 namespace torchdojo {
 

@@ -5,7 +5,8 @@
 // ambient and tangent to the sphere: that of a rotation vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
 #pragma once
 
-#include "elements/limit.hpp"
+#include "solver/limit.hpp"
+#include "gradient/adjoint.hpp"
 #include "gradient/parameter_gradient.hpp"
 #include "solver/recovery.hpp"
 
@@ -76,7 +77,7 @@ public:
             const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : nullptr;
             for (int k = 0; at && k < mechanism.num_unknowns; ++k) set(solution[k], lane, at[k]);
         }
-        problem.prepare();
+        prepare_step(problem);
         if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data(), give.data());
     }
 

@@ -23,7 +23,7 @@ struct SingleJob {
 
 class Recovery {
 public:
-    explicit Recovery(const MechanismTable &m) : stepper(m), mechanism(m), start(m.num_unknowns), right(m.schedule.num_rows) {
+    explicit Recovery(const MechanismTable &m) : stepper(m), mechanism(m), start(m.num_unknowns) {
         for (std::vector<double> *v : {&w, &dw, &rate, &metric, &predicted, &trial, &newton, &slope, &residual}) v->resize(m.num_unknowns);
         scratch_z.resize(state_size * m.num_bodies);
         scratch_impulses.resize(m.num_impulses);
@@ -80,7 +80,7 @@ public:
 
 private:
     const MechanismTable &mechanism;
-    std::vector<double> start, right, w, dw, rate, metric, predicted, trial, newton, slope, residual;
+    std::vector<double> start, w, dw, rate, metric, predicted, trial, newton, slope, residual;
     std::vector<double> scratch_z, scratch_impulses, scratch_w;
     std::vector<char> is_product;  // complementarity rows, which have the places of the slacks
     std::vector<std::unique_ptr<Halves>> levels;
@@ -124,13 +124,13 @@ private:
             if (level <= options.kappa) continue;
             stepper.bind(options, shared);
             stepper.load(0, job);
-            stepper.problem.prepare();
+            prepare_step(stepper.problem);
             cold_start(level, start.data());
             follow(job, options, shared, level, start.data(), start.data(), false);
             std::copy(start.begin(), start.end(), w.begin());
             stepper.bind(options, shared);
             stepper.load(0, job);
-            stepper.problem.prepare();
+            prepare_step(stepper.problem);
             if (trace(level, options.kappa, *job.iterations) && follow(job, options, shared, options.kappa, w.data(), job.w, true))
                 return true;
         }
@@ -151,17 +151,10 @@ private:
     void evaluate(const double *v, double *r, bool factored) {
         Problem<double> &problem = stepper.problem;
         stepper.cones.condense(problem, v);
-        problem.linearize(v);
+        linearize_step(problem, v);
         std::copy(problem.residual.begin(), problem.residual.end(), r);
-        auto multiply = [&](int impulse, int slack) { r[slack] = v[impulse] * v[slack]; };
-        for (const ContactTable &contact : mechanism.contacts) multiply(contact.impulse, contact.slack);
-        stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
-            stepper.cones.for_each_facet(friction, multiply);
-            const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
-            if (!friction.is_pyramid()) store3(r + slack, cone_product(load3(v + impulse), load3(v + slack)));
-        });
-        JointCones<double>::for_each_pair(
-            problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { multiply(impulse, slack); });
+        for (const auto &[impulse, slack] : stepper.cones.pairs) r[slack] = v[impulse] * v[slack];
+        for (const auto &[impulse, slack, c] : stepper.cones.discs) store3(r + slack, cone_product(load3(v + impulse), load3(v + slack)));
         if (!factored) return;
         Stepper<double>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
@@ -171,17 +164,14 @@ private:
     void solve_linear(const double *v, const double *b, double scale, double *delta) {
         Cones<double> &cones = stepper.cones;
         for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * b[k];
-        cones.aim_at(stepper.problem, v, delta);
-        cones.solve(stepper.problem, v, delta, right.data(), true);
-        for (int i = 0; i < mechanism.num_bodies; ++i)
-            for (int k = 0; k < 6; ++k) delta[6 * i + k] = right[mechanism.bodies[i].right + k];
-        for (const MultiplierTable &multiplier : mechanism.multipliers) delta[multiplier.row] = right[multiplier.right];
-        cones.store_direction(stepper.problem, [&](int k, double value) { delta[k] = value; });
+        cones.aim_at(v, delta);
+        cones.solve(stepper.problem, v, delta, true);
+        std::copy(cones.direction.begin(), cones.direction.end(), delta);
     }
 
     double limit(const double *v, const double *delta) {  // largest step in the cones
-        stepper.cones.set_direction(stepper.problem, delta);
-        return 1.0 / stepper.cones.inverse_step(stepper.problem, v);
+        std::copy_n(delta, mechanism.num_unknowns, stepper.cones.direction.begin());
+        return 1.0 / stepper.cones.inverse_step(v);
     }
 
     // The unit tangent (dw, dτ) and the metric at w, oriented along the tangent that is there.
@@ -190,15 +180,9 @@ private:
         solve_linear(w.data(), rate.data(), -std::exp(tau), slope.data());
         std::fill(metric.begin(), metric.end(), 0.0);
         std::fill_n(metric.begin(), 6 * mechanism.num_bodies, 1.0);
-        auto measure = [&](int impulse, int slack) { metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack]; };
-        for (const ContactTable &contact : mechanism.contacts) measure(contact.impulse, contact.slack);
-        stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
-            stepper.cones.for_each_facet(friction, measure);
-            if (friction.is_pyramid()) return;
-            for (const int place : {friction.friction_impulse(), friction.friction_slack()}) std::fill_n(&metric[place], 3, 1.0 / w[place]);
-        });
-        JointCones<double>::for_each_pair(stepper.problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse,
-                                                               int slack) { measure(impulse, slack); });
+        for (const auto &[impulse, slack] : stepper.cones.pairs) metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack];
+        for (const auto &[impulse, slack, c] : stepper.cones.discs)
+            for (const int place : {impulse, slack}) std::fill_n(&metric[place], 3, 1.0 / w[place]);
         double size = 1.0, along = dtau;
         for (size_t k = 0; k < w.size(); ++k) {
             const double m = metric[k] * metric[k];

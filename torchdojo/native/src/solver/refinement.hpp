@@ -54,7 +54,7 @@ public:
     void condense(Problem<T> &problem, bool all) {
         const Mask<T> everywhere = negate(Mask<T>{});
         each_changed([&](T *values, T *kept, int count) { std::copy_n(values, count, kept); }, problem.values);
-        problem.condense();
+        condense_step(problem);
         needed = all || always ? everywhere : Mask<T>{};
         if (!any(needed))  // what has changed is blocks of masses only
             each_changed([&](const T *values, const T *masses, int) { needed |= exceeds(values, masses, constant::refined_gain); },
