@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests on two processes; arguments go to pytest: scripts/test.sh -m slow, scripts/test.sh tests/test_joints.py
+# Runs the tests on two processes; arguments go to pytest: scripts/test.sh -m slow, scripts/test.sh tests/elements
 # Tests that compare with recorded data look for it in $TORCHDOJO_SHARED (default: the folder `shared` beside the checkout).
 set -euo pipefail
 
@@ -15,4 +15,4 @@ export PATH="$root/.venv/bin:$PATH"  # torch looks there for ninja when it build
 export OMP_NUM_THREADS=1  # one thread per pytest process
 
 cd "$root"
-exec python -m pytest -n 2 --dist worksteal "$@"  # (a process that is done takes tests from the other, however long its own are)
+exec python -m pytest -n 2 --dist worksteal "$@"  # a process without tests takes tests from the other

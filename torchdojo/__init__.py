@@ -1,6 +1,9 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
-from torchdojo import identification, models, parametrize, testing
+import importlib
+from types import ModuleType
+
+from torchdojo import models, parametrize, testing
 from torchdojo.elements.actuators import Actuator, Actuators, actuate
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
@@ -95,3 +98,10 @@ __all__ = [
     "resting_gap",
     "testing",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`td.identification` is imported where it is first used: what is built on the step is not part of it."""
+    if name == "identification":
+        return importlib.import_module("torchdojo.identification")
+    raise AttributeError(f"module 'torchdojo' has no attribute {name!r}")

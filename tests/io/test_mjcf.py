@@ -15,9 +15,9 @@ from mjcf_text import FLOOR, GEOM, TETRAHEDRON, TREE, Write, X, Y, Z, body, free
 
 from torchdojo import quaternion as quat
 from torchdojo.commands.main import main
-from torchdojo.dynamics.integrator import split_state
 from torchdojo.io import load, load_mjcf, mjcf_state, read_mjcf
 from torchdojo.solver.options import Status
+from torchdojo.state.layout import split_state
 
 mujoco = pytest.importorskip("mujoco")
 
@@ -67,8 +67,8 @@ def test_stacks_become_joints_of_the_table(write_mjcf: Write, stack: tuple[str, 
     path = write_mjcf(body(joints))
     (joint,) = quiet(path).joints.values()
     assert type(joint).__name__ == kind
-    (found,) = read_mjcf(path).coordinates.values()
-    assert list(found) == coordinates
+    (names,) = read_mjcf(path).coordinates.values()
+    assert list(names) == coordinates
 
 
 @pytest.mark.parametrize("parent", ["world", "body", "turned body"])

@@ -10,10 +10,10 @@ import pytest
 from mjcf_text import FLOOR, TREE, Write, Y, free_body, hinge, notes, quiet
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import split_state
 from torchdojo.elements.contacts import ImpactContact
 from torchdojo.io import load, read_mjcf
 from torchdojo.solver.options import Status
+from torchdojo.state.layout import split_state
 
 mujoco = pytest.importorskip("mujoco")
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from test_parity import exact, relative
+from parity import exact, relative
 from torch import Tensor
 
 import torchdojo as td

@@ -16,9 +16,10 @@ from torchdojo.native.graph import Schedule, schedule
 from torchdojo.native.ldu import BlockLDU
 from torchdojo.native.loader import NativeUnavailable, library
 
+pytestmark = pytest.mark.sanitize
 native = pytest.mark.usefixtures("kernel")
 
-# Both solvers are backward stable on these matrices (diagonally dominant, or saddle points with condition numbers below 1e4), so they
+# Both solvers are backward stable on these matrices: diagonally dominant ones, and saddle points with condition numbers below 1e4. So they
 # agree to about condition x rounding (2e-16) x a factor for the number of rows.
 TOLERANCE = 1e-9
 
@@ -257,7 +258,7 @@ def test_bad_graphs() -> None:
         schedule([1, 0], [])
     with pytest.raises(ValueError, match="indefinite names"):
         schedule([1, 1], [], indefinite=[2])
-    with pytest.raises(ValueError, match="indefinite node 1 has no neighbour"):
+    with pytest.raises(ValueError, match="indefinite node 1 has no neighbor"):
         schedule([6, 5, 5], [(1, 2)], indefinite=[1, 2])
 
 

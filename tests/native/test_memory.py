@@ -77,9 +77,9 @@ print(json.dumps({"megabytes": (after - before) / 1024, "flagged": int((path.sta
 
 
 def run(script: str, *arguments: str) -> dict:
-    found = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    return json.loads(found.stdout.splitlines()[-1])
+    process = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="replaces operator new through the linker option -Bsymbolic")
@@ -98,6 +98,6 @@ def test_steps_allocate_nothing(tmp_path: Path):
 
 @pytest.mark.slow
 def test_gradient_of_a_long_rollout_fits_into_a_gigabyte():
-    found = run(MEMORY)
-    assert found["flagged"] == 0
-    assert found["megabytes"] < 1000, found
+    usage = run(MEMORY)
+    assert usage["flagged"] == 0
+    assert usage["megabytes"] < 1000, usage

@@ -1,4 +1,4 @@
-"""The kernel as the default backend: operators, transforms, compilation, caches and copies."""
+"""The kernel as the default backend: operators, transforms, caches and copies."""
 
 from __future__ import annotations
 
@@ -17,34 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import torchdojo as td
-from hopper import EXACT, hopper, states
+from hopper import EXACT, hopper, loss, on, require_grad, same, states
+from torchdojo.gradients.request import Request
 from torchdojo.native import execution, loader, program
+from torchdojo.native.request import encode
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
-
-ROUNDING = dict(rtol=0.0, atol=1e-10)  # gradients of contact steps reach 1e3
-
-
-def on(mechanism: td.Mechanism, backend: str) -> td.Mechanism:
-    mechanism.options = dataclasses.replace(mechanism.options, backend=backend)
-    return mechanism
-
-
-def require_grad(mechanism: td.Mechanism) -> list[nn.Parameter]:
-    parameters = list(mechanism.parameters())
-    for parameter in parameters:
-        parameter.requires_grad_()
-    return parameters
-
-
-def loss(*tensors: Tensor) -> Tensor:
-    """A linear function with weights that differ from entry to entry."""
-    return torch.stack([(t * torch.cos(torch.arange(t.numel(), dtype=t.dtype) ** 2).reshape(t.shape)).sum() for t in tensors]).sum()
-
-
-def same(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, **ROUNDING)
-
 
 # -- against the reference ------------------------------------------------------------------------------------
 
@@ -207,12 +185,12 @@ def test_why_the_kernel_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     user = td.Mechanism({"a": td.Body(1.0, (1.0, 1.0, 1.0))}, {"j": Spring(None, "a", axis=(0, 1, 0))})
     z = user.initial_state()
     user.step(z)
-    with pytest.raises(RuntimeError, match="Spring is not a built-in joint, coupling or contact"):
+    with pytest.raises(RuntimeError, match="Spring, is not a built-in joint, coupling or contact"):
         on(user, "native").step(z)
     extra = hopper()
     extra.joints["hip"].register_buffer("colour", torch.zeros(3))
     extra = td.Mechanism(dict(extra.bodies), dict(extra.joints), options=EXACT)
-    with pytest.raises(RuntimeError, match=r"a Revolute has tensors that are not physical fields: \['colour'\]"):
+    with pytest.raises(RuntimeError, match=r"a Revolute, has tensors that are not physical fields: \['colour'\]"):
         on(extra, "native").step(z.new_zeros(26))
     monkeypatch.setenv("TORCHDOJO_NATIVE", "0")
     mechanism = hopper()
@@ -226,38 +204,38 @@ def test_why_the_kernel_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def operator_arguments(batched: bool) -> tuple[Any, list[Any], list[Any]]:
     mechanism = hopper()
-    settings = mechanism._native()
-    parameters = [p.detach().clone().requires_grad_() for p in mechanism._stacked()]
+    kernel = mechanism.backends.kernel(Request(mechanism.options))
+    assert kernel is not None
+    parameters = [p.detach().clone().requires_grad_() for p in mechanism.stacked_parameters()]
     if batched:
         parameters[2] = (torch.tensor([[1.0], [1.1], [0.9]]) * parameters[2].detach()).requires_grad_()
     z, u, wrench = states(mechanism, 3).requires_grad_(), torch.randn(2, 1).requires_grad_(), torch.zeros(12)
-    return settings, [z, u, wrench], parameters
+    return kernel, [z, u, wrench], parameters
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_opcheck(batched: bool) -> None:
-    settings, tensors, parameters = operator_arguments(batched)
+    kernel, tensors, parameters = operator_arguments(batched)
+    numbers = kernel.program.number, encode(kernel.request)
     ops = torch.ops.torchdojo
-    arguments = (*tensors, None, parameters, *settings.numbers(), True)
+    arguments = (*tensors, None, parameters, *numbers, True)
     torch.library.opcheck(ops.rollout.default, arguments)
     z, _, w, status, _, substeps = ops.rollout(*arguments)
     saved = [z.detach(), w, status, substeps]
     inputs = [t.detach() for t in (*tensors, *parameters)]
     needs = [i % 2 == 0 for i in range(len(inputs))]
-    torch.library.opcheck(ops.rollout_adjoint.default, (torch.ones_like(z), None, saved, inputs, *settings.numbers(), needs))
+    torch.library.opcheck(ops.rollout_adjoint.default, (torch.ones_like(z), None, saved, inputs, *numbers, needs))
     plain = [t.detach() for t in parameters]
-    torch.library.opcheck(
-        ops.step_jacobian.default, (tensors[0].detach(), tensors[1][:1].detach(), tensors[2], None, plain, *settings.numbers())
-    )
-    q = torch.zeros(3, settings.program.num_coordinates)
+    torch.library.opcheck(ops.step_jacobian.default, (tensors[0].detach(), tensors[1][:1].detach(), tensors[2], None, plain, *numbers))
+    q = torch.zeros(3, kernel.program.num_coordinates)
     forces = tensors[1][:1].detach(), tensors[2]
-    torch.library.opcheck(ops.minimal_jacobian.default, (q, 0.1 + q, *forces, None, plain, *settings.numbers()))
+    torch.library.opcheck(ops.minimal_jacobian.default, (q, 0.1 + q, *forces, None, plain, *numbers))
 
 
 def test_operators_outlive_no_mechanism() -> None:
-    settings, tensors, parameters = operator_arguments(False)
-    numbers = settings.numbers()
-    del settings
+    kernel, tensors, parameters = operator_arguments(False)
+    numbers = kernel.program.number, encode(kernel.request)
+    del kernel
     gc.collect()
     with pytest.raises(RuntimeError, match="the mechanism of this step no longer exists"):
         torch.ops.torchdojo.rollout(*tensors, None, parameters, *numbers, True)
@@ -276,7 +254,7 @@ def test_backward_keeps_states_and_solutions_only(trainable: bool) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         run = mechanism.rollout(z, u)
-    states_and_solutions = run.z.numel() + 4 * 50 * mechanism._system.num_unknowns
+    states_and_solutions = run.z.numel() + 4 * 50 * mechanism.layout.num_unknowns
     counts = 2 * run.status.numel()
     wrench = 6 * mechanism.num_bodies
     small = z.numel() + u.numel() + wrench + trainable * sum(p.numel() for p in mechanism.parameters())
@@ -341,35 +319,6 @@ def test_grad_and_jacrev() -> None:
         first.sum().backward()
 
 
-# -- torch.compile --------------------------------------------------------------------------------------------
-
-CALLS: dict[str, Callable[[td.Mechanism, Tensor, Tensor], Tensor]] = {
-    "forward": lambda m, z, u: m(z, u[..., 0, :]),
-    "step": lambda m, z, u: torch.cat(m.step(z, u[..., 0, :])[:2], -1),
-    "rollout": lambda m, z, u: m.rollout(z, u).z,
-    "policy": lambda m, z, u: m.rollout(z, lambda z: 0.1 * z[..., :1] + u[..., 0, :], steps=2).impulses,
-}
-
-
-def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, **({"backend": "aot_eager"} | options))
-
-
-@pytest.mark.parametrize("parameters", [False, True])
-@pytest.mark.parametrize("name", CALLS)
-def test_compile(name: str, parameters: bool) -> None:
-    mechanism, call = hopper(), CALLS[name]
-    leaves = require_grad(mechanism) if parameters else []
-    z, u = states(mechanism, 3).detach().requires_grad_(), torch.randn(3, 4, 1).requires_grad_()
-    value, expected = compiled(call)(mechanism, z, u), call(mechanism, z, u)
-    same(value, expected)
-    pairs = [torch.autograd.grad(loss(v), [z, u, *leaves], allow_unused=True, materialize_grads=True) for v in (value, expected)]
-    same(*pairs)
-    with torch.no_grad():
-        same(compiled(call)(mechanism, z, u), expected)
-
-
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_jacobians_into_given_memory(backend: str) -> None:
     mechanism, z = on(hopper(), backend), states(hopper(), 3)
@@ -382,76 +331,6 @@ def test_jacobians_into_given_memory(backend: str) -> None:
         assert all(value.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for value in found)
         assert torch.equal(torch.cat(found, dim=-1), out) and torch.equal(torch.cat(expected, dim=-1), out)
         out.fill_(torch.nan)
-
-
-def test_compile_jacobians_and_vmap() -> None:
-    mechanism, z = hopper(), states(hopper(), 3)
-    same(compiled(lambda z: mechanism.jacobians(z)[0])(z), mechanism.jacobians(z)[0])
-    same(compiled(torch.func.vmap(lambda z: mechanism(z)))(z), mechanism(z))
-
-
-def test_compile_any_batch_size() -> None:
-    mechanism = hopper()
-    function = compiled(lambda z, u: mechanism.rollout(z, u).z, dynamic=True)
-    for count in (3, 5, 7):
-        z, u = states(mechanism, count).detach().requires_grad_(), torch.randn(count, count + 1, 1)
-        value = function(z, u)
-        same(torch.autograd.grad(loss(value), z), torch.autograd.grad(loss(mechanism.rollout(z, u).z), z))
-
-
-def chain(order: tuple[str, str, str]) -> td.Mechanism:
-    joints, parent = {}, None
-    for name in order:
-        joints[f"to_{len(joints)}"] = td.Revolute(parent, name, axis=(0, 1, 0), child_anchor=(0, 0, 0.5))
-        parent = name
-    return td.Mechanism({name: td.Body(1.0, (0.1, 0.1, 0.1)) for name in "abc"}, joints)
-
-
-def test_compiled_code_knows_mechanisms_options_and_values_apart() -> None:
-    function = compiled(lambda m, z: m.step(z).z)
-    first = chain(("a", "b", "c"))
-    for mechanism in (first, chain(("a", "c", "b")), copy.deepcopy(first)):
-        z = mechanism.to_maximal(torch.tensor([0.1, 0.2, 0.3]))
-        same(function(mechanism, z), mechanism.step(z).z)
-    z = first.to_maximal(torch.tensor([0.1, 0.2, 0.3]))
-    first.timestep.data.fill_(0.02)
-    same(function(first, z), first.step(z).z)
-    hop = hopper()
-    for kappa in (1e-3, 1e-5):
-        hop.options = td.SolverOptions(kappa=kappa)
-        z = states(hop)
-        same(function(hop, z), hop.step(z).z)
-
-
-def test_compiled_errors() -> None:
-    function = compiled(lambda m, z: m.step(z).z)
-    mechanism = hopper(dataclasses.replace(EXACT, on_failure="raise"))
-    z = states(mechanism)
-    function(mechanism, z)
-    with pytest.raises(ValueError, match="has a quaternion whose norm differs"):
-        function(mechanism, 1.1 * z)
-    with pytest.raises(ValueError, match="environment 0 of 1 is invalid"):
-        function(mechanism, z * torch.nan)
-
-
-@pytest.mark.slow
-def test_compiled_training() -> None:
-    """With the default compiler: a network is trained through a rollout, and a parameter with it."""
-    losses = []
-    for wrap in (lambda f: f, lambda f: compiled(f, backend="inductor")):
-        torch.manual_seed(0)
-        mechanism, net = hopper(), nn.Linear(26, 1)
-        mechanism.joints["hip"].spring.requires_grad_()
-        optimizer = torch.optim.Adam([*net.parameters(), mechanism.joints["hip"].spring], lr=1e-2)
-        z = states(mechanism, 4).detach()
-        objective = wrap(lambda z: mechanism.rollout(z, lambda z: net(z), steps=3).z.square().mean())  # noqa: B023
-        for _ in range(4):
-            optimizer.zero_grad()
-            value = objective(z)
-            value.backward()
-            optimizer.step()
-        losses.append(float(value))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
 # -- what is kept between calls --------------------------------------------------------------------------------
@@ -543,8 +422,9 @@ def test_copies_and_pickles() -> None:
     saved.seek(0)
     for other in (copy.deepcopy(mechanism), pickle.loads(pickle.dumps(mechanism)), torch.load(saved, weights_only=False)):
         assert torch.equal(other.step(z).z, expected)
-        assert other._program is not mechanism._program and other._program.number != mechanism._program.number
-        assert other._program.system is other._system
+        assert other.backends.program is not mechanism.backends.program
+        assert other.backends.program.number != mechanism.backends.program.number
+        assert other.backends.program.system is other.backends.system
         other.bodies["ball"].mass = 3.0
         assert not torch.equal(other.step(z).z, expected) and torch.equal(mechanism.step(z).z, expected)
 
@@ -552,7 +432,7 @@ def test_copies_and_pickles() -> None:
 def test_programs_go_with_their_mechanisms() -> None:
     mechanism = hopper()
     mechanism.step(states(mechanism))
-    number, alive = mechanism._program.number, weakref.ref(mechanism._program)
+    number, alive = mechanism.backends.program.number, weakref.ref(mechanism.backends.program)
     z = states(mechanism).requires_grad_()
     value = loss(mechanism(z))
     del mechanism

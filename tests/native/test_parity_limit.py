@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mechanisms import Sample, close_to_limits, random_tree
-from test_parity import collision, exact, thrown_box
+from parity import SANITIZED, collision, exact, thrown_box
 from torch import Tensor
 
 import torchdojo as td
@@ -38,12 +38,16 @@ def gradients(sample: Sample, mode: str, backend: str) -> list[Tensor]:
 
 def compare(sample: Sample, mode: str = "exact", allowed: float = 1e-10) -> None:
     """Relative to the largest entry of each: where contacts hold, gradients are zero, and none of their digits are known."""
-    ours, theirs = (gradients(sample, mode, backend) for backend in ("native", "reference"))
+    ours = gradients(sample, mode, "native")
     assert all(torch.isfinite(t).all() for t in ours)
+    if SANITIZED:
+        return
+    theirs = gradients(sample, mode, "reference")
     errors = [float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in zip(ours, theirs, strict=True) if b.numel()]
     assert max(errors) < allowed, errors
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("count", [1, 9])
 @pytest.mark.parametrize("model", [td.ImpactContact, td.NonlinearContact, td.LinearContact])
 def test_boxes_in_every_phase(model: type[td.Contact], count: int) -> None:
@@ -54,15 +58,18 @@ def test_boxes_in_every_phase(model: type[td.Contact], count: int) -> None:
     compare(sample, allowed=SHARED_WEIGHT if model is td.NonlinearContact else 1e-10)
 
 
+@pytest.mark.sanitize
 def test_a_tree_on_the_ground() -> None:
     compare(random_tree(1, 5, 3, contacts=6))
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("laws", [{}, {"restitution": 0.7}, {"torsional_friction": 0.01, "rolling_friction": 0.005}], ids=str)
 def test_two_bodies(laws: dict[str, float]) -> None:
     compare(collision("sphere", "sphere", False, td.NonlinearContact, **laws))
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("mode", ["exact", "complementarity_aware"])
 def test_impacts(mode: str) -> None:
     """Boxes that come down on a corner, with and without touching the ground in this step. What impacts add has the velocities themselves
@@ -107,6 +114,7 @@ def test_limits_and_friction_of_joints(given: dict[str, float]) -> None:
     compare(close_to_limits(3, **given))
 
 
+@pytest.mark.sanitize
 def test_complementarity_aware() -> None:
     """Where the weights want contacts open, both open the same ones, and gradients of parameters follow."""
     sample = thrown_box(9)

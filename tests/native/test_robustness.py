@@ -36,7 +36,7 @@ def test_real_tosses(kappa: float, substeps: int) -> None:
 
 
 def drops(mechanism: td.Mechanism, count: int) -> Iterator[Tensor]:
-    """Quadrupeds in any orientation, joints within 1 rad of zero, 5 to 30 cm above the ground, at some 1.5 m/s and 3 rad/s, in batches."""
+    """Batches of quadrupeds in any orientation, joints within 1 rad of zero, 5 to 30 cm above the ground, at 1.5 m/s and 3 rad/s."""
     n = mechanism.num_coordinates
     for _ in range(0, count, BATCH):
         q, velocity = 2 * torch.rand(BATCH, n) - 1, 3 * torch.randn(BATCH, n)

@@ -11,6 +11,7 @@ from mechanisms import random_body, random_joint
 from torch import Tensor
 
 import torchdojo as td
+from torchdojo.gradients.request import Request
 from torchdojo.native import loader
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler")
@@ -40,8 +41,8 @@ def compiled(function: Callable[..., Any]) -> Any:
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
-def same(found: Any, expected: Any) -> None:
-    for a, b in zip(found, expected, strict=True):
+def same(values: Any, expected: Any) -> None:
+    for a, b in zip(values, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1.0, float(b.detach().abs().max())))
 
 
@@ -76,12 +77,12 @@ def test_compiled_jacobians_rollouts_and_vmap() -> None:
 @pytest.mark.parametrize("maximal", [True, False])
 def test_opcheck(maximal: bool) -> None:
     mech = robot()
-    settings = mech._native()
-    assert settings is not None
+    kernel = mech.backends.kernel(Request(mech.options))
+    assert kernel is not None
     q, qd = coordinates(mech, 3)
     state = (torch.cat((q, qd), dim=-1) if maximal else mech.to_maximal(q, qd).detach()).requires_grad_()
-    parameters = [p.detach().clone().requires_grad_() for p in mech._stacked()]
-    numbers = settings.program.number, maximal
+    parameters = [p.detach().clone().requires_grad_() for p in mech.stacked_parameters()]
+    numbers = kernel.program.number, maximal
     ops = torch.ops.torchdojo
     torch.library.opcheck(ops.tree_map.default, (state, parameters, *numbers))
     plain = [t.detach() for t in (state, *parameters)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from torchdojo.commands.common import PARAMETERS, finite, print_table, user_input, write_report
+from torchdojo.commands.common import PARAMETERS, add_output, finite, print_table, user_input, whole, write_report
 from torchdojo.identification import fitting, plots
 from torchdojo.identification.config import assign, load_yaml, read_config
 from torchdojo.identification.cross_validation import CrossValidation, Spread, cross_validate, fold_configs
@@ -19,9 +20,41 @@ from torchdojo.identification.fitting import FitConfig, FitReport, Stage, Start
 from torchdojo.identification.gauss_newton import Fit
 from torchdojo.identification.run_folder import RUN, begin_run, write_atomically
 
-__all__ = ["fit"]
+__all__ = ["add_arguments", "fit", "run"]
 
 UNITS = {"mm": "mm", "degrees": "degrees", "percent_of_width": "% of the width"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `torchdojo fit`."""
+    parser.description = (
+        "Fit parameters of an object to recorded trajectories, stage by stage as a YAML file describes it. A run that was "
+        "killed goes on with --resume, to the same parameters, bit for bit."
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="description (.yaml), such as configs/identify_cube.yaml")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="recordings (.npz)")
+    parser.add_argument(
+        "--folds",
+        type=whole,
+        metavar="K",
+        help="cross-validation: fit K times, each time with another K-th of the throws held back, and report errors on these",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace a value of the description, e.g. seed=3 or stages.0.horizon=10 (stages count from 0); repeatable",
+    )
+    add_output(parser, required=True)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    return fit(
+        options.config, data=options.data, output=options.output, resume=options.resume, changes=options.changes, folds=options.folds
+    )
 
 
 def fit(

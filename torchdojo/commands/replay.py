@@ -8,6 +8,7 @@ which is what the maximal state holds.
 
 from __future__ import annotations
 
+import argparse
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,18 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.commands.common import PARAMETERS, CommandError, print_table, progress, user_input, write_report
+from torchdojo.commands.common import (
+    PARAMETERS,
+    CommandError,
+    add_output,
+    not_negative,
+    positive,
+    print_table,
+    progress,
+    user_input,
+    whole,
+    write_report,
+)
 from torchdojo.identification.evaluation import RaggedRollout, open_loop, trajectory_means
 from torchdojo.identification.evaluation import roll as roll_states
 from torchdojo.identification.fitting import FittedObject
@@ -25,7 +37,7 @@ from torchdojo.identification.objects import cube
 from torchdojo.identification.recordings import check_heights, positive_number, read_recordings
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["Tosses", "cube", "read_tosses", "replay", "roll", "toss_means"]
+__all__ = ["Tosses", "add_arguments", "cube", "read_tosses", "replay", "roll", "run", "toss_means"]
 
 toss_means = trajectory_means
 
@@ -68,6 +80,24 @@ def roll(mech: Mechanism, tosses: Tosses, substeps: int = 1, *, show_progress: b
     """Roll all tosses as one batch, each from its first sample to its last."""
     bar = (lambda times, count: progress(times, count, "replay")) if show_progress else None
     return roll_states(mech.step, tosses.z, tosses.offsets, substeps, progress=bar)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `torchdojo replay`."""
+    parser.description = "Roll every toss of a recorded data set from its first sample and compare with the recording."
+    parser.add_argument("file", type=Path, metavar="FILE.npz", help="tosses of a cube in the format of ContactNets' processed data")
+    parser.add_argument("--parameters", type=Path, metavar="DIR", help="output folder of `torchdojo fit`: replay the object it has found")
+    parser.add_argument("--substeps", type=whole, metavar="K", help="steps per recorded interval (default: 1, or those of the fit)")
+    parser.add_argument("--kappa", type=positive, metavar="K", help="central-path parameter (default: 1e-06, or that of the fit)")
+    parser.add_argument("--batch-limit", type=whole, metavar="N", help="only the first N tosses")
+    parser.add_argument("--friction", type=not_negative, metavar="MU", help="Coulomb coefficient (default: mu_reported of the file)")
+    parser.add_argument("--half-side", type=positive, metavar="M", help="half the cube's edge [m] (default: half_side of the file)")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    keywords = ("parameters", "substeps", "kappa", "batch_limit", "friction", "half_side", "output")
+    return replay(options.file, **{key: getattr(options, key) for key in keywords})
 
 
 def replay(

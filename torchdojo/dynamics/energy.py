@@ -1,7 +1,7 @@
 """Energy and momentum of a mechanism.
 
 Over one step the velocity is constant, so a state alone gives the values of the step that led to it. At a configuration itself, the
-discrete Legendre transform gives the momentum: the mean of what arrives and what leaves (Marsden and West 2001, section 1.5).
+discrete Legendre transform gives the momentum: the mean of the arriving and the leaving momentum (Marsden and West 2001, section 1.5).
 """
 
 from __future__ import annotations
@@ -10,13 +10,23 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import BodyStates, body_momentum, split_state
+from torchdojo.dynamics.integrator import body_momentum
+from torchdojo.elements.joints import StandardJoint, previous_pose
+from torchdojo.parameters import stacked
+from torchdojo.state.layout import BodyStates, split_state
+from torchdojo.structure import Structure
 
-__all__ = ["body_momenta", "kinetic_energy", "momentum"]
+__all__ = ["kinetic_energy", "momentum", "potential_energy"]
 
 
-def body_momenta(
-    mass: Tensor, inertia: Tensor, timestep: Tensor, state: BodyStates, following: BodyStates | None = None
+def _masses(structure: Structure) -> tuple[Tensor, Tensor]:
+    """Masses (..., nb) [kg] and inertias (..., nb, 3, 3) [kg·m²]."""
+    bodies = structure.named_bodies().values()
+    return stacked([body.mass for body in bodies], 0), stacked([body.inertia for body in bodies], 2)
+
+
+def _body_momenta(
+    mass: Tensor, inertia: Tensor, timestep: Tensor, state: BodyStates, following: BodyStates | None
 ) -> tuple[Tensor, Tensor]:
     """Linear (world) and angular (body frame) momentum of each body at the configuration of `state`, each (..., nb, 3)."""
     h = timestep[..., None, None]
@@ -28,23 +38,51 @@ def body_momenta(
     return linear, angular
 
 
-def kinetic_energy(mass: Tensor, inertia: Tensor, timestep: Tensor, z: Tensor, z_next: Tensor | None) -> Tensor:
-    """½ pᵀp/m + ½ ℓᵀJ⁻¹ℓ [J], (...). Without `z_next`: ½ m v² + ½ ωᵀJω of the step that led to z."""
+def kinetic_energy(structure: Structure, z: Tensor, z_next: Tensor | None) -> Tensor:
+    """Kinetic energy [J], (...): ½ pᵀp/m + ½ ℓᵀJ⁻¹ℓ + ½ armature rate². Without `z_next`, ½ m v² + ½ ωᵀJω of the step that led to z."""
+    total = _body_energy(*_masses(structure), structure.timestep, z, z_next)
+    for joint in structure.named_joints().values():
+        if isinstance(joint, StandardJoint) and joint.armature is not None:
+            total = total + joint.armature_energy(_rate(structure, joint, z, z_next))
+    return total
+
+
+def _body_energy(mass: Tensor, inertia: Tensor, timestep: Tensor, z: Tensor, z_next: Tensor | None) -> Tensor:
     state = split_state(z)
     if z_next is None:
         v, omega = state.twist
         spin = (inertia @ omega[..., None]).squeeze(-1)
         return 0.5 * (mass * (v * v).sum(-1) + (omega * spin).sum(-1)).sum(-1)
-    linear, angular = body_momenta(mass, inertia, timestep, state, split_state(z_next))
+    linear, angular = _body_momenta(mass, inertia, timestep, state, split_state(z_next))
     rate = torch.linalg.solve(inertia, angular[..., None]).squeeze(-1)
     return 0.5 * ((linear * linear).sum(-1) / mass + (angular * rate).sum(-1)).sum(-1)
 
 
-def momentum(mass: Tensor, inertia: Tensor, timestep: Tensor, z: Tensor, z_next: Tensor | None) -> Tensor:
-    """[linear (N·s), angular about the common centre of mass (N·m·s)], world frame, (..., 6)."""
+def _rate(structure: Structure, joint: StandardJoint, z: Tensor, z_next: Tensor | None) -> Tensor:
+    """Rates of a joint's coordinates over the step that led to z, or the mean of these and the rates of the next step."""
+    h = structure.timestep[..., None]
+    states = structure.element_states(z, joint)
+    now, before = [pose for pose, _ in states], [previous_pose(*state, h) for state in states]
+    rate = joint.rate(before, now, h)
+    return rate if z_next is None else 0.5 * (rate + joint.rate(now, structure.element_poses(z_next, joint), h))
+
+
+def potential_energy(structure: Structure, z: Tensor) -> Tensor:
+    """Potential energy [J], (...), of gravity, zero at the origin, and of joint springs."""
+    mass, _ = _masses(structure)
+    total = -(mass * (structure.gravity[..., None, :] * split_state(z).pose.x).sum(-1)).sum(-1)
+    for joint in structure.named_joints().values():
+        if isinstance(joint, StandardJoint):
+            total = total + joint.spring_energy(*structure.element_poses(z, joint))
+    return total
+
+
+def momentum(structure: Structure, z: Tensor, z_next: Tensor | None) -> Tensor:
+    """Linear [N·s] and angular momentum about the common center of mass [N·m·s], world frame, (..., 6)."""
+    mass, inertia = _masses(structure)
     state = split_state(z)
-    linear, angular = body_momenta(mass, inertia, timestep, state, None if z_next is None else split_state(z_next))
+    linear, angular = _body_momenta(mass, inertia, structure.timestep, state, None if z_next is None else split_state(z_next))
     m = mass[..., None]
-    centre = (m * state.pose.x).sum(-2, keepdim=True) / m.sum(-2, keepdim=True)
-    spin = quat.rotate(state.pose.q, angular) + quat.cross(state.pose.x - centre, linear)
+    center = (m * state.pose.x).sum(-2, keepdim=True) / m.sum(-2, keepdim=True)
+    spin = quat.rotate(state.pose.q, angular) + quat.cross(state.pose.x - center, linear)
     return torch.cat((linear.sum(-2), spin.sum(-2)), dim=-1)

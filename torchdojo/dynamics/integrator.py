@@ -1,12 +1,8 @@
-"""State layout and the first-order variational integrator (Brüdigam and Manchester 2021; Howell et al. 2025, section III-A).
-
-Per body z = [x(3), v(3), q(4), omega(3)]; x, q are the current configuration, v (world), omega (body) the velocity that led to it.
-"""
+"""The first-order variational integrator (Brüdigam and Manchester 2021; Howell et al. 2025, section III-A)."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,54 +10,15 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Pose, Twist
 
-__all__ = [
-    "LARGEST_SINE",
-    "STATE_SIZE",
-    "TANGENT_SIZE",
-    "BodyStates",
-    "body_momentum",
-    "change_timestep",
-    "join_state",
-    "momentum_change",
-    "next_pose",
-    "retract",
-    "split_state",
-]
+__all__ = ["LARGEST_SINE", "body_momentum", "change_timestep", "momentum_change", "next_pose"]
 
-STATE_SIZE = 13
-TANGENT_SIZE = 12
 LARGEST_SINE = math.sqrt(0.5)  # of half the angle that a body turns in one step (see StepProblem.residual)
 MOST_CORRECTIONS = 40  # of `change_timestep`: 5 at 0.1 rad per step, 25 at 1 rad
-
-
-class BodyStates(NamedTuple):
-    """States of all bodies: each (..., nb, 3 or 4)."""
-
-    pose: Pose
-    twist: Twist
-
-
-def split_state(z: Tensor) -> BodyStates:
-    """(..., 13 nb) to its parts. Quaternions are normalized, so gradients come back tangent to the unit sphere."""
-    x, v, q, omega = z.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
-    return BodyStates(Pose(x, quat.normalize(q)), Twist(v, omega))
-
-
-def join_state(pose: Pose, twist: Twist) -> Tensor:
-    """Inverse of `split_state`, (..., 13 nb)."""
-    parts = torch.broadcast_tensors(pose.x[..., :1], twist.v[..., :1], pose.q[..., :1], twist.omega[..., :1])
-    batch = parts[0].shape[:-1]
-    return torch.cat([t.expand(*batch, t.shape[-1]) for t in (pose.x, twist.v, pose.q, twist.omega)], dim=-1).flatten(-2)
 
 
 def next_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
     """x⁺ = x + h v⁺, q⁺ = q ⊗ [√(1 − (h/2)²|ω⁺|²), (h/2) ω⁺]; `timestep` broadcastable to (..., 1)."""
     return Pose(pose.x + timestep * twist.v, quat.multiply(pose.q, quat.increment(twist.omega, timestep)))
-
-
-def retract(pose: Pose, dx: Tensor, dphi: Tensor) -> Pose:
-    """Move a pose along the tangent: x + dx and q ⊗ [1, dphi/2], first order in the body-frame rotation vector dphi [rad]."""
-    return Pose(pose.x + dx, quat.multiply(pose.q, torch.cat((torch.ones_like(dphi[..., :1]), 0.5 * dphi), dim=-1)))
 
 
 def body_momentum(omega: Tensor, inertia: Tensor, timestep: Tensor, side: int) -> Tensor:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.element import Element
-from torchdojo.parameters import bind, plain_class
+from torchdojo.parameters import bind, plain_class, stacked
+from torchdojo.state.layout import TWIST_SIZE
+from torchdojo.state.unknowns import FIRST_ELEMENT, NUM_DATA, ParameterSpec, UnknownLayout
 
 __all__ = ["Group", "System"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -42,49 +47,21 @@ class Group:
         return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
-@dataclass(frozen=True)
-class ParameterSpec:
-    """One stacked parameter: dimensions of one value (elements included), and whether leading batch dimensions are allowed."""
-
-    ndim: int
-    batched: bool
-
-
 class System:
-    """Layout of the step's unknown, residual and parameters.
+    """The elements of a mechanism, those of one kind together, with their places in the unknown w, in u and among the stacked parameters.
 
-    Unknown w = [v⁺, ω⁺ per body (6) | multipliers of joints and couplings, in order | per contact its impulses, then its slacks]; the
-    residual has the balance of momentum, the equations of joints and couplings, and per contact its equalities, then its complementarity
-    products, in the same places.
-    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", "limits.NAME" and "frictions.NAME".
+    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", "limits.NAME" and "frictions.NAME"; `layout` says where they are.
     """
 
-    def __init__(self, bodies: Mapping[str, Body], elements: Mapping[str, Element]) -> None:
+    def __init__(self, bodies: Mapping[str, Body], elements: Mapping[str, Element], layout: UnknownLayout) -> None:
         self.body_names = list(bodies)
         self.bodies = list(bodies.values())
         self.num_bodies = len(self.bodies)
         self.elements = dict(elements)
         number: dict[str | None, int] = {name: i for i, name in enumerate(self.body_names)}
         number[None] = self.num_bodies
-
-        self.impulse_layout: dict[str, slice] = {}
-        self.input_layout: dict[str, slice] = {}
-        positions: dict[str, tuple[list[int], list[int], list[int]]] = {}
-        offset, inputs = 6 * self.num_bodies, 0
-        # Eliminated first means last in w: elements with cones follow those without, whatever they are called.
-        for key, element in sorted(elements.items(), key=lambda item: item[1].cones.size > 0):
-            count = element.cones.size or element.num_rows
-            impulse = list(range(offset, offset + count))
-            slack = list(range(offset + count, offset + count + element.cones.size))
-            inputs_here = list(range(inputs, inputs + element.num_inputs))
-            positions[key] = (impulse, slack, inputs_here)
-            self.impulse_layout[key] = slice(offset, offset + count)
-            if element.num_inputs:
-                self.input_layout[key.partition(".")[2]] = slice(inputs, inputs + element.num_inputs)
-            offset += count + element.cones.size
-            inputs += element.num_inputs
-        self.num_unknowns, self.num_inputs = offset, inputs
-        self.num_primal = 6 * self.num_bodies + sum(e.num_rows for e in elements.values() if not e.cones.size)
+        self.impulse_layout = layout.impulses
+        self.num_unknowns, self.num_inputs, self.num_primal = layout.num_unknowns, layout.num_inputs, layout.num_primal
 
         kinds: dict[tuple[object, ...], list[str]] = {}
         for key, element in elements.items():
@@ -97,9 +74,9 @@ class System:
                     members=members,
                     cls=plain_class(members[0]),
                     body_index=torch.tensor([[number[name] for name in e.body_names] for e in members]),
-                    impulse_index=torch.tensor([positions[key][0] for key in keys], dtype=torch.long).reshape(len(keys), -1),
-                    slack_index=torch.tensor([positions[key][1] for key in keys], dtype=torch.long).reshape(len(keys), -1),
-                    input_index=torch.tensor([positions[key][2] for key in keys], dtype=torch.long).reshape(len(keys), -1),
+                    impulse_index=_positions([layout.places[key].impulse for key in keys]),
+                    slack_index=_positions([layout.places[key].slack for key in keys]),
+                    input_index=_positions([layout.places[key].input for key in keys]),
                     extra=tuple(members[0].extra_state_names()),
                 )
             )
@@ -130,6 +107,15 @@ class System:
     def num_cones(self) -> int:
         return len(self.orthant_index) + len(self.second_order_index)
 
+    @property
+    def impulse_index(self) -> list[int]:
+        """Positions in w of the impulses that `StepOutput.impulses` has, in its order."""
+        return [k for piece in self.impulse_layout.values() for k in range(piece.start, piece.stop)]
+
+    def twists(self, w: Tensor) -> Tensor:
+        """v⁺, ω⁺ of the bodies, (..., nb, 6), in the unknown w (..., num_unknowns or more)."""
+        return w[..., : TWIST_SIZE * self.num_bodies].unflatten(-1, (-1, TWIST_SIZE))
+
     def to(self, device: torch.device) -> System:
         """The same layout with its index tables on `device`."""
         clone = object.__new__(System)
@@ -150,34 +136,41 @@ class System:
             specs += [ParameterSpec(0, False) for _ in group.extra]
         return specs
 
+    def step_specs(self) -> list[ParameterSpec]:
+        """The same of all data of a step: z, u, wrench, then the parameters."""
+        return [ParameterSpec(1, True)] * NUM_DATA + self.parameter_specs()
+
     def stack_parameters(self, timestep: Tensor, gravity: Tensor) -> list[Tensor]:
         """Every physical number as a flat list, equal fields of equal elements stacked: [h, gravity, masses, inertias, group by group].
 
         Stacking happens outside the autograd Function, so gradients flow on to the modules, to parametrizations, and to networks whose
         outputs were assigned as parameters.
         """
-        tensors = [timestep, gravity, _stack([b.mass for b in self.bodies], 0), _stack([b.inertia for b in self.bodies], 2)]
+        tensors = [timestep, gravity, stacked([b.mass for b in self.bodies], 0), stacked([b.inertia for b in self.bodies], 2)]
         for group in self.groups:
             for name, ndim in group.fields.items():
-                tensors.append(_stack([getattr(member, name) for member in group.members], ndim))
+                tensors.append(stacked([getattr(member, name) for member in group.members], ndim))
             tensors += [_lookup(group.template, name) for name in group.extra]
         return tensors
 
-    def bind_elements(self, parameters: Sequence[Tensor]) -> list[Element]:
-        """Per group, its template reading the stacked `parameters` (those after the first four)."""
-        bound, start = [], 4
+    def named_parameters(self, parameters: Sequence[_T]) -> list[dict[str, _T]]:
+        """Per group, its stacked `parameters` (or what goes with each of them) by name: physical fields, then tensors of its own."""
+        named, start = [], FIRST_ELEMENT
         for group in self.groups:
             names = [*group.fields, *group.extra]
-            bound.append(bind(group.template, dict(zip(names, parameters[start : start + len(names)], strict=True)), group.cls))
+            named.append(dict(zip(names, parameters[start : start + len(names)], strict=True)))
             start += len(names)
-        return bound
+        return named
+
+    def bind_elements(self, parameters: Sequence[Tensor]) -> list[Element]:
+        """Per group, its template reading the stacked `parameters` (behind those of the bodies)."""
+        named = zip(self.groups, self.named_parameters(parameters), strict=True)
+        return [bind(group.template, tensors, group.cls) for group, tensors in named]
 
 
-def _stack(values: list[Tensor], event_ndim: int) -> Tensor:
-    """Stack over elements in front of the event dimensions, broadcasting batch dimensions."""
-    if len({value.shape for value in values}) > 1:
-        values = list(torch.broadcast_tensors(*values))
-    return torch.stack(values, dim=values[0].ndim - event_ndim)
+def _positions(places: Sequence[slice]) -> Tensor:
+    """(elements, numbers of each) from slices of equal length."""
+    return torch.tensor([list(range(place.start, place.stop)) for place in places], dtype=torch.long).reshape(len(places), -1)
 
 
 def _lookup(module: nn.Module, name: str) -> Tensor:

@@ -34,27 +34,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE, split_state
-from torchdojo.dynamics.system import _stack
-from torchdojo.elements.element import Pose, Twist
+from torchdojo.elements.element import Pose
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
-from torchdojo.elements.joints import StandardJoint, previous_pose
-from torchdojo.parameters import PhysicalModule, as_tensor, bind, require
-
-if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.parameters import PhysicalModule, as_tensor, bind, require, stacked
 
 __all__ = ["Actuator", "Actuators", "actuate"]
 
 Range = tuple[Any, Any]
 RANGES = ("ctrlrange", "forcerange", "inputrange")
+
+
+class Driven(Protocol):
+    """What `Actuators` read of a mechanism (`torchdojo.structure.Structure`)."""
+
+    actuators: Actuators | None
+    joints: nn.ModuleDict
+    bodies: nn.ModuleDict
+    timestep: Tensor
+    gravity: Tensor
+
+    @property
+    def num_inputs(self) -> int: ...
+
+    @property
+    def input_layout(self) -> dict[str, slice]: ...
+
+    def check_state(self, z: Any) -> None: ...
+
+    def configurations(self, z: Tensor) -> tuple[Pose, Pose]: ...
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class Actuator:
         return cls(joint, gain=kv, bias=(0.0, 0.0, -kv), **options)
 
 
-def actuate(mech: Mechanism, actuators: Mapping[str, Actuator], servos: Literal["implicit", "explicit"] = "implicit") -> Actuators:
+def actuate(mech: Driven, actuators: Mapping[str, Actuator], servos: Literal["implicit", "explicit"] = "implicit") -> Actuators:
     """Give a mechanism actuators: they become `mech.actuators`.
 
     With ``servos="implicit"`` the dampers of driven joints grow by gear² kv (kv: minus the third number of `bias`, where that is negative),
@@ -159,7 +173,7 @@ class Actuators(PhysicalModule):
     carried_damping: Tensor
     input_index: Tensor
 
-    def __init__(self, mech: Mechanism, actuators: Mapping[str, Actuator]) -> None:
+    def __init__(self, mech: Driven, actuators: Mapping[str, Actuator]) -> None:
         super().__init__()
         self.__dict__["_mech"] = mech  # no submodule: the mechanism contains this module
         if not actuators:
@@ -234,7 +248,7 @@ class Actuators(PhysicalModule):
         gain, bias = (p[..., 0] + p[..., 1] * length + p[..., 2] * velocity for p in (self.gain, self.bias))
         return self._input(_clip(gain * ctrl + bias, self.forcerange), self.carried_damping * rate)
 
-    def on(self, mech: Mechanism) -> Actuators:
+    def on(self, mech: Driven) -> Actuators:
         """The same actuators, with tensors of the same numbers and graphs, for another mechanism whose joints have the same inputs."""
         if list(mech.input_layout.items()) != list(self._mechanism.input_layout.items()):
             raise ValueError(f"on: the mechanism has the inputs {mech.input_layout}; allowed: {self._mechanism.input_layout}")
@@ -255,24 +269,18 @@ class Actuators(PhysicalModule):
     def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinate [m, rad] of each actuator at z, and its rate over the step that led there [m/s, rad/s], (..., n)."""
         mech = self._mechanism
-        mech._check_tensor("z", z, STATE_SIZE * mech.num_bodies)
-        pose, twist = split_state(z)
-        origin, one = torch.zeros_like(pose.x[..., :1, :]), torch.ones_like(pose.q[..., :1, :1])
-        x, q = torch.cat((pose.x, origin), -2), torch.cat((pose.q, torch.cat((one, origin), -1)), -2)
-        v, omega = torch.cat((twist.v, origin), -2), torch.cat((twist.omega, origin), -2)
-        h = mech.timestep[..., None, None]
+        mech.check_state(z)
+        configurations, h = mech.configurations(z), mech.timestep[..., None, None]
         values: list[Tensor] = []
         order: list[int] = []
         for group in self._groups:
             joint, middle = group.bound(mech)
-            now = [Pose(x[..., index, :], q[..., index, :]) for index in group.bodies]
-            moving = [Twist(v[..., index, :], omega[..., index, :]) for index in group.bodies]
-            before = [previous_pose(p, t, h) for p, t in zip(now, moving, strict=True)]
+            now, before = ([Pose(x[..., index, :], q[..., index, :]) for index in group.bodies] for x, q in configurations)
             coordinate = joint.coordinates(now[0], now[1])
             if middle is not None:
                 turns = torch.round((middle - coordinate[..., -1]).detach() / (2 * torch.pi))
                 coordinate = torch.cat((coordinate[..., :-1], (coordinate[..., -1] + 2 * torch.pi * turns)[..., None]), dim=-1)
-            pair = torch.stack(torch.broadcast_tensors(coordinate, _rates(joint, before, now, h)), dim=-1)
+            pair = torch.stack(torch.broadcast_tensors(coordinate, joint.rate(before, now, h, of_child=True)), dim=-1)
             values.append(pair[..., group.member, group.coordinate, :])
             order += group.actuators
         batch = torch.broadcast_shapes(*(value.shape[:-2] for value in values))
@@ -281,8 +289,8 @@ class Actuators(PhysicalModule):
         return both[..., 0], both[..., 1]
 
     @property
-    def _mechanism(self) -> Mechanism:
-        return cast("Mechanism", self.__dict__["_mech"])
+    def _mechanism(self) -> Driven:
+        return cast(Driven, self.__dict__["_mech"])
 
     def _grouped(self) -> Iterator[_Group]:
         mech = self._mechanism
@@ -321,14 +329,14 @@ class _Group:
     member: list[int]  #: joint of each actuator, in `names`
     coordinate: list[int]  #: of each actuator
 
-    def bound(self, mech: Mechanism) -> tuple[StandardJoint, Tensor | None]:
+    def bound(self, mech: Driven) -> tuple[StandardJoint, Tensor | None]:
         """A joint with the numbers of all, stacked, and the middles of their angles (..., joints), where there are limits."""
         joints = [cast(StandardJoint, mech.joints[name]) for name in self.names]
         first = joints[0]
         read = {name: ndim for name, ndim in first.stacked_fields.items() if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}
-        stacked = {name: _stack([getattr(joint, name) for joint in joints], ndim) for name, ndim in read.items()}
+        fields = {name: stacked([getattr(joint, name) for joint in joints], ndim) for name, ndim in read.items()}
         middle = self._middles(joints) if first.free_rotations == 1 else None
-        return bind(first, stacked, type_before_parametrizations(first)), middle
+        return bind(first, fields, type_before_parametrizations(first)), middle
 
     def _middles(self, joints: list[StandardJoint]) -> Tensor | None:
         """`joint_cones._middle` of all, zero without limits."""
@@ -337,28 +345,17 @@ class _Group:
         if all(pair is None for pair in limits):
             return None
         zero = some.new_zeros(place + 1)
-        lower, upper = (_stack([zero if pair is None else pair[i].detach() for pair in limits], 1)[..., place] for i in (0, 1))
+        lower, upper = (stacked([zero if pair is None else pair[i].detach() for pair in limits], 1)[..., place] for i in (0, 1))
         below, above = (torch.tensor([place in joint.limited[i] for joint in joints], device=some.device) for i in (0, 1))
         one_sided = torch.where(below, lower + 0.5 * torch.pi, torch.where(above, upper - 0.5 * torch.pi, 0.0))
         return torch.where(below & above, 0.5 * (lower + upper), one_sided)
-
-
-def _rates(joint: StandardJoint, before: list[Pose], now: list[Pose], timestep: Tensor) -> Tensor:
-    """Backward differences of the free coordinates as the joint's damper has them, (..., joints, coordinates)."""
-    if joint.free_rotations < 2:
-        return joint.rate(before, now, timestep)
-    (d, p), (d_before, p_before) = joint.displacement(*now), joint.displacement(*before)
-    turn = quat.rotation_vector(quat.multiply(quat.conjugate(p_before), p))
-    free_t, free_r = joint._rows(joint.free_translations)[0], joint._rows(joint.free_rotations)[0]
-    parts = [value if rows is None else (rows * value[..., None, :]).sum(-1) for rows, value in ((free_t, d - d_before), (free_r, turn))]
-    return torch.cat(parts, dim=-1) / timestep
 
 
 def _clip(value: Tensor, bounds: Tensor) -> Tensor:
     return torch.clamp(value, bounds[..., 0], bounds[..., 1])
 
 
-def _place(mech: Mechanism, name: str, actuator: Actuator) -> int:
+def _place(mech: Driven, name: str, actuator: Actuator) -> int:
     """The entry of u that an actuator drives."""
     if actuator.joint not in mech.joints:
         raise ValueError(f"actuator {name!r} drives {actuator.joint!r}; joints are {list(mech.joints)}")

@@ -25,28 +25,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE, change_timestep, split_state
-from torchdojo.gradients import reference_step as stepping
-from torchdojo.gradients.implicit import flatten_batch, transforming
+from torchdojo.dynamics.integrator import change_timestep
+from torchdojo.engine.backends import Backends, Kernel
+from torchdojo.gradients import reference_step
+from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.gradients.request import Request
 from torchdojo.native import ops
 from torchdojo.native.cache import Parameters
+from torchdojo.parameters import transforming
 from torchdojo.solver.options import OnFailure, Status
+from torchdojo.state.layout import STATE_SIZE, split_state
+from torchdojo.state.unknowns import GRAVITY, INERTIA, NUM_DATA, TIMESTEP
 
-if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism
-
-__all__ = ["AdaptiveOptions", "adaptive_options", "adaptive_stepper"]
-
-Stepper = Callable[[Tensor, Tensor, Tensor, Tensor | None], StepOutput]
+__all__ = ["AdaptiveOptions", "AdaptiveSteps", "adaptive_options"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +91,8 @@ def adaptive_options(value: object) -> AdaptiveOptions | None:
     return AdaptiveOptions() if value else None
 
 
-def adaptive_stepper(mech: Mechanism, options: AdaptiveOptions) -> Stepper:
-    """(z, u, wrench, warm_start) -> output, as `Mechanism.step`, with steps split as `options` say.
+class AdaptiveSteps:
+    """Steps that are split as `options` say.
 
     Which environments are split is decided by their values and is not differentiated: gradients are those of the substeps that were taken.
     Whole steps are those of one call for all environments, so what is not split does not depend on what is, to the last bit.
@@ -101,41 +100,37 @@ def adaptive_stepper(mech: Mechanism, options: AdaptiveOptions) -> Stepper:
     Raises:
         RuntimeError: inside a `torch.func` transform or `torch.compile`, where values cannot be read.
     """
-    if torch.compiler.is_compiling() or transforming():
-        raise RuntimeError("rollout(adaptive=...) decides by values of states, which torch.func and torch.compile hide; use adaptive=False")
-    return _Adaptive(mech, options)
 
-
-class _Adaptive:
-    """The recursion. Everything but __call__ sees one flat batch dimension, (rows, ...)."""
-
-    def __init__(self, mech: Mechanism, options: AdaptiveOptions) -> None:
+    def __init__(self, backends: Backends, request: Request, options: AdaptiveOptions) -> None:
+        if torch.compiler.is_compiling() or transforming():
+            raise RuntimeError(
+                "rollout(adaptive=...) decides by values of states, which torch.func and torch.compile hide; use adaptive=False"
+            )
         self.options = options
-        self.whole = mech._stepper()
-        # (half steps are tried, and a try that fails is no failure of the step)
-        trial = dataclasses.replace(mech.options, on_failure=OnFailure.FLAG)
-        self.settings = dataclasses.replace(mech._settings(), options=trial)
-        native = mech._native()
-        self.native = None if native is None else dataclasses.replace(native, options=trial)
-        self.parameters: Sequence[Tensor] = mech._stacked() if native is None else mech._known(native).tensors
-        names = [name for group in self.settings.system.groups for name in (*group.fields, *group.extra)]
-        self.forces = [1, *(4 + i for i, name in enumerate(names) if name == "spring")]  # gravity, and stiffnesses
+        self.whole = backends.select(request)
+        # A half step is a trial, and a trial that fails is no failure of the step.
+        self.trial = dataclasses.replace(request, options=dataclasses.replace(request.options, on_failure=OnFailure.FLAG))
+        self.system = backends.system_on_device()
+        self.program = self.whole.program if isinstance(self.whole, Kernel) else None
+        self.parameters = backends.parameters(request.options)
+        self.specs = self.system.parameter_specs()
+        named = self.system.named_parameters(range(len(self.specs)))
+        self.forces = [GRAVITY, *(places["spring"] for places in named if "spring" in places)]
         self.flat: list[Tensor] = []
         self.batch: torch.Size | None = None
         self.alike = False  # whether all environments have the same parameters
         self.shared: dict[tuple[int, bool], Parameters] = {}  # and then: those of each kind of substep
 
-    def __call__(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        one = self.whole(z, u, wrench, warm_start)
+    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
+        one = self.whole.step(z, u, wrench, warm_start)
         if not self.options.max_halvings:
             return one
         batch = one.status.shape
         count = batch.numel()
         if self.batch != batch:
-            flat, _ = flatten_batch(self.settings.specs, [z.expand(*batch, z.shape[-1]), u, wrench, *self.parameters])
-            self.flat, self.batch, self.shared = flat[3:], batch, {}
-            specs = self.settings.specs[3:]
-            self.alike = all(len(t) == 1 for t, spec in zip(self.flat, specs, strict=True) if spec.batched)
+            flat, _ = flatten_batch(self.system.step_specs(), [z.expand(*batch, z.shape[-1]), u, wrench, *self.parameters])
+            self.flat, self.batch, self.shared = flat[NUM_DATA:], batch, {}
+            self.alike = all(len(t) == 1 for t, spec in zip(self.flat, self.specs, strict=True) if spec.batched)
         data = [t.expand(*batch, t.shape[-1]).reshape(count, t.shape[-1]) for t in (z, u, wrench)]
         index = torch.arange(count, device=z.device)
         out = self.refine(0, True, index, data, StepOutput(*(t.reshape((count, *t.shape[len(batch) :])) for t in one)))
@@ -143,16 +138,19 @@ class _Adaptive:
 
     def select(self, index: Tensor) -> list[Tensor]:
         """Parameters of the environments `index`."""
-        specs = self.settings.specs[3:]
-        return [t[index] if spec.batched and len(t) > 1 else t for t, spec in zip(self.flat, specs, strict=True)]
+        return [t[index] if spec.batched and len(t) > 1 else t for t, spec in zip(self.flat, self.specs, strict=True)]
+
+    def own(self, place: int, index: Tensor) -> Tensor:
+        """The stacked parameter at this place, of the environments `index`, (rows or 1, ...)."""
+        return self.flat[place][index] if len(self.flat[place]) > 1 else self.flat[place]
 
     def timestep(self, level: int, index: Tensor) -> Tensor:
         """h / 2**level of the environments `index`, (rows or 1,)."""
-        return 0.5**level * (self.flat[0][index] if len(self.flat[0]) > 1 else self.flat[0])
+        return 0.5**level * self.own(TIMESTEP, index)
 
     def convert(self, old: int, new: int, index: Tensor, z: Tensor) -> Tensor:
         """The state whose ω go with steps of length h / 2**new and have the momentum that they had with h / 2**old."""
-        inertia = self.flat[3][index] if len(self.flat[3]) > 1 else self.flat[3]
+        inertia = self.own(INERTIA, index)
         h, shorter = (self.timestep(level, index)[:, None, None] for level in (old, new))
         x, v, q, omega = z.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
         return torch.cat((x, v, q, change_timestep(omega, inertia, h, shorter)), dim=-1).flatten(-2)
@@ -161,17 +159,17 @@ class _Adaptive:
         """A substep of length h / 2**level of the environments `index`; `data`: their z, u and wrench. `kick`: the first of its step."""
         weight = 2.0**level if kick else 0.0
         z, u, wrench = data[0], weight * data[1], weight * data[2]
-        known = self.shared.get((level, kick))
-        if known is not None and self.native is not None:
-            return ops.step(self.native, known, z, u, wrench, warm)
+        shared = self.shared.get((level, kick))
+        if shared is not None and self.program is not None:
+            return ops.step(self.program, self.trial, shared, z, u, wrench, warm)
         tensors = [weight * t if i in self.forces else t for i, t in enumerate(self.select(index))]
-        tensors[0] = self.timestep(level, index)
-        if self.native is None:
-            return stepping.step(self.settings, tensors, z, u, wrench, warm)
-        known = Parameters(self.native.program, tensors)
+        tensors[TIMESTEP] = self.timestep(level, index)
+        if self.program is None:
+            return reference_step.step(self.system, self.trial, tensors, z, u, wrench, warm)
+        parameters = Parameters(self.program, tensors)
         if self.alike:
-            self.shared[level, kick] = known
-        return ops.step(self.native, known, z, u, wrench, warm)
+            self.shared[level, kick] = parameters
+        return ops.step(self.program, self.trial, parameters, z, u, wrench, warm)
 
     def refine(self, level: int, kick: bool, index: Tensor, data: Sequence[Tensor], one: StepOutput) -> StepOutput:
         """`one`, the substep of length h / 2**level, with those environments replaced by two halves that need it.

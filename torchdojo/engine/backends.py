@@ -1,77 +1,149 @@
-"""What takes the steps of a mechanism: the compiled kernel, or the reference in PyTorch."""
+"""Which backend takes the steps of a structure: the compiled kernel, or the reference in PyTorch.
+
+`Backends.select` answers a request with an object that has a `step` and a `jacobian`: `Kernel`, `Reference`, or `Randomized`
+(smoothing.py), which samples one of the other two.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from torchdojo.dynamics.system import System
-from torchdojo.engine.smoothing import Differentiation, randomized_jacobian, randomized_stepper, sampled_options
-from torchdojo.gradients import reference_step as stepping
-from torchdojo.gradients.implicit import StepSettings, forward_mode, transforming
+from torchdojo.engine.smoothing import Backend, Randomized, sampled
+from torchdojo.gradients import reference_step
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.gradients.request import Request
+from torchdojo.gradients.transforms import forward_mode
 from torchdojo.native import ops
 from torchdojo.native.cache import ParameterCache, Parameters
 from torchdojo.native.loader import library
-from torchdojo.native.program import Program, program, supported, unsupported
-from torchdojo.parameters import PhysicalModule, result_tensor
-from torchdojo.solver.options import Backend, SolverOptions
+from torchdojo.native.program import Program, program, unsupported
+from torchdojo.parameters import result_tensor, transforming, warn_user
+from torchdojo.solver import options as solver_options
+from torchdojo.solver.options import SolverOptions
+from torchdojo.structure import Structure
 
-__all__ = ["Backends"]
+__all__ = ["Backend", "Backends", "Kernel", "Reference"]
 
 
-class Backends(PhysicalModule):
-    """The part of a mechanism that hands its steps to the kernel, or to the reference where the kernel cannot take them."""
+class Reference:
+    """The reference: gradients/reference_step.py with these stacked parameters."""
 
-    timestep: Tensor
-    gravity: Tensor
-    options: SolverOptions
-    _system: System
-    _program: Program | None
-    _cache: ParameterCache
+    def __init__(self, system: System, parameters: Sequence[Tensor], request: Request) -> None:
+        self.system, self.parameters, self.request = system, parameters, request
 
-    def _lower(self, system: System) -> None:
-        """Keep the layout of the mechanism's elements, and what the kernel makes of it."""
-        self._system = system
-        self._program = program(system) if supported(system) else None
+    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
+        return reference_step.step(self.system, self.request, self.parameters, z, u, wrench, warm_start)
+
+    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
+        result = reference_step.jacobian(self.system, self.request, self.parameters, z, u, wrench, warm_start)
+        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
+
+
+class Kernel:
+    """The compiled kernel: native/ops.py with these parameters."""
+
+    def __init__(self, program: Program, parameters: Parameters, request: Request) -> None:
+        self.program, self.parameters, self.request = program, parameters, request
+
+    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
+        return ops.step(self.program, self.request, self.parameters, z, u, wrench, warm_start)
+
+    def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> ops.Six:
+        """As many steps as u (..., T, nu) has inputs, in one call."""
+        return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start)
+
+    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
+        return ops.jacobian(self.program, self.request, self.parameters, z, u, wrench, warm_start, out)
+
+    def minimal_jacobian(
+        self, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        """(..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` where that is given."""
+        return ops.minimal_jacobian(self.program, self.request, self.parameters, q, qd, u, wrench, warm_start, out)
+
+
+class Backends:
+    """The backends of one structure, with what the kernel makes of its elements, once, and of its parameters, as long as they stay."""
+
+    def __init__(self, structure: Structure) -> None:
+        self.structure = structure
+        self.system = System(structure.named_bodies(), structure.elements(), structure.layout)
+        self.program = program(self.system) if unsupported(self.system) is None else None
         self._cache = ParameterCache()
+        self._warned = False  # whether the user knows that the reference takes the steps
 
-    def _stepper(
-        self, how: Differentiation | None = None, raise_invalid: bool = False
-    ) -> Callable[[Tensor, Tensor, Tensor, Tensor | None], StepOutput]:
-        """(z, u, wrench, warm_start) -> output, on the backend that the options ask for."""
-        options, kappas = how or Differentiation(self.options)
-        smoothing = options.randomized
-        if smoothing is not None:
-            take = self._stepper(Differentiation(sampled_options(options), kappas), raise_invalid)
-            return randomized_stepper(take, smoothing, any(p.requires_grad for p in self._stacked()))
-        native = self._native(how, raise_invalid)
-        if native is not None:
-            return functools.partial(ops.step, native, self._known(native))
-        return functools.partial(stepping.step, self._settings(how, raise_invalid), self._stacked())
-
-    def _native(self, how: Differentiation | None = None, raise_invalid: bool = False) -> ops.Settings | None:
-        """Settings for the kernel, or None where the reference takes the step.
+    def select(self, request: Request) -> Backend:
+        """The backend that takes the steps of a request, as its options ask for.
 
         Raises:
             RuntimeError: `backend="native"` where the kernel cannot be used.
         """
-        options, kappas = how or Differentiation(self.options)
-        if options.backend is Backend.REFERENCE:
+        smoothing = request.options.randomized
+        if smoothing is not None:
+            return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
+        return self.kernel(request) or Reference(self.system_on_device(), self.stacked(), request)
+
+    def kernel(self, request: Request) -> Kernel | None:
+        """The kernel for a request, or None where another backend takes its steps.
+
+        Raises:
+            RuntimeError: `backend="native"` where the kernel cannot be used.
+        """
+        if request.options.randomized is not None:
             return None
-        lowered, number = self._program, self.gravity
-        if lowered is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
-            if options.backend is Backend.NATIVE:
+        lowered = self._kernel_program(request.options)
+        if lowered is None:
+            self._warn_of_reference(request.options)
+            return None
+        return Kernel(lowered, self._known(lowered), request)
+
+    def parameters(self, options: SolverOptions) -> Sequence[Tensor]:
+        """Stacked parameters; those that the kernel has, where it takes the steps."""
+        lowered = self._kernel_program(options)
+        return self.stacked() if lowered is None else self._known(lowered).tensors
+
+    def compiled_tree(self) -> Program | None:
+        """The program whose tree the operators of minimal_operators.py read, where `torch.compile` traces; None elsewhere."""
+        return self.program if torch.compiler.is_compiling() and self.program is not None and self.program.tree else None
+
+    def stacked(self) -> list[Tensor]:
+        """Every physical number, stacked over equal elements (`System.stack_parameters`), with its graph."""
+        return self.system.stack_parameters(self.structure.timestep, self.structure.gravity)
+
+    def system_on_device(self) -> System:
+        """The system with its index tables on the mechanism's device."""
+        device = self.structure.gravity.device
+        return self.system if device.type == "cpu" else self.system.to(device)
+
+    def _kernel_program(self, options: SolverOptions) -> Program | None:
+        if options.backend is solver_options.Backend.REFERENCE:
+            return None
+        number = self.structure.gravity
+        if self.program is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
+            if options.backend is solver_options.Backend.NATIVE:
                 self._refuse_native()
             return None
-        return ops.Settings(lowered, options, raise_invalid, kappas)
+        return self.program
+
+    def _warn_of_reference(self, options: SolverOptions) -> None:
+        """Say, once, which element makes `backend="auto"` take the reference."""
+        chosen = options.backend is not solver_options.Backend.AUTO
+        if chosen or self._warned or self.program is not None or torch.compiler.is_compiling() or transforming():
+            return
+        self._warned = True
+        warn_user(
+            f'SolverOptions(backend="auto"): the reference takes the steps of this mechanism, about a thousand times slower than the '
+            f"kernel: {unsupported(self.system)}. Write it with built-in elements, or say that this is meant: "
+            'td.SolverOptions(backend="reference")'
+        )
 
     def _refuse_native(self) -> NoReturn:
-        number, reason = self.gravity, unsupported(self._system)
+        number, reason = self.structure.gravity, unsupported(self.system)
         if reason is None and number.dtype != torch.float64:
             reason = f"it computes in float64, the mechanism has {number.dtype}; use mech.to(torch.float64)"
         if reason is None and number.device.type != "cpu":
@@ -80,29 +152,7 @@ class Backends(PhysicalModule):
             library()  # raises, and says what is the matter
         raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
 
-    def _known(self, native: ops.Settings) -> Parameters:
+    def _known(self, lowered: Program) -> Parameters:
         if torch.compiler.is_compiling() or transforming() or forward_mode():
-            return Parameters(native.program, self._stacked())
-        return self._cache.get(native.program, self, self._stacked)
-
-    def _settings(self, how: Differentiation | None = None, raise_invalid: bool = False) -> StepSettings:
-        system, (options, kappas) = self._system, how or Differentiation(self.options)
-        device = self.gravity.device
-        return StepSettings(system if device.type == "cpu" else system.to(device), options, raise_invalid, kappas)
-
-    def _stacked(self) -> list[Tensor]:
-        return self._system.stack_parameters(self.timestep, self.gravity)
-
-    def _jacobian(
-        self, how: Differentiation, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
-        """(..., 12 nb, 12 nb + nu)"""
-        native = self._native(how)
-        if native is not None and how.options.randomized is None:
-            return ops.jacobian(native, self._known(native), z, u, wrench, warm_start, out)
-        if how.options.randomized is not None:
-            sample = how._replace(options=sampled_options(how.options))
-            result = randomized_jacobian(functools.partial(self._jacobian, sample), how.options.randomized, z, u, wrench, warm_start)
-        else:
-            result = stepping.jacobian(self._settings(how), self._stacked(), z, u, wrench, warm_start)
-        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
+            return Parameters(lowered, self.stacked())
+        return self._cache.get(lowered, self.structure, self.stacked)

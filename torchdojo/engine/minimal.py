@@ -6,24 +6,38 @@ differentiates it: autograd through the three in turn, or their Jacobians multip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE
-from torchdojo.engine.smoothing import differentiation, refuse_jacobian
-from torchdojo.native import ops
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.engine.backends import Backends
+from torchdojo.engine.minimal_operators import tree_map
+from torchdojo.engine.requests import refuse_jacobian, request_of
+from torchdojo.engine.rollout import Trajectory
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.gradients.request import Request
 from torchdojo.parameters import result_tensor
-from torchdojo.solver.options import Status
-from torchdojo.state.loops import has_loops
+from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.state import minimal
+from torchdojo.state.layout import TANGENT_SIZE, neutral_state
 from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products
+from torchdojo.state.tangent import local_jacobian
+from torchdojo.structure import Structure
 
-if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism
-
-__all__ = ["MinimalOutput", "MinimalPolicy", "MinimalTrajectory", "jacobians", "rollout", "step"]
+__all__ = [
+    "MinimalOutput",
+    "MinimalPolicy",
+    "MinimalTrajectory",
+    "jacobians",
+    "lift",
+    "project_rollout",
+    "project_step",
+    "to_maximal",
+    "to_minimal",
+]
 
 MinimalPolicy = Callable[[Tensor, Tensor], Tensor]  # of q and qd
 
@@ -54,32 +68,59 @@ class MinimalTrajectory(NamedTuple):
     substeps: Tensor
 
 
-def step(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options: Mapping[str, Any]) -> MinimalOutput:
-    """`Mechanism.step_minimal`."""
-    z, _ = _lift(mech, q, qd)
-    out = mech.step(z, u, **options)
+def to_minimal(backends: Backends, z: Tensor) -> tuple[Tensor, Tensor]:
+    """`Mechanism.to_minimal`: as one operator where `torch.compile` traces."""
+    structure, tree = backends.structure, backends.compiled_tree()
+    structure.check_state(z)
+    if tree is None:
+        return minimal.to_minimal(structure.tree_order(), structure.num_bodies, z, structure.timestep)
+    q, qd = tree_map(tree, backends.stacked(), z, False).chunk(2, dim=-1)
+    return q, qd
+
+
+def to_maximal(backends: Backends, q: Tensor, qd: Tensor | None) -> Tensor:
+    """`Mechanism.to_maximal`: as one operator where `torch.compile` traces."""
+    structure, tree = backends.structure, backends.compiled_tree()
+    q, qd = structure.check_coordinates(q, qd)
+    if tree is None:
+        return minimal.to_maximal(structure.tree_order(), structure.num_bodies, q, qd, structure.timestep)
+    return tree_map(tree, backends.stacked(), torch.cat((q, qd), dim=-1), True)
+
+
+def lift(backends: Backends, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:
+    """z (..., 13 nb), not a number where q or qd are not, and where they are numbers, (..., 1).
+
+    Raises:
+        ValueError: loops or couplings, and coordinates that do not fit.
+    """
+    _check(backends.structure, q, qd)
+    valid = (torch.isfinite(q) & torch.isfinite(qd)).all(-1, keepdim=True)
+    z = to_maximal(backends, torch.where(valid, q, 0.0), torch.where(valid, qd, 0.0))
+    return torch.where(valid, z, torch.nan), valid
+
+
+def project_step(backends: Backends, q: Tensor, qd: Tensor, out: StepOutput) -> MinimalOutput:
+    """A step `out` from the state at q, qd, with the coordinates of its result; those given where it failed."""
     solved = (out.status == int(Status.SUCCESS))[..., None]
-    new = mech.to_minimal(torch.where(solved, out.z, _neutral(z)))
+    new = to_minimal(backends, torch.where(solved, out.z, neutral_state(out.z)))
     kept = [torch.where(solved, after, before.detach()) for after, before in zip(new, torch.broadcast_tensors(q, qd), strict=True)]
     return MinimalOutput(kept[0], kept[1], *out)
 
 
-def rollout(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None, options: Mapping[str, Any]) -> MinimalTrajectory:
-    """`Mechanism.rollout_minimal`."""
-    z, valid = _lift(mech, q, qd)
-    given = u if u is None or isinstance(u, Tensor) else (lambda z: u(*mech.to_minimal(z)))
-    path = mech.rollout(z, given, **options)
+def project_rollout(backends: Backends, q: Tensor, qd: Tensor, valid: Tensor, path: Trajectory) -> MinimalTrajectory:
+    """A trajectory from the state at q, qd, which is `valid` (..., 1), with the coordinates of its states."""
     # The steps in front, so that batch dimensions of parameters fit behind them; the first entry is what was given.
-    after = torch.where(valid, path.z.movedim(-2, 0)[1:], _neutral(z))
+    after = torch.where(valid, path.z.movedim(-2, 0)[1:], neutral_state(path.z))
     columns = []
-    for first, rest in zip(torch.broadcast_tensors(q, qd), mech.to_minimal(after), strict=True):
+    for first, rest in zip(torch.broadcast_tensors(q, qd), to_minimal(backends, after), strict=True):
         rest = torch.where(valid, rest, first.detach())
         columns.append(torch.cat((first.expand_as(rest[:1]), rest)).movedim(0, -2))
     return MinimalTrajectory(columns[0], columns[1], *path)
 
 
 def jacobians(
-    mech: Mechanism,
+    backends: Backends,
+    options: SolverOptions,
     q: Tensor,
     qd: Tensor,
     u: Tensor | None,
@@ -88,59 +129,65 @@ def jacobians(
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """`Mechanism.jacobians_minimal`."""
-    _check(mech, q, qd)
+    structure = backends.structure
+    _check(structure, q, qd)
     with torch.no_grad():
         q, qd = torch.broadcast_tensors(q, qd)
-        expanded, how = differentiation(mech, q, grad_kappa)
-        native = None if how.options.randomized is not None else mech._native(how)
-        if native is None:
-            found = _composed(mech, q, qd, u, dict(warm_start=warm_start, grad_kappa=grad_kappa))
-            jacobian = found if out is None else result_tensor(out, found.shape, found).copy_(found)
+        expanded, request = request_of(backends.system, options, q, grad_kappa)
+        kernel = backends.kernel(request)
+        refuse_jacobian(request.options)
+        u, wrench = structure.check_forces(u, None)
+        if kernel is None:
+            composed = _composed(backends, request, q, qd, u, wrench, warm_start)
+            jacobian = composed if out is None else result_tensor(out, composed.shape, composed).copy_(composed)
         else:
-            refuse_jacobian(how.options)
-            u, wrench = mech._check_forces(u, None)
-            jacobian = ops.minimal_jacobian(native, mech._known(native), expanded, qd.expand(expanded.shape), u, wrench, warm_start, out)
+            jacobian = kernel.minimal_jacobian(expanded, qd.expand(expanded.shape), u, wrench, warm_start, out)
         size = 2 * q.shape[-1]
         return jacobian[..., :size], jacobian[..., size:]
 
 
-def _composed(mech: Mechanism, q: Tensor, qd: Tensor, u: Tensor | None, options: dict[str, Any]) -> Tensor:
-    """`mech.jacobians` between the derivatives of both maps."""
-    z, valid = _lift(mech, q, qd)
-    out = mech.step(z, u, **options)
-    by_state, by_input = mech.jacobians(z, u, **{**options, "warm_start": out.solution})
+def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> Tensor:
+    """The Jacobian of the step between the derivatives of both maps."""
+    structure, backend = backends.structure, backends.select(request)
+    z, valid = lift(backends, q, qd)
+    if request.grad_kappa is not None:
+        z = z.expand(*torch.broadcast_shapes(z.shape[:-1], request.grad_kappa.shape), z.shape[-1])
+    out = backend.step(z, u, wrench, warm_start)
+    jacobian = backend.jacobian(z, u, wrench, out.solution)
     solved = (out.status == int(Status.SUCCESS))[..., None]
-    order, nb, h = mech._order(), mech.num_bodies, mech.timestep
-    after = torch.where(solved, out.z, _neutral(z))
-    by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
-    q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, _neutral(z))))
-    return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
+    order, nb, h = structure.tree_order(), structure.num_bodies, structure.timestep
+    after = torch.where(solved, out.z, neutral_state(z))
+    tangents = TANGENT_SIZE * nb
+    by_state, by_input = jacobian[..., :tangents], jacobian[..., tangents:]
+    q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, neutral_state(z))))
+    if all(isinstance(entry.joint, StandardJoint) for entry in order):
+        by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
+        return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
+
+    # A user declared these coordinates: both maps by autograd.
+    def lifted(y: Tensor) -> Tensor:
+        q, qd = y.chunk(2, dim=-1)
+        return structure.difference(minimal.to_maximal(order, nb, q, qd, h), z)
+
+    def projected(delta: Tensor) -> Tensor:
+        return torch.cat(minimal.to_minimal(order, nb, structure.retract(after, delta), h), dim=-1)
+
+    _, by_coordinates = local_jacobian(lifted, torch.cat((q, qd), dim=-1))
+    _, projection = local_jacobian(projected, torch.zeros_like(by_state[..., 0]))
+    return torch.cat((projection @ by_state @ by_coordinates, projection @ by_input), dim=-1)
 
 
-def _lift(mech: Mechanism, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:
-    """z (..., 13 nb), not a number where q or qd are not, and where they are numbers, (..., 1)."""
-    _check(mech, q, qd)
-    valid = (torch.isfinite(q) & torch.isfinite(qd)).all(-1, keepdim=True)
-    z = mech.to_maximal(torch.where(valid, q, 0.0), torch.where(valid, qd, 0.0))
-    return torch.where(valid, z, torch.nan), valid
-
-
-def _check(mech: Mechanism, q: Tensor, qd: Tensor) -> None:
+def _check(structure: Structure, q: Tensor, qd: Tensor) -> None:
     """Raise ValueError for loops or couplings, and for coordinates that do not fit."""
-    if has_loops(mech):
-        tree = mech.tree_joints
-        closing = [f"joint {name!r}" for name in mech.joints if name not in tree] + [f"coupling {name!r}" for name in mech.couplings]
+    if structure.has_loops:
+        tree = structure.tree_joints
+        closing = [f"joint {name!r}" for name in structure.joints if name not in tree] + [
+            f"coupling {name!r}" for name in structure.couplings
+        ]
         raise ValueError(
             f"step_minimal, rollout_minimal and jacobians_minimal need coordinates that are independent of each other, but they are "
             f"constrained by {', '.join(closing)}; step maximal states: mech.step(mech.close_loops(mech.to_maximal(q, qd)), u), and "
             f"mech.to_minimal of what comes out"
         )
-    mech._check_tensor("q", q, mech.num_coordinates)
-    mech._check_tensor("qd", qd, mech.num_coordinates)
-
-
-def _neutral(z: Tensor) -> Tensor:
-    """A state (13 nb,) that stands in for one that is not a number, so that no gradient can become NaN."""
-    neutral = z.new_zeros(z.shape[-1] // STATE_SIZE, STATE_SIZE)
-    neutral[:, 6] = 1
-    return neutral.flatten()
+    structure.check_tensor("q", q, structure.num_coordinates)
+    structure.check_tensor("qd", qd, structure.num_coordinates)

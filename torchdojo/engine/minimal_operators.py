@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.gradients.batching import align
 from torchdojo.native.execution import VECTOR, differentiable
-from torchdojo.native.forward_mode import refuse_second_derivative
+from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
 from torchdojo.native.minimal import bound_tree
 from torchdojo.native.program import Program, by_number
+from torchdojo.state.layout import STATE_SIZE
 from torchdojo.state.minimal import to_maximal, to_minimal
+from torchdojo.state.unknowns import TIMESTEP
 
 __all__ = ["tree_map"]
 
@@ -25,7 +26,7 @@ GEOMETRY = ("axis", "parent_anchor", "child_anchor", "orientation_offset")  # th
 
 def _map(program: int, state: Tensor, parameters: Sequence[Tensor], maximal: bool) -> Tensor:
     lowered = by_number(program)
-    order, h = bound_tree(lowered, parameters), parameters[0]
+    order, h = bound_tree(lowered, parameters), parameters[TIMESTEP]
     if maximal:
         q, qd = state.chunk(2, dim=-1)
         return to_maximal(order, lowered.num_bodies, q, qd, h)
@@ -36,7 +37,7 @@ def _map(program: int, state: Tensor, parameters: Sequence[Tensor], maximal: boo
 def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], maximal: bool) -> torch.Size:
     if maximal:
         return torch.Size((*state.shape[:-1], STATE_SIZE * program.num_bodies))
-    leads, fields = [state.shape[:-1], parameters[0].shape], program.fields(parameters)
+    leads, fields = [state.shape[:-1], parameters[TIMESTEP].shape], program.fields(parameters)
     for group in program.joint_groups:
         leads += [fields[id(group)][name].shape[: -1 - group.fields[name]] for name in GEOMETRY]
     return torch.Size((*torch.broadcast_shapes(*leads), 2 * program.num_coordinates))
@@ -89,7 +90,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _refuse(*_: Any) -> Any:
-    refuse_second_derivative()
+    raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
 tree_map_op.register_autograd(_backward, setup_context=_setup)

@@ -6,20 +6,17 @@ leaves it at d/h. A cube of 0.5 m, 50 mm deep at h = 0.01 s, flies off at 5 m/s 
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import split_state
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.element import Pose
-from torchdojo.gradients.implicit import transforming
-
-if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism
+from torchdojo.engine.backends import Backends
+from torchdojo.parameters import transforming, warn_user
+from torchdojo.solver.options import SolverOptions
+from torchdojo.state.layout import split_state, with_world
 
 __all__ = ["Penetration", "deepest_penetration", "warn_of_penetration"]
 
@@ -35,23 +32,19 @@ class Penetration(NamedTuple):
 
 
 @torch.no_grad()
-def deepest_penetration(mech: Mechanism, z: Tensor) -> Penetration | None:
+def deepest_penetration(backends: Backends, options: SolverOptions, z: Tensor) -> Penetration | None:
     """The contact deepest inside its surface in the states z (..., 13 nb), or None where none is deeper than 1e-6 m.
 
     The numbers are those of `mech.distances`, computed for all contacts of a kind together: that takes a tenth of the time.
     """
-    if not mech.contacts or not z.numel():
+    contacts = backends.structure.contacts
+    if not contacts or not z.numel():
         return None
-    native = mech._native()
-    parameters = mech._stacked() if native is None else mech._known(native).tensors
-    system = mech._settings().system
-    pose = split_state(z.detach()).pose
-    batch = pose.x.shape[:-2]
-    x = torch.cat((pose.x, z.new_zeros(*batch, 1, 3)), dim=-2)
-    q = torch.cat((pose.q, quat.identity(z.dtype, z.device).expand(*batch, 1, 4)), dim=-2)
+    system = backends.system_on_device()
+    x, q = with_world(split_state(z.detach()).pose)
     deepest: Penetration | None = None
-    names = {id(contact): name for name, contact in mech.contacts.items()}
-    for group, element in zip(system.groups, system.bind_elements(parameters), strict=True):
+    names = {id(contact): name for name, contact in contacts.items()}
+    for group, element in zip(system.groups, system.bind_elements(backends.parameters(options)), strict=True):
         if not isinstance(group.template, Contact):
             continue
         poses = [Pose(x[..., place, :], q[..., place, :]) for place in group.body_index.T]
@@ -64,18 +57,17 @@ def deepest_penetration(mech: Mechanism, z: Tensor) -> Penetration | None:
     return deepest
 
 
-def warn_of_penetration(mech: Mechanism, z: Tensor, stacklevel: int = 3) -> None:
-    """Warn, the first time for this mechanism, if contacts are inside a surface in the states z. Nothing where values cannot be read."""
-    if mech.warned_of_penetration or torch.compiler.is_compiling() or transforming():
-        return
-    found = deepest_penetration(mech, z)
-    if found is None:
-        return
-    mech.warned_of_penetration = True
-    where = f" of environment {found.environment}" if z.ndim > 1 else ""
-    speed = found.depth / float(mech.timestep.detach().max())
-    warnings.warn(
-        f"contact {found.contact!r}{where} starts {1000 * found.depth:.3g} mm inside its surface, deepest of all: the first step pushes it "
-        f"out, at about {speed:.2g} m/s, and the body flies on. Start higher: mech.distances(z) says by how much",
-        stacklevel=stacklevel,
+def warn_of_penetration(backends: Backends, options: SolverOptions, z: Tensor) -> bool:
+    """Warn if contacts are inside a surface in the states z; whether it did. Nothing where values cannot be read."""
+    if torch.compiler.is_compiling() or transforming():
+        return False
+    inside = deepest_penetration(backends, options, z)
+    if inside is None:
+        return False
+    where = f" of environment {inside.environment}" if z.ndim > 1 else ""
+    speed = inside.depth / float(backends.structure.timestep.detach().max())
+    warn_user(
+        f"contact {inside.contact!r}{where} starts {1000 * inside.depth:.3g} mm inside its surface, deepest of all: the first step pushes "
+        f"it out, at about {speed:.2g} m/s, and the body flies on. Start higher: mech.distances(z) says by how much"
     )
+    return True

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as checkpointed
 
-from torchdojo.gradients.implicit import transforming
+from torchdojo.engine.adaptive import AdaptiveOptions, AdaptiveSteps
+from torchdojo.engine.backends import Backends, Kernel
 from torchdojo.gradients.reference_step import StepOutput
-from torchdojo.native import ops
-from torchdojo.native.cache import Parameters
+from torchdojo.gradients.request import Request
+from torchdojo.parameters import transforming
+from torchdojo.structure import Structure
 
-__all__ = ["Policy", "Stepper", "Trajectory", "in_kernel", "in_segments", "segment_length", "step_by_step"]
+__all__ = ["Policy", "StepByStep", "Trajectory", "rollout", "segment_length"]
 
 Policy = Callable[[Tensor], Tensor]
-Stepper = Callable[[Tensor, Tensor | None, Tensor | None], StepOutput]  # of z, u and a warm start
 
 
 class Trajectory(NamedTuple):
@@ -36,41 +37,74 @@ class Trajectory(NamedTuple):
 Run = Callable[[Tensor, Tensor | Policy | None, int, Tensor | None], tuple[Trajectory, Tensor | None]]
 
 
-def in_kernel(
-    native: ops.Settings, known: Parameters, wrench: Tensor, z: Tensor, u: Tensor | Policy | None, steps: int, warm: Tensor | None
-) -> tuple[Trajectory, Tensor | None]:
+def rollout(
+    backends: Backends,
+    request: Request,
+    z: Tensor,
+    u: Tensor | Policy | None,
+    steps: int,
+    wrench: Tensor | None,
+    adaptive: AdaptiveOptions | None,
+    length: int,
+) -> Trajectory:
+    """`Mechanism.rollout` on a checked z, in segments of `length` steps."""
+    structure = backends.structure
+    kernel = None if callable(u) or adaptive else backends.kernel(request)
+    if kernel is not None:
+        zero = z.new_zeros(steps, structure.num_inputs)
+        z, u, wrench = structure.check_inputs(z, zero if u is None else cast(Tensor, u), wrench)
+        return in_segments(KernelRun(kernel, wrench), z, u, steps, length)
+    stepper: Stepper = AdaptiveSteps(backends, request, adaptive) if adaptive else backends.select(request)
+    return in_segments(StepByStep(structure, stepper, wrench), z, u, steps, length)
+
+
+class KernelRun:
     """A `Run` in one call of the kernel, on checked inputs."""
-    now = cast(Tensor, u)
-    path, impulses, w, *counts = ops.rollout(native, known, z, now, wrench, warm)
-    return Trajectory(path, now.expand(*path.shape[:-2], *now.shape[-2:]), impulses, *counts), w.select(-2, -1).detach()
+
+    def __init__(self, kernel: Kernel, wrench: Tensor) -> None:
+        self.kernel, self.wrench = kernel, wrench
+
+    def __call__(self, z: Tensor, u: Tensor | Policy | None, steps: int, warm: Tensor | None) -> tuple[Trajectory, Tensor | None]:
+        inputs = cast(Tensor, u)
+        path, impulses, w, *counts = self.kernel.rollout(z, inputs, self.wrench, warm)
+        return Trajectory(path, inputs.expand(*path.shape[:-2], *inputs.shape[-2:]), impulses, *counts), w.select(-2, -1).detach()
 
 
-def step_by_step(
-    take: Stepper, num_inputs: int, z: Tensor, u: Tensor | Policy | None, steps: int, warm: Tensor | None
-) -> tuple[Trajectory, Tensor | None]:
-    """A `Run` with a step function, each step warm-started from the one before."""
-    states, inputs, outputs = [z], [], []
-    for t in range(steps):
-        now = u[..., t, :] if isinstance(u, Tensor) else z.new_zeros(num_inputs) if u is None else u(z)
-        out = take(z, now, warm)
-        z, warm = out.z, out.solution.detach()
-        states.append(z)
-        inputs.append(now)
-        outputs.append(out)
-    batch = z.shape[:-1]
+class Stepper(Protocol):
+    """What takes one step of a rollout: a backend, `AdaptiveSteps`, or a fitted model. u and wrench are given."""
 
-    def stack(values: list[Tensor]) -> Tensor:
-        return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
+    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput: ...
 
-    path = Trajectory(
-        stack(states),
-        stack(inputs),
-        stack([o.impulses for o in outputs]),
-        torch.stack([o.status for o in outputs], -1),
-        torch.stack([o.iterations for o in outputs], -1),
-        torch.stack([o.substeps for o in outputs], -1),
-    )
-    return path, warm
+
+class StepByStep:
+    """A `Run` with a backend's `step`, each step warm-started from the one before."""
+
+    def __init__(self, structure: Structure, stepper: Stepper, wrench: Tensor | None) -> None:
+        self.structure, self.stepper, self.wrench = structure, stepper, wrench
+
+    def __call__(self, z: Tensor, u: Tensor | Policy | None, steps: int, warm: Tensor | None) -> tuple[Trajectory, Tensor | None]:
+        states, inputs, outputs = [z], [], []
+        for t in range(steps):
+            now = u[..., t, :] if isinstance(u, Tensor) else z.new_zeros(self.structure.num_inputs) if u is None else u(z)
+            out = self.stepper.step(*self.structure.check_inputs(z, now, self.wrench), warm)
+            z, warm = out.z, out.solution.detach()
+            states.append(z)
+            inputs.append(now)
+            outputs.append(out)
+        batch = z.shape[:-1]
+
+        def stack(values: list[Tensor]) -> Tensor:
+            return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
+
+        path = Trajectory(
+            stack(states),
+            stack(inputs),
+            stack([o.impulses for o in outputs]),
+            torch.stack([o.status for o in outputs], -1),
+            torch.stack([o.iterations for o in outputs], -1),
+            torch.stack([o.substeps for o in outputs], -1),
+        )
+        return path, warm
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------------------------

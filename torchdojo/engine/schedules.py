@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism
+from torchdojo.solver.options import SolverOptions
 
 __all__ = ["KappaSchedule"]
 
 OPTIONS = ("kappa", "grad_kappa")
+
+
+class Optioned(Protocol):
+    """What a schedule changes of a mechanism."""
+
+    options: SolverOptions
 
 
 class KappaSchedule:
@@ -29,7 +34,7 @@ class KappaSchedule:
         ValueError: a value out of its range; an `end` of grad_kappa below the mechanism's kappa.
     """
 
-    def __init__(self, start: float, end: float, steps: int, mechanism: Mechanism | None = None, *, option: str = "grad_kappa") -> None:
+    def __init__(self, start: float, end: float, steps: int, mechanism: Optioned | None = None, *, option: str = "grad_kappa") -> None:
         for name, value in (("start", start), ("end", end)):
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"KappaSchedule: got {name}={value}; allowed: positive finite numbers")
@@ -54,7 +59,7 @@ class KappaSchedule:
         """κ now."""
         return self(self.last_step)
 
-    def apply(self, mechanism: Mechanism) -> None:
+    def apply(self, mechanism: Optioned) -> None:
         """Give a mechanism's options the κ of now."""
         if self.option == "grad_kappa" and min(self.start, self.end) < mechanism.options.kappa:
             raise ValueError(

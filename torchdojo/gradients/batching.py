@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.system import ParameterSpec
+from torchdojo.state.unknowns import NUM_DATA, ParameterSpec
 
-__all__ = ["align", "align_given", "loop", "map_all", "map_given", "unbatchable"]
+__all__ = ["align", "align_given", "flatten_batch", "halves", "loop", "map_all", "map_given", "map_gradients", "unbatchable"]
+
+
+def flatten_batch(specs: Sequence[ParameterSpec], tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.Size]:
+    """Batch dimensions flattened: the first three (z, u, wrench) to N, parameters to N or 1. Also returns the common batch shape."""
+    shapes = [t.shape[: t.ndim - s.ndim] for t, s in zip(tensors, specs, strict=True) if s.batched]
+    batch = torch.broadcast_shapes(*shapes)
+    flat = []
+    for i, (tensor, spec) in enumerate(zip(tensors, specs, strict=True)):
+        if not spec.batched:
+            flat.append(tensor)
+            continue
+        lead, event = tensor.shape[: tensor.ndim - spec.ndim], tensor.shape[tensor.ndim - spec.ndim :]
+        shared = i >= NUM_DATA and lead.numel() == 1
+        flat.append(tensor.reshape(1, *event) if shared else tensor.expand(*batch, *event).reshape(batch.numel(), *event))
+    return flat, batch
 
 
 def align(specs: Sequence[ParameterSpec], dims: Sequence[int | None], values: Sequence[Tensor]) -> list[Tensor]:
@@ -53,3 +68,28 @@ def loop(
     """One call per mapped sample: for weights of user-written modules, which have no batch dimension of their own."""
     results = [call(*[v if d is None or v is None else v.select(d, i) for v, d in zip(values, dims, strict=True)]) for i in range(size)]
     return tuple(None if column[0] is None else torch.stack(column) for column in zip(*results, strict=True))
+
+
+def halves(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Tensors and their directions, which follow them."""
+    middle = len(values) // 2
+    return list(values[:middle]), list(values[middle:])
+
+
+def map_gradients(
+    specs: list[ParameterSpec],
+    needs: Sequence[bool],
+    size: int,
+    dims: Sequence[int | None],
+    values: Sequence[Tensor | None],
+    call: Callable[..., tuple[Tensor | None, ...]],
+) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+    """The vmap rule of a call (grad_w, w, status, z, u, wrench, *parameters, ...) -> gradients of z, ..., parameters."""
+    out_dims = tuple(0 if need else None for need in needs)
+    if any(not spec.batched for spec in specs):
+        return loop(size, dims, values, call), out_dims
+    mapped = map_given(size, dims, values)
+    lead = [ParameterSpec(1, True), ParameterSpec(1, True), ParameterSpec(0, True)]
+    grads = call(*align_given([*lead, *(specs * 2)[: len(values) - 3]], mapped))
+    data = cast(list[Tensor], mapped[3 : 3 + len(specs)])
+    return tuple(None if grad is None else grad.reshape(value.shape) for grad, value in zip(grads, data, strict=True)), out_dims

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, next_pose
+from torchdojo.dynamics.integrator import next_pose
 from torchdojo.dynamics.residual import StepProblem, add_blocks
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contact import Contact
@@ -41,6 +41,7 @@ from torchdojo.gradients.hard_limit import limit_options
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
 from torchdojo.solver.solution import Solution
+from torchdojo.state.layout import ORIENTATION, STATE_SIZE, TANGENT_SIZE, join_state
 
 #: From a problem, a warm start or None, and options to a solution.
 Solve = Callable[[StepProblem, Tensor | None, SolverOptions], Solution]
@@ -115,8 +116,8 @@ def add_impacts(
         here = StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench)
         found = find_impacts(here, w, point, options, solve)
         slope = found.slope(z)
-    turn = 0.5 * quat.multiply(quat.conjugate(problem.state.pose.q), slope[..., 6:10])[..., 1:]
-    slope = torch.cat((slope[..., :6], turn, slope[..., 10:]), dim=-1)
+    turn = 0.5 * quat.multiply(quat.conjugate(problem.state.pose.q), slope[..., ORIENTATION])[..., 1:]
+    slope = torch.cat((slope[..., : ORIENTATION.start], turn, slope[..., ORIENTATION.stop :]), dim=-1)
     same = torch.nn.functional.one_hot(found.component, nb).to(slope)  # (K, nb, components)
     by_z, before, after = ((same[..., None] * t[:, :, None]).transpose(1, 2).flatten(2) for t in (slope, found.before, found.after))
     by_state = jacobian[..., : TANGENT_SIZE * nb]
@@ -133,7 +134,7 @@ def shifted_by(problem: StepProblem, w: Tensor, point: Tensor, options: SolverOp
     found = find_impacts(here, w[rows], point[rows], options)
     instant = (found.instant - found.instant.detach())[..., None]
     z = problem.z.index_add(0, rows, (instant * ambient(here.state.pose.q.detach(), found.before)).flatten(1))
-    turn = quat.increment(w[rows, : 6 * nb].unflatten(-1, (nb, 6))[..., 3:], here.timestep.detach()[:, None, None])
+    turn = quat.increment(problem.system.twists(w[rows])[..., 3:], here.timestep.detach()[:, None, None])
     moved = torch.zeros_like(found.before)
     moved[..., :3], moved[..., 6:9] = found.before[..., :3], quat.inverse_rotate(turn, found.before[..., 6:9])
     shift = problem.z.new_zeros(len(w), TANGENT_SIZE * nb).index_add(0, rows, (instant * (moved - found.after)).flatten(1))
@@ -190,25 +191,24 @@ def _rates(
 ) -> tuple[Tensor, Tensor]:
     """f⁻ and f⁺, (N, nb, 12), from steps in the limit κ → 0: that of the solution w, and those from both its ends with no other contacts
     than those that press throughout."""
-    nb, h = problem.system.num_bodies, problem.timestep[:, None, None]
+    h = problem.timestep[:, None, None]
     free = dataclasses.replace(limit_options(options), max_halvings=0, on_failure=OnFailure.FLAG)
-    parameters, start = list(problem.parameters), 4
+    parameters, places = list(problem.parameters), problem.system.named_parameters(range(len(problem.parameters)))
     hit = {of.number: of.weight > 0 for of in contacts}
     for number, group in enumerate(problem.system.groups):
         if issubclass(group.cls, Contact):
-            place = start + list(group.fields).index("radius")
+            place = places[number]["radius"]
             keeps = _presses(problem, w, number) & ~hit.get(number, torch.zeros_like(w[:, :1], dtype=torch.bool))
             parameters[place] = parameters[place] - FAR * ~keeps
-        start += len(group.fields) + len(group.extra)
 
     def rate(z: Tensor, back: Tensor) -> Tensor:
         found = solve(StepProblem(problem.system, parameters, z, problem.u, problem.wrench), None, free)
         solved = (found.status == int(Status.SUCCESS))[:, None, None]  # (where there is no such step, as if there were no forces)
-        forth = torch.where(solved, found.w[:, : 6 * nb].unflatten(-1, (nb, 6)), back)
+        forth = torch.where(solved, problem.system.twists(found.w), back)
         mean, change = 0.5 * (back + forth), (forth - back) / h
         return torch.cat((mean[..., :3], change[..., :3], mean[..., 3:], change[..., 3:]), dim=-1)
 
-    left = point[:, : 6 * nb].unflatten(-1, (nb, 6))
+    left = problem.system.twists(point)
     twist = Twist(*left.split(3, dim=-1))
     after = join_state(next_pose(problem.state.pose, twist, h), twist)
     return rate(problem.z, torch.cat(problem.state.twist, dim=-1)), rate(after, left)

@@ -14,15 +14,22 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE, join_state, next_pose, retract, split_state
-from torchdojo.dynamics.residual import StepProblem, local_jacobian
+from torchdojo.dynamics.integrator import next_pose
+from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import System
 from torchdojo.elements.element import Pose, Twist
+from torchdojo.gradients.batching import flatten_batch
+from torchdojo.gradients.checks import check_solved, valid_environments
 from torchdojo.gradients.hard_limit import derivative_system, point_of_derivative, warn_of_lost_digits
 from torchdojo.gradients.impacts import add_impacts, bouncing
-from torchdojo.gradients.implicit import StepFunction, StepSettings, check_solved, flatten_batch, transforming, valid_environments
+from torchdojo.gradients.implicit import StepFunction
+from torchdojo.gradients.request import Request
+from torchdojo.parameters import transforming
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.options import OnFailure, Status
+from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, join_state, neutral_state, split_state
+from torchdojo.state.tangent import local_jacobian, retract
+from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
 
 __all__ = ["StepOutput", "halve", "halved_jacobian", "jacobian", "next_state", "step"]
 
@@ -46,7 +53,8 @@ class StepOutput(NamedTuple):
 
 
 def step(
-    settings: StepSettings,
+    system: System,
+    request: Request,
     parameters: Sequence[Tensor],
     z: Tensor,
     u: Tensor,
@@ -55,16 +63,13 @@ def step(
     halvings: int | None = None,
 ) -> StepOutput:
     """`Mechanism.step` on checked inputs and stacked parameters."""
-    system, options = settings.system, settings.options
-    w, status, iterations = StepFunction.apply(settings, warm_start, z, u, wrench, *parameters)
+    options = request.options
+    w, status, iterations = StepFunction.apply(system, request, warm_start, z, u, wrench, *parameters)
     ok = (status == int(Status.SUCCESS))[..., None]
     # A flagged environment keeps its state; a neutral one stands in for it below, so that no gradient can become NaN.
-    neutral = z.new_zeros(system.num_bodies, STATE_SIZE)
-    neutral[:, 6] = 1
-    state = split_state(torch.where(ok, z, neutral.flatten()))
-    moved = next_state(system, state.pose, w, parameters[0])
-    pieces = [w[..., piece] for piece in system.impulse_layout.values()]
-    impulses = torch.cat(pieces, dim=-1) if pieces else w[..., :0]
+    state = split_state(torch.where(ok, z, neutral_state(z)))
+    moved = next_state(system, state.pose, w, parameters[TIMESTEP])
+    impulses = w[..., system.impulse_index]
     out = StepOutput(
         torch.where(ok, moved, z.detach()), impulses, status, iterations, w.detach()[..., : system.num_unknowns], torch.ones_like(status)
     )
@@ -73,7 +78,7 @@ def step(
     halvings = options.max_halvings if halvings is None else halvings
     failed = status == int(Status.MAX_ITERATIONS)
     if halvings and bool(failed.any()):
-        out = halve(settings, [z, u, wrench, *parameters], out, failed, halvings - 1)
+        out = halve(system, request, [z, u, wrench, *parameters], out, failed, halvings - 1)
     if options.on_failure is OnFailure.RAISE and halvings == options.max_halvings:
         check_solved(out.status)
     return out
@@ -81,7 +86,7 @@ def step(
 
 def next_state(system: System, pose: Pose, w: Tensor, timestep: Tensor) -> Tensor:
     """(..., 13 nb) from what `StepFunction` returns, w (..., num_unknowns or more), and the current poses (..., nb, ·)."""
-    twist = Twist(*w[..., : 6 * system.num_bodies].unflatten(-1, (-1, 6)).split(3, dim=-1))
+    twist = Twist(*system.twists(w).split(3, dim=-1))
     moved = next_pose(pose, twist, timestep[..., None, None])
     if w.shape[-1] > system.num_unknowns:
         dx, dv, dphi, domega = w[..., system.num_unknowns :].unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
@@ -89,20 +94,21 @@ def next_state(system: System, pose: Pose, w: Tensor, timestep: Tensor) -> Tenso
     return join_state(moved, twist)
 
 
-def _select_half(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor) -> tuple[StepSettings, list[Tensor]]:
-    """Settings, and z, u, wrench and parameters with half the timestep, of the environments `index` of the flattened batch."""
-    flat, batch = flatten_batch(settings.specs, tensors)
-    part = [t[index] if s.batched and (i < 3 or len(t) > 1) else t for i, (t, s) in enumerate(zip(flat, settings.specs, strict=True))]
-    part[3] = 0.5 * part[3]
-    return settings.select(batch, index), part
+def _select_half(system: System, request: Request, tensors: Sequence[Tensor], index: Tensor) -> tuple[Request, list[Tensor]]:
+    """The request, and z, u, wrench and parameters with half the timestep, of the environments `index` of the flattened batch."""
+    specs = system.step_specs()
+    flat, batch = flatten_batch(specs, tensors)
+    part = [t[index] if s.batched and (i < NUM_DATA or len(t) > 1) else t for i, (t, s) in enumerate(zip(flat, specs, strict=True))]
+    part[NUM_DATA + TIMESTEP] = 0.5 * part[NUM_DATA + TIMESTEP]
+    return request.select(batch, index), part
 
 
-def halve(settings: StepSettings, tensors: Sequence[Tensor], out: StepOutput, failed: Tensor, halvings: int) -> StepOutput:
+def halve(system: System, request: Request, tensors: Sequence[Tensor], out: StepOutput, failed: Tensor, halvings: int) -> StepOutput:
     """Replace the failed environments of `out` by two half steps each."""
     index = failed.reshape(-1).nonzero().squeeze(-1)
-    settings, (z, u, wrench, *parameters) = _select_half(settings, tensors, index)
-    first = step(settings, parameters, z, u, wrench, None, halvings)
-    second = step(settings, parameters, first.z, u, wrench, None, halvings)
+    request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
+    first = step(system, request, parameters, z, u, wrench, None, halvings)
+    second = step(system, request, parameters, first.z, u, wrench, None, halvings)
     status = torch.where(first.status == int(Status.SUCCESS), second.status, first.status)
     good = (status == int(Status.SUCCESS))[:, None]
 
@@ -120,7 +126,8 @@ def halve(settings: StepSettings, tensors: Sequence[Tensor], out: StepOutput, fa
 
 
 def jacobian(
-    settings: StepSettings,
+    system: System,
+    request: Request,
     parameters: Sequence[Tensor],
     z: Tensor,
     u: Tensor,
@@ -129,14 +136,14 @@ def jacobian(
     halvings: int | None = None,
 ) -> Tensor:
     """Derivative of the step on the tangent space with respect to [tangent of z, u], (..., 12 nb, 12 nb + nu). No graph."""
-    system, options = settings.system, settings.options
+    options = request.options
     tensors = [z, u, wrench, *parameters]
-    flat, batch = flatten_batch(settings.specs, tensors)
+    flat, batch = flatten_batch(system.step_specs(), tensors)
     nb, count = system.num_bodies, batch.numel()
     size = TANGENT_SIZE * nb
     result = z.new_zeros(count, size, size + system.num_inputs)
-    index = valid_environments(settings, flat).nonzero().squeeze(-1)
-    problem = StepProblem(system, flat[3:], *flat[:3]).select(index)
+    index = valid_environments(request, flat).nonzero().squeeze(-1)
+    problem = StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA]).select(index)
     if warm_start is not None:
         warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]
     solution = solve_step(problem, warm_start, options)
@@ -144,30 +151,30 @@ def jacobian(
     good, failed = solved.nonzero().squeeze(-1), index[~solved]
     if len(good):
         problem, w = problem.select(good), solution.w[good]
-        kappas = settings.kappas(batch, index[good])
+        kappas = request.kappas(batch, index[good])
         warn_of_lost_digits(problem, w, options, kappas)
         smooth = point_of_derivative(problem, w, options, kappas)
         right = torch.cat(problem.linearize_data(smooth), dim=-1)
         kkt, refinements = derivative_system(problem, smooth, options)
-        twist_change = -kkt.solve(right, refinements)[:, : 6 * nb].unflatten(1, (nb, 6))
-        found = tangent_of_next(problem, w, twist_change)
-        if settings.num_shifts and len(hit := bouncing(problem, w)):
-            own = found[hit]
+        twist_change = -kkt.solve(right, refinements)[:, : TWIST_SIZE * nb].unflatten(1, (nb, TWIST_SIZE))
+        derivative = tangent_of_next(problem, w, twist_change)
+        if request.num_shifts(system) and len(hit := bouncing(problem, w)):
+            own = derivative[hit]
             add_impacts(own, problem.select(hit), w[hit], smooth[hit], options)
-            found[hit] = own
-        result[index[good]] = found
+            derivative[hit] = own
+        result[index[good]] = derivative
     halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):
-        result[failed] = halved_jacobian(settings, tensors, failed, halvings - 1)
+        result[failed] = halved_jacobian(system, request, tensors, failed, halvings - 1)
     return result.reshape(*batch, size, -1)
 
 
-def halved_jacobian(settings: StepSettings, tensors: Sequence[Tensor], index: Tensor, halvings: int) -> Tensor:
+def halved_jacobian(system: System, request: Request, tensors: Sequence[Tensor], index: Tensor, halvings: int) -> Tensor:
     """`jacobian` of the environments `index` of z, u, wrench and parameters as two half steps each."""
-    settings, (z, u, wrench, *parameters) = _select_half(settings, tensors, index)
-    middle = step(settings, parameters, z, u, wrench, None, halvings).z
-    first = jacobian(settings, parameters, z, u, wrench, None, halvings)
-    second = jacobian(settings, parameters, middle, u, wrench, None, halvings)
+    request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
+    middle = step(system, request, parameters, z, u, wrench, None, halvings).z
+    first = jacobian(system, request, parameters, z, u, wrench, None, halvings)
+    second = jacobian(system, request, parameters, middle, u, wrench, None, halvings)
     size = first.shape[-2]
     chained = second[..., :size] @ first
     chained[..., size:] += second[..., size:]

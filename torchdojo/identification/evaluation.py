@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, wrapped
 from torchdojo.mechanism import StepOutput
 from torchdojo.solver.options import Status
+from torchdojo.state.layout import STATE_SIZE
 
 __all__ = ["OpenLoop", "RaggedRollout", "open_loop", "roll", "trajectory_means"]
 

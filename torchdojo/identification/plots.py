@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.elements.contact import Contact
 from torchdojo.elements.joints import Joint
 from torchdojo.evaluation.plots import available
@@ -21,6 +20,7 @@ from torchdojo.identification.evaluation import OpenLoop, trajectory_means
 from torchdojo.identification.fitting import FitReport
 from torchdojo.identification.recordings import Recordings
 from torchdojo.mechanism import Mechanism
+from torchdojo.state.layout import STATE_SIZE
 
 __all__ = ["available", "draw", "error_quantiles", "motions", "outlines", "quartile_throws"]
 

@@ -14,7 +14,6 @@ distances of its contacts (Pfrommer, Halm and Posa 2020, "ContactNets").
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,14 +23,24 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contact import Contact
-from torchdojo.engine.rollout import step_by_step
+from torchdojo.engine.rollout import StepByStep
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.mechanism import StepOutput, Trajectory
+from torchdojo.state.layout import STATE_SIZE
 
 __all__ = ["Residual", "ResidualDistance", "ResidualMechanism", "ResidualWrench"]
+
+
+class _Corrected:
+    """The steps of a `ResidualMechanism` with the parameters `raw`, as a rollout takes them."""
+
+    def __init__(self, model: ResidualMechanism, raw: Tensor | None) -> None:
+        self.model, self.raw = model, raw
+
+    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
+        return self.model.step(z, self.raw, warm_start=warm_start)
 
 
 class ResidualMechanism(ParametricMechanism):
@@ -68,11 +77,7 @@ class ResidualMechanism(ParametricMechanism):
         return cast(StepOutput, self.call("step", z, raw=raw, added=added, **arguments, **kwargs))
 
     def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None) -> Trajectory:
-        take = functools.partial(self._take, raw)
-        return step_by_step(take, self.mechanism.num_inputs, z, None, steps, None)[0]
-
-    def _take(self, raw: Tensor | None, z: Tensor, _: Tensor | None, warm: Tensor | None) -> StepOutput:
-        return self.step(z, raw, warm_start=warm)
+        return StepByStep(self.mechanism, _Corrected(self, raw), None)(z, None, steps, None)[0]
 
     @property
     def description(self) -> Residual:

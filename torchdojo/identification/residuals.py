@@ -23,12 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
+from torchdojo.gradients.request import Request
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, wrapped
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import velocity_sensitivity
 from torchdojo.solver.options import Status
+from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 
 __all__ = ["Linearization", "RobustLoss", "Scales", "WindowLoss", "WindowResidual"]
 
@@ -230,21 +231,21 @@ class WindowResidual:
     def _native_sensitivity(self, raw: Tensor) -> Callable[[Tensor], tuple[tuple[Tensor, Tensor], Tensor]] | None:
         """The same by the kernel, which has derivatives of velocities by all parameters at once; with the steps for which that holds."""
         mech = self.model.mechanism
-        native = mech._native()
-        if native is None or mech.options.randomized is not None or type(self.model).step is not ParametricMechanism.step:
+        kernel = mech.backends.kernel(Request(mech.options))
+        if kernel is None or type(self.model).step is not ParametricMechanism.step:
             return None
         leaf = raw.clone().requires_grad_()
         with torch.enable_grad():
-            stacked = self.model.call("_stacked", raw=leaf)
+            stacked = self.model.call("stacked_parameters", raw=leaf)
             # (a leading dimension for the batch, which pack expects)
-            flat = [t.reshape(1, *t.shape[t.ndim - spec.ndim :]) for t, spec in zip(stacked, native.program.parameter_specs, strict=True)]
-            packed = native.program.pack(flat)[0]
+            flat = [t.reshape(1, *t.shape[t.ndim - spec.ndim :]) for t, spec in zip(stacked, kernel.program.parameter_specs, strict=True)]
+            packed = kernel.program.pack(flat)[0]
             chain = _rows(lambda v: v, packed, leaf)  # (num_parameters, P)
-        known = Parameters(native.program, [t.detach() for t in stacked])
+        known = Parameters(kernel.program, [t.detach() for t in stacked])
         h = mech.timestep
 
         def sensitivity(z: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-            after, whole, by_packed = velocity_sensitivity(native, known, z)
+            after, whole, by_packed = velocity_sensitivity(kernel.program, kernel.request, known, z)
             velocity = (by_packed @ chain).unflatten(1, (-1, 2, 3))
             # x⁺ = x + h v⁺, and q⁺ = q ⊗ [s, u] with u = h ω⁺/2: a change du turns it by 2 (s du + (u·du) u/s − u × du), body frame.
             u = 0.5 * h * after.unflatten(-1, (-1, STATE_SIZE))[..., 10:]

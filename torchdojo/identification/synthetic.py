@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.dynamics.integrator import STATE_SIZE
 from torchdojo.elements.joints import Joint
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.solver.options import Status
+from torchdojo.state.layout import STATE_SIZE
 
 __all__ = ["record_rollouts"]
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from torchdojo.io.mjcf import load_mjcf, mjcf_state
-from torchdojo.io.mjcf_description import read_mjcf
-from torchdojo.io.urdf import load_urdf
+from torchdojo.io.mjcf.description import read_mjcf
+from torchdojo.io.mjcf.load import load_mjcf
+from torchdojo.io.mjcf.state import mjcf_state
+from torchdojo.io.urdf.load import load_urdf
 
 if TYPE_CHECKING:
     from torchdojo.mechanism import Mechanism

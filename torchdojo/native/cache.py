@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchdojo.gradients.implicit import flatten_batch
+from torchdojo.gradients.batching import flatten_batch
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.parameters import PhysicalModule
+from torchdojo.state.unknowns import NUM_DATA
 
 __all__ = ["ParameterCache", "Parameters", "Snapshot"]
 
@@ -35,8 +36,8 @@ class Parameters:
     def _flattened(self) -> tuple[list[Tensor], torch.Size]:
         tensors = [t.detach() for t in self.tensors]
         none = torch.empty(1)
-        flat, batch = flatten_batch([*[self._program.parameter_specs[1]] * 3, *self._program.parameter_specs], [none, none, none, *tensors])
-        return flat[3:], batch
+        flat, batch = flatten_batch(self._program.system.step_specs(), [none] * NUM_DATA + tensors)
+        return flat[NUM_DATA:], batch
 
     @property
     def flat(self) -> list[Tensor]:

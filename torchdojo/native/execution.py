@@ -6,39 +6,38 @@ The kernel returns gradients of z, u, wrench and the packed parameters; `Program
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.dynamics.residual import StepProblem
-from torchdojo.dynamics.system import ParameterSpec
+from torchdojo.gradients.batching import flatten_batch
+from torchdojo.gradients.checks import check_quaternions, check_solved, check_valid
 from torchdojo.gradients.hard_limit import SMALL_KAPPA, warn_of_lost_digits
 from torchdojo.gradients.impacts import Solve, add_impacts, ambient, bouncing, find_impacts
-from torchdojo.gradients.implicit import StepSettings, check_quaternions, check_solved, check_valid, flatten_batch
 from torchdojo.gradients.reference_step import halved_jacobian
+from torchdojo.gradients.request import Request
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
-from torchdojo.native.program import Program, by_number
+from torchdojo.native.program import Program
 from torchdojo.parameters import result_tensor
-from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions, Status
+from torchdojo.solver.options import OnFailure, SolverOptions, Status
 from torchdojo.solver.solution import Solution
+from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
+from torchdojo.state.unknowns import ParameterSpec
 
 __all__ = [
     "SERIES",
     "VECTOR",
-    "Settings",
     "backward",
     "differentiable",
     "flat_problem",
     "forward",
     "impact_jacobian",
     "jacobian",
-    "settings_of",
+    "rollout_specs",
     "split_jacobian",
     "steps_to_differentiate",
     "velocity_sensitivity",
@@ -52,55 +51,20 @@ VECTOR, SERIES = ParameterSpec(1, True), ParameterSpec(2, True)
 Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is not differentiated. Operators get it as numbers; they know no `grad_kappa` of each environment."""
-
-    program: Program
-    options: SolverOptions
-    raise_invalid: bool = False
-    grad_kappa: Tensor | None = field(default=None, compare=False)  # (...,); see StepSettings
-
-    @property
-    def specs(self) -> list[ParameterSpec]:
-        """Event dimensions of z, u (T, nu), wrench and the parameters."""
-        return [VECTOR, SERIES, VECTOR, *self.program.parameter_specs]
-
-    @property
-    def reference(self) -> StepSettings:
-        return StepSettings(self.program.system, self.options, self.raise_invalid, self.grad_kappa)
-
-    def numbers(self) -> tuple[int, list[float], list[int]]:
-        options = self.options
-        residual_tol, path_tol = options.tolerances(torch.float64)
-        raises = options.on_failure is OnFailure.RAISE
-        mode = list(GradientMode).index(GradientMode(options.gradient_mode))
-        limits = [options.max_iterations, options.min_iterations, options.max_halvings, int(raises), mode, int(self.raise_invalid)]
-        return self.program.number, [options.kappa, options.grad_kappa or options.kappa, residual_tol, path_tol], limits
-
-
-def settings_of(program: int, tolerances: Sequence[float], limits: Sequence[int]) -> Settings:
-    return Settings(by_number(program), _options(tuple(tolerances), tuple(limits[:5])), bool(limits[5]))
-
-
-@functools.lru_cache(maxsize=64)
-def _options(tolerances: tuple[float, ...], limits: tuple[int, ...]) -> SolverOptions:
-    kappa, grad_kappa, residual_tol, path_tol = tolerances
-    return SolverOptions(
-        kappa=kappa,
-        grad_kappa=None if grad_kappa == kappa else grad_kappa,
-        gradient_mode=list(GradientMode)[limits[4]],
-        residual_tol=residual_tol,
-        central_path_tol=path_tol,
-        max_iterations=limits[0],
-        min_iterations=limits[1],
-        max_halvings=limits[2],
-        on_failure=OnFailure.RAISE if limits[3] else OnFailure.FLAG,
-    )
+def rollout_specs(program: Program) -> list[ParameterSpec]:
+    """Event dimensions of z, u (T, nu), wrench and the parameters."""
+    return [VECTOR, SERIES, VECTOR, *program.parameter_specs]
 
 
 def flat_problem(
-    settings: Settings, parameters: Sequence[Tensor], known: Parameters | None, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None
+    program: Program,
+    request: Request,
+    parameters: Sequence[Tensor],
+    known: Parameters | None,
+    z: Tensor,
+    u: Tensor,
+    wrench: Tensor,
+    warm: Tensor | None,
 ) -> tuple[kernel.Problem, torch.Size]:
     """Flat batches for the kernel, and the batch shape. `known`: what was computed of the parameters in earlier calls."""
     if known is not None and known.packed is not None:
@@ -109,16 +73,16 @@ def flat_problem(
         z, u, wrench = _rows(z, batch, 1), _rows(u, batch, 2), _rows(wrench, batch, 1)
         finite = known.finite
     else:
-        (z, u, wrench, *flat), batch = flatten_batch(settings.specs, [z, u, wrench, *parameters])
-        packed = settings.program.packed(flat)
+        (z, u, wrench, *flat), batch = flatten_batch(rollout_specs(program), [z, u, wrench, *parameters])
+        packed = program.packed(flat)
         finite = len(packed.values) > 1 or bool(torch.isfinite(packed.values).all())
     if not finite:
         # The kernel checks the parameters of each environment only where they differ.
         packed = packed._replace(values=packed.values.expand(len(z), -1).contiguous())
     if warm is not None:
         warm = _rows(warm, batch, 1)
-    grad_kappa = None if settings.grad_kappa is None else settings.grad_kappa.expand(batch).reshape(-1)
-    return kernel.Problem(settings.program, settings.options, flat, z, u, wrench, warm, packed, grad_kappa), batch
+    grad_kappa = None if request.grad_kappa is None else request.grad_kappa.expand(batch).reshape(-1)
+    return kernel.Problem(program, request, flat, z, u, wrench, warm, packed, grad_kappa), batch
 
 
 def _broadcast(*shapes: torch.Size) -> torch.Size:
@@ -143,7 +107,8 @@ def _summed(tensor: Tensor, batch: torch.Size, shape: torch.Size) -> Tensor:
 
 
 def forward(
-    settings: Settings,
+    program: Program,
+    request: Request,
     keep_solutions: bool,
     warm: Tensor | None,
     z: Tensor,
@@ -152,27 +117,28 @@ def forward(
     parameters: Sequence[Tensor],
     known: Parameters | None = None,
 ) -> Six:
-    problem, batch = flat_problem(settings, parameters, known, z, u, wrench, warm)
+    problem, batch = flat_problem(program, request, parameters, known, z, u, wrench, warm)
     out = kernel.rollout(problem, keep_solutions, batch)
-    _check(settings, problem, out.status)
+    _check(problem, out.status)
     return cast(Six, tuple(out))
 
 
-def _check(settings: Settings, problem: kernel.Problem, status: Tensor) -> None:
+def _check(problem: kernel.Problem, status: Tensor) -> None:
     """Raise what the reference raises, from the status (..., T) of the kernel."""
     if not status.numel() or not status.max().item():
         return
     status = status.reshape(len(problem.z), status.shape[-1])
     if bool((status == kernel.CROOKED_QUATERNION).any()):
         check_quaternions(problem.z, status[:, 0] == kernel.CROOKED_QUATERNION)
-    if settings.reference.raises_invalid:
+    if problem.request.raises_invalid:
         check_valid((status != int(Status.INVALID_INPUT)).all(1))
-    if settings.options.on_failure is OnFailure.RAISE:
+    if problem.request.options.on_failure is OnFailure.RAISE:
         check_solved(status[:, int((status != 0).any(0).nonzero()[0])])
 
 
 def backward(
-    settings: Settings,
+    program: Program,
+    request: Request,
     needs: Sequence[bool],
     grads: Sequence[Tensor | None],
     saved: Sequence[Tensor],
@@ -188,60 +154,58 @@ def backward(
     lead = _broadcast(*shapes)
     z, u, wrench, *parameters = tensors
     # The trajectory has every batch dimension of the inputs, and its gradient those of vmap.
-    problem, batch = flat_problem(settings, parameters, known, z.expand(*lead, -1), u, wrench, None)
+    problem, batch = flat_problem(program, request, parameters, known, z.expand(*lead, -1), u, wrench, None)
     z_all, w = (_rows(t, batch, 2).contiguous() for t in saved[:2])
     status, substeps = (_rows(t, batch, 1).contiguous() for t in saved[2:])
-    ni = settings.program.num_impulses
+    ni = program.num_impulses
     out = kernel.Outputs(z_all, z_all.new_empty(0, ni), w, status, substeps, substeps)
     grad_z, grad_impulses = (None if t is None else _rows(t, batch, 2) for t in grads)
     if grad_z is None:
         grad_z = torch.zeros_like(z_all)
-    _warn_of_lost_digits(settings, problem, out)
-    impacts, instant, leaves = _impacts(settings, problem, out) if settings.reference.num_shifts else (None, None, [])
+    _warn_of_lost_digits(problem, out)
+    impacts, instant, leaves = _impacts(problem, out) if request.num_shifts(program.system) else (None, None, [])
     found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]), impacts)
     result = [_summed(t, batch, x.shape) for t, x, need in zip(found[:3], tensors[:3], needs[:3], strict=True) if need]
     if found.parameters is not None:
-        flat = _pulled_back(settings.program, problem.parameters, needs[3:], found.parameters)
+        flat = _pulled_back(program, problem.parameters, needs[3:], found.parameters)
         if instant is not None:
             with differentiable():
                 more = torch.autograd.grad(instant, leaves, found.times, allow_unused=True)
             flat = [None if a is None else a if b is None else a + b for a, b in zip(flat, more, strict=True)]
-        for grad, value, spec in zip(flat, parameters, settings.program.parameter_specs, strict=True):
+        for grad, value, spec in zip(flat, parameters, program.parameter_specs, strict=True):
             if grad is not None:
                 shared = value.shape[: value.ndim - spec.ndim].numel() == 1
                 result.append(grad.reshape(value.shape) if shared else _summed(grad, batch, value.shape))
     return result
 
 
-def _warn_of_lost_digits(settings: Settings, problem: kernel.Problem, out: kernel.Outputs) -> None:
+def _warn_of_lost_digits(problem: kernel.Problem, out: kernel.Outputs) -> None:
     """`warn_of_lost_digits` for the solutions of all steps."""
-    options, given = settings.options, problem.grad_kappa
+    options, given = problem.request.options, problem.grad_kappa
     if (options.grad_kappa or options.kappa) > SMALL_KAPPA:
         return
     steps = out.status.shape[1]
     rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
     environments = rows // steps
-    specs = settings.program.parameter_specs
+    specs = problem.program.parameter_specs
     here = [p[environments] if spec.batched and len(p) > 1 else p for p, spec in zip(problem.parameters, specs, strict=True)]
     before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.u.flatten(0, 1)[rows]
-    equations = StepProblem(settings.program.system, here, before, u, problem.wrench[environments])
+    equations = StepProblem(problem.program.system, here, before, u, problem.wrench[environments])
     kappas = None if given is None else given[environments]
     warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
 
-def _impacts(
-    settings: Settings, problem: kernel.Problem, out: kernel.Outputs
-) -> tuple[kernel.StepImpacts | None, Tensor | None, list[Tensor]]:
+def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepImpacts | None, Tensor | None, list[Tensor]]:
     """Impacts of all steps, and their times (K, nb) with the flat parameters that they are a function of. (Steps that were split in two are
     differentiated as they are computed.)"""
-    steps = out.status.shape[1]
+    program, request, steps = problem.program, problem.request, out.status.shape[1]
     leaves = [p.detach().requires_grad_() for p in problem.parameters]
 
     def equations(rows: Tensor) -> StepProblem:
-        environments, specs = rows // steps, settings.program.parameter_specs
+        environments, specs = rows // steps, program.parameter_specs
         here = [p[environments] if s.batched and len(p) > 1 else p for p, s in zip(leaves, specs, strict=True)]
         before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
-        return StepProblem(settings.program.system, here, before, problem.u.flatten(0, 1)[rows], problem.wrench[environments])
+        return StepProblem(program.system, here, before, problem.u.flatten(0, 1)[rows], problem.wrench[environments])
 
     w = out.w.flatten(0, 1)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
@@ -250,7 +214,7 @@ def _impacts(
         return None, None, []
     with differentiable():
         here = equations(rows)
-        found = find_impacts(here, w[rows], *_limit(settings, here, w[rows]))
+        found = find_impacts(here, w[rows], *_limit(program, request, here, w[rows]))
         slope = found.slope(here.z).contiguous()
     after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., 6:10]
     before_z, after_z = ambient(here.state.pose.q.detach(), found.before), ambient(after, found.after)
@@ -259,24 +223,24 @@ def _impacts(
     return kernel.StepImpacts(step, before_z, after_z, slope, found.component), found.instant, leaves
 
 
-def _limit(settings: Settings, problem: StepProblem, w: Tensor) -> tuple[Tensor, SolverOptions, Solve]:
+def _limit(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[Tensor, SolverOptions, Solve]:
     """The last arguments of `find_impacts`: points near the limit, and `solve_step`, by the kernel."""
 
     def solve(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
-        out = kernel.rollout(_given(settings, problem, warm, options))
+        out = kernel.rollout(_given(program, Request(options), problem, warm))
         return Solution(out.w[:, 0], out.status[:, 0], out.iterations[:, 0])
 
-    return kernel.near_limit(*_taken(settings, problem, w))[:, 0], settings.options, solve
+    return kernel.near_limit(*_taken(program, request, problem, w))[:, 0], request.options, solve
 
 
-def _given(settings: Settings, problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> kernel.Problem:
+def _given(program: Program, request: Request, problem: StepProblem, warm: Tensor | None) -> kernel.Problem:
     parameters = [p.detach() for p in problem.parameters]
-    return kernel.Problem(settings.program, options, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
+    return kernel.Problem(program, request, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
 
 
-def _taken(settings: Settings, problem: StepProblem, w: Tensor) -> tuple[kernel.Problem, kernel.Outputs]:
+def _taken(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[kernel.Problem, kernel.Outputs]:
     """Steps whose solutions w (N, n) are known. (Their next states are not read.)"""
-    asked, ones = _given(settings, problem, None, settings.options), torch.ones(len(w), 1, dtype=torch.int64)
+    asked, ones = _given(program, request, problem, None), torch.ones(len(w), 1, dtype=torch.int64)
     return asked, kernel.Outputs(asked.z[:, None].expand(-1, 2, -1).contiguous(), w.new_empty(0), w[:, None], 0 * ones, ones, ones)
 
 
@@ -307,7 +271,7 @@ def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence
     return [next(full) if need else None for need in needs]
 
 
-def velocity_sensitivity(settings: Settings, known: Parameters, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def velocity_sensitivity(program: Program, request: Request, known: Parameters, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """One step of each of the states z (N, 13 nb) with shared parameters: z⁺ (N, 13 nb), whether it was one step that succeeded (N,), and
     the derivatives of [v⁺, ω⁺] of each body by the packed parameters, (N, 6 nb, num_parameters), positions held.
 
@@ -315,9 +279,9 @@ def velocity_sensitivity(settings: Settings, known: Parameters, z: Tensor) -> tu
     """
     if known.packed is None:
         raise ValueError("velocity_sensitivity: parameters with batch dimensions; allowed: shared ones")
-    program, count = settings.program, len(z)
+    program, count = program, len(z)
     u, wrench = z.new_zeros(1, program.num_inputs), z.new_zeros(6 * program.num_bodies)
-    problem, _ = flat_problem(settings, known.tensors, known, z, u, wrench, None)
+    problem, _ = flat_problem(program, request, known.tensors, known, z, u, wrench, None)
     out = kernel.rollout(problem)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).squeeze(-1)
     places = torch.arange(STATE_SIZE * program.num_bodies).unflatten(0, (-1, STATE_SIZE))[:, [3, 4, 5, 10, 11, 12]].flatten()
@@ -337,7 +301,8 @@ def velocity_sensitivity(settings: Settings, known: Parameters, z: Tensor) -> tu
 
 
 def jacobian(
-    settings: Settings,
+    program: Program,
+    request: Request,
     z: Tensor,
     u: Tensor,
     wrench: Tensor,
@@ -346,53 +311,51 @@ def jacobian(
     known: Parameters | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    problem, batch = flat_problem(settings, parameters, known, z, u, wrench, warm)
+    problem, batch = flat_problem(program, request, parameters, known, z, u, wrench, warm)
     size = TANGENT_SIZE * problem.program.num_bodies
     result = result_tensor(out, (*batch, size, size + problem.program.num_inputs), z)
-    solved, hit, split = steps_to_differentiate(settings, problem)
+    solved, hit, split = steps_to_differentiate(problem)
     kernel.jacobian(problem, solved, result)
     flat = result.view(len(problem.z), *result.shape[-2:])
     if len(hit):
-        flat[hit] = impact_jacobian(settings, problem, solved, hit, flat[hit])
+        flat[hit] = impact_jacobian(problem, solved, hit, flat[hit])
     if len(split):
-        flat[split] = split_jacobian(settings, problem, split)
+        flat[split] = split_jacobian(problem, split)
     return result
 
 
-def steps_to_differentiate(settings: Settings, problem: kernel.Problem) -> tuple[kernel.Outputs, Tensor, Tensor]:
+def steps_to_differentiate(problem: kernel.Problem) -> tuple[kernel.Outputs, Tensor, Tensor]:
     """One step of each environment, which of them have impacts whose instants count, and which were split in two."""
     out = kernel.rollout(problem)
     status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
-    _check(settings, problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
-    _warn_of_lost_digits(settings, problem, out)
+    _check(problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
+    _warn_of_lost_digits(problem, out)
     good = status == int(Status.SUCCESS)
     split = (good & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
-    if not settings.reference.num_shifts:
+    if not problem.request.num_shifts(problem.program.system):
         return out, split[:0], split
     hit = (good & (out.substeps == 1)).squeeze(-1).nonzero().squeeze(-1)
-    return out, hit[bouncing(_equations(settings, problem, hit), out.w[hit, 0])], split
+    return out, hit[bouncing(_equations(problem, hit), out.w[hit, 0])], split
 
 
-def _equations(settings: Settings, problem: kernel.Problem, rows: Tensor) -> StepProblem:
-    return StepProblem(settings.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
+def _equations(problem: kernel.Problem, rows: Tensor) -> StepProblem:
+    return StepProblem(problem.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
 
 
-def impact_jacobian(
-    settings: Settings, problem: kernel.Problem, solved: kernel.Outputs, rows: Tensor, known: Tensor | None = None
-) -> Tensor:
+def impact_jacobian(problem: kernel.Problem, solved: kernel.Outputs, rows: Tensor, known: Tensor | None = None) -> Tensor:
     """(len(rows), 12 nb, 12 nb + nu) of steps with impacts, from those without the instants (`known`, written into)."""
-    equations, w = _equations(settings, problem, rows), solved.w[rows, 0]
+    equations, w = _equations(problem, rows), solved.w[rows, 0]
     if known is None:
         size = TANGENT_SIZE * problem.program.num_bodies
         known = w.new_empty(len(rows), size, size + problem.program.num_inputs)
-        kernel.jacobian(*_taken(settings, equations, w), known)
+        kernel.jacobian(*_taken(problem.program, problem.request, equations, w), known)
     with differentiable():
-        add_impacts(known, equations, w, *_limit(settings, equations, w))
+        add_impacts(known, equations, w, *_limit(problem.program, problem.request, equations, w))
     return known
 
 
-def split_jacobian(settings: Settings, problem: kernel.Problem, split: Tensor) -> Tensor:
+def split_jacobian(problem: kernel.Problem, split: Tensor) -> Tensor:
     """(len(split), 12 nb, 12 nb + nu) of those steps, by the reference."""
     tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
-    return halved_jacobian(settings.reference, tensors, split, settings.options.max_halvings - 1)
+    return halved_jacobian(problem.program.system, problem.request, tensors, split, problem.request.options.max_halvings - 1)

@@ -30,6 +30,8 @@ from pathlib import Path
 
 import torch
 
+from torchdojo.native import header
+
 try:
     import fcntl
 except ImportError:  # no such module on Windows
@@ -152,6 +154,7 @@ def make_recipe(source_dir: Path) -> Recipe:
         raise NativeUnavailable("The native kernel needs GCC or Clang and does not build on Windows; use WSL.")
     paths = sorted(path for suffix in ("*.cpp", "*.hpp") for path in source_dir.rglob(suffix))
     sources = {path.relative_to(source_dir).as_posix(): path.read_bytes() for path in paths}
+    sources[header.NAME] = header.text().encode()
     if not any(name.endswith(".cpp") for name in sources):
         raise NativeUnavailable(f"The sources of the native kernel are missing: no *.cpp in {source_dir}; reinstall torchdojo.")
     compiler, compiler_flags = find_compiler()

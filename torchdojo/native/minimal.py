@@ -8,20 +8,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import TANGENT_SIZE
+from torchdojo.gradients.request import Request
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
-from torchdojo.native.execution import Settings, flat_problem, impact_jacobian, split_jacobian, steps_to_differentiate
+from torchdojo.native.execution import flat_problem, impact_jacobian, split_jacobian, steps_to_differentiate
 from torchdojo.native.program import Program
 from torchdojo.parameters import bind, result_tensor
+from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.minimal import JointOrder
 from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products
+from torchdojo.state.unknowns import TIMESTEP
 
 __all__ = ["bound_tree", "jacobian"]
 
 
 def jacobian(
-    settings: Settings,
+    program: Program,
+    request: Request,
     q: Tensor,
     qd: Tensor,
     u: Tensor,
@@ -32,23 +35,22 @@ def jacobian(
     out: Tensor | None = None,
 ) -> Tensor:
     """(..., 2n, 2n + nu) of one step, u (..., 1, nu); q and qd (..., n) have the same shape."""
-    program = settings.program
-    problem, batch = flat_problem(settings, parameters, known, torch.cat((q, qd), dim=-1), u, wrench, warm)
+    problem, batch = flat_problem(program, request, parameters, known, torch.cat((q, qd), dim=-1), u, wrench, warm)
     q, qd = problem.z.chunk(2, dim=-1)
     packed = problem.packed or program.packed(problem.parameters)
     problem = problem._replace(z=kernel.states(program, packed, q, qd), packed=packed)
     size, nb = 2 * program.num_coordinates, program.num_bodies
     result = result_tensor(out, (*batch, size, size + program.num_inputs), q)
-    solved, hit, split = steps_to_differentiate(settings, problem)
+    solved, hit, split = steps_to_differentiate(problem)
     kernel.minimal_jacobian(problem, solved, q, qd, result)
     special = []
     if len(hit):
-        special.append((hit, impact_jacobian(settings, problem, solved, hit)))
+        special.append((hit, impact_jacobian(problem, solved, hit)))
     if len(split):
-        special.append((split, split_jacobian(settings, problem, split)))
+        special.append((split, split_jacobian(problem, split)))
     for rows, whole in special:
         own = [p[rows] if len(p) > 1 else p for p in problem.parameters]
-        order, h, tangents = bound_tree(program, own), own[0], TANGENT_SIZE * nb
+        order, h, tangents = bound_tree(program, own), own[TIMESTEP], TANGENT_SIZE * nb
         (found,) = minimal_products(order, nb, solved.z[rows, 1], h, [whole])
         by_state = found[..., :tangents] @ maximal_jacobian(order, nb, q[rows], qd[rows], problem.z[rows], h)
         result.view(len(q), *result.shape[-2:])[rows] = torch.cat((by_state, found[..., tangents:]), dim=-1)

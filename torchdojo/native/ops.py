@@ -13,18 +13,20 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE, TANGENT_SIZE
 from torchdojo.gradients.batching import align, map_all
-from torchdojo.gradients.implicit import forward_mode, save, transforming
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.gradients.request import Request
+from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
 from torchdojo.native import execution, loader, minimal
 from torchdojo.native.cache import Parameters
-from torchdojo.native.execution import SERIES, VECTOR, Settings, Six, settings_of
-from torchdojo.native.forward_mode import RolloutTangent, refuse_second_derivative
+from torchdojo.native.execution import SERIES, VECTOR, Six, rollout_specs
+from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE, RolloutTangent
 from torchdojo.native.program import Program, by_number
-from torchdojo.parameters import result_tensor
+from torchdojo.native.request import decode, encode
+from torchdojo.parameters import result_tensor, transforming
+from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 
-__all__ = ["Settings", "available", "jacobian", "minimal_jacobian", "rollout", "step"]
+__all__ = ["Six", "available", "jacobian", "minimal_jacobian", "rollout", "step"]
 
 # -- operators ---------------------------------------------------------------------------------------------------------------------------
 
@@ -37,12 +39,11 @@ def rollout_op(
     warm: Tensor | None,
     parameters: list[Tensor],
     program: int,
-    tolerances: list[float],
-    limits: list[int],
+    request: list[float],
     keep_solutions: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """T steps: trajectory (..., T + 1, 13 nb), impulses, solutions (of all steps or the last), status, iterations, substeps."""
-    return execution.forward(settings_of(program, tolerances, limits), keep_solutions, warm, z, u, wrench, parameters)
+    return execution.forward(by_number(program), decode(request), keep_solutions, warm, z, u, wrench, parameters)
 
 
 @torch.library.custom_op("torchdojo::rollout_adjoint", mutates_args=())
@@ -52,12 +53,11 @@ def adjoint_op(
     saved: list[Tensor],
     tensors: list[Tensor],
     program: int,
-    tolerances: list[float],
-    limits: list[int],
+    request: list[float],
     needs: list[bool],
 ) -> list[Tensor]:
     """Gradients of those of `tensors` = z, u, wrench, parameters that are needed; `saved` = trajectory, solutions, status, substeps."""
-    return execution.backward(settings_of(program, tolerances, limits), needs, (grad_z, grad_impulses), saved, tensors)
+    return execution.backward(by_number(program), decode(request), needs, (grad_z, grad_impulses), saved, tensors)
 
 
 @torch.library.custom_op("torchdojo::step_jacobian", mutates_args=())
@@ -68,11 +68,10 @@ def jacobian_op(
     warm: Tensor | None,
     parameters: list[Tensor],
     program: int,
-    tolerances: list[float],
-    limits: list[int],
+    request: list[float],
 ) -> Tensor:
     """(..., 12 nb, 12 nb + nu) of one step, u (..., 1, nu). Not differentiable."""
-    return execution.jacobian(settings_of(program, tolerances, limits), z, u, wrench, warm, parameters)
+    return execution.jacobian(by_number(program), decode(request), z, u, wrench, warm, parameters)
 
 
 @torch.library.custom_op("torchdojo::minimal_jacobian", mutates_args=())
@@ -84,11 +83,10 @@ def minimal_jacobian_op(
     warm: Tensor | None,
     parameters: list[Tensor],
     program: int,
-    tolerances: list[float],
-    limits: list[int],
+    request: list[float],
 ) -> Tensor:
     """(..., 2n, 2n + nu) of one step in minimal coordinates, u (..., 1, nu). Not differentiable."""
-    return minimal.jacobian(settings_of(program, tolerances, limits), q, qd, u, wrench, warm, parameters)
+    return minimal.jacobian(by_number(program), decode(request), q, qd, u, wrench, warm, parameters)
 
 
 def _batch_shape(program: Program, z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:
@@ -97,7 +95,7 @@ def _batch_shape(program: Program, z: Tensor, u: Tensor, wrench: Tensor, paramet
 
 
 @rollout_op.register_fake
-def _(z, u, wrench, warm, parameters, program, tolerances, limits, keep_solutions):  # type: ignore[no-untyped-def]
+def _(z, u, wrench, warm, parameters, program, request, keep_solutions):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     batch, steps = _batch_shape(lowered, z, u, wrench, parameters), u.shape[-2]
     status = z.new_empty(*batch, steps, dtype=torch.int64)
@@ -112,19 +110,19 @@ def _(z, u, wrench, warm, parameters, program, tolerances, limits, keep_solution
 
 
 @adjoint_op.register_fake
-def _(grad_z, grad_impulses, saved, tensors, program, tolerances, limits, needs):  # type: ignore[no-untyped-def]
+def _(grad_z, grad_impulses, saved, tensors, program, request, needs):  # type: ignore[no-untyped-def]
     return [t.new_empty(t.shape) for t, need in zip(tensors, needs, strict=True) if need]
 
 
 @jacobian_op.register_fake
-def _(z, u, wrench, warm, parameters, program, tolerances, limits):  # type: ignore[no-untyped-def]
+def _(z, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     size = TANGENT_SIZE * lowered.num_bodies
     return z.new_empty(*_batch_shape(lowered, z, u, wrench, parameters), size, size + lowered.num_inputs)
 
 
 @minimal_jacobian_op.register_fake
-def _(q, qd, u, wrench, warm, parameters, program, tolerances, limits):  # type: ignore[no-untyped-def]
+def _(q, qd, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     size = 2 * lowered.num_coordinates
     return q.new_empty(*_batch_shape(lowered, q, u, wrench, parameters), size, size + lowered.num_inputs)
@@ -134,10 +132,10 @@ def _(q, qd, u, wrench, warm, parameters, program, tolerances, limits):  # type:
 
 
 def _map_inputs(
-    settings: Settings, dims: Sequence[int | None], warm: Tensor | None, tensors: Sequence[Tensor]
+    program: Program, dims: Sequence[int | None], warm: Tensor | None, tensors: Sequence[Tensor]
 ) -> tuple[Tensor | None, list[Tensor]]:
     """warm and (z, u, wrench, parameters) with mapped dimensions in front of the batch dimensions; dims in the same order."""
-    specs, values = settings.specs, list(tensors)
+    specs, values = rollout_specs(program), list(tensors)
     if warm is None:
         return None, align(specs, dims[1:], values)
     warm, *values = align([VECTOR, *specs], dims, [warm, *values])
@@ -145,10 +143,10 @@ def _map_inputs(
 
 
 def _map_gradients(
-    settings: Settings, size: int, dims: Sequence[int | None], values: Sequence[Tensor | None]
+    program: Program, size: int, dims: Sequence[int | None], values: Sequence[Tensor | None]
 ) -> tuple[list[Tensor | None], list[torch.Size]]:
     """(two gradients, four saved, z, u, wrench, parameters) all mapped; shapes of the last ones."""
-    specs = [SERIES, SERIES, SERIES, SERIES, VECTOR, VECTOR, *settings.specs]
+    specs = [SERIES, SERIES, SERIES, SERIES, VECTOR, VECTOR, *rollout_specs(program)]
     there = [i for i, value in enumerate(values) if value is not None]
     mapped = map_all(size, [dims[i] for i in there], [cast(Tensor, values[i]) for i in there])
     aligned: list[Tensor | None] = [None] * len(values)
@@ -158,38 +156,38 @@ def _map_gradients(
 
 
 @rollout_op.register_vmap
-def _(info, in_dims, z, u, wrench, warm, parameters, program, tolerances, limits, keep_solutions):  # type: ignore[no-untyped-def]
-    settings = settings_of(program, tolerances, limits)
+def _(info, in_dims, z, u, wrench, warm, parameters, program, request, keep_solutions):  # type: ignore[no-untyped-def]
+    lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
-    warm, (z, u, wrench, *parameters) = _map_inputs(settings, dims, warm, [z, u, wrench, *parameters])
-    return rollout_op(z, u, wrench, warm, parameters, program, tolerances, limits, keep_solutions), (0,) * 6
+    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters])
+    return rollout_op(z, u, wrench, warm, parameters, program, request, keep_solutions), (0,) * 6
 
 
 @jacobian_op.register_vmap
-def _(info, in_dims, z, u, wrench, warm, parameters, program, tolerances, limits):  # type: ignore[no-untyped-def]
-    settings = settings_of(program, tolerances, limits)
+def _(info, in_dims, z, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
+    lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
-    warm, (z, u, wrench, *parameters) = _map_inputs(settings, dims, warm, [z, u, wrench, *parameters])
-    return jacobian_op(z, u, wrench, warm, parameters, program, tolerances, limits), 0
+    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters])
+    return jacobian_op(z, u, wrench, warm, parameters, program, request), 0
 
 
 @minimal_jacobian_op.register_vmap
-def _(info, in_dims, q, qd, u, wrench, warm, parameters, program, tolerances, limits):  # type: ignore[no-untyped-def]
-    settings = settings_of(program, tolerances, limits)
+def _(info, in_dims, q, qd, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
+    lowered = by_number(program)
     # (q and qd have the same batch dimensions, so with both mapped or none they have them afterwards.)
     q, qd = map_all(info.batch_size, in_dims[:2], [q, qd])
     dims = [in_dims[4], 0, *in_dims[2:4], *in_dims[5]]
     state = torch.cat((q, qd), dim=-1)
-    warm, (state, u, wrench, *parameters) = _map_inputs(settings, dims, warm, [state, u, wrench, *parameters])
-    return minimal_jacobian_op(*state.chunk(2, dim=-1), u, wrench, warm, parameters, program, tolerances, limits), 0
+    warm, (state, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [state, u, wrench, *parameters])
+    return minimal_jacobian_op(*state.chunk(2, dim=-1), u, wrench, warm, parameters, program, request), 0
 
 
 @adjoint_op.register_vmap
-def _(info, in_dims, grad_z, grad_impulses, saved, tensors, program, tolerances, limits, needs):  # type: ignore[no-untyped-def]
-    settings = settings_of(program, tolerances, limits)
+def _(info, in_dims, grad_z, grad_impulses, saved, tensors, program, request, needs):  # type: ignore[no-untyped-def]
+    lowered = by_number(program)
     dims = [*in_dims[:2], *in_dims[2], *in_dims[3]]
-    values, shapes = _map_gradients(settings, info.batch_size, dims, [grad_z, grad_impulses, *saved, *tensors])
-    grads = adjoint_op(values[0], values[1], values[2:6], values[6:], program, tolerances, limits, needs)
+    values, shapes = _map_gradients(lowered, info.batch_size, dims, [grad_z, grad_impulses, *saved, *tensors])
+    grads = adjoint_op(values[0], values[1], values[2:6], values[6:], program, request, needs)
     wanted = [shape for shape, need in zip(shapes, needs, strict=True) if need]
     return [grad.reshape(shape) for grad, shape in zip(grads, wanted, strict=True)], [0] * len(grads)
 
@@ -213,15 +211,15 @@ def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: Six) -> None:
 def _backward_op(ctx: Any, grad_z: Tensor | None, grad_impulses: Tensor | None, *_: Any) -> tuple[Any, ...]:
     needs = [*ctx.needs_input_grad[:3], *ctx.needs_input_grad[4]]
     if (grad_z is None and grad_impulses is None) or not any(needs):
-        return None, None, None, None, [None] * (len(needs) - 3), None, None, None, None
+        return None, None, None, None, [None] * (len(needs) - 3), None, None, None
     saved = list(ctx.saved_tensors)
     found = iter(adjoint_op(grad_z, grad_impulses, saved[:4], saved[4:], *ctx.numbers, needs))
     grads = [next(found) if need else None for need in needs]
-    return *grads[:3], None, grads[3:], None, None, None, None
+    return *grads[:3], None, grads[3:], None, None, None
 
 
 def _refuse(*_: Any) -> Any:
-    refuse_second_derivative()
+    raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
 rollout_op.register_autograd(_backward_op, setup_context=_setup_op)
@@ -229,69 +227,64 @@ adjoint_op.register_autograd(_refuse)
 
 
 class Rollout(torch.autograd.Function):
-    """(settings, known, warm, z, u, wrench, *parameters) -> the outputs of `rollout_op`, all solutions kept.
+    """(program, request, known, warm, z, u, wrench, *parameters) -> the outputs of `rollout_op`, all solutions kept.
 
     Without the parameters where they are `known` and no gradient of them is wanted.
     """
 
     @staticmethod
-    def forward(settings: Settings, known: Parameters | None, warm: Tensor | None, *tensors: Tensor) -> Six:
+    def forward(program: Program, request: Request, known: Parameters | None, warm: Tensor | None, *tensors: Tensor) -> Six:
         z, u, wrench, *parameters = [t.detach() for t in tensors]
-        return execution.forward(settings, True, None if warm is None else warm.detach(), z, u, wrench, parameters, known)
+        return execution.forward(program, request, True, None if warm is None else warm.detach(), z, u, wrench, parameters, known)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Six) -> None:
-        ctx.settings, ctx.known, _, *tensors = inputs
+        ctx.program, ctx.request, ctx.known, _, *tensors = inputs
         _save(ctx, output, tensors)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *RolloutTangent.apply(ctx.settings, *ctx.saved_tensors, *tangents[3:]), None, None, None, None
+        return *RolloutTangent.apply(ctx.program, ctx.request, *ctx.saved_tensors, *tangents[4:]), None, None, None, None
 
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor | None, grad_impulses: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        needs = tuple(ctx.needs_input_grad[3:])
+        needs = tuple(ctx.needs_input_grad[4:])
         if (grad_z is None and grad_impulses is None) or not any(needs):
-            return (None,) * (3 + len(needs))
-        arguments = ctx.settings, ctx.known, needs, grad_z, grad_impulses, *ctx.saved_tensors
+            return (None,) * (4 + len(needs))
+        arguments = ctx.program, ctx.request, ctx.known, needs, grad_z, grad_impulses, *ctx.saved_tensors
         if torch.is_grad_enabled() or transforming() or forward_mode():
-            return None, None, None, *RolloutAdjoint.apply(*arguments)
-        return None, None, None, *RolloutAdjoint.forward(*arguments)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], settings: Settings, known: Any, warm: Tensor | None, *tensors: Tensor) -> tuple[Any, Any]:
-        warm, values = _map_inputs(settings, in_dims[2:], warm, tensors)
-        return Rollout.apply(settings, None, warm, *values), (0,) * 6
-
-
-class RolloutAdjoint(torch.autograd.Function):
-    """(settings, known, needs, two gradients, four saved, z, u, wrench, *parameters) -> gradients of the last (None where not needed)."""
-
-    @staticmethod
-    def forward(settings: Settings, known: Parameters | None, needs: tuple[bool, ...], *values: Tensor | None) -> tuple[Tensor | None, ...]:
-        detached = [None if value is None else value.detach() for value in values]
-        saved = cast(list[Tensor], detached[2:])
-        found = iter(execution.backward(settings, needs, detached[:2], saved[:4], saved[4:], known))
-        return tuple(next(found) if need else None for need in needs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
-        pass
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> Any:
-        refuse_second_derivative()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        refuse_second_derivative()
+            return None, None, None, None, *RolloutAdjoint.apply(*arguments)
+        return None, None, None, None, *RolloutAdjoint.forward(*arguments)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], settings: Settings, known: Any, needs: tuple[bool, ...], *values: Tensor | None
+        info: Any, in_dims: tuple[Any, ...], program: Program, request: Request, known: Any, warm: Tensor | None, *tensors: Tensor
+    ) -> tuple[Any, Any]:
+        warm, values = _map_inputs(program, in_dims[3:], warm, tensors)
+        return Rollout.apply(program, request, None, warm, *values), (0,) * 6
+
+
+class RolloutAdjoint(LastDerivative):
+    """(program, request, known, needs, two gradients, four saved, z, u, wrench, *parameters) -> gradients of the last, None where not
+    needed."""
+
+    refusal = NO_SECOND_DERIVATIVE
+
+    @staticmethod
+    def forward(
+        program: Program, request: Request, known: Parameters | None, needs: tuple[bool, ...], *values: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        detached = [None if value is None else value.detach() for value in values]
+        saved = cast(list[Tensor], detached[2:])
+        found = iter(execution.backward(program, request, needs, detached[:2], saved[:4], saved[4:], known))
+        return tuple(next(found) if need else None for need in needs)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], program: Program, request: Request, known: Any, needs: tuple[bool, ...], *values: Tensor | None
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
-        mapped, shapes = _map_gradients(settings, info.batch_size, in_dims[3:], values)
-        grads = RolloutAdjoint.apply(settings, None if len(needs) > 3 else known, needs, *mapped)
+        mapped, shapes = _map_gradients(program, info.batch_size, in_dims[4:], values)
+        grads = RolloutAdjoint.apply(program, request, None if len(needs) > 3 else known, needs, *mapped)
         out = tuple(None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes, strict=True))
         return out, tuple(0 if need else None for need in needs)
 
@@ -313,25 +306,27 @@ def available() -> bool:
 available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def rollout(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None) -> Six:
+def rollout(program: Program, request: Request, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None) -> Six:
     """The outputs of `rollout_op`, differentiable in z, u, wrench and parameters."""
     tensors = [z, u, wrench, *parameters.tensors]
     if torch.compiler.is_compiling():
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         warm = None if warm is None else warm.detach()
-        return cast(Six, rollout_op(z, u, wrench, warm, list(parameters.tensors), *settings.numbers(), keep))
+        return cast(Six, rollout_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request), keep))
     if transforming() or forward_mode():
-        return cast(Six, Rollout.apply(settings, None, warm, *tensors))
+        return cast(Six, Rollout.apply(program, request, None, warm, *tensors))
     if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):
         if not parameters.requires_grad and parameters.packed is not None:
             tensors = tensors[:3]
-        return cast(Six, Rollout.apply(settings, parameters, warm, *tensors))
-    return execution.forward(settings, False, warm, z, u, wrench, parameters.tensors, parameters)
+        return cast(Six, Rollout.apply(program, request, parameters, warm, *tensors))
+    return execution.forward(program, request, False, warm, z, u, wrench, parameters.tensors, parameters)
 
 
-def step(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None) -> StepOutput:
+def step(
+    program: Program, request: Request, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None
+) -> StepOutput:
     """`Mechanism.step`: a rollout of one step."""
-    states, impulses, w, status, iterations, substeps = rollout(settings, parameters, z, u.unsqueeze(-2), wrench, warm)
+    states, impulses, w, status, iterations, substeps = rollout(program, request, parameters, z, u.unsqueeze(-2), wrench, warm)
     after = states.select(-2, 1)
     return StepOutput(
         after.clone() if after.requires_grad else after,  # (backward keeps the trajectory, and callers may write to what they get)
@@ -344,18 +339,26 @@ def step(settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrenc
 
 
 def jacobian(
-    settings: Settings, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None, out: Tensor | None = None
+    program: Program,
+    request: Request,
+    parameters: Parameters,
+    z: Tensor,
+    u: Tensor,
+    wrench: Tensor,
+    warm: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """`stepping.jacobian`, written into `out` where that is given."""
     u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
-        result = cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), *settings.numbers()))
+        result = cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request)))
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
-    return execution.jacobian(settings, z, u, wrench, warm, parameters.tensors, parameters, out)
+    return execution.jacobian(program, request, z, u, wrench, warm, parameters.tensors, parameters, out)
 
 
 def minimal_jacobian(
-    settings: Settings,
+    program: Program,
+    request: Request,
     parameters: Parameters,
     q: Tensor,
     qd: Tensor,
@@ -367,6 +370,6 @@ def minimal_jacobian(
     """(..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` where that is given."""
     u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
-        result = cast(Tensor, minimal_jacobian_op(q, qd, u, wrench, warm, list(parameters.tensors), *settings.numbers()))
+        result = cast(Tensor, minimal_jacobian_op(q, qd, u, wrench, warm, list(parameters.tensors), program.number, encode(request)))
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
-    return minimal.jacobian(settings, q, qd, u, wrench, warm, parameters.tensors, parameters, out)
+    return minimal.jacobian(program, request, q, qd, u, wrench, warm, parameters.tensors, parameters, out)

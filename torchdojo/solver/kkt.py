@@ -22,7 +22,7 @@ from torchdojo.dynamics.system import Group
 
 __all__ = ["KKT"]
 
-# Weight of the multipliers in the joint rows, relative to the timestep: keeps redundant constraints (planar loops in space) solvable.
+# Weight of the multipliers in the joint rows, relative to the timestep. It keeps redundant constraints (planar loops in space) solvable.
 REGULARIZATION = 1e-10
 
 
@@ -30,11 +30,11 @@ class _Cone(NamedTuple):
     """Blocks of one group with cones."""
 
     group: Group
-    body_rows: Tensor  # (E, 6k) positions in p, the world's behind the end
+    body_rows: Tensor  # (E, 6k) positions in p; the positions of the world lie behind the end
     places: Tensor  # (E, 2d) positions of c in w
     wrench: Tensor  # B (N, E, 6k, 2d)
     rows: Tensor  # C (N, E, 2d, 6k)
-    matrix: Tensor  # D (N, E, 2d, 2d), that of refinement
+    matrix: Tensor  # D (N, E, 2d, 2d) against which solves are refined
     factor: Tensor
     pivots: Tensor
 
@@ -46,8 +46,8 @@ class _Cone(NamedTuple):
 class KKT:
     """Factored derivative of the residual at w, (N, n, n), for repeated solves.
 
-    With `scaled`, complementarity rows are those of the Nesterov-Todd scaled variables: for directions, not for gradients. Refinement is
-    against the derivative with the complementarity rows of `refined_at` (N, n), where that is given: it may be singular.
+    With `scaled`, the complementarity rows are written in Nesterov-Todd scaled variables; they serve directions, not gradients. With
+    `refined_at` (N, n), refinement is against the derivative whose complementarity rows are taken there; that derivative may be singular.
     """
 
     def __init__(self, problem: StepProblem, w: Tensor, *, scaled: bool = False, refined_at: Tensor | None = None) -> None:

@@ -8,36 +8,35 @@ and still converges quadratically where the solutions are not isolated (Yamashit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import STATE_SIZE, join_state, split_state
-from torchdojo.dynamics.residual import local_jacobian
 from torchdojo.elements.element import Twist
 from torchdojo.elements.joints import StandardJoint, previous_pose
 from torchdojo.state import minimal
+from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY, join_state, split_state
+from torchdojo.state.tangent import local_jacobian
+from torchdojo.structure import Structure
 
-if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism
-
-__all__ = ["close_loops", "gaps", "has_loops", "initial_state"]
+__all__ = ["close_loops", "gaps", "initial_state"]
 
 CLOSED = 1e-9  # [m, rad] in float64: the solver's residual_tol
 ITERATIONS = 100
 STATIONARY = 1e-9  # [m, rad] a smaller change with a gap left is a dead end
 ATTEMPTS = 3  # after the first, each from coordinates bent by up to BEND
 BEND = 0.3  # [m, rad]
+PLACES = {"position": POSITION, "velocity": VELOCITY, "orientation": ORIENTATION, "angular_velocity": ANGULAR_VELOCITY}
 LARGEST_CHANGE = 0.5  # [m, rad] of a coordinate in one iteration: trigonometric rows are far from linear beyond
 
 
-def initial_state(mech: Mechanism, batch: tuple[int, ...], values: Mapping[str, Mapping[str, Any]]) -> Tensor:
+def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, Mapping[str, Any]]) -> Tensor:
     """`Mechanism.initial_state`."""
-    order = mech._order()
+    order = mech.tree_order()
     by_name = {entry.name: entry for entry in order}
     names = list(mech.bodies)
-    free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1}
+    free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1 and e.name in mech.joints}
     q = mech.gravity.new_zeros(*batch, mech.num_coordinates)
     qd = torch.zeros_like(q)
     given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=q.device)
@@ -47,7 +46,7 @@ def initial_state(mech: Mechanism, batch: tuple[int, ...], values: Mapping[str, 
                 f"initial_state: joint {name!r} closes a loop, and its coordinates follow from those of the others; give some of "
                 f"{mech.tree_joints}"
             )
-        keys = ("q", "qd") if name in by_name else ("position", "velocity", "orientation", "angular_velocity")
+        keys = ("q", "qd") if name in by_name else tuple(PLACES)
         if name not in by_name and name not in free:
             raise ValueError(f"initial_state: unknown name {name!r}; joints are {list(by_name)}, free bodies {list(free)}")
         for key in value:
@@ -57,8 +56,9 @@ def initial_state(mech: Mechanism, batch: tuple[int, ...], values: Mapping[str, 
             piece = by_name[name].coordinates
             q = _put(q, piece, value.get("q", 0.0), f"{name}.q")
             qd = _put(qd, piece, value.get("qd", 0.0), f"{name}.qd")
-            given[0, piece], given[1, piece] = "q" in value, "qd" in value
-    if has_loops(mech):
+            if name in mech.joints:  # the others, poses of joints without coordinates, tell where the search starts
+                given[0, piece], given[1, piece] = "q" in value, "qd" in value
+    if mech.has_loops:
         z = _closed(mech, order, q, qd, given, "at these joint coordinates")
     else:
         z = minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep)
@@ -66,51 +66,48 @@ def initial_state(mech: Mechanism, batch: tuple[int, ...], values: Mapping[str, 
         if name in by_name:
             continue
         start = STATE_SIZE * free[name].child
-        for key, first, last in (("position", 0, 3), ("velocity", 3, 6), ("orientation", 6, 10), ("angular_velocity", 10, 13)):
+        for key, place in PLACES.items():
             if key in value:
-                z = _put(z, slice(start + first, start + last), value[key], f"{name}.{key}")
+                z = _put(z, slice(start + place.start, start + place.stop), value[key], f"{name}.{key}")
     return z
 
 
-def close_loops(mech: Mechanism, z: Tensor, hold: Sequence[str]) -> Tensor:
+def close_loops(mech: Structure, z: Tensor, hold: Sequence[str]) -> Tensor:
     """`Mechanism.close_loops`."""
-    order = mech._order()
+    mech.check_state(z)
+    order = mech.tree_order()
     by_name = {entry.name: entry.coordinates for entry in order}
     given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=z.device)
     for name in [hold] if isinstance(hold, str) else hold:
         if name not in by_name:
             raise ValueError(f"close_loops: hold names {name!r}; allowed: {mech.tree_joints}")
         given[:, by_name[name]] = True
-    return _closed(mech, order, *mech.to_minimal(z), given, "next to this state")
+    return _closed(mech, order, *minimal.to_minimal(order, mech.num_bodies, z, mech.timestep), given, "next to this state")
 
 
-def has_loops(mech: Mechanism) -> bool:
-    """Whether joints outside the spanning tree, or couplings, constrain its coordinates."""
-    return len(mech.tree_joints) < len(mech.joints) or len(mech.couplings) > 0
-
-
-def gaps(mech: Mechanism, z: Tensor) -> dict[str, tuple[float, float]]:
+@torch.no_grad()
+def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
     """By how much the joints outside the tree and the couplings are open at z, the most of a batch: name -> (distance [m], angle [rad]).
 
     (Of a coupling: (gap of its row, 0) for a follower that slides, (0, gap) for one that turns.)
     """
     found: dict[str, tuple[float, float]] = {}
     tree = mech.tree_joints
-    for name, joint in mech._joints().items():
+    for name, joint in mech.named_joints().items():
         if name not in tree:
-            rows = joint.constraint(*mech._poses(z, joint))
+            rows = joint.constraint(*mech.element_poses(z, joint))
             split = 3 - joint.free_translations if isinstance(joint, StandardJoint) else joint.num_rows  # what a user wrote: as distances
             distance = torch.linalg.vector_norm(rows[..., :split], dim=-1)
             sine = torch.linalg.vector_norm(rows[..., split:], dim=-1).clamp_max(1.0)
             found[f"joint {name!r}"] = float(distance.max()), float(2 * torch.asin(sine).max())
-    for name, coupling in mech._couplings().items():
-        gap = float(coupling.constraint(*mech._poses(z, coupling)).abs().max())
+    for name, coupling in mech.named_couplings().items():
+        gap = float(coupling.constraint(*mech.element_poses(z, coupling)).abs().max())
         slides = coupling.coordinates[1] < coupling.joints[1].free_translations
         found[f"coupling {name!r}"] = (gap, 0.0) if slides else (0.0, gap)
     return found
 
 
-def _closed(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor, where: str) -> Tensor:
+def _closed(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor, where: str) -> Tensor:
     """z (..., 13 nb) next to the tree coordinates q and rates qd (..., n), with those that are `given` (2, n) unchanged."""
     h = mech.timestep
 
@@ -127,6 +124,8 @@ def _closed(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd:
         return _rows(mech, join_state(earlier, Twist(torch.zeros_like(twist.v), torch.zeros_like(twist.omega))))
 
     q, qd = torch.broadcast_tensors(q, qd)
+    if not mech.has_loops:
+        return place(q, qd)
     q, qd = _follow(mech, order, q, qd, given)
     q, settled = _solve(rows_now, q, ~given[0])
     if not settled:
@@ -140,11 +139,11 @@ def _closed(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd:
     return place(q, change / h[..., None])
 
 
-def _follow(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+def _follow(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     """Coordinates and rates with those of followers set from their leaders, where they are not given."""
     places = {entry.name: entry.coordinates.start for entry in order}
     for _ in mech.couplings:  # chains of any order
-        for coupling in mech._couplings().values():
+        for coupling in mech.named_couplings().values():
             if coupling.leader not in places or coupling.follower not in places:
                 continue  # coordinates of a joint that closes a loop are no unknowns
             leader, follower = (
@@ -158,13 +157,11 @@ def _follow(mech: Mechanism, order: Sequence[minimal.JointOrder], q: Tensor, qd:
     return q, qd
 
 
-def _rows(mech: Mechanism, z: Tensor) -> Tensor:
+def _rows(mech: Structure, z: Tensor) -> Tensor:
     """What is to vanish: rows of the joints outside the tree, then of the couplings, (..., m) [m, half-angle or rad]."""
     tree = mech.tree_joints
-    elements = [joint for name, joint in mech._joints().items() if name not in tree] + list(mech._couplings().values())
-    rows = [element.constraint(*mech._poses(z, element)) for element in elements]
-    batch = torch.broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
-    return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)
+    elements = [joint for name, joint in mech.named_joints().items() if name not in tree] + list(mech.named_couplings().values())
+    return mech.constraint_rows(z, elements)
 
 
 def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, bool]:
@@ -234,7 +231,7 @@ def _tolerance(z: Tensor) -> float:
     return max(CLOSED, 100 * torch.finfo(z.dtype).eps)
 
 
-def _open_message(mech: Mechanism, z: Tensor, where: str) -> str:
+def _open_message(mech: Structure, z: Tensor, where: str) -> str:
     limit = _tolerance(z)
     still = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, z).items() if max(m, rad) > limit]
     return (

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import TANGENT_SIZE
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import GradientMode, Status
+from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.testing import differences
 from torchdojo.testing.gradient_report import InputRow, StepReport, gradient_report
 

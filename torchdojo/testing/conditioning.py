@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.residual import StepProblem, local_jacobian
-from torchdojo.gradients.implicit import flatten_batch
-
-if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism
+from torchdojo.dynamics.residual import StepProblem
+from torchdojo.gradients.batching import flatten_batch
+from torchdojo.mechanism import Mechanism
+from torchdojo.state.tangent import local_jacobian
+from torchdojo.state.unknowns import NUM_DATA
 
 __all__ = ["balanced", "derivative", "step_problem"]
 
@@ -22,8 +20,9 @@ def step_problem(mech: Mechanism, z: Tensor, u: Tensor | None = None, wrench: Te
     """The equations of one step from z (13 nb,) with u (nu,) and wrench (6 nb,), zero by default."""
     u = z.new_zeros(mech.num_inputs) if u is None else u
     wrench = z.new_zeros(6 * mech.num_bodies) if wrench is None else wrench
-    flat, _ = flatten_batch(mech._settings().specs, [z, u, wrench, *mech._stacked()])
-    return StepProblem(mech._system, flat[3:], *flat[:3])
+    system = mech.backends.system_on_device()
+    flat, _ = flatten_batch(system.step_specs(), [z, u, wrench, *mech.stacked_parameters()])
+    return StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA])
 
 
 def derivative(problem: StepProblem, w: Tensor) -> Tensor:

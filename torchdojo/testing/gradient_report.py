@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.integrator import TANGENT_SIZE
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import GradientMode, Status
+from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.testing import differences
 from torchdojo.testing.active_set import ActiveContact, ActiveSet, active_set
 from torchdojo.testing.conditioning import balanced, derivative, step_problem

@@ -40,10 +40,8 @@ void separate(const Pack *packs, int64_t stride, int count, double *rows) {
 
 template <class T, class R>
 void solve_one(const Schedule &schedule, const T *factors, R *x, bool transposed) {
-    if (transposed)
-        ldu_solve_transposed(schedule, factors, x);
-    else
-        ldu_solve(schedule, factors, x);
+    if (transposed) ldu_solve_transposed(schedule, factors, x);
+    else ldu_solve(schedule, factors, x);
 }
 
 // x: (batch, columns, num_rows) numbers, in place

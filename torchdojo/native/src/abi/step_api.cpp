@@ -1,4 +1,4 @@
-// The C ABI of the step: `program.py` fills the structures of worker.hpp, `ops.py` calls these functions.
+// The C ABI of the step. torchdojo_tables.hpp has its prototypes and structures, from calls.py; `program.py` and `kernel.py` call it.
 #include <cstring>
 
 #if defined(_OPENMP)
@@ -11,8 +11,7 @@
 #include "abi/worker.hpp"
 #include "base/subnormals.hpp"
 
-using namespace torchdojo;
-
+namespace torchdojo {
 namespace {
 
 struct Handle {
@@ -20,10 +19,8 @@ struct Handle {
     Worker<double> one{table};
     Worker<Pack> many{table};
 
-    Handle(const int32_t *table_, const int32_t *schedule) : table(table_, schedule) {}
+    Handle(const int32_t *table, const int32_t *schedule) : table(table, schedule) {}
 };
-
-enum GradientMode : int64_t { central_path, exact, complementarity_aware, randomized };
 
 Options native_options(const TdOptions &o) {
     Options options;
@@ -64,7 +61,8 @@ void expect([[maybe_unused]] const double *memory, [[maybe_unused]] int64_t coun
 #if defined(MADV_HUGEPAGE)
     constexpr uintptr_t page = 4096, large = uintptr_t(1) << 22;
     const uintptr_t bytes = uintptr_t(count) * sizeof(double), start = (uintptr_t(memory) + page - 1) / page * page;
-    if (memory && bytes >= large) madvise(reinterpret_cast<void *>(start), bytes - page, MADV_HUGEPAGE);  // (advice: nothing lost if it fails)
+    if (memory && bytes >= large)
+        madvise(reinterpret_cast<void *>(start), bytes - page, MADV_HUGEPAGE);  // (advice: nothing lost if it fails)
 #endif
 }
 
@@ -72,7 +70,15 @@ void expect([[maybe_unused]] const double *memory, [[maybe_unused]] int64_t coun
 
 extern "C" {
 
-void *td_mechanism_create(const int32_t *table, const int32_t *schedule) { return new Handle(table, schedule); }
+// Null, unless layout and lengths are as `expected`, which is set.
+void *td_mechanism_create(uint64_t layout, const int32_t *table, int64_t length, const int32_t *schedule, int64_t schedule_length,
+                          uint64_t *expected) {
+    expected[0] = table_layout;
+    expected[1] = table_length(table, length);
+    expected[2] = Schedule::length(schedule, schedule_length);
+    const bool same = layout == expected[0] && uint64_t(length) == expected[1] && uint64_t(schedule_length) == expected[2];
+    return same ? new Handle(table, schedule) : nullptr;
+}
 void td_mechanism_destroy(void *handle) { delete static_cast<Handle *>(handle); }
 int64_t td_lanes() { return pack_lanes; }
 
@@ -128,8 +134,8 @@ void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *o
     expect(out, r->environments * rows * (rows + h.table.num_inputs));
     const bool few_rows = h.table.num_bodies < 3;
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many && few_rows ? h.many.jacobian(options, o->grad_kappa, *r, out, first, last)
-                         : h.one.jacobian(options, o->grad_kappa, *r, out, first, last);
+        many &&few_rows ? h.many.jacobian(options, o->grad_kappa, *r, out, first, last)
+                        : h.one.jacobian(options, o->grad_kappa, *r, out, first, last);
     });
 }
 
@@ -143,8 +149,8 @@ void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, c
     expect(out, r->environments * 2 * n * (2 * n + h.table.num_inputs));
     const bool in_cache = 2 * sizeof(Pack) * size_t(h.table.schedule.num_values) < (size_t(1) << 19);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many && in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last)
-                         : h.one.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last);
+        many &&in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last)
+                        : h.one.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last);
     });
 }
 
@@ -153,9 +159,9 @@ void td_states(void *handle, int64_t environments, int64_t threads, const double
                const double *qd, double *z) {
     Handle &h = *static_cast<Handle *>(handle);
     in_parallel(environments, threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many ? h.many.states(parameters, stride, q, qd, z, first, last)
-             : h.one.states(parameters, stride, q, qd, z, first, last);
+        many ? h.many.states(parameters, stride, q, qd, z, first, last) : h.one.states(parameters, stride, q, qd, z, first, last);
     });
 }
 
 }  // extern "C"
+}  // namespace torchdojo

@@ -276,8 +276,8 @@ void Worker<T>::jacobian(const Options &options, double grad_kappa, const TdRoll
 }
 
 template <class T>
-void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd, double *out,
-                                 int64_t first, int64_t last) {
+void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd,
+                                 double *out, int64_t first, int64_t last) {
     const MechanismTable &m = mechanism;
     auto workspace = pools->minimal.take();
     const int64_t n = m.num_coordinates, size = 2 * n * (2 * n + m.num_inputs);

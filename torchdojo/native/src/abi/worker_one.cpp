@@ -25,9 +25,16 @@ void SplitGradient::run(const GradientJob &job, const Options &options, const do
     std::vector<double> middle(nz), u(nu), wrench(nf);
     for (int which = 1; which >= 0; --which) {
         Recovery::Halves copy = level;
-        GradientJob half{Recovery::half_job(job.step, copy, which), which ? level.second.data() : level.first.data(),
-                         which ? job.grad_z_next : middle.data(), job.grad_impulses, nullptr, u.data(), wrench.data(),
-                         job.grad_parameters, job.grad_kappa, nullptr};
+        GradientJob half{Recovery::half_job(job.step, copy, which),
+                         which ? level.second.data() : level.first.data(),
+                         which ? job.grad_z_next : middle.data(),
+                         job.grad_impulses,
+                         nullptr,
+                         u.data(),
+                         wrench.data(),
+                         job.grad_parameters,
+                         job.grad_kappa,
+                         nullptr};
         std::vector<double> z(nz);
         half.grad_z = z.data();
         if (level.substeps[which] > 1) run(half, options, shared, depth + 1);

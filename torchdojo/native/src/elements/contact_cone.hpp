@@ -17,11 +17,6 @@
 
 namespace torchdojo {
 
-namespace constant {
-constexpr double distant = 100.0;  // times √(κ h/m) is wide (DISTANT in path_newton.py)
-constexpr double return_weight = 20.0;  // RETURN_WEIGHT in path_maps.py
-}  // namespace constant
-
 // The normal pair of a contact, its friction, and its torsional and rolling friction. Frictions of contacts are numbered before those of couples.
 template <class T>
 struct ContactCones {
@@ -147,7 +142,7 @@ struct ContactCones {
     static void project(const ConeState<T> &cones, const Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
                         const Mask<T> &known) {
         const MechanismTable &mechanism = problem.mechanism;
-        const T third = 1.0 / (3.0 * problem.timestep());
+        const T worth = 1.0 / (1.0 / constant::impulse_weight * problem.timestep());
         auto put = [&](int k, const T &value) { w[k] = select(mask, value, w[k]); };
         auto heavier = [&](const ContactTable &contact) { return mechanism.is_free[contact.body] ? Mask<T>{} : known; };
         for (int c = 0; c < mechanism.num_contacts; ++c) {
@@ -155,7 +150,7 @@ struct ContactCones {
             const T gamma = w[contact.impulse], gap = w[contact.slack];
             PathWeight<T> weight;
             weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
-            const T a = weight(third * mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
+            const T a = weight(worth * mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
             put(contact.impulse, on_path), put(contact.slack, kappa / on_path);
         }
         constexpr int width = 4;

@@ -11,12 +11,6 @@
 
 namespace torchdojo {
 
-namespace constant {
-constexpr int most_turns = 16;  // of a leader whose follower turns, too (MOST_TURNS in couplings.py)
-constexpr double alike = 1e-9;  // [rad] between numbers of turns that fit equally well (ALIKE)
-constexpr double satisfied = 1e-3;  // [rad] a state that is open by more is not meant to have turned
-}  // namespace constant
-
 // One end of a coupling: its joint, and the direction of its coordinate in the joint frame.
 template <class T>
 struct CouplingEnd {

@@ -37,10 +37,6 @@ TD_INLINE T disc_gap(const T &tau, const T &epsilon) {
     return gap;
 }
 
-namespace constant {
-constexpr double most_weight = 50.0, other_weight = 4.0;  // MOST_WEIGHT and OTHER_WEIGHT in path_maps.py
-}
-
 // Impulse per slack of a smoothed projection: a secant of Newton's points (weight_of in path_maps.py), in the lanes of `known`.
 template <class T>
 struct PathWeight {

@@ -52,6 +52,8 @@ struct Schedule {
         }
         find_fresh();
     }
+    // The length that a table should have by its head.
+    static int64_t length(const int32_t *table, int64_t given) { return given < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2]; }
     Schedule(const Schedule &) = delete;  // (the steps point into the vectors)
     Schedule &operator=(const Schedule &) = delete;
 

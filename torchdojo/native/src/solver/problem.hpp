@@ -7,12 +7,6 @@
 
 namespace torchdojo {
 
-namespace constant {
-constexpr double largest_sine = 0.70710678118654752;  // of half the angle that a body turns in one step
-constexpr double resting_acceleration = 20.0;  // [m/s²] by which what rests may approach within a step (contact_base.py)
-constexpr double least_height = 1e-12;  // of a friction cone or box [N·s]: a frictionless contact needs an interior, too
-}  // namespace constant
-
 template <class T>
 struct Problem {
     const MechanismTable &mechanism;

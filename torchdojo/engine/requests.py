@@ -1,0 +1,96 @@
+"""The request of one call: its `grad_kappa`, and gradient modes that a mechanism cannot have."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.system import System
+from torchdojo.elements.element import Element
+from torchdojo.gradients.request import Request
+from torchdojo.parameters import transforming
+from torchdojo.solver.options import GradientMode, SolverOptions
+
+__all__ = ["refuse_jacobian", "request_of"]
+
+
+def request_of(
+    system: System, options: SolverOptions, z: Tensor, grad_kappa: float | Tensor | None, *, raise_invalid: bool = False
+) -> tuple[Tensor, Request]:
+    """The request of a call with `grad_kappa`, and z with the batch dimensions that `grad_kappa` adds.
+
+    Raises:
+        ValueError: a gradient mode that the mechanism cannot have; a `grad_kappa` out of range, or of a mode without.
+        RuntimeError: a tensor inside `torch.func` transforms or `torch.compile`.
+    """
+    if options.gradient_mode is not GradientMode.CENTRAL_PATH:
+        _check_mode(system, z, options)
+    if grad_kappa is None:
+        return z, Request(options, None, raise_invalid)
+    _check_has_kappa(options)
+    if not isinstance(grad_kappa, Tensor):
+        if isinstance(grad_kappa, bool) or not isinstance(grad_kappa, (int, float)):
+            raise TypeError(f"grad_kappa: got {type(grad_kappa).__name__}; allowed: a number, or a tensor (...,) with one per environment")
+        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid)
+    if torch.compiler.is_compiling() or transforming():
+        raise RuntimeError("grad_kappa: got a tensor inside torch.func or torch.compile, which hide its values; give a number there")
+    kappas = _each_environment(options, z, grad_kappa)
+    return z.expand(*torch.broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), Request(options, kappas, raise_invalid)
+
+
+def _each_environment(options: SolverOptions, z: Tensor, grad_kappa: Tensor) -> Tensor:
+    """`grad_kappa` (...,), one for each environment, checked."""
+    if grad_kappa.requires_grad:
+        raise ValueError("grad_kappa: got a tensor that requires grad, and gradients do not have one by it; give grad_kappa.detach()")
+    wrong = ~(torch.isfinite(grad_kappa) & (grad_kappa >= options.kappa))  # (NaN is wrong, too)
+    if bool(wrong.any()):
+        worst = float(grad_kappa[wrong][0])
+        raise ValueError(
+            f"grad_kappa: got {worst} in {int(wrong.sum())} of {wrong.numel()} places; allowed: kappa = {options.kappa} or larger"
+        )
+    try:
+        torch.broadcast_shapes(z.shape[:-1], grad_kappa.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"grad_kappa: got shape {tuple(grad_kappa.shape)}; allowed: shapes that broadcast with the batch {tuple(z.shape[:-1])} of z"
+        ) from None
+    return grad_kappa.to(z)
+
+
+def _check_has_kappa(options: SolverOptions) -> None:
+    mode = GradientMode(options.gradient_mode)
+    sampled = options.randomized is not None and options.randomized.mode is not GradientMode.CENTRAL_PATH
+    if mode.needs_limit or sampled:
+        raise ValueError(f"grad_kappa: got one with gradient_mode={mode.value!r} in the limit of no smoothing; use 'central_path'")
+
+
+def _check_mode(system: System, z: Tensor, options: SolverOptions) -> None:
+    mode, sampled = GradientMode(options.gradient_mode), options.randomized
+    if mode is GradientMode.RANDOMIZED and (torch.compiler.is_compiling() or transforming()):
+        raise RuntimeError("gradient_mode='randomized' draws samples, which torch.func and torch.compile do not allow here; use another")
+    if not mode.needs_limit and (sampled is None or sampled.mode is GradientMode.CENTRAL_PATH):
+        return
+    if z.dtype != torch.float64:
+        raise ValueError(f"gradient_mode={mode.value!r} needs float64; the mechanism has {z.dtype}; use mech.to(torch.float64)")
+    for key, element in system.elements.items():
+        if element.cones.size and type(element).at_limit is Element.at_limit:
+            raise ValueError(
+                f"gradient_mode={mode.value!r}: {key!r} ({type(element).__name__}) has no limit κ → 0 to differentiate; give its class an "
+                "`at_limit`, or use gradient_mode='central_path' or 'randomized'"
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def _with_grad_kappa(options: SolverOptions, grad_kappa: float) -> SolverOptions:
+    return dataclasses.replace(options, grad_kappa=grad_kappa)
+
+
+def refuse_jacobian(options: SolverOptions) -> None:
+    """Raise ValueError where derivatives depend on a loss."""
+    if options.gradient_mode is GradientMode.COMPLEMENTARITY_AWARE:
+        raise ValueError(
+            "jacobians: gradient_mode='complementarity_aware' depends on a loss, which a Jacobian has none of; use 'exact', or backward()"
+        )

@@ -1,0 +1,51 @@
+"""What a call asks of a step beside its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.system import System
+from torchdojo.gradients.impacts import can_bounce
+from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions
+from torchdojo.state.layout import TANGENT_SIZE
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of a call, the κ at which its derivatives are taken, and what it does with invalid input.
+
+    Nothing in it is differentiated.
+
+    Args:
+        grad_kappa: (...,) where environments have their own, in the place of `options.grad_kappa`; None inside transforms.
+        raise_invalid: whether an environment with invalid input raises, or is flagged.
+    """
+
+    options: SolverOptions
+    grad_kappa: Tensor | None = field(default=None, compare=False)
+    raise_invalid: bool = False
+
+    @property
+    def mode(self) -> GradientMode:
+        return GradientMode(self.options.gradient_mode)
+
+    @property
+    def raises_invalid(self) -> bool:
+        return self.raise_invalid or self.options.on_failure is OnFailure.RAISE
+
+    def kappas(self, batch: torch.Size, index: Tensor) -> Tensor | None:
+        """`grad_kappa` of the environments `index` of the flattened batch."""
+        return None if self.grad_kappa is None else self.grad_kappa.expand(batch).reshape(-1)[index]
+
+    def select(self, batch: torch.Size, index: Tensor) -> Request:
+        """The same for the environments `index` of the flattened batch alone."""
+        return self if self.grad_kappa is None else replace(self, grad_kappa=self.kappas(batch, index))
+
+    def num_shifts(self, system: System) -> int:
+        """How many numbers follow the solution of `StepFunction`: the hard limit has some where contacts may bounce."""
+        return TANGENT_SIZE * system.num_bodies if self.mode.needs_limit and can_bounce(system) else 0

@@ -1,0 +1,61 @@
+"""Where each element's numbers are: in the unknown w of a step, in the input u, and among the stacked parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchdojo.elements.element import Element
+from torchdojo.state.layout import TWIST_SIZE
+
+__all__ = ["FIRST_ELEMENT", "GRAVITY", "INERTIA", "MASS", "NUM_DATA", "TIMESTEP", "ParameterSpec", "Place", "UnknownLayout"]
+
+# Data of a step: z, u and the wrench come before the stacked parameters.
+NUM_DATA = 3
+# Places of the stacked parameters; those of the elements follow, group by group.
+TIMESTEP, GRAVITY, MASS, INERTIA, FIRST_ELEMENT = range(5)
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One stacked parameter: dimensions of one value (elements included), and whether leading batch dimensions are allowed."""
+
+    ndim: int
+    batched: bool
+
+
+class Place(NamedTuple):
+    """Where one element is: its impulses and slacks in w, its inputs in u."""
+
+    impulse: slice
+    slack: slice
+    input: slice
+
+
+class UnknownLayout:
+    """Layout of the step's unknown w and of the input u.
+
+    w = [v⁺, ω⁺ per body (6) | multipliers of joints and couplings, in order | per element with cones its impulses, then its slacks].
+    The residual has the balance of momentum, the equations of joints and couplings, and per element with cones its equalities, then its
+    complementarity products, in the same places.
+    """
+
+    def __init__(self, num_bodies: int, elements: Mapping[str, Element]) -> None:
+        self.places: dict[str, Place] = {}
+        offset, inputs = TWIST_SIZE * num_bodies, 0
+        # Eliminated first means last in w: elements with cones follow the others, whatever their kind.
+        for key, element in sorted(elements.items(), key=lambda item: item[1].cones.size > 0):
+            cones = element.cones.size
+            count = cones or element.num_rows
+            self.places[key] = Place(
+                slice(offset, offset + count),
+                slice(offset + count, offset + count + cones),
+                slice(inputs, inputs + element.num_inputs),
+            )
+            offset += count + cones
+            inputs += element.num_inputs
+        self.num_unknowns, self.num_inputs = offset, inputs
+        self.num_primal = TWIST_SIZE * num_bodies + sum(e.num_rows for e in elements.values() if not e.cones.size)
+        self.impulses = {key: place.impulse for key, place in self.places.items()}
+        self.inputs = {key.partition(".")[2]: place.input for key, place in self.places.items() if elements[key].num_inputs}

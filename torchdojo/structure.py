@@ -1,0 +1,252 @@
+"""The graph of a mechanism: everything of it that does not step.
+
+Modules and their names, sizes and layouts, poses, and the maps between coordinates. What steps (engine/) and what users call (mechanism.py)
+stand on top of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchdojo import quaternion as quat
+from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact
+from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.element import Element, Pose, Twist
+from torchdojo.elements.joint_cones import JointFriction, JointLimits
+from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
+from torchdojo.state import minimal
+from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE, TWIST_SIZE, join_state, split_state, with_world
+from torchdojo.state.unknowns import UnknownLayout
+
+__all__ = ["Structure"]
+
+
+class Structure(PhysicalModule):
+    """Bodies, joints, contacts and couplings by name; `Mechanism` says what the arguments are."""
+
+    fields: ClassVar[dict[str, int]] = {"timestep": 0, "gravity": 1}
+    timestep: Tensor
+    gravity: Tensor
+    bodies: nn.ModuleDict
+    joints: nn.ModuleDict
+    contacts: nn.ModuleDict
+    couplings: nn.ModuleDict
+    actuators: Actuators | None
+
+    def __init__(self, bodies: Modules, joints: Modules, contacts: Modules, couplings: Modules, timestep: Any, gravity: Any) -> None:
+        super().__init__()
+        self.timestep = timestep
+        self.gravity = gravity
+        self.bodies = module_dict("bodies", bodies, Body)
+        self.joints = module_dict("joints", joints, Joint)
+        self.contacts = module_dict("contacts", contacts, Contact)
+        self.couplings = module_dict("couplings", couplings, JointCoupling)
+        self.actuators = None
+        if not self.bodies:
+            raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
+        for key, element in self.elements().items():
+            for body in element.body_names:
+                if body is not None and body not in self.bodies:
+                    kind, _, name = key.partition("s.")
+                    raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
+        self._add_floating_joints()
+        self._attach_couplings()
+        #: Where each element's numbers are in the unknown of the step and in u.
+        self.layout = UnknownLayout(len(self.bodies), self.elements())
+        self._tree_joints = minimal.tree_names(self.named_joints())
+        self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self.named_joints()).values())
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        value = super().check_field(name, value)
+        if name == "timestep":
+            require(value > 0, self.label(name), value, "positive timesteps [s]")
+        elif value.shape[-1] != 3:
+            raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., 3)")
+        return value
+
+    def _add_floating_joints(self) -> None:
+        children = {joint.child for joint in self.named_joints().values()}
+        for name in self.bodies:
+            if name not in children:
+                self.joints[f"world_to_{name}"] = Floating(None, name, actuated=False)
+
+    def _attach_couplings(self) -> None:
+        for name, coupling in self.named_couplings().items():
+            try:
+                coupling.attach(self.named_joints())
+            except ValueError as error:
+                raise ValueError(f"coupling {name!r}: {error}") from error
+
+    # -- modules -------------------------------------------------------------------------------------------------------------------------
+
+    def named_bodies(self) -> Mapping[str, Body]:
+        """`bodies`, typed; so are the others."""
+        return cast(Mapping[str, Body], self.bodies)
+
+    def named_joints(self) -> Mapping[str, Joint]:
+        return cast(Mapping[str, Joint], self.joints)
+
+    def named_contacts(self) -> Mapping[str, Contact]:
+        return cast(Mapping[str, Contact], self.contacts)
+
+    def named_couplings(self) -> Mapping[str, JointCoupling]:
+        return cast(Mapping[str, JointCoupling], self.couplings)
+
+    def elements(self) -> dict[str, Element]:
+        """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME"."""
+        pairs = [
+            (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
+        ]
+        standard = {name: joint for name, joint in self.named_joints().items() if isinstance(joint, StandardJoint)}
+        pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
+        pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
+        return cast(dict[str, Element], dict(pairs))
+
+    # -- sizes ---------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_bodies(self) -> int:
+        return len(self.bodies)
+
+    @property
+    def num_inputs(self) -> int:
+        return self.layout.num_inputs
+
+    @property
+    def num_coordinates(self) -> int:
+        """Number of minimal coordinates: the sum over `tree_joints` (without loops and couplings, the degrees of freedom)."""
+        return self._num_coordinates
+
+    @property
+    def tree_joints(self) -> list[str]:
+        """Joints of the spanning tree whose coordinates are the minimal ones, in declared order; every other joint closes a loop.
+
+        Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world. A user's
+        joint that declares no coordinates closes a loop; a body that only such joints lead to has six coordinates relative to the parent,
+        position and rotation vector, which stand last and are named "PARENT_to_BODY" ("world_to_BODY").
+        """
+        return list(self._tree_joints)
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether joints outside the spanning tree, or couplings, constrain its coordinates."""
+        return not set(self.joints) <= set(self._tree_joints) or len(self.couplings) > 0
+
+    @property
+    def impulse_layout(self) -> dict[str, slice]:
+        """Where each element's impulses are in `StepOutput.impulses`: "joints.NAME", "contacts.NAME", ... -> slice.
+
+        Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ; (γ, ξ₁, ξ₂, ξ₃) with a friction
+        cone; (γ, ψ, β) with a pyramid; `NonlinearContact` says where couples are.
+        "couplings.NAME": the impulse on the follower's coordinate.
+        "limits.NAME", of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper ones.
+        "frictions.NAME", of a joint with friction: p of all free coordinates, then q; the friction impulse is (p − q)/2.
+        """
+        layout, start = {}, 0
+        for key, piece in self.layout.impulses.items():
+            layout[key] = slice(start, start + piece.stop - piece.start)
+            start += piece.stop - piece.start
+        return layout
+
+    @property
+    def input_layout(self) -> dict[str, slice]:
+        """Where each actuated joint's inputs are in u: name -> slice."""
+        return dict(self.layout.inputs)
+
+    # -- checks --------------------------------------------------------------------------------------------------------------------------
+
+    def check_tensor(self, name: str, value: Any, size: int) -> None:
+        """Raise unless `value` is a tensor (..., size) with the mechanism's dtype and device."""
+        check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
+
+    def check_state(self, z: Any, name: str = "z") -> None:
+        self.check_tensor(name, z, STATE_SIZE * self.num_bodies)
+
+    def check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """z, u and wrench, checked, with zeros for None."""
+        self.check_state(z)
+        return z, *self.check_forces(u, wrench)
+
+    def check_forces(self, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor]:
+        """u and wrench, checked, with zeros for None."""
+        u = self.gravity.new_zeros(self.num_inputs) if u is None else u
+        self.check_tensor("u", u, self.num_inputs)
+        wrench = self.gravity.new_zeros(TWIST_SIZE * self.num_bodies) if wrench is None else wrench
+        self.check_tensor("wrench", wrench, TWIST_SIZE * self.num_bodies)
+        return u, wrench
+
+    # -- poses ---------------------------------------------------------------------------------------------------------------------------
+
+    def configurations(self, z: Tensor) -> tuple[Pose, Pose]:
+        """Poses (..., nb + 1, ·) of the bodies and, behind them, of the world: at z, and one step before."""
+        pose, twist = split_state(z)
+        return with_world(pose), with_world(previous_pose(pose, twist, self.timestep[..., None, None]))
+
+    def element_states(self, z: Tensor, element: Element) -> list[tuple[Pose, Twist]]:
+        """Poses, and the velocities that led there, of the bodies of an element, the world's included."""
+        (x, q), (v, omega) = split_state(z)
+        origin, number = z.new_zeros(3), {name: i for i, name in enumerate(self.bodies)}
+        world = Pose(origin, quat.identity(z.dtype, z.device)), Twist(origin, origin)
+        places = [None if name is None else number[name] for name in element.body_names]
+        return [world if i is None else (Pose(x[..., i, :], q[..., i, :]), Twist(v[..., i, :], omega[..., i, :])) for i in places]
+
+    def element_poses(self, z: Tensor, element: Element) -> list[Pose]:
+        """Poses of the bodies of an element, the world's included."""
+        return [pose for pose, _ in self.element_states(z, element)]
+
+    def distances(self, z: Tensor) -> Tensor:
+        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
+        values = [contact.distance(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
+        return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
+
+    def joint_errors(self, z: Tensor) -> Tensor:
+        """Rows of all joint equations [m, half-angle], then of the couplings [m, rad], at z, (..., n): zero when assembled."""
+        return self.constraint_rows(z, [*self.named_joints().values(), *self.named_couplings().values()])
+
+    def constraint_rows(self, z: Tensor, elements: list[Joint | JointCoupling]) -> Tensor:
+        """Rows of the equations of joints and couplings at z, side by side, (..., n)."""
+        rows = [element.constraint(*self.element_poses(z, element)) for element in elements]
+        batch = torch.broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
+        return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)
+
+    # -- coordinates ---------------------------------------------------------------------------------------------------------------------
+
+    def tree_order(self) -> list[minimal.JointOrder]:
+        """The joints of the spanning tree from the world outwards.
+
+        Raises:
+            ValueError: no chain of joints with coordinates connects a body with the world.
+        """
+        return minimal.spanning_order(list(self.bodies), self.named_joints())
+
+    def check_coordinates(self, q: Tensor, qd: Tensor | None) -> tuple[Tensor, Tensor]:
+        """q and qd (..., num_coordinates), checked and of one shape, with zeros for None."""
+        self.check_tensor("q", q, self.num_coordinates)
+        qd = torch.zeros_like(q) if qd is None else qd
+        self.check_tensor("qd", qd, self.num_coordinates)
+        q, qd = torch.broadcast_tensors(q, qd)
+        return q, qd
+
+    def retract(self, z: Tensor, delta: Tensor) -> Tensor:
+        """Move a state along the tangent (..., 12 nb), per body [dx, dv, dphi, domega]; quaternions stay unit."""
+        self.check_state(z)
+        self.check_tensor("delta", delta, TANGENT_SIZE * self.num_bodies)
+        state = split_state(z)
+        dx, dv, dphi, domega = delta.unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
+        pose = Pose(state.pose.x + dx, quat.multiply(state.pose.q, quat.exp(dphi)))
+        return join_state(pose, Twist(state.twist.v + dv, state.twist.omega + domega))
+
+    def difference(self, z: Tensor, reference: Tensor) -> Tensor:
+        """Tangent (..., 12 nb) that leads from `reference` to z; inverse of `retract`."""
+        self.check_state(z)
+        self.check_state(reference, "reference")
+        a, b = split_state(reference), split_state(z)
+        turn = quat.rotation_vector(quat.multiply(quat.conjugate(a.pose.q), b.pose.q))
+        return torch.cat((b.pose.x - a.pose.x, b.twist.v - a.twist.v, turn, b.twist.omega - a.twist.omega), dim=-1).flatten(-2)
