@@ -303,7 +303,7 @@ def test_folders_belong_to_one_run(tosses, tmp_path, capsys):
     ("changes", "message"),
     [
         (["epochs=3"], "FitConfig has no epochs; it has: data, object"),
-        (["object=ball"], "no object 'ball'; there are: cube, elbow"),
+        (["object=ball"], "no object 'ball'; allowed: module:function, as in torchdojo.identification.objects.cube:cube_model"),
         (["object=nowhere:ball"], "object 'nowhere:ball': No module named 'nowhere'"),
         (["seed=x"], "Expected a <class 'int'>. Got value: x"),
         (["seed=-1"], "FitConfig.seed: got -1"),
@@ -386,7 +386,8 @@ def test_torchdojo_itself_imports_no_extra():
 @pytest.mark.parametrize("name", ["identify_cube", "identify_elbow", "residual_cube"])
 def test_shipped_descriptions_are_read(name):
     config = read_config(REPOSITORY / "configs" / f"{name}.yaml", data="somewhere.npz")
-    assert config.object == name.split("_")[1] and config.data == "somewhere.npz"
+    kind = name.split("_")[1]
+    assert config.object == f"torchdojo.identification.objects.{kind}:{kind}_model" and config.data == "somewhere.npz"
     assert all(isinstance(stage.gauss_newton_options.cost_tol, float) for stage in config.stages if stage.residual is None)
 
 

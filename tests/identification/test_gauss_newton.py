@@ -93,14 +93,14 @@ def test_jacobians_are_those_of_differences(case, substeps, backend):
     raw, start, step = model.raw.detach(), windows[:, 0], 4e-6
     found = residual.linearize(windows, raw, start)
     assert bool(found.solved.all())
-    torch.testing.assert_close(residual.evaluate(windows, raw, start)[0].detach(), found.residual, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(residual.evaluate(windows, raw, start)[0].detach(), found.misfit, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(residual.linearize(windows, raw).jacobian, found.jacobian[:, 1:], rtol=1e-7, atol=1e-7)
 
     # Poses alone have derivatives written by hand.
     poses = WindowResidual(model, data).linearize(windows, raw, start)
-    kept = [i for i in range(found.residual.shape[-1]) if found.residual.shape[-1] != 12 or i % 12 in (0, 1, 2, 6, 7, 8)]
-    if len(kept) == poses.residual.shape[-1]:
-        torch.testing.assert_close(poses.residual, found.residual[..., kept])
+    kept = [i for i in range(found.misfit.shape[-1]) if found.misfit.shape[-1] != 12 or i % 12 in (0, 1, 2, 6, 7, 8)]
+    if len(kept) == poses.misfit.shape[-1]:
+        torch.testing.assert_close(poses.misfit, found.misfit[..., kept])
         torch.testing.assert_close(poses.jacobian, found.jacobian[..., kept, :])
 
     def differences(value) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Recordings in whose frame the ground is not level.
 
-Where cameras were set up anew, frames differ: of the hinged object's throws the first 254 were recorded in a frame that is tilted against
-the table by 2.4 degrees. The faces on which objects come to rest show it, and so does the acceleration of their flights.
+Frames differ where cameras were set up anew: the first 254 throws of the hinged object have a frame that is tilted against the table by 2.4
+degrees. The faces on which objects come to rest show the tilt, and so does the acceleration of their flights.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ __all__ = ["levelled"]
 def levelled(model: ParametricMechanism, recordings: Recordings, tilts: Sequence[Sequence[float]]) -> Recordings:
     """Recordings with the world turned, the shortest way, so that the ground of some throws is level.
 
-    Heights are counted from the ground at the place where a throw ends: the lowest contact of `model` in its last sample stays as high as
-    it is.
+    The lowest contact of `model` in the last sample of a throw keeps its height, so heights count from the ground at the end of the throw.
 
     Args:
-        tilts: rows (first, last, x, y): in the frame of the throws whose `throw_id` is from first to last, the normal of the ground is
-            (x, y, 1). Throws in none of them stay as they are.
+        tilts: rows (first, last, x, y). In the frame of the throws with a `throw_id` from first to last, the ground has the normal
+            (x, y, 1). Throws in no row stay as they are.
     """
     lengths, ends = recordings.lengths, recordings.offsets[1:] - 1
     normal = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).repeat(len(recordings), 1)

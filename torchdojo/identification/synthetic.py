@@ -1,4 +1,4 @@
-"""Recordings made with the engine itself: to see what a fit can find before anything is thrown."""
+"""Recordings made with the engine itself, to see what a fit can find before anything is thrown."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["record_rollouts"]
 def record_rollouts(model: ParametricMechanism, z: Tensor, samples: int, every: int = 1) -> dict[str, Any]:
     """Arrays of the schema of `read_recordings`, for ``numpy.savez``: rollouts of a model from states z (n, 13 nb).
 
-    Each has `samples` samples, one after every `every` steps, with velocities that are means since the sample before. With joints between
-    bodies, those bodies are recorded that float, and the coordinates of joints.
+    Each rollout has `samples` samples, one after every `every` steps, with mean velocities since the sample before. Where joints connect
+    bodies, the recording has the floating bodies and the coordinates of joints.
 
     Raises:
         ValueError: a step failed.
