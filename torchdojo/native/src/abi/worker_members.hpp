@@ -6,6 +6,7 @@
 #include "abi/worker.hpp"
 #include "gradient/jacobian.hpp"
 #include "gradient/minimal_jacobian.hpp"
+#include "gradient/split_gradient.hpp"
 
 namespace torchdojo {
 

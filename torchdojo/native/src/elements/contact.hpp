@@ -120,12 +120,11 @@ struct HalfSpace {
                          const T *w) {
         const int number = int(&contact - problem.mechanism.contacts.data()), body = contact.body;
         const ContactByTurn<T> &by = adjoint.by_turn[number];
-        const R nu = adjoint.multiplier[contact.impulse];
-        R direct = nu;  // of φ⁺ + shift
+        R direct = adjoint.multiplier[contact.impulse];  // of φ⁺ + shift
         Vec3<R> phi{};
         if (Restitution<T>::acts(contact)) {
-            Restitution<T>::multiply(adjoint, problem, contact, data, load3(w + 6 * body + 3), nu, phi);
-            direct = nu * Restitution<T>::weights(problem, contact).gap;
+            Restitution<T>::multiply(adjoint, problem, contact, data, load3(w + 6 * body + 3), direct, phi);
+            direct = direct * Restitution<T>::weights(problem, contact).gap;
         }
         phi = phi - direct * by.gap;
         GapLaw<T>::multiply(adjoint, problem, contact, problem.mechanism.num_bodies, direct);
@@ -143,12 +142,9 @@ struct HalfSpace {
         const T *p = &problem.parameters[contact.parameters];
         T *out = &to.sum[contact.parameters];
         const Vec3<T> point = load3(p + parameter::point), n = load3(p + parameter::normal);
-        Vec3<T> by_point = transposed_times(body.next.R, g.lever[0] + g.distance * n);
-        Vec3<T> by_normal = g.n - p[parameter::radius] * g.lever[0] + g.distance * (body.next.x + body.next.R * point);
-        if (GapLaw<T>::shifts(contact)) {
-            by_point = by_point + now * transposed_times(body.pose.R, n);
-            by_normal = by_normal + now * (body.pose.x + body.pose.R * point);
-        }
+        const Vec3<T> by_point = transposed_times(body.next.R, g.lever[0] + g.distance * n) + now * transposed_times(body.pose.R, n);
+        const Vec3<T> by_normal = g.n - p[parameter::radius] * g.lever[0] + g.distance * (body.next.x + body.next.R * point) +
+                                  now * (body.pose.x + body.pose.R * point);
         add3(out + parameter::point, by_point);
         out[parameter::radius] -= g.distance + now + dot(n, g.lever[0]);
         out[parameter::offset] -= g.distance + now;

@@ -65,7 +65,7 @@ struct ContactCones {
                 }
             };
             push(contact.body, problem.contacts[c].wrench);
-            if (has_other(m, contact)) push(m.pairs[contact.pair].other, problem.pairs[contact.pair].other_wrench);
+            if (const int other = other_body(m, contact); other < m.num_bodies) push(other, problem.pairs[contact.pair].other_wrench);
         }
         for (int k = 0; k < m.num_couples; ++k) {
             const T still[2] = {T{}, T{}};
@@ -87,7 +87,7 @@ struct ContactCones {
                     for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * b[k];
             };
             add(contact.body, problem.contacts[c].rows);
-            if (has_other(m, contact)) add(m.pairs[contact.pair].other, problem.pairs[contact.pair].other_rows);
+            if (const int other = other_body(m, contact); other < m.num_bodies) add(other, problem.pairs[contact.pair].other_rows);
             eliminate(cones, problem, w, c, residual, move);
         }
         for (int k = 0; k < m.num_couples; ++k) {
@@ -102,11 +102,9 @@ struct ContactCones {
         for (const ContactTable &contact : m.contacts) {
             T values[2 * half];
             Vec3<T> v[2], omega[2];
-            for (const int i : {0, 1}) {
-                const T *twist = w + 6 * (i ? m.pairs[contact.pair].other : contact.body);
-                v[i] = load3(twist), omega[i] = load3(twist + 3);
-                if (!has_other(m, contact)) break;
-            }
+            const int bodies[2] = {contact.body, other_body(m, contact)};
+            for (const int i : {0, 1})
+                if (bodies[i] < m.num_bodies) v[i] = load3(w + 6 * bodies[i]), omega[i] = load3(w + 6 * bodies[i] + 3);
             start(problem, contact, v, omega, level, values);
             store(m, contact, values, mask, w);
         }
@@ -231,7 +229,8 @@ struct ContactCones {
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
     template <class R>
     static TD_INLINE Vec3<R> multipliers(AdjointState<T, R> &adjoint, const Problem<T> &problem, int c, const R *g, const R *x) {
-        const ContactTable &contact = problem.mechanism.contacts[c];
+        const MechanismTable &m = problem.mechanism;
+        const ContactTable &contact = m.contacts[c];
         const ContactData<T> &data = problem.contacts[c];
         Vec3<R> b{};  // Bᵀ α
         auto add = [&](const T *wrench, const R *body) {
@@ -239,14 +238,14 @@ struct ContactCones {
             if (!contact.friction) return;
             for (int r = 0; r < 6; ++r) b.y += wrench[3 * r + 1] * body[r], b.z += wrench[3 * r + 2] * body[r];
         };
-        if (x) add(data.wrench, x + problem.mechanism.bodies[contact.body].right);
-        if (x && has_other(problem.mechanism, contact))
-            add(problem.pairs[contact.pair].other_wrench, x + problem.mechanism.bodies[problem.mechanism.pairs[contact.pair].other].right);
+        if (x) add(data.wrench, x + m.bodies[contact.body].right);
+        if (const int other = other_body(m, contact); x && other < m.num_bodies)
+            add(problem.pairs[contact.pair].other_wrench, x + m.bodies[other].right);
         R n = g[contact.impulse] + b.x, nu[2] = {b.y, b.z};
         if (contact.friction)
             n += problem.parameters[contact.parameters + parameter::friction] * friction_multiplier(adjoint, contact, data, g, nu);
         for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
-            const CoupleTable &couple = problem.mechanism.couples[k];
+            const CoupleTable &couple = m.couples[k];
             R spin[2] = {R{}, R{}};
             if (x) couple_power(problem, k, x, spin);
             n += problem.parameters[couple.parameter] * friction_multiplier(adjoint, couple.friction, problem.couples[k], g, spin);
@@ -258,19 +257,19 @@ struct ContactCones {
     // y −= Cᵀ ν for the ν of contact c
     template <class R>
     static TD_INLINE void subtract(const AdjointState<T, R> &adjoint, const Problem<T> &problem, int c, R *y) {
-        const ContactTable &contact = problem.mechanism.contacts[c];
+        const MechanismTable &m = problem.mechanism;
+        const ContactTable &contact = m.contacts[c];
         const Vec3<R> &nu = adjoint.touching[c];
         auto take = [&](const T *C, R *to) {
             for (int k = 0; k < 6; ++k) to[k] -= C[k] * nu.x;
             if (!contact.friction) return;
             for (int k = 0; k < 6; ++k) to[k] = to[k] - C[6 + k] * nu.y - C[12 + k] * nu.z;
         };
-        take(problem.contacts[c].rows, y + problem.mechanism.bodies[contact.body].right);
+        take(problem.contacts[c].rows, y + m.bodies[contact.body].right);
         for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
             couple_subtract(problem, k, &adjoint.turning[2 * k], y);
-        if (!has_other(problem.mechanism, contact)) return;
-        const PairTable &pair = problem.mechanism.pairs[contact.pair];
-        take(problem.pairs[contact.pair].other_rows, y + problem.mechanism.bodies[pair.other].right);
+        if (const int other = other_body(m, contact); other < m.num_bodies)
+            take(problem.pairs[contact.pair].other_rows, y + m.bodies[other].right);
     }
 
     // Contact to which a friction belongs.
@@ -281,17 +280,14 @@ struct ContactCones {
     // Reduced mass of the bodies.
     static TD_INLINE T mass(const Problem<T> &problem, const ContactTable &contact) {
         const T mass = problem.body_parameters(contact.body)[parameter::mass];
-        if (!has_other(problem.mechanism, contact)) return mass;
-        const T other = problem.body_parameters(problem.mechanism.pairs[contact.pair].other)[parameter::mass];
+        const int body = other_body(problem.mechanism, contact);
+        if (body == problem.mechanism.num_bodies) return mass;
+        const T other = problem.body_parameters(body)[parameter::mass];
         return mass * other / (mass + other);
     }
 
 private:
     static constexpr int half = 2 + most_facets;  // places for the impulses of one contact, and for its slacks
-
-    static bool has_other(const MechanismTable &m, const ContactTable &contact) {
-        return contact.pair >= 0 && m.pairs[contact.pair].other < m.num_bodies;
-    }
 
     // Condensed form and coefficient μ of a friction.
     static TD_INLINE FrictionData<T> &friction_data(Problem<T> &problem, int c) {
@@ -344,12 +340,10 @@ private:
         }
         const Vec3<T> &v = *twist_v, &omega = *twist_omega;
         const T h = problem.timestep();
-        const BodyPose<T> &pose = problem.bodies[contact.body].pose;
-        const Vec3<T> a = (0.5 * h) * omega, normal = load3(p + parameter::normal);
-        const Mat3<T> R = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
-        const Vec3<T> arm = R * load3(p + parameter::point);
-        const T distance = dot(normal, pose.x + h * v + arm) - p[parameter::offset] - p[parameter::radius];
-        const Vec3<T> velocity = v + cross(R * omega, arm - p[parameter::radius] * normal);
+        const BodyPose<T> next = pose_after(problem.bodies[contact.body].pose, h, v, omega);
+        const Vec3<T> arm = next.R * load3(p + parameter::point), normal = load3(p + parameter::normal);
+        const T distance = dot(normal, next.x + arm) - p[parameter::offset] - p[parameter::radius];
+        const Vec3<T> velocity = v + cross(next.R * omega, arm - p[parameter::radius] * normal);
         const T s1 = dot(load3(p + parameter::tangents), velocity), s2 = dot(load3(p + parameter::tangents + 3), velocity);
         start_normal(distance, level, values);
         start_friction(contact, p[parameter::friction] * values[0], s1, s2, level, values + 1);

@@ -46,7 +46,7 @@ struct Contacts {
         for (int c = 0; c < problem.mechanism.num_contacts; ++c) {
             const ContactTable &contact = problem.mechanism.contacts[c];
             if (contact.pair < 0) HalfSpace<T>::multiply(adjoint, problem, contact, problem.contacts[c], w);
-            else pair_product(adjoint, problem, contact, problem.contacts[c], w);
+            else pair_product(adjoint, problem, contact, w);
         }
     }
 
@@ -82,7 +82,7 @@ private:
         const ContactTable &contact = problem.mechanism.contacts[number];
         const ContactData<T> &data = problem.contacts[number];
         const PairData<T> *pair = contact.pair < 0 ? nullptr : &problem.pairs[contact.pair];
-        const int other = pair ? problem.mechanism.pairs[contact.pair].other : problem.mechanism.num_bodies;
+        const int other = other_body(problem.mechanism, contact);
         const bool alone = other == problem.mechanism.num_bodies;
         const T *p = &problem.parameters[contact.parameters];
         const T gamma = w[contact.impulse];

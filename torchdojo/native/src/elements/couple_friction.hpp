@@ -15,7 +15,7 @@ namespace torchdojo {
 template <class F>
 TD_INLINE void for_each_side(const MechanismTable &m, const ContactTable &contact, const F &f) {
     f(0, contact.body);
-    if (m.pairs[contact.pair].other < m.num_bodies) f(1, m.pairs[contact.pair].other);
+    if (const int other = other_body(m, contact); other < m.num_bodies) f(1, other);
 }
 
 // Spins and torques at given axes (n, t1, t2) and frames, both with derivatives by the next poses, which `chain` turns into those by the
@@ -81,43 +81,37 @@ void condense_couple(Problem<T> &problem, const CoupleTable &couple, const Coupl
     });
 }
 
-// Torques of impulses `along` the axes of couple c, added to vectors x by rows of the matrix.
+// f(axis, place of a body in rows of the matrix, torque on it per impulse, derivative of the spin by its twist) of couple c.
+template <class T, class F>
+TD_INLINE void for_each_arm(const Problem<T> &problem, int c, const F &f) {
+    const CoupleTable &couple = problem.mechanism.couples[c];
+    const CoupleData<T> &data = problem.couples[c];
+    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
+        for (int a = 0; a < couple.num_axes(); ++a) f(a, problem.mechanism.bodies[body].right, data.torque[a][i], data.rows[a] + 6 * i);
+    });
+}
+
+// Torques of impulses `along` the axes, added to vectors x by rows of the matrix, and the transpose: their powers for multipliers x.
 template <class T>
 void couple_push(const Problem<T> &problem, int c, const T *along, T *x) {
-    const CoupleTable &couple = problem.mechanism.couples[c];
-    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a)
-            add3(x + problem.mechanism.bodies[body].right + 3, along[a] * problem.couples[c].torque[a][i]);
-    });
+    for_each_arm(problem, c, [&](int a, int place, const Vec3<T> &torque, const T *) { add3(x + place + 3, along[a] * torque); });
 }
-
-// Powers of the torques of couple c per unit along its axes, for the multipliers x: the transpose of `couple_push`.
 template <class T, class R>
 void couple_power(const Problem<T> &problem, int c, const R *x, R *power) {
-    const CoupleTable &couple = problem.mechanism.couples[c];
-    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a)
-            power[a] += dot(problem.couples[c].torque[a][i], load3(x + problem.mechanism.bodies[body].right + 3));
-    });
+    for_each_arm(problem, c, [&](int a, int place, const Vec3<T> &torque, const T *) { power[a] += dot(torque, load3(x + place + 3)); });
 }
 
-// Changes of the spins of couple c along the direction x.
+// Changes of the spins along the direction x, and the transpose: y −= (derivative of the spins)ᵀ ν.
 template <class T>
 void couple_spin(const Problem<T> &problem, int c, const T *x, T *spin) {
-    const CoupleTable &couple = problem.mechanism.couples[c];
-    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a)
-            for (int k = 0; k < 6; ++k) spin[a] += problem.couples[c].rows[a][6 * i + k] * x[problem.mechanism.bodies[body].right + k];
+    for_each_arm(problem, c, [&](int a, int place, const Vec3<T> &, const T *row) {
+        for (int k = 0; k < 6; ++k) spin[a] += row[k] * x[place + k];
     });
 }
-
-// y −= (derivative of the spins)ᵀ ν: the transpose of that.
 template <class T, class R>
 void couple_subtract(const Problem<T> &problem, int c, const R *nu, R *y) {
-    const CoupleTable &couple = problem.mechanism.couples[c];
-    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a)
-            for (int k = 0; k < 6; ++k) y[problem.mechanism.bodies[body].right + k] -= problem.couples[c].rows[a][6 * i + k] * nu[a];
+    for_each_arm(problem, c, [&](int a, int place, const Vec3<T> &, const T *row) {
+        for (int k = 0; k < 6; ++k) y[place + k] -= row[k] * nu[a];
     });
 }
 

@@ -21,11 +21,7 @@ struct CouplingEnd {
 
     CouplingEnd(const Problem<T> &problem, const CouplingTable &coupling, int which)
         : joint(problem.mechanism.joints[coupling.joint[which]]), data(problem.joints[coupling.joint[which]]) {
-        const int i = coupling.coordinate[which];
-        translation = i < joint.free_t();
-        const T *p = &problem.parameters[joint.parameters];
-        f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
-                                   : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+        f = joint_direction(problem, joint, joint.held() + coupling.coordinate[which], translation);
     }
 
     bool turns() const { return !translation && joint.free_r() == 1; }

@@ -81,10 +81,10 @@ struct Restitution {
         for (const int i : {0, 1}) {
             if (bodies[i] == problem.mechanism.num_bodies) continue;
             const T *state = &problem.z[state_size * bodies[i]];
-            const Vec3<T> omega = load3(state + 10), a = (0.5 * h) * omega;
-            if (!i) law.incoming = load3(state + 3), law.spin = R[0] * omega;
-            x[i] = x[i] - h * load3(state + 3);
-            R[i] = rotation_matrix(problem.bodies[bodies[i]].pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a}));
+            const Vec3<T> v = load3(state + 3), omega = load3(state + 10);
+            if (!i) law.incoming = v, law.spin = R[0] * omega;
+            const BodyPose<T> before = pose_before(problem.bodies[bodies[i]].pose, h, v, omega);
+            x[i] = before.x, R[i] = before.R;
         }
         const T approach = distance(x, R) - law.distance, slow = constant::resting_acceleration * h * h;
         law.bounces = select_mask(approach > slow, law.distance - approach < slow, Mask<T>{});

@@ -99,7 +99,7 @@ private:
 
     // Armature, limits and friction: V = μ (−a (ċ⁺ − ċ)) − ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
     template <class R>
-    static void moving_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint, const FreeData<T> &from,
+    static void moving_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
                                const MovingGradient<T> &g) {
         const T h = problem.timestep(), inverse = 1.0 / h;
         R rate[6] = {}, coordinate[6] = {};
@@ -201,7 +201,7 @@ private:
                 if (joint.has_damper) adjoint.add(-damper[i] * adjoint.right[joint.right + k], free.difference[i], joint);
             }
         }
-        if (joint.free_data >= 0) moving_product(adjoint, problem, joint, problem.free[joint.free_data], adjoint.moving[joint.free_data]);
+        if (joint.free_data >= 0) moving_product(adjoint, problem, joint, adjoint.moving[joint.free_data]);
         impulse_product(adjoint, problem, joint, data, impulse);
     }
 };

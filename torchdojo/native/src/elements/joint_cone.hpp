@@ -56,12 +56,9 @@ struct JointCones {
             BodyPose<T> next[2];
             for (const int which : {0, 1}) {
                 const int body = which ? joint.child : joint.parent;
-                next[which] = problem.bodies[body].pose;
-                if (body == problem.mechanism.num_bodies) continue;
-                const Vec3<T> a = (0.5 * h) * load3(w + 6 * body + 3);
-                next[which].x = next[which].x + h * load3(w + 6 * body);
-                next[which].q = next[which].q * Quat<T>{sqrt(1.0 - dot(a, a)), a};
-                next[which].R = rotation_matrix(next[which].q);
+                const BodyPose<T> &pose = problem.bodies[body].pose;
+                const bool world = body == problem.mechanism.num_bodies;
+                next[which] = world ? pose : pose_after(pose, h, load3(w + 6 * body), load3(w + 6 * body + 3));
             }
             const JointData<T> &data = problem.joints[&joint - problem.mechanism.joints.data()];
             FreeData<T> &free = problem.free[joint.free_data];

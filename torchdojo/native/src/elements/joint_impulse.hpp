@@ -9,17 +9,7 @@ namespace torchdojo {
 // Whether anything acts along the free directions.
 inline bool free_acts(const JointTable &joint) { return joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0; }
 
-// Direction k of the joint frame: held ones first, then the free ones.
-template <class T>
-TD_INLINE Vec3<T> joint_direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) {
-    const bool is_free = k >= joint.held();
-    const int i = is_free ? k - joint.held() : k, split = is_free ? joint.free_t() : joint.held_t;
-    translation = i < split;
-    const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
-    return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
-}
-
-// Of its multipliers in w, and of what acts along its free directions.
+// Impulse of a joint: of its multipliers in w, and of what acts along its free directions.
 template <class T>
 TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const T *w) {
     JointImpulse<T> sum{};

@@ -34,6 +34,20 @@ struct BodyData {
     TD_INLINE Quat<T> orientation_back() const { return pose.q * conjugate(increment); }
 };
 
+// The pose that a step of length h leads to with the velocities v and ω, or the one that it came from.
+template <class T>
+TD_INLINE BodyPose<T> pose_after(const BodyPose<T> &pose, const T &h, const Vec3<T> &v, const Vec3<T> &omega) {
+    const Vec3<T> a = (0.5 * h) * omega;
+    const Quat<T> q = pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a};
+    return {pose.x + h * v, q, rotation_matrix(q)};
+}
+template <class T>
+TD_INLINE BodyPose<T> pose_before(const BodyPose<T> &pose, const T &h, const Vec3<T> &v, const Vec3<T> &omega) {
+    const Vec3<T> a = (0.5 * h) * omega;
+    const Quat<T> q = pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a});
+    return {pose.x - h * v, q, rotation_matrix(q)};
+}
+
 // A displacement and a relative orientation seen from the joint frame.
 template <class T>
 struct Relative {

@@ -275,12 +275,9 @@ PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact
     Vec3<T> x[2];
     Mat3<T> R[2];
     for (const int i : {0, 1}) {
-        const BodyPose<T> &pose = problem.bodies[i ? pair.other : contact.body].pose;
-        x[i] = pose.x, R[i] = pose.R;
-        if (i && world) continue;
-        const Vec3<T> a = (0.5 * h) * omega[i];
-        x[i] = x[i] + h * v[i];
-        R[i] = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
+        const BodyPose<T> &now = problem.bodies[i ? pair.other : contact.body].pose;
+        const BodyPose<T> next = i && world ? now : pose_after(now, h, v[i], omega[i]);
+        x[i] = next.x, R[i] = next.R;
     }
     const Touch<T> touching = touch<T, T>(problem, pair, contact.body, x[0], R[0], x[1], R[1]);
     Vec3<T> t1, t2;
@@ -298,8 +295,7 @@ PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact
 // Contacts between bodies or shapes: V = α_a·wrench_a + α_b·wrench_b − ν_φ gap − ν_t·slip, by the next poses (from linearize_pair) and
 // by what the current ones do besides: Δ in the levers, and the frames of torques and angular velocities.
 template <class T, class R>
-void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data,
-                  const T *w) {
+void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact, const T *w) {
     const PairTable &pair = problem.mechanism.pairs[contact.pair];
     const PairData<T> &from = problem.pairs[contact.pair];
     const bool world = pair.other == problem.mechanism.num_bodies;

@@ -8,7 +8,6 @@
 #include "solver/limit.hpp"
 #include "gradient/adjoint.hpp"
 #include "gradient/parameter_gradient.hpp"
-#include "solver/recovery.hpp"
 
 namespace torchdojo {
 
@@ -196,9 +195,7 @@ private:
         adjoint.multiply(stepper.problem, solution.data());
     }
 
-    bool between_bodies(const ContactTable &contact) const {
-        return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
-    }
+    bool between_bodies(const ContactTable &contact) const { return other_body(mechanism, contact) < mechanism.num_bodies; }
 
     // Squared norm of the gradient of the inputs, or, without inputs, of the wrench.
     T controls() const {
@@ -265,20 +262,6 @@ private:
         parameters.direct(rows);
         parameters.add(stepper.problem, adjoint, solution.data(), by_timestep, factor);
     }
-};
-
-// Gradients of a step that was split in two: both halves are solved again (to the same bits), then differentiated in turn (worker_one.cpp).
-class SplitGradient {
-public:
-    explicit SplitGradient(const MechanismTable &m) : mechanism(m), gradient(m), recovery(m) {}
-
-    void run(const GradientJob &job, const Options &options, const double *shared, int64_t depth = 0);
-    void flush();
-
-private:
-    const MechanismTable &mechanism;
-    StepGradient<double> gradient;
-    Recovery recovery;
 };
 
 }  // namespace torchdojo

@@ -132,4 +132,19 @@ struct Problem {
     }
 };
 
+// Direction k of the joint frame: held ones first, then the free ones.
+template <class T>
+TD_INLINE Vec3<T> joint_direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) {
+    const bool is_free = k >= joint.held();
+    const int i = is_free ? k - joint.held() : k, split = is_free ? joint.free_t() : joint.held_t;
+    translation = i < split;
+    const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
+    return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
+}
+
+// The other body of a contact, or the world.
+inline int other_body(const MechanismTable &m, const ContactTable &contact) {
+    return contact.pair < 0 ? m.num_bodies : m.pairs[contact.pair].other;
+}
+
 }  // namespace torchdojo

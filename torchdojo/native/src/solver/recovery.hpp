@@ -1,6 +1,5 @@
 // What is tried, one environment at a time, where neither the warm nor the cold start converges: continuation along the central path, then
-// two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants). Two members are
-// in worker_one.cpp, so that one file compiles all this for lanes, too.
+// two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants).
 #pragma once
 
 #include <memory>
@@ -29,17 +28,18 @@ public:
         scratch_impulses.resize(m.num_impulses);
         scratch_w.resize(m.num_unknowns);
         is_product.assign(m.num_unknowns, 0);
-        for (const ContactTable &contact : m.contacts) std::fill_n(&is_product[contact.slack], contact.size(), 1);
-        for (const JointConeTable &cone : m.joint_cones)
-            for (int k = 0; k < cone.pairs(); ++k) is_product[cone.slack + k * cone.stride] = 1;
+        for (const auto &[impulse, slack] : stepper.cones.pairs) is_product[slack] = 1;
+        for (const auto &[impulse, slack, c] : stepper.cones.discs) std::fill_n(&is_product[slack], 3, 1);
     }
 
     Stepper<double> stepper;
 
-    // The ladder from the start given in the job.
+    // The ladder from the start given in the job. Templates, because worker_one.cpp alone compiles them.
+    template <class Feed = SingleJob>
     bool solve(const Job &job, const Options &options, const double *shared, int64_t depth);
 
     // The rungs below the cold start. On failure the job's outputs stay as the solver left them.
+    template <class Feed = SingleJob>
     bool recover(const Job &job, const Options &options, const double *shared, int64_t depth = 0);
 
     // The state between the two half steps and their solutions, for derivatives.
@@ -251,5 +251,21 @@ private:
         }
     }
 };
+
+template <class Feed>
+bool Recovery::solve(const Job &job, const Options &options, const double *shared, int64_t depth) {
+    Feed feed{&job};
+    stepper.run(feed, options, shared);
+    return feed.solved || (*job.status == max_iterations && recover(job, options, shared, depth));
+}
+
+template <class Feed>
+bool Recovery::recover(const Job &job, const Options &options, const double *shared, int64_t depth) {
+    if (continuation(job, options, shared)) return *job.status = success, true;
+    return depth < options.max_halvings && halve(job, options, shared, depth);
+}
+
+extern template bool Recovery::solve(const Job &, const Options &, const double *, int64_t);
+extern template bool Recovery::recover(const Job &, const Options &, const double *, int64_t);
 
 }  // namespace torchdojo

@@ -28,7 +28,7 @@ public:
         auto change = [&](int32_t offset, int32_t count) { changed.push_back({offset, count}); };
         for (const ContactTable &contact : m.contacts) {
             change(m.bodies[contact.body].diagonal, block);
-            if (contact.pair < 0 || m.pairs[contact.pair].other == m.num_bodies) continue;
+            if (other_body(m, contact) == m.num_bodies) continue;
             const PairTable &pair = m.pairs[contact.pair];
             for (const int32_t offset : {m.bodies[pair.other].diagonal, pair.body_other, pair.other_body}) change(offset, block);
         }
