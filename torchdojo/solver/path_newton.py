@@ -39,7 +39,7 @@ from torchdojo.solver.solution import Solution, violations
 
 __all__ = ["newton_on_path", "onto_path"]
 
-# The compiled kernel uses the same constants, so that kernel and reference take the same decisions.
+# The kernel gets these constants from native/tables.py, so that kernel and reference take the same decisions.
 NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself may go on for so long if all equations are violated by less than this
 PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
 PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this

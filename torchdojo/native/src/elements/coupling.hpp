@@ -65,7 +65,8 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
 // What stays the same during the step: turns, and wrenches.
 template <class T>
 void prepare_coupling(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data) {
-    const T ratio = problem.parameters[coupling.parameters], offset = problem.parameters[coupling.parameters + 1];
+    const T *p = &problem.parameters[coupling.parameters];
+    const T ratio = p[parameter::coupling::ratio], offset = p[parameter::coupling::offset];
     data.weight[0] = -ratio, data.weight[1] = broadcast<T>(1.0);
     T value[2];
     bool turns[2];
@@ -87,7 +88,7 @@ void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, Coup
     const T h = problem.timestep(), lambda = w[coupling.row];
     const int world = problem.mechanism.num_bodies;
     T &row = problem.residual[coupling.row];
-    row = -problem.parameters[coupling.parameters + 1];
+    row = -problem.parameters[coupling.parameters + parameter::coupling::offset];
     problem.values[coupling.diagonal] = T{};
     for (const int e : {0, 1}) {
         const CouplingEnd<T> end(problem, coupling, e);
@@ -189,7 +190,7 @@ private:
         const CouplingTable &coupling = problem.mechanism.couplings[number];
         const CouplingData<T> &data = problem.couplings[number];
         const T mu = adjoint.multiplier[coupling.row], lambda = w[coupling.row];
-        to.sum[coupling.parameters + 1] += mu;
+        to.sum[coupling.parameters + parameter::coupling::offset] += mu;
         for (const int e : {0, 1}) {
             const CouplingEnd<T> end(problem, coupling, e);
             const BodyPose<T> &parent = problem.bodies[end.joint.parent].next, &child = problem.bodies[end.joint.child].next;
@@ -199,7 +200,7 @@ private:
             JointGradient<T> g(problem, adjoint.multiplier.data(), end.joint, end.data, &to.sum[end.joint.parameters]);
             g.add_impulse(coupling_impulse(end, data, e, lambda));
             const Vec3<T> push = end.translation ? g.along : end.turns() ? g.about : left_jacobian_inverse(data.angle[e], g.about);
-            if (e == 0) to.sum[coupling.parameters] += mu * coordinate - lambda * dot(end.f, push);
+            if (e == 0) to.sum[coupling.parameters + parameter::coupling::ratio] += mu * coordinate - lambda * dot(end.f, push);
             g.add_free(coupling.coordinate[e], (lambda * data.weight[e]) * push);
             g.add_coordinate(coupling.coordinate[e], -mu * data.weight[e], next, angle);
             g.finish();

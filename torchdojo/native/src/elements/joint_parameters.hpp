@@ -55,8 +55,10 @@ private:
             angle = joint.has_spring ? data.angle : rotation_vector(data.now.p);
             turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
         }
-        const T *spring = &problem.parameters[joint.parameters] + parameter::free_values, *damper = spring + free, *rest = damper + free;
-        T *by_spring = &to.sum[joint.parameters + parameter::free_values], *by_damper = by_spring + free, *by_rest = by_damper + free;
+        const T *p = &problem.parameters[joint.parameters];
+        const T *spring = p + joint.spring(), *damper = p + joint.damper(), *rest = p + joint.rest();
+        T *by_p = &to.sum[joint.parameters];
+        T *by_spring = by_p + joint.spring(), *by_damper = by_p + joint.damper(), *by_rest = by_p + joint.rest();
         Vec3<T> pulls[2] = {}, drags[2] = {};  // weights for translations and rotations
         for (int i = 0; i < free; ++i) {
             bool translation;
@@ -88,7 +90,7 @@ private:
         step_back(to, problem, joint, by_back, [&](int b) { return w + 6 * b; }, [&](int b) { return w + 6 * b + 3; });
     }
 
-    // Armature, limits and friction: rates ċ⁺ of the step and ċ of the one before, and coordinates c⁺ (see Adjoint::moving_product).
+    // Armature, limits and friction: rates ċ⁺ of the step and ċ of the one before, and coordinates c⁺ (see JointAdjoint::moving_product).
     static void moving_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, JointGradient<T> &g,
                                const FreeData<T> &from) {
         const JointTable &joint = g.joint;
