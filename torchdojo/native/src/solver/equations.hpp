@@ -5,7 +5,7 @@
 
 namespace torchdojo {
 
-// What stays the same during the step.
+// Numbers that stay the same during the step.
 template <class T>
 void prepare_step(Problem<T> &problem) {
     problem.prepare_bodies();

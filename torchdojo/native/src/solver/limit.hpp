@@ -42,7 +42,7 @@ public:
         };
         auto release = [&](const ContactTable &friction) {
             for (int k = 0; k < friction.friction_size(); ++k) {
-                // Of a disc the tangential parts vanish; a pyramid keeps ψ.
+                // The tangential parts of a disc vanish; a pyramid keeps ψ.
                 const bool tangential = !friction.is_pyramid() && k, keeps = friction.is_pyramid() && !k;
                 put(friction.friction_impulse() + k, friction.friction_slack() + k,
                     tangential ? T{}
@@ -69,7 +69,7 @@ private:
     static void pyramid(const ContactTable &friction, const Mask<T> &pressed, const T &mass, T *impulse, T *slack, T *give) {
         const T one = broadcast<T>(1.0), inverse = 1.0 / mass;
         for (int i = 0; i <= friction.facets; ++i) {
-            // (ψ follows from the slip that is left, and needs no compliance)
+            // ψ follows from the slip that is left, and needs no compliance.
             pair(impulse[i], slack[i], i ? mass : inverse, i ? constant::compliance : constant::vanishing, give[i]);
             impulse[i] = select(pressed, impulse[i], i ? broadcast<T>(constant::vanishing) : one);
             slack[i] = select(pressed, slack[i], one);

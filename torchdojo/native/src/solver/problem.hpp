@@ -120,7 +120,7 @@ struct Problem {
         return i == j ? mechanism.bodies[i ? pair.other : contact.body].diagonal : i ? pair.other_body : pair.body_other;
     }
 
-    // What the pair of a limit or a friction depends on, by the twists, and its effective mass.
+    // The derivative by the twists of the coordinate or rate that a limit or friction acts on, and its effective mass.
     TD_INLINE const TwistRow<T> &cone_row(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
         return cone.kind == JointConeTable::friction ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];

@@ -1,4 +1,4 @@
-// What is tried, one environment at a time, where neither the warm nor the cold start converges: continuation along the central path, then
+// Attempts, one environment at a time, where neither the warm nor the cold start converges: continuation along the central path, then
 // two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants).
 #pragma once
 
