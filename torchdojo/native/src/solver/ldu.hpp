@@ -53,13 +53,11 @@ struct Schedule {
         find_fresh();
     }
     // The length that a table should have by its head.
-    static int64_t length(const int32_t *table, int64_t given) {
-        return given < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2];
-    }
+    static int64_t length(const int32_t *table, int64_t given) { return given < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2]; }
     Schedule(const Schedule &) = delete;  // (the steps point into the vectors)
     Schedule &operator=(const Schedule &) = delete;
 
-  private:
+private:
     std::vector<Link> links_;
     std::vector<int32_t> targets_;
 
@@ -77,8 +75,7 @@ struct Schedule {
             for (int j = 0; j < step.num_links; ++j) {
                 const Link &link = step.links[j];
                 touch(link.upper, step.size * link.size), touch(link.lower, link.size * step.size);
-                for (int k = 0; k < step.num_links; ++k)
-                    touch(step.targets[j * step.num_links + k], link.size * step.links[k].size);
+                for (int k = 0; k < step.num_links; ++k) touch(step.targets[j * step.num_links + k], link.size * step.links[k].size);
             }
         }
     }
@@ -489,17 +486,17 @@ void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, 
 }
 
 // Compiled once, in ldu.cpp. T: of the matrix, R: of right-hand sides.
-#define TD_LDU_FACTOR(EXTERN, T)                                                             \
-    EXTERN template void ldu_factor<T>(const Schedule &, T *);                               \
-    EXTERN template void ldu_factor<T>(const Schedule &, const T *, T *);                    \
+#define TD_LDU_FACTOR(EXTERN, T)                                          \
+    EXTERN template void ldu_factor<T>(const Schedule &, T *);            \
+    EXTERN template void ldu_factor<T>(const Schedule &, const T *, T *); \
     EXTERN template void ldu_factor_and_solve<T>(const Schedule &, T *, T *);
 #define TD_LDU_SOLVE(EXTERN, T, R)                                                           \
     EXTERN template void ldu_solve<T, R>(const Schedule &, const T *, R *);                  \
     EXTERN template void ldu_solve_transposed<T, R>(const Schedule &, const T *, R *, bool); \
     EXTERN template void ldu_subtract_transposed_product<T, R>(const Schedule &, const T *, const R *, R *);
-#define TD_LDU(EXTERN)                                                                       \
-    TD_LDU_FACTOR(EXTERN, double) TD_LDU_FACTOR(EXTERN, Pack)                                \
-    TD_LDU_SOLVE(EXTERN, double, double) TD_LDU_SOLVE(EXTERN, double, Pack) TD_LDU_SOLVE(EXTERN, Pack, Pack)
+#define TD_LDU(EXTERN)            \
+    TD_LDU_FACTOR(EXTERN, double) \
+    TD_LDU_FACTOR(EXTERN, Pack) TD_LDU_SOLVE(EXTERN, double, double) TD_LDU_SOLVE(EXTERN, double, Pack) TD_LDU_SOLVE(EXTERN, Pack, Pack)
 
 TD_LDU(extern)
 
