@@ -60,9 +60,8 @@ class Structure(PhysicalModule):
         self._attach_couplings()
         #: Where each element's numbers are in the unknown of the step and in u.
         self.layout = UnknownLayout(len(self.bodies), self.elements())
-        tree = minimal.tree_joints(self.named_joints())
-        self._tree_joints = [name for name in self.joints if name in tree]
-        self._num_coordinates = sum(joint.num_coordinates for joint in tree.values())
+        self._tree_joints = minimal.tree_names(self.named_joints())
+        self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self.named_joints()).values())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
@@ -106,7 +105,7 @@ class Structure(PhysicalModule):
             (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
         ]
         standard = {name: joint for name, joint in self.named_joints().items() if isinstance(joint, StandardJoint)}
-        pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in standard.items() if any(joint.limited)]
+        pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
         return cast(dict[str, Element], dict(pairs))
 
@@ -129,14 +128,16 @@ class Structure(PhysicalModule):
     def tree_joints(self) -> list[str]:
         """Joints of the spanning tree whose coordinates are the minimal ones, in declared order; every other joint closes a loop.
 
-        Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world.
+        Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world. A user's
+        joint that declares no coordinates closes a loop; a body that only such joints lead to has six coordinates relative to the parent,
+        position and rotation vector, which stand last and are named "PARENT_to_BODY" ("world_to_BODY").
         """
         return list(self._tree_joints)
 
     @property
     def has_loops(self) -> bool:
         """Whether joints outside the spanning tree, or couplings, constrain its coordinates."""
-        return len(self._tree_joints) < len(self.joints) or len(self.couplings) > 0
+        return not set(self.joints) <= set(self._tree_joints) or len(self.couplings) > 0
 
     @property
     def impulse_layout(self) -> dict[str, slice]:

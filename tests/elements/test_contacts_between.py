@@ -29,7 +29,7 @@ def two_bodies(a: str, b: str, model: type[td.Contact], **arguments: object) -> 
 
 
 def collision(mech: td.Mechanism, height: float = 0.7) -> Tensor:
-    """a falls on b, off its centre, both turning, both flying past at 23 m/s."""
+    """Body a falls on b, off its center, both turning, both flying past at 23 m/s."""
     q = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
     q = q / q.norm(dim=-1, keepdim=True)
     common = torch.tensor((20.0, 10.0, 5.0))
@@ -58,7 +58,7 @@ def test_collisions_conserve_momentum(a: str, b: str, model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_gradients_between_bodies(a: str, b: str, model: str) -> None:
-    """Of the step in which they collide, with respect to states, sizes, poses of shapes, masses."""
+    """Gradients of the step in which the bodies collide, by states, sizes, poses of shapes and masses."""
     mech = two_bodies(a, b, MODELS[model], restitution=0.4)
     mech.options = td.SolverOptions(kappa=1e-4)
     z = collision(mech)
@@ -99,7 +99,7 @@ def test_a_half_space_on_a_body_carries_and_is_pushed() -> None:
 
 
 def test_bodies_exchanged_do_the_same() -> None:
-    """Contact of b with a is that of a with b, to the order of the gap: the common point of contact is on the surface of the first."""
+    """Contact of b with a equals contact of a with b to the order of the gap, since the point is on the surface of the first."""
     results = []
     for first, second in (("a", "b"), ("b", "a")):
         shapes = {"a": SHAPES["capsule"], "b": SHAPES["sphere"]}
@@ -149,7 +149,7 @@ def test_a_stack_of_boxes_stands(count: int, steps: int) -> None:
         out = mech.rollout(z, steps=steps)
     assert not out.status.any()
     bodies = out.z.unflatten(-1, (-1, 13))
-    # It falls by the 0.1 mm between the boxes, and then creeps: κ = 1e-6 over what a contact of the stack bears, micrometres per second.
+    # The box falls by the 0.1 mm between the boxes and then creeps at κ = 1e-6 over the impulse of a contact, micrometers per second.
     assert float((bodies[-1, :, :2] - bodies[0, :, :2]).abs().max()) < 1e-3
     assert float((bodies[-1, :, 2] - bodies[0, :, 2]).abs().max()) < 2e-4 * count
     assert float(bodies[-1, :, 3:6].abs().max()) < 1e-3
@@ -159,9 +159,9 @@ def test_contacts_between_leaves_out_neighbours() -> None:
     link = td.Capsule(0.05, 0.3)
     bodies = {name: td.Body(1.0, shape=link) for name in ("a", "b", "c")} | {"ghost": td.Body(1.0, (1.0, 1.0, 1.0))}
     joints = {"ab": td.Revolute("a", "b"), "bc": td.Revolute("b", "c"), "base": td.Floating(None, "a")}
-    found = td.contacts_between(bodies, joints, friction=0.2)
-    assert {tuple(c.body_names) for c in found.values()} == {("a", "c"), ("c", "a")}
-    assert len(found) == 5 and all(float(c.friction) == 0.2 for c in found.values())
+    contacts = td.contacts_between(bodies, joints, friction=0.2)
+    assert {tuple(c.body_names) for c in contacts.values()} == {("a", "c"), ("c", "a")}
+    assert len(contacts) == 5 and all(float(c.friction) == 0.2 for c in contacts.values())
     assert td.contacts_between(bodies, joints, filter=lambda a, b: (a, b) != ("a", "c")) == {}
     walls = td.contacts_between(bodies, joints, world=[td.Box((1, 1, 0.1)), td.Sphere(1.0)], filter=lambda a, b: b is None)
     assert len(walls) == 3 * (3 + 1)
@@ -218,7 +218,7 @@ def test_couples_between_bodies_conserve_momentum_and_have_gradients() -> None:
 
 
 def everything() -> tuple[td.Mechanism, Tensor]:
-    """One contact of each new kind, in touch: a capsule on a fixed box, a bouncing ball on it, a box on the ground in a pyramid."""
+    """Contacts of all new kinds touch: a capsule on a fixed box, a ball bouncing on it, a box with a pyramid on the ground."""
     bodies = {
         "rod": td.Body(0.8, shape=SHAPES["capsule"]),
         "ball": td.Body(0.5, shape=td.Sphere(0.1)),

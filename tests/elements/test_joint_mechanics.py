@@ -15,7 +15,6 @@ from conftest import shared_path
 from golden import GoldenCase, load_case
 from torchdojo.elements import joints as joint_types
 from torchdojo.elements.element import Pose
-from torchdojo.elements.joint_cones import coordinate_wrench
 
 JOINTS = [name for name in joint_types.JOINT_TYPES if name != "Fixed"]
 COORDINATES = {name: sum(joint_types.JOINT_TYPES[name]) for name in JOINTS}
@@ -181,7 +180,7 @@ def test_wrench_of_limits_is_the_transposed_jacobian(kind: str) -> None:
         return joint.coordinates(*moved)
 
     jacobians = torch.autograd.functional.jacobian(coordinates, (torch.zeros(3),) * 4)
-    acting = joint.act(*poses, *coordinate_wrench(joint, *poses, gamma))
+    acting = joint.act_along(*poses, gamma)
     for found, jacobian in zip([part for body in acting for part in body], jacobians, strict=True):
         assert worst(found - jacobian.T @ gamma) < 1e-12
 

@@ -85,7 +85,7 @@ def robot(name: str, kappa: float, backend: str) -> tuple[td.Mechanism, Tensor, 
     mechanism.options = td.SolverOptions(kappa=kappa, backend=backend, **POLISHED)
     out, layout = mechanism.step(z, torques[0]), mechanism.impulse_layout
     normal = torch.stack([out.impulses[piece.start] for name, piece in layout.items() if name.startswith("contacts.")])
-    # A twentieth of the weight at least, against kappa over the gap of a contact that is a millimetre away, is contact.
+    # Contact carries at least a twentieth of the weight; a contact that is a millimeter away carries only kappa over its gap.
     weight = float(mechanism.timestep * 9.81 * sum(body.mass for body in mechanism.bodies.values()))
     assert float(normal.max()) > 0.05 * weight
     return mechanism, *mechanism.to_minimal(z), torques[0]
@@ -132,7 +132,7 @@ def test_jacobians_of_a_tree_with_a_fixed_joint() -> None:
 @pytest.mark.parametrize("kappa", [1e-3, 1e-4])
 @pytest.mark.parametrize("name", ["half_cheetah", "quadruped"])
 def test_jacobians_of_robots_in_contact(name: str, kappa: float) -> None:
-    # Contact bends within fractions of a millimetre; rounding is 1e-13 over the step.
+    # Contact bends within fractions of a millimeter; rounding is 1e-13 over the step.
     check(*robot(name, kappa, "auto"), step=4e-6)
 
 
@@ -201,8 +201,8 @@ def test_jacobians_in_memory_of_the_caller(backend: str) -> None:
     q, qd, u = coordinates(mechanism, 3)
     n, nu = q.shape[-1], u.shape[-1]
     out = torch.full((3, 2 * n, 2 * n + nu), torch.nan)
-    found = mechanism.jacobians_minimal(q, qd, u, out=out)
-    assert found[0].data_ptr() == out.data_ptr() and torch.equal(torch.cat(found, dim=-1), out)
+    jacobians = mechanism.jacobians_minimal(q, qd, u, out=out)
+    assert jacobians[0].data_ptr() == out.data_ptr() and torch.equal(torch.cat(jacobians, dim=-1), out)
     assert torch.equal(out, torch.cat(mechanism.jacobians_minimal(q, qd, u), dim=-1))
     for wrong in (out[0], out.float(), out.mT):
         with pytest.raises(ValueError, match=rf"out: got shape .*allowed: \(3, {2 * n}, {2 * n + nu}\)"):

@@ -232,7 +232,14 @@ def test_values_of_the_description_are_replaced(tosses, tmp_path):
 
 BALL = """
 import torchdojo as td
-from torchdojo.identification import Parameter, ParametricMechanism
+from torchdojo.identification import DataError, Parameter, ParametricMechanism
+
+WIDTH = 0.1
+
+
+def check_recordings(recordings, label):
+    if recordings.num_bodies != 1:
+        raise DataError(f"{label}: got {recordings.num_bodies} bodies; allowed: one ball")
 
 
 def ball(timestep, parameters=("friction",), *, start=None, kappa=1e-6, radius=0.05):
@@ -256,13 +263,16 @@ def test_any_mechanism_can_be_fitted(tmp_path, capsys, monkeypatch):
     z[:, 3], z[:, 10] = torch.tensor([0.5, 1.0, 1.5, 2.0]), torch.tensor([3.0, 0.0, -3.0, 1.0])
     np.savez(tmp_path / "rolls.npz", **record_rollouts(model, z, 30))
     stage = {"parameters": list(truth), "horizon": 4, "stride": 2, "substeps": 1}
-    config = describe(tmp_path, stage, object="my_objects:ball", width=0.1)
+    config = describe(tmp_path, stage, object="my_objects:ball")
     run(config, "--data", tmp_path / "rolls.npz", "--output", tmp_path / "out", "--json")
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     for name, value in truth.items():
         assert report["parameters"][name] == pytest.approx(value, rel=1e-4)
     assert main(["replay", str(tmp_path / "rolls.npz"), "--parameters", str(tmp_path / "out"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["position_error_percent_of_width"] < 0.01
+    two = {"position": np.zeros((6, 2, 3)), "quaternion": np.tile([1.0, 0, 0, 0], (6, 2, 1)), "offsets": np.array([0, 6]), "dt": 0.01}
+    np.savez(tmp_path / "two.npz", **two)
+    assert "got 2 bodies; allowed: one ball" in refused(capsys, config, "--data", tmp_path / "two.npz", "--output", tmp_path / "none")
 
 
 def refused(capsys, *arguments):
@@ -302,7 +312,7 @@ def test_folders_belong_to_one_run(tosses, tmp_path, capsys):
     ("changes", "message"),
     [
         (["epochs=3"], "FitConfig has no epochs; it has: data, object"),
-        (["object=ball"], "no object 'ball'; there are: cube, elbow"),
+        (["object=ball"], "no object 'ball'; allowed: module:function, as in torchdojo.identification.objects.cube:cube_model"),
         (["object=nowhere:ball"], "object 'nowhere:ball': No module named 'nowhere'"),
         (["seed=x"], "Expected a <class 'int'>. Got value: x"),
         (["seed=-1"], "FitConfig.seed: got -1"),
@@ -385,7 +395,8 @@ def test_torchdojo_itself_imports_no_extra():
 @pytest.mark.parametrize("name", ["identify_cube", "identify_elbow", "residual_cube"])
 def test_shipped_descriptions_are_read(name):
     config = read_config(REPOSITORY / "configs" / f"{name}.yaml", data="somewhere.npz")
-    assert config.object == name.split("_")[1] and config.data == "somewhere.npz"
+    kind = name.split("_")[1]
+    assert config.object == f"torchdojo.identification.objects.{kind}:{kind}_model" and config.data == "somewhere.npz"
     assert all(isinstance(stage.gauss_newton_options.cost_tol, float) for stage in config.stages if stage.residual is None)
 
 

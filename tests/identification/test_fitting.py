@@ -18,6 +18,7 @@ from torchdojo.identification import (
     RobustLoss,
     Scales,
     ShootingStage,
+    Stage,
     WindowDataset,
     WindowResidual,
     cube_model,
@@ -28,7 +29,7 @@ from torchdojo.identification import (
     read_config,
     read_recordings,
 )
-from torchdojo.identification.fitting import Stage, problem_of
+from torchdojo.identification.fitting import problem_of
 from torchdojo.identification.recordings import recordings_of
 
 CUBE, ELBOW = (REPOSITORY / "configs" / f"identify_{name}.yaml" for name in ("cube", "elbow"))
@@ -171,7 +172,7 @@ def test_real_hinge_is_where_it_is():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"object": "ball"}, "no object 'ball'; there are: cube, elbow"),
+        ({"object": "ball"}, "no object 'ball'; allowed: module:function, as in torchdojo.identification.objects.cube:cube_model"),
         ({"epochs": 3}, "FitConfig has no epochs; it has: data, object"),
         ({"stages": []}, "a fit needs at least one stage"),
         ({"stages": [{"parameters": ["friction"], "window": 3}]}, "Stage has no window; it has: parameters, horizon"),

@@ -17,7 +17,8 @@ from torchdojo.identification import (
     read_recordings,
     record_rollouts,
 )
-from torchdojo.identification.recordings import check_heights, recordings_of
+from torchdojo.identification.objects.cube import check_heights
+from torchdojo.identification.recordings import recordings_of
 
 
 def falling(throws: int = 2, samples: int = 4, **changes):

@@ -14,7 +14,7 @@ from stripped import stripped
 from conftest import shared_path
 from torchdojo import quaternion as quat
 from torchdojo.io import load, mjcf_state, read_mjcf
-from torchdojo.io.mjcf_description import MjcfInfo
+from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state.layout import split_state
@@ -71,7 +71,7 @@ def groups(info: MjcfInfo) -> dict[str, list[int]]:
 
 
 def world_of_mujoco(info: MjcfInfo, qpos: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mass (nb,), centre of mass (nb, 3) and inertia about it in world axes (nb, 3, 3) of what moves as one."""
+    """Mass (nb,), center of mass (nb, 3) and inertia about it in world axes (nb, 3, 3) of links that move as one."""
     model = info.compiled.model
     data = mujoco.MjData(model)
     data.qpos[:] = qpos
@@ -98,7 +98,7 @@ def world_of(mech: Mechanism, z: torch.Tensor) -> tuple[np.ndarray, np.ndarray, 
 
 
 def random_qpos(info: MjcfInfo, generator: np.random.Generator) -> np.ndarray:
-    """Of the two hinges of an orbital joint only one is turned: there it is exactly MuJoCo's."""
+    """An orbital joint with only one of its two hinges turned equals MuJoCo's exactly."""
     model = info.compiled.model
     step = generator.uniform(-0.8, 0.8, model.nv)
     for name, joint in info.joints.items():
@@ -183,8 +183,8 @@ def test_options_are_those_of_the_file(robot: tuple[str, str]) -> None:
             assert (0.0 if joint.armature is None else float(joint.armature[i])) == model.dof_armature[dof]
             assert (0.0 if joint.friction is None else float(joint.friction[i])) == model.dof_frictionloss[dof]
             if model.jnt_limited[j]:
-                found = sorted(sign * float(bound[i]) for bound in joint.limits)
-                assert found == pytest.approx((model.jnt_range[j] - zero).tolist())
+                limits = sorted(sign * float(bound[i]) for bound in joint.limits)
+                assert limits == pytest.approx((model.jnt_range[j] - zero).tolist())
             driven = [a for a in range(model.nu) if model.actuator_trntype[a] == 0 and model.actuator_trnid[a, 0] == j]
             assert joint.actuated or not driven
             if driven and model.actuator_ctrllimited[driven[0]] and model.actuator_biastype[driven[0]] == 0:

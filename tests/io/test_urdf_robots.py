@@ -15,7 +15,8 @@ import torch
 from conftest import shared_path
 from torchdojo import Status, testing
 from torchdojo.io import load_urdf
-from torchdojo.io.urdf_description import RobotInfo, read_urdf
+from torchdojo.io.robot import RobotInfo
+from torchdojo.io.urdf.description import read_urdf
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import exp, rotation_matrix
 
@@ -113,7 +114,7 @@ def has_mass(path: Path) -> set[str]:
 
 
 def total(parts: list[tuple[float, np.ndarray, np.ndarray]]) -> tuple[float, np.ndarray, np.ndarray]:
-    """Mass, centre of mass and inertia about it of (mass, position, inertia) in the world."""
+    """Mass, center of mass and inertia about it of (mass, position, inertia) in the world."""
     mass = sum(part[0] for part in parts)
     center = sum(part[0] * part[1] for part in parts) / mass
     inertia = np.zeros((3, 3))
@@ -214,7 +215,7 @@ def test_a1_in_detail() -> None:
     foot = mech.contacts["FL_foot_0"]
     assert foot.body == "FL_calf"
     assert float(foot.radius) == pytest.approx(0.02)
-    assert float(foot.point[2]) < -0.05  # measured from the calf's centre of mass, which sits above the foot
+    assert float(foot.point[2]) < -0.05  # measured from the calf's center of mass, which sits above the foot
 
 
 def test_meshes_are_named_in_the_warning() -> None:

@@ -56,7 +56,6 @@ def problem(mech: td.Mechanism, z: Tensor) -> StepProblem:
 
 
 #: h, kappa, steps; mean iterations of the reference from cold and from warm starts (6 throws), of the kernel from warm ones (1000 throws).
-#: Interior-point warm starts took 7.6, 3.6, 4.6, 9.0, 10.8 and 2.0, cold ones 8.0, 8.6, 10.4, 10.9, 12.4 and 9.6 (design section 5).
 TABLE = [
     (0.05, 1e-4, 20, 5.8, 4.6, 4.8),
     (0.01, 1e-4, 100, 4.8, 3.1, 3.1),
@@ -78,7 +77,7 @@ def test_table_of_the_design(timestep: float, kappa: float, steps: int, cold: fl
         cold_run = mech.step(warm_run.z[:, :-1:3])
     assert int((warm_run.status != td.Status.SUCCESS).sum()) == int((cold_run.status != td.Status.SUCCESS).sum()) == 0
     assert int((cold_run.substeps > 1).sum()) == 0
-    # (Which of a few throws need the rungs below the first differs with rounding: it is 0.1 in the mean.)
+    # Rounding decides which of a few throws need the attempts after the first: 0.1 in the mean.
     assert float(warm_run.iterations.double().mean()) <= warm + 0.3
     assert float(cold_run.iterations.double().mean()) <= cold + 0.3
     assert float(mech.distances(warm_run.z[:, 1:]).min()) > 0
@@ -104,11 +103,11 @@ def test_the_kernel_takes_the_same_decisions(kappa: float) -> None:
     with torch.no_grad():
         wanted = mech.rollout(start, steps=20)
         mech.options = dataclasses.replace(mech.options, backend="native")
-        found = mech.rollout(start, steps=20)
+        path = mech.rollout(start, steps=20)
     assert bool((mech.distances(wanted.z[:, -1]).amin(-1) < 0.02).all())
-    assert bool((found.status == wanted.status).all())
-    assert float((found.iterations == wanted.iterations).double().mean()) >= 0.98  # all, but rounding may turn one
-    assert float((found.z - wanted.z).abs().max()) < 1e-8
+    assert bool((path.status == wanted.status).all())
+    assert float((path.iterations == wanted.iterations).double().mean()) >= 0.98  # all, but rounding may turn one
+    assert float((path.z - wanted.z).abs().max()) < 1e-8
 
 
 def pairs(mech: td.Mechanism, count: int) -> tuple[StepProblem, Tensor]:
@@ -157,7 +156,7 @@ def test_on_path_from_stick_to_slip() -> None:
     tail = torch.linspace(-1.0, 1.0, 2001)
     impulse, slack = friction_on_path(tail, kappa)
     force, slip = impulse[:, 2], -slack[:, 2]
-    # What one takes of the sum the other leaves; both rise with it, without a jump at the edge of the disc, |t| = 0.5.
+    # One map takes a part of the sum, and the other takes the rest. Both rise with it, without a jump at the edge |t| = 0.5 of the disc.
     assert float((force + slip - tail).abs().max()) < 1e-14
     assert float(force.diff().min()) > 0 and float(slip.diff().min()) > 0
     assert float(force.diff().max()) < 1.001e-3 and float(slip.diff().max()) < 1.001e-3

@@ -40,7 +40,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from torchdojo import quaternion as quat
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.elements.joints import StandardJoint
@@ -281,7 +280,7 @@ class Actuators(PhysicalModule):
             if middle is not None:
                 turns = torch.round((middle - coordinate[..., -1]).detach() / (2 * torch.pi))
                 coordinate = torch.cat((coordinate[..., :-1], (coordinate[..., -1] + 2 * torch.pi * turns)[..., None]), dim=-1)
-            pair = torch.stack(torch.broadcast_tensors(coordinate, _rates(joint, before, now, h)), dim=-1)
+            pair = torch.stack(torch.broadcast_tensors(coordinate, joint.rate(before, now, h, of_child=True)), dim=-1)
             values.append(pair[..., group.member, group.coordinate, :])
             order += group.actuators
         batch = torch.broadcast_shapes(*(value.shape[:-2] for value in values))
@@ -350,17 +349,6 @@ class _Group:
         below, above = (torch.tensor([place in joint.limited[i] for joint in joints], device=some.device) for i in (0, 1))
         one_sided = torch.where(below, lower + 0.5 * torch.pi, torch.where(above, upper - 0.5 * torch.pi, 0.0))
         return torch.where(below & above, 0.5 * (lower + upper), one_sided)
-
-
-def _rates(joint: StandardJoint, before: list[Pose], now: list[Pose], timestep: Tensor) -> Tensor:
-    """Backward differences of the free coordinates as the joint's damper has them, (..., joints, coordinates)."""
-    if joint.free_rotations < 2:
-        return joint.rate(before, now, timestep)
-    (d, p), (d_before, p_before) = joint.displacement(*now), joint.displacement(*before)
-    turn = quat.rotation_vector(quat.multiply(quat.conjugate(p_before), p))
-    free_t, free_r = joint._rows(joint.free_translations)[0], joint._rows(joint.free_rotations)[0]
-    parts = [value if rows is None else (rows * value[..., None, :]).sum(-1) for rows, value in ((free_t, d - d_before), (free_r, turn))]
-    return torch.cat(parts, dim=-1) / timestep
 
 
 def _clip(value: Tensor, bounds: Tensor) -> Tensor:

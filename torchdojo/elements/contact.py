@@ -72,11 +72,20 @@ class Contact(Element):
     """
 
     fields: ClassVar[dict[str, int]] = {"point": 1, "radius": 0, "normal": 1, "offset": 0}
+    optional: ClassVar[dict[str, int]] = LAWS
+    noun: ClassVar[str] = "contact"
     laws: ClassVar[tuple[str, ...]] = ("restitution", "recovery_speed", "stiffness", "damping")
     point: Tensor
     radius: Tensor
     normal: Tensor
     offset: Tensor
+    # A tensor each, or None.
+    restitution: Any
+    recovery_speed: Any
+    stiffness: Any
+    damping: Any
+    torsional_friction: Any
+    rolling_friction: Any
 
     def __init__(
         self,
@@ -120,19 +129,10 @@ class Contact(Element):
     def _set_fields(self, values: dict[str, Any]) -> None:
         own = {name: ndim for name, ndim in type(self).fields.items() if name not in ("normal", "offset") or name in values}
         extra = {name: LAWS[name] if name in LAWS else _DIMENSIONS[name.removeprefix("other_")] for name in values if name not in own}
-        if extra or len(own) < len(type(self).fields):
-            self.fields = {**own, **extra}  # type: ignore[misc]
+        self.set_fields({**own, **extra})
         for name, value in values.items():
             setattr(self, name, value)
         self.reads_incoming = "restitution" in values
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in LAWS and name not in self.fields:
-            raise AttributeError(f"{self.label(name)}: this contact was made without it; give {name}= to {type(self).__name__}(...)")
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        return None if name in LAWS and name not in self.fields else super().__getattr__(name)
 
     def _check_together(self, **pairs: tuple[Shape | None, dict[str, Any]]) -> None:
         for name, (shape, numbers) in pairs.items():

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo.elements.element import Element, Motion, Pose
-from torchdojo.elements.joint_cones import KINEMATIC_FIELDS, coordinate_wrench, limited_coordinates
-from torchdojo.elements.joints import Joint, StandardJoint
+from torchdojo.elements.joint import Joint
+from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import bind
 
 __all__ = ["JointCoupling"]
@@ -43,7 +44,7 @@ class JointCoupling(Element):
     do wrap at π.
 
     Args:
-        leader, follower: names of joints of the mechanism, with coordinates (not user-written).
+        leader, follower: names of joints of the mechanism, with coordinates (`Joint` says how a user's joint has them).
         ratio: d c_follower / d c_leader, (...,): [1], or [m/rad] from an angle to a translation, [rad/m] the other way around.
         offset: c_follower where c_leader = 0, (...,) [m, rad].
         leader_coordinate, follower_coordinate: which free coordinate of the joint, translations first.
@@ -70,7 +71,7 @@ class JointCoupling(Element):
         self.ratio = ratio
         self.offset = offset
         #: the two joints, no submodules of this one; () until a mechanism is built with it
-        self.joints: tuple[StandardJoint, ...] = ()
+        self.joints: tuple[Joint, ...] = ()
         if (leader, leader_coordinate) == (follower, follower_coordinate):
             raise ValueError(f"JointCoupling: got {leader!r} as leader and as follower; a coupling connects two different coordinates")
 
@@ -85,9 +86,10 @@ class JointCoupling(Element):
             if name not in joints:
                 raise ValueError(f"its {end} is joint {name!r}, which does not exist; joints are {list(joints)}")
             joint = joints[name]
-            if not isinstance(joint, StandardJoint):
+            if not joint.carries_child:
                 raise ValueError(
-                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: joints of JOINT_TYPES"
+                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: joints of JOINT_TYPES, and those "
+                    "that declare num_coordinates"
                 )
             if coordinate not in range(joint.num_coordinates):
                 count = f"{joint.num_coordinates} coordinate(s)" if joint.num_coordinates else "no coordinates"
@@ -124,7 +126,7 @@ class JointCoupling(Element):
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), *(joint.kind() for joint in self.joints), *self.coordinates)
 
-    def bound_joints(self) -> list[StandardJoint]:
+    def bound_joints(self) -> list[Joint]:
         """Leader and follower with the parameters that this element has: their own, or those stacked over elements."""
         return [
             bind(joint, {name: getattr(self, f"{end}_{name}") for name in _kinematic(joint)}, type_before_parametrizations(joint))
@@ -150,20 +152,21 @@ class JointCoupling(Element):
             parent, child = poses[2 * k : 2 * k + 2]
             along = torch.zeros(joint.num_coordinates, dtype=impulse.dtype, device=impulse.device)
             along[self.coordinates[k]] = 1.0
-            wrenches += joint.act(parent, child, *coordinate_wrench(joint, parent, child, weight * impulse * along))
+            wrenches += joint.act_along(parent, child, weight * impulse * along)
             after.append(self._coordinate(k, joint, motions[2 * k].next, motions[2 * k + 1].next, now[k]))
         return wrenches, after[1] - ratio * after[0] - self.offset[..., None]
 
     def _turns_freely(self, k: int) -> bool:
         """Whether the coordinate of joint k is the angle of a single rotation."""
-        return self.joints[k].free_rotations == 1 and self.coordinates[k] == self.joints[k].free_translations
+        joint = self.joints[k]
+        return self.coordinates[k] >= joint.num_coordinates - joint.num_angles
 
-    def _coordinate(self, k: int, joint: StandardJoint, parent: Pose, child: Pose, near: Tensor) -> Tensor:
+    def _coordinate(self, k: int, joint: Joint, parent: Pose, child: Pose, near: Tensor) -> Tensor:
         """Of joint k, (..., 1); an angle next to `near`."""
         place = self.coordinates[k]
-        return limited_coordinates(joint, parent, child, near)[..., place : place + 1]
+        return joint.coordinates_near(parent, child, near.tile(joint.num_angles))[..., place : place + 1]
 
-    def _unwrapped(self, joints: list[StandardJoint], poses: list[Pose] | tuple[Pose, ...]) -> list[Tensor]:
+    def _unwrapped(self, joints: list[Joint], poses: list[Pose] | tuple[Pose, ...]) -> list[Tensor]:
         """Coordinates of leader and follower, (..., 1) each, angles with the turns that satisfy the coupling best.
 
         2π(n_f − ratio n_l) is to cancel the gap of the angles in (−π, π]. Where both ends turn and no n_l does so, the state is
@@ -190,6 +193,6 @@ class JointCoupling(Element):
         return [values[0] + turn * turns, values[1]]
 
 
-def _kinematic(joint: StandardJoint) -> dict[str, int]:
+def _kinematic(joint: Joint) -> dict[str, int]:
     """Fields that enter a joint's coordinates, those that a user's subclass added included."""
     return {name: joint.fields[name] for name in joint.stacked_fields if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}

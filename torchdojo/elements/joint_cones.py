@@ -1,8 +1,8 @@
 """Limits and Coulomb friction on the free coordinates of joints: elements that the mechanism makes for the joints that have them.
 
-Both act along the free coordinates c of a `StandardJoint` and read its fields; their impulses act at the current configuration, those of
-limits through the transposed Jacobian of c, those of friction as inputs do. With the coordinates c⁺ and rates ċ⁺ of the step (design
-section 4):
+Both act along the coordinates c of a joint and read its fields: limits of any joint with coordinates, friction of a `StandardJoint`. Their
+impulses act at the current configuration, those of limits through the transposed Jacobian of c, those of friction as inputs do. With the
+coordinates c⁺ and rates ċ⁺ of the step (design section 4):
 
     limit       c⁺ − lower − s = 0,  upper − c⁺ − s = 0,  γ s = κ                                        impulse γ, −γ
     friction    p + q − 2b = 0,  ċ⁺ − σ_p + σ_q = 0,  p σ_p = κ,  q σ_q = κ,  b = h friction             impulse λ = (p − q)/2
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.parametrize import type_before_parametrizations
 
-from torchdojo import quaternion as quat
 from torchdojo.elements.element import Cones, Element, Motion, Pose
 from torchdojo.elements.hard_maps import normal_at_limit, pair_at_limit
-from torchdojo.elements.joints import BOUNDS, StandardJoint, _expand, _project
+from torchdojo.elements.joint import BOUNDS, Joint
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.path_maps import LEAST_HEIGHT, Change, disc_gap, normal_on_path, weight_of
 from torchdojo.parameters import bind
 
@@ -37,10 +37,10 @@ class JointElement(Element):
     The joint is no submodule, and its parameters appear once in the mechanism; the dictionaries that hold them are shared.
     """
 
-    joint: StandardJoint
+    joint: Joint
     own_fields: tuple[str, ...] = ()
 
-    def __init__(self, joint: StandardJoint) -> None:
+    def __init__(self, joint: Joint) -> None:
         super().__init__()
         shared = {name: joint.__dict__[name] for name in ("_parameters", "_buffers", "_modules")}
         # What a subclass written by a user added to the fields of the standard joints may enter its kinematics.
@@ -64,9 +64,9 @@ class JointElement(Element):
     def extra_state_names(self) -> list[str]:
         return self.joint.extra_state_names()
 
-    def bound_joint(self) -> StandardJoint:
+    def bound_joint(self) -> Any:
         """The joint with the parameters that this element has: its own, or those stacked over elements."""
-        clone: StandardJoint = bind(self.joint, {}, type_before_parametrizations(self.joint))
+        clone: Joint = bind(self.joint, {}, type_before_parametrizations(self.joint))
         clone.__dict__.update(_parameters=self._parameters, _buffers=self._buffers, _modules=self._modules)
         return clone
 
@@ -105,8 +105,7 @@ class JointLimits(JointElement):
         places, signs = self.sides
         along = impulse.new_zeros(len(places), joint.num_coordinates)
         along[range(len(places)), places] = impulse.new_tensor(signs)
-        force, torque = coordinate_wrench(joint, parent.pose, child.pose, impulse @ along)
-        return joint.act(parent.pose, child.pose, force, torque), self.gaps(motions) - slack
+        return joint.act_along(parent.pose, child.pose, impulse @ along), self.gaps(motions) - slack
 
     def gaps(self, motions: tuple[Motion, ...]) -> Tensor:
         """Room at the next configuration on every side, (..., cones.size) [m, rad]."""
@@ -115,8 +114,8 @@ class JointLimits(JointElement):
         lower, upper = joint.lower, joint.upper
         assert lower is not None and upper is not None
         below, above = joint.limited
-        now = limited_coordinates(joint, parent.pose, child.pose, _middle(joint))
-        after = limited_coordinates(joint, parent.next, child.next, now[..., joint.free_translations :])
+        now = joint.coordinates_near(parent.pose, child.pose, _middle(joint))
+        after = joint.coordinates_near(parent.next, child.next, now[..., joint.num_coordinates - joint.num_angles :])
         return torch.cat((after[..., below] - lower[..., below], upper[..., above] - after[..., above]), dim=-1)
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,8 +124,8 @@ class JointLimits(JointElement):
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         joint = self.bound_joint()
-        wrenches = [coordinate_wrench(joint, poses[0], poses[1], one) for one in _units(joint)]
-        return _coordinate_mass(joint, poses, mass, inertia, timestep, wrenches)[..., self.sides[0]]
+        wrenches = [joint.act_along(poses[0], poses[1], one) for one in _units(joint, inertia)]
+        return _coordinate_mass(joint, mass, inertia, timestep, wrenches)[..., self.sides[0]]
 
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
@@ -143,6 +142,7 @@ class JointFriction(JointElement):
     """Coulomb friction on all free coordinates of a joint: impulses (p, q) >= 0, slacks (σ_p, σ_q), all p first."""
 
     own_fields = ("friction",)
+    joint: StandardJoint
 
     @property
     def cones(self) -> Cones:  # type: ignore[override]
@@ -158,10 +158,9 @@ class JointFriction(JointElement):
         joint = self.bound_joint()
         parent, child = motions
         (p, q), (slack_p, slack_q) = impulse.tensor_split(2, -1), slack.tensor_split(2, -1)
-        force, torque = input_wrench(joint, 0.5 * (p - q))
         rate = joint.rate((parent.pose, child.pose), (parent.next, child.next), timestep)
         rows = torch.cat((p + q - 2 * self.bound_impulse(timestep), rate - slack_p + slack_q), dim=-1)
-        return joint.act(parent.pose, child.pose, force, torque), rows
+        return joint.act(parent.pose, child.pose, *joint.expanded(0.5 * (p - q))), rows
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
         # p = b(1 + x), q = b(1 − x) with σ_p − σ_q = ċ⁺ and products of `level`: ċ⁺ b (1 − x²) = −2 level x.
@@ -176,7 +175,8 @@ class JointFriction(JointElement):
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         joint = self.bound_joint()
-        return _coordinate_mass(joint, poses, mass, inertia, timestep, [input_wrench(joint, one) for one in _units(joint)])
+        wrenches = [joint.act(poses[0], poses[1], *joint.expanded(one)) for one in _units(joint, inertia)]
+        return _coordinate_mass(joint, mass, inertia, timestep, wrenches)
 
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
@@ -202,71 +202,24 @@ def _pair(b: Tensor, gap: Tensor, first: Tensor) -> Tensor:
 # -- coordinates ---------------------------------------------------------------------------------------------------------------------------
 
 
-def limited_coordinates(joint: StandardJoint, parent: Pose, child: Pose, near: Tensor) -> Tensor:
-    """Coordinates (..., num_coordinates) as limits see them: the angle of a single rotation is the one next to `near` (..., 1) of those
-    that differ by full turns."""
-    d, p = joint.displacement(parent, child)
-    free_t, free_r = joint._rows(joint.free_translations)[0], joint._rows(joint.free_rotations)[0]
-    if joint.free_rotations == 1:
-        angle = 2 * torch.atan2(_project(free_r, p[..., 1:]), p[..., :1])
-        turns = torch.round((near - angle).detach() / (2 * torch.pi))
-        rotation = angle + 2 * torch.pi * turns
-    else:
-        rotation = _project(free_r, quat.rotation_vector(p))
-    return torch.cat((_project(free_t, d), rotation), dim=-1)
-
-
-def _middle(joint: StandardJoint) -> Tensor:
-    """The angle from which that of a single rotation is counted (see `StandardJoint`), (..., 1)."""
+def _middle(joint: Joint) -> Tensor:
+    """The angles from which the joint's angles are counted (see `StandardJoint`), (..., num_angles)."""
     assert joint.lower is not None and joint.upper is not None
-    place = joint.free_translations
-    lower, upper = joint.lower[..., place : place + 1].detach(), joint.upper[..., place : place + 1].detach()
-    below, above = (place in side for side in joint.limited)
-    if below and above:
-        return 0.5 * (lower + upper)
-    return lower + 0.5 * torch.pi if below else upper - 0.5 * torch.pi if above else torch.zeros_like(lower)
+    places = list(range(joint.num_coordinates - joint.num_angles, joint.num_coordinates))
+    lower, upper = joint.lower[..., places].detach(), joint.upper[..., places].detach()
+    below, above = (torch.tensor([place in side for place in places], dtype=torch.bool, device=lower.device) for side in joint.limited)
+    one_sided = torch.where(below, lower + 0.5 * torch.pi, torch.where(above, upper - 0.5 * torch.pi, 0.0))
+    return torch.where(below & above, 0.5 * (lower + upper), one_sided)
 
 
-def input_wrench(joint: StandardJoint, along: Tensor) -> tuple[Tensor, Tensor]:
-    """Force and torque (..., 3), joint frame, of forces on the free coordinates (..., num_coordinates) that act as inputs do."""
-    free_t, free_r = joint._rows(joint.free_translations)[0], joint._rows(joint.free_rotations)[0]
-    return _expand(free_t, along[..., : joint.free_translations]), _expand(free_r, along[..., joint.free_translations :])
+def _units(joint: Joint, like: Tensor) -> list[Tensor]:
+    """A unit along each coordinate, (num_coordinates,)."""
+    return list(torch.eye(joint.num_coordinates, dtype=like.dtype, device=like.device))
 
 
-def coordinate_wrench(joint: StandardJoint, parent: Pose, child: Pose, along: Tensor) -> tuple[Tensor, Tensor]:
-    """Force and torque (..., 3), joint frame: the transposed Jacobian of the coordinates at these poses times `along`.
-
-    A turn ω of the child, joint frame, changes the rotation vector φ of p by J⁻¹ω with the left Jacobian J of SO(3) (Barfoot 2017, section
-    7.1): J⁻ᵀ = I + ½[φ]× + c [φ]×², c = (1 − (|φ|/2) cot(|φ|/2))/|φ|². About one axis this is the identity.
-    """
-    force, torque = input_wrench(joint, along)
-    if joint.free_rotations < 2:
-        return force, torque
-    phi = quat.rotation_vector(joint.displacement(parent, child)[1])
-    squared = (phi * phi).sum(-1, keepdim=True)
-    small = squared < 1e-4  # where the next term of the series is below rounding
-    half = 0.5 * torch.sqrt(torch.where(small, torch.ones_like(squared), squared))
-    series = 1 / 12 + squared / 720 + squared * squared / 30240
-    c = torch.where(small, series, (1 - half / torch.tan(half)) / (4 * half * half))
-    turned = quat.cross(phi, torque)
-    return force, torque + 0.5 * turned + c * quat.cross(phi, turned)
-
-
-def _units(joint: StandardJoint) -> list[Tensor]:
-    """A unit along each free coordinate, (num_coordinates,)."""
-    return list(torch.eye(joint.num_coordinates, dtype=joint.axis.dtype, device=joint.axis.device))
-
-
-def _coordinate_mass(
-    joint: StandardJoint,
-    poses: tuple[Pose, ...],
-    mass: Tensor,
-    inertia: Tensor,
-    timestep: Tensor,
-    wrenches: list[tuple[Tensor, Tensor]],
-) -> Tensor:
+def _coordinate_mass(joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tensor, wrenches: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
     """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), and what else an impulse along it must overcome within a step:
-    the armature, and h times the damper. `wrenches` (force, torque) are the rows J.
+    the armature, and h times the damper. `wrenches` on the bodies are the rows J.
 
     With the armature, a 6-link arm of which it is most of the inertia takes 4.4 iterations per step with random torques instead of 5.3.
     With the dampers, Atlas, held stiffly in a posture at some of its limits, takes 11 from a cold start instead of 23.
@@ -274,14 +227,16 @@ def _coordinate_mass(
     movable = torch.isfinite(mass)
     inverse_mass = torch.where(movable, 1 / mass, 0.0)
     tensor = torch.where(movable[..., None, None], inertia, torch.eye(3, dtype=inertia.dtype, device=inertia.device))
-    found = []
-    for force, torque in wrenches:
+    masses = []
+    for wrench in wrenches:
         mobility = torch.zeros_like(mass[..., 0])
-        for k, (linear, angular) in enumerate(joint.act(poses[0], poses[1], force, torque)):
+        for k, (linear, angular) in enumerate(wrench):
             spin = torch.linalg.solve(tensor[..., k, :, :], angular[..., None]).squeeze(-1)
             turning = torch.where(movable[..., k], (angular * spin).sum(-1), 0.0)
             mobility = mobility + inverse_mass[..., k] * (linear * linear).sum(-1) + turning
-        found.append(1 / mobility)
-    bodies = torch.stack(found, dim=-1)
+        masses.append(1 / mobility)
+    bodies = torch.stack(masses, dim=-1)
+    if not isinstance(joint, StandardJoint):
+        return bodies
     total = bodies + timestep * joint.damper
     return total if joint.armature is None else total + joint.armature

@@ -1,4 +1,4 @@
-"""The sixteen joints, from one table, and the base class for joints written by users.
+"""The sixteen standard joints, from one table.
 
 A joint frame is fixed to the parent: at `parent_anchor`, turned by `orientation_offset` against the parent body. `axis`, coordinates,
 inputs and springs are expressed in it. With the parent a and the child b, the displacement of the child anchor and the relative
@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.parametrize import is_parametrized
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.element import Element, Motion, Pose, Twist, orthonormal_complement, unit
-from torchdojo.parameters import as_tensor, require, transforming
+from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
+from torchdojo.elements.joint import BOUNDS, Joint
+from torchdojo.parameters import as_tensor, require
 
 __all__ = [
     "JOINT_TYPES",
@@ -44,57 +44,6 @@ __all__ = [
     "Spherical",
     "StandardJoint",
 ]
-
-BOUNDS = ("lower", "upper")
-OPTIONAL = ("friction", "armature", *BOUNDS)  # fields of the standard joints that are built with them
-
-
-class Joint(Element):
-    """Base class of joints: `num_rows` equations between a parent and a child that hold at the next configuration.
-
-    A user-written joint sets `num_rows` and overrides `constraint`; its impulses then act through the transposed Jacobian of that function
-    at the current configuration, which is computed here. The standard joints override `residual` with the same thing in closed form.
-    Weights and tensors that the subclass registers receive gradients. A user-written joint has no coordinates, springs or inputs of its
-    own: a second joint between the same bodies can carry them.
-    """
-
-    num_coordinates: int = 0
-
-    def __init__(self, parent: str | None, child: str) -> None:
-        super().__init__()
-        self.parent = None if parent == "world" else parent
-        self.child = child
-        if not isinstance(child, str) or child == "world":
-            raise ValueError(
-                f"{type(self).__name__}: got child={child!r}; the child is a body name, only the parent may be the world (None)"
-            )
-        if self.parent == child:
-            raise ValueError(f"{type(self).__name__}: got {child!r} as parent and as child; a joint connects two different bodies")
-
-    @property
-    def body_names(self) -> tuple[str | None, ...]:
-        return (self.parent, self.child)
-
-    def constraint(self, parent: Pose, child: Pose) -> Tensor:
-        """Rows that vanish when the joint is assembled, (..., num_rows)."""
-        raise NotImplementedError
-
-    def residual(
-        self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
-    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        poses = [motion.pose for motion in motions]
-
-        def at_current(*displacements: Tensor) -> Tensor:
-            moved = [
-                Pose(p.x + dx, quat.multiply(p.q, torch.cat((torch.ones_like(dphi[..., :1]), 0.5 * dphi), -1)))
-                for p, dx, dphi in zip(poses, displacements[::2], displacements[1::2], strict=True)
-            ]
-            return self.constraint(*moved)
-
-        zeros = [torch.zeros_like(motion.twist.v) for motion in motions for _ in range(2)]
-        transpose = torch.func.vjp(at_current, *zeros)[1]
-        wrench = transpose(impulse)
-        return list(zip(wrench[::2], wrench[1::2], strict=True)), self.constraint(*[motion.next for motion in motions])
 
 
 class StandardJoint(Joint):
@@ -133,6 +82,7 @@ class StandardJoint(Joint):
         "damper": 1,
         "rest": 1,
     }
+    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, **Joint.optional}
     axis: Tensor
     parent_anchor: Tensor
     child_anchor: Tensor
@@ -142,8 +92,6 @@ class StandardJoint(Joint):
     rest: Tensor
     friction: Tensor | None
     armature: Tensor | None
-    lower: Tensor | None
-    upper: Tensor | None
     free_translations: int
     free_rotations: int
 
@@ -177,21 +125,26 @@ class StandardJoint(Joint):
         self.effort_limit = effort_limit
         self.velocity_limit = velocity_limit
         self.actuated = actuated
-        optional = {"friction": friction, "armature": armature}
-        present = [name for name, value in optional.items() if self.num_coordinates and _acts(value, self.label(name))]
-        self.__dict__["fields"] = {**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)}
-        for name in (*optional, *BOUNDS):
-            self.register_parameter(name, None)
+        given = {"friction": friction, "armature": armature}
+        present = [name for name, value in given.items() if self.num_coordinates and self.has_effect(name, value)]
+        self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)})
         for name in present:
-            setattr(self, name, optional[name])
-        #: Free coordinates whose lower, and whose upper limit acts.
-        self.limited: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+            setattr(self, name, given[name])
         if limits is not None:
             self._set_limits(limits, built=False)
 
     @property
     def num_coordinates(self) -> int:  # type: ignore[override]
         return self.free_translations + self.free_rotations
+
+    @property
+    def carries_child(self) -> bool:
+        return True
+
+    @property
+    def num_angles(self) -> int:
+        """The angle of a single rotation counts modulo 2π; several rotations are the components of a rotation vector."""
+        return 1 if self.free_rotations == 1 else 0
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
@@ -215,32 +168,21 @@ class StandardJoint(Joint):
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in OPTIONAL and name not in self.fields:
-            if value is not None and (name in BOUNDS or _acts(value, self.label(name))):
-                keyword = "limits" if name in BOUNDS else name
-                raise ValueError(f"{self.label(name)}: got {value!r} for a joint built without {keyword}; build it with {keyword}=")
-            return
-        if name in BOUNDS:
-            new = self.check_field(name, as_tensor(value, self.label(name)))
-            self._check_limited(*(new if bound == name else getattr(self, bound) for bound in BOUNDS))
-        super().__setattr__(name, value)
+    def has_effect(self, name: str, value: Any) -> bool:
+        """Whether a limit is given, or a friction or an armature that is not zero, or may be learned."""
+        if value is None or name in BOUNDS:
+            return value is not None
+        tensor = as_tensor(value, self.label(name))
+        return tensor.requires_grad or bool(tensor.any())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
-        size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
-        if name in ("spring", "damper", "rest", *OPTIONAL) and value.ndim == 0:
-            value = value.expand(size)
         if name in BOUNDS:
-            open_side = -torch.inf if name == "lower" else torch.inf
-            require(torch.isfinite(value) | (value == open_side), self.label(name), value, f"finite numbers, or {open_side} for no limit")
-        else:
-            value = super().check_field(name, value)
+            return super().check_field(name, value)
+        size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
+        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature")
+        value = super().check_field(name, value.expand(size) if per_coordinate and value.ndim == 0 else value)
         if value.shape[-1] != size:
-            per = (
-                ""
-                if name in ("axis", "parent_anchor", "child_anchor", "orientation_offset")
-                else f", one per free coordinate of a {type(self).__name__}"
-            )
+            per = f", one per free coordinate of a {type(self).__name__}" if per_coordinate else ""
             raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., {size}){per}")
         if name == "axis":
             require(torch.linalg.vector_norm(value, dim=-1) > 0, self.label(name), value, "vectors of positive length")
@@ -251,67 +193,6 @@ class StandardJoint(Joint):
         if name in ("spring", "damper", "friction", "armature"):
             require(value >= 0, self.label(name), value, "values >= 0")
         return value
-
-    @property
-    def limits(self) -> tuple[Tensor, Tensor] | None:
-        """(lower, upper), each (..., num_coordinates) [m, rad], or None. Assign a pair to change both at once."""
-        return None if self.lower is None or self.upper is None else (self.lower, self.upper)
-
-    @limits.setter
-    def limits(self, pair: tuple[Any, Any] | None) -> None:
-        if pair is None and self.lower is None:
-            return
-        if pair is None or self.lower is None:
-            built = "without" if self.lower is None else "with"
-            raise ValueError(f"{self.label('limits')}: got {pair!r} for a joint built {built} limits; that cannot change")
-        self._set_limits(pair)
-
-    def _set_limits(self, pair: tuple[Any, Any], built: bool = True) -> None:
-        try:
-            lower, upper = pair
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.label('limits')}: got {pair!r}; allowed: a pair (lower, upper)") from error
-        given = dict(zip(BOUNDS, (lower, upper), strict=True))
-        checked = {name: self.check_field(name, as_tensor(value, self.label(name))) for name, value in given.items()}
-        if built:
-            self._check_limited(*checked.values())
-        else:
-            self.limited = self._limited_sides(*checked.values())
-        for name, value in given.items():
-            if is_parametrized(self, name):
-                super().__setattr__(name, value)
-            else:
-                self._store(name, value, checked[name])
-
-    def _check_limited(self, lower: Tensor, upper: Tensor) -> None:
-        if transforming():
-            return  # values are not readable
-        limited = self._limited_sides(lower, upper)
-        if limited != self.limited:
-            raise ValueError(
-                f"{self.label('limits')}: got lower {lower.tolist()} and upper {upper.tolist()}, which act on the coordinates {limited} "
-                f"(below, above); allowed: limits that act on those that the joint was built with limits for, {self.limited}"
-            )
-
-    def _limited_sides(self, lower: Tensor, upper: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Coordinates whose lower, and whose upper limit can be reached."""
-        lower, upper = torch.broadcast_tensors(lower.detach(), upper.detach())
-        require(lower < upper, self.label("limits"), lower, f"lower limits below the upper ones, {upper.tolist()}; to hold it use td.Fixed")
-        reached = [torch.isfinite(lower), torch.isfinite(upper)]
-        turning = torch.arange(self.num_coordinates) >= self.free_translations
-        if self.free_rotations == 1:
-            reached = [side & ~(turning & reached[0] & reached[1] & (upper - lower >= 2 * torch.pi)) for side in reached]
-        elif self.free_rotations:
-            outside = turning & ((lower >= torch.pi) | (upper <= -torch.pi))
-            require(
-                ~outside, self.label("limits"), lower, f"ranges that a rotation vector of at most π can reach (upper: {upper.tolist()})"
-            )
-            reached = [reached[0] & ~(turning & (lower <= -torch.pi)), reached[1] & ~(turning & (upper >= torch.pi))]
-        for side in reached:
-            some, every = (getattr(side.reshape(-1, self.num_coordinates), which)(0) for which in ("any", "all"))
-            require(some == every, self.label("limits"), lower, f"a limit in all environments, or in none (upper: {upper.tolist()})")
-        below, above = (side.reshape(-1, self.num_coordinates)[0].nonzero().flatten().tolist() for side in reached)
-        return tuple(below), tuple(above)
 
     # -- the directions ------------------------------------------------------------------------------------------------------------------
 
@@ -365,15 +246,73 @@ class StandardJoint(Joint):
         rotational, _ = self._rows(self.free_rotations)
         return torch.cat((_project(translational, d), _project(rotational, quat.rotation_vector(p))), dim=-1)
 
-    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor) -> Tensor:
+    def coordinates_near(self, parent: Pose, child: Pose, near: Tensor) -> Tensor:
+        if self.free_rotations != 1:
+            return self.coordinates(parent, child)
+        d, p = self.displacement(parent, child)
+        translational, rotational = self._rows(self.free_translations)[0], self._rows(self.free_rotations)[0]
+        angle = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
+        turns = torch.round((near - angle).detach() / (2 * torch.pi))
+        return torch.cat((_project(translational, d), angle + 2 * torch.pi * turns), dim=-1)
+
+    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor, *, of_child: bool = False) -> Tensor:
         """Mean rates of the free coordinates between two configurations of (parent, child) one step apart [m/s, rad/s], (..., n).
 
-        (F_T (d⁺ − d)/h, F_R (rotation vector of p⁺ p⁻¹)/h): directions of the joint frame, fixed to the parent.
+        (F_T (d⁺ − d)/h, F_R (rotation vector of the turn)/h). The turn p⁺ p⁻¹ has the axes of the joint frame, fixed to the parent, as the
+        joint's friction and armature do; with `of_child`, p⁻¹ p⁺ has those of the child, as the damper and minimal velocities do. About one
+        axis both are the same.
         """
         (d, p), (d_after, p_after) = self.displacement(*before), self.displacement(*after)
         free_t, free_r = self._rows(self.free_translations)[0], self._rows(self.free_rotations)[0]
-        turn = quat.rotation_vector(quat.multiply(p_after, quat.conjugate(p)))
-        return torch.cat((_project(free_t, d_after - d), _project(free_r, turn)), dim=-1) / timestep
+        turn = quat.multiply(quat.conjugate(p), p_after) if of_child else quat.multiply(p_after, quat.conjugate(p))
+        return torch.cat((_project(free_t, d_after - d), _project(free_r, quat.rotation_vector(turn))), dim=-1) / timestep
+
+    def expanded(self, along: Tensor) -> tuple[Tensor, Tensor]:
+        """Force and torque (..., 3), joint frame, of forces on the free coordinates (..., num_coordinates), as those of inputs."""
+        free_t, free_r = self._rows(self.free_translations)[0], self._rows(self.free_rotations)[0]
+        return _expand(free_t, along[..., : self.free_translations]), _expand(free_r, along[..., self.free_translations :])
+
+    def act_along(self, parent: Pose, child: Pose, along: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The transposed Jacobian of the coordinates at these poses times `along`.
+
+        A turn ω of the child, joint frame, changes the rotation vector φ of p by J⁻¹ω with the left Jacobian J of SO(3) (Barfoot 2017,
+        section 7.1): J⁻ᵀ = I + ½[φ]× + c [φ]×², c = (1 − (|φ|/2) cot(|φ|/2))/|φ|². About one axis this is the identity.
+        """
+        force, torque = self.expanded(along)
+        if self.free_rotations < 2:
+            return self.act(parent, child, force, torque)
+        phi = quat.rotation_vector(self.displacement(parent, child)[1])
+        squared = (phi * phi).sum(-1, keepdim=True)
+        small = squared < 1e-4  # where the next term of the series is below rounding
+        half = 0.5 * torch.sqrt(torch.where(small, torch.ones_like(squared), squared))
+        series = 1 / 12 + squared / 720 + squared * squared / 30240
+        c = torch.where(small, series, (1 - half / torch.tan(half)) / (4 * half * half))
+        turned = quat.cross(phi, torque)
+        return self.act(parent, child, force, torque + 0.5 * turned + c * quat.cross(phi, turned))
+
+    def place_child(self, parents: tuple[Pose, Pose], q: Tensor, change: Tensor) -> tuple[Pose, Pose]:
+        axes_t, axes_r, split = self.free_translational_axes, self.free_rotational_axes, self.free_translations
+        p = quat.exp((axes_r * q[..., split:, None]).sum(-2))
+        p_before = quat.multiply(p, quat.conjugate(quat.exp(self._assembled_turn(p, change[..., split:]))))
+        shift = (axes_t * q[..., :split, None]).sum(-2)
+        shift_before = (axes_t * (q[..., :split] - change[..., :split])[..., None]).sum(-2)
+        return self._attached(parents[0], p, shift), self._attached(parents[1], p_before, shift_before)
+
+    def _assembled_turn(self, p: Tensor, free: Tensor) -> Tensor:
+        """Rotation vector w with F w = free such that p ⊗ exp(−w) still satisfies the joint: C (p₀ w + p⃗ × w) = 0, since C p⃗ = 0."""
+        across = self.free_rotational_axes
+        turn = (across * free[..., None]).sum(-2)
+        if self.free_rotations != 2:
+            return turn
+        axis = quat.cross(across[..., 0, :], across[..., 1, :])
+        held = -(axis * quat.cross(p[..., 1:], turn)).sum(-1, keepdim=True) / p[..., :1]
+        return turn + held * axis
+
+    def _attached(self, parent: Pose, p: Tensor, shift: Tensor) -> Pose:
+        """Pose of the child from the relative orientation p and the shift of its anchor in the parent frame."""
+        orientation = quat.multiply(quat.multiply(parent.q, self.orientation_offset), p)
+        anchor = parent.x + quat.rotate(parent.q, self.parent_anchor + shift)
+        return Pose(anchor - quat.rotate(orientation, self.child_anchor), orientation)
 
     # -- dynamics ------------------------------------------------------------------------------------------------------------------------
 
@@ -391,7 +330,7 @@ class StandardJoint(Joint):
         multiplier = _expand(held_r, impulse[..., rows_t:])
         torque = 0.5 * (p[..., :1] * multiplier + quat.cross(p[..., 1:], multiplier))
         if self.num_coordinates:
-            free = timestep * self._free_force(motions, free_t, free_r, timestep)
+            free = timestep * self._free_force(motions, timestep)
             if self.num_inputs:
                 free = free + timestep * u
             if self.armature is not None:
@@ -425,13 +364,11 @@ class StandardJoint(Joint):
         before = [previous_pose(m.pose, m.incoming, timestep) for m in motions]
         return self.rate(now, after, timestep) - self.rate(before, now, timestep)
 
-    def _free_force(self, motions: tuple[Motion, ...], free_t: Tensor | None, free_r: Tensor | None, timestep: Tensor) -> Tensor:
+    def _free_force(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
         """Spring (at the current coordinate) and damper (at the next velocity) on the free coordinates [N, N·m]."""
         parent, child = motions
         before = [previous_pose(m.pose, m.twist, timestep) for m in motions]
-        (d, p), (d_before, p_before) = self.displacement(parent.pose, child.pose), self.displacement(*before)
-        turn = quat.rotation_vector(quat.multiply(quat.conjugate(p_before), p))
-        rate = torch.cat((_project(free_t, d - d_before), _project(free_r, turn)), dim=-1) / timestep
+        rate = self.rate(before, (parent.pose, child.pose), timestep, of_child=True)
         return self.spring * (self.rest - self.coordinates(parent.pose, child.pose)) - self.damper * rate
 
     def armature_energy(self, rate: Tensor) -> Tensor:
@@ -446,14 +383,6 @@ class StandardJoint(Joint):
 def previous_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
     """The pose from which one step at this twist leads to `pose`."""
     return Pose(pose.x - timestep * twist.v, quat.multiply(pose.q, quat.conjugate(quat.increment(twist.omega, timestep))))
-
-
-def _acts(value: Any, label: str) -> bool:
-    """Whether a friction or an armature does anything, now or after training."""
-    if value is None:
-        return False
-    tensor = as_tensor(value, label)
-    return tensor.requires_grad or bool(tensor.any())
 
 
 def _project(rows: Tensor | None, vector: Tensor) -> Tensor:

@@ -97,7 +97,10 @@ class Backends:
         if request.options.randomized is not None:
             return None
         lowered = self._kernel_program(request.options)
-        return None if lowered is None else Kernel(lowered, self._known(lowered), request)
+        if lowered is None:
+            self._warn_of_reference(request.options)
+            return None
+        return Kernel(lowered, self._known(lowered), request)
 
     def parameters(self, options: SolverOptions) -> Sequence[Tensor]:
         """Stacked parameters; those that the kernel has, where it takes the steps."""
@@ -124,13 +127,13 @@ class Backends:
         if self.program is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
             if options.backend is solver_options.Backend.NATIVE:
                 self._refuse_native()
-            self._warn_of_reference()
             return None
         return self.program
 
-    def _warn_of_reference(self) -> None:
+    def _warn_of_reference(self, options: SolverOptions) -> None:
         """Say, once, which element makes `backend="auto"` take the reference."""
-        if self._warned or self.program is not None or torch.compiler.is_compiling() or transforming():
+        chosen = options.backend is not solver_options.Backend.AUTO
+        if chosen or self._warned or self.program is not None or torch.compiler.is_compiling() or transforming():
             return
         self._warned = True
         warn_user(

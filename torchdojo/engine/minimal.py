@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.minimal_operators import tree_map
 from torchdojo.engine.requests import refuse_jacobian, request_of
@@ -23,6 +24,7 @@ from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE, neutral_state
 from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products
+from torchdojo.state.tangent import local_jacobian
 from torchdojo.structure import Structure
 
 __all__ = [
@@ -156,9 +158,23 @@ def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Te
     order, nb, h = structure.tree_order(), structure.num_bodies, structure.timestep
     after = torch.where(solved, out.z, neutral_state(z))
     tangents = TANGENT_SIZE * nb
-    by_state, by_input = minimal_products(order, nb, after, h, [jacobian[..., :tangents], jacobian[..., tangents:]])
+    by_state, by_input = jacobian[..., :tangents], jacobian[..., tangents:]
     q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, neutral_state(z))))
-    return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
+    if all(isinstance(entry.joint, StandardJoint) for entry in order):
+        by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
+        return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
+
+    # A user declared these coordinates: both maps by autograd.
+    def lifted(y: Tensor) -> Tensor:
+        q, qd = y.chunk(2, dim=-1)
+        return structure.difference(minimal.to_maximal(order, nb, q, qd, h), z)
+
+    def projected(delta: Tensor) -> Tensor:
+        return torch.cat(minimal.to_minimal(order, nb, structure.retract(after, delta), h), dim=-1)
+
+    _, by_coordinates = local_jacobian(lifted, torch.cat((q, qd), dim=-1))
+    _, projection = local_jacobian(projected, torch.zeros_like(by_state[..., 0]))
+    return torch.cat((projection @ by_state @ by_coordinates, projection @ by_input), dim=-1)
 
 
 def _check(structure: Structure, q: Tensor, qd: Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from torchdojo.gradients.forks import step_threads
 from torchdojo.gradients.request import Request
+from torchdojo.native import calls
 from torchdojo.native.program import Packed, Program, kernel_library
-from torchdojo.native.request import FIELDS, lower
-from torchdojo.solver.interior_point import WARM_ITERATIONS
+from torchdojo.native.request import kernel_options
+from torchdojo.native.tables import CROOKED_QUATERNION
 from torchdojo.state.layout import STATE_SIZE
 
 __all__ = [
@@ -30,55 +30,6 @@ __all__ = [
     "rollout",
     "states",
 ]
-
-CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
-
-
-class _Options(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_double) for name in ("kappa", "grad_kappa", "residual_tol", "path_tol")] + [
-        (name, ctypes.c_int64)
-        for name in ("max_iterations", "min_iterations", "max_halvings", "warm_iterations", "threads", "gradient_mode")
-    ]
-
-
-class _Rollout(ctypes.Structure):
-    _fields_ = [
-        ("environments", ctypes.c_int64),
-        ("steps", ctypes.c_int64),
-        ("parameters", ctypes.c_void_p),
-        ("parameter_stride", ctypes.c_int64),
-        ("z0", ctypes.c_void_p),
-        ("z0_stride", ctypes.c_int64),
-        ("u", ctypes.c_void_p),
-        ("wrench", ctypes.c_void_p),
-        ("warm", ctypes.c_void_p),
-        ("grad_kappa", ctypes.c_void_p),
-        ("z", ctypes.c_void_p),
-        ("z_stride", ctypes.c_int64),
-        ("impulses", ctypes.c_void_p),
-        ("w", ctypes.c_void_p),
-        ("w_steps", ctypes.c_int64),
-        ("status", ctypes.c_void_p),
-        ("iterations", ctypes.c_void_p),
-        ("substeps", ctypes.c_void_p),
-    ]
-
-
-class _Gradient(ctypes.Structure):
-    _fields_ = [
-        ("grad_z", ctypes.c_void_p),
-        ("grad_z_stride", ctypes.c_int64),
-        ("grad_impulses", ctypes.c_void_p),
-        ("grad_z0", ctypes.c_void_p),
-        ("grad_u", ctypes.c_void_p),
-        ("grad_wrench", ctypes.c_void_p),
-        ("grad_parameters", ctypes.c_void_p),
-        ("impacts", ctypes.c_void_p),
-    ]
-
-
-class _Impacts(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("step", "before", "after", "slope", "component", "by_time")]
 
 
 class StepImpacts(NamedTuple):
@@ -170,13 +121,18 @@ def adjoint(
             torch.zeros_like(call.parameters) if parameters else None,
             None if impacts is None else problem.z.new_empty(impacts.component.shape),
         )
-        hits = None if impacts is None else _Impacts(*(_address(tensor) for tensor in (*impacts, found.times)))
-        gradient = _Gradient(
-            grad_z.data_ptr() + 8 * grad_z.shape[2],
-            grad_z.shape[1] * grad_z.shape[2],
-            _address(impulses),
-            *(_address(tensor) for tensor in found[:4]),
-            None if hits is None else ctypes.addressof(hits),
+        hits = None
+        if impacts is not None:
+            hits = calls.Impacts(by_time=_address(found.times), **{name: _address(t) for name, t in impacts._asdict().items()})
+        gradient = calls.Gradient(
+            grad_z=grad_z.data_ptr() + 8 * grad_z.shape[2],
+            grad_z_stride=grad_z.shape[1] * grad_z.shape[2],
+            grad_impulses=_address(impulses),
+            grad_z0=_address(found.z),
+            grad_u=_address(found.u),
+            grad_wrench=_address(found.wrench),
+            grad_parameters=_address(found.parameters),
+            impacts=None if hits is None else ctypes.addressof(hits),
         )
         call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
     found.z.add_(grad_z[:, 0])
@@ -214,41 +170,35 @@ def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
     return z
 
 
-@functools.lru_cache(maxsize=64)
-def _options(request: Request, threads: int) -> _Options:
-    options = _Options(warm_iterations=WARM_ITERATIONS, threads=threads)
-    for name, value in zip(FIELDS, lower(request), strict=True):
-        if hasattr(options, name):
-            setattr(options, name, value if isinstance(getattr(options, name), float) else int(value))
-    return options
-
-
 class _Call:
     """The arguments of one call, and the tensors that must live until it returns."""
 
     def __init__(self, problem: Problem, out: Outputs) -> None:
         program = problem.program
-        self._options = _options(problem.request, step_threads())
+        self._options = kernel_options(problem.request, step_threads())
         self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
         given = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
         self._inputs = [None if t is None else t.contiguous() for t in given]
         z, u, wrench, warm, grad_kappa = self._inputs
-        self._rollout = _Rollout(
-            *problem.u.shape[:2],
-            _address(self.parameters),
-            self.parameters.shape[1] if len(self.parameters) > 1 else 0,
-            _address(z),
-            problem.z.shape[1],
-            _address(u) if program.num_inputs else None,
-            _address(wrench),
-            _address(warm),
-            _address(grad_kappa),
-            out.z.data_ptr() + 8 * problem.z.shape[1],
-            (problem.u.shape[1] + 1) * problem.z.shape[1],
-            _address(out.impulses),
-            _address(out.w),
-            out.w.shape[-2],
-            *(_address(tensor) for tensor in out[3:]),
+        self._rollout = calls.Rollout(
+            environments=problem.u.shape[0],
+            steps=problem.u.shape[1],
+            parameters=_address(self.parameters),
+            parameter_stride=self.parameters.shape[1] if len(self.parameters) > 1 else 0,
+            z0=_address(z),
+            z0_stride=problem.z.shape[1],
+            u=_address(u) if program.num_inputs else None,
+            wrench=_address(wrench),
+            warm=_address(warm),
+            grad_kappa=_address(grad_kappa),
+            z=out.z.data_ptr() + 8 * problem.z.shape[1],
+            z_stride=(problem.u.shape[1] + 1) * problem.z.shape[1],
+            impulses=_address(out.impulses),
+            w=_address(out.w),
+            w_steps=out.w.shape[-2],
+            status=_address(out.status),
+            iterations=_address(out.iterations),
+            substeps=_address(out.substeps),
         )
         self.kernel = kernel_library()
         self.options, self.rollout = ctypes.byref(self._options), ctypes.byref(self._rollout)

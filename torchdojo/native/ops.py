@@ -22,7 +22,7 @@ from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Six, rollout_specs
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE, RolloutTangent
 from torchdojo.native.program import Program, by_number
-from torchdojo.native.request import lift, lower
+from torchdojo.native.request import decode, encode
 from torchdojo.parameters import result_tensor, transforming
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 
@@ -43,7 +43,7 @@ def rollout_op(
     keep_solutions: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """T steps: trajectory (..., T + 1, 13 nb), impulses, solutions (of all steps or the last), status, iterations, substeps."""
-    return execution.forward(by_number(program), lift(request), keep_solutions, warm, z, u, wrench, parameters)
+    return execution.forward(by_number(program), decode(request), keep_solutions, warm, z, u, wrench, parameters)
 
 
 @torch.library.custom_op("torchdojo::rollout_adjoint", mutates_args=())
@@ -57,7 +57,7 @@ def adjoint_op(
     needs: list[bool],
 ) -> list[Tensor]:
     """Gradients of those of `tensors` = z, u, wrench, parameters that are needed; `saved` = trajectory, solutions, status, substeps."""
-    return execution.backward(by_number(program), lift(request), needs, (grad_z, grad_impulses), saved, tensors)
+    return execution.backward(by_number(program), decode(request), needs, (grad_z, grad_impulses), saved, tensors)
 
 
 @torch.library.custom_op("torchdojo::step_jacobian", mutates_args=())
@@ -71,7 +71,7 @@ def jacobian_op(
     request: list[float],
 ) -> Tensor:
     """(..., 12 nb, 12 nb + nu) of one step, u (..., 1, nu). Not differentiable."""
-    return execution.jacobian(by_number(program), lift(request), z, u, wrench, warm, parameters)
+    return execution.jacobian(by_number(program), decode(request), z, u, wrench, warm, parameters)
 
 
 @torch.library.custom_op("torchdojo::minimal_jacobian", mutates_args=())
@@ -86,7 +86,7 @@ def minimal_jacobian_op(
     request: list[float],
 ) -> Tensor:
     """(..., 2n, 2n + nu) of one step in minimal coordinates, u (..., 1, nu). Not differentiable."""
-    return minimal.jacobian(by_number(program), lift(request), q, qd, u, wrench, warm, parameters)
+    return minimal.jacobian(by_number(program), decode(request), q, qd, u, wrench, warm, parameters)
 
 
 def _batch_shape(program: Program, z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:
@@ -312,7 +312,7 @@ def rollout(program: Program, request: Request, parameters: Parameters, z: Tenso
     if torch.compiler.is_compiling():
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         warm = None if warm is None else warm.detach()
-        return cast(Six, rollout_op(z, u, wrench, warm, list(parameters.tensors), program.number, lower(request), keep))
+        return cast(Six, rollout_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request), keep))
     if transforming() or forward_mode():
         return cast(Six, Rollout.apply(program, request, None, warm, *tensors))
     if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):
@@ -351,7 +351,7 @@ def jacobian(
     """`stepping.jacobian`, written into `out` where that is given."""
     u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
-        result = cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), program.number, lower(request)))
+        result = cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request)))
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
     return execution.jacobian(program, request, z, u, wrench, warm, parameters.tensors, parameters, out)
 
@@ -370,6 +370,6 @@ def minimal_jacobian(
     """(..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` where that is given."""
     u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
-        result = cast(Tensor, minimal_jacobian_op(q, qd, u, wrench, warm, list(parameters.tensors), program.number, lower(request)))
+        result = cast(Tensor, minimal_jacobian_op(q, qd, u, wrench, warm, list(parameters.tensors), program.number, encode(request)))
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
     return minimal.jacobian(program, request, q, qd, u, wrench, warm, parameters.tensors, parameters, out)

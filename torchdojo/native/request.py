@@ -1,34 +1,28 @@
-"""A request as the numbers that operators of PyTorch take and that the kernel gets: one lowering for both."""
+"""A request as numbers: those that operators of PyTorch take, of which the kernel's options are a part."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Sequence
 
 import torch
 
 from torchdojo.gradients.request import Request
-from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions
+from torchdojo.native.calls import STRUCTS, Options
+from torchdojo.native.tables import GRADIENT_MODES
+from torchdojo.solver.interior_point import WARM_ITERATIONS
+from torchdojo.solver.options import OnFailure, SolverOptions
 
-__all__ = ["FIELDS", "lift", "lower"]
+__all__ = ["decode", "encode", "kernel_options"]
 
-#: The numbers of a request, in order. The kernel knows those before "raises" by the same names (`Options` in the generated header).
-FIELDS = (
-    "kappa",
-    "grad_kappa",
-    "residual_tol",
-    "path_tol",
-    "max_iterations",
-    "min_iterations",
-    "max_halvings",
-    "gradient_mode",
-    "raises",
-    "raise_invalid",
-)
+#: The kernel's own options, then what Python does with the result.
+FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), "raises", "raise_invalid")
+_MODES = {number: mode for mode, number in GRADIENT_MODES.items()}
 
 
-def lower(request: Request) -> list[float]:
-    """The numbers of a request, without the κ that environments have of their own."""
+def encode(request: Request) -> list[float]:
+    """The numbers of a request, in the order of `FIELDS`, without the κ that environments have of their own."""
     options = request.options
     residual_tol, path_tol = options.tolerances(torch.float64)
     return [
@@ -39,24 +33,24 @@ def lower(request: Request) -> list[float]:
         float(options.max_iterations),
         float(options.min_iterations),
         float(options.max_halvings),
-        float(list(GradientMode).index(request.mode)),
+        float(GRADIENT_MODES[request.mode]),
         float(options.on_failure is OnFailure.RAISE),
         float(request.raise_invalid),
     ]
 
 
-def lift(numbers: Sequence[float]) -> Request:
-    """The request that `lower` made these numbers of."""
-    return _lift(tuple(numbers))
+def decode(numbers: Sequence[float]) -> Request:
+    """The request that `encode` made these numbers of."""
+    return _decode(tuple(numbers))
 
 
 @functools.lru_cache(maxsize=64)
-def _lift(numbers: tuple[float, ...]) -> Request:
+def _decode(numbers: tuple[float, ...]) -> Request:
     value = dict(zip(FIELDS, numbers, strict=True))
     options = SolverOptions(
         kappa=value["kappa"],
         grad_kappa=None if value["grad_kappa"] == value["kappa"] else value["grad_kappa"],
-        gradient_mode=list(GradientMode)[int(value["gradient_mode"])],
+        gradient_mode=_MODES[int(value["gradient_mode"])],
         residual_tol=value["residual_tol"],
         central_path_tol=value["path_tol"],
         max_iterations=int(value["max_iterations"]),
@@ -65,3 +59,11 @@ def _lift(numbers: tuple[float, ...]) -> Request:
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )
     return Request(options, None, bool(value["raise_invalid"]))
+
+
+@functools.lru_cache(maxsize=64)
+def kernel_options(request: Request, threads: int) -> ctypes.Structure:
+    """The options of a kernel call."""
+    value = dict(zip(FIELDS, encode(request), strict=True)) | {"warm_iterations": WARM_ITERATIONS, "threads": threads}
+    kinds = STRUCTS["TdOptions"]
+    return Options(**{name: value[name] if kind == "double" else int(value[name]) for name, kind in kinds.items()})

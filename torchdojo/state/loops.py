@@ -36,7 +36,7 @@ def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, 
     order = mech.tree_order()
     by_name = {entry.name: entry for entry in order}
     names = list(mech.bodies)
-    free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1}
+    free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1 and e.name in mech.joints}
     q = mech.gravity.new_zeros(*batch, mech.num_coordinates)
     qd = torch.zeros_like(q)
     given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=q.device)
@@ -56,7 +56,8 @@ def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, 
             piece = by_name[name].coordinates
             q = _put(q, piece, value.get("q", 0.0), f"{name}.q")
             qd = _put(qd, piece, value.get("qd", 0.0), f"{name}.qd")
-            given[0, piece], given[1, piece] = "q" in value, "qd" in value
+            if name in mech.joints:  # the others, poses of joints without coordinates, tell where the search starts
+                given[0, piece], given[1, piece] = "q" in value, "qd" in value
     if mech.has_loops:
         z = _closed(mech, order, q, qd, given, "at these joint coordinates")
     else:
@@ -84,6 +85,7 @@ def close_loops(mech: Structure, z: Tensor, hold: Sequence[str]) -> Tensor:
     return _closed(mech, order, *minimal.to_minimal(order, mech.num_bodies, z, mech.timestep), given, "next to this state")
 
 
+@torch.no_grad()
 def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
     """By how much the joints outside the tree and the couplings are open at z, the most of a batch: name -> (distance [m], angle [rad]).
 
@@ -122,6 +124,8 @@ def _closed(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
         return _rows(mech, join_state(earlier, Twist(torch.zeros_like(twist.v), torch.zeros_like(twist.omega))))
 
     q, qd = torch.broadcast_tensors(q, qd)
+    if not mech.has_loops:
+        return place(q, qd)
     q, qd = _follow(mech, order, q, qd, given)
     q, settled = _solve(rows_now, q, ~given[0])
     if not settled:

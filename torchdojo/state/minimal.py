@@ -15,41 +15,39 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Pose, Twist
-from torchdojo.elements.joints import Joint, StandardJoint, previous_pose
+from torchdojo.elements.joint import FreePose, Joint
+from torchdojo.elements.joints import previous_pose
 from torchdojo.state.layout import join_state, split_state, with_world
 
-__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints"]
+__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "tree_names"]
 
 
 class JointOrder(NamedTuple):
     """Tree joints from the world outwards: (name, joint, parent index or −1, child index, slice of the coordinate vector)."""
 
     name: str
-    joint: StandardJoint
+    joint: Joint
     parent: int
     child: int
     coordinates: slice
 
 
 def spanning_order(body_names: Sequence[str], joints: Mapping[str, Joint]) -> list[JointOrder]:
-    """Order in which a spanning tree is built up from the world; `tree_joints` chooses it.
+    """Order in which a spanning tree is built up from the world; `tree_joints` chooses it. Coordinates are in declared order; those of
+    `FreePose` joints follow.
 
     Raises:
-        ValueError: bodies that no chain of joints with coordinates connects to the world.
+        ValueError: bodies that no chain of joints connects to the world.
     """
     number = {name: i for i, name in enumerate(body_names)}
     tree = tree_joints(joints)
     pieces: dict[str, slice] = {}
     offset = 0
-    for name in joints:  # coordinates are in declared order
-        if name in tree:
-            pieces[name] = slice(offset, offset + joints[name].num_coordinates)
-            offset += joints[name].num_coordinates
+    for name in tree_names(joints):
+        pieces[name] = slice(offset, offset + tree[name].num_coordinates)
+        offset += tree[name].num_coordinates
     reached = {joint.child for joint in tree.values()}
     loose = [name for name in body_names if name not in reached]
-    for name, joint in joints.items():
-        if joint.child in loose and not isinstance(joint, StandardJoint):
-            raise ValueError(f"joint {name!r} ({type(joint).__name__}) has no coordinates; only the joints of td.joints.JOINT_TYPES have")
     if loose:
         raise ValueError(f"minimal coordinates need a tree, but no chain of joints connects the world with bodies {sorted(loose)}")
     return [
@@ -58,24 +56,39 @@ def spanning_order(body_names: Sequence[str], joints: Mapping[str, Joint]) -> li
     ]
 
 
-def tree_joints(joints: Mapping[str, Joint]) -> dict[str, StandardJoint]:
+def tree_names(joints: Mapping[str, Joint]) -> list[str]:
+    """Names of the joints of the spanning tree in the order of their coordinates."""
+    tree = tree_joints(joints)
+    return [*(name for name in joints if name in tree), *(name for name in tree if name not in joints)]
+
+
+def tree_joints(joints: Mapping[str, Joint]) -> dict[str, Joint]:
     """The joints of a spanning tree, from the world outwards; the others close loops.
 
     Of several joints that lead to a body it is the first one in declared order, unless the bodies would then hang on each other alone.
+    A body that only joints without coordinates lead to gets the coordinates of a `FreePose`, "PARENT_to_BODY", in their place.
     """
-    standard = {name: joint for name, joint in joints.items() if isinstance(joint, StandardJoint)}
+    carrying = {name: joint for name, joint in joints.items() if joint.carries_child}
     first: dict[str, str] = {}
-    for name, joint in standard.items():
+    for name, joint in carrying.items():
         first.setdefault(joint.child, name)
-    tree: dict[str, StandardJoint] = {}
+    tree: dict[str, Joint] = {}
     placed: set[str | None] = {None}
     while True:
-        ready = [name for name, joint in standard.items() if joint.parent in placed and joint.child not in placed]
-        if not ready:
+        ready = [name for name, joint in carrying.items() if joint.parent in placed and joint.child not in placed]
+        if ready:
+            chosen = [name for name in ready if first[carrying[name].child] == name] or ready[:1]
+            tree |= {name: carrying[name] for name in chosen}
+            placed |= {carrying[name].child for name in chosen}
+            continue
+        loose = [joint for joint in joints.values() if joint.parent in placed and joint.child not in placed]
+        if not loose:
             return tree
-        chosen = [name for name in ready if first[standard[name].child] == name] or ready[:1]
-        tree |= {name: standard[name] for name in chosen}
-        placed |= {standard[name].child for name in chosen}
+        name = f"{loose[0].parent or 'world'}_to_{loose[0].child}"
+        while name in joints or name in tree:
+            name += "_"
+        tree[name] = FreePose(loose[0].parent, loose[0].child)
+        placed.add(loose[0].child)
 
 
 def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,16 +101,9 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
     q: dict[str, Tensor] = {}
     qd: dict[str, Tensor] = {}
     for entry in order:
-        joint, split = entry.joint, entry.joint.free_translations
-        a, b = _body(now, entry.parent), _body(now, entry.child)
-        a_before, b_before = _body(before, entry.parent), _body(before, entry.child)
-        coordinates, earlier = joint.coordinates(a, b), joint.coordinates(a_before, b_before)
-        _, p = joint.displacement(a, b)
-        _, p_before = joint.displacement(a_before, b_before)
-        turn = quat.rotation_vector(quat.multiply(quat.conjugate(p_before), p))
-        rotation = (joint.free_rotational_axes * turn[..., None, :]).sum(-1)
-        q[entry.name] = coordinates
-        qd[entry.name] = torch.cat((coordinates[..., :split] - earlier[..., :split], rotation), dim=-1) / h
+        pair, earlier = [_body(now, entry.parent), _body(now, entry.child)], [_body(before, entry.parent), _body(before, entry.child)]
+        q[entry.name] = entry.joint.coordinates(*pair)
+        qd[entry.name] = entry.joint.rate(earlier, pair, h, of_child=True)
     names = [e.name for e in sorted(order, key=lambda e: e.coordinates.stop)]
     batch = torch.broadcast_shapes(*(value.shape[:-1] for value in qd.values()))
     stacked = [torch.cat([values[n].expand(*batch, values[n].shape[-1]) for n in names], dim=-1) for values in (q, qd)]
@@ -111,16 +117,9 @@ def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tens
     now: dict[int, Pose] = {-1: origin}
     before: dict[int, Pose] = {-1: origin}
     for entry in order:
-        joint, split = entry.joint, entry.joint.free_translations
+        parents = now[entry.parent], before[entry.parent]
         coordinates, rates = q[..., entry.coordinates], qd[..., entry.coordinates]
-        axes_t, axes_r = joint.free_translational_axes, joint.free_rotational_axes
-        p = quat.exp((axes_r * coordinates[..., split:, None]).sum(-2))
-        turn = _held_turn(joint, p, h * rates[..., split:])
-        p_before = quat.multiply(p, quat.conjugate(quat.exp(turn)))
-        shift = (axes_t * coordinates[..., :split, None]).sum(-2)
-        shift_before = (axes_t * (coordinates[..., :split] - h * rates[..., :split])[..., None]).sum(-2)
-        now[entry.child] = _place(joint, now[entry.parent], p, shift)
-        before[entry.child] = _place(joint, before[entry.parent], p_before, shift_before)
+        now[entry.child], before[entry.child] = entry.joint.place_child(parents, coordinates, h * rates)
     poses, twists = [], []
     for i in range(num_bodies):
         a, b = before[i], now[i]
@@ -135,25 +134,6 @@ def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tens
 
     pose = Pose(stack([p.x for p in poses]), stack([p.q for p in poses]))
     return join_state(pose, Twist(stack([t.v for t in twists]), stack([t.omega for t in twists])))
-
-
-def _held_turn(joint: StandardJoint, p: Tensor, free: Tensor) -> Tensor:
-    """Rotation vector w with F w = free such that p ⊗ exp(−w) still satisfies the joint: C (p₀ w + p⃗ × w) = 0, since C p⃗ = 0."""
-    axes = joint.free_rotational_axes
-    if joint.free_rotations != 2:
-        return (axes * free[..., None]).sum(-2)
-    across = axes
-    axis = quat.cross(across[..., 0, :], across[..., 1, :])
-    turn = (across * free[..., None]).sum(-2)
-    held = -(axis * quat.cross(p[..., 1:], turn)).sum(-1, keepdim=True) / p[..., :1]
-    return turn + held * axis
-
-
-def _place(joint: StandardJoint, parent: Pose, p: Tensor, shift: Tensor) -> Pose:
-    """Pose of the child from the relative orientation p and the shift of its anchor in the parent frame."""
-    orientation = quat.multiply(quat.multiply(parent.q, joint.orientation_offset), p)
-    anchor = parent.x + quat.rotate(parent.q, joint.parent_anchor + shift)
-    return Pose(anchor - quat.rotate(orientation, joint.child_anchor), orientation)
 
 
 def _body(pose: Pose, index: int) -> Pose:

@@ -17,14 +17,14 @@ these equations for dx_b, dφ_b from the world outwards, once at each of the two
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Pose, Twist, unit
-from torchdojo.elements.joints import previous_pose
+from torchdojo.elements.joints import StandardJoint, previous_pose
 from torchdojo.state.layout import TANGENT_SIZE, split_state, with_world
 from torchdojo.state.minimal import JointOrder
 
@@ -52,7 +52,7 @@ def _stacked(order: Sequence[JointOrder], num_bodies: int, count: int) -> _Tree:
         first, middle, last = entry.coordinates.start, entry.coordinates.start + entry.joint.free_translations, entry.coordinates.stop
         for table, values in zip(places, (range(first, middle), range(middle, last)), strict=True):
             table.append([*values, *[count] * (3 - len(values))])
-    joints = [entry.joint for entry in order]
+    joints = [cast(StandardJoint, entry.joint) for entry in order]
     device = joints[0].axis.device
 
     def padded(axes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-// The C ABI of the step: `program.py` fills the structures of worker.hpp, `ops.py` calls these functions.
+// The C ABI of the step. torchdojo_tables.hpp has its prototypes and structures, from calls.py; `program.py` and `kernel.py` call it.
 #include <cstring>
 
 #if defined(_OPENMP)
@@ -11,8 +11,7 @@
 #include "abi/worker.hpp"
 #include "base/subnormals.hpp"
 
-using namespace torchdojo;
-
+namespace torchdojo {
 namespace {
 
 struct Handle {
@@ -20,10 +19,8 @@ struct Handle {
     Worker<double> one{table};
     Worker<Pack> many{table};
 
-    Handle(const int32_t *table_, const int32_t *schedule) : table(table_, schedule) {}
+    Handle(const int32_t *table, const int32_t *schedule) : table(table, schedule) {}
 };
-
-enum GradientMode : int64_t { central_path, exact, complementarity_aware, randomized };
 
 Options native_options(const TdOptions &o) {
     Options options;
@@ -72,7 +69,15 @@ void expect([[maybe_unused]] const double *memory, [[maybe_unused]] int64_t coun
 
 extern "C" {
 
-void *td_mechanism_create(const int32_t *table, const int32_t *schedule) { return new Handle(table, schedule); }
+// Null, unless layout and lengths are as `expected`, which is set.
+void *td_mechanism_create(uint64_t layout, const int32_t *table, int64_t length, const int32_t *schedule, int64_t schedule_length,
+                          uint64_t *expected) {
+    expected[0] = table_layout;
+    expected[1] = table_length(table, length);
+    expected[2] = Schedule::length(schedule, schedule_length);
+    const bool same = layout == expected[0] && uint64_t(length) == expected[1] && uint64_t(schedule_length) == expected[2];
+    return same ? new Handle(table, schedule) : nullptr;
+}
 void td_mechanism_destroy(void *handle) { delete static_cast<Handle *>(handle); }
 int64_t td_lanes() { return pack_lanes; }
 
@@ -159,3 +164,4 @@ void td_states(void *handle, int64_t environments, int64_t threads, const double
 }
 
 }  // extern "C"
+}  // namespace torchdojo

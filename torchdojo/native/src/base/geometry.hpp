@@ -3,17 +3,12 @@
 #pragma once
 
 #include "base/dual.hpp"
+#include "torchdojo_tables.hpp"
 
 namespace torchdojo {
 namespace geometry {
 
-enum Kind : int32_t { sphere, capsule, box, surface };
-
-// In the packed parameters: point, radius, and orientation and extent but for spheres; the normal and offset of a surface.
-constexpr int most_numbers = 11;
-constexpr int numbers(int kind) { return kind == box ? most_numbers : kind == capsule ? 9 : 4; }
-
-constexpr double coincident = 1e-12, parallel = 1e-4, flat = 2e-3, parallel_edges = 1e-6, prefer_faces = 1e-9;
+constexpr int numbers(int kind) { return shape_sizes[kind]; }  // in the packed parameters
 
 // A shape in space. Extent: half the length of a capsule's segment along its z, half the edges of a box.
 template <class S>

@@ -30,11 +30,6 @@ struct ContactDirection {
     Vec3<T> xi, eta;                  // of a pyramid, ξ₂₃ is the tangential impulse
 };
 
-namespace constant {
-constexpr double distant = 100.0;       // times √(κ h/m) is wide (DISTANT in path_newton.py)
-constexpr double return_weight = 20.0;  // RETURN_WEIGHT in path_maps.py
-}
-
 template <class T>
 struct Cones {
     const MechanismTable &mechanism;
@@ -338,7 +333,7 @@ struct Cones {
     // `before`: in the places of w, Newton's points of the call before, of use in the lanes of `known`; becomes those of w as given.
     void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known) const {
         JointCones<T>::project(problem, kappa, mask, w, before, known);
-        const T third = 1.0 / (3.0 * problem.timestep());
+        const T worth = 1.0 / (1.0 / constant::impulse_weight * problem.timestep());
         auto put = [&](int k, const T &value) { w[k] = select(mask, value, w[k]); };
         auto heavier = [&](const ContactTable &contact) { return mechanism.is_free[contact.body] ? Mask<T>{} : known; };
         for (int c = 0; c < mechanism.num_contacts; ++c) {
@@ -346,7 +341,7 @@ struct Cones {
             const T gamma = w[contact.impulse], gap = w[contact.slack];
             PathWeight<T> weight;
             weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
-            const T a = weight(third * contact_mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
+            const T a = weight(worth * contact_mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
             put(contact.impulse, on_path), put(contact.slack, kappa / on_path);
         }
         constexpr int width = 4;

@@ -43,10 +43,6 @@ TD_INLINE T disc_gap(const T &tau, const T &epsilon) {
     return gap;
 }
 
-namespace constant {
-constexpr double most_weight = 50.0, other_weight = 4.0;  // MOST_WEIGHT and OTHER_WEIGHT in path_maps.py
-}
-
 // Impulse per slack of a smoothed projection: a secant of Newton's points (weight_of in path_maps.py), in the lanes of `known`.
 template <class T>
 struct PathWeight {
@@ -172,7 +168,7 @@ public:
 
     // The pairs of w moved onto the path (JointLimits.on_path, JointFriction.on_path), in the lanes of `mask`. `before`: see Cones::project.
     static void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known) {
-        const T h = problem.timestep(), third = 1.0 / (3.0 * h);
+        const T h = problem.timestep(), worth = 1.0 / (1.0 / constant::impulse_weight * h);
         for_each(problem, [&](const JointConeTable &cone, JointConeData<T> &) {
             T *x = w + cone.impulse, *s = w + cone.slack;
             auto put = [&](int k, const T &impulse, const T &slack) {
@@ -190,7 +186,7 @@ public:
                 put_pair(b, disc_gap(abs(t) * inverse, 2.0 * kappa * inverse * (mass * inverse)), t >= T{}, kappa, q, put);
             } else {
                 weight.add(change(x_before[0], x[0]), change(s_before[0], s[0]));
-                const T a = weight(third * problem.cone_mass(cone), known);
+                const T a = weight(worth * problem.cone_mass(cone), known);
                 const T gamma = orthant_on_path(x[0] - a * s[0], a, kappa);
                 put(0, gamma, kappa / gamma);
             }

@@ -5,13 +5,6 @@
 
 namespace torchdojo {
 
-namespace constant {
-constexpr double limit_kappa = 1e-12, limit_path_tol = 0.99, limit_residual_tol = 1e-9;  // LIMIT_…
-constexpr double compliance = 1e-6, vanishing = 1e-30;        // COMPLIANCE, VANISHING
-constexpr int limit_refinements = 2, limit_iterations = 5;    // LIMIT_REFINEMENTS, LIMIT_ITERATIONS
-constexpr double tie = 1e-6;                                  // TIE in solver/limit.py
-}  // namespace constant
-
 template <class T>
 class Limit {
 public:

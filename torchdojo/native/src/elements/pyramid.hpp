@@ -82,7 +82,6 @@ struct Pyramid {
 
     // A smoothed projection onto the simplex (pyramid_on_path in path_maps.py, which derives it); impulse and slack are overwritten.
     void project(const T &given, const T &kappa, const T &mass, T *impulse, T *slack) const {
-        constexpr int steps = 6;
         const int n = facets();
         const T height = max(given, broadcast<T>(constant::least_height)), level = mass * kappa;
         T d[most_facets], sorted[most_facets], root[most_facets];
@@ -109,7 +108,7 @@ struct Pyramid {
                 root[i] = sqrt(c * c + 4.0 * level);
                 impulse[1 + i] = select(c > T{}, 0.5 * (c + root[i]), 2.0 * level / (root[i] - c));
             }
-            if (step == steps) break;
+            if (step == constant::pyramid_steps) break;
             T rest = kappa / psi - height, slope{};
             for (int i = 0; i < n; ++i) rest += impulse[1 + i], slope += impulse[1 + i] / root[i];
             slope = mass * slope + kappa / (psi * psi);

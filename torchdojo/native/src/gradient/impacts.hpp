@@ -9,15 +9,6 @@
 
 namespace torchdojo {
 
-// K of the steps of a rollout of N environments and T steps, with nb bodies.
-struct TdImpacts {
-    const int64_t *step;              // (N, T): which of the K each step has, or −1
-    const double *before, *after;     // f⁻ and f⁺ (K, 13 nb)
-    const double *slope;              // (K, 13 nb)
-    const int64_t *component;         // (K, nb): the first body of each body's component
-    double *by_time;                  // (K, nb): gradients of τ, in the places of these first bodies
-};
-
 // grad_z is y, and becomes what it is with the impact k.
 inline void add_impact(const TdImpacts &impacts, int64_t k, int num_bodies, const double *g, double *grad_z) {
     const int64_t first = k * num_bodies;

@@ -52,6 +52,10 @@ struct Schedule {
         }
         find_fresh();
     }
+    // The length that a table should have by its head.
+    static int64_t length(const int32_t *table, int64_t given) {
+        return given < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2];
+    }
     Schedule(const Schedule &) = delete;  // (the steps point into the vectors)
     Schedule &operator=(const Schedule &) = delete;
 
@@ -484,7 +488,7 @@ void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, 
     }
 }
 
-// Compiled once, in ldu_api.cpp. T: of the matrix, R: of right-hand sides.
+// Compiled once, in ldu.cpp. T: of the matrix, R: of right-hand sides.
 #define TD_LDU_FACTOR(EXTERN, T)                                                             \
     EXTERN template void ldu_factor<T>(const Schedule &, T *);                               \
     EXTERN template void ldu_factor<T>(const Schedule &, const T *, T *);                    \

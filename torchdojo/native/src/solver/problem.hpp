@@ -13,12 +13,6 @@
 
 namespace torchdojo {
 
-namespace constant {
-constexpr double largest_sine = 0.70710678118654752;  // of half the angle that a body turns in one step
-constexpr double resting_acceleration = 20.0;  // [m/s²] by which what rests may approach within a step (contact_base.py)
-constexpr double least_height = 1e-12;  // of a friction cone or box [N·s]: a frictionless contact needs an interior, too
-}
-
 template <class T>
 struct BodyPose {
     Vec3<T> x;
@@ -400,7 +394,7 @@ private:
         for (int i = joint.held_r; i < 3; ++i) wrench_column(joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
 
         const int free = joint.free();
-        const T *spring = p + parameter::free_values, *rest = spring + 2 * free;
+        const T *spring = p + joint.spring(), *rest = p + joint.rest();
         for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * u[joint.input + i];
         if (joint.has_spring) {
             const Vec3<T> d = displacement(joint, data, data.now);

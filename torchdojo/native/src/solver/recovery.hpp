@@ -86,9 +86,6 @@ private:
     std::vector<char> is_product;     // complementarity rows, which have the places of the slacks
     std::vector<std::unique_ptr<Halves>> levels;
 
-    static constexpr int steps = 100, corrections = 6, easy = 3;
-    static constexpr double longest = 100.0, shortest = 1e-4;
-
     bool halve(const Job &job, const Options &options, const double *shared, int64_t depth) {
         Halves &level = halves(depth);
         const bool solved = run_halves(job, options, shared, depth, level);
@@ -121,7 +118,7 @@ private:
     }
 
     bool continuation(const Job &job, const Options &options, const double *shared) {
-        for (const double level : {1e-1, 1e-2}) {
+        for (const double level : constant::continuation_levels) {
             if (level <= options.kappa) continue;
             stepper.bind(options, shared);
             stepper.load(0, job);
@@ -218,14 +215,14 @@ private:
         for (double &r : rate) r /= level;
         std::fill(dw.begin(), dw.end(), 0.0);
         tangent(tau, dtau);
-        for (int step = 0; step < steps; ++step) {
+        for (int step = 0; step < constant::continuation_steps; ++step) {
             int taken = 0;
             const bool good = correct(tau, dtau, length, taken);
             iterations += taken;
-            length = std::min(good ? (taken <= easy ? 2 * length : length) : length / 4, longest);
+            length = std::min(good ? (taken <= constant::continuation_easy ? 2 * length : length) : length / 4, constant::continuation_longest);
             if (good) tangent(tau, dtau);
             if (tau <= std::log(goal)) return true;
-            if (!(length > shortest)) return false;
+            if (!(length > constant::continuation_shortest)) return false;
         }
         return false;
     }
@@ -239,7 +236,7 @@ private:
         const double tau_predicted = tau + length * dtau;
         double now = tau_predicted;
         for (int correction = 0;; ++correction) {
-            evaluate(trial.data(), residual.data(), correction < corrections);
+            evaluate(trial.data(), residual.data(), correction < constant::continuation_corrections);
             const double kappa = std::exp(now);
             double equality = 0.0, products = 0.0;
             bool sound = true;
@@ -253,7 +250,7 @@ private:
                 tau = now;
                 return true;
             }
-            if (!sound || correction == corrections) return false;
+            if (!sound || correction == constant::continuation_corrections) return false;
             ++taken;
             solve_linear(trial.data(), residual.data(), 1.0, newton.data());
             solve_linear(trial.data(), rate.data(), -kappa, slope.data());

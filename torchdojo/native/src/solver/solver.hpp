@@ -23,8 +23,6 @@ struct Options {
     bool interior = false;            // the interior-point method from the warm start, and no cold one after it
 };
 
-enum Status : int64_t { success = 0, max_iterations = 1, invalid_input = 2, crooked_quaternion = 3 };
-
 // Pointers into the caller's arrays for one step of one environment. Null where not given or not wanted.
 struct Job {
     const double *parameters, *z, *u, *wrench, *warm;
@@ -34,15 +32,7 @@ struct Job {
 };
 
 namespace constant {
-constexpr double step_to_boundary = 0.95, short_step = 0.3, stuck_step = 0.1, jammed_step = 0.02, raise = 10.0, max_level = 1.0,
-                 start_level = 3e-2, unit_tolerance = 1e-6, regularization = 1e-10;
 constexpr double clearly = 0.9;        // below the tolerance: by more than rounding
-constexpr int line_search_halvings = 12;
-// Newton on the path from a larger κ: where it starts, how fast and below which residual κ is lowered, and the line search.
-constexpr double path_level = 1e-2, path_shrink = 0.1, path_residual = 1.0, path_growth = 2.0;
-constexpr double near_residual = 1e-2;  // below it a warm start goes on for up to `near_iterations`
-constexpr int near_iterations = 20, path_iterations = 50, path_free_iterations = 4, path_halvings = 3;
-constexpr int patient_iterations = 20, patient_halvings = 8;  // against cycles across kinks
 }  // namespace constant
 
 template <class T>

@@ -1,9 +1,9 @@
 """The joints that one MJCF body has towards its parent, as one joint of `torchdojo.elements.joints.JOINT_TYPES`.
 
-MJCF gives a body a list of joints that act one after another; we have one joint between two bodies, and its coordinates are along `axis`,
-across it, or along the axes of the joint frame, which at coordinate zero are those of the child body. So the body frame is turned until
-the axes of the file are such directions, and a coordinate may have to run backwards. Of the frames that fit, the best keeps the sign
-of actuated coordinates, then the axes of the MJCF body, then the other signs, then the order of the file.
+MJCF gives a body a list of joints that act one after another. Here there is one joint between two bodies, with coordinates along `axis`,
+across it, or along the axes of the joint frame, which are the child's at coordinate zero. So the body frame is turned until the axes of the
+file are such directions, and a coordinate may have to run backwards. The best frame that fits keeps the sign of actuated coordinates, then
+the axes of the MJCF body, then the other signs, then the order of the file.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from torchdojo.elements.element import orthonormal_complement
 from torchdojo.elements.joints import JOINT_TYPES
-from torchdojo.io.mjcf_model import import_mujoco
+from torchdojo.io.mjcf.model import import_mujoco
+from torchdojo.io.robot import Z_AXIS, Array
 
 __all__ = ["Coordinate", "Fit", "fit_joint"]
 
-Array = NDArray[np.float64]
 PARALLEL = 1e-6  # sine of the angle up to which two axes are one [rad]: files give axes with six digits or more
 SAME_POINT = 1e-9  # [m]
 SUPPORTED = (
@@ -35,7 +34,7 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Where a coordinate of our joint is in the file: MJCF joint, its degree of freedom (0 for hinge and slide), and the sign."""
+    """The place of a coordinate in the file: MJCF joint, its degree of freedom (0 for hinge and slide), and the sign."""
 
     joint: int
     component: int
@@ -57,16 +56,16 @@ def fit_joint(model: Any, body: int, actuated: frozenset[int]) -> Fit:
     """The one joint that moves `body` as its MJCF joints do. `actuated`: MJCF joints with an actuator.
 
     Raises:
-        ValueError: there is none; the message says what does not fit.
+        ValueError: no joint of the table does; the message says what does not fit.
     """
     types = import_mujoco().mjtJoint
     numbers = range(model.body_jntadr[body], model.body_jntadr[body] + model.body_jntnum[body])
     kinds = {j: types(int(model.jnt_type[j])) for j in numbers}
     if not kinds:
-        return Fit("Fixed", np.zeros(3), np.eye(3), np.array([0.0, 0.0, 1.0]), ())
+        return Fit("Fixed", np.zeros(3), np.eye(3), Z_AXIS, ())
     if types.mjJNT_FREE in kinds.values():
         (j,) = kinds  # MuJoCo refuses further ones
-        return Fit("Floating", np.zeros(3), np.eye(3), np.array([0.0, 0.0, 1.0]), tuple(Coordinate(j, i, 1.0) for i in range(6)))
+        return Fit("Floating", np.zeros(3), np.eye(3), Z_AXIS, tuple(Coordinate(j, i, 1.0) for i in range(6)))
     slides = [j for j in numbers if kinds[j] == types.mjJNT_SLIDE]
     hinges = [j for j in numbers if kinds[j] == types.mjJNT_HINGE]
     balls = [j for j in numbers if kinds[j] == types.mjJNT_BALL]
@@ -79,22 +78,22 @@ def fit_joint(model: Any, body: int, actuated: frozenset[int]) -> Fit:
     anchor = np.array(model.jnt_pos[balls[0]]) if balls else _anchor(model, hinges)
     for rank, frame in enumerate(_frames(model, slides, hinges)):
         for axis in _axes(frame, model, slides, hinges):
-            found = _match(frame, axis, model, slides, hinges, balls)
-            if found is None:
+            matches = _match(frame, axis, model, slides, hinges, balls)
+            if matches is None:
                 continue
-            flipped = [c.joint for c in found if c.sign < 0]
-            order = [c.joint for c in found]
+            flipped = [c.joint for c in matches if c.sign < 0]
+            order = [c.joint for c in matches]
             backward = sum(j in slides for j in flipped)  # better an angle than a height
             key = (sum(j in actuated for j in flipped), rank > 0, len(flipped), backward, order != sorted(order), axis.sum() < 0)
             if best is None or key < best[0]:
-                best = key, Fit(kind, anchor, frame, axis, tuple(found))
+                best = key, Fit(kind, anchor, frame, axis, tuple(matches))
     if best is None:
         raise ValueError(f"their axes are not those of a {kind} joint")
     return best[1]
 
 
 def _check_order(model: Any, slides: list[int], hinges: list[int], balls: list[int]) -> None:
-    """Our translations are along axes of the parent. A slide after a rotation is along turned ones, unless it is the axis of the turn."""
+    """Refuse what no joint of ours has: axes that are not perpendicular, and a slide along an axis that a joint before it turns."""
     for group, what in ((slides, "slides"), (hinges, "hinges")):
         for n, i in enumerate(group):
             for j in group[n + 1 :]:
@@ -128,7 +127,7 @@ def _anchor(model: Any, hinges: list[int]) -> Array:
 
 
 def _frames(model: Any, slides: list[int], hinges: list[int]) -> Iterator[Array]:
-    """Candidates for the axes of our body: those of the MJCF body, and those with the axes of two or three joints along them."""
+    """Candidates for the axes of our body: the axes of the MJCF body, and frames along the axes of two or three joints."""
     yield np.eye(3)
     for group in (hinges, slides):
         for order in permutations(group) if len(group) > 1 else ():
@@ -140,30 +139,30 @@ def _frames(model: Any, slides: list[int], hinges: list[int]) -> Iterator[Array]
 
 def _axes(frame: Array, model: Any, slides: list[int], hinges: list[int]) -> Iterator[Array]:
     """Candidates for `axis`: the direction of a single coordinate, or the normal of two."""
-    found = []
+    normals = []
     for group in (slides, hinges):
         if len(group) == 1:
-            found.append(model.jnt_axis[group[0]])
+            normals.append(model.jnt_axis[group[0]])
         elif len(group) == 2:
             normal = np.cross(model.jnt_axis[group[0]], model.jnt_axis[group[1]])
-            found.append(normal / np.linalg.norm(normal))
-    for axis in found or [frame[:, 2]]:
+            normals.append(normal / np.linalg.norm(normal))
+    for axis in normals or [frame[:, 2]]:
         yield frame.T @ axis
         yield -frame.T @ axis
 
 
 def _match(frame: Array, axis: Array, model: Any, slides: list[int], hinges: list[int], balls: list[int]) -> list[Coordinate] | None:
     """MJCF joints in the order of our coordinates, or None where one of them is along none of our directions."""
-    found = []
+    matches = []
     for group in (slides, hinges):
         left = {j: frame.T @ model.jnt_axis[j] for j in group}
         for row in _rows(len(group), axis):
             j = next((j for j, direction in left.items() if np.linalg.norm(np.cross(row, direction)) <= PARALLEL), None)
             if j is None:
                 return None
-            found.append(Coordinate(j, 0, float(np.sign(row @ left.pop(j)))))
-    found += [Coordinate(j, i, 1.0) for j in balls for i in range(3)]  # isotropic: along the axes of whatever frame
-    return found
+            matches.append(Coordinate(j, 0, float(np.sign(row @ left.pop(j)))))
+    matches += [Coordinate(j, i, 1.0) for j in balls for i in range(3)]  # a ball joint turns alike about all axes
+    return matches
 
 
 def _rows(free: int, axis: Array) -> Array:

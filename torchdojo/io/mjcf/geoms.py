@@ -10,28 +10,15 @@ import numpy as np
 import torch
 
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
-from torchdojo.io.mjcf_model import CompiledMjcf, import_mujoco
-from torchdojo.io.urdf_description import Array, LinkInfo
-from torchdojo.io.urdf_xml import clean_name
+from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
+from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, clean_name
 from torchdojo.quaternion import from_rotation_matrix
 
-__all__ = ["ContactInfo", "GeomReader"]
+__all__ = ["GeomReader"]
 
 SAMPLES = 4  # configurations that tell whether a point can change its distance to a plane
 CONSTANT = 1e-9  # [m]
 INSIDE = 1e-9  # [m]
-
-
-@dataclass(frozen=True)
-class ContactInfo:
-    """A point of a body against a plane."""
-
-    body: str
-    point: Array  #: (3,) in the frame of the body [m]
-    radius: float  #: [m]
-    friction: float | None  #: None: a contact without friction (condim 1)
-    normal: Array  #: (3,) unit vector, world frame
-    offset: float  #: [m]
 
 
 @dataclass(frozen=True)
@@ -43,7 +30,7 @@ class _Plane:
 
 @dataclass(frozen=True)
 class _Ball:
-    """A contact point of a geom before it is known to matter."""
+    """A candidate for a contact: a point of a geom."""
 
     name: str
     geom: str
@@ -55,7 +42,7 @@ class _Ball:
 
 
 def _outer(balls: Sequence[_Ball]) -> list[_Ball]:
-    """Without those inside another one, which would only double its contact; of equal ones the first stays."""
+    """The balls that are not inside another one, whose contact they would only double; the first of equal ones stays."""
     kept: list[_Ball] = []
     for i, ball in enumerate(balls):
         depths = [other.radius - ball.radius - float(np.linalg.norm(ball.point - other.point)) for other in balls]
@@ -66,7 +53,7 @@ def _outer(balls: Sequence[_Ball]) -> list[_Ball]:
 
 
 class GeomReader:
-    """`shapes` of each body first, then `contacts` of all; `notes` says what was left out.
+    """Reads the `shapes` of each body first, then the `contacts` of all; `notes` says what is left out.
 
     Args:
         names: of MJCF bodies. top: MJCF body -> topmost one of the body that it is part of.
@@ -76,18 +63,22 @@ class GeomReader:
         self.mujoco, self.compiled, self.model = import_mujoco(), compiled, compiled.model
         self.names, self.top, self.rim_points = names, top, rim_points
         self.notes: list[str] = []
-        self.found: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
+        self.placed: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
         self.types = self.mujoco.mjtGeom
 
     def shapes(self, group: Sequence[int], frames: Mapping[int, tuple[Array, Array]]) -> tuple[Shape, ...]:
-        """Of the MJCF bodies of a group, whose frames in that of the body are given. Those that collide, or, where none does, all."""
+        """Shapes of the MJCF bodies of a group: of the geoms that collide, or of all where none does.
+
+        Args:
+            frames: MJCF body -> its frame in the frame of the body that the group becomes.
+        """
         colliding: list[Shape] = []
         others: list[Shape] = []
         for b in group:
             for g in self._geoms(b):
                 shape = self._shape(g, *frames[b])
                 if shape is not None:
-                    self.found[g] = shape
+                    self.placed[g] = shape
                     (colliding if self.model.geom_contype[g] or self.model.geom_conaffinity[g] else others).append(shape)
         return tuple(colliding or others)
 
@@ -109,10 +100,10 @@ class GeomReader:
                         if surface is None:
                             continue
                         label = self._label(g, n)
-                        if g not in self.found or isinstance(self.found[g], Ellipsoid):
+                        if g not in self.placed or isinstance(self.placed[g], Ellipsoid):
                             without.append(label)
                             continue
-                        places, radius = self.found[g].contact_points()
+                        places, radius = self.placed[g].contact_points()
                         names = [label] if len(places) == 1 else [f"{label}_{i}" for i in range(len(places))]
                         points += [
                             _Ball(name, label, b, np.asarray(place), float(radius), *surface)
@@ -144,7 +135,7 @@ class GeomReader:
         return clean_name(given) if given else f"{self.names[self.model.geom_bodyid[g]]}_{n}"
 
     def _shape(self, g: int, rotation: Array, position: Array) -> Shape | None:
-        """In the frame of the body; `rotation` and `position` are those of the MJCF body there. None for meshes and planes."""
+        """The shape in the frame of our body, where the MJCF body has this pose. None for meshes and planes."""
         matrix = np.zeros(9)
         self.mujoco.mju_quat2Mat(matrix, self.model.geom_quat[g])
         size = [float(number) for number in self.model.geom_size[g]]
@@ -168,7 +159,7 @@ class GeomReader:
     # -- planes ----------------------------------------------------------------------------------------------------------------------------
 
     def _planes(self) -> list[_Plane]:
-        """Planes of the world. A file without any, as of a robot without its scene, gets the ground z = 0."""
+        """Planes of the world. A file without any, such as a robot without its scene, gets the ground z = 0."""
         model, data = self.model, self.compiled.data
         planes, obstacles = [], []
         for g in range(model.ngeom):
@@ -180,7 +171,7 @@ class GeomReader:
             elif model.geom_contype[g] or model.geom_conaffinity[g]:
                 obstacles.append(self._label(g, g))
         self._note("geoms of the world other than planes touch nothing", obstacles)
-        return planes or [_Plane(-1, np.array([0.0, 0.0, 1.0]), 0.0)]
+        return planes or [_Plane(-1, Z_AXIS, 0.0)]
 
     def _surface(self, plane: _Plane, g: int) -> tuple[float, int] | None:
         """Friction coefficient and condim of a geom on a plane as MuJoCo combines them; None where they do not collide."""

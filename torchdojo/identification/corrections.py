@@ -1,14 +1,15 @@
-"""Residual physics: a small network that corrects what the equations of a mechanism lack, trained through the step.
+"""Corrections: a small network, trained through the step, adds the forces or distances that a mechanism lacks.
 
     model = ResidualWrench(cube_model(dt, ("friction",)))
     loss = WindowLoss(model, training)          # as for the parameters alone; any optimizer of torch
     open_loop(model, validation)                # against open_loop of the pure model, on throws held back
 
-In a description of a fit it is the key `residual` of a stage (`Residual`; configs/residual_cube.yaml).
+In a description of a fit, the key `residual` of a stage asks for a network (`Residual`; configs/residual_cube.yaml). The literature calls
+this residual physics.
 
-A network sees each body as the body itself would, in its own frame, so that where a throw happens and where it heads makes no difference.
-It answers with a wrench (Zeng et al. 2020, "TossingBot", for the idea; Ajay et al. 2018 for contact), or with what is missing in the signed
-distances of its contacts (Pfrommer, Halm and Posa 2020, "ContactNets").
+A network sees each body in the body's own frame, so that place and heading of a throw make no difference. It answers with a wrench (Zeng et
+al. 2020, "TossingBot", for the idea; Ajay et al. 2018 for contact), or with an addition to the signed distances of its contacts (Pfrommer,
+Halm and Posa 2020, "ContactNets").
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ from torchdojo.elements.contact import Contact
 from torchdojo.engine.rollout import StepByStep
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.mechanism import StepOutput, Trajectory
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.state.layout import ORIENTATION, STATE_SIZE
 
-__all__ = ["Residual", "ResidualDistance", "ResidualMechanism", "ResidualWrench"]
+__all__ = ["CorrectedMechanism", "Residual", "ResidualDistance", "ResidualWrench"]
 
 
 class _Corrected:
-    """The steps of a `ResidualMechanism` with the parameters `raw`, as a rollout takes them."""
+    """The steps of a `CorrectedMechanism` with the parameters `raw`, as a rollout takes them."""
 
-    def __init__(self, model: ResidualMechanism, raw: Tensor | None) -> None:
+    def __init__(self, model: CorrectedMechanism, raw: Tensor | None) -> None:
         self.model, self.raw = model, raw
 
     def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
         return self.model.step(z, self.raw, warm_start=warm_start)
 
 
-class ResidualMechanism(ParametricMechanism):
-    """A `ParametricMechanism` whose every step a network corrects; what it corrects is said by `ResidualWrench` and `ResidualDistance`.
+class CorrectedMechanism(ParametricMechanism):
+    """A `ParametricMechanism` whose every step a network corrects. `ResidualWrench` and `ResidualDistance` say what it corrects.
+
+    The last layer starts at zero, so that an untrained network changes nothing. Optimizers of torch train it; `gauss_newton` moves the
+    parameters of the mechanism alone and leaves the network as it is.
 
     Args:
-        model: is copied. hidden: widths of the hidden layers. inputs, outputs: of the network, per body or contact.
-        units: what the inputs are divided by, and what an output of 1 means, by name.
-
-    The last layer starts at zero: before training, the motion is that of the pure model. For optimizers of torch; `gauss_newton` moves the
-    parameters of the mechanism alone, at the network as it is.
+        model: is copied. hidden: widths of the hidden layers. inputs, outputs: numbers per body or contact.
+        units: divisors of the inputs, and meaning of an output of 1, by name.
     """
 
     def __init__(self, model: ParametricMechanism, hidden: Sequence[int], inputs: int, outputs: int, units: Mapping[str, float]) -> None:
@@ -68,7 +69,7 @@ class ResidualMechanism(ParametricMechanism):
         self.network = nn.Sequential(*layers, last).double()
 
     def correct(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """At states z (..., 13 nb): arguments of `Mechanism.step`, and what is added to fields, by path."""
+        """At states z (..., 13 nb): arguments of `Mechanism.step`, and additions to fields, by path."""
         raise NotImplementedError
 
     def step(self, z: Tensor, raw: Tensor | None = None, **kwargs: Any) -> StepOutput:
@@ -81,18 +82,18 @@ class ResidualMechanism(ParametricMechanism):
 
     @property
     def description(self) -> Residual:
-        """All that it takes to correct the same mechanism in the same way."""
+        """The network as plain values, from which it can be built again."""
         kind = next(name for name, cls in KINDS.items() if isinstance(self, cls))
         weights = {name: weight.tolist() for name, weight in self.network.state_dict().items()}
         return Residual(kind=kind, hidden=self.hidden, units=self.units, weights=weights)
 
 
-class ResidualWrench(ResidualMechanism):
+class ResidualWrench(CorrectedMechanism):
     """An external wrench on every body, from the direction of gravity, its velocities and its height, all in the body frame.
 
     Args:
-        model, hidden: of `ResidualMechanism`. force [N], torque [N·m]: what an output of 1 means; default: a tenth of the mean weight of
-            the bodies, and that at 5 cm. speed [m/s], spin [rad/s], height [m]: what inputs are divided by.
+        model, hidden: as in `CorrectedMechanism`. force [N], torque [N·m]: meaning of an output of 1; default: a tenth of the mean weight
+            of the bodies, and this force at 5 cm. speed [m/s], spin [rad/s], height [m]: divisors of the inputs.
     """
 
     def __init__(
@@ -126,14 +127,14 @@ class ResidualWrench(ResidualMechanism):
         return {"wrench": self.wrench(z)}, {}
 
 
-class ResidualDistance(ResidualMechanism):
-    """What is added to the signed distance between each contact point and the half-space below it, from where on the body the point is and
-    from the direction of the half-space in the body frame: the shape of the body near the point, as it matters to the contact.
+class ResidualDistance(CorrectedMechanism):
+    """An addition to the signed distance between each contact point and the half-space below: the shape of the body near the point.
 
-    It is that of the configuration at the beginning of a step; the point at which forces act stays.
+    Inputs are the place of the point on the body and the direction of the half-space in the body frame, at the beginning of a step. The
+    point at which forces act stays.
 
     Args:
-        model, hidden: of `ResidualMechanism`. length [m]: what an output of 1 means.
+        model, hidden: as in `CorrectedMechanism`. length [m]: meaning of an output of 1.
 
     Raises:
         ValueError: no contacts with half-spaces of the world.
@@ -160,8 +161,8 @@ class ResidualDistance(ResidualMechanism):
         self._points = points / torch.linalg.vector_norm(points, dim=-1).max().clamp_min(1e-9)
 
     def distance(self, z: Tensor) -> Tensor:
-        """What is added to the distances at states z (..., 13 nb), (..., contacts) [m]."""
-        q = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, 6:10]
+        """Additions (..., contacts) [m] to the distances at states z (..., 13 nb)."""
+        q = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, ORIENTATION]
         toward = quat.inverse_rotate(q, -self._normals.expand(*q.shape[:-1], 3))
         seen = torch.cat((toward, self._points.expand(*q.shape[:-1], 3)), dim=-1)
         return cast(Tensor, self.units["length"] * self.network(seen)[..., 0])
@@ -175,11 +176,11 @@ KINDS: dict[str, type[ResidualWrench] | type[ResidualDistance]] = {"wrench": Res
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """Description of a network of residual physics.
+    """Description of a network of corrections.
 
     Args:
-        kind: "wrench" or "distance", `ResidualWrench` or `ResidualDistance`. hidden: widths of its hidden layers.
-        units: keywords of that class, positive numbers. weights: of a trained network, by name; None: those of a new one.
+        kind: "wrench" or "distance", for `ResidualWrench` or `ResidualDistance`. hidden: widths of its hidden layers.
+        units: keywords of the class, positive numbers. weights: of a trained network, by name; None: a new network.
 
     Raises:
         ValueError: kinds and units that do not exist, numbers that are not positive.
@@ -196,18 +197,18 @@ class Residual:
         if not self.hidden or min(self.hidden) < 1:
             raise ValueError(f"Residual.hidden: got {self.hidden}; allowed: a list of one or more widths, each 1 or more, as in [32, 32]")
         signature = inspect.signature(KINDS[self.kind]).parameters.values()
-        known = [p.name for p in signature if p.kind is p.KEYWORD_ONLY]
+        units = [p.name for p in signature if p.kind is p.KEYWORD_ONLY]
         for name, value in self.units.items():
-            if name not in known:
-                raise ValueError(f"Residual.units: a {self.kind} has no {name}; it has: {', '.join(known)}")
+            if name not in units:
+                raise ValueError(f"Residual.units: a {self.kind} has no {name}; it has: {', '.join(units)}")
             if not value > 0:
                 raise ValueError(f"Residual.units: got {name}={value}; allowed: positive numbers")
 
-    def build(self, model: ParametricMechanism, seed: int = 0) -> ResidualMechanism:
-        """`model`, corrected by this network; one without weights is drawn with the seed.
+    def build(self, model: ParametricMechanism, seed: int = 0) -> CorrectedMechanism:
+        """`model`, corrected by this network. A network without weights is drawn with the seed.
 
         Raises:
-            ValueError: a mechanism that has nothing to correct, or weights of another network.
+            ValueError: a mechanism without anything to correct, or weights of another network.
         """
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import io
 import math
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
 import numpy as np
-from torch import nn
 
-__all__ = ["LoopJoint", "ParsedUrdf", "clean_name", "parse_urdf"]
+from torchdojo.io.robot import clean_name, listed
+
+__all__ = ["LoopJoint", "ParsedUrdf", "parse_urdf"]
 
 #: URDF joint type -> class in `torchdojo.elements.joints`
 JOINT_TYPES = {
@@ -166,12 +166,6 @@ def parse_urdf(path: str | Path) -> ParsedUrdf:
     return ParsedUrdf(path, robot, kinds, capsules, loops, {clean_name(name) for name in massless}, report.all_notes())
 
 
-def clean_name(name: str) -> str:
-    """A name that ``torch.nn.ModuleDict`` accepts: "." becomes "_", and a name that is one of its attributes gets a "_" at its end."""
-    name = name.replace(".", "_")
-    return f"{name}_" if hasattr(nn.ModuleDict, name) or name == "training" else name
-
-
 # -- elements ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -236,8 +230,8 @@ def _prepare_link(link: Element, report: _Report) -> bool:
     for collision in link.findall("collision"):
         geometry = collision.find("geometry")
         if geometry is None or len(geometry) != 1:
-            found = [] if geometry is None else [str(child.tag) for child in geometry]
-            raise ValueError(f"{path}: a collision of link {name!r} has the geometry {found}; allowed: one of {', '.join(GEOMETRY)}")
+            tags = [] if geometry is None else [str(child.tag) for child in geometry]
+            raise ValueError(f"{path}: a collision of link {name!r} has the geometry {tags}; allowed: one of {', '.join(GEOMETRY)}")
         mesh = geometry.find("mesh")
         if mesh is not None:
             report.meshes.append(f"{name} ({mesh.get('filename')})")
@@ -382,38 +376,21 @@ def _check_tree(root: Element, path: Path) -> None:
     if not links:
         raise ValueError(f"{path}: the robot has no <link>; it needs at least one")
     for joint in root.findall("loop_joint"):
-        name, ends = joint.get("name", ""), [element.get("link", "") for end in ("link1", "link2") for element in joint.findall(end)]
-        for end, link in zip(("link1", "link2"), ends, strict=True):
-            if link not in links:
-                raise ValueError(
-                    f"{path}: loop joint {name!r} names as {end} the link {link!r}, which is not defined; links: {_listed(links)}"
-                )
+        ends = _ends(joint, ("link1", "link2"), f"loop joint {joint.get('name')!r} names as", links, path)
         if ends[0] == ends[1]:
-            raise ValueError(f"{path}: loop joint {name!r} joins link {ends[0]!r} to itself; name two different links")
+            raise ValueError(f"{path}: loop joint {joint.get('name')!r} joins link {ends[0]!r} to itself; name two different links")
     joints = [joint.get("name", "") for joint in root.findall("joint")]
     for joint in root.findall("joint"):
         mimic = joint.find("mimic")
         if mimic is not None and mimic.get("joint") not in set(joints) - {joint.get("name", "")}:
             raise ValueError(
-                f"{path}: joint {joint.get('name')!r} mimics {mimic.get('joint')!r}; allowed: another joint, of {_listed(joints)}"
+                f"{path}: joint {joint.get('name')!r} mimics {mimic.get('joint')!r}; allowed: another joint, of {listed(joints)}"
             )
-    parent_of: dict[str, tuple[str, str]] = {}
-    for joint in root.findall("joint"):
-        name = joint.get("name", "")
-        parent, child = (element.get("link", "") for end in ("parent", "child") for element in joint.findall(end))
-        for end, link in (("parent", parent), ("child", child)):
-            if link not in links:
-                raise ValueError(f"{path}: joint {name!r} names the {end} link {link!r}, which is not defined; links: {_listed(links)}")
-        if child in parent_of:
-            raise ValueError(
-                f"{path}: link {child!r} is the child of two joints, {parent_of[child][1]!r} and {name!r}; a URDF is a tree: "
-                "close loops with <loop_joint> elements or with joints of the Mechanism instead"
-            )
-        parent_of[child] = (parent, name)
+    parent_of = _parents(root, links, path)
     for link in links:
         chain = [link]
         while chain[-1] in parent_of:
-            chain.append(parent_of[chain[-1]][0])
+            chain.append(parent_of[chain[-1]])
             if chain[-1] == link:
                 raise ValueError(f"{path}: the links {' -> '.join(reversed(chain))} form a cycle; a URDF is a tree")
             if len(chain) > len(links) + 1:
@@ -421,9 +398,31 @@ def _check_tree(root: Element, path: Path) -> None:
     roots = [link for link in links if link not in parent_of]
     if len(roots) > 1:
         raise ValueError(
-            f"{path}: the links {_listed(roots)} have no parent joint; a URDF has exactly one root: join them, or remove the others"
+            f"{path}: the links {listed(roots)} have no parent joint; a URDF has exactly one root: join them, or remove the others"
         )
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+def _parents(root: Element, links: list[str], path: Path) -> dict[str, str]:
+    """Link -> parent link."""
+    parents: dict[str, str] = {}
+    joints: dict[str, str] = {}
+    for joint in root.findall("joint"):
+        name = joint.get("name", "")
+        parent, child = _ends(joint, ("parent", "child"), f"joint {name!r} names the", links, path)
+        if child in parents:
+            raise ValueError(
+                f"{path}: link {child!r} is the child of two joints, {joints[child]!r} and {name!r}; a URDF is a tree: "
+                "close loops with <loop_joint> elements or with joints of the Mechanism instead"
+            )
+        parents[child], joints[child] = parent, name
+    return parents
+
+
+def _ends(joint: Element, tags: tuple[str, str], subject: str, links: list[str], path: Path) -> list[str]:
+    """The two links that a joint connects."""
+    ends = [element.get("link", "") for tag in tags for element in joint.findall(tag)]
+    for tag, link in zip(tags, ends, strict=True):
+        if link not in links:
+            middle = "the link" if joint.tag == "loop_joint" else "link"
+            raise ValueError(f"{path}: {subject} {tag} {middle} {link!r}, which is not defined; links: {listed(links)}")
+    return ends

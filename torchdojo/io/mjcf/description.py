@@ -1,39 +1,52 @@
-"""An MJCF robot as plain numbers: bodies without joints merged into what carries them, joints placed from centres of mass."""
+"""An MJCF robot as plain numbers: bodies without joints merged into the body that carries them, joints placed from centers of mass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from torchdojo.io.mjcf_actuators import Drive, Driven, read_drives
-from torchdojo.io.mjcf_geoms import ContactInfo, GeomReader
-from torchdojo.io.mjcf_joints import SUPPORTED, Coordinate, Fit, fit_joint
-from torchdojo.io.mjcf_model import CompiledMjcf, compile_mjcf, import_mujoco
-from torchdojo.io.urdf_description import Array, BodyInfo, CouplingInfo, JointInfo, LinkInfo, RobotInfo
-from torchdojo.io.urdf_xml import clean_name
+from torchdojo.io.mjcf.actuators import Drive, Driven, read_drives
+from torchdojo.io.mjcf.geoms import GeomReader
+from torchdojo.io.mjcf.joints import SUPPORTED, Coordinate, Fit, fit_joint
+from torchdojo.io.mjcf.model import CompiledMjcf, compile_mjcf, import_mujoco
+from torchdojo.io.robot import (
+    WORLD,
+    Z_AXIS,
+    Array,
+    BodyInfo,
+    CouplingInfo,
+    JointInfo,
+    LinkInfo,
+    Pose,
+    RobotInfo,
+    clean_name,
+    closing_joint,
+    compose,
+    composed_inertia,
+    listed,
+    poses_in_groups,
+)
 
 __all__ = ["MjcfInfo", "read_mjcf"]
 
 
 @dataclass(frozen=True)
 class MjcfInfo(RobotInfo):
-    """What `RobotInfo` says of a URDF file, and what only MJCF has. A link is an MJCF body.
+    """A `RobotInfo` with what only MJCF has. A link is an MJCF body.
 
     The frame of a body has the axes of its topmost link, or, where its joint has several axes, axes along these.
     """
 
-    contacts: dict[str, ContactInfo]
     coordinates: dict[str, tuple[tuple[str, float], ...]]  #: joint -> (MJCF joint, sign) of each coordinate, which is sign (qpos - qpos0)
     drives: dict[str, Drive]  #: actuators of the file
     gravity: tuple[float, float, float]  #: [m/s^2]
     timestep: float  #: [s]
-    notes: tuple[str, ...]  #: what the mechanism does not have, in words
-    contact_notes: tuple[str, ...]  #: the same of `contacts`
+    notes: tuple[str, ...]  #: in words: what the mechanism lacks
     compiled: CompiledMjcf
     tops: dict[str, int]  #: body -> MJCF id of its topmost link
 
@@ -81,7 +94,7 @@ class _Reader:
         drives, driven, notes = read_drives(self.compiled)
         self.notes += notes
         top = self._topmost()
-        poses = self._poses(top)
+        poses = poses_in_groups(dict(enumerate(top)), lambda b: (int(model.body_parentid[b]), self._local_pose(b)))
         groups = {t: [b for b in range(model.nbody) if top[b] == t] for t in dict.fromkeys(top)}
         moving = [t for t in groups if t]
         if not moving:
@@ -92,11 +105,11 @@ class _Reader:
         bodies = {self.names[t]: self._body(t, groups[t], poses, fits[t], geoms) for t in moving}
         links = {}
         for b in range(1, model.nbody):
-            rotation, position = poses[b]
-            if top[b]:
-                frame, center = fits[top[b]].frame, bodies[self.names[top[b]]].center
-                rotation, position = frame.T @ rotation, frame.T @ (position - center)
-            links[self.names[b]] = LinkInfo(self.names[b], self.names[top[b]] if top[b] else None, position, rotation)
+            (rotation, position), body = poses[b], self.names[top[b]] if top[b] else None
+            if body is not None:
+                frame = fits[top[b]].frame.T
+                rotation, position = frame @ rotation, frame @ (position - bodies[body].center)
+            links[self.names[b]] = LinkInfo(self.names[b], body, position, rotation)
         names, joints, coordinates = Names(), {}, {}
         for t in moving:
             name = self._joint_name(names, t, fits[t])
@@ -110,20 +123,20 @@ class _Reader:
         self._note_model()
         gravity = np.zeros(3) if self._disabled("GRAVITY") else model.opt.gravity
         return MjcfInfo(
-            self.path,
-            links,
-            bodies,
-            joints,
-            couplings,
-            contacts,
-            coordinates,
-            drives,
-            (float(gravity[0]), float(gravity[1]), float(gravity[2])),
-            float(model.opt.timestep),
-            tuple(self.notes),
-            tuple(geoms.notes),
-            self.compiled,
-            {self.names[t]: t for t in moving},
+            path=self.path,
+            links=links,
+            bodies=bodies,
+            joints=joints,
+            couplings=couplings,
+            contacts=contacts,
+            contact_notes=tuple(geoms.notes),
+            coordinates=coordinates,
+            drives=drives,
+            gravity=(float(gravity[0]), float(gravity[1]), float(gravity[2])),
+            timestep=float(model.opt.timestep),
+            notes=tuple(self.notes),
+            compiled=self.compiled,
+            tops={self.names[t]: t for t in moving},
         )
 
     # -- bodies ----------------------------------------------------------------------------------------------------------------------------
@@ -140,13 +153,13 @@ class _Reader:
         return top
 
     def _fixed(self, b: int) -> bool:
-        """Whether the joint of a topmost body was taken away (`floating_base`) or never there (`merge_fixed_joints`)."""
+        """Whether a topmost body has no joint of its own: `floating_base` took it away, or the file gives none."""
         adr = self.model.body_jntadr[b]
         free = int(self.mujoco.mjtJoint.mjJNT_FREE)
         return bool(self.model.body_jntnum[b] == 0 or (self.model.jnt_type[adr] == free and not self.floating_base))
 
-    def _local_pose(self, b: int) -> tuple[Array, Array]:
-        """Of an MJCF body in its parent, at qpos0."""
+    def _local_pose(self, b: int) -> Pose:
+        """Pose of an MJCF body in its parent, at qpos0."""
         return self._rotation(self.model.body_quat[b]), np.array(self.model.body_pos[b])
 
     def _rotation(self, quaternion: Array) -> Array:
@@ -154,21 +167,9 @@ class _Reader:
         self.mujoco.mju_quat2Mat(matrix, quaternion / np.linalg.norm(quaternion))
         return matrix.reshape(3, 3)
 
-    def _poses(self, top: list[int]) -> list[tuple[Array, Array]]:
-        """Of MJCF bodies in their topmost body."""
-        poses: list[tuple[Array, Array]] = []
-        for b, t in enumerate(top):
-            if b == t:
-                poses.append((np.eye(3), np.zeros(3)))
-            else:
-                rotation, position = poses[self.model.body_parentid[b]]
-                own_rotation, own_position = self._local_pose(b)
-                poses.append((rotation @ own_rotation, position + rotation @ own_position))
-        return poses
-
     def _fit(self, t: int, driven: frozenset[int]) -> Fit:
         if self._fixed(t):
-            return Fit("Fixed", np.zeros(3), np.eye(3), np.array([0.0, 0.0, 1.0]), ())
+            return Fit("Fixed", np.zeros(3), np.eye(3), Z_AXIS, ())
         try:
             return fit_joint(self.model, t, driven)
         except ValueError as error:
@@ -176,23 +177,20 @@ class _Reader:
             joints = ", ".join(repr(self._joint_label(j)) for j in range(adr, adr + self.model.body_jntnum[t]))
             raise ValueError(f"{self.path}: body {self.names[t]!r} has the joints {joints}: {error}. {SUPPORTED}") from error
 
-    def _body(self, t: int, group: list[int], poses: list[tuple[Array, Array]], fit: Fit, geoms: GeomReader) -> BodyInfo:
-        """Add up mass, centre of mass and inertia (parallel axis theorem) of the MJCF bodies of a group."""
+    def _body(self, t: int, group: list[int], poses: Mapping[int, Pose], fit: Fit, geoms: GeomReader) -> BodyInfo:
+        """The MJCF bodies of a group as one, in axes along those of its joint."""
         model = self.model
-        mass = float(sum(model.body_mass[b] for b in group))
-        links = tuple(self.names[b] for b in group)
-        if mass <= 0:
+        if sum(model.body_mass[b] for b in group) <= 0:
             raise ValueError(f"{self.path}: body {self.names[t]!r} moves but has no mass; give it an <inertial> or a geom with mass")
-        positions = {b: poses[b][1] + poses[b][0] @ model.body_ipos[b] for b in group}
-        center = np.sum([model.body_mass[b] * positions[b] for b in group], axis=0) / mass
-        inertia = np.zeros((3, 3))
+        parts = []
         for b in group:
-            axes, offset = poses[b][0] @ self._rotation(model.body_iquat[b]), positions[b] - center
-            inertia += axes @ np.diag(model.body_inertia[b]) @ axes.T
-            inertia += model.body_mass[b] * (offset @ offset * np.eye(3) - np.outer(offset, offset))
+            axes, position = compose(poses[b], (self._rotation(model.body_iquat[b]), model.body_ipos[b]))
+            parts.append((model.body_mass[b], position, axes @ np.diag(model.body_inertia[b]) @ axes.T))
+        mass, center, inertia = composed_inertia(parts)
         inertia = fit.frame.T @ inertia @ fit.frame
         frames = {b: (fit.frame.T @ poses[b][0], fit.frame.T @ (poses[b][1] - center)) for b in group}
-        return BodyInfo(self.names[t], links, mass, center, (inertia + inertia.T) / 2, geoms.shapes(group, frames), ())
+        links = tuple(self.names[b] for b in group)
+        return BodyInfo(self.names[t], links, mass, center, (inertia + inertia.T) / 2, geoms.shapes(group, frames))
 
     # -- joints ----------------------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +198,7 @@ class _Reader:
         return str(self.model.joint(j).name) or f"joint{j}"
 
     def _joint_name(self, names: Names, t: int, fit: Fit) -> str:
-        """Of one MJCF joint its name; of several what their names have in common, or the name of the body."""
+        """The name of the one MJCF joint, or what the names of several have in common, or the name of the body."""
         given = [str(self.model.joint(j).name) for j in dict.fromkeys(c.joint for c in fit.coordinates)]
         common = given[0] if given else ""
         if len(given) > 1:
@@ -213,16 +211,17 @@ class _Reader:
         self, name: str, t: int, fit: Fit, links: dict[str, LinkInfo], bodies: dict[str, BodyInfo], driven: dict[int, Driven]
     ) -> JointInfo:
         parent_id = int(self.model.body_parentid[t])
-        parent = links[self.names[parent_id]] if parent_id else LinkInfo("world", None, np.zeros(3), np.eye(3))
+        parent = links[self.names[parent_id]] if parent_id else WORLD
         rotation, position = self._local_pose(t)
+        axes, anchor = parent.place((rotation, position + rotation @ fit.anchor))
         return JointInfo(
             name=name,
             kind=fit.kind,
             parent=parent.body,
             child=self.names[t],
-            parent_anchor=parent.position + parent.rotation @ (position + rotation @ fit.anchor),
+            parent_anchor=anchor,
             child_anchor=fit.frame.T @ (fit.anchor - bodies[self.names[t]].center),
-            rotation=parent.rotation @ rotation @ fit.frame,
+            rotation=axes @ fit.frame,
             axis=fit.axis,
             options=self._options(fit.coordinates, driven),
         )
@@ -294,13 +293,13 @@ class _Reader:
         joints: dict[str, JointInfo] = {}
         couplings: dict[str, CouplingInfo] = {}
         coupled = Names()
-        known = [str(model.equality(i).name) or f"{types(int(model.eq_type[i])).name[5:].lower()}_{i}" for i in range(model.neq)]
-        unknown = sorted(set(self.ignore) - set(known))
+        labels = [str(model.equality(i).name) or f"{types(int(model.eq_type[i])).name[5:].lower()}_{i}" for i in range(model.neq)]
+        unknown = sorted(set(self.ignore) - set(labels))
         if unknown:
             raise ValueError(
-                f"{self.path}: ignore names {unknown}, which are no equality constraints; there are {', '.join(map(repr, known)) or 'none'}"
+                f"{self.path}: ignore names {unknown}, which are no equality constraints; there are {listed(labels) or 'none'}"
             )
-        for i, label in enumerate(known):
+        for i, label in enumerate(labels):
             kind = types(int(model.eq_type[i]))
             if label in self.ignore or self._disabled("EQUALITY"):
                 continue
@@ -318,7 +317,7 @@ class _Reader:
                     self._note("equality constraints within one body are left out", [label])
                 else:
                     name = names.make(label)
-                    joints[name] = JointInfo(name, **joint)
+                    joints[name] = replace(joint, name=name)
         return joints, couplings
 
     def _couple(self, i: int, label: str, places: dict[int, tuple[str, int, float]], couplings: dict[str, CouplingInfo]) -> None:
@@ -334,7 +333,7 @@ class _Reader:
             (name, k, sign), (other, n, other_sign) = places[follower], places[leader]
             couplings[label] = CouplingInfo(other, name, sign * other_sign * ratio, sign * offset, n, k)
 
-    def _loop(self, i: int, weld: bool, links: dict[str, LinkInfo]) -> dict[str, Any] | None:
+    def _loop(self, i: int, weld: bool, links: dict[str, LinkInfo]) -> JointInfo | None:
         """Between frame a and frame b on two bodies, which coincide (weld) or have the same origin (connect)."""
         model, data = self.model, self.model.eq_data[i]
         ids = [int(model.eq_obj1id[i]), int(model.eq_obj2id[i])]
@@ -347,25 +346,10 @@ class _Reader:
             frames = [(relative, data[3:6] + relative @ data[0:3]), (np.eye(3), np.array(data[0:3]))]
         else:
             frames = [(np.eye(3), np.array(data[0:3])), (np.eye(3), np.array(data[3:6]))]
-        ends = []
-        for b, (rotation, position) in zip(ids, frames, strict=True):
-            link = links[self.names[b]] if b else LinkInfo("world", None, np.zeros(3), np.eye(3))
-            ends.append((link.body, link.rotation @ rotation, link.position + link.rotation @ position))
-        if ends[1][0] is None:
-            ends.reverse()
-        (parent, parent_axes, parent_anchor), (child, child_axes, child_anchor) = ends
-        if parent == child:
-            return None
-        return {
-            "kind": "Fixed" if weld else "Spherical",
-            "parent": parent,
-            "child": child,
-            "parent_anchor": parent_anchor,
-            "child_anchor": child_anchor,
-            "rotation": parent_axes @ child_axes.T if weld else np.eye(3),
-            "axis": np.array([0.0, 0.0, 1.0]),
-            "options": {"actuated": False},
-        }
+        ends = [(links[self.names[b]] if b else WORLD, frame) for b, frame in zip(ids, frames, strict=True)]
+        joint = closing_joint("", "Fixed" if weld else "Spherical", ends, Z_AXIS, {"actuated": False})
+        # A connect constraint gives points only: the coordinates count from where the axes of both bodies are parallel.
+        return joint and replace(joint, axis=Z_AXIS, rotation=joint.rotation if weld else np.eye(3))
 
     # -- what is left out ------------------------------------------------------------------------------------------------------------------
 

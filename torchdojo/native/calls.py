@@ -1,0 +1,112 @@
+"""Functions of the compiled kernel and the structures they take, declared once: ctypes makes its types of them, `header.py` C++."""
+
+from __future__ import annotations
+
+import ctypes
+
+__all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Options", "Rollout", "bind"]
+
+#: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies; strides are in numbers, zero shares the array.
+#: Arrays are contiguous otherwise.
+STRUCTS: dict[str, dict[str, str]] = {
+    "TdOptions": {
+        "kappa": "double",
+        "grad_kappa": "double",
+        "residual_tol": "double",
+        "path_tol": "double",
+        "max_iterations": "int64_t",
+        "min_iterations": "int64_t",
+        "max_halvings": "int64_t",
+        "warm_iterations": "int64_t",
+        "threads": "int64_t",
+        "gradient_mode": "int64_t",  # a `GradientMode`
+    },
+    "TdRollout": {
+        "environments": "int64_t",
+        "steps": "int64_t",
+        "parameters": "const double *",  # (N or 1, P)
+        "parameter_stride": "int64_t",
+        "z0": "const double *",  # (N, 13 nb)
+        "z0_stride": "int64_t",
+        "u": "const double *",  # (N, T, nu), or null
+        "wrench": "const double *",  # (N, 6 nb), or null
+        "warm": "const double *",  # (N, n), or null
+        "grad_kappa": "const double *",  # (N,), or null: that of the options
+        "z": "double *",  # (N, T, 13 nb), environments `z_stride` apart
+        "z_stride": "int64_t",
+        "impulses": "double *",  # (N, T, ni)
+        "w": "double *",  # (N, T, n), or (N, n) where w_steps is 1: the last solution only
+        "w_steps": "int64_t",
+        "status": "int64_t *",  # (N, T), as the next two
+        "iterations": "int64_t *",
+        "substeps": "int64_t *",
+    },
+    # Impacts of a rollout, K of its steps (gradients/impacts.py).
+    "TdImpacts": {
+        "step": "const int64_t *",  # (N, T): which of the K each step has, or −1
+        "before": "const double *",  # f⁻ and f⁺ (K, 13 nb)
+        "after": "const double *",
+        "slope": "const double *",  # (K, 13 nb)
+        "component": "const int64_t *",  # (K, nb): the first body of each body's component
+        "by_time": "double *",  # (K, nb): gradients of τ, in the places of these first bodies
+    },
+    "TdGradient": {
+        "grad_z": "const double *",  # (N, T, 13 nb) of the states after each step, environments `grad_z_stride` apart
+        "grad_z_stride": "int64_t",
+        "grad_impulses": "const double *",  # (N, T, ni), or null
+        "grad_z0": "double *",  # (N, 13 nb)
+        "grad_u": "double *",  # (N, T, nu), or null
+        "grad_wrench": "double *",  # (N, 6 nb), or null
+        "grad_parameters": "double *",  # (N, P), or (P) where parameters are shared, or null: added to what is there
+        "impacts": "const TdImpacts *",  # or null
+    },
+}
+
+#: Name of a function -> the type of its result and those of its arguments, in C's words.
+ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    # layout; tables and their length; schedule and its length; becomes the layout and the lengths that the kernel expects. Null if others.
+    "td_mechanism_create": ("void *", ("uint64_t", "const int32_t *", "int64_t", "const int32_t *", "int64_t", "uint64_t *")),
+    "td_mechanism_destroy": ("void", ("void *",)),
+    "td_lanes": ("int64_t", ()),
+    # how many arrays; the arrays, their bytes, and a copy of all: whether it still holds what they hold
+    "td_same": ("int64_t", ("int64_t", "const void *const *", "const int64_t *", "const char *")),
+    "td_rollout": ("void", ("void *", "const TdOptions *", "const TdRollout *")),
+    "td_rollout_adjoint": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdGradient *")),
+    # w (N, T, n): solutions on the way to the limit κ → 0
+    "td_near_limit": ("void", ("void *", "const TdOptions *", "const TdRollout *", "double *")),
+    # (N, 12 nb, 12 nb + nu) of rollouts of one step
+    "td_jacobian": ("void", ("void *", "const TdOptions *", "const TdRollout *", "double *")),
+    # q and q̇ (N, n); (N, 2n, 2n + nu) of rollouts of one step
+    "td_minimal_jacobian": (
+        "void",
+        ("void *", "const TdOptions *", "const TdRollout *", "const double *", "const double *", "double *"),
+    ),
+    # environments, threads; parameters and their stride; q and q̇ (N, n); z (N, 13 nb)
+    "td_states": (
+        "void",
+        ("void *", "int64_t", "int64_t", "const double *", "int64_t", "const double *", "const double *", "double *"),
+    ),
+}
+
+_TYPES = {"void": None, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64}
+
+
+def _ctype(text: str) -> type | None:
+    return ctypes.c_void_p if text.endswith("*") else _TYPES[text]
+
+
+def _structure(name: str) -> type[ctypes.Structure]:
+    fields = [(field, _ctype(kind)) for field, kind in STRUCTS[name].items()]
+    # Without __slots__ a misspelled field would become an attribute of its own.
+    return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
+
+
+Options, Rollout, Impacts, Gradient = (_structure(name) for name in ("TdOptions", "TdRollout", "TdImpacts", "TdGradient"))
+
+
+def bind(kernel: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with the types of its functions."""
+    for name, (result, arguments) in ENTRIES.items():
+        function = getattr(kernel, name)
+        function.restype, function.argtypes = _ctype(result), [_ctype(argument) for argument in arguments]
+    return kernel

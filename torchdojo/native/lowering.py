@@ -1,0 +1,307 @@
+"""From the groups of a system to the tables of integers that the kernel reads, and the schedule of its condensed matrix."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from torchdojo.dynamics.system import System
+from torchdojo.elements.contacts import Contact
+from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.native import graph
+from torchdojo.native.packing import Piece, is_plain, shapes_of
+from torchdojo.native.tables import (
+    BODY,
+    CONTACT,
+    CONTACT_LAWS,
+    CONTACT_MODELS,
+    COUPLE,
+    COUPLES,
+    COUPLING,
+    FILL,
+    HEAD,
+    JOINT,
+    JOINT_CONE,
+    LINK,
+    PAIR,
+    SHAPE_KINDS,
+    TABLES,
+    ContactModel,
+    JointCone,
+    row,
+)
+from torchdojo.state.minimal import JointOrder
+
+__all__ = ["lower"]
+
+NONE = -1  # a position of what is not there
+
+
+def lower(
+    system: System, pieces: Sequence[Piece], tree: Sequence[JointOrder], acting: Sequence[tuple[bool, bool]], num_parameters: int
+) -> tuple[np.ndarray, graph.Schedule]:
+    """The tables of a mechanism, head first, and the schedule of the condensed matrix.
+
+    Args:
+        acting: per group of joints, whether any spring, and any damper, is not zero.
+    """
+    return _Lowering(system, pieces, acting).tables(tree, num_parameters)
+
+
+@dataclass
+class _Joint:
+    """A joint, and its limits and frictions (rows of `JOINT_CONE`, but for the number of the joint)."""
+
+    piece: Piece
+    member: int
+    has_spring: bool
+    has_damper: bool
+    limits: tuple[int, int] = (NONE, NONE)  # positions of their parameters
+    limited_rotations: int = 0
+    extra: int = 0
+    node: int = NONE
+    cones: list[dict[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        group = self.piece.group
+        self.module = group.members[self.member]
+        assert isinstance(self.module, StandardJoint)
+        self.parent, self.child = group.body_index[self.member].tolist()
+        self.held_translations, self.held_rotations = 3 - self.module.free_translations, 3 - self.module.free_rotations
+        self.held = self.held_translations + self.held_rotations
+        self.armature = self.piece.place(self.member, "armature")
+
+    @property
+    def has_free_data(self) -> bool:
+        return self.armature >= 0 or bool(self.cones)
+
+    @property
+    def size(self) -> int:
+        """Rows of the node: held directions, and the free ones where a damper, armature, a limit or friction acts."""
+        return 6 + self.extra if self.has_damper or self.has_free_data else self.held
+
+    def add(self, piece: Piece, member: int) -> None:
+        """The cones of a `JointLimits` or `JointFriction`."""
+        element = piece.group.members[member]
+        assert isinstance(element, JointElement)
+        joint = element.joint
+        free, translations = joint.num_coordinates, joint.free_translations
+        impulse, slack = piece.group.impulse_index[member].tolist(), piece.group.slack_index[member].tolist()
+        if isinstance(element, JointFriction):
+            first = piece.place(member, "friction")
+            for i in range(free):
+                self._cone(JointCone.FRICTION, i, self.held + i, impulse[i], slack[i], free, first + i)
+            return
+        self.limits = piece.place(member, "lower"), piece.place(member, "upper")
+        turns = [any(i >= translations for i in side) for side in joint.limited]
+        self.limited_rotations = turns[0] + 2 * turns[1]
+        if joint.free_rotations > 1 and self.limited_rotations:
+            # Components of a rotation vector push in other directions than inputs do: rows behind those of the free directions.
+            self.extra = joint.free_rotations
+        place = iter(zip(impulse, slack, strict=True))
+        for kind, side in zip((JointCone.LOWER, JointCone.UPPER), joint.limited, strict=True):
+            for i in side:
+                in_node = 6 + i - translations if self.extra and i >= translations else self.held + i
+                self._cone(kind, i, in_node, *next(place), 1, self.limits[kind] + i)
+
+    def _cone(self, kind: JointCone, coordinate: int, row: int, impulse: int, slack: int, stride: int, parameter: int) -> None:
+        self.cones.append(dict(kind=kind, coordinate=coordinate, row=row, impulse=impulse, slack=slack, stride=stride, parameter=parameter))
+
+
+class _Lowering:
+    """The elements of a system as nodes and blocks of the condensed matrix.
+
+    Nodes are bodies, then joints with rows: held directions, and the free ones of joints with dampers, armature, limits or friction,
+    whose impulses are rows of their own so that they couple their bodies through the joint and not directly; then couplings, of one
+    row each.
+    """
+
+    def __init__(self, system: System, pieces: Sequence[Piece], acting: Sequence[tuple[bool, bool]]) -> None:
+        self.system, self.world = system, system.num_bodies
+        members = [(piece, member) for piece in pieces for member in range(len(piece.group.members))]
+        self.contacts = [(piece, member) for piece, member in members if isinstance(piece.group.template, Contact)]
+        self.couplings = [(piece, member) for piece, member in members if isinstance(piece.group.template, JointCoupling)]
+        joint_pieces = [piece for piece in pieces if isinstance(piece.group.template, StandardJoint)]
+        self.joints = [
+            _Joint(piece, member, *acts)
+            for piece, acts in zip(joint_pieces, acting, strict=True)
+            for member in range(len(piece.group.members))
+        ]
+        self.number = {id(joint.module): number for number, joint in enumerate(self.joints)}
+        for piece, member in members:
+            element = piece.group.members[member]
+            if isinstance(element, JointElement):
+                self.joints[self.number[id(element.joint)]].add(piece, member)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        sizes, edges, indefinite = [6] * self.world, [], []
+        for joint in self.joints:
+            if joint.size:
+                joint.node = len(sizes)
+                sizes.append(joint.size)
+                edges += [(body, joint.node) for body in (joint.child, joint.parent) if body != self.world]
+                if joint.held:
+                    indefinite.append(joint.node)
+        # Contacts between bodies couple them directly.
+        touching = [tuple(p.group.body_index[member].tolist()) for p, member in self.contacts if p.group.body_index.shape[1] > 1]
+        added = [pair for pair in sorted(set(touching)) if max(pair) < self.world]
+        self.coupling_nodes = range(len(sizes), len(sizes) + len(self.couplings))
+        sizes += [1] * len(self.couplings)
+        for node, (piece, member) in zip(self.coupling_nodes, self.couplings, strict=True):
+            added += [(body, node) for body in sorted(set(piece.group.body_index[member].tolist())) if body < self.world]
+        nodes = self.coupling_nodes
+        self.schedule = graph.schedule(sizes, edges + added, indefinite=[*indefinite, *nodes], whole=nodes)
+        # Blocks that several elements add to are set to zero first, as those filled in are.
+        fill = sorted(set(self.schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
+        self.fill = [row(FILL, offset=self.schedule.offset[i, j], count=sizes[i] * sizes[j]) for i, j in fill]
+
+    def tables(self, tree: Sequence[JointOrder], num_parameters: int) -> tuple[np.ndarray, graph.Schedule]:
+        system, schedule = self.system, self.schedule
+        impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
+        contacts, pairs, couples = self._contact_rows()
+        tables: dict[str, list] = {
+            "bodies": [row(BODY, diagonal=schedule.diagonal_offset[i], right=schedule.rhs_offset[i]) for i in range(self.world)],
+            "joints": self._joint_rows(),
+            "contacts": contacts,
+            "impulses": impulses,
+            "fill": self.fill,
+            "joint_cones": [row(JOINT_CONE, joint=number, **cone) for number, joint in enumerate(self.joints) for cone in joint.cones],
+            "pairs": pairs,
+            "couples": couples,
+            "couplings": self._coupling_rows(),
+            "tree": [row(LINK, joint=self.number[id(entry.joint)], coordinate=entry.coordinates.start) for entry in tree],
+        }
+        head = row(
+            HEAD,
+            num_unknowns=system.num_unknowns,
+            num_inputs=system.num_inputs,
+            num_parameters=num_parameters,
+            num_cones=system.num_cones,
+            has_loops=not tree,  # couplings may repeat each other, as joints in loops may
+            num_free_data=sum(joint.has_free_data for joint in self.joints),
+            num_laws=sum(_has_law(piece) for piece, _ in self.contacts),
+            num_coordinates=sum(entry.joint.num_coordinates for entry in tree),
+            **{count: len(tables[name]) for name, (_, count) in TABLES.items()},
+        )
+        arrays = [np.array([head], dtype=HEAD), *(np.array(tables[name], dtype=dtype) for name, (dtype, _) in TABLES.items())]
+        return np.concatenate([array.view(np.int32) for array in arrays]), schedule
+
+    def _block(self, i: int, j: int) -> int:
+        return self.schedule.offset.get((i, j), NONE)
+
+    def _joint_rows(self) -> list[tuple]:
+        rows = []
+        free_data, first_cone = itertools.count(), 0
+        for joint in self.joints:
+            group, node = joint.piece.group, joint.node
+            impulse, inputs = group.impulse_index[joint.member].tolist(), group.input_index[joint.member].tolist()
+            values = row(
+                JOINT,
+                parent=joint.parent,
+                child=joint.child,
+                held_t=joint.held_translations,
+                held_r=joint.held_rotations,
+                row=impulse[0] if impulse else NONE,
+                input=inputs[0] if inputs else NONE,
+                parameters=joint.piece.place(joint.member),
+                has_spring=joint.has_spring,
+                has_damper=joint.has_damper,
+                armature=joint.armature,
+                lower=joint.limits[0],
+                upper=joint.limits[1],
+                limited_r=joint.limited_rotations,
+                extra=joint.extra,
+                first_cone=first_cone,
+                num_cones=len(joint.cones),
+                has_friction=any(cone["kind"] == JointCone.FRICTION for cone in joint.cones),
+                free_data=next(free_data) if joint.has_free_data else NONE,
+                size=joint.size,
+                right=self.schedule.rhs_offset[node] if joint.size else NONE,
+                diagonal=self.schedule.diagonal_offset[node] if joint.size else NONE,
+                child_joint=self._block(joint.child, node),
+                joint_child=self._block(node, joint.child),
+                parent_joint=self._block(joint.parent, node),
+                joint_parent=self._block(node, joint.parent),
+            )
+            rows.append(values)
+            first_cone += len(joint.cones)
+        return rows
+
+    def _contact_rows(self) -> tuple[list[tuple], list[tuple], list[tuple]]:
+        """Rows of contacts, of pairs of shapes, and of couples."""
+        rows: list[tuple] = []
+        pairs: list[tuple] = []
+        couples: list[tuple] = []
+        laws = itertools.count()
+        for number, (piece, member) in enumerate(self.contacts):
+            group = piece.group
+            impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
+            model, body = ContactModel(CONTACT_MODELS.index(group.cls)), int(group.body_index[member, 0])
+            turning = [name for name in COUPLES if name in group.fields]
+            values = row(
+                CONTACT,
+                body=body,
+                friction=model,
+                facets=getattr(group.template, "facets", 0),
+                impulse=impulse[0],
+                slack=slack[0],
+                parameters=piece.place(member),
+                pair=NONE if is_plain(group) else len(pairs),
+                restitution=piece.place(member, "restitution"),
+                recovery=piece.place(member, "recovery_speed"),
+                stiffness=piece.place(member, "stiffness"),
+                law=next(laws) if _has_law(piece) else NONE,
+                # Torsional friction, which is an orthant, comes before the second-order cones of sliding and rolling.
+                cone=group.template.cones.orthant if model is ContactModel.DISC else 1,
+                first_couple=len(couples),
+                num_couples=len(turning),
+            )
+            rows.append(values)
+            for name in turning:
+                couples.append(row(COUPLE, contact=number, parameter=piece.place(member, name), friction=_friction(name, impulse, slack)))
+            if not is_plain(group):
+                other = int(group.body_index[member, 1]) if group.body_index.shape[1] > 1 else self.world
+                kind_a, kind_b = (SHAPE_KINDS.index(kind) for kind in shapes_of(group))
+                shapes = {name: piece.place(member, name) for name in ("shape_a", "shape_b")}
+                blocks = {"body_other": self._block(body, other), "other_body": self._block(other, body)}
+                pairs.append(row(PAIR, other=other, kind_a=kind_a, kind_b=kind_b, **shapes, **blocks))
+        return rows, pairs, couples
+
+    def _coupling_rows(self) -> list[tuple]:
+        rows = []
+        for node, (piece, member) in zip(self.coupling_nodes, self.couplings, strict=True):
+            element, bodies = piece.group.members[member], piece.group.body_index[member].tolist()
+            assert isinstance(element, JointCoupling)
+            values = row(
+                COUPLING,
+                row=int(piece.group.impulse_index[member, 0]),
+                parameters=piece.place(member),
+                right=self.schedule.rhs_offset[node],
+                diagonal=self.schedule.diagonal_offset[node],
+                joint=tuple(self.number[id(joint)] for joint in element.joints),
+                coordinate=tuple(element.coordinates),
+                body=tuple(bodies),
+                body_coupling=tuple(self._block(body, node) for body in bodies),
+                coupling_body=tuple(self._block(node, body) for body in bodies),
+            )
+            rows.append(values)
+        return rows
+
+
+def _has_law(piece: Piece) -> bool:
+    return any(name in piece.group.fields for name in CONTACT_LAWS)
+
+
+def _friction(name: str, impulse: Sequence[int], slack: Sequence[int]) -> tuple:
+    """Torsional or rolling friction as a contact of its own. Torsional friction is a pyramid of two facets."""
+    torsional = name == "torsional_friction"
+    first = 1 if torsional else len(impulse) - 3
+    nothing = dict.fromkeys(CONTACT.names or (), NONE) | dict.fromkeys(("cone", "first_couple", "num_couples"), 0)
+    model, facets = (ContactModel.PYRAMID, 2) if torsional else (ContactModel.DISC, 0)
+    return row(CONTACT, **(nothing | dict(friction=model, facets=facets, impulse=impulse[first], slack=slack[first])))

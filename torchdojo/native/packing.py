@@ -1,0 +1,172 @@
+"""Packed parameters: everything physical that the kernel reads of an environment, as one vector in the order that `tables.py` declares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchdojo.dynamics.system import Group, System
+from torchdojo.elements.contacts import Contact
+from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.element import orthonormal_complement, unit
+from torchdojo.elements.joint import BOUNDS
+from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.native.tables import (
+    BODY_PARAMETERS,
+    CONTACT_LAWS,
+    CONTACT_PARAMETERS,
+    COUPLES,
+    COUPLING_PARAMETERS,
+    FREE_PARAMETERS,
+    GLOBAL_PARAMETERS,
+    JOINT_PARAMETERS,
+    SHAPES,
+    numbers,
+    place,
+    size,
+)
+from torchdojo.quaternion import normalize
+from torchdojo.state.unknowns import FIRST_ELEMENT
+
+__all__ = ["Packed", "Piece", "is_plain", "pack", "pieces_of", "shapes_of"]
+
+KINDS = (StandardJoint, JointElement, Contact, JointCoupling)  # in the order of their parameters
+
+
+class Packed(NamedTuple):
+    """Parameters as the kernel reads them: (N or 1, num_parameters), and its object for the springs and dampers that act in them."""
+
+    values: Tensor
+    handle: int
+
+
+class Piece(NamedTuple):
+    """The packed parameters of a group: the layout of those of one member, and the place of those of the first."""
+
+    group: Group
+    layout: np.dtype
+    start: int
+
+    def place(self, member: int, name: str | None = None) -> int:
+        """Of a member's parameters, or of those in one field; −1 where it has no such field."""
+        first = self.start + size(self.layout) * member
+        if name is None:
+            return first
+        return first + place(self.layout, name) if name in (self.layout.names or ()) else -1
+
+
+def pieces_of(system: System) -> tuple[list[Piece], int]:
+    """The pieces of all groups, and the number of all packed parameters."""
+    pieces, end = [], size(GLOBAL_PARAMETERS) + size(BODY_PARAMETERS) * system.num_bodies
+    for kind in KINDS:
+        for group in system.groups:
+            if isinstance(group.template, kind):
+                pieces.append(Piece(group, _layout(group), end))
+                end += size(pieces[-1].layout) * len(group.members)
+    return pieces, end
+
+
+def _layout(group: Group) -> np.dtype:
+    """Packed parameters of one member of a group."""
+    element = group.template
+    if isinstance(element, StandardJoint):
+        given = [name for name in FREE_PARAMETERS.names or () if name != "armature" or name in group.fields]
+        return numbers(JOINT_PARAMETERS, **dict.fromkeys(given, element.num_coordinates))
+    if isinstance(element, JointElement):
+        names = ("friction",) if isinstance(element, JointFriction) else BOUNDS
+        return numbers(**dict.fromkeys(names, element.joint.num_coordinates))
+    if isinstance(element, JointCoupling):
+        return COUPLING_PARAMETERS
+    layout = numbers(CONTACT_PARAMETERS, **{name: 1 for name in CONTACT_LAWS + COUPLES if name in group.fields})
+    if is_plain(group):
+        return layout
+    kind, other = shapes_of(group)
+    return numbers(layout, shape_a=SHAPES[kind], shape_b=SHAPES[other])
+
+
+def is_plain(group: Group) -> bool:
+    """Whether the contacts of a group are those of a sphere with a half-space of the world, and without couples."""
+    return (
+        shapes_of(group) == ("sphere", "surface") and group.body_index.shape[1] == 1 and not any(name in group.fields for name in COUPLES)
+    )
+
+
+def shapes_of(group: Group) -> tuple[str, str]:
+    """Shapes of the contacts of a group, and of what they touch: names of `SHAPES`."""
+    contact = group.template
+    assert isinstance(contact, Contact)
+    return contact.shape_kind, contact.other_kind
+
+
+def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], parameters: Sequence[Tensor]) -> Tensor:
+    """Stacked parameters (`System.stack_parameters`, batch dimensions flattened to N or 1) as (N or 1, num_parameters), float64.
+
+    Axes become bases, normals become contact frames: what the kernel needs is computed once per call.
+
+    Args:
+        fields: the physical fields among these parameters, by the id of the group.
+    """
+    timestep, gravity, mass, inertia = parameters[:FIRST_ELEMENT]
+    bodies = _join(BODY_PARAMETERS, {"mass": mass, "inertia": inertia})
+    columns = [timestep[:, None], gravity, bodies, *(_join(piece.layout, _values(piece, fields[id(piece.group)])) for piece in pieces)]
+    count = max(p.shape[0] for p in parameters)
+    return torch.cat([column.reshape(len(column), -1).expand(count, -1) for column in columns], dim=1).contiguous()
+
+
+def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors (N or 1, members, ...) for the fields of a piece; those that it lacks are zero."""
+    group, element = piece.group, piece.group.template
+    if isinstance(element, StandardJoint):
+        bases = {
+            "translations": _basis(fields["axis"], element.free_translations),
+            "rotations": _basis(fields["axis"], element.free_rotations),
+        }
+        return fields | bases | {"orientation": normalize(fields["orientation_offset"])}
+    if isinstance(element, JointElement):
+        # Limits that do not act are infinite, and nothing reads them.
+        return {name: value.nan_to_num(posinf=0.0, neginf=0.0) if name in BOUNDS else value for name, value in fields.items()}
+    if isinstance(element, JointCoupling):
+        return fields
+    laws = {name: fields[name] for name in ("friction", *CONTACT_LAWS, *COUPLES) if name in fields}
+    if is_plain(group):
+        normal = unit(fields["normal"])
+        frame = {"normal": normal, "tangents": orthonormal_complement(normal)}
+        return laws | frame | {name: fields[name] for name in ("point", "radius", "offset")}
+    kind, other = shapes_of(group)
+    return laws | {"shape_a": _shape(fields, kind, ""), "shape_b": _shape(fields, other, "other_")}
+
+
+def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:
+    """Numbers of a shape."""
+    if kind == "surface":
+        return _join(SHAPES[kind], {"normal": unit(fields["normal"]), "offset": fields["offset"]})
+    values = {"point": fields[f"{prefix}point"], "radius": fields[f"{prefix}radius"]}
+    if kind != "sphere":
+        values["orientation"] = normalize(fields[f"{prefix}orientation"])
+        values["half"] = 0.5 * fields[f"{prefix}{'length' if kind == 'capsule' else 'size'}"]
+    return _join(SHAPES[kind], values)
+
+
+def _basis(axis: Tensor, free: int) -> Tensor:
+    """Rows of held directions, then of free ones, (..., 9), as `StandardJoint._rows` chooses them."""
+    if free in (0, 3):
+        return torch.eye(3, dtype=axis.dtype).flatten().expand(*axis.shape[:-1], 9)
+    axis = unit(axis)
+    across = orthonormal_complement(axis).flatten(-2)
+    return torch.cat((across, axis) if free == 1 else (axis, across), dim=-1)
+
+
+def _join(layout: np.dtype, values: Mapping[str, Tensor]) -> Tensor:
+    """Tensors (N or 1, members, ...) in the order of a layout, (N or 1, members, numbers); zeros where there is none."""
+    members = next(iter(values.values()))
+    pieces = []
+    for name in layout.names or ():
+        value, count = values.get(name), size(layout[name])
+        pieces.append(members.new_zeros(*members.shape[:2], count) if value is None else value.reshape(*value.shape[:2], count))
+    many = max(len(piece) for piece in pieces)
+    return torch.cat([piece if len(piece) == many else piece.expand(many, *piece.shape[1:]) for piece in pieces], dim=-1)

@@ -1,0 +1,295 @@
+"""Data that Python and the compiled kernel share, declared once: enums, constants, rows of tables, and the order of packed parameters.
+
+`header.py` writes these declarations as C++, under the same names, so the kernel repeats none of them. `lowering.py` fills the rows and
+`packing.py` the parameters. `calls.py` has the functions of the kernel and their arguments.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from torchdojo.dynamics import integrator
+from torchdojo.elements import contact, couplings, hard_maps, path_maps
+from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
+from torchdojo.geometry import distance, pairs
+from torchdojo.gradients import checks, hard_limit
+from torchdojo.solver import continuation, interior_point, kkt, path_newton
+from torchdojo.solver.options import GradientMode, Status
+from torchdojo.state import layout
+
+__all__ = ["CONSTANTS", "ENUMS", "LAYOUTS", "ROWS", "TABLES", "numbers", "place", "row", "size"]
+
+# -- enums -------------------------------------------------------------------------------------------------------------------------------
+
+CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
+CONTACT_MODELS = (ImpactContact, NonlinearContact, LinearContact)  # in the order of `ContactModel`
+
+
+class ContactModel(enum.IntEnum):
+    """Friction of a contact: none, a second-order cone, a pyramid."""
+
+    FRICTIONLESS = 0
+    DISC = 1
+    PYRAMID = 2
+
+
+class JointCone(enum.IntEnum):
+    """Kinds of pairs of a joint: lower limit, upper limit, friction."""
+
+    LOWER = 0
+    UPPER = 1
+    FRICTION = 2
+
+
+SHAPE_KINDS = (*pairs.KINDS, "surface")
+GRADIENT_MODES = {mode: number for number, mode in enumerate(GradientMode)}  # how a mode crosses to the kernel
+
+#: C++ name, with its struct or namespace -> its integer type and its members.
+ENUMS: dict[str, tuple[str, dict[str, int]]] = {
+    "Status": ("int64_t", {status.name.lower(): int(status) for status in Status} | {"crooked_quaternion": CROOKED_QUATERNION}),
+    "GradientMode": ("int64_t", {mode.name.lower(): number for mode, number in GRADIENT_MODES.items()}),
+    "rows::Contact::Model": ("int32_t", {model.name.lower(): int(model) for model in ContactModel}),
+    "rows::JointCone::Kind": ("int32_t", {kind.name.lower(): int(kind) for kind in JointCone}),
+    "geometry::Kind": ("int32_t", {kind: number for number, kind in enumerate(SHAPE_KINDS)}),
+}
+
+# -- rows of tables ----------------------------------------------------------------------------------------------------------------------
+
+
+def _row(*names: str, **others: np.dtype | int) -> np.dtype:
+    """A row of int32 fields, then arrays of them, by their length, and rows within the row."""
+    fields: list[tuple] = [(name, np.int32) for line in names for name in line.split()]
+    fields += [(name, np.int32, (kind,)) if isinstance(kind, int) else (name, kind) for name, kind in others.items()]
+    return np.dtype(fields)
+
+
+HEAD = _row(
+    "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
+    "has_loops",  # joints or couplings may repeat each other
+    "num_fill num_joint_cones num_free_data num_pairs num_laws num_couples num_couplings num_links num_coordinates",
+)
+BODY = _row("diagonal", "right")
+JOINT = _row(
+    "parent child",  # the world is the number of bodies
+    "held_t held_r",  # constrained directions
+    "row input",  # positions in w and in u (−1: not actuated)
+    "parameters",  # position in the packed parameters
+    "has_spring has_damper",
+    "armature",  # position in the packed parameters (−1: none)
+    "lower upper",  # positions of all limits in the packed parameters (−1: none)
+    "limited_r",  # which limits act on rotations: 1 lower, 2 upper, 3 both
+    "extra",  # rows of limits on components of a rotation vector
+    "first_cone num_cones",  # its limits and frictions
+    "has_friction",
+    "free_data",  # number among the joints with armature, limits or friction (−1: none)
+    "size",  # rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
+    "right",  # position in the right-hand side
+    "diagonal child_joint joint_child parent_joint joint_parent",  # blocks of the condensed matrix
+)
+CONTACT = _row(
+    "body",
+    "friction",  # a `ContactModel`
+    "facets",  # of the pyramid
+    "impulse slack",  # positions in w
+    "parameters",
+    "pair",  # number among the contacts between bodies or shapes (−1: a sphere on a half-space of the world)
+    "restitution recovery stiffness",  # positions in the packed parameters (−1: none); damping is behind stiffness
+    "law",  # number among the contacts that have one of these (−1: none)
+    "cone",  # from the first impulse (and slack) to those of friction
+    "first_couple num_couples",  # its torsional and rolling friction
+)
+FILL = _row("offset count")
+JOINT_CONE = _row(
+    "joint coordinate",
+    "row",  # in the joint's node
+    "kind",  # a `JointCone`
+    "impulse slack",  # positions in w
+    "stride",  # from p to q of friction
+    "parameter",  # position in the packed parameters
+)
+PAIR = _row(
+    "other",  # body; the world is the number of bodies
+    "kind_a kind_b",  # numbers in `SHAPE_KINDS`
+    "shape_a shape_b",  # positions in the packed parameters
+    "body_other other_body",  # blocks of the condensed matrix
+)
+COUPLE = _row(
+    "contact",
+    "parameter",  # position of the coefficient in the packed parameters
+    friction=CONTACT,  # as a contact of its own
+)
+COUPLING = _row(
+    "row",  # position in w
+    "parameters",
+    "right diagonal",  # its node in the condensed matrix, a single row
+    joint=2,  # leader and follower
+    coordinate=2,
+    body=4,  # parent and child of the leader, then of the follower; bodies may be the same
+    body_coupling=4,  # blocks
+    coupling_body=4,
+)
+LINK = _row("joint coordinate")
+
+#: C++ name in the namespace `rows` -> row.
+ROWS: dict[str, np.dtype] = {
+    "Head": HEAD,
+    "Body": BODY,
+    "Joint": JOINT,
+    "Contact": CONTACT,
+    "Fill": FILL,
+    "JointCone": JOINT_CONE,
+    "Pair": PAIR,
+    "Couple": COUPLE,
+    "Coupling": COUPLING,
+    "Link": LINK,
+}
+
+#: The tables of a mechanism as they follow the head, one after the other -> row, and the field of the head with their length.
+TABLES: dict[str, tuple[np.dtype, str]] = {
+    "bodies": (BODY, "num_bodies"),
+    "joints": (JOINT, "num_joints"),
+    "contacts": (CONTACT, "num_contacts"),
+    "impulses": (np.dtype(np.int32), "num_impulses"),
+    "fill": (FILL, "num_fill"),
+    "joint_cones": (JOINT_CONE, "num_joint_cones"),
+    "pairs": (PAIR, "num_pairs"),
+    "couples": (COUPLE, "num_couples"),
+    "couplings": (COUPLING, "num_couplings"),
+    "tree": (LINK, "num_links"),
+}
+
+
+def row(dtype: np.dtype, **values: object) -> tuple:
+    """One row, field by field: every field once, and no other."""
+    assert dtype.names is not None
+    if values.keys() != set(dtype.names):
+        raise TypeError(f"fields {sorted(values)} of a row that has {sorted(dtype.names)}")
+    return tuple(values[name] for name in dtype.names)
+
+
+# -- packed parameters -------------------------------------------------------------------------------------------------------------------
+
+
+def numbers(layout: np.dtype | None = None, /, **sizes: int | np.dtype) -> np.dtype:
+    """Fields of float64 behind those of a layout: how many numbers each has, or which fields of its own."""
+    fields: list[tuple] = [] if layout is None else [(name, layout[name]) for name in layout.names or ()]
+    fields += [(name, np.float64, (kind,)) if isinstance(kind, int) else (name, kind) for name, kind in sizes.items()]
+    return np.dtype(fields)
+
+
+def place(layout: np.dtype, name: str) -> int:
+    """Numbers in front of a field."""
+    assert layout.fields is not None
+    return layout.fields[name][1] // 8
+
+
+def size(layout: np.dtype) -> int:
+    """Numbers of all fields."""
+    return layout.itemsize // 8
+
+
+# The packed parameters of one environment: the globals, then bodies, joints, limits and frictions of joints, contacts, couplings.
+GLOBAL_PARAMETERS = numbers(timestep=1, gravity=3)
+BODY_PARAMETERS = numbers(mass=1, inertia=9)
+# Two bases, in the joint frame: held directions, then free ones, a row each.
+JOINT_PARAMETERS = numbers(translations=9, rotations=9, parent_anchor=3, child_anchor=3, orientation=4)
+FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1)  # behind the others, per free direction; armature only where it is given
+CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
+CONTACT_LAWS = ("restitution", "recovery_speed", "stiffness", "damping")  # behind the others, a number each, where they are given
+COUPLES = ("torsional_friction", "rolling_friction")  # behind those, where they are given
+COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
+#: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box.
+SHAPES = {
+    "sphere": numbers(point=3, radius=1),
+    "capsule": numbers(point=3, radius=1, orientation=4, half=1),
+    "box": numbers(point=3, radius=1, orientation=4, half=3),
+    "surface": numbers(normal=3, offset=1),
+}
+assert tuple(SHAPES) == SHAPE_KINDS
+
+#: C++ namespace -> name of the end -> layout: each field becomes the number of its place.
+LAYOUTS: dict[str, dict[str, np.dtype]] = {
+    "parameter": {
+        "bodies": GLOBAL_PARAMETERS,
+        "body_size": BODY_PARAMETERS,
+        "free_values": JOINT_PARAMETERS,
+        "contact_size": CONTACT_PARAMETERS,
+    },
+    "parameter::free": {"size": FREE_PARAMETERS},
+    "parameter::coupling": {"size": COUPLING_PARAMETERS},
+    "parameter::shape": {"size": SHAPES["box"]},
+    "parameter::surface": {"size": SHAPES["surface"]},
+}
+
+# -- constants ---------------------------------------------------------------------------------------------------------------------------
+
+MOST_FACETS = 32  # of a pyramid
+
+#: C++ namespace -> name -> value. Integers stay integers, a tuple becomes an array.
+CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
+    "": {"state_size": layout.STATE_SIZE, "tangent_size": layout.TANGENT_SIZE, "most_facets": MOST_FACETS},
+    "constant": {
+        "largest_sine": integrator.LARGEST_SINE,
+        "unit_tolerance": checks.UNIT_TOLERANCE,
+        "regularization": kkt.REGULARIZATION,
+        # elements
+        "resting_acceleration": contact.RESTING_ACCELERATION,
+        "most_turns": couplings.MOST_TURNS,
+        "alike": couplings.ALIKE,
+        "satisfied": couplings.SATISFIED,
+        "impulse_weight": path_maps.IMPULSE_WEIGHT,
+        "most_weight": path_maps.MOST_WEIGHT,
+        "other_weight": path_maps.OTHER_WEIGHT,
+        "return_weight": path_maps.RETURN_WEIGHT,
+        "pyramid_steps": path_maps.PYRAMID_STEPS,
+        "least_height": path_maps.LEAST_HEIGHT,
+        # Newton's method on the path
+        "near_residual": path_newton.NEAR_RESIDUAL,
+        "near_iterations": path_newton.NEAR_ITERATIONS,
+        "path_shrink": path_newton.PATH_SHRINK,
+        "path_residual": path_newton.PATH_RESIDUAL,
+        "path_free_iterations": path_newton.EARLY_ITERATIONS,
+        "path_growth": path_newton.EARLY_GROWTH,
+        "path_halvings": path_newton.PATH_HALVINGS,
+        "patient_iterations": path_newton.PATIENT_ITERATIONS,
+        "patient_halvings": path_newton.PATIENT_HALVINGS,
+        "distant": path_newton.DISTANT,
+        "path_level": interior_point.DESCENT_LEVEL,
+        "path_iterations": interior_point.DESCENT_ITERATIONS,
+        # the interior-point method
+        "step_to_boundary": interior_point.STEP_TO_BOUNDARY,
+        "short_step": interior_point.SHORT_STEP,
+        "stuck_step": interior_point.STUCK_STEP,
+        "jammed_step": interior_point.JAMMED_STEP,
+        "raise": interior_point.RAISE,
+        "max_level": interior_point.MAX_LEVEL,
+        "start_level": interior_point.START_LEVEL,
+        "line_search_halvings": interior_point.LINE_SEARCH_HALVINGS,
+        "continuation_levels": interior_point.CONTINUATION_LEVELS,
+        "continuation_steps": continuation.MAX_STEPS,
+        "continuation_corrections": continuation.CORRECTIONS,
+        "continuation_easy": continuation.EASY,
+        "continuation_longest": continuation.LONGEST,
+        "continuation_shortest": continuation.SHORTEST,
+        # the limit κ → 0
+        "limit_kappa": hard_maps.LIMIT_KAPPA,
+        "limit_path_tol": hard_limit.LIMIT_PATH_TOL,
+        "limit_residual_tol": hard_limit.LIMIT_RESIDUAL_TOL,
+        "limit_refinements": hard_maps.LIMIT_REFINEMENTS,
+        "limit_iterations": hard_maps.LIMIT_ITERATIONS,
+        "compliance": hard_maps.COMPLIANCE,
+        "vanishing": hard_maps.VANISHING,
+        "tie": hard_limit.TIE,
+    },
+    "geometry": {
+        "coincident": distance.COINCIDENT,
+        "parallel": distance.PARALLEL,
+        "flat": pairs.FLAT,
+        "parallel_edges": pairs.PARALLEL_EDGES,
+        "prefer_faces": pairs.PREFER_FACES,
+        "shape_sizes": tuple(size(layout) for layout in SHAPES.values()),
+        "most_numbers": max(size(layout) for layout in SHAPES.values()),
+    },
+}
