@@ -104,7 +104,7 @@ def test_the_kernel_takes_the_same_decisions(kappa: float) -> None:
         wanted = mech.rollout(start, steps=20)
         mech.options = dataclasses.replace(mech.options, backend="native")
         path = mech.rollout(start, steps=20)
-    assert bool((mech.distances(wanted.z[:, -1]).amin(-1) < 1e-3).all())
+    assert bool((mech.distances(wanted.z[:, -1]).amin(-1) < 0.02).all())
     assert bool((path.status == wanted.status).all())
     assert float((path.iterations == wanted.iterations).double().mean()) >= 0.98  # all, but rounding may turn one
     assert float((path.z - wanted.z).abs().max()) < 1e-8
