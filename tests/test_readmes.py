@@ -23,7 +23,9 @@ READMES = sorted(
 )
 IN_ORDER = "<!-- blocks: in order -->"
 PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n*```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"`(?:\.\./)*((?:[\w{},-]+/)+[\w,.-]+\.(?:py|hpp|cpp|sh|yaml|ipynb|txt))\b")
+CODE = re.compile(r"^```(?!python)\w*\n.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"(?:[\w-]+/)+[\w.-]+\.(?:py|hpp|cpp|sh|yaml|ipynb|json)\b")
+ROW = re.compile(r"^\| `([\w/]+\.\w+)` \| ((?:`\w+`(?:, )?)+) \|", re.MULTILINE)  # | `file` | `name`, `name` | ...
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 # Runs blocks, each a pair (first line, source), and prints what each printed.
@@ -67,18 +69,21 @@ def test_blocks_run_and_print_what_they_say(readme: Path) -> None:
             assert printed.rstrip() == match[2].rstrip(), f"{name(readme)}:{line}: the block prints {printed!r}"
 
 
+def find(readme: Path, file: str) -> Path | None:
+    """A file that a README names: from the root, from the package, or from the README's folder."""
+    return next((base / file for base in (ROOT, ROOT / "torchdojo", readme.parent) if (base / file).exists()), None)
+
+
 @pytest.mark.parametrize("readme", READMES, ids=name)
 def test_what_a_readme_names_exists(readme: Path) -> None:
     text = readme.read_text()
     missing = [link for link in LINK.findall(text) if not (readme.parent / link).exists()]
-    for path in FILE.findall(text):
-        if path.split("/")[0] in ("outputs", "shared"):
-            continue
-        folder, _, rest = path.partition("{")
-        inside, _, tail = rest.partition("}")
-        for each in [folder + piece + tail for piece in inside.split(",")]:
-            if not any((base / each).exists() for base in (ROOT, ROOT / "torchdojo", readme.parent, readme.parent / "src")):
-                missing.append(each)
+    files = [file for code in CODE.findall(text) for file in FILE.findall(code)]
+    missing += [file for file in files if file.split("/")[0] not in ("outputs", "shared") and find(readme, file) is None]
+    for file, names in ROW.findall(text):
+        path = find(readme, file)
+        words = re.findall(r"\w+", names)
+        missing += [file] if path is None else [f"{word} in {file}" for word in words if word not in path.read_text()]
     assert not missing, f"{name(readme)} names what does not exist: {missing}"
 
 

@@ -13,7 +13,7 @@ from user_elements import Cardan, Slider, TwoAngles, arm, cardan_arm
 import torchdojo as td
 from torchdojo.elements import Pose
 
-H = 0.01
+REFERENCE = td.SolverOptions(backend="reference")
 
 
 def worst(value: Tensor) -> float:
@@ -116,7 +116,7 @@ def test_coupled_to_a_standard_joint() -> None:
     hinge = td.Revolute(None, "a", axis=(0, 1, 0), child_anchor=(0, 0, 0.5))
     joints = {"hinge": hinge, "joint": TwoAngles("a", "b", (0, 0, -0.5), (0, 0, 0.5))}
     gear = td.JointCoupling("hinge", "joint", ratio=-1.0, follower_coordinate=1)
-    mech = td.Mechanism({name: td.Body(1.0, (0.1, 0.12, 0.15)) for name in "ab"}, joints, couplings={"gear": gear})
+    mech = td.Mechanism({name: td.Body(1.0, (0.1, 0.12, 0.15)) for name in "ab"}, joints, couplings={"gear": gear}, options=REFERENCE)
     z = mech.initial_state(hinge=dict(q=0.3, qd=1.0))
     path = mech.rollout(z, steps=20)
     q = mech.to_minimal(path.z)[0]
@@ -164,7 +164,7 @@ def test_bad_input(name: str) -> None:
 def test_float32() -> None:
     for kind in (Cardan, TwoAngles):
         mech = cardan_arm(kind).float()
-        mech.options = td.SolverOptions(kappa=1e-4, residual_tol=1e-4)
+        mech.options = td.SolverOptions(kappa=1e-4, residual_tol=1e-4, backend="reference")
         z = mech.initial_state(hinge=dict(q=0.3))
         assert z.dtype == torch.float32 and worst(mech.joint_errors(z)) < 2e-5
         assert mech.step(z).z.dtype == torch.float32

@@ -67,7 +67,7 @@ def arm(joint: td.Joint) -> td.Mechanism:
     """A pendulum "a" on the joint "hinge", and a body "b" that `joint` ("joint") leads to from there."""
     body = {name: td.Body(1.0, (0.1, 0.12, 0.15)) for name in "ab"}
     hinge = td.Revolute(None, "a", axis=(0, 1, 0), child_anchor=(0, 0, 0.5))
-    return td.Mechanism(body, {"hinge": hinge, "joint": joint})
+    return td.Mechanism(body, {"hinge": hinge, "joint": joint}, options=td.SolverOptions(backend="reference"))
 
 
 def cardan_arm(kind: type[Cardan], **limits: Any) -> td.Mechanism:

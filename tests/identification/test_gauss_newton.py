@@ -1,7 +1,6 @@
-"""Jacobians of residuals, and parameters found again in recordings made with the engine itself."""
+"""Jacobians of misfits, and parameters found again in recordings made with the engine itself."""
 
 import dataclasses
-import time
 
 import pytest
 import torch
@@ -249,19 +248,13 @@ def test_starts_outside_their_bounds_are_refused(keywords):
 
 
 @pytest.mark.slow
-def test_friction_and_corners_of_all_real_tosses_in_a_minute():
-    """One step from every sample of 454 tosses, 25 unknowns: under 60 s on two cores, at most 15 iterations."""
+def test_friction_and_corners_of_all_real_tosses():
+    """One step from every sample of 454 tosses, 25 unknowns: at most 15 iterations. `scripts/bench_fit.py` measures the seconds."""
     data = read_recordings(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))
     model = cube_model(data.dt, ("friction", "corners"), start={"gravity": 9.61})
     problem = problem_of(model, data, robust=RobustLoss("cauchy", 1.0))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        begin = time.perf_counter()
-        fit = gauss_newton(problem, options=GaussNewtonOptions(cost_tol=1e-4, max_iterations=15))
-        seconds = time.perf_counter() - begin
-    finally:
-        torch.set_num_threads(threads)
+    fit = gauss_newton(problem, options=GaussNewtonOptions(cost_tol=1e-4, max_iterations=15))
+    assert len(problem.windows) == 47112 and len(problem.model.raw) == 25
     assert fit.converged and fit.iterations <= 15
-    assert seconds < 60
+    assert all(after < before for before, after in zip(fit.history, fit.history[1:], strict=False))
     assert fit.values["corners"].abs().mean() == pytest.approx(0.0524, rel=0.05)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdojo.native import loader
+from torchdojo.native import loader, toolchain
 
 COMPILER = shutil.which(os.environ.get("CXX") or "c++")
 if COMPILER is None:
@@ -180,7 +180,7 @@ def test_key_follows_everything_the_code_depends_on(source_dir: Path, tmp_path: 
         patch.setattr(loader, "cpu_features", lambda: ["flags: avx2"])
         keys.append(key())
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "_require_asan_runtime", lambda compiler: None)
+        patch.setattr(loader, "require_asan_runtime", lambda compiler: None)
         patch.setenv("TORCHDOJO_SANITIZE", "1")
         keys.append(key())
     with monkeypatch.context() as patch:
@@ -193,8 +193,8 @@ def test_key_follows_everything_the_code_depends_on(source_dir: Path, tmp_path: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/cpuinfo")
 def test_cpu_features_name_the_instruction_sets():
-    features = loader.cpu_features()
-    assert features == loader.cpu_features()
+    features = toolchain.cpu_features()
+    assert features == toolchain.cpu_features()
     assert any(line.startswith(("flags: ", "Features: ", "isa: ")) for line in features)
 
 

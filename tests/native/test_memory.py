@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchdojo.native.loader import LANGUAGE, SOURCES
+from torchdojo.native import header
+from torchdojo.native.loader import SOURCES
+from torchdojo.native.toolchain import LANGUAGE
 
 COUNTING = """
 #include <atomic>
@@ -87,7 +89,8 @@ def run(script: str, *arguments: str) -> dict:
 def test_steps_allocate_nothing(tmp_path: Path):
     source, library = tmp_path / "counting.cpp", tmp_path / "counting.so"
     source.write_text(COUNTING)
-    flags = [*LANGUAGE, "-O1", "-march=native", "-fPIC", "-shared", "-Wl,-Bsymbolic", f"-I{SOURCES}"]
+    (tmp_path / header.NAME).write_text(header.text())
+    flags = [*LANGUAGE, "-O0", "-march=native", "-fPIC", "-shared", "-Wl,-Bsymbolic", f"-I{tmp_path}", f"-I{SOURCES}"]
     subprocess.run(["c++", *flags, str(source), *map(str, SOURCES.rglob("*.cpp")), "-o", str(library)], check=True)
     counts = run(ALLOCATIONS, str(library))
     for batch in (0, 1):

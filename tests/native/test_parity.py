@@ -240,14 +240,14 @@ def test_wrench_with_contact() -> None:
 
 @pytest.mark.parametrize("kind", ["box", "tree"])
 def test_rollouts(kind: str) -> None:
-    """One call of ten steps against ten steps of the reference, through impacts, and the gradient of the end by the beginning."""
+    """One call of six steps against six steps of the reference, through impacts, and the gradient of the end by the beginning."""
     mech, z, u = thrown_box(8) if kind == "box" else random_tree(1, 5, 3, contacts=6)
     next(iter(mech.bodies.values())).mass.requires_grad_()
-    # A larger kappa than elsewhere: ten steps multiply what separates two solutions (see `check`) by the chaos of ten impacts.
+    # A larger kappa than elsewhere: six steps multiply what separates two solutions (see `check`) by the chaos of six impacts.
     results = []
     for backend in ("reference", "native"):
         mech.options = exact(1e-4, backend=backend)
-        results.append(trajectory(mech, z, u, 10))
+        results.append(trajectory(mech, z, u, 6))
     (states, status, grads), (our_states, our_status, our_grads) = results
     assert status.eq(0).all() and our_status.eq(0).all()
     assert float(mech.distances(states[:, 1:]).min()) < 1e-3

@@ -306,7 +306,7 @@ def _energy(mech: Mechanism, recording: Recording) -> dict[str, Any]:
 
 
 def check_tolerance(kappa: float) -> float:
-    """Largest relative difference that passes. Contact at small kappa bends within micrometres, where differences lose digits."""
+    """Largest relative difference that passes. Contact at small kappa bends within micrometers, where differences lose digits."""
     return 1e-6 if kappa >= 1e-4 else 1e-4
 
 

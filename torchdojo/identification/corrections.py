@@ -29,7 +29,7 @@ from torchdojo.elements.contact import Contact
 from torchdojo.engine.rollout import StepByStep
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.mechanism import StepOutput, Trajectory
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.state.layout import ORIENTATION, STATE_SIZE
 
 __all__ = ["CorrectedMechanism", "Residual", "ResidualDistance", "ResidualWrench"]
 
@@ -162,7 +162,7 @@ class ResidualDistance(CorrectedMechanism):
 
     def distance(self, z: Tensor) -> Tensor:
         """Additions (..., contacts) [m] to the distances at states z (..., 13 nb)."""
-        q = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, 6:10]
+        q = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, ORIENTATION]
         toward = quat.inverse_rotate(q, -self._normals.expand(*q.shape[:-1], 3))
         seen = torch.cat((toward, self._points.expand(*q.shape[:-1], 3)), dim=-1)
         return cast(Tensor, self.units["length"] * self.network(seen)[..., 0])

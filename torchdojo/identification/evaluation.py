@@ -13,7 +13,7 @@ from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, wrapped
 from torchdojo.mechanism import StepOutput
 from torchdojo.solver.options import Status
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.state.layout import ORIENTATION, POSITION, STATE_SIZE
 
 __all__ = ["OpenLoop", "RaggedRollout", "compare", "open_loop", "roll", "trajectory_means"]
 
@@ -77,8 +77,8 @@ def compare(model: ParametricMechanism, recordings: Recordings, rollout: RaggedR
         chosen, columns = model.observed(recordings)
         state = rollout.z.unflatten(-1, (-1, STATE_SIZE))[:, chosen]
         state = torch.cat((model.positions(state, raw), state[..., 3:]), dim=-1)
-        position = torch.linalg.vector_norm(state[..., :3] - bodies[..., :3], dim=-1).mean(-1)
-        turn = quat.multiply(quat.conjugate(bodies[..., 6:10]), state[..., 6:10])
+        position = torch.linalg.vector_norm(state[..., POSITION] - bodies[..., POSITION], dim=-1).mean(-1)
+        turn = quat.multiply(quat.conjugate(bodies[..., ORIENTATION]), state[..., ORIENTATION])
         rotation = torch.linalg.vector_norm(quat.rotation_vector(turn), dim=-1).mean(-1)
         joint = angle.new_zeros(0)
         if columns:

@@ -55,9 +55,9 @@ class FittedObject:
         model = find_object(self.object).build(timestep, tuple(names), start=start, kappa=kappa or self.kappa, **self.laws)
         return model if self.residual is None else self.residual.build(model)
 
-    def after(self, model: ParametricMechanism, fit: Fit) -> FittedObject:
+    def after(self, model: ParametricMechanism, found: Fit) -> FittedObject:
         """The object with the values of a stage, which fitted `model`."""
-        parameters = {**self.parameters, **{name: value.tolist() for name, value in fit.values.items()}}
+        parameters = {**self.parameters, **{name: value.tolist() for name, value in found.values.items()}}
         given = {name: value for name, value in self.given.items() if name not in parameters}
         residual = model.description if isinstance(model, CorrectedMechanism) else None
         return replace(self, parameters=parameters, given=given, residual=residual)

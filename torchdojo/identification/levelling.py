@@ -7,14 +7,13 @@ degrees. The faces on which objects come to rest show the tilt, and so does the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import unit
 from torchdojo.identification.parameters import ParametricMechanism
-from torchdojo.identification.recordings import Recordings
+from torchdojo.identification.recordings import Recordings, turned
 
 __all__ = ["levelled"]
 
@@ -35,11 +34,9 @@ def levelled(model: ParametricMechanism, recordings: Recordings, tilts: Sequence
         normal[some, :2] = torch.tensor(slope, dtype=torch.float64)
     # The rotation from one unit vector to another, [1 + a·b, a × b]: b is the vertical.
     x, y, up = unit(normal).unbind(-1)
-    turn = quat.normalize(torch.stack((1 + up, y, -x, torch.zeros_like(up)), dim=-1)).repeat_interleave(lengths, 0)[:, None]
-    x, v, q, omega = recordings.bodies().split((3, 3, 4, 3), dim=-1)
-    bodies = torch.cat((quat.rotate(turn, x), quat.rotate(turn, v), quat.multiply(turn, q), omega), dim=-1)
-    turned = replace(recordings, samples=torch.cat((bodies.flatten(1), recordings.samples[:, bodies[0].numel() :]), dim=-1))
+    turn = quat.normalize(torch.stack((1 + up, y, -x, torch.zeros_like(up)), dim=-1))
+    level = turned(recordings, turn.repeat_interleave(lengths, 0))
     with torch.no_grad():
-        before, after = (model.call("distances", model.states(some.samples[ends], some)).amin(-1) for some in (recordings, turned))
-    bodies[..., 2] += (before - after).repeat_interleave(lengths)[:, None]
-    return replace(recordings, samples=torch.cat((bodies.flatten(1), recordings.samples[:, bodies[0].numel() :]), dim=-1))
+        before, after = (model.call("distances", model.states(some.samples[ends], some)).amin(-1) for some in (recordings, level))
+    level.bodies()[..., 2] += (before - after).repeat_interleave(lengths)[:, None]
+    return level

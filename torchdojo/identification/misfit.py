@@ -29,7 +29,7 @@ from torchdojo.identification.recordings import Recordings, wrapped
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import velocity_sensitivity
 from torchdojo.solver.options import Status
-from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
+from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, TANGENT_SIZE, VELOCITY
 
 __all__ = ["Linearization", "RobustLoss", "Scales", "WindowLoss", "WindowResidual"]
 
@@ -197,13 +197,13 @@ class WindowResidual:
         """D: numbers of a change of a sample, 12 per recorded body [dx, dv, rotation vector, dω], then joint coordinates and rates."""
         return TANGENT_SIZE * self.recordings.num_bodies + 2 * self.recordings.num_joints
 
-    def correct(self, samples: Tensor, change: Tensor) -> Tensor:
-        """Samples (..., width) moved by changes (..., D); quaternions stay unit."""
+    def correct(self, samples: Tensor, correction: Tensor) -> Tensor:
+        """Samples (..., width) changed by `correction` (..., D); quaternions stay unit."""
         count = TANGENT_SIZE * self.recordings.num_bodies
         x, v, q, omega = self.recordings.bodies(samples).split((3, 3, 4, 3), dim=-1)
-        dx, dv, dphi, domega = change[..., :count].unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
+        dx, dv, dphi, domega = correction[..., :count].unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
         bodies = torch.cat((x + dx, v + dv, quat.multiply(q, quat.exp(dphi)), omega + domega), dim=-1).flatten(-2)
-        return torch.cat((bodies, samples[..., bodies.shape[-1] :] + change[..., count:]), dim=-1)
+        return torch.cat((bodies, samples[..., bodies.shape[-1] :] + correction[..., count:]), dim=-1)
 
     def _step_jacobians(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """∂f/∂z (N, K, 12 nb, 12 nb) and ∂f/∂raw (N, K, 12 nb, P) of single steps from z (N, K, 13 nb), on the tangent space."""
@@ -251,7 +251,7 @@ class WindowResidual:
             after, whole, by_packed = velocity_sensitivity(kernel.program, kernel.request, parameters, z)
             velocity = (by_packed @ chain).unflatten(1, (-1, 2, 3))
             # x⁺ = x + h v⁺, and q⁺ = q ⊗ [s, u] with u = h ω⁺/2. A change du turns q⁺ by 2 (s du + (u·du) u/s − u × du), body frame.
-            u = 0.5 * h * after.unflatten(-1, (-1, STATE_SIZE))[..., 10:]
+            u = 0.5 * h * after.unflatten(-1, (-1, STATE_SIZE))[..., ANGULAR_VELOCITY]
             s = (1 - u.square().sum(-1)).sqrt()[..., None, None]
             turn = h * (s * torch.eye(3, dtype=z.dtype) + u[..., :, None] * u[..., None, :] / s - skew(u))
             dv, domega = velocity.unbind(2)
@@ -270,15 +270,18 @@ class WindowResidual:
             return z[..., 1:, :]
         steps = z[..., 1:, :].unflatten(-2, (-1, self.substeps)).unflatten(-1, (-1, STATE_SIZE))
         last, mean = steps[..., -1, :, :], steps.mean(-3)
-        return torch.cat((last[..., :3], mean[..., 3:6], last[..., 6:10], mean[..., 10:]), dim=-1).flatten(-2)
+        return torch.cat((last[..., POSITION], mean[..., VELOCITY], last[..., ORIENTATION], mean[..., ANGULAR_VELOCITY]), dim=-1).flatten(
+            -2
+        )
 
     def _compare(self, z: Tensor, samples: Tensor, raw: Tensor | None = None) -> Tensor:
         """Scaled misfit (..., R) of states z (..., 13 nb) to samples (..., width), with positions of centers of mass."""
         mech, recorded = self.model.mechanism, self._recorded(samples, raw)
         state = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, :]
-        turn = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., 6:10]), state[..., 6:10]))
-        spin = arc_velocity(state[..., 10:], mech.timestep)
-        parts = (state[..., :3] - recorded[..., :3], state[..., 3:6] - recorded[..., 3:6], turn, spin - recorded[..., 10:])
+        turn = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., ORIENTATION]), state[..., ORIENTATION]))
+        spin = arc_velocity(state[..., ANGULAR_VELOCITY], mech.timestep)
+        shift, velocity = (state[..., part] - recorded[..., part] for part in (POSITION, VELOCITY))
+        parts = (shift, velocity, turn, spin - recorded[..., ANGULAR_VELOCITY])
         misfit = torch.cat(parts, dim=-1).flatten(-2)
         if self._columns:
             angle, rate = self.recordings.joints(samples)
@@ -310,7 +313,7 @@ class WindowResidual:
         with torch.no_grad():
             misfit = self._compare(z, samples, raw)
             state, recorded = z.unflatten(-1, (-1, STATE_SIZE))[..., self._bodies, :], self._recorded(samples, raw)
-            phi = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., 6:10]), state[..., 6:10]))
+            phi = quat.rotation_vector(quat.multiply(quat.conjugate(recorded[..., ORIENTATION]), state[..., ORIENTATION]))
             angle = torch.linalg.vector_norm(phi, dim=-1)[..., None, None]
             wide = angle.clamp(1e-3, torch.pi - 1e-9)
             factor = torch.where(angle < 1e-3, 1 / 12 + angle**2 / 720, 1 / wide**2 - (1 + wide.cos()) / (2 * wide * wide.sin()))

@@ -31,6 +31,7 @@ from torchdojo.elements.joints import Joint
 from torchdojo.identification.recordings import DataError, Recordings
 from torchdojo.mechanism import Mechanism, StepOutput, Trajectory
 from torchdojo.parameters import PhysicalModule, as_tensor
+from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, VELOCITY
 
 __all__ = ["Parameter", "ParametricMechanism", "Tie"]
 
@@ -306,7 +307,7 @@ class ParametricMechanism(nn.Module):
             late = 0.5 * (recordings.dt - float(mech.timestep)) * gravity
             flying = self._in_flight(self.centred(recorded, recordings.dt, self.raw.detach()), angle, recordings)
             shift = torch.where(flying[..., None], late, 0.0)
-            pieces = (body[..., :3], body[..., 3:6] + shift[..., None, :], body[..., 6:])
+            pieces = (body[..., POSITION], body[..., VELOCITY] + shift[..., None, :], body[..., VELOCITY.stop :])
             body = torch.cat([piece.expand(*shift.shape[:-1], *piece.shape[-2:]) for piece in pieces], dim=-1)
         return self._place(body, angle, rate, recordings, raw)
 
@@ -322,13 +323,15 @@ class ParametricMechanism(nn.Module):
     def positions(self, body: Tensor, raw: Tensor | None = None) -> Tensor:
         """Positions (..., b, 3) [m] of the recorded points of bodies (..., b, 13), parts of a state."""
         if self.recorded_points is None:
-            return body[..., :3]
-        return body[..., :3] + quat.rotate(body[..., 6:10], self.recorded_points(self.values(raw)))
+            return body[..., POSITION]
+        return body[..., POSITION] + quat.rotate(body[..., ORIENTATION], self.recorded_points(self.values(raw)))
 
     def _place(self, body: Tensor, angle: Tensor, rate: Tensor, recordings: Recordings, raw: Tensor | None) -> Tensor:
         mech = self.mechanism
         if not recordings.num_joints and recordings.num_bodies == mech.num_bodies:
-            return torch.cat((body[..., :10], chord_velocity(body[..., 10:13], mech.timestep)), dim=-1).flatten(-2)
+            return torch.cat((body[..., : ORIENTATION.stop], chord_velocity(body[..., ANGULAR_VELOCITY], mech.timestep)), dim=-1).flatten(
+                -2
+            )
         floating, others = self.observed_joints
         if recordings.num_bodies != len(floating) or recordings.num_joints != sum(n for _, n in others):
             raise DataError(
@@ -363,13 +366,7 @@ class ParametricMechanism(nn.Module):
         """Numbers of the recorded bodies, and positions of the recorded joint coordinates in the coordinate vector."""
         if not recordings.num_joints and recordings.num_bodies == self.mechanism.num_bodies:
             return list(range(self.mechanism.num_bodies)), []
-        names, (floating, others) = list(self.mechanism.bodies), self.observed_joints
-        bodies = [names.index(cast(Joint, self.mechanism.joints[name]).child) for name in floating]
-        counts, columns, start = dict(others), list[int](), 0
-        for name in self.mechanism.tree_joints:
-            columns += range(start, start + counts.get(name, 0))
-            start += cast(Joint, self.mechanism.joints[name]).num_coordinates
-        return bodies, columns
+        return tree_layout(self)
 
     def _in_flight(self, body: Tensor, angle: Tensor, recordings: Recordings) -> Tensor:
         """Whether all contacts are `clearance` away at the sample and at the one before it, (...,)."""
@@ -378,7 +375,7 @@ class ParametricMechanism(nn.Module):
             return torch.ones(body.shape[:-2], dtype=torch.bool)
         with torch.no_grad():
             before = body.clone()
-            before[..., :3] -= recordings.dt * before[..., 3:6]
+            before[..., POSITION] -= recordings.dt * before[..., VELOCITY]
             still = torch.zeros_like(angle)
             lowest = [mech.distances(self._place(b.detach(), angle.detach(), still, recordings, self.raw)).amin(-1) for b in (body, before)]
         return torch.minimum(*lowest) > self.clearance
@@ -391,6 +388,18 @@ class _Caller(nn.Module):
 
     def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.mechanism, method)(*args, **kwargs)
+
+
+def tree_layout(model: ParametricMechanism) -> tuple[list[int], list[int]]:
+    """Numbers of the floating bodies, and positions of the recorded joint coordinates in the coordinate vector."""
+    mech, (floating, others) = model.mechanism, model.observed_joints
+    names = list(mech.bodies)
+    bodies = [names.index(cast(Joint, mech.joints[name]).child) for name in floating]
+    counts, columns, start = dict(others), list[int](), 0
+    for name in mech.tree_joints:
+        columns += range(start, start + counts.get(name, 0))
+        start += cast(Joint, mech.joints[name]).num_coordinates
+    return bodies, columns
 
 
 def chord_velocity(omega: Tensor, timestep: Tensor) -> Tensor:

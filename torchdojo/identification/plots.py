@@ -20,7 +20,7 @@ from torchdojo.identification.evaluation import OpenLoop, trajectory_means
 from torchdojo.identification.fitting import FitReport
 from torchdojo.identification.recordings import Recordings
 from torchdojo.mechanism import Mechanism
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.state.layout import ORIENTATION, POSITION, STATE_SIZE
 
 __all__ = ["available", "draw", "error_quantiles", "motions", "outlines", "quartile_throws"]
 
@@ -65,7 +65,7 @@ def outlines(mech: Mechanism) -> Outline:
     with torch.no_grad():
         z = mech.to_maximal(mech.gravity.new_zeros(mech.num_coordinates)).unflatten(-1, (-1, STATE_SIZE))
         names = list(mech.bodies)
-        x, q = z[:, :3], z[:, 6:10]
+        x, q = z[:, POSITION], z[:, ORIENTATION]
 
         def placed(body: str, point: Tensor) -> Tensor:
             i = names.index(body)
@@ -104,7 +104,7 @@ def quartile_throws(rollout: OpenLoop) -> list[int]:
 
 def motions(body: Tensor) -> dict[str, np.ndarray]:
     """Motion of one body (T, 13) along a trajectory: height [m], horizontal distance [m] and angle [degrees] from the first sample."""
-    turn = quat.multiply(quat.conjugate(body[:1, 6:10]), body[:, 6:10])
+    turn = quat.multiply(quat.conjugate(body[:1, ORIENTATION]), body[:, ORIENTATION])
     return {
         "height [m]": body[:, 2].numpy(),
         "horizontal distance [m]": torch.linalg.vector_norm(body[:, :2] - body[:1, :2], dim=-1).numpy(),

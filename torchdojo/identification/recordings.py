@@ -37,10 +37,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchdojo import quaternion as quat
+from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY
 
 __all__ = ["DataError", "Recordings", "WindowDataset", "read_recordings"]
 
-SAMPLE_SIZE = 13  # per recorded body, in the order of a state: position, linear velocity, quaternion, angular velocity
 WIDTHS = {"position": 3, "linear_velocity": 3, "quaternion": 4, "angular_velocity": 3}
 REQUIRED = ("position", "quaternion", "offsets", "dt")
 UNIT_TOLERANCE = 1e-6
@@ -78,12 +78,12 @@ class Recordings:
     def bodies(self, samples: Tensor | None = None) -> Tensor:
         """Recorded bodies of samples (..., 13 b + 2 j), (..., b, 13)."""
         samples = self.samples if samples is None else samples
-        return samples[..., : SAMPLE_SIZE * self.num_bodies].unflatten(-1, (self.num_bodies, SAMPLE_SIZE))
+        return samples[..., : STATE_SIZE * self.num_bodies].unflatten(-1, (self.num_bodies, STATE_SIZE))
 
     def joints(self, samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Joint coordinates and rates of samples, each (..., j)."""
         samples = self.samples if samples is None else samples
-        angle, rate = samples[..., SAMPLE_SIZE * self.num_bodies :].tensor_split(2, dim=-1)
+        angle, rate = samples[..., STATE_SIZE * self.num_bodies :].tensor_split(2, dim=-1)
         return angle, rate
 
     def select(self, trajectories: Sequence[int] | Tensor) -> Recordings:
@@ -112,10 +112,7 @@ class Recordings:
         """
         start = self.bodies()[self.offsets[:-1], 0, 3:5]
         half = -0.5 * torch.atan2(start[:, 1], start[:, 0]).repeat_interleave(self.lengths)[:, None]
-        turn = torch.cat((half.cos(), torch.zeros_like(half).expand(-1, 2), half.sin()), dim=-1)[:, None]
-        x, v, q, omega = self.bodies().split((3, 3, 4, 3), dim=-1)
-        bodies = torch.cat((quat.rotate(turn, x), quat.rotate(turn, v), quat.multiply(turn, q), omega), dim=-1).flatten(1)
-        return replace(self, samples=torch.cat((bodies, self.samples[:, bodies.shape[-1] :]), dim=-1))
+        return turned(self, torch.cat((half.cos(), torch.zeros_like(half).expand(-1, 2), half.sin()), dim=-1))
 
     def split(self, validation: float = 0.2, seed: int = 0) -> tuple[Recordings, Recordings]:
         """(training, validation) with whole throws in one or the other: trajectories of one `throw_id` are never divided.
@@ -215,6 +212,14 @@ def recordings_of(arrays: dict[str, np.ndarray], label: str = "data") -> Recordi
     return with_differences(recordings)
 
 
+def turned(recordings: Recordings, turn: Tensor) -> Recordings:
+    """Recordings with the world turned by a quaternion for each sample (N, 4)."""
+    x, v, q, omega = recordings.bodies().split((3, 3, 4, 3), dim=-1)
+    turn = turn[:, None]
+    bodies = torch.cat((quat.rotate(turn, x), quat.rotate(turn, v), quat.multiply(turn, q), omega), dim=-1).flatten(1)
+    return replace(recordings, samples=torch.cat((bodies, recordings.samples[:, bodies.shape[-1] :]), dim=-1))
+
+
 def with_differences(recordings: Recordings) -> Recordings:
     """Velocities as backward differences; every trajectory loses its first sample.
 
@@ -224,10 +229,11 @@ def with_differences(recordings: Recordings) -> Recordings:
     if bool((recordings.lengths < 3).any()):
         short = int((recordings.lengths < 3).nonzero()[0])
         raise DataError(f"trajectory {short} has fewer than three samples, and no velocities; a start takes two, and a comparison one more")
-    samples, count, split = recordings.samples.clone(), recordings.num_joints, SAMPLE_SIZE * recordings.num_bodies
-    body = samples[:, :split].unflatten(-1, (-1, SAMPLE_SIZE))
-    body[1:, :, 3:6] = body[:, :, :3].diff(dim=0) / recordings.dt
-    body[1:, :, 10:13] = quat.rotation_vector(quat.multiply(quat.conjugate(body[:-1, :, 6:10]), body[1:, :, 6:10])) / recordings.dt
+    samples, count, split = recordings.samples.clone(), recordings.num_joints, STATE_SIZE * recordings.num_bodies
+    body = samples[:, :split].unflatten(-1, (-1, STATE_SIZE))
+    body[1:, :, VELOCITY] = body[:, :, POSITION].diff(dim=0) / recordings.dt
+    turn = quat.multiply(quat.conjugate(body[:-1, :, ORIENTATION]), body[1:, :, ORIENTATION])
+    body[1:, :, ANGULAR_VELOCITY] = quat.rotation_vector(turn) / recordings.dt
     angle = samples[:, split : split + count]
     samples = torch.cat((body.flatten(1), angle, torch.full_like(angle, torch.nan)), dim=-1)
     samples[1:, split + count :] = wrapped(angle.diff(dim=0)) / recordings.dt

@@ -1,13 +1,12 @@
 """A robot as plain numbers, whatever file it comes from, and the `Mechanism` that it describes.
 
-A reader (`torchdojo.io.urdf`, `torchdojo.io.mjcf`) merges fixed links into bodies, places joints from centres of mass and fills a
+A reader (`torchdojo.io.urdf`, `torchdojo.io.mjcf`) merges fixed links into bodies, places joints from centers of mass and fills a
 `RobotInfo`; `assemble` turns that into modules. A reader imports from here, never from another reader.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.geometry.shapes import Shape
 from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import warn_user
 from torchdojo.quaternion import from_rotation_matrix
 
 __all__ = ["BodyInfo", "ContactInfo", "CouplingInfo", "JointInfo", "LinkInfo", "RobotInfo", "assemble"]
@@ -45,7 +45,7 @@ class LinkInfo:
 
     name: str
     body: str | None
-    position: Array  #: (3,) origin of the link frame, from the body's centre of mass [m]
+    position: Array  #: (3,) origin of the link frame, from the body's center of mass [m]
     rotation: Array  #: (3, 3) link frame to body frame
 
     def place(self, pose: Pose) -> Pose:
@@ -58,14 +58,14 @@ WORLD = LinkInfo("world", None, np.zeros(3), np.eye(3))
 
 @dataclass(frozen=True)
 class BodyInfo:
-    """Links that move as one. The frame has its origin at the centre of mass and the axes of the topmost link, which names the body,
+    """Links that move as one. The frame has its origin at the center of mass and the axes of the topmost link, which names the body,
     unless the reader turns it."""
 
     name: str
     links: tuple[str, ...]
     mass: float  #: [kg]
-    center: Array  #: (3,) centre of mass in the frame of the topmost link [m]
-    inertia: Array  #: (3, 3) about the centre of mass, body axes [kg m^2]
+    center: Array  #: (3,) center of mass in the frame of the topmost link [m]
+    inertia: Array  #: (3, 3) about the center of mass, body axes [kg m^2]
     shapes: tuple[Shape, ...]  #: collision shapes in the body frame
 
 
@@ -77,8 +77,8 @@ class JointInfo:
     kind: str  #: class name
     parent: str | None  #: body; None: the world
     child: str
-    parent_anchor: Array  #: (3,) in the parent's frame, from its centre of mass; in the world frame for parent None [m]
-    child_anchor: Array  #: (3,) in the child's frame, from its centre of mass [m]
+    parent_anchor: Array  #: (3,) in the parent's frame, from its center of mass; in the world frame for parent None [m]
+    child_anchor: Array  #: (3,) in the child's frame, from its center of mass [m]
     rotation: Array  #: (3, 3) joint frame to parent frame: the child's orientation at coordinate zero
     axis: Array  #: (3,) unit vector in the joint frame
     options: dict[str, Any] = field(default_factory=dict)  #: further keywords: damper, friction, limits, effort_limit, ...
@@ -193,7 +193,7 @@ def closing_joint(name: str, kind: str, ends: Sequence[tuple[LinkInfo, Pose]], a
 
 
 def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str) -> Mechanism:
-    """Build the mechanism that a description describes, and warn (the caller's caller) of collision geometry that makes no contact.
+    """Build the mechanism that a description says, and warn of collision geometry that makes no contact.
 
     Args:
         contacts: "collision": those of the description. None or a mapping: see `torchdojo.io.load_urdf`.
@@ -208,7 +208,7 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
         raise ValueError(f"contacts is {contacts!r}; allowed: 'collision', None, or a mapping from names to contacts")
     if contacts == "collision":
         for note in robot.contact_notes:
-            warnings.warn(note, UserWarning, stacklevel=3)
+            warn_user(note)
         modules = {name: _contact(info, friction) for name, info in robot.contacts.items()}
     else:
         given = FRICTION if friction is None else friction

@@ -1,8 +1,8 @@
 """Small built-in mechanisms: pendulums, cartpole, box, sphere and snake.
 
 Sizes and masses are the defaults of DojoEnvironments (mechanisms/pendulum, npendulum, cartpole, block,
-sphere, snake; MIT licence). Inertias follow from the shapes; for capsules this differs slightly from the original's formula.
-Everything is in metres, kilograms and radians; the world's z points up and the ground is z = 0.
+sphere, snake; MIT license). Inertias follow from the shapes; for capsules this differs slightly from the original's formula.
+Everything is in meters, kilograms and radians; the world's z points up and the ground is z = 0.
 """
 
 from __future__ import annotations

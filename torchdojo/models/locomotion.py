@@ -1,7 +1,7 @@
 """Half-cheetah, ant and humanoid: the locomotion robots of Gymnasium, from the numbers of its MuJoCo files.
 
 Lengths, densities, hinges, springs, dampers, gears and friction are those of half_cheetah.xml, ant.xml and humanoid.xml (Gymnasium, MIT
-licence), written down here as tables of links; mass, centre of mass and inertia follow from the capsules and spheres.
+license), written down here as tables of links; mass, center of mass and inertia follow from the capsules and spheres.
 
 Differences from the files:
 - Parts without a hinge belong to the link that carries them (the ant's inner leg segments to its torso, the humanoid's feet to its shins):
@@ -223,7 +223,7 @@ def ant(
 
 HUMANOID_DENSITY = 1000.0  # [kg/m³]
 HUMANOID_CONTROL = 0.4  # largest action
-TILT = (1.0, 0.0, -0.002, 0.0)  # of the waist against the torso and of the pelvis against the waist, not normalised
+TILT = (1.0, 0.0, -0.002, 0.0)  # of the waist against the torso and of the pelvis against the waist, not normalized
 
 
 def _degrees(name: str, axis: Vector, lower: float, upper: float, gear: float, damper: float, spring: float, armature: float) -> Hinge:
@@ -324,7 +324,7 @@ def humanoid(
 
 
 class _Placed(NamedTuple):
-    """A link's frame against its body's: centre of mass (3,) [m] in the link frame, and the rotation (4,) of body axes to link axes."""
+    """A link's frame against its body's: center of mass (3,) [m] in the link frame, and the rotation (4,) of body axes to link axes."""
 
     center: Tensor
     turn: Tensor
@@ -343,7 +343,7 @@ def _build(links: Sequence[Link], density: float, options: Options, planar: bool
     joints: dict[str, Joint] = {}
     contacts: dict[str, Contact] = {}
     placed: dict[str, _Placed] = {}
-    balls: dict[str, list[tuple[Tensor, float]]] = {}  # that have a contact: centre in the link frame, radius
+    balls: dict[str, list[tuple[Tensor, float]]] = {}  # that have a contact: center in the link frame, radius
     for link in links:
         bodies[link.name], here = _body(link, density)
         placed[link.name] = here
@@ -363,7 +363,7 @@ def _build(links: Sequence[Link], density: float, options: Options, planar: bool
 
 
 def _body(link: Link, density: float) -> tuple[Body, _Placed]:
-    """The link's geoms as one body: masses add up, moments of inertia too once moved to the common centre of mass."""
+    """The link's geoms as one body: masses add up, moments of inertia too once moved to the common center of mass."""
     masses = [density * _shape(geom).volume for geom in link.geoms]
     mass = torch.stack(masses).sum()
     centers = [0.5 * (_vector(geom.start) + _vector(geom.end)) for geom in link.geoms]
@@ -406,7 +406,7 @@ def _hinge_axes(link: Link) -> Tensor:
 
 
 def _balls(link: Link, kept: dict[str, list[tuple[Tensor, float]]]) -> list[tuple[str, Tensor, float, bool]]:
-    """Contacts of a link: name, centre in the link frame [m], radius [m], whether it is on a foot."""
+    """Contacts of a link: name, center in the link frame [m], radius [m], whether it is on a foot."""
     turn = quat.normalize(torch.tensor(link.orientation, dtype=torch.float64))
     balls: list[tuple[str, Tensor, float, bool]] = []
     for geom in link.geoms:

@@ -13,8 +13,9 @@ from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import orthonormal_complement, unit
+from torchdojo.elements.joint import BOUNDS
 from torchdojo.elements.joint_cones import JointElement, JointFriction
-from torchdojo.elements.joints import BOUNDS, StandardJoint
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
     CONTACT_LAWS,

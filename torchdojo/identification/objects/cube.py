@@ -16,18 +16,8 @@ from torch import Tensor
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.geometry.shapes import Box
-from torchdojo.identification.objects.parts import (
-    CONTACT_LAWS,
-    Ties,
-    acting_laws,
-    choose,
-    contact_parameters,
-    inertia_from,
-    merged,
-    reader,
-    tilted_gravity,
-    vector,
-)
+from torchdojo.identification.objects import parts
+from torchdojo.identification.objects.parts import Ties, reader, vector
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings
 from torchdojo.mechanism import Mechanism
@@ -39,17 +29,13 @@ __all__ = ["WIDTH", "check_heights", "check_recordings", "cube", "cube_model"]
 WIDTH = 0.1048
 
 NOMINAL: dict[str, Any] = {
+    **parts.NOMINAL,
     "friction": 0.18,
     "half_side": 0.0524,
-    "corner_radius": 0.0,
-    "plane_height": 0.0,
-    "gravity": 9.81,
-    "tilt": (0.0, 0.0),
     "mass": 0.37,
     "second_moments": (0.00081 / 2,) * 3,
     "centre_of_mass": (0.0, 0.0, 0.0),
     "corners": None,
-    **dict.fromkeys(CONTACT_LAWS, 0.0),
 }
 
 
@@ -94,19 +80,19 @@ def cube_model(
         start: values by name, where a fit starts and for unknowns that are not fitted; default: nominal.
         laws: further keywords of the contacts.
     """
-    given = merged(NOMINAL, start)
-    laws = acting_laws(given, parameters, laws)
+    given = parts.merged(NOMINAL, start)
+    laws = parts.acting_laws(given, parameters, laws)
     mech = cube(given["half_side"], given["mass"], 0.00081, given["friction"], timestep, given["gravity"], kappa, **laws)
     contacts = [cast(NonlinearContact, contact) for contact in mech.contacts.values()]
     rounded = 1 - given["corner_radius"] / given["half_side"]
     corners = rounded * torch.stack([c.point.detach() for c in contacts]) if given["corners"] is None else vector(given["corners"])
-    mech.bodies["cube"].inertia = inertia_from("second_moments")({"second_moments": vector(given["second_moments"])}, corners)
+    mech.bodies["cube"].inertia = parts.inertia_from("second_moments")({"second_moments": vector(given["second_moments"])}, corners)
     mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
     for contact, corner in zip(contacts, corners, strict=True):
         contact.radius, contact.offset = given["corner_radius"], given["plane_height"]
         contact.point = corner - vector(given["centre_of_mass"])
     unknowns = [
-        *contact_parameters(given, laws),
+        *parts.contact_parameters(given, laws),
         Parameter("half_side", given["half_side"], lower=0.0),
         Parameter("corners", corners, scale=1e-2),
         Parameter("mass", given["mass"], "bodies.cube.mass", lower=0.0),
@@ -120,7 +106,7 @@ def cube_model(
 
     shifted = "centre_of_mass" in parameters or any(given["centre_of_mass"])
     ties = _ties(list(mech.contacts), given)
-    return ParametricMechanism(mech, *choose(unknowns, ties, parameters), recorded_points=recorded_points if shifted else None)
+    return ParametricMechanism(mech, *parts.choose(unknowns, ties, parameters), recorded_points=recorded_points if shifted else None)
 
 
 def _ties(contacts: Sequence[str], given: Mapping[str, Any]) -> Ties:
@@ -139,8 +125,8 @@ def _ties(contacts: Sequence[str], given: Mapping[str, Any]) -> Ties:
 
     return {
         "contacts.*.point": (points, ("half_side", "centre_of_mass")),
-        "gravity": (tilted_gravity, ("gravity", "tilt")),
-        "bodies.cube.inertia": (inertia_from("second_moments"), ("second_moments",)),
+        "gravity": (parts.tilted_gravity, ("gravity", "tilt")),
+        "bodies.cube.inertia": (parts.inertia_from("second_moments"), ("second_moments",)),
         **{f"contacts.{name}.point": (functools.partial(one_of_corners, i), ("corners",)) for i, name in enumerate(contacts)},
     }
 

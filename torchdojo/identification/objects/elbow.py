@@ -17,18 +17,8 @@ from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.element import unit
 from torchdojo.elements.joints import Joint, Orbital, Revolute
 from torchdojo.geometry.shapes import Box
-from torchdojo.identification.objects.parts import (
-    CONTACT_LAWS,
-    Ties,
-    acting_laws,
-    choose,
-    contact_parameters,
-    inertia_from,
-    merged,
-    reader,
-    tilted_gravity,
-    vector,
-)
+from torchdojo.identification.objects import parts
+from torchdojo.identification.objects.parts import Ties, reader, vector
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
@@ -41,6 +31,7 @@ WIDTH = 0.1
 HALF_EXTENTS = (0.05, 0.025, 0.025)
 
 NOMINAL: dict[str, Any] = {
+    **parts.NOMINAL,
     "friction": 0.3,
     "parent_anchor": (-0.035, 0.06, 0.0),
     "child_anchor": (-0.035, 0.0, 0.0),
@@ -50,10 +41,6 @@ NOMINAL: dict[str, Any] = {
     "bending_stiffness": 0.0,
     "bending_damping": 0.0,
     "bending_point": 0.06,
-    "gravity": 9.81,
-    "tilt": (0.0, 0.0),
-    "plane_height": 0.0,
-    "corner_radius": 0.0,
     "size": 1.0,
     "mass_2": 0.37,
     "second_moments": (0.0006167 / 2,) * 3,
@@ -61,7 +48,6 @@ NOMINAL: dict[str, Any] = {
     "second_moments_2": None,
     "centre_of_mass_1": (0.0, 0.0, 0.0),
     "centre_of_mass_2": (0.0, 0.0, 0.0),
-    **dict.fromkeys(CONTACT_LAWS, 0.0),
 }
 
 
@@ -134,8 +120,8 @@ def elbow_model(
         start: values by name, where a fit starts and for unknowns that are not fitted; default: nominal.
         laws: further keywords of the contacts.
     """
-    given = merged(NOMINAL, start)
-    laws = acting_laws(given, parameters, laws)
+    given = parts.merged(NOMINAL, start)
+    laws = parts.acting_laws(given, parameters, laws)
     bends = bool(given["bending_stiffness"]) or "bending_stiffness" in parameters
     if bends:
         given = {**given, "bending_stiffness": given["bending_stiffness"] or 50.0, "bending_damping": given["bending_damping"] or 1e-2}
@@ -144,7 +130,7 @@ def elbow_model(
     if "hinge_friction" in parameters or rubbing:
         hinge["friction"] = rubbing or 1e-4
     mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, bends=bends, **laws)
-    ties = {**_hinge_ties(given, bends, timestep), **_link_ties(given, mech), "gravity": (tilted_gravity, ("gravity", "tilt"))}
+    ties = {**_hinge_ties(given, bends, timestep), **_link_ties(given, mech), "gravity": (parts.tilted_gravity, ("gravity", "tilt"))}
     _set_given(mech, given, ties)
 
     def recorded_points(values: Mapping[str, Tensor]) -> Tensor:
@@ -153,7 +139,7 @@ def elbow_model(
     shifted = "centre_of_mass_1" in parameters or any(given["centre_of_mass_1"])
     return ParametricMechanism(
         mech,
-        *choose(_unknowns(given, laws, hinge, bends), ties, parameters),
+        *parts.choose(_unknowns(given, laws, hinge, bends), ties, parameters),
         recorded_points=recorded_points if shifted else None,
         unrecorded=("bending",) if bends else (),
     )
@@ -162,7 +148,7 @@ def elbow_model(
 def _unknowns(given: Mapping[str, Any], laws: Mapping[str, Any], hinge: Mapping[str, Any], bends: bool) -> list[Parameter]:
     """All parameters, where the given values have them."""
     unknowns = [
-        *contact_parameters(given, laws),
+        *parts.contact_parameters(given, laws),
         Parameter("parent_anchor", given["parent_anchor"], scale=1e-2),
         Parameter("child_anchor", given["child_anchor"], scale=1e-2),
         Parameter("axis", given["axis"], ["joints.hinge.axis", *(["joints.bending.axis"] if bends else ())], scale=0.1),
@@ -193,7 +179,7 @@ def _set_given(mech: Mechanism, given: Mapping[str, Any], ties: Ties) -> None:
         contact.offset, contact.radius = given["plane_height"], given["corner_radius"]
     for link in ("1", "2"):
         moments = vector(given[f"second_moments_{link}"] or given["second_moments"])
-        mech.bodies[f"elbow_{link}"].inertia = inertia_from("moments")({"moments": moments}, moments)
+        mech.bodies[f"elbow_{link}"].inertia = parts.inertia_from("moments")({"moments": moments}, moments)
     for field, (tie, _) in ties.items():
         module, _, name = field.rpartition(".")
         if module and name != "inertia":
@@ -250,7 +236,7 @@ def _link_ties(given: Mapping[str, Any], mech: Mechanism) -> Ties:
     ties: Ties = {}
     for link in ("1", "2"):
         moments, middle, body = f"second_moments_{link}", f"centre_of_mass_{link}", f"elbow_{link}"
-        ties[f"bodies.{body}.inertia"] = (inertia_from(moments, "second_moments"), (moments, "second_moments"))
+        ties[f"bodies.{body}.inertia"] = (parts.inertia_from(moments, "second_moments"), (moments, "second_moments"))
         for name in (name for name, contact in mech.contacts.items() if contact.body == body):
             ties[f"contacts.{name}.point"] = (functools.partial(points, middle), ("size", "corner_radius", middle))
     return ties

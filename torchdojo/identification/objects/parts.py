@@ -10,24 +10,14 @@ from torch import Tensor
 
 from torchdojo.identification.parameters import Parameter, Tie
 
-__all__ = [
-    "CONTACT_LAWS",
-    "Ties",
-    "acting_laws",
-    "choose",
-    "contact_parameters",
-    "inertia_from",
-    "merged",
-    "reader",
-    "tilted_gravity",
-    "vector",
-]
-
 #: Field of a mechanism -> the tie that sets it, and the names of the parameters that the tie reads.
 Ties = dict[str, tuple[Tie, tuple[str, ...]]]
 
 #: Laws of contacts that are parameters, and the values at which a fit starts where none is given.
 CONTACT_LAWS = {"restitution": 1e-2, "stiffness": 1e5, "damping": 1e2}
+
+#: Nominal values that the objects share: contacts without those laws, on level ground.
+NOMINAL = {"gravity": 9.81, "tilt": (0.0, 0.0), "plane_height": 0.0, "corner_radius": 0.0, **dict.fromkeys(CONTACT_LAWS, 0.0)}
 
 
 def vector(value: Any) -> Tensor:

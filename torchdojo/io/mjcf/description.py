@@ -1,4 +1,4 @@
-"""An MJCF robot as plain numbers: bodies without joints merged into what carries them, joints placed from centres of mass."""
+"""An MJCF robot as plain numbers: bodies without joints merged into the body that carries them, joints placed from centers of mass."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MjcfInfo(RobotInfo):
     drives: dict[str, Drive]  #: actuators of the file
     gravity: tuple[float, float, float]  #: [m/s^2]
     timestep: float  #: [s]
-    notes: tuple[str, ...]  #: what the mechanism does not have, in words
+    notes: tuple[str, ...]  #: in words: what the mechanism lacks
     compiled: CompiledMjcf
     tops: dict[str, int]  #: body -> MJCF id of its topmost link
 
@@ -153,7 +153,7 @@ class _Reader:
         return top
 
     def _fixed(self, b: int) -> bool:
-        """Whether the joint of a topmost body was taken away (`floating_base`) or never there (`merge_fixed_joints`)."""
+        """Whether a topmost body has no joint of its own: `floating_base` took it away, or the file gives none."""
         adr = self.model.body_jntadr[b]
         free = int(self.mujoco.mjtJoint.mjJNT_FREE)
         return bool(self.model.body_jntnum[b] == 0 or (self.model.jnt_type[adr] == free and not self.floating_base))

@@ -30,7 +30,7 @@ class _Plane:
 
 @dataclass(frozen=True)
 class _Ball:
-    """A contact point of a geom before it is known to matter."""
+    """A candidate for a contact: a point of a geom."""
 
     name: str
     geom: str
@@ -42,7 +42,7 @@ class _Ball:
 
 
 def _outer(balls: Sequence[_Ball]) -> list[_Ball]:
-    """Without those inside another one, which would only double its contact; of equal ones the first stays."""
+    """The balls that are not inside another one, whose contact they would only double; the first of equal ones stays."""
     kept: list[_Ball] = []
     for i, ball in enumerate(balls):
         depths = [other.radius - ball.radius - float(np.linalg.norm(ball.point - other.point)) for other in balls]
@@ -53,7 +53,7 @@ def _outer(balls: Sequence[_Ball]) -> list[_Ball]:
 
 
 class GeomReader:
-    """`shapes` of each body first, then `contacts` of all; `notes` says what was left out.
+    """Reads the `shapes` of each body first, then the `contacts` of all; `notes` says what is left out.
 
     Args:
         names: of MJCF bodies. top: MJCF body -> topmost one of the body that it is part of.
@@ -67,7 +67,11 @@ class GeomReader:
         self.types = self.mujoco.mjtGeom
 
     def shapes(self, group: Sequence[int], frames: Mapping[int, tuple[Array, Array]]) -> tuple[Shape, ...]:
-        """Of the MJCF bodies of a group, whose frames in that of the body are given. Those that collide, or, where none does, all."""
+        """Shapes of the MJCF bodies of a group: of the geoms that collide, or of all where none does.
+
+        Args:
+            frames: MJCF body -> its frame in the frame of the body that the group becomes.
+        """
         colliding: list[Shape] = []
         others: list[Shape] = []
         for b in group:
@@ -131,7 +135,7 @@ class GeomReader:
         return clean_name(given) if given else f"{self.names[self.model.geom_bodyid[g]]}_{n}"
 
     def _shape(self, g: int, rotation: Array, position: Array) -> Shape | None:
-        """In the frame of the body; `rotation` and `position` are those of the MJCF body there. None for meshes and planes."""
+        """The shape in the frame of our body, where the MJCF body has this pose. None for meshes and planes."""
         matrix = np.zeros(9)
         self.mujoco.mju_quat2Mat(matrix, self.model.geom_quat[g])
         size = [float(number) for number in self.model.geom_size[g]]
@@ -155,7 +159,7 @@ class GeomReader:
     # -- planes ----------------------------------------------------------------------------------------------------------------------------
 
     def _planes(self) -> list[_Plane]:
-        """Planes of the world. A file without any, as of a robot without its scene, gets the ground z = 0."""
+        """Planes of the world. A file without any, such as a robot without its scene, gets the ground z = 0."""
         model, data = self.model, self.compiled.data
         planes, obstacles = [], []
         for g in range(model.ngeom):

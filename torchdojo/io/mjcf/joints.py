@@ -1,9 +1,9 @@
 """The joints that one MJCF body has towards its parent, as one joint of `torchdojo.elements.joints.JOINT_TYPES`.
 
-MJCF gives a body a list of joints that act one after another; we have one joint between two bodies, and its coordinates are along `axis`,
-across it, or along the axes of the joint frame, which at coordinate zero are those of the child body. So the body frame is turned until
-the axes of the file are such directions, and a coordinate may have to run backwards. Of the frames that fit, the best keeps the sign
-of actuated coordinates, then the axes of the MJCF body, then the other signs, then the order of the file.
+MJCF gives a body a list of joints that act one after another. Here there is one joint between two bodies, with coordinates along `axis`,
+across it, or along the axes of the joint frame, which are the child's at coordinate zero. So the body frame is turned until the axes of the
+file are such directions, and a coordinate may have to run backwards. The best frame that fits keeps the sign of actuated coordinates, then
+the axes of the MJCF body, then the other signs, then the order of the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SUPPORTED = (
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Where a coordinate of our joint is in the file: MJCF joint, its degree of freedom (0 for hinge and slide), and the sign."""
+    """The place of a coordinate in the file: MJCF joint, its degree of freedom (0 for hinge and slide), and the sign."""
 
     joint: int
     component: int
@@ -56,7 +56,7 @@ def fit_joint(model: Any, body: int, actuated: frozenset[int]) -> Fit:
     """The one joint that moves `body` as its MJCF joints do. `actuated`: MJCF joints with an actuator.
 
     Raises:
-        ValueError: there is none; the message says what does not fit.
+        ValueError: no joint of the table does; the message says what does not fit.
     """
     types = import_mujoco().mjtJoint
     numbers = range(model.body_jntadr[body], model.body_jntadr[body] + model.body_jntnum[body])
@@ -93,7 +93,7 @@ def fit_joint(model: Any, body: int, actuated: frozenset[int]) -> Fit:
 
 
 def _check_order(model: Any, slides: list[int], hinges: list[int], balls: list[int]) -> None:
-    """Our translations are along axes of the parent. A slide after a rotation is along turned ones, unless it is the axis of the turn."""
+    """Refuse what no joint of ours has: axes that are not perpendicular, and a slide along an axis that a joint before it turns."""
     for group, what in ((slides, "slides"), (hinges, "hinges")):
         for n, i in enumerate(group):
             for j in group[n + 1 :]:
@@ -127,7 +127,7 @@ def _anchor(model: Any, hinges: list[int]) -> Array:
 
 
 def _frames(model: Any, slides: list[int], hinges: list[int]) -> Iterator[Array]:
-    """Candidates for the axes of our body: those of the MJCF body, and those with the axes of two or three joints along them."""
+    """Candidates for the axes of our body: the axes of the MJCF body, and frames along the axes of two or three joints."""
     yield np.eye(3)
     for group in (hinges, slides):
         for order in permutations(group) if len(group) > 1 else ():

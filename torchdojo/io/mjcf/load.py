@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ from torchdojo.elements.actuators import Actuator, actuate
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
 from torchdojo.io.robot import assemble
 from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import warn_user
 
 __all__ = ["load_mjcf"]
 
@@ -33,27 +33,20 @@ def load_mjcf(
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
 
-    Frames and coordinates: a body has the axes of its topmost MJCF body and its origin at its centre of mass. At coordinate zero every
-    joint has the pose that the file draws, so that ``mech.initial_state()`` is MuJoCo's ``qpos0``, and a coordinate is ``qpos - qpos0``;
-    limits and springs are shifted with it. `mjcf_state` gives the state of other ``qpos``, or of a keyframe.
+    A body has the axes of its topmost MJCF body and its origin at its center of mass. At coordinate zero every joint has the pose that the
+    file draws, so that ``mech.initial_state()`` is MuJoCo's ``qpos0``, and a coordinate is ``qpos - qpos0``; limits and springs are shifted
+    with it. `mjcf_state` gives the state of other ``qpos``, or of a keyframe. `torchdojo/io/README.md` lists the joint types, what acts,
+    what is left out with a warning, and what is refused.
 
-    Joints: free -> Floating, hinge -> Revolute, slide -> Prismatic, ball -> Spherical; several on one body become one joint of
-    `td.joints.JOINT_TYPES` where it has one: slides along perpendicular axes, then hinges about perpendicular axes through one point
-    (three hinges: Spherical; two: Orbital; two slides and a hinge: PlanarAxis, ...). To have coordinates along the axes of the file, the
-    body frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or
-    three hinges are the components of one rotation vector: equal to the angles where one hinge alone is turned, to first order elsewhere.
-    A stack of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints).
-    A name that several MJCF joints share ("hip_x", "hip_y": "hip") names the joint; otherwise its body does.
+    Several MJCF joints on one body become one joint of `td.joints.JOINT_TYPES`. To have coordinates along the axes of the file, the body
+    frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or three
+    hinges are the components of one rotation vector: equal to the angles where one hinge alone is turned, to first order elsewhere. A stack
+    of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints). A name that several MJCF
+    joints share ("hip_x", "hip_y": "hip") names the joint; otherwise its body does.
 
-    ``stiffness``, ``springref``, ``damping``, ``armature``, ``frictionloss`` and the range act. Joints with an actuator are ``actuated``:
-    u is the force or torque [N, N m] on the joint; ``effort_limit`` is the largest of the file. ``u = mech.actuators(ctrl, z)`` is that of
-    the file's motors, dampers, position and velocity servos, with gear, ctrlrange, forcerange and actuatorfrcrange, for controls
-    in the order of ``mech.actuators.names``; their damping and armature are part of the joint's. Actuators with activation dynamics, of
-    ball joints, or that do not drive a joint, muscles, tendons, fluid drag and gravity compensation do not act, and a warning names them.
-
-    connect and weld constraints become further joints (Spherical, Fixed) that close loops, equalities between two joints a
-    `JointCoupling` where they are linear (with a warning, nothing where they are not, or are on a single joint). They are exact here:
-    ``solref`` and ``solimp`` have no meaning.
+    Joints with an actuator are ``actuated``: u is the force or torque [N, N m] on the joint; ``effort_limit`` is the largest of the file.
+    ``u = mech.actuators(ctrl, z)`` applies the file's motors, dampers, position and velocity servos to controls in the order of
+    ``mech.actuators.names``, with gear, ctrlrange, forcerange and actuatorfrcrange.
 
     Args:
         path: the file; its includes and meshes are looked up from there. Missing meshes are left out unless a mass depends on them.
@@ -79,7 +72,7 @@ def load_mjcf(
     """
     robot = read_mjcf(path, floating_base=floating_base, merge_fixed_joints=merge_fixed_joints, ignore=ignore, rim_points=rim_points)
     for note in robot.notes:
-        warnings.warn(note, UserWarning, stacklevel=2)
+        warn_user(note)
     mech = assemble(
         robot,
         contacts=contacts,

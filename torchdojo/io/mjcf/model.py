@@ -1,7 +1,7 @@
 """An MJCF file compiled by MuJoCo: defaults, angles, frames and inertias from geometry come out of its own compiler.
 
-Files without their meshes and textures are common (the meshes are large, and mostly for drawing). What is missing is taken out of the
-specification before it is compiled, with a note; unless a moving body's mass depends on it.
+Files without their meshes and textures are common: meshes are large, and mostly for drawing. A missing one is taken out of the
+specification before it is compiled, with a note. A missing mesh that the mass of a moving body depends on is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["CompiledMjcf", "compile_mjcf", "import_mujoco"]
 
 @dataclass
 class CompiledMjcf:
-    """`mujoco.MjModel`, the `mujoco.MjSpec` it was compiled from, `mujoco.MjData` at qpos0, and what was left out, in words."""
+    """`mujoco.MjModel`, the `mujoco.MjSpec` it is compiled from, `mujoco.MjData` at qpos0, and notes on what is left out."""
 
     path: Path
     model: Any
@@ -45,7 +45,7 @@ def compile_mjcf(path: str | Path) -> CompiledMjcf:
     Raises:
         ImportError: `mujoco` is not installed.
         FileNotFoundError: there is no such file.
-        ValueError: what MuJoCo refuses; a mesh that is not there and that the mass of a moving body is computed from.
+        ValueError: a file that MuJoCo refuses; a missing mesh that the mass of a moving body is computed from.
     """
     path = Path(path)
     if not path.is_file():
@@ -53,7 +53,7 @@ def compile_mjcf(path: str | Path) -> CompiledMjcf:
     mujoco = import_mujoco()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old attributes of the format, which the compiler still understands
+            warnings.simplefilter("ignore")  # the compiler warns of old attributes, which it still understands
             spec = _parse(mujoco, path)
             notes = _drop_missing_meshes(mujoco, spec, path)
             _drop_textures(spec)
@@ -68,7 +68,7 @@ def compile_mjcf(path: str | Path) -> CompiledMjcf:
 
 
 def _parse(mujoco: Any, path: Path) -> Any:
-    """Under another suffix than .xml MuJoCo does not read a file by its name; then its includes, one level deep, are given along."""
+    """MuJoCo reads a file by its name only under the suffix .xml. Others are given as text, with their includes one level deep."""
     if path.suffix == ".xml":
         return mujoco.MjSpec.from_file(str(path))
     try:

@@ -20,9 +20,9 @@ __all__ = ["mjcf_state"]
 def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = None, *, qpos: Any = None, qvel: Any = None) -> Tensor:
     """The state (13 nb,) of a mechanism from `load_mjcf` at MuJoCo's qpos and qvel.
 
-    Of a tree, the joint equations are satisfied exactly: what two hinges of one body, both turned, have that an Orbital joint cannot is
-    left out. Loops and couplings that qpos leaves open stay so (``mech.close_loops`` closes them). Velocities are those of the step that
-    leads to the configuration, as everywhere in z.
+    The joints of a tree are closed exactly. Two hinges of one body, both turned, reach orientations that an Orbital joint cannot: the
+    nearest one takes their place. Loops and couplings that qpos leaves open stay open; ``mech.close_loops`` closes them. Velocities are
+    those of the step that leads to the configuration, as everywhere in z.
 
     Args:
         mech: the mechanism. robot: `read_mjcf` of the same file with the same options.
@@ -64,7 +64,7 @@ def _checked(value: Any, size: int, name: str) -> Array:
 
 
 def _poses(robot: MjcfInfo, qpos: Array) -> tuple[Array, Array]:
-    """Centres of mass (nb, 3) [m] and axes (nb, 3, 3) of our bodies where MuJoCo has them."""
+    """Centers of mass (nb, 3) [m] and axes (nb, 3, 3) of our bodies at MuJoCo's qpos."""
     mujoco, model = import_mujoco(), robot.compiled.model
     data = mujoco.MjData(model)
     data.qpos[:] = qpos

@@ -1,8 +1,7 @@
-"""A URDF robot as plain numbers: fixed links merged into bodies, masses and inertias composed, joints placed from centres of mass."""
+"""A URDF robot as plain numbers: fixed links merged into bodies, masses and inertias composed, joints placed from centers of mass."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from torchdojo.io.robot import (
     poses_in_groups,
 )
 from torchdojo.io.urdf.parse import JOINT_TYPES, LoopJoint, ParsedUrdf, parse_urdf
+from torchdojo.parameters import warn_user
 from torchdojo.quaternion import exp, from_rotation_matrix, rotation_matrix
 
 __all__ = ["read_urdf"]
@@ -49,16 +49,15 @@ def read_urdf(
     tree.lock_joints_without_range()
     couplings = _couplings(tree, ignore)
     for note in parsed.notes:
-        warnings.warn(note, UserWarning, stacklevel=3)
+        warn_user(note)
     top = _topmost(tree, merge_fixed_joints)
     groups = {t: tuple(name for name in tree.order if top[name] == t) for t in dict.fromkeys(top.values())}
     world = _world(tree, groups, floating_base, merge_fixed_joints)
     names = {t: _body_name(tree, t, groups[t]) for t in groups if t != world}
     if floating_base and tree.root == "world":
-        warnings.warn(
+        warn_user(
             f"{tree.path}: its root link 'world' says that {names['world']!r} is fixed to the world, but floating_base=True lets it move; "
-            "pass floating_base=False to keep it in place",
-            stacklevel=3,
+            "pass floating_base=False to keep it in place"
         )
     poses = poses_in_groups(top, lambda name: (tree.joint_above[name].parent, _pose(tree.joint_above[name])))
     bodies, points = {}, {}
@@ -264,12 +263,12 @@ def _inertia(tree: _Tree, name: str, links: tuple[str, ...], poses: Mapping[str,
             axes, position = compose(poses[link], _pose(inertial))
             parts.append((inertial.mass, position, axes @ inertial.inertia @ axes.T))
     mass, center, inertia = composed_inertia(parts)
-    inertia = (inertia + inertia.T) / 2.0  # rounding
+    inertia = (inertia + inertia.T) / 2.0  # rounding leaves it a little asymmetric
     if repair_inertia:
         repaired = _nearest_possible_inertia(inertia)
         if repaired is not inertia:
             before, after = (np.array2string(np.linalg.eigvalsh(matrix), precision=6) for matrix in (inertia, repaired))
-            warnings.warn(f"{tree.path}: inertia of {name!r} repaired: principal moments {before} -> {after} kg m^2", stacklevel=4)
+            warn_user(f"{tree.path}: inertia of {name!r} repaired: principal moments {before} -> {after} kg m^2")
             inertia = repaired
     return mass, center, inertia
 
@@ -277,7 +276,8 @@ def _inertia(tree: _Tree, name: str, links: tuple[str, ...], poses: Mapping[str,
 def _nearest_possible_inertia(inertia: Array) -> Array:
     """The inertia whose second moments of mass, all of which must be positive, are nearest to those of the given matrix.
 
-    The same matrix if a rigid body can have it. The second moments are S = tr(I)/2 - I; a negative one is the triangle inequality violated.
+    An inertia that a rigid body can have is returned as it is. The second moments are S = tr(I)/2 - I: a negative one violates the triangle
+    inequality.
     """
     second = np.trace(inertia) / 2.0 * np.eye(3) - inertia
     moments, axes = np.linalg.eigh(second)
@@ -289,7 +289,7 @@ def _nearest_possible_inertia(inertia: Array) -> Array:
 
 
 def _body_name(tree: _Tree, t: str, links: tuple[str, ...]) -> str:
-    """The topmost link's; where that is "world", which joints keep for the world itself, the first link with mass."""
+    """Name of the topmost link. "world" is kept for the world itself: there it is the name of the first link with mass."""
     return t if t != "world" else next((link for link in links if link != "world" and link not in tree.massless), "world_")
 
 
@@ -319,7 +319,7 @@ def _geometry(
         for number, collision in enumerate(tree.links[link].collisions):
             rotation, position = compose(poses[link], _pose(collision))
             if collision.geometry.sphere is not None and collision.geometry.sphere.radius == 0.0:
-                points.append((link, position - center, 0.0))  # how files mark a bare contact point (the feet of atlas.urdf)
+                points.append((link, position - center, 0.0))  # files mark bare contact points like this: the feet of atlas.urdf
                 continue
             try:
                 shape = _shape(collision.geometry, rotation, position - center, rim_points, (link, number) in tree.capsules)
@@ -363,7 +363,7 @@ def _contacts(
 
 
 def _bodies_of_constant_height(joints: Mapping[str, JointInfo]) -> set[str]:
-    """Bodies that can only turn about the vertical and slide in a horizontal plane, as the first link of most robot arms.
+    """Bodies that can only turn about the vertical and slide in a horizontal plane, such as the first link of most robot arms.
 
     A contact there has a constant distance: where it is negative (the link reaches into the pedestal that z = 0 cuts off) no step exists.
     """

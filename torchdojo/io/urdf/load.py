@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torchdojo.io.robot import RobotInfo, assemble
 from torchdojo.io.urdf.description import read_urdf
 from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import warn_user
 from torchdojo.state.loops import gaps
 
 __all__ = ["load_urdf"]
@@ -34,24 +34,15 @@ def load_urdf(
 ) -> Mechanism:
     """Build a mechanism from a URDF file, standard or in the dialect of the original Dojo (parsed by `urchin`).
 
-    Frames: a body has the axes of its topmost link's frame and its origin at its centre of mass. At coordinate zero every joint has the
-    pose that the file draws. Names keep their spelling except that "." becomes "_". Joints are in tree order: a parent before its
-    children, children as in the file, the base first.
-
-    Joint types: revolute and continuous -> Revolute, prismatic -> Prismatic, fixed -> merged or Fixed, floating -> Floating (not
-    actuated), planar -> PlanarAxis (two translations perpendicular to the axis and a rotation about it); of the dialect, ball ->
-    Spherical, orbital -> Orbital, and planaraxis, planarfree, cylindrical, cylindricalfree, fixedorientation. ``damping`` becomes
-    ``damper`` [N s/m, N m s/rad]; ``friction`` [N, N m] and the limits [m, rad] (a missing one of the two is 0, as URDF has it; both
-    missing: none) act; ``effort_limit`` [N, N m] and ``velocity_limit`` [m/s, rad/s] are kept on the joint. A joint whose two limits are
-    equal is read as fixed there, with a warning. Visual geometry, materials, transmissions, safety controllers, simulator tags and
-    elements with a namespace are ignored; mesh collision geometry is skipped and unknown elements are ignored with a warning that names
-    them. The length of the dialect's ``<capsule radius length>`` is that of its cylindrical part. Files in the dialect may leave out
-    limits and repeat elements (the first one is read), with a warning.
+    A body has the axes of its topmost link's frame and its origin at its center of mass. At coordinate zero every joint has the pose that
+    the file draws. Names keep their spelling except that "." becomes "_". Joints are in tree order: a parent before its children, children
+    as in the file, the base first. `torchdojo/io/README.md` lists the joint types, what acts, what is left out with a warning, and what is
+    refused.
 
     A ``<mimic joint multiplier offset>`` becomes a `JointCoupling` of the follower's name, and the follower is not actuated. A
-    ``<loop_joint name type>`` with ``<link1 link xyz rpy>`` and ``<link2 link xyz rpy>``, a frame on either link, becomes a joint whose
-    frames coincide at its coordinate zero: it closes a loop, and comes after the others. Where loops are open with all coordinates at
-    zero a warning says by how much, and ``mech.initial_state()`` closes them.
+    ``<loop_joint name type>`` with ``<link1 link xyz rpy>`` and ``<link2 link xyz rpy>``, a frame on either link, becomes a joint that
+    closes a loop and comes after the others. Its frames coincide at its coordinate zero. Where loops are open with all coordinates at zero
+    a warning says by how much, and ``mech.initial_state()`` closes them.
 
     Args:
         path: the file.
@@ -117,8 +108,7 @@ def _check_loops(robot: RobotInfo, mech: Mechanism) -> None:
     drawn = mech.to_maximal(torch.zeros_like(mech.to_minimal(z)[0]))
     open_by = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, drawn).items() if max(m, rad) > DRAWN_CLOSED]
     if open_by:
-        warnings.warn(
+        warn_user(
             f"{robot.path}: with all coordinates at zero, loops are open: {', '.join(open_by)}. mech.initial_state() closes them, and "
-            "its coordinates are not zero",
-            stacklevel=3,
+            "its coordinates are not zero"
         )

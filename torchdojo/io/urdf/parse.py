@@ -376,14 +376,9 @@ def _check_tree(root: Element, path: Path) -> None:
     if not links:
         raise ValueError(f"{path}: the robot has no <link>; it needs at least one")
     for joint in root.findall("loop_joint"):
-        name, ends = joint.get("name", ""), [element.get("link", "") for end in ("link1", "link2") for element in joint.findall(end)]
-        for end, link in zip(("link1", "link2"), ends, strict=True):
-            if link not in links:
-                raise ValueError(
-                    f"{path}: loop joint {name!r} names as {end} the link {link!r}, which is not defined; links: {listed(links)}"
-                )
+        ends = _ends(joint, ("link1", "link2"), f"loop joint {joint.get('name')!r} names as", links, path)
         if ends[0] == ends[1]:
-            raise ValueError(f"{path}: loop joint {name!r} joins link {ends[0]!r} to itself; name two different links")
+            raise ValueError(f"{path}: loop joint {joint.get('name')!r} joins link {ends[0]!r} to itself; name two different links")
     joints = [joint.get("name", "") for joint in root.findall("joint")]
     for joint in root.findall("joint"):
         mimic = joint.find("mimic")
@@ -391,23 +386,11 @@ def _check_tree(root: Element, path: Path) -> None:
             raise ValueError(
                 f"{path}: joint {joint.get('name')!r} mimics {mimic.get('joint')!r}; allowed: another joint, of {listed(joints)}"
             )
-    parent_of: dict[str, tuple[str, str]] = {}
-    for joint in root.findall("joint"):
-        name = joint.get("name", "")
-        parent, child = (element.get("link", "") for end in ("parent", "child") for element in joint.findall(end))
-        for end, link in (("parent", parent), ("child", child)):
-            if link not in links:
-                raise ValueError(f"{path}: joint {name!r} names the {end} link {link!r}, which is not defined; links: {listed(links)}")
-        if child in parent_of:
-            raise ValueError(
-                f"{path}: link {child!r} is the child of two joints, {parent_of[child][1]!r} and {name!r}; a URDF is a tree: "
-                "close loops with <loop_joint> elements or with joints of the Mechanism instead"
-            )
-        parent_of[child] = (parent, name)
+    parent_of = _parents(root, links, path)
     for link in links:
         chain = [link]
         while chain[-1] in parent_of:
-            chain.append(parent_of[chain[-1]][0])
+            chain.append(parent_of[chain[-1]])
             if chain[-1] == link:
                 raise ValueError(f"{path}: the links {' -> '.join(reversed(chain))} form a cycle; a URDF is a tree")
             if len(chain) > len(links) + 1:
@@ -417,3 +400,29 @@ def _check_tree(root: Element, path: Path) -> None:
         raise ValueError(
             f"{path}: the links {listed(roots)} have no parent joint; a URDF has exactly one root: join them, or remove the others"
         )
+
+
+def _parents(root: Element, links: list[str], path: Path) -> dict[str, str]:
+    """Link -> parent link."""
+    parents: dict[str, str] = {}
+    joints: dict[str, str] = {}
+    for joint in root.findall("joint"):
+        name = joint.get("name", "")
+        parent, child = _ends(joint, ("parent", "child"), f"joint {name!r} names the", links, path)
+        if child in parents:
+            raise ValueError(
+                f"{path}: link {child!r} is the child of two joints, {joints[child]!r} and {name!r}; a URDF is a tree: "
+                "close loops with <loop_joint> elements or with joints of the Mechanism instead"
+            )
+        parents[child], joints[child] = parent, name
+    return parents
+
+
+def _ends(joint: Element, tags: tuple[str, str], subject: str, links: list[str], path: Path) -> list[str]:
+    """The two links that a joint connects."""
+    ends = [element.get("link", "") for tag in tags for element in joint.findall(tag)]
+    for tag, link in zip(tags, ends, strict=True):
+        if link not in links:
+            middle = "the link" if joint.tag == "loop_joint" else "link"
+            raise ValueError(f"{path}: {subject} {tag} {middle} {link!r}, which is not defined; links: {listed(links)}")
+    return ends

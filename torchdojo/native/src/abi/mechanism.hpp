@@ -18,6 +18,10 @@ struct JointTable : rows::Joint {
     int free_t() const { return 3 - held_t; }
     int free_r() const { return 3 - held_r; }
     int free() const { return 6 - held(); }
+    // Places behind `parameters`, of a number per free direction each.
+    int spring() const { return parameter::free_values + parameter::free::spring * free(); }
+    int damper() const { return parameter::free_values + parameter::free::damper * free(); }
+    int rest() const { return parameter::free_values + parameter::free::rest * free(); }
 };
 
 struct JointConeTable : rows::JointCone {

@@ -76,7 +76,8 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
 // What stays the same during the step: turns, and wrenches.
 template <class T>
 void prepare_coupling(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data) {
-    const T ratio = problem.parameters[coupling.parameters], offset = problem.parameters[coupling.parameters + 1];
+    const T *p = &problem.parameters[coupling.parameters];
+    const T ratio = p[parameter::coupling::ratio], offset = p[parameter::coupling::offset];
     data.weight[0] = -ratio, data.weight[1] = broadcast<T>(1.0);
     T value[2];
     bool turns[2];
@@ -98,7 +99,7 @@ void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, Coup
     const T h = problem.timestep(), lambda = w[coupling.row];
     const int world = problem.mechanism.num_bodies;
     T &row = problem.residual[coupling.row];
-    row = -problem.parameters[coupling.parameters + 1];
+    row = -problem.parameters[coupling.parameters + parameter::coupling::offset];
     problem.values[coupling.diagonal] = T{};
     for (const int e : {0, 1}) {
         const CouplingEnd<T> end(problem, coupling, e);

@@ -96,13 +96,13 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         const T *child = data.wrench_child + joint.held() + i, *parent = data.wrench_parent + joint.held() + i;
         T total = mobility(joint.child, inverse[1], column(child, 0), column(child, 3));
         if (!world) total += mobility(joint.parent, inverse[0], column(parent, 0), column(parent, 3));
-        free.mass[i] = 1.0 / total + h * p[parameter::free_values + joint.free() + i];
+        free.mass[i] = 1.0 / total + h * p[joint.damper() + i];
         if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
     }
     for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
         T total = mobility(joint.child, inverse[1], Vec3<T>{}, free.limit_child[j]);
         if (!world) total += mobility(joint.parent, inverse[0], Vec3<T>{}, free.limit_parent[j]);
-        free.limit_mass[j] = 1.0 / total + h * p[parameter::free_values + joint.free() + joint.free_t() + j];
+        free.limit_mass[j] = 1.0 / total + h * p[joint.damper() + joint.free_t() + j];
         if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
     }
 }
@@ -158,7 +158,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
                 const Vec3<T> g = right_jacobian_inverse(data.turn, f);
                 row = {Vec3<T>{}, back(child, inverse_child, g), -back(parent, inverse_parent, data.offset * (before * g))};
             }
-            const T scale = h * p[parameter::free_values + joint.free() + i];
+            const T scale = h * p[joint.damper() + i];
             row = scale * row;
             impulse = -scale * rate;
         }

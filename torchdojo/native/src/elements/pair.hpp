@@ -55,10 +55,10 @@ template <class S, class P>
 geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &R) {
     geometry::Solid<S> result;
     result.position = x + R * load3(p);
-    result.radius = S(p[3]);
+    result.radius = S(p[parameter::shape::radius]);
     if (kind == geometry::sphere) return result;
-    result.rotation = R * lift<S>(rotation_matrix(load4(p + 4)));
-    for (int k = 0; k < (kind == geometry::box ? 3 : 1); ++k) result.half[k] = S(p[8 + k]);
+    result.rotation = R * lift<S>(rotation_matrix(load4(p + parameter::shape::orientation)));
+    for (int k = 0; k < (kind == geometry::box ? 3 : 1); ++k) result.half[k] = S(p[parameter::shape::half + k]);
     return result;
 }
 
@@ -71,8 +71,8 @@ Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const
     if (pair.kind_b == geometry::surface) {
         const Vec3<S> centre = xa + Ra * load3(shape_a);
         result.n = Rb * load3(shape_b);
-        result.distance = dot(result.n, centre - xb) - shape_b[3] - shape_a[3];
-        point = centre - shape_a[3] * result.n;
+        result.distance = dot(result.n, centre - xb) - shape_b[parameter::surface::offset] - shape_a[parameter::shape::radius];
+        point = centre - shape_a[parameter::shape::radius] * result.n;
     } else {
         const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
         const auto found = geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);

@@ -426,7 +426,7 @@ private:
 
         // Inputs, springs and dampers: gradients of what they depend on.
         if (joint.has_spring || joint.has_damper || joint.input >= 0) {
-            const T *spring = p + parameter::free_values, *damper = spring + joint.free();
+            const T *spring = p + joint.spring(), *damper = p + joint.damper();
             for (int k = held; k < 6; ++k) {
                 const int i = k - held;
                 const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;

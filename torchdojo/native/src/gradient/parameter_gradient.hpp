@@ -127,8 +127,10 @@ private:
             angle = joint.has_spring ? data.angle : rotation_vector(data.now.p);
             turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
         }
-        const T *spring = &problem.parameters[joint.parameters] + parameter::free_values, *damper = spring + free, *rest = damper + free;
-        T *by_spring = &sum[joint.parameters + parameter::free_values], *by_damper = by_spring + free, *by_rest = by_damper + free;
+        const T *p = &problem.parameters[joint.parameters];
+        const T *spring = p + joint.spring(), *damper = p + joint.damper(), *rest = p + joint.rest();
+        T *by_p = &sum[joint.parameters];
+        T *by_spring = by_p + joint.spring(), *by_damper = by_p + joint.damper(), *by_rest = by_p + joint.rest();
         Vec3<T> pulls[2] = {}, drags[2] = {};  // weights for translations and rotations
         for (int i = 0; i < free; ++i) {
             bool translation;
@@ -240,7 +242,7 @@ private:
         const CouplingTable &coupling = mechanism.couplings[number];
         const CouplingData<T> &data = problem.couplings[number];
         const T mu = adjoint.multiplier[coupling.row], lambda = w[coupling.row];
-        sum[coupling.parameters + 1] += mu;
+        sum[coupling.parameters + parameter::coupling::offset] += mu;
         for (const int e : {0, 1}) {
             const CouplingEnd<T> end(problem, coupling, e);
             const BodyPose<T> &parent = problem.bodies[end.joint.parent].next, &child = problem.bodies[end.joint.child].next;
@@ -250,7 +252,7 @@ private:
             JointGradient<T> g(problem, adjoint.multiplier.data(), end.joint, end.data, &sum[end.joint.parameters]);
             g.add_impulse(coupling_impulse(end, data, e, lambda));
             const Vec3<T> push = end.translation ? g.along : end.turns() ? g.about : left_jacobian_inverse(data.angle[e], g.about);
-            if (e == 0) sum[coupling.parameters] += mu * coordinate - lambda * dot(end.f, push);
+            if (e == 0) sum[coupling.parameters + parameter::coupling::ratio] += mu * coordinate - lambda * dot(end.f, push);
             g.add_free(coupling.coordinate[e], (lambda * data.weight[e]) * push);
             g.add_coordinate(coupling.coordinate[e], -mu * data.weight[e], next, angle);
             g.finish();

@@ -488,7 +488,7 @@ void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, 
     }
 }
 
-// Compiled once, in ldu_api.cpp. T: of the matrix, R: of right-hand sides.
+// Compiled once, in ldu.cpp. T: of the matrix, R: of right-hand sides.
 #define TD_LDU_FACTOR(EXTERN, T)                                                             \
     EXTERN template void ldu_factor<T>(const Schedule &, T *);                               \
     EXTERN template void ldu_factor<T>(const Schedule &, const T *, T *);                    \

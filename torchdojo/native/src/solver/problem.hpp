@@ -394,7 +394,7 @@ private:
         for (int i = joint.held_r; i < 3; ++i) wrench_column(joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
 
         const int free = joint.free();
-        const T *spring = p + parameter::free_values, *rest = spring + 2 * free;
+        const T *spring = p + joint.spring(), *rest = p + joint.rest();
         for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * u[joint.input + i];
         if (joint.has_spring) {
             const Vec3<T> d = displacement(joint, data, data.now);
