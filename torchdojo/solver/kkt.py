@@ -19,6 +19,7 @@ from torch import Tensor
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem, add_blocks
 from torchdojo.dynamics.system import Group
+from torchdojo.state.layout import TWIST_SIZE
 
 __all__ = ["KKT"]
 
@@ -56,9 +57,10 @@ class KKT:
         self.primal = primal
         body, blocks = problem.linearize(w)
         device = w.device
-        body_rows = torch.cat((torch.arange(6 * nb, device=device), torch.arange(primal, primal + 6, device=device))).reshape(nb + 1, 6)
-        matrix = w.new_zeros(count, primal + 6, primal + 6)
-        condensed = w.new_zeros(count, primal + 6, primal + 6)
+        body_rows = torch.cat((torch.arange(TWIST_SIZE * nb, device=device), torch.arange(primal, primal + TWIST_SIZE, device=device)))
+        body_rows = body_rows.reshape(nb + 1, TWIST_SIZE)
+        matrix = w.new_zeros(count, primal + TWIST_SIZE, primal + TWIST_SIZE)
+        condensed = torch.zeros_like(matrix)
         add_blocks(matrix, body_rows[:nb], body_rows[:nb], body)
         self.cones: list[_Cone] = []
         for group, block in zip(system.groups, blocks, strict=True):
@@ -84,7 +86,7 @@ class KKT:
             self.cones.append(_Cone(group, rows, places, wrench, outer, exact, factor, pivots))
         self.matrix = matrix[:, :primal, :primal]
         condensed = self.matrix + condensed[:, :primal, :primal]
-        multipliers = torch.arange(6 * nb, primal, device=device)
+        multipliers = torch.arange(TWIST_SIZE * nb, primal, device=device)
         condensed[:, multipliers, multipliers] += REGULARIZATION * problem.timestep[:, None]
         self.factor, self.pivots, _ = torch.linalg.lu_factor_ex(condensed)
 
