@@ -23,7 +23,7 @@ from torchdojo.gradients import implicit
 # -- checkpoints --------------------------------------------------------------------------------------------------
 
 
-# (What is kept and what is computed again does not depend on the backend: the reference has one kind of the three.)
+# The choice of values that are kept or computed again does not depend on the backend: the reference has one kind of the three.
 KINDS = [*(pytest.param(kind, "native", marks=NATIVE) for kind in ("inputs", "policy", "adaptive")), ("policy", "reference")]
 
 

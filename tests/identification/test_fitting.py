@@ -70,8 +70,8 @@ def test_what_a_fit_has_found_comes_back(name, expected):
 def test_noisy_poses_of_cubes_that_bounce(seed):
     """As below, with an unknown restitution, by multiple shooting: everything within 3 %.
 
-    Tosses and noise are both drawn with the seed. With corners of 8 mm, the bound of Cramér and Rao of these windows is 0.8 % for the
-    corner radius and at most 0.7 % for all else. With corners of 4 mm it would be 1.5 %, too much for three random draws within 3 %.
+    Tosses and noise are both drawn with the seed. With corners of 8 mm, these windows have a Cramér-Rao bound of 0.8 % for the corner
+    radius and 0.7 % for all else. With corners of 4 mm it would be 1.5 %, too much for three random draws within 3 %.
     """
     truth = {"friction": 0.21, "half_side": 0.05, "corner_radius": 0.008, "restitution": 0.3, "second_moments": (4e-4, 4.8e-4, 3.5e-4)}
     guess = {"friction": 0.25, "half_side": 0.052, "corner_radius": 0.006, "restitution": 0.2, "second_moments": (4.2e-4,) * 3}
@@ -117,7 +117,7 @@ def test_real_cube_on_throws_held_back():
     report = fit(read_config(CUBE, data=str(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))))
     assert report.values["friction"] == pytest.approx(0.18, rel=0.05)
     assert report.values["half_side"] == pytest.approx(0.0524, rel=0.05)
-    # The center of mass is 6 mm off the middle: 5.4 mm by windows of 16 samples, 6.1 mm by whole throws, 5.9 mm by free flight.
+    # The center of mass is 6 mm off the middle. Windows of 16 samples give 5.4 mm, whole throws 6.1 mm, and free flight 5.9 mm.
     for last in report.fits[1:]:
         torch.testing.assert_close(last.values["centre_of_mass"], torch.tensor([0.0, 0.0, 0.006], dtype=torch.float64), rtol=0, atol=1e-3)
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
