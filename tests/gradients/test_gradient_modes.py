@@ -282,7 +282,8 @@ def test_grad_kappa_of_a_call_and_of_each_environment(backend: str) -> None:
         return [*gradients, *mech.jacobians(start.detach(), grad_kappa=grad_kappa)]
 
     together = derivatives(kappas)
-    for i, kappa in enumerate(kappas.flatten().tolist()):
+    for i in range(3) if backend == "native" else (1,):
+        kappa = float(kappas[i])
         alone = derivatives(kappa)
         mech.options = options(backend, "central_path", grad_kappa=kappa)
         assert all(torch.equal(a, b) for a, b in zip(alone, derivatives(None), strict=True))

