@@ -243,7 +243,7 @@ class Mechanism(Structure):
 
     def initial_state(self, batch_shape: Sequence[int] = (), **values: Mapping[str, Any]) -> Tensor:
         """A state from joint coordinates, `hinge=dict(q=.3, qd=1.)`, or for a free body `box=dict(position=..., velocity=...,
-        orientation=..., angular_velocity=...)`; what is not given is zero (the identity).
+        orientation=..., angular_velocity=...)`; what is not given is zero (the identity). Bodies with joints to a free body move with it.
 
         Where loops and couplings are open at these coordinates, those that are not given move until all are closed (`close_loops`).
         Joints that close a loop (`tree_joints`) cannot be given: their coordinates follow from the others.
