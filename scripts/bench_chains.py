@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure whether the cost of a step is linear in the length of a chain: pendulums with two kinds of joints, and balls on the ground.
+"""Measure whether the cost of a step is linear in the length of a chain, for pendulums with two kinds of joints and balls on the ground.
 
     python scripts/bench_chains.py [--batch 1,16] [--repeats 21]
 

@@ -21,11 +21,11 @@ TABLE = Path(__file__).parent / "data" / "public_api.json"
 
 def signature(function: Any) -> str:
     try:
-        found = inspect.signature(function)
+        declared = inspect.signature(function)
     except (TypeError, ValueError):
         return ""
-    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in found.parameters.values()]
-    text = str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in declared.parameters.values()]
+    text = str(declared.replace(parameters=bare, return_annotation=inspect.Signature.empty))
     # A class or function as a default value: its name alone, wherever its module lies.
     return re.sub(r"<(?:class '|function )(?:\w+\.)*(\w+)[^>]*>", r"\1", text)
 
@@ -40,7 +40,7 @@ def public_namespaces() -> dict[str, Any]:
 
 
 def members(cls: type, bases: list[type]) -> dict[str, str]:
-    """What a class of torchdojo adds to its public bases: methods, properties and members of an enumeration."""
+    """Methods, properties and members of an enumeration that a class of torchdojo adds to its public bases."""
     own = [base for base in cls.__mro__ if base.__module__.startswith("torchdojo")]
     result = {}
     for name in sorted({name for base in own for name in vars(base) if not name.startswith("_")}):
@@ -76,10 +76,10 @@ def public_api() -> dict[str, str]:
 
 
 def test_public_names_and_signatures() -> None:
-    expected, found = json.loads(TABLE.read_text()), public_api()
-    changes = [f"removed: {name}{expected[name]}" for name in expected if name not in found]
-    changes += [f"added: {name}{found[name]}" for name in found if name not in expected]
-    changes += [f"changed: {name}{text}, now {found[name]}" for name, text in expected.items() if found.get(name, text) != text]
+    expected, present = json.loads(TABLE.read_text()), public_api()
+    changes = [f"removed: {name}{expected[name]}" for name in expected if name not in present]
+    changes += [f"added: {name}{present[name]}" for name in present if name not in expected]
+    changes += [f"changed: {name}{text}, now {present[name]}" for name, text in expected.items() if present.get(name, text) != text]
     assert not changes, "the public API differs from tests/data/public_api.json:\n" + "\n".join(changes)
 
 

@@ -1,7 +1,8 @@
 """Every README of the repository: its Python blocks run as written, its outputs are what the blocks print, and what it names exists.
 
-Each README gets a fresh process with torch's default dtype. Its blocks stand alone, each in a namespace of its own, unless the README has
-the line ``<!-- blocks: in order -->``: then they share one. A ``text`` block right after a ``python`` block is its output, to the letter.
+Each README gets a process of its own, fresh but for the import of torchdojo, with torch's default dtype. Its blocks stand alone, each in a
+namespace of its own, unless the README has the line ``<!-- blocks: in order -->``: then they share one. A ``text`` block right after a
+``python`` block is its output, to the letter.
 """
 
 from __future__ import annotations
@@ -28,19 +29,39 @@ FILE = re.compile(r"(?:[\w-]+/)+[\w.-]+\.(?:py|hpp|cpp|sh|yaml|ipynb|json)\b")
 ROW = re.compile(r"^\| `([\w/]+\.\w+)` \| ((?:`\w+`(?:, )?)+) \|", re.MULTILINE)  # | `file` | `name`, `name` | ...
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
-# Runs blocks, each a pair (first line, source), and prints what each printed.
+# Forks a process for each README, [path, in order?, [[first line, source] ...]], and prints what each block printed, or its traceback.
+# The processes share the import, which takes longer than most blocks.
 RUNNER = """
-import contextlib, io, json, sys
-import torch
-readme, in_order, blocks = json.load(sys.stdin)
-printed, shared = [], {"__name__": "__main__"}
-for line, source in blocks:
-    namespace = shared if in_order else {"__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        exec(compile("\\n" * line + source, readme, "exec"), namespace)
-    printed.append(output.getvalue())
-    assert torch.get_default_dtype() is torch.float32, f"{readme}:{line}: the block changes torch's default dtype"
-print(json.dumps(printed))
+import contextlib, io, json, os, sys, traceback, warnings
+import torch, torchdojo
+
+
+def run(readme, in_order, blocks):
+    shared = {"__name__": "__main__"}
+    for line, source in blocks:
+        output = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(output):
+                exec(compile("\\n" * line + source, readme, "exec"), shared if in_order else {"__name__": "__main__"})
+            assert torch.get_default_dtype() is torch.float32, "the block changes torch's default dtype"
+            yield [output.getvalue(), None]
+        except BaseException:
+            yield [output.getvalue(), traceback.format_exc()]
+
+
+results = []
+for readme in json.load(sys.stdin):
+    source, sink = os.pipe()
+    if os.fork() == 0:
+        warnings.simplefilter("error")
+        with open(sink, "w") as file:
+            json.dump(list(run(*readme)), file)
+        os._exit(0)
+    os.close(sink)
+    with open(source) as file:
+        results.append(json.loads(file.read() or "[]"))
+    os.wait()
+print(json.dumps(results))
 """
 
 
@@ -48,15 +69,16 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("readme", [path for path in READMES if "```python\n" in path.read_text()], ids=name)
-def test_blocks_run_and_print_what_they_say(readme: Path) -> None:
-    text = readme.read_text()
-    matches = list(PYTHON.finditer(text))
-    assert len(matches) == text.count("```python\n"), "a python block is not closed"
-    blocks = [(text[: match.start(1)].count("\n"), match[1]) for match in matches]
+def test_blocks_run_and_print_what_they_say() -> None:
+    found = {readme: list(PYTHON.finditer(readme.read_text())) for readme in READMES}
+    work = []
+    for readme, matches in found.items():
+        text = readme.read_text()
+        assert len(matches) == text.count("```python\n"), f"{name(readme)}: a python block is not closed"
+        work.append([name(readme), IN_ORDER in text, [(text[: match.start(1)].count("\n"), match[1]) for match in matches]])
     process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUNNER],
-        input=json.dumps([str(readme), IN_ORDER in text, blocks]),
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(work),
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -64,9 +86,16 @@ def test_blocks_run_and_print_what_they_say(readme: Path) -> None:
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    for match, (line, _), printed in zip(matches, blocks, json.loads(process.stdout.splitlines()[-1]), strict=True):
-        if match[2] is not None:
-            assert printed.rstrip() == match[2].rstrip(), f"{name(readme)}:{line}: the block prints {printed!r}"
+    wrong = []
+    for (readme, _, blocks), matches, results in zip(work, found.values(), json.loads(process.stdout.splitlines()[-1]), strict=True):
+        if len(results) != len(blocks):
+            wrong.append(f"{readme}: its process ended before it had run its blocks: {process.stderr}")
+        for match, (line, _), (printed, error) in zip(matches, blocks, results, strict=False):
+            if error is not None:
+                wrong.append(f"{readme}:{line}: {error}")
+            elif match[2] is not None and printed.rstrip() != match[2].rstrip():
+                wrong.append(f"{readme}:{line}: the block prints {printed!r}")
+    assert not wrong, "\n".join(wrong)
 
 
 def find(readme: Path, file: str) -> Path | None:

@@ -99,7 +99,7 @@ def test_a_half_space_on_a_body_carries_and_is_pushed() -> None:
 
 
 def test_bodies_exchanged_do_the_same() -> None:
-    """Contact of b with a equals contact of a with b to the order of the gap, since the point is on the surface of the first."""
+    """Contacts of b with a and of a with b agree to the order of the gap: the point is on the first surface."""
     results = []
     for first, second in (("a", "b"), ("b", "a")):
         shapes = {"a": SHAPES["capsule"], "b": SHAPES["sphere"]}

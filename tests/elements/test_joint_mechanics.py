@@ -42,7 +42,7 @@ def pair(kind: str, **options: Any) -> td.Mechanism:
 
 
 def pendulum(**options: Any) -> td.Mechanism:
-    """1 kg, centre of mass 0.5 m below the hinge at q = 0."""
+    """A pendulum of 1 kg with its center of mass 0.5 m below the hinge at q = 0."""
     joint = td.Revolute(None, "rod", axis=(0, 1, 0), child_anchor=(0, 0, 0.5), **options)
     return td.Mechanism({"rod": td.Body(1.0, (0.1, 0.1, 0.01))}, {"hinge": joint}, timestep=0.01)
 
@@ -143,7 +143,7 @@ def test_limits_around_pi() -> None:
 
 
 def test_fast_turn_does_not_pass_a_narrow_gap() -> None:
-    """±3.1 rad leave 0.083 rad on the far side: a step of 0.3 rad stops at the limit and does not come out behind the other one."""
+    """±3.1 rad leave 0.083 rad on the far side: a step of 0.3 rad stops at the limit and does not pass the other limit."""
     mech = pendulum(limits=(-3.1, 3.1))
     with torch.no_grad():
         z = mech.step(mech.to_maximal(torch.tensor([3.0]), torch.tensor([30.0]))).z
@@ -181,8 +181,8 @@ def test_wrench_of_limits_is_the_transposed_jacobian(kind: str) -> None:
 
     jacobians = torch.autograd.functional.jacobian(coordinates, (torch.zeros(3),) * 4)
     acting = joint.act_along(*poses, gamma)
-    for found, jacobian in zip([part for body in acting for part in body], jacobians, strict=True):
-        assert worst(found - jacobian.T @ gamma) < 1e-12
+    for impulse, jacobian in zip([part for body in acting for part in body], jacobians, strict=True):
+        assert worst(impulse - jacobian.T @ gamma) < 1e-12
 
 
 def test_limits_that_cannot_be_reached_do_not_act() -> None:
@@ -247,7 +247,7 @@ def test_friction_takes_energy(kind: str) -> None:
         path = mech.rollout(mech.to_maximal(0.1 * torch.randn(n), torch.randn(n).clamp(-1, 1)), steps=60)
     assert not path.status.any()
     energy = mech.kinetic_energy(path.z)
-    # What a body turning freely gains or loses in a step of 0.01 s, were there no friction.
+    # Speed that a body without friction gains or loses in a step of 0.01 s.
     assert bool((energy[1:] <= energy[:-1] + 1e-3 * energy[0]).all())
     assert float(energy[-1]) < 1e-8 < float(energy[0])
 
@@ -275,8 +275,8 @@ def test_period_with_armature() -> None:
     with torch.no_grad():
         q = mech.to_minimal(mech.rollout(mech.initial_state(hinge=dict(q=1e-3)), steps=50).z)[0].squeeze(-1)
     expected = 1.0 * 9.81 * 0.5 / (0.1 + 0.25 + 0.7)
-    found = -(q[2:] - 2 * q[1:-1] + q[:-2]) @ q[1:-1] / (q[1:-1] @ q[1:-1]) / 0.01**2
-    assert float(found) == pytest.approx(expected, rel=1e-6)  # sin q − q is 2e-7 of q
+    stiffness = -(q[2:] - 2 * q[1:-1] + q[:-2]) @ q[1:-1] / (q[1:-1] @ q[1:-1]) / 0.01**2
+    assert float(stiffness) == pytest.approx(expected, rel=1e-6)  # sin q − q is 2e-7 of q
 
 
 @pytest.mark.parametrize("kind", ["Cylindrical", "PlanarAxis"])
@@ -381,7 +381,7 @@ def test_golden_pendulum_at_small_kappa(name: str) -> None:
     h, theta = float(case.mechanism.timestep), case.mechanism.to_minimal(z)[0].squeeze(-1)
     gamma = out.impulses[:, case.mechanism.impulse_layout["limits.joint"]].amax(-1)
     gap = 1e-6 / gamma * (1 / (0.5 * torch.cos(0.5 * theta)) - 1).abs()
-    # The angle itself, and what the joint makes of it: 0.5 m to the centre of mass.
+    # The angle itself, and the joint's use of the angle: 0.5 m to the center of mass.
     moved = (case.mechanism.to_minimal(out.z)[0] - case.mechanism.to_minimal(theirs)[0]).abs().squeeze(-1)
     assert bool((moved <= 1.1 * gap + 1e-6).all())
     assert bool(((out.z - theirs).abs().amax(-1) <= 1.2 * gap / h + 1e-6).all())
@@ -401,7 +401,7 @@ def test_nothing_is_added_where_nothing_acts() -> None:
 
 
 def test_parameters_are_one() -> None:
-    """What the elements read is the joint's own, in copies too, and nothing is listed twice."""
+    """Elements read the joint's own values, in copies too, and nothing is listed twice."""
     mech = pendulum(limits=(-0.2, 0.2), friction=0.3, armature=0.1)
     names = [name for name, _ in mech.named_parameters() if "hinge" in name]
     assert len(names) == len(set(names)) == 11
@@ -475,5 +475,5 @@ def test_functional_call_and_vmap() -> None:
 
     values = torch.tensor([[0.3], [0.295]])
     together = torch.func.vmap(step)(values)
-    for value, found in zip(values, together, strict=True):
-        assert worst(found - step(value)) < 1e-9
+    for value, single in zip(values, together, strict=True):
+        assert worst(single - step(value)) < 1e-9

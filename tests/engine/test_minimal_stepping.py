@@ -140,7 +140,7 @@ def test_jacobians_of_robots_in_contact(name: str, kappa: float) -> None:
 def test_jacobians_are_those_of_autograd(backend: str) -> None:
     if backend == "native":
         mechanism, q, qd, u = robot("half_cheetah", 1e-4, backend)
-    else:  # (smaller, and free: test_parity_minimal.py holds its Jacobians in contact to those of the kernel)
+    else:  # smaller, and without contact: test_parity_minimal.py compares its Jacobians in contact with the kernel
         mechanism = two_bodies("Orbital", backend=backend)
         q, qd, u = coordinates(mechanism)
     by_state, by_input = mechanism.jacobians_minimal(q, qd, u)

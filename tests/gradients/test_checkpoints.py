@@ -23,7 +23,7 @@ from torchdojo.gradients import implicit
 # -- checkpoints --------------------------------------------------------------------------------------------------
 
 
-# (What is kept and what is computed again does not depend on the backend: the reference has one kind of the three.)
+# The choice of values that are kept or computed again does not depend on the backend: the reference has one kind of the three.
 KINDS = [*(pytest.param(kind, "native", marks=NATIVE) for kind in ("inputs", "policy", "adaptive")), ("policy", "reference")]
 
 
@@ -62,9 +62,9 @@ def test_each_segment_is_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(implicit, "solve_step", lambda *args: (solved.append(1), original(*args))[1])
     (expected,) = torch.autograd.grad(mechanism.rollout(z, steps=6).z[-1].square().sum(), z)
     assert len(solved) == 6
-    (found,) = torch.autograd.grad(mechanism.rollout(z, steps=6, checkpoint=True).z[-1].square().sum(), z)
+    (gradient,) = torch.autograd.grad(mechanism.rollout(z, steps=6, checkpoint=True).z[-1].square().sum(), z)
     assert len(solved) == 3 * 6
-    close(found, expected)
+    close(gradient, expected)
 
 
 MEMORY = """
@@ -92,11 +92,11 @@ print(json.dumps([peak() - before, trajectory]))
 
 def megabytes(*arguments: object) -> tuple[float, float]:
     """Peak memory of a gradient beyond what was there before, and the trajectory's, in a process of its own."""
-    # (glibc would keep blocks of the size of a segment that were freed, in pieces)
+    # glibc would keep freed blocks of the size of a segment, in pieces.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    found = subprocess.run([sys.executable, "-c", MEMORY, *map(str, arguments)], capture_output=True, text=True, env=environment)
-    assert found.returncode == 0, found.stderr[-2000:]
-    return tuple(json.loads(found.stdout.splitlines()[-1]))  # type: ignore[return-value]
+    process = subprocess.run([sys.executable, "-c", MEMORY, *map(str, arguments)], capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return tuple(json.loads(process.stdout.splitlines()[-1]))  # type: ignore[return-value]
 
 
 @NATIVE
@@ -173,8 +173,8 @@ def test_processes(backend: str, method: str, tmp_path: Any) -> None:
     """Mechanisms go to other processes by fork and by pickle, after the parent has used several threads, and nothing hangs."""
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)
-    found = subprocess.run([sys.executable, str(script), method, backend], capture_output=True, text=True, timeout=300)
-    assert found.returncode == 0 and found.stdout.endswith("done\n"), found.stderr[-2000:]
+    process = subprocess.run([sys.executable, str(script), method, backend], capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0 and process.stdout.endswith("done\n"), process.stderr[-2000:]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -183,7 +183,7 @@ def test_copies_keep_their_gradients(backend: str) -> None:
     mechanism = hopper(backend)
     mechanism.bodies["ball"].mass.requires_grad_()
     z = states(mechanism, 2)
-    found = []
+    gradients = []
     for other in (mechanism, copy.deepcopy(mechanism), pickle.loads(pickle.dumps(mechanism))):
-        found.append(torch.autograd.grad(other.rollout(z, steps=3).z.square().sum(), other.bodies["ball"].mass)[0])
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2]) and float(found[0]) != 0
+        gradients.append(torch.autograd.grad(other.rollout(z, steps=3).z.square().sum(), other.bodies["ball"].mass)[0])
+    assert torch.equal(gradients[0], gradients[1]) and torch.equal(gradients[0], gradients[2]) and float(gradients[0]) != 0

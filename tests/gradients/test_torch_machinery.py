@@ -47,8 +47,8 @@ def fields_of(mechanism: td.Mechanism) -> dict[str, Tensor]:
     """Parameters of every class: of bodies, joints, contacts, and of the mechanism."""
     names = ("bodies.ball.mass", "bodies.ball.inertia", "contacts.foot.friction", "contacts.foot.point", "timestep", "gravity")
     names += ("joints.hip.spring", "joints.hip.damper", "joints.hip.axis", "joints.hip.child_anchor")
-    known = dict(mechanism.named_parameters())
-    return {name: known[name].detach() for name in names if name in known}
+    parameters = dict(mechanism.named_parameters())
+    return {name: parameters[name].detach() for name in names if name in parameters}
 
 
 def arguments(mechanism: td.Mechanism) -> tuple[Tensor, ...]:
@@ -149,7 +149,7 @@ def test_forward_mode_through_a_rollout(backend: str) -> None:
     assert not pushed[1].any() and bool(torch.isfinite(pushed).all())
     weights = torch.randn_like(pushed)
     pulled = torch.func.vjp(run, *point)[1](weights)
-    # (what reverse mode gives for an environment that is not a number is zero, and so is that forward)
+    # Reverse mode gives zero for an environment that is not a number, and so does forward mode.
     close(sum((p * t).sum() for p, t in zip(pulled, tangents, strict=True)), (weights * pushed).sum(), 1e-8)
 
 
@@ -186,7 +186,7 @@ def test_gradcheck(backend: str) -> None:
     mechanism = ball(backend)
     function = tangent_step(mechanism, rolling(mechanism), 0.1 * torch.randn(6))
     point = (1e-3 * torch.randn(12)).requires_grad_(), torch.zeros(6, requires_grad=True)
-    # Contact bends within micrometres, so differences are taken over less than the 1e-6 that torch chooses for others.
+    # Contact bends within micrometers, so differences are taken over less than the 1e-6 that torch chooses for others.
     assert torch.autograd.gradcheck(
         function, point, eps=1e-8, atol=1e-5, rtol=1e-5, check_forward_ad=True, fast_mode=backend == "reference"
     )

@@ -11,10 +11,10 @@ KINDS = ("position_error_percent_of_width", "rotation_error_degrees")
 
 @pytest.mark.slow
 def test_wrench_of_a_network_on_the_real_cube(tmp_path):
-    """The shipped description, from training throws only; that of a cube whose centre of mass is where it is not.
+    """The shipped description, from training throws only, of a cube whose center of mass is wrongly in the middle.
 
-    Measured on throws held back: 11.8 to 11.0 % of the width, 14.7 to 12.9 degrees. From windows of 16 steps the network learns forces that
-    push the cube about later (11.8 to 20.9 %); on a cube with its centre of mass fitted it does not help.
+    On throws held back the error falls from 11.8 to 11.0 % of the width, and from 14.7 to 12.9 degrees. From windows of 16 steps the
+    network learns forces that push the cube about later. It does not help a cube with a fitted center of mass.
     """
     data = shared_path("data", "contactnets_cube", "contactnets_cube_train.npz")
     report = fit(read_config(REPOSITORY / "configs" / "residual_cube.yaml", data=str(data)), run=LightningRunner(tmp_path))

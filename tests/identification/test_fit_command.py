@@ -226,7 +226,7 @@ def test_values_of_the_description_are_replaced(tosses, tmp_path):
     run(config, "--data", tosses, "--output", output, *(word for change in changes for word in ("--set", change)))
     described = json.loads((output / "run.json").read_text())["description"]
     assert (described["seed"], described["limit"], described["stages"][0]["epochs"]) == (3, 6, 1)
-    # (1e-9 is a number; Adam then moves the logarithm of the friction by some 1e-8)
+    # 1e-9 is a number; Adam then moves the logarithm of the friction by some 1e-8.
     assert json.loads((output / "report.json").read_text())["parameters"]["friction"] == pytest.approx(0.2, rel=1e-6)
 
 

@@ -36,8 +36,8 @@ def sharp(model: ParametricMechanism, backend: str = "native") -> ParametricMech
     return model
 
 
-def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found - exact).abs().max() / exact.abs().max())
+def relative_error(estimate: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((estimate - exact).abs().max() / exact.abs().max())
 
 
 def cube_case(substeps: int, backend: str):
@@ -53,7 +53,7 @@ def cube_case(substeps: int, backend: str):
 
 
 def off_centre_case(substeps: int, backend: str):
-    """Recorded points away from the centre of mass."""
+    """Recorded points away from the center of mass."""
     start = {"corner_radius": 0.003, "centre_of_mass": (0.004, -0.003, 0.006)}
     data = recorded(cube_model(1 / 148, ("friction",), start=start), 2, 40)
     model = cube_model(data.dt / substeps, ("friction", "half_side", "centre_of_mass", "gravity"), start=start)
@@ -86,21 +86,21 @@ def bending_case(substeps: int, backend: str):
     ],
 )
 def test_jacobians_are_those_of_differences(case, substeps, backend):
-    """Five-point differences with steps of 4e-6 in units of the parameters, and of metres and radians: 1e-6 of the largest entry."""
+    """Five-point differences with steps of 4e-6 in units of the parameters, meters and radians agree to 1e-6 of the largest entry."""
     model, data, windows = case(substeps, backend)
     residual = WindowResidual(model, data, Scales(velocity=0.1, angular_velocity=0.5, joint_velocity=0.5))
     raw, start, step = model.raw.detach(), windows[:, 0], 4e-6
-    found = residual.linearize(windows, raw, start)
-    assert bool(found.solved.all())
-    torch.testing.assert_close(residual.evaluate(windows, raw, start)[0].detach(), found.misfit, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(residual.linearize(windows, raw).jacobian, found.jacobian[:, 1:], rtol=1e-7, atol=1e-7)
+    linear = residual.linearize(windows, raw, start)
+    assert bool(linear.solved.all())
+    torch.testing.assert_close(residual.evaluate(windows, raw, start)[0].detach(), linear.misfit, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(residual.linearize(windows, raw).jacobian, linear.jacobian[:, 1:], rtol=1e-7, atol=1e-7)
 
     # Poses alone have derivatives written by hand.
     poses = WindowResidual(model, data).linearize(windows, raw, start)
-    kept = [i for i in range(found.misfit.shape[-1]) if found.misfit.shape[-1] != 12 or i % 12 in (0, 1, 2, 6, 7, 8)]
+    kept = [i for i in range(linear.misfit.shape[-1]) if linear.misfit.shape[-1] != 12 or i % 12 in (0, 1, 2, 6, 7, 8)]
     if len(kept) == poses.misfit.shape[-1]:
-        torch.testing.assert_close(poses.misfit, found.misfit[..., kept])
-        torch.testing.assert_close(poses.jacobian, found.jacobian[..., kept, :])
+        torch.testing.assert_close(poses.misfit, linear.misfit[..., kept])
+        torch.testing.assert_close(poses.jacobian, linear.jacobian[..., kept, :])
 
     def differences(value) -> torch.Tensor:
         return (8 * (value(step) - value(-step)) - (value(2 * step) - value(-2 * step))) / (12 * step)
@@ -108,11 +108,11 @@ def test_jacobians_are_those_of_differences(case, substeps, backend):
     with torch.no_grad():
         for i, unit in enumerate(torch.eye(len(raw), dtype=raw.dtype)):
             exact = differences(lambda e, unit=unit: residual.evaluate(windows, raw + e * unit, start)[0])
-            assert float((found.jacobian[..., i] - exact).abs().max()) <= 1e-6 * float(found.jacobian.abs().max()), model.labels[i]
+            assert float((linear.jacobian[..., i] - exact).abs().max()) <= 1e-6 * float(linear.jacobian.abs().max()), model.labels[i]
         correction = torch.randn(residual.start_size, dtype=raw.dtype, generator=torch.Generator().manual_seed(0))
         exact = differences(lambda e: residual.evaluate(windows, raw, residual.correct(start, e * correction.expand(len(start), -1)))[0])
-        assert found.by_start is not None
-        assert relative_error(found.by_start @ correction, exact) <= 1e-6
+        assert linear.by_start is not None
+        assert relative_error(linear.by_start @ correction, exact) <= 1e-6
 
 
 def problem_of(model, data, horizon=1, stride=1, robust=None, **options):
@@ -149,10 +149,10 @@ def test_the_centre_of_mass_is_recovered():
     for geometry in ({"half_side": 0.05}, {"corners": corners}):
         data = recorded(cube_model(1 / 148, tuple(truth), start={**truth, **geometry}), 4, 60)
         guess = cube_model(1 / 148, tuple(truth), start={"friction": 0.25, **geometry})
-        found = gauss_newton(problem_of(guess, data), options=GaussNewtonOptions(max_iterations=20))
-        assert relative_error(found.values["centre_of_mass"], torch.tensor(truth["centre_of_mass"], dtype=torch.float64)) <= 1e-4
-        assert relative_error(found.values["friction"], torch.tensor(truth["friction"])) <= 1e-4
-        fitted = cube_model(1 / 148, tuple(truth), start={**geometry, **found.values})
+        solution = gauss_newton(problem_of(guess, data), options=GaussNewtonOptions(max_iterations=20))
+        assert relative_error(solution.values["centre_of_mass"], torch.tensor(truth["centre_of_mass"], dtype=torch.float64)) <= 1e-4
+        assert relative_error(solution.values["friction"], torch.tensor(truth["friction"])) <= 1e-4
+        fitted = cube_model(1 / 148, tuple(truth), start={**geometry, **solution.values})
         assert open_loop(fitted, data).summary()["position_error_mm"] <= 0.01 < open_loop(guess, data).summary()["position_error_mm"]
 
 

@@ -1,4 +1,4 @@
-"""What the figures of a fit show."""
+"""The figures of a fit."""
 
 import numpy as np
 import pytest
@@ -55,4 +55,4 @@ def test_throws_at_the_quartiles_and_their_motions():
     height, way, turn = plots.motions(body).values()
     np.testing.assert_allclose(height, body[:, 2])
     np.testing.assert_allclose(way, np.linspace(0, 0.3, 30), atol=1e-12)
-    np.testing.assert_allclose(turn, np.rad2deg(np.linspace(0, 1.5, 30)), atol=1e-6)  # (acos-like near zero)
+    np.testing.assert_allclose(turn, np.rad2deg(np.linspace(0, 1.5, 30)), atol=1e-6)  # like acos near zero

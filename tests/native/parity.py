@@ -34,21 +34,21 @@ def derivatives(mech: td.Mechanism, out: td.StepOutput, leaves: Leaves, weights:
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True), strict=True))
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
+def error(value: Tensor, wanted: Tensor) -> float:
     """Largest difference relative to max(1, magnitude), entry by entry."""
-    return float(((found - wanted).abs() / wanted.abs().clamp_min(1)).max()) if wanted.numel() else 0.0
+    return float(((value - wanted).abs() / wanted.abs().clamp_min(1)).max()) if wanted.numel() else 0.0
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
+def relative(value: Tensor, wanted: Tensor) -> float:
     """Largest difference relative to the largest entry, environment by environment (the first dimension)."""
     if not wanted.numel():
         return 0.0
     count = len(wanted) if wanted.ndim else 1
-    difference, size = (t.reshape(count, -1).abs().amax(-1) for t in (found - wanted, wanted))
+    difference, size = (t.reshape(count, -1).abs().amax(-1) for t in (value - wanted, wanted))
     return float((difference / size.clamp_min(torch.finfo(wanted.dtype).tiny)).max())
 
 
-def parameter_errors(found: Leaves, wanted: Leaves) -> dict[str, float]:
+def parameter_errors(values: Leaves, wanted: Leaves) -> dict[str, float]:
     """By kind of parameter (mass, friction, ...), relative to its largest gradient; kinds that hardly matter, to the others."""
     kinds: dict[str, list[str]] = {}
     for name in wanted:
@@ -56,15 +56,17 @@ def parameter_errors(found: Leaves, wanted: Leaves) -> dict[str, float]:
     largest = {kind: max(float(wanted[name].abs().max()) for name in names if wanted[name].numel()) for kind, names in kinds.items()}
     floor = 1e-4 * max(largest.values())
     return {
-        f"grad_{kind}": max(float((found[name] - wanted[name]).abs().max()) for name in names if wanted[name].numel())
+        f"grad_{kind}": max(float((values[name] - wanted[name]).abs().max()) for name in names if wanted[name].numel())
         / max(largest[kind], floor)
         for kind, names in kinds.items()
     }
 
 
 def polished(mech: td.Mechanism, options: td.SolverOptions, z: Tensor, u: Tensor, wrench: Tensor | None) -> td.StepOutput:
-    """The step from a cold start, and two more Newton steps: a gap known to 1e-12 m leaves the impulse of a pressed contact, kappa / gap,
-    to be known to 1e-6 only."""
+    """The step from a cold start, and two more Newton steps.
+
+    An error of 1e-12 m in a gap would leave an error of 1e-6 in the impulse of a pressed contact, kappa / gap.
+    """
     with torch.no_grad():
         mech.options = options
         out = mech.step(z, u, wrench=wrench)
@@ -76,10 +78,10 @@ def polished(mech: td.Mechanism, options: td.SolverOptions, z: Tensor, u: Tensor
 
 
 def conditioning(mech: td.Mechanism, solution: Tensor, leaves: Leaves, weights: tuple[Tensor, Tensor]) -> dict[str, float]:
-    """By how much derivatives at one solution change, measured as in `check`, when inputs and parameters move by their last bits.
+    """Changes of derivatives at one solution, measured as in `check`, when inputs and parameters move by their last bits.
 
-    No implementation knows them better. It is far above rounding where kappa, or rounding, alone decides how several contacts or joints
-    share a load: a box on four corners, a redundant loop.
+    No implementation computes derivatives better. The changes are far above rounding where several contacts or joints share a
+    load, as a box on four corners or a redundant loop, and kappa or rounding alone decides the shares.
     """
     parameters = dict(mech.named_parameters())
     given = {name: value.detach().clone() for name, value in (parameters | leaves).items()}
@@ -90,9 +92,9 @@ def conditioning(mech: td.Mechanism, solution: Tensor, leaves: Leaves, weights: 
             for name, parameter in parameters.items():
                 parameter.copy_(moved[name])
         here = {name: moved[name].requires_grad_() for name in leaves}
-        found = derivatives(mech, mech.step(**here, warm_start=solution), here, weights)
+        both = derivatives(mech, mech.step(**here, warm_start=solution), here, weights)
         jacobian = torch.cat(mech.jacobians(moved["z"].detach(), moved["u"].detach(), warm_start=solution), dim=-1)
-        return found | {"jacobian": jacobian}
+        return both | {"jacobian": jacobian}
 
     wanted = measure(False)
     changes = [derivative_errors(measure(True), wanted, leaves) for _ in range(4)]
@@ -100,22 +102,22 @@ def conditioning(mech: td.Mechanism, solution: Tensor, leaves: Leaves, weights: 
     return {name: max(change[name] for change in changes) for name in changes[0]}
 
 
-def derivative_errors(found: Leaves, wanted: Leaves, leaves: Leaves) -> dict[str, float]:
-    """Of the gradients of inputs (`leaves`) and parameters, and of the Jacobian."""
-    errors = {f"grad_{name}": relative(found[name], wanted[name]) for name in leaves}
+def derivative_errors(values: Leaves, wanted: Leaves, leaves: Leaves) -> dict[str, float]:
+    """Errors of the gradients of inputs (`leaves`) and parameters, and of the Jacobian."""
+    errors = {f"grad_{name}": relative(values[name], wanted[name]) for name in leaves}
     names = wanted.keys() - leaves.keys() - {"jacobian"}
-    errors |= parameter_errors({name: found[name] for name in names}, {name: wanted[name] for name in names})
-    return errors | {"jacobian": relative(found["jacobian"], wanted["jacobian"])}
+    errors |= parameter_errors({name: values[name] for name in names}, {name: wanted[name] for name in names})
+    return errors | {"jacobian": relative(values["jacobian"], wanted["jacobian"])}
 
 
 def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None, *, redundant: bool = False) -> td.StepOutput:
-    """Both sides succeed from a cold start, with equal states, impulses and derivatives; returns what the kernel found.
+    """Both sides succeed from a cold start, with equal states, impulses and derivatives; returns the kernel's step.
 
-    Derivatives are taken at one solution, that of the kernel, which is handed to the reference as a warm start with nothing left to
-    improve. They depend on the slack of a pressed contact (kappa / impulse, 1e-7 m and less) and on the internal stress of redundant
-    joints, which each solver knows to rounding of 1 m and 1 N·s only: derivatives at two solutions equal to 1e-13 differ by up to 1e-6.
-    At one solution they agree to 1e-10, or to ten times what the last bits of inputs and parameters move them by (`conditioning`): needed
-    for four contacts that share a load at kappa 1e-8, and for parameters that would tear redundant joints apart.
+    Derivatives are taken at the solution of the kernel, which the reference gets as a warm start with nothing left to improve. They depend
+    on the slack of a pressed contact (kappa / impulse, 1e-7 m and less) and on the internal stress of redundant joints. Each solver has
+    these to rounding of 1 m and 1 N·s only, so derivatives at two solutions equal to 1e-13 differ by up to 1e-6. At one solution they agree
+    to 1e-10, or to ten times their change by the last bits of inputs and parameters (`conditioning`). Four contacts that share a load at
+    kappa 1e-8 need the latter, and so do parameters that would tear redundant joints apart.
     """
     options = mech.options
     native, reference = (dataclasses.replace(options, backend=backend) for backend in ("native", "reference"))
@@ -124,19 +126,19 @@ def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None
     leaves = {name: value.clone().requires_grad_() for name, value in dict(z=z, u=u, wrench=wrench).items() if value is not None}
     weights = torch.randn(z.shape[-1]), torch.randn(max(piece.stop for piece in mech.impulse_layout.values())) * (not redundant)
 
-    found = polished(mech, native, z, u, wrench)
+    out = polished(mech, native, z, u, wrench)
     mech.options = native
-    settled = mech.step(**leaves, warm_start=found.solution)
+    settled = mech.step(**leaves, warm_start=out.solution)
     solution = settled.solution
     ours = derivatives(mech, settled, leaves, weights) | {"jacobian": torch.cat(mech.jacobians(z, u, warm_start=solution), dim=-1)}
     if SANITIZED:
         mech.options = options
-        return found
+        return out
 
     wanted = polished(mech, reference, z, u, wrench)
-    errors = {"z": error(found.z, wanted.z)}
+    errors = {"z": error(out.z, wanted.z)}
     if not redundant:
-        errors["impulses"] = error(found.impulses, wanted.impulses)
+        errors["impulses"] = error(out.impulses, wanted.impulses)
     mech.options = reference
     same = mech.step(**leaves, warm_start=solution)
     theirs = derivatives(mech, same, leaves, weights) | {"jacobian": torch.cat(mech.jacobians(z, u, warm_start=solution), dim=-1)}
@@ -153,7 +155,7 @@ def check(mech: td.Mechanism, z: Tensor, u: Tensor, wrench: Tensor | None = None
         wrong = {name: value for name, value in wrong.items() if not value <= bounds.get(name, 0.0)}
     mech.options = options
     assert not wrong, wrong
-    return found
+    return out
 
 
 def thrown_box(count: int, seed: int = 0) -> Sample:
@@ -214,17 +216,17 @@ PAIRS = [(a, b, fixed) for a in SHAPES for b in SHAPES for fixed in (False, True
 def dealt(number: int, count: int) -> list[tuple[str, str, bool]]:
     """The pairs that get the n-th of several laws: each law meets every shape on either side, fixed and free, and no pair twice."""
     places = list(SHAPES)
-    found = [pair for pair in PAIRS if pair[1] in SHAPES and (places.index(pair[0]) + places.index(pair[1]) + pair[2]) % count == number]
-    return found if number else [*found, PAIRS[-1]]
+    pairs = [pair for pair in PAIRS if pair[1] in SHAPES and (places.index(pair[0]) + places.index(pair[1]) + pair[2]) % count == number]
+    return pairs if number else [*pairs, PAIRS[-1]]
 
 
 def trajectory(mech: td.Mechanism, z: Tensor, u: Tensor, steps: int) -> tuple[Tensor, Tensor, list[Tensor]]:
     start = z.clone().requires_grad_()
     push = u[:, None].expand(-1, steps, -1).clone().requires_grad_()
-    found = mech.rollout(start, push)
+    path = mech.rollout(start, push)
     weights = torch.linspace(-1, 1, z.shape[-1])
     leaves = [start, push, *(p for p in mech.parameters() if p.requires_grad)]
-    return found.z.detach(), found.status, list(torch.autograd.grad((found.z[:, -1] @ weights).sum(), leaves))
+    return path.z.detach(), path.status, list(torch.autograd.grad((path.z[:, -1] @ weights).sum(), leaves))
 
 
 def outputs(mech: td.Mechanism, z: Tensor, u: Tensor, rows: Tensor | None = None) -> list[Tensor]:
@@ -233,8 +235,8 @@ def outputs(mech: td.Mechanism, z: Tensor, u: Tensor, rows: Tensor | None = None
     out = mech.step(z, u)
     grads = torch.autograd.grad((out.z * torch.linspace(1, 2, z.shape[-1])).sum() + out.impulses.sum(), (z, u))
     jacobians = mech.jacobians(z.detach(), u.detach())
-    found = [t.detach() for t in (*out, *grads, *jacobians)]
-    return found if rows is None else [t[rows] for t in found]
+    results = [t.detach() for t in (*out, *grads, *jacobians)]
+    return results if rows is None else [t[rows] for t in results]
 
 
 def same_bits(first: list[Tensor], second: list[Tensor]) -> bool:

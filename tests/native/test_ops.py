@@ -42,13 +42,13 @@ def test_gradients_of_everything(batched: bool, grad_kappa: float | None) -> Non
     u = torch.randn(3, 1).requires_grad_()
     wrench = torch.randn(12).requires_grad_()
     inputs = [z, u, wrench, *parameters]
-    found = {}
+    gradients = {}
     for backend in ("native", "reference"):
         out = on(mechanism, backend).step(z, u, wrench=wrench)
         assert not out.status.any()
-        found[backend] = torch.autograd.grad(loss(out.z, out.impulses), inputs, allow_unused=True, materialize_grads=True)
-    assert all(float(g.abs().max()) > 0 for g in found["reference"][:3])
-    for actual, expected in zip(*found.values(), strict=True):
+        gradients[backend] = torch.autograd.grad(loss(out.z, out.impulses), inputs, allow_unused=True, materialize_grads=True)
+    assert all(float(g.abs().max()) > 0 for g in gradients["reference"][:3])
+    for actual, expected in zip(*gradients.values(), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -57,11 +57,11 @@ def test_gradients_through_a_rollout() -> None:
     parameters = require_grad(mechanism)
     z, u = states(mechanism, 2).detach().requires_grad_(), 0.1 * torch.randn(2, 5, 1)
     u.requires_grad_()
-    found = []
+    gradients = []
     for backend in ("native", "reference"):
         run = on(mechanism, backend).rollout(z, u)
-        found.append(torch.autograd.grad(loss(run.z, run.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
-    for actual, expected in zip(*found, strict=True):
+        gradients.append(torch.autograd.grad(loss(run.z, run.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
+    for actual, expected in zip(*gradients, strict=True):
         # Each step amplifies what differs in the one before.
         torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-7)
 
@@ -79,13 +79,13 @@ def test_split_steps() -> None:
     mechanism, z, u = spinning()
     parameters = require_grad(mechanism)
     z, u = z.detach().requires_grad_(), u.requires_grad_()
-    found, jacobians = [], []
+    gradients, jacobians = [], []
     for backend in ("native", "reference"):
         out = on(mechanism, backend).step(z, u)
         assert out.substeps.tolist() == [2, 1]
-        found.append(torch.autograd.grad(loss(out.z, out.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
+        gradients.append(torch.autograd.grad(loss(out.z, out.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
         jacobians.append(mechanism.jacobians(z, u))
-    same(found[0], found[1])
+    same(gradients[0], gradients[1])
     same(jacobians[0], jacobians[1])
 
 
@@ -275,8 +275,8 @@ def test_gradients_of_several_outputs_at_once(trainable: bool) -> None:
     def back(weight: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(after, wanted, weight, retain_graph=True, materialize_grads=True, allow_unused=True)
 
-    for found, expected in zip(torch.func.vmap(back)(weights), zip(*map(back, weights), strict=True), strict=True):
-        torch.testing.assert_close(found, torch.stack(expected), rtol=1e-12, atol=1e-12)
+    for actual, expected in zip(torch.func.vmap(back)(weights), zip(*map(back, weights), strict=True), strict=True):
+        torch.testing.assert_close(actual, torch.stack(expected), rtol=1e-12, atol=1e-12)
 
 
 def test_vmap() -> None:
@@ -327,9 +327,9 @@ def test_jacobians_into_given_memory(backend: str) -> None:
     out = torch.full((2, 3, size, size + mechanism.num_inputs), torch.nan)
     expected = mechanism.jacobians(z, u)
     for _ in range(2):
-        found = mechanism.jacobians(z, u, out=out)
-        assert all(value.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for value in found)
-        assert torch.equal(torch.cat(found, dim=-1), out) and torch.equal(torch.cat(expected, dim=-1), out)
+        jacobians = mechanism.jacobians(z, u, out=out)
+        assert all(value.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for value in jacobians)
+        assert torch.equal(torch.cat(jacobians, dim=-1), out) and torch.equal(torch.cat(expected, dim=-1), out)
         out.fill_(torch.nan)
 
 

@@ -118,12 +118,12 @@ def test_batch_dimensions_broadcast() -> None:
         for backend in ("reference", "native"):
             mech.options = exact(backend=backend)
             leaves = dict(z=state.clone().requires_grad_(), u=push.clone().requires_grad_())
-            found = mech.step(**leaves)
-            grads = torch.autograd.grad(found.z.sum(), list(leaves.values()))
-            out[backend] = (found, grads, mech.jacobians(state, push))
-        (found, grads, jacobians), (wanted, their_grads, their_jacobians) = out["native"], out["reference"]
-        assert [t.shape for t in found] == [t.shape for t in wanted] and torch.equal(found.status, wanted.status)
-        pairs = zip((*found[:2], *grads, *jacobians), (*wanted[:2], *their_grads, *their_jacobians), strict=True)
+            step = mech.step(**leaves)
+            grads = torch.autograd.grad(step.z.sum(), list(leaves.values()))
+            out[backend] = (step, grads, mech.jacobians(state, push))
+        (step, grads, jacobians), (wanted, their_grads, their_jacobians) = out["native"], out["reference"]
+        assert [t.shape for t in step] == [t.shape for t in wanted] and torch.equal(step.status, wanted.status)
+        pairs = zip((*step[:2], *grads, *jacobians), (*wanted[:2], *their_grads, *their_jacobians), strict=True)
         # Each at its own solution, so 1e-6 (see `check`) for derivatives, of size up to 100 here.
         assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in pairs)
 
@@ -355,13 +355,13 @@ def compare_ladders(hardest: int, count: int) -> None:
         out = mech.step(z, u)
         gradients = torch.autograd.grad((out.z * torch.linspace(-1, 1, z.shape[-1])).sum(), (z, u))
         results.append((td.StepOutput(*(value.detach() for value in out)), *gradients))
-    (wanted, *their_gradients), (found, *gradients) = results
-    assert torch.equal(found.status, wanted.status) and wanted.status.eq(0).all()
+    (wanted, *their_gradients), (path, *gradients) = results
+    assert torch.equal(path.status, wanted.status) and wanted.status.eq(0).all()
     if not hardest:
-        assert int(found.substeps.max()) > 1
-    # Such a step may have several solutions, and rounding, amplified by a hundred iterations far from any of them, decides which is found:
-    # it was the same one in 299 of 300 throws.
-    same = (found.substeps == wanted.substeps) & ((found.z - wanted.z).abs().amax(-1) < 1e-6)
+        assert int(path.substeps.max()) > 1
+    # Such a step may have several solutions. Rounding, amplified by a hundred iterations far from all of them, decides between them; both
+    # sides reach the same solution in 299 of 300 throws.
+    same = (path.substeps == wanted.substeps) & ((path.z - wanted.z).abs().amax(-1) < 1e-6)
     assert int(same.sum()) >= 0.9 * len(same)
     # Where it was another one, the kernel itself finds both from inputs that differ in their last bits.
     mech.options = exact(max_halvings=2, backend="native")
@@ -371,7 +371,7 @@ def compare_ladders(hardest: int, count: int) -> None:
             ends = mech.step(copies, u.new_zeros(16, u.shape[-1])).z
             assert float((ends - ends[0]).abs().amax()) > 1e-6
     # At two solutions, neither of them polished, so only to what `check` says about that: 1e-6, and, over several steps, a little more.
-    assert error(found.z[same], wanted.z[same]) < 1e-8
+    assert error(path.z[same], wanted.z[same]) < 1e-8
     assert all(relative(ours[same], theirs[same]) < 1e-5 for ours, theirs in zip(gradients, their_gradients, strict=True))
 
 

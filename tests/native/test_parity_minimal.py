@@ -70,7 +70,7 @@ def test_every_joint(acting: bool, count: int) -> None:
     check(mech, q, qd, u)
 
 
-# (The sizes of the batch go around: `test_every_joint` has all joints in a few of them.)
+# The sizes of the batch go around: `test_every_joint` has all joints in a few sizes.
 @pytest.mark.sanitize
 @pytest.mark.parametrize(
     ("kind", "count"), list(zip((kind for kind in JOINT_NAMES if kind != "Fixed"), itertools.cycle((1, 3, 9)), strict=False))

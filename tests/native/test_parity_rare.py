@@ -75,7 +75,7 @@ def test_couplings_with_limits_friction_and_armature() -> None:
 
 
 def coupled_tree(seed: int, bodies: int, contacts: int, roots: int, count: int) -> Sample:
-    """Couplings of neighbours, of distant joints and of one joint; every coordinate follows one other at most."""
+    """Couplings of neighbors, of distant joints and of one joint; every coordinate follows at most one other."""
     sample = random_tree(seed, bodies, 3, contacts=contacts, roots=roots)
     mech = sample.mechanism
     pick = random.Random(seed)
@@ -94,9 +94,9 @@ def test_couplings_in_random_trees(seed: int, bodies: int, contacts: int, roots:
 
 
 def parallel_arm(fingers: int, count: int) -> Sample:
-    """Two parallel hinges in a row, coupled so that the hand behind them does not turn: a row that the body between them does not enter.
+    """Two parallel hinges in a row, coupled so that the hand behind them does not turn; the body between them does not enter that row.
 
-    The fingers' hinges are coupled with each other, the first one with the arm's first."""
+    The fingers' hinges are coupled with each other, and the first of them with the arm's first."""
     names = ["upper", "hand", *(f"finger{i}" for i in range(fingers))]
     down, up = (0.0, 0.0, -0.2), (0.0, 0.0, 0.2)
     joints = {
@@ -121,7 +121,7 @@ def test_couplings_of_parallel_hinges(fingers: int) -> None:
 
 
 def test_coupling_that_a_body_drops_out_of() -> None:
-    """Three balls in a row, the last one as far from the middle as that from the first: the distance of the outer ones, which touch."""
+    """Three balls in a row: the coupling holds the sum of both distances, which is the distance of the outer balls; they touch."""
     touch = td.NonlinearContact("c", shape=td.Sphere(0.5), other="a", other_shape=td.Sphere(0.5), friction=0.5)
     joints = {"ab": td.Floating("a", "b"), "bc": td.Floating("b", "c")}
     coupling = td.JointCoupling("ab", "bc", ratio=-1.0, offset=1.001)
@@ -199,7 +199,7 @@ def test_rollouts_with_couplings() -> None:
         results.append(trajectory(mech, z, torch.randn(5, mech.num_inputs, generator=torch.Generator().manual_seed(0)), 8))
     (states, status, grads), (our_states, our_status, our_grads) = results
     assert status.eq(0).all() and our_status.eq(0).all()
-    # (the longest way is 12 rad/s · 0.16 s from 3 rad)
+    # The longest way is 12 rad/s · 0.16 s from 3 rad.
     assert float(states.unflatten(-1, (-1, 13))[:, -1, 0, 6].max()) < 0
     errors = [error(our_states, states), *(relative(a, b) for a, b in zip(our_grads, grads, strict=True))]
     assert max(errors) < 1e-9
@@ -280,13 +280,13 @@ def test_couples_without_friction() -> None:
     """Coefficients of zero: cones of a height of 1e-12, whose slacks are known to rounding of 1e6 only."""
     torch.manual_seed(5)
     mech, z, u = ball(1e-6, torsional_friction=0.0, rolling_friction=0.0, friction=0.0)
-    found = []
+    steps = []
     for backend in ("native", "reference"):
         mech.options = td.SolverOptions(backend=backend)
         with torch.no_grad():
-            found.append(mech.step(z, u))
-    assert found[0].status.eq(0).all() and found[1].status.eq(0).all()
-    assert error(found[0].z, found[1].z) < 1e-8
+            steps.append(mech.step(z, u))
+    assert steps[0].status.eq(0).all() and steps[1].status.eq(0).all()
+    assert error(steps[0].z, steps[1].z) < 1e-8
 
 
 def box_with_couples(**couples: float) -> Sample:
@@ -332,14 +332,14 @@ def test_options_with_couples_and_couplings(options: td.SolverOptions) -> None:
 def test_last_rungs_of_the_ladder(kind: str) -> None:
     """Too few iterations for Newton and the interior-point method: the continuation, which has its own count, finds the same solution."""
     mech, z, u = box_with_couples(**COUPLES[2]) if kind == "couples" else coupled_tree(1, 6, 4, 1, 3)
-    found = []
+    steps = []
     for count in (8 if kind == "couples" else 5, 50):
         mech.options = exact(backend="native", max_iterations=count)
         with torch.no_grad():
-            found.append(mech.step(z, u))
-    assert found[0].status.eq(0).all() and int(found[0].iterations.max()) > 40
-    # (each as its own way rounds: see `polished`)
-    assert error(found[0].z, found[1].z) < 1e-9
+            steps.append(mech.step(z, u))
+    assert steps[0].status.eq(0).all() and int(steps[0].iterations.max()) > 40
+    # Each side rounds in its own way, see `polished`.
+    assert error(steps[0].z, steps[1].z) < 1e-9
 
 
 def test_rollouts_with_couples() -> None:

@@ -1,4 +1,4 @@
-"""What Python and the kernel share: the generated header says what `tables.py` and `calls.py` say, and other tables are refused."""
+"""Tables that Python and kernel share: the generated header repeats `tables.py` and `calls.py`; other tables are refused."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ STRUCTURES: dict[str, Any] = {
 
 
 def test_every_constant_and_place_is_in_the_header() -> None:
-    found = re.findall(r"^constexpr (\w+) (\w+)(?:\[\])? = (.*);$", header.text(), re.MULTILINE)
-    values = [(name, kind, value) for kind, name, value in found]
+    declared = re.findall(r"^constexpr (\w+) (\w+)(?:\[\])? = (.*);$", header.text(), re.MULTILINE)
+    values = [(name, kind, value) for kind, name, value in declared]
     for constants in tables.CONSTANTS.values():
         for name, value in constants.items():
             many = value if isinstance(value, tuple) else (value,)
@@ -154,13 +154,13 @@ def test_gradient_modes_reach_the_kernel() -> None:
     mech = td.models.sphere()
     start = td.models.initial_state("sphere", mech)
     start[2], start[3:6] = 0.5, 0.0
-    found = []
+    gradients = []
     for mode in (GradientMode.CENTRAL_PATH, GradientMode.EXACT, GradientMode.COMPLEMENTARITY_AWARE):
         for backend in ("native", "reference"):
             mech.options = td.SolverOptions(backend=backend, gradient_mode=mode, kappa=1e-3)
             z = start.clone().requires_grad_()
             (-mech.step(z).z[2]).backward()
-            found.append(z.grad)
-    for native, reference in zip(found[::2], found[1::2], strict=True):
+            gradients.append(z.grad)
+    for native, reference in zip(gradients[::2], gradients[1::2], strict=True):
         torch.testing.assert_close(native, reference, rtol=1e-6, atol=1e-8)
-    assert not torch.allclose(found[0], found[2], atol=1e-3) and not torch.allclose(found[2], found[4], atol=1e-3)
+    assert not torch.allclose(gradients[0], gradients[2], atol=1e-3) and not torch.allclose(gradients[2], gradients[4], atol=1e-3)

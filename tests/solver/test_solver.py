@@ -65,7 +65,7 @@ TABLE = [
     (0.002, 1e-6, 200, 5.3, 1.7, 1.8),
 ]
 TABLE_OF_KERNEL = [(*row[:3], row[5]) for row in TABLE]
-# (Two of the other rows are slow here; the kernel, which takes the same decisions, has all.)
+# Two of the other rows are slow here; the kernel, which takes the same decisions, has all rows.
 TABLE_OF_REFERENCE = [pytest.param(*row[:5], marks=[] if row[0] == 0.05 else pytest.mark.slow) for row in (TABLE[0], TABLE[2], TABLE[4])]
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.element import Element
+from torchdojo.elements.per_environment import bind_environments
 from torchdojo.parameters import bind, plain_class, stacked
 from torchdojo.state.layout import TWIST_SIZE
 from torchdojo.state.unknowns import FIRST_ELEMENT, NUM_DATA, ParameterSpec, UnknownLayout
@@ -31,7 +32,7 @@ class Group:
     impulse_index: Tensor  # (E, m) positions in the unknown; the equality rows have the same positions in the residual
     slack_index: Tensor  # (E, d) positions of the slacks, and of the complementarity rows
     input_index: Tensor  # (E, i) positions in u
-    extra: tuple[str, ...]  # tensors of a user-written element that are not physical fields
+    extra: dict[str, int]  # tensors of a user-written element that are not physical fields: name -> dimensions
 
     @property
     def template(self) -> Element:
@@ -77,7 +78,7 @@ class System:
                     impulse_index=_positions([layout.places[key].impulse for key in keys]),
                     slack_index=_positions([layout.places[key].slack for key in keys]),
                     input_index=_positions([layout.places[key].input for key in keys]),
-                    extra=tuple(members[0].extra_state_names()),
+                    extra={name: _lookup(members[0], name).ndim for name in members[0].extra_state_names()},
                 )
             )
         # Bodies, and the world behind them, that no joint holds, limits or rubs on, and that touch no other body.
@@ -133,7 +134,7 @@ class System:
         specs = [ParameterSpec(0, True), ParameterSpec(1, True), ParameterSpec(1, True), ParameterSpec(3, True)]
         for group in self.groups:
             specs += [ParameterSpec(1 + ndim, True) for ndim in group.fields.values()]
-            specs += [ParameterSpec(0, False) for _ in group.extra]
+            specs += [ParameterSpec(ndim, True) for ndim in group.extra.values()]
         return specs
 
     def step_specs(self) -> list[ParameterSpec]:
@@ -165,7 +166,10 @@ class System:
     def bind_elements(self, parameters: Sequence[Tensor]) -> list[Element]:
         """Per group, its template reading the stacked `parameters` (behind those of the bodies)."""
         named = zip(self.groups, self.named_parameters(parameters), strict=True)
-        return [bind(group.template, tensors, group.cls) for group, tensors in named]
+        return [
+            bind_environments(group.template, tensors, group.extra, group.cls) if group.extra else bind(group.template, tensors, group.cls)
+            for group, tensors in named
+        ]
 
 
 def _positions(places: Sequence[slice]) -> Tensor:

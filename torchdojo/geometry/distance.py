@@ -12,8 +12,8 @@ from torch import Tensor
 __all__ = ["point_box", "segment_box", "segment_point", "segment_segment", "separation"]
 
 # Weight of s² against the squared distance, relative to u². The weight makes the nearest points of parallel segments unique (the middle
-# points) and lets them move smoothly to the ends. For a segment of length L at a distance d they move over angles of PARALLEL L/2d, and
-# the distance has an error of at most PARALLEL L²/8d (7 µm for L = 40 cm, d = 30 cm). At larger angles a, points shift by PARALLEL/sin² a.
+# points) and lets them move smoothly to the ends. For a segment of length L at a distance d they move over angles of PARALLEL L/2d. The
+# distance has an error of at most PARALLEL L²/8d (7 µm for L = 40 cm, d = 30 cm). At larger angles a, points shift by PARALLEL/sin² a.
 # With 1e-8, the step of a capsule that is hit while it lies on a box does not converge.
 PARALLEL = 1e-4
 COINCIDENT = 1e-12  # distance [m] below which two points have no direction between them

@@ -109,8 +109,9 @@ class Program:
         return {id(group): fields for group, fields in zip(self.groups, self.system.named_parameters(parameters), strict=True)}
 
     def _acting(self, parameters: Sequence[Tensor]) -> Acting:
-        fields = [self.fields(parameters)[id(group)] for group in self.joint_groups]
-        return tuple((bool(own["spring"].any()), bool(own["damper"].any())) for own in fields)
+        fields = self.fields(parameters)
+        joints = [fields[id(group)] for group in self.joint_groups]
+        return tuple((bool(own["spring"].any()), bool(own["damper"].any())) for own in joints)
 
     def handle(self, parameters: Sequence[Tensor]) -> int:
         """The kernel's object for these parameters."""

@@ -13,6 +13,7 @@ import numpy as np
 from torchdojo.dynamics import integrator
 from torchdojo.elements import contact, couplings, hard_maps, path_maps
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
+from torchdojo.elements.element import Element
 from torchdojo.geometry import distance, pairs
 from torchdojo.gradients import checks, hard_limit
 from torchdojo.solver import continuation, interior_point, kkt, path_newton
@@ -24,7 +25,6 @@ __all__ = ["CONSTANTS", "ENUMS", "LAYOUTS", "ROWS", "TABLES", "numbers", "place"
 # -- enums -------------------------------------------------------------------------------------------------------------------------------
 
 CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
-CONTACT_MODELS = (ImpactContact, NonlinearContact, LinearContact)  # in the order of `ContactModel`
 
 
 class ContactModel(enum.IntEnum):
@@ -33,6 +33,13 @@ class ContactModel(enum.IntEnum):
     FRICTIONLESS = 0
     DISC = 1
     PYRAMID = 2
+
+
+CONTACT_MODELS: dict[type[Element], ContactModel] = {
+    ImpactContact: ContactModel.FRICTIONLESS,
+    NonlinearContact: ContactModel.DISC,
+    LinearContact: ContactModel.PYRAMID,
+}
 
 
 class JointCone(enum.IntEnum):

@@ -45,8 +45,8 @@ PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
 PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this
 # From a larger κ, the line search halves a step that enlarges the largest violation. In the first EARLY_ITERATIONS it allows a growth of
 # EARLY_GROWTH, and a violation of EARLY_GROWTH times PATH_RESIDUAL. It halves PATH_HALVINGS times at most, because full steps pass most
-# kinks. Boxes that come to lie flat turn the lever of their contact from end to end within 2 mrad, and steps go back and forth across that
-# kink. PATIENT_HALVINGS end the cycle.
+# kinks. Boxes that come to lie flat turn the lever of their contact from end to end within 2 mrad. Steps go back and forth across that
+# kink, and PATIENT_HALVINGS end the cycle.
 EARLY_ITERATIONS, EARLY_GROWTH, PATH_HALVINGS = 4, 2.0, 3
 PATIENT_ITERATIONS, PATIENT_HALVINGS = 20, 8
 DISTANT = 100.0  # a gap is wide from this many √(κ h/m) on: the impulse there is 1e-4 of the impulse that would close the gap in a step

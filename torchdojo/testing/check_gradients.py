@@ -11,8 +11,8 @@ from torch import Tensor
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import GradientMode, Status
-from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.testing import differences
+from torchdojo.testing.comparison import Comparison
 from torchdojo.testing.gradient_report import InputRow, StepReport, gradient_report
 
 __all__ = ["GradientReport", "InputRow", "StepReport", "check_gradients", "gradient_report", "tangent_step"]
@@ -62,13 +62,44 @@ def check_gradients(
         ValueError: a batched state, or a step that fails here.
         AssertionError: an error above `tolerance`, or a gradient that is not finite.
     """
-    if z.ndim != 1 or z.dtype != torch.float64:
-        raise ValueError(f"check_gradients: got z of shape {tuple(z.shape)} and {z.dtype}; allowed: one environment, (13 nb,), float64")
-    u = z.new_zeros(mechanism.num_inputs) if u is None else u
-    generator = torch.Generator().manual_seed(seed)
     # Gradients are compared at kappa itself.
     with differences.converged(mechanism, grad_kappa=None, gradient_mode=GradientMode.CENTRAL_PATH):
-        return _check(mechanism, z.detach(), u.detach(), parameters, directions, tolerance, generator)
+        report = _compare(Comparison("check_gradients", mechanism, z, u, None, seed), parameters, directions)
+    for label, along in report.analytic.items():
+        if not bool(torch.isfinite(along).all()):
+            raise AssertionError(f"check_gradients: the gradient {label} is not finite: {along.tolist()}")
+    if tolerance is not None and not report.max_relative_error <= tolerance:
+        worst = max(report.errors, key=lambda label: report.errors[label])
+        raise AssertionError(
+            f"check_gradients: {worst}: relative error {report.errors[worst]:.3g} above {tolerance:.3g}; "
+            f"analytic {report.analytic[worst].tolist()}, numeric {report.numeric[worst].tolist()}"
+        )
+    return report
+
+
+def _compare(comparison: Comparison, parameters: bool | Sequence[str], directions: int | None) -> GradientReport:
+    weights = {"state": comparison.random(comparison.sizes["z"]), "impulses": comparison.random(comparison.base.impulses.shape[-1])}
+
+    def losses(out: StepOutput) -> dict[str, Tensor]:
+        return {"state": comparison.tangent(out) @ weights["state"], "impulses": out.impulses @ weights["impulses"]}
+
+    prefixes = ("",) if parameters is True else () if parameters is False else tuple(parameters)
+    names = [name for name, _ in comparison.mechanism.named_parameters() if name.startswith(prefixes)]
+    gradients = comparison.gradients(losses, names)
+    report = GradientReport({}, {}, {})
+    sensitivity: dict[str, float] = {}
+    for entry in (comparison.whole("z"), comparison.whole("u"), *comparison.parameters({name: [name] for name in names})):
+        basis = differences.directions(len(entry.pick(next(iter(gradients.values())))), directions, comparison.generator).to(torch.float64)
+        if not len(basis):
+            continue
+        for key, (analytic, numeric) in comparison.along(entry, losses, gradients, basis).items():
+            largest = float(numeric.abs().max())
+            # The loss carries rounding in proportion to its sensitivity to the state: much smaller derivatives drown in it.
+            scale = max(largest, 1e-3 * max(1.0, sensitivity.setdefault(key, largest)))
+            label = f"{entry.name} -> {key}"
+            report.analytic[label], report.numeric[label] = analytic, numeric
+            report.errors[label] = float((analytic - numeric).abs().max()) / scale
+    return report
 
 
 def tangent_step(mechanism: Mechanism, z: Tensor, u: Tensor | None = None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -99,84 +130,3 @@ def tangent_step(mechanism: Mechanism, z: Tensor, u: Tensor | None = None) -> Ca
         return mechanism.difference(after, base.z)
 
     return function
-
-
-def _check(
-    mechanism: Mechanism,
-    z: Tensor,
-    u: Tensor,
-    parameters: bool | Sequence[str],
-    directions: int | None,
-    tolerance: float | None,
-    generator: torch.Generator,
-) -> GradientReport:
-    with torch.no_grad():
-        base = mechanism.step(z, u)
-    if int(base.status) != Status.SUCCESS:
-        raise ValueError(f"check_gradients: the step fails at this state: {Status(int(base.status)).explain}")
-    tangent = TANGENT_SIZE * mechanism.num_bodies
-    weights = {
-        "state": torch.randn(tangent, generator=generator, dtype=z.dtype),
-        "impulses": torch.randn(base.impulses.shape[-1], generator=generator, dtype=z.dtype),
-    }
-
-    def losses(out: StepOutput) -> dict[str, Tensor]:
-        state = mechanism.difference(out.z, base.z.expand_as(out.z))
-        return {"state": state @ weights["state"], "impulses": out.impulses @ weights["impulses"]}
-
-    def solve(delta: Tensor, du: Tensor) -> StepOutput:
-        return mechanism.step(mechanism.retract(z, delta), u + du, warm_start=base.solution)
-
-    prefixes = ("",) if parameters is True else () if parameters is False else tuple(parameters)
-    names = {name: p for name, p in mechanism.named_parameters() if name.startswith(prefixes)}
-    leaves = {"z": z.new_zeros(tangent).requires_grad_(), "u": z.new_zeros(len(u)).requires_grad_()}
-    analytic: dict[str, Tensor] = {}
-    numeric: dict[str, Tensor] = {}
-    errors: dict[str, float] = {}
-    inputs = {**leaves, **names}
-    with differences.requiring_grad(names.values()):
-        outputs = losses(solve(leaves["z"], leaves["u"]))
-        grads = {
-            key: torch.autograd.grad(value, list(inputs.values()), retain_graph=True, allow_unused=True)
-            for key, value in outputs.items()
-            if value.requires_grad
-        }
-    for position, (name, leaf) in enumerate(inputs.items()):
-        basis = differences.directions(leaf.numel(), directions, generator).to(z.dtype)
-        if not len(basis):
-            continue
-        if name == "z":
-            move = _mover(lambda d: solve(d, torch.zeros_like(u)))
-        elif name == "u":
-            move = _mover(lambda d: solve(z.new_zeros(tangent), d))
-        else:
-            move = differences.parameter_mover(mechanism, [name], lambda: mechanism.step(z, u, warm_start=base.solution))
-        largest = differences.LARGEST_FORCE if name == "u" else differences.LARGEST_STEP
-        estimates = differences.central(lambda d, move=move: losses(move(d)), basis, largest)  # type: ignore[misc]
-        for key, grad in grads.items():
-            value = grad[position]
-            along = basis @ (torch.zeros(leaf.numel(), dtype=z.dtype) if value is None else value.reshape(-1))
-            label = f"{name} -> {key}"
-            analytic[label], numeric[label] = along, estimates[key]
-            # The loss carries rounding in proportion to its sensitivity to the state: much smaller derivatives drown in it.
-            sensitivity = float(numeric[f"z -> {key}"].abs().max())
-            scale = max(float(estimates[key].abs().max()), 1e-3 * max(1.0, sensitivity))
-            errors[label] = float((along - estimates[key]).abs().max()) / scale
-            if not bool(torch.isfinite(along).all()):
-                raise AssertionError(f"check_gradients: the gradient {label} is not finite: {along.tolist()}")
-    report = GradientReport(errors, analytic, numeric)
-    if tolerance is not None and not report.max_relative_error <= tolerance:
-        worst = max(errors, key=lambda k: errors[k])
-        raise AssertionError(
-            f"check_gradients: {worst}: relative error {errors[worst]:.3g} above {tolerance:.3g}; "
-            f"analytic {analytic[worst].tolist()}, numeric {numeric[worst].tolist()}"
-        )
-    return report
-
-
-def _mover(step: Callable[[Tensor], StepOutput]) -> Callable[[Tensor], StepOutput]:
-    def move(displacements: Tensor) -> StepOutput:
-        with torch.no_grad():
-            return step(displacements)
-
-    return move

@@ -63,11 +63,17 @@ def directions(size: int, count: int | None, generator: torch.Generator) -> Tens
 def parameter_mover(mechanism: Mechanism, names: Sequence[str], run: Callable[[], Output]) -> Callable[[Tensor], Output]:
     """A function of displacements (n, total size of the named parameters): what `run` returns with them, n environments.
 
-    Physical fields take one batch; other tensors (weights of user-written modules) one value after the other.
+    Physical fields and tensors of user-written elements take one batch; tensors behind a parametrization of the user's own take one value
+    after the other.
     """
     values = [mechanism.get_parameter(name).detach() for name in names]
     places = [_places(mechanism, mechanism.get_parameter(name)) for name in names]
-    batched = all(_takes_batch(owner, leaf) for found in places for owner, leaf in found)
+    of_elements = {
+        (element.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2])
+        for element in mechanism.elements().values()
+        for path in element.extra_state_names()
+    }
+    batched = all(place in of_elements or _takes_batch(*place) for found in places for place in found)
 
     def move(displacements: Tensor) -> Output:
         pieces = displacements.split([value.numel() for value in values], dim=-1)

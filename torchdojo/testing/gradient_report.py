@@ -11,10 +11,10 @@ from torch import Tensor
 
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
-from torchdojo.solver.options import GradientMode, Status
-from torchdojo.state.layout import TANGENT_SIZE
+from torchdojo.solver.options import GradientMode
 from torchdojo.testing import differences
 from torchdojo.testing.active_set import ActiveContact, ActiveSet, active_set
+from torchdojo.testing.comparison import Comparison
 from torchdojo.testing.conditioning import balanced, derivative, step_problem
 
 __all__ = ["InputRow", "StepReport", "gradient_report"]
@@ -123,131 +123,76 @@ def gradient_report(
     Raises:
         ValueError: batched states or parameters, a step that fails here, a loss of another shape, parameters that do not exist.
     """
-    if z.ndim != 1 or z.dtype != torch.float64:
-        raise ValueError(f"gradient_report: got z of shape {tuple(z.shape)} and {z.dtype}; allowed: one environment, (13 nb,), float64")
-    u = z.new_zeros(mechanism.num_inputs) if u is None else u.detach()
-    wrench = z.new_zeros(6 * mechanism.num_bodies) if wrench is None else wrench.detach()
     options = mechanism.options
     kappa, grad_kappa = options.kappa, options.grad_kappa
     with differences.converged(mechanism):
-        compared = _Comparison(mechanism, z.detach(), u, wrench, loss, seed)
-        rows = compared.rows(_groups(mechanism, parameters), directions)
+        compared = Comparison("gradient_report", mechanism, z, u, wrench, seed)
+        rows = _rows(compared, loss, _groups(mechanism, parameters), directions)
         with torch.no_grad():
-            problem, w = step_problem(mechanism, z.detach(), u, wrench), compared.base.solution
+            problem, w = step_problem(mechanism, *compared.data), compared.base.solution
             matrix = derivative(problem, w)
             modes = active_set(mechanism, problem, w)
     conditions = float(torch.linalg.cond(matrix)), float(torch.linalg.cond(balanced(matrix)))
     return StepReport(rows, kappa, None if grad_kappa == kappa else grad_kappa, GradientMode(options.gradient_mode), *conditions, modes)
 
 
-class _Comparison:
-    """The loss as a function of displacements of the inputs of a step."""
+def _rows(
+    compared: Comparison, loss: Callable[[StepOutput], Tensor] | None, groups: dict[str, list[str]], directions: int | None
+) -> list[InputRow]:
+    weights = compared.random(compared.sizes["z"])
+    given = loss or (lambda out: compared.tangent(out) @ weights)
 
-    def __init__(
-        self, mechanism: Mechanism, z: Tensor, u: Tensor, wrench: Tensor, loss: Callable[[StepOutput], Tensor] | None, seed: int
-    ) -> None:
-        self.mechanism, self.z, self.u, self.wrench = mechanism, z, u, wrench
-        self.generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            self.base = base = mechanism.step(z, u, wrench=wrench)
-        if base.status.ndim:
-            raise ValueError(f"gradient_report: parameters have batch dimensions {tuple(base.status.shape)}; allowed: one environment")
-        if int(base.status) != Status.SUCCESS:
-            raise ValueError(f"gradient_report: the step fails at this state: {Status(int(base.status)).explain}")
-        weights = torch.randn(TANGENT_SIZE * mechanism.num_bodies, generator=self.generator, dtype=z.dtype)
-        self.given = loss or (lambda out: mechanism.difference(out.z, base.z.expand_as(out.z)) @ weights)
-
-    def loss(self, out: StepOutput) -> Tensor:
-        value = self.given(out)
+    def losses(out: StepOutput) -> dict[str, Tensor]:
+        value = given(out)
         if value.shape != out.status.shape:
             raise ValueError(
                 f"gradient_report: the loss of outputs with batch dimensions {tuple(out.status.shape)} has shape {tuple(value.shape)}; "
                 "allowed: one number per environment, summed over the last dimension of out.z"
             )
-        return value
+        return {"loss": value}
 
-    def step(self, delta: Tensor | None = None, du: Tensor | None = None, force: Tensor | None = None) -> StepOutput:
-        z = self.z if delta is None else self.mechanism.retract(self.z, delta)
-        u, wrench = (value if change is None else value + change for value, change in ((self.u, du), (self.wrench, force)))
-        return self.mechanism.step(z, u, wrench=wrench, warm_start=self.base.solution)
-
-    def rows(self, groups: dict[str, list[str]], directions: int | None) -> list[InputRow]:
-        mechanism, nb = self.mechanism, self.mechanism.num_bodies
-        delta, du, force = (self.z.new_zeros(n).requires_grad_() for n in (TANGENT_SIZE * nb, len(self.u), 6 * nb))
-        names = [name for group in groups.values() for name in group]
-        tensors = [mechanism.get_parameter(name) for name in names]
-        with differences.requiring_grad(tensors):
-            value = self.loss(self.step(delta, du, force))
-            found = (
-                torch.autograd.grad(value, [delta, du, force, *tensors], allow_unused=True)
-                if value.requires_grad
-                else [None] * (3 + len(names))
-            )
-        leaves = [delta, du, force, *tensors]
-        grads = [torch.zeros_like(leaf) if grad is None else grad.detach() for leaf, grad in zip(leaves, found, strict=True)]
-        by_name = dict(zip(names, grads[3:], strict=True))
-        resolved = 1e-3 * max(1.0, float(grads[0].abs().max()))
-
-        def inputs(kind: str, place: int, gradient: Tensor) -> list[tuple[str, Tensor, Callable[[Tensor], StepOutput]]]:
-            """Body by body, displacements of this body's part of an input of `step`."""
-            count = len(gradient) // nb
-
-            def mover(i: int) -> Callable[[Tensor], StepOutput]:
-                def move(d: Tensor) -> StepOutput:
-                    whole = d.new_zeros(len(d), nb, count)
-                    whole[:, i] = d
-                    return self.step(*[whole.flatten(1) if k == place else None for k in range(3)])
-
-                return move
-
-            parts = gradient.unflatten(-1, (nb, count))
-            return [(f"{kind}.{body}", parts[i], mover(i)) for i, body in enumerate(mechanism.bodies)]
-
-        wanted = inputs("z", 0, grads[0])
-        wanted += [("u", grads[1], lambda d: self.step(None, d))] if len(self.u) else []
-        wanted += inputs("wrench", 2, grads[2])
-        for label, group in groups.items():
-            gradient = torch.cat([by_name[name].flatten() for name in group])
-            wanted.append((label, gradient, differences.parameter_mover(mechanism, group, self.step)))
-        return [self._row(label, gradient.flatten(), move, directions, resolved) for label, gradient, move in wanted]
-
-    def _row(self, name: str, gradient: Tensor, move: Callable[[Tensor], StepOutput], directions: int | None, resolved: float) -> InputRow:
-        size = len(gradient)
-        # Entries of order one, so that errors of all entries add up in every direction.
-        basis = differences.directions(size, directions, self.generator).to(gradient)
-        if directions is not None and directions < size:
-            basis = basis * size**0.5
-        largest = differences.LARGEST_FORCE if name == "u" or name.startswith("wrench.") else differences.LARGEST_STEP
-        with torch.no_grad():
-            numeric = differences.central(lambda d: {"": self.loss(move(d))}, basis, largest)[""]
-        analytic = basis @ gradient
+    names = [name for group in groups.values() for name in group]
+    gradients = compared.gradients(losses, names)
+    if not gradients:  # a loss without a graph
+        sizes = [*compared.sizes.values(), *(compared.mechanism.get_parameter(name).numel() for name in names)]
+        gradients = {"loss": [weights.new_zeros(size) for size in sizes]}
+    resolved = 1e-3 * max(1.0, float(gradients["loss"][0].abs().max()))
+    inputs = [*compared.by_body("z"), *([compared.whole("u")] if compared.sizes["u"] else []), *compared.by_body("wrench")]
+    rows = []
+    for entry in (*inputs, *compared.parameters(groups)):
+        gradient = entry.pick(gradients["loss"])
+        basis = differences.directions(len(gradient), directions, compared.generator).to(gradient)
+        if directions is not None and directions < len(gradient):
+            basis = basis * len(gradient) ** 0.5  # entries of order one, so that errors of all entries add up in every direction
+        analytic, numeric = compared.along(entry, losses, gradients, basis)["loss"]
         apart = torch.where(torch.isfinite(analytic) & torch.isfinite(numeric), (analytic - numeric).abs(), torch.inf)
         worst = int(apart.argmax())
         scale = max(float(gradient.abs().nan_to_num().max()), resolved)
-        return InputRow(name, size, float(analytic[worst]), float(numeric[worst]), float(apart[worst]) / scale)
+        rows.append(InputRow(entry.name, len(gradient), float(analytic[worst]), float(numeric[worst]), float(apart[worst]) / scale))
+    return rows
 
 
 def _groups(mechanism: Mechanism, parameters: str | Sequence[str]) -> dict[str, list[str]]:
     """Rows of the report: label -> names of the parameters in it."""
-    known = {name: p for name, p in mechanism.named_parameters() if p.is_floating_point()}
+    every = {name: p for name, p in mechanism.named_parameters() if p.is_floating_point()}
     if parameters == "trainable":
-        return {name: [name] for name, p in known.items() if p.requires_grad}
+        return {name: [name] for name, p in every.items() if p.requires_grad}
     if parameters == "all":
-        return {name: [name] for name in known}
+        return {name: [name] for name in every}
     if parameters == "classes":
         groups: dict[str, list[str]] = {}
-        for name in known:
+        for name in every:
             part, _, rest = name.partition(".")
             label = f"{part}.*.{rest.partition('.')[2]}" if part in PARTS else name
             groups.setdefault(label, []).append(name)
         return groups
     prefixes = (parameters,) if isinstance(parameters, str) else tuple(parameters)
-    lost = [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in known)]
+    lost = [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in every)]
     if lost:
         raise ValueError(
-            f'gradient_report: no parameter begins with {lost[0]!r}; allowed: "trainable", "all", "classes", or beginnings of {list(known)}'
+            f'gradient_report: no parameter begins with {lost[0]!r}; allowed: "trainable", "all", "classes", or beginnings of {list(every)}'
         )
-    return {name: [name] for name in known if name.startswith(prefixes)}
+    return {name: [name] for name in every if name.startswith(prefixes)}
 
 
 def _describe(active: ActiveSet) -> list[str]:

@@ -1,7 +1,7 @@
 // Points of the limit κ → 0 from points of the central path at a small κ (limit_maps.py, which says what they are and why).
 #pragma once
 
-#include "elements/cone.hpp"
+#include "solver/cones.hpp"
 
 namespace torchdojo {
 
@@ -21,11 +21,11 @@ public:
             }
         }
         for (const ContactTable &contact : m.contacts)
-            pair(w[contact.impulse], w[contact.slack], per_step * cones.contact_mass(problem, contact), constant::compliance,
+            pair(w[contact.impulse], w[contact.slack], per_step * ContactCones<T>::mass(problem, contact), constant::compliance,
                  give[contact.impulse]);
         cones.for_each_friction([&](const ContactTable &friction, int c) {
-            const ContactTable &contact = m.contacts[cones.contact_of(c)];
-            const T mass = c < m.num_contacts ? cones.contact_mass(problem, contact) : couple_mass(problem, contact);
+            const ContactTable &contact = m.contacts[ContactCones<T>::contact_of(m, c)];
+            const T mass = c < m.num_contacts ? ContactCones<T>::mass(problem, contact) : couple_mass(problem, contact);
             const Mask<T> pressed = give[contact.impulse] > T{};
             const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
             if (friction.is_pyramid()) pyramid(friction, pressed, mass, w + impulse, w + slack, give + impulse);
@@ -42,9 +42,12 @@ public:
         };
         auto release = [&](const ContactTable &friction) {
             for (int k = 0; k < friction.friction_size(); ++k) {
-                // Of a disc the tangential parts vanish; a pyramid keeps ψ.
+                // The tangential parts of a disc vanish; a pyramid keeps ψ.
                 const bool tangential = !friction.is_pyramid() && k, keeps = friction.is_pyramid() && !k;
-                put(friction.friction_impulse() + k, friction.friction_slack() + k, tangential ? T{} : keeps ? one : vanishing,
+                put(friction.friction_impulse() + k, friction.friction_slack() + k,
+                    tangential ? T{}
+                    : keeps    ? one
+                               : vanishing,
                     tangential ? T{} : one);
             }
         };
@@ -66,7 +69,7 @@ private:
     static void pyramid(const ContactTable &friction, const Mask<T> &pressed, const T &mass, T *impulse, T *slack, T *give) {
         const T one = broadcast<T>(1.0), inverse = 1.0 / mass;
         for (int i = 0; i <= friction.facets; ++i) {
-            // (ψ follows from the slip that is left, and needs no compliance)
+            // ψ follows from the slip that is left, and needs no compliance.
             pair(impulse[i], slack[i], i ? mass : inverse, i ? constant::compliance : constant::vanishing, give[i]);
             impulse[i] = select(pressed, impulse[i], i ? broadcast<T>(constant::vanishing) : one);
             slack[i] = select(pressed, slack[i], one);
