@@ -1,4 +1,4 @@
-// Laws of the gap (Contact.gap in contact_base.py), which is φ⁺ for a hard contact without any.
+// Laws of the gap (Contact.gap in elements/contact.py), which is φ⁺ for a hard contact without any.
 //
 // Laws of overlap change the gap by the distance φ at the current configuration and by the impulse γ:
 //     gap = φ⁺ + shift(φ) + softness γ.
@@ -14,19 +14,19 @@ namespace torchdojo {
 // shift = −min(φ + h v, 0): overlap is left at the speed v.
 template <class T>
 struct RecoverySpeed {
-    static bool acts(const ContactTable &contact) { return contact.recovery >= 0; }
+    static bool acts(const ContactTable &contact) { return contact.recovery_speed >= 0; }
 
     static void prepare(const Problem<T> &problem, const ContactTable &contact, LawData<T> &law) {
-        const T ahead = law.distance + problem.timestep() * problem.parameters[contact.recovery];
+        const T ahead = law.distance + problem.timestep() * problem.parameters[contact.recovery_speed];
         law.shift -= min(ahead, T{});
         law.slope += select(ahead < T{}, broadcast<T>(1.0), T{});
     }
 
     // Adds the gradient of `direct` times the gap.
     static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &, T *sum, T &by_timestep) {
-        const T h = problem.timestep(), speed = problem.parameters[contact.recovery];
+        const T h = problem.timestep(), speed = problem.parameters[contact.recovery_speed];
         const T weight = select(problem.laws[contact.law].distance + h * speed < T{}, direct, T{});
-        sum[contact.recovery] -= h * weight;
+        sum[contact.recovery_speed] -= h * weight;
         by_timestep -= speed * weight;
     }
 };
@@ -37,7 +37,7 @@ struct Compliance {
     static bool acts(const ContactTable &contact) { return contact.stiffness >= 0; }
 
     static void prepare(const Problem<T> &problem, const ContactTable &contact, LawData<T> &law) {
-        const T damping = problem.parameters[contact.stiffness + 1];
+        const T damping = problem.parameters[contact.damping];
         law.softness = 1.0 / (problem.timestep() * problem.parameters[contact.stiffness] + damping);
         law.shift -= law.softness * damping * min(law.distance, T{});
         law.slope += select(law.distance < T{}, law.softness * damping, T{});
@@ -46,10 +46,10 @@ struct Compliance {
     static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &gamma, T *sum,
                               T &by_timestep) {
         const LawData<T> &law = problem.laws[contact.law];
-        const T overlap = min(law.distance, T{}), damping = problem.parameters[contact.stiffness + 1];
+        const T overlap = min(law.distance, T{}), damping = problem.parameters[contact.damping];
         const T weight = -(direct * law.softness * law.softness) * (gamma - damping * overlap);  // of h stiffness + damping
         sum[contact.stiffness] += problem.timestep() * weight;
-        sum[contact.stiffness + 1] += weight - direct * law.softness * overlap;
+        sum[contact.damping] += weight - direct * law.softness * overlap;
         by_timestep += weight * problem.parameters[contact.stiffness];
     }
 };
