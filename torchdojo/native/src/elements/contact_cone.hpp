@@ -1,6 +1,6 @@
 // Contacts inside the interior-point method: their complementarity conditions, linearized, and condensed into the body.
 //
-// Unknowns of a contact: impulses (γ, ξ), slacks (s, η). Its rows, with J_n, J_t the derivatives of distance and slip by the body's twist δ:
+// Unknowns of a contact: impulses (γ, ξ), slacks (s, η). Its rows, with derivatives J_n, J_t of distance and slip by the twist δ:
 //     J_n δ − δs = −r₁       δξ₁ − μ δγ = −r₂       J_t δ − δη₂₃ = −r₃₄       s δγ + γ δs = ρ₀       δη + H δξ = q
 // Elimination leaves (δγ, δξ₂₃) = (γ̂, ξ̂₂₃) − K (J_n, J_t) δ with N = H₂₂⁻¹, m = −N H₂₁, K = [[γ/s, 0], [μ (γ/s) m, N]], and the
 // body's block gains B K J; then δη₁ = p + a·δη₂₃ − b·δξ. The last row, for λ∘(W δξ + W⁻¹ δη) = ρ or for ξ∘δη + η∘δξ = ρ:
@@ -17,7 +17,7 @@
 
 namespace torchdojo {
 
-// The normal pair of a contact, its friction, and its torsional and rolling friction. Frictions of contacts are numbered before those of couples.
+// The normal pair of a contact, its friction, and its torsional and rolling friction. Frictions are numbered as in MechanismTable.
 template <class T>
 struct ContactCones {
     // K of all contacts at w.
@@ -35,7 +35,7 @@ struct ContactCones {
             if (friction.is_pyramid()) {
                 Pyramid<T>{friction}.condense(impulse, slack, data.compliance, data.cone_coupling);
             } else {
-                // (the plain one always: lanes must not depend on whether others are scaled)
+                // The plain form comes first in all lanes: no lane may depend on whether others are scaled.
                 Disc<T>::condense(load3(impulse), load3(slack), data);
                 if (some_scaled) {
                     FrictionData<T> other;
@@ -166,7 +166,7 @@ struct ContactCones {
             const ContactTable &contact = mechanism.contacts[contact_of(mechanism, c)];
             const T height = coefficient(problem, c) * w[contact.impulse];
             const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
-            // (of a pyramid, slips are η − ψ)
+            // Slips of a pyramid are η − ψ.
             const T psi = friction.is_pyramid() ? change(before[impulse], w[impulse]) : T{};
             PathWeight<T> weight;
             for (int k = 1; k < friction.friction_size(); ++k)
@@ -182,7 +182,7 @@ struct ContactCones {
                 for (int k = 0; k < friction.friction_size(); ++k) put(impulse + k, values[0][k]), put(slack + k, values[1][k]);
             } else {
                 const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
-                // (from outside the disc at no more than about twice the slip of Newton's point: disc_on_path in path_maps.py)
+                // From outside the disc, the slip grows to no more than about twice that of Newton's point (disc_on_path in path_maps.py).
                 const T excess = sqrt(xi[1] * xi[1] + xi[2] * xi[2]) - radius, slip = sqrt(eta[1] * eta[1] + eta[2] * eta[2]);
                 const T m = max(min(constant::return_weight * nominal, excess / slip), stiff);
                 points[waiting] = {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};
@@ -224,7 +224,7 @@ struct ContactCones {
             adjoint.multiplier[adjoint.mechanism.contacts[c].impulse] = adjoint.touching[c].x;
     }
 
-    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero); those of the rows of its friction are added to `multiplier`, of its couples' spins
+    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero). Adds the multipliers of its friction to `multiplier`, and those of its couples
     // to `turning`. Columns of the transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
     template <class R>
@@ -322,7 +322,7 @@ private:
         return height;
     }
 
-    // (γ, ξ, …, s, η, …) of one contact.
+    // Impulses and slacks of one contact: (γ, ξ, …), and (s, η, …) from `half` on.
     static TD_INLINE void start(const Problem<T> &problem, const ContactTable &contact, const Vec3<T> *twist_v, const Vec3<T> *twist_omega,
                                 const T &level, T *values) {
         const T *p = &problem.parameters[contact.parameters];

@@ -3,8 +3,8 @@
 // With the frames F of pair.hpp, an impulse c along d is a torque F_aᵀ(c d) on the body and −F_bᵀ(c d) on the other, and resists the spin
 //     σ = d·(F_a ω_a − F_b ω_b).
 // These impulses obey the equations of sliding friction, with spins in the place of slips and in cones of the heights μ_t γ and μ_r γ. So
-// they are condensed as that is (contact_cone.hpp): with C_n the row of the gap and C, B those of spins and torques, the block of the bodies gains
-//     B (μ (γ/s) m C_n + N C).
+// they are condensed as sliding friction is (contact_cone.hpp). With C_n the row of the gap, C the rows of spins and B the torques, the
+// block of the bodies gains  B (μ (γ/s) m C_n + N C).
 #pragma once
 
 #include "elements/friction.hpp"

@@ -52,7 +52,7 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
         int best = 0;
         for (int k = 1; k <= 2 * constant::most_turns; ++k)
             if (rest(k) < rest(best)) best = k;
-        // Of those that fit equally well the smallest number: with the ratio, they part.
+        // Several numbers may fit equally well. The smallest one wins, because the ratio parts the others.
         const double enough = rest(best) + constant::alike;
         for (best = 0; rest(best) > enough;) ++best;
         if (rest(best) <= constant::satisfied) leader = number(best);
@@ -62,7 +62,7 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
     if (following) follower = -std::nearbyint((gap - turn * ratio * leader) / turn);
 }
 
-// What stays the same during the step: turns, and wrenches.
+// Numbers that stay the same during the step: turns, and wrenches.
 template <class T>
 void prepare_coupling(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data) {
     const T *p = &problem.parameters[coupling.parameters];
@@ -125,7 +125,7 @@ void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, Coup
     }
 }
 
-// Of the multiplier λ of a coupling, at one of its ends.
+// Impulse of the multiplier λ of a coupling at one of its ends.
 template <class T>
 TD_INLINE JointImpulse<T> coupling_impulse(const CouplingEnd<T> &end, const CouplingData<T> &data, int which, const T &lambda) {
     JointImpulse<T> impulse{};

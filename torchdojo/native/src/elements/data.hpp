@@ -46,7 +46,7 @@ struct FrictionData {
     T eta_slip[2];                    // a and b of the row of δη₁
     Vec3<T> eta_xi;
 
-    // That of `other` in the lanes of `mask`, but for the coupling.
+    // Takes the numbers of `other` in the lanes of `mask`, but for the coupling.
     TD_INLINE void take(const Mask<T> &mask, const FrictionData &other) {
         auto put = [&](T &own, const T &value) { own = select(mask, value, own); };
         for (int i = 0; i < 4; ++i) put(compliance[i], other.compliance[i]);

@@ -1,5 +1,5 @@
-// Friction in a disc: the second-order cone of an impulse ξ = (ξ₁, ξ₂₃), |ξ₂₃| <= ξ₁, and its slack η, ξ∘η = κe. See contact_cone.hpp for what the
-// linearized product is condensed to.
+// Friction in a disc: the second-order cone of an impulse ξ = (ξ₁, ξ₂₃), |ξ₂₃| <= ξ₁, and its slack η, ξ∘η = κe.
+// contact_cone.hpp derives the condensed form.
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2.
 #pragma once
 

@@ -34,7 +34,7 @@ void free_values(const Problem<T> &problem, const JointTable &joint, const Joint
     }
 }
 
-// What stays the same during the step.
+// Numbers that stay the same during the step.
 template <class T>
 void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
     const T h = problem.timestep();

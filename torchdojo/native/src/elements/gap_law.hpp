@@ -1,9 +1,9 @@
 // Laws of the gap (Contact.gap in contact_base.py), which is φ⁺ for a hard contact without any.
 //
-// Laws of overlap add to it by the distance φ at the current configuration, and by the impulse γ:
+// Laws of overlap change the gap by the distance φ at the current configuration and by the impulse γ:
 //     gap = φ⁺ + shift(φ) + softness γ.
-// Each of them is a struct below and an entry in `OverlapLaws`. Restitution lets velocities rule the gap in an impact that bounces: Newton's
-// law h n·(u⁺ + e u⁻), where that is less.
+// Each law of overlap is a struct below and an entry in `OverlapLaws`. In an impact that bounces, velocities rule the gap instead: Newton's
+// law h n·(u⁺ + e u⁻) replaces the gap where the law is less.
 #pragma once
 
 #include "elements/list.hpp"
@@ -61,7 +61,7 @@ template <class T>
 struct Restitution {
     static bool acts(const ContactTable &contact) { return contact.restitution >= 0; }
 
-    // How a contact bounces: h where it does, else 0; e; and the weight of the gap that overlap and geometry decide. Without the law, 0, 0, 1.
+    // Weight h of Newton's law in lanes that bounce, e, and the weight of the other gap there. They are 0, 0, 1 without restitution.
     struct Weights {
         T law, e, gap;
     };
@@ -72,7 +72,7 @@ struct Restitution {
         return {select(bouncing, problem.timestep(), zero), problem.parameters[contact.restitution], select(bouncing, zero, one)};
     }
 
-    // What led here, and whether the contact has been approached by more than its own weight would explain.
+    // Stores the velocities that led here, and whether the bodies approach by more than bodies at rest may within a step.
     template <class Distance>
     static void prepare(Problem<T> &problem, const ContactTable &contact, const int *bodies, Vec3<T> *x, Mat3<T> *R,
                         const Distance &distance) {
@@ -125,7 +125,7 @@ struct Restitution {
     }
 
 private:
-    // Derivative of n·(w × l) with respect to φ⁺, for w = ω + s of which s is fixed in the world: (w × l) × n + (l × n) × s − r (w − (n·w) n).
+    // Derivative of n·(w × l) by φ⁺, where the part s of w = ω + s is fixed in the world: (w × l) × n + (l × n) × s − r (w − (n·w) n).
     static TD_INLINE Vec3<T> by_turn(const ContactData<T> &data, const Vec3<T> &turning, const Vec3<T> &spin, const T &radius) {
         return cross(cross(turning, data.lever), data.n) + cross(cross(data.lever, data.n), spin) -
                radius * (turning - dot(data.n, turning) * data.n);

@@ -33,7 +33,7 @@ private:
         T *on_child = data.wrench_child + column, *on_parent = data.wrench_parent + column;
         const Vec3<T> in_parent = data.offset * direction;
         const Vec3<T> in_child = transposed_times(child.R, parent.R * in_parent);
-        const bool world = joint.parent == problem.mechanism.num_bodies;  // (nothing acts on it: its columns stay zero)
+        const bool world = joint.parent == problem.mechanism.num_bodies;  // nothing acts on the world: its columns stay zero
         const Vec3<T> force = translation ? parent.R * in_parent : Vec3<T>{};
         const Vec3<T> torque = translation ? cross(load3(p + parameter::child_anchor), in_child) : in_child;
         for (int r = 0; r < 3; ++r) on_child[r * 6] = force[r], on_child[(3 + r) * 6] = torque[r];
@@ -133,7 +133,7 @@ private:
         for (int k = 0; k < plain; ++k) impulse[k] = k < held ? w[joint.row + k] : data.impulse[k - held];
         auto apply = [&](int body, const T *b, T *block) {
             T *rows = &problem.residual[6 * body];
-            ldu::with_size(plain, [&](auto size) {  // (in registers)
+            ldu::with_size(plain, [&](auto size) {  // keeps sums in registers
                 constexpr int count = decltype(size)::value <= 6 ? decltype(size)::value : 0;
                 for (int r = 0; r < 6; ++r) {
                     T sum{};

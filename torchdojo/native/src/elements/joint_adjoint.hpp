@@ -7,7 +7,7 @@ namespace torchdojo {
 
 template <class T>
 struct JointAdjoint {
-    // What does not depend on the right-hand side.
+    // Numbers that do not depend on the right-hand side.
     template <class R>
     static void differentiate(AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *w) {
         const MechanismTable &m = problem.mechanism;

@@ -82,7 +82,7 @@ struct JointCones {
         }
     }
 
-    // The pairs of w moved onto the path (JointLimits.on_path, JointFriction.on_path), in the lanes of `mask`. `before`: see Cones::project.
+    // Moves the pairs of w onto the path, in the lanes of `mask` (JointLimits.on_path, JointFriction.on_path).
     static void project(const ConeState<T> &, Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
                         const Mask<T> &known) {
         const T h = problem.timestep(), worth = 1.0 / (1.0 / constant::impulse_weight * h);
@@ -179,7 +179,7 @@ private:
         for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
     }
 
-    // (p, q) with p + q = 2b and the smaller one b·gap; the larger one is p where `first`.
+    // Puts p and q with p + q = 2b and the smaller one b·gap. The larger one is p in the lanes of `first`.
     template <class Put>
     static TD_INLINE void put_pair(const T &b, const T &gap, const Mask<T> &first, const T &kappa, int stride, const Put &put) {
         const T p = b * select(first, 2.0 - gap, gap), q = b * select(first, gap, 2.0 - gap);

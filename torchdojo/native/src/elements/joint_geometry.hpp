@@ -40,10 +40,10 @@ public:
         if (impulse.angle) add_turn(-right_jacobian_inverse(*impulse.angle, push_gradient(*impulse.angle, impulse.pushes, about)));
     }
 
-    // Of ψ itself.
+    // Adds the gradient of ψ itself.
     void add_turn(const Vec3<T> &by_psi) { psi = psi + by_psi; }
 
-    // Of weight·d for d = R_offᵀ (R_aᵀ (x_b + R_b p_b − x_a) − p_a) at any poses of parent and child.
+    // Adds the gradient of weight·d for d = R_offᵀ (R_aᵀ (x_b + R_b p_b − x_a) − p_a) at any poses of parent and child.
     void add_displacement(const BodyPose<T> &a, const BodyPose<T> &b, const Vec3<T> &weight, const Vec3<T> &d) {
         const Vec3<T> in_parent = data.offset * weight;
         parent_anchor = parent_anchor - in_parent;
@@ -51,7 +51,7 @@ public:
         add_turn(cross(weight, d));
     }
 
-    // Of the direction of a held row, translations first, and of free coordinate i.
+    // Adds the gradient of the direction of a held row, translations first, and of free coordinate i.
     void add_held(int k, const Vec3<T> &by_c) {
         add3(out + (k < joint.held_t ? parameter::translations + 3 * k : parameter::rotations + 3 * (k - joint.held_t)), by_c);
     }
@@ -60,7 +60,7 @@ public:
         add3(out + (turn < 0 ? parameter::translations + 3 * (joint.held_t + i) : parameter::rotations + 3 * (joint.held_r + turn)), by_f);
     }
 
-    // Of weight times coordinate i at the next configuration; `angle`: rotation vector of p⁺, of joints with several rotations.
+    // Adds the gradient of weight times coordinate i at the next configuration. `angle`: rotation vector of p⁺, for several rotations.
     void add_coordinate(int i, const T &weight, const Relative<T> &next, const RotationVector<T> &angle) {
         bool translation;
         const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);

@@ -168,7 +168,7 @@ private:
         }
     }
 
-    // What the timestep does to V by the poses one step back, from the velocities of bodies.
+    // Gradient of the timestep by the poses one step back, from the velocities of bodies.
     template <class Linear, class Angular>
     static void step_back(ParameterSum<T> &to, const Problem<T> &problem, const JointTable &joint, const RowGradient<T, T> &g,
                           const Linear &linear, const Angular &angular) {

@@ -48,7 +48,7 @@ public:
         for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
         if (passes) wanted = right;
         if (give) std::fill(taken.begin(), taken.end(), R{});
-        for (const ContactTable &friction : m.frictions)  // (what adds up; others are assigned, and those of complementarity stay zero)
+        for (const ContactTable &friction : m.frictions)  // sums; other rows are assigned, or stay zero
             std::fill_n(&multiplier[friction.friction_impulse()], friction.friction_size(), R{});
         std::fill(touching.begin(), touching.end(), Vec3<R>{});
         std::fill(turning.begin(), turning.end(), R{});
@@ -104,7 +104,7 @@ public:
 
 private:
     using State::point, State::right, State::turning, State::pressing, State::turn, State::left_out;
-    // One step of iterative refinement brings the digits back that pressed contacts cost, with the multipliers ν of the cones as unknowns of
+    // One step of iterative refinement brings back the digits that pressed contacts cost. The multipliers ν of the cones are unknowns of
     // their own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
     Refinement<T> refinement;
     Capacitance<T> capacitance;
@@ -115,8 +115,8 @@ private:
     std::vector<R> given_way, taken;  // gradients: see find_given_way
     std::vector<Mat3<T>> known_spin;  // of the known angular momentum, by ω
 
-    // What is left of the right-hand sides of the columns of held impulses: what their compliance, which they do not have in the limit,
-    // took up since the last time, compliance times ν. With it in the place of g, refinement is the proximal point method (limit_maps.py).
+    // The compliance of held impulses, which they do not have in the limit, takes up compliance times ν of their right-hand sides. The
+    // change since the last time is what is left of them. With it in the place of g, refinement is the proximal point method (limit_maps.py).
     void find_given_way() {
         ConeElements<T>::each([&](auto element) {
             element.each_held(*this, [&](int at, const R &nu) {
@@ -186,7 +186,7 @@ private:
             for (int k = 0; k < capacitance.rows(c); ++k) touching[c][k] = *row++;
     }
 
-    // Of α·(s Jω − (h/2) ω × Jω), s = (1 − h²ω·ω/4)^½, by ω: a matrix that is multiplied with α.
+    // The derivative of α·(s Jω − (h/2) ω × Jω), s = (1 − h²ω·ω/4)^½, by ω: a matrix that is multiplied with α.
     Mat3<T> differentiate_known_spin(const Problem<T> &problem, int body) const {
         const T h = problem.timestep(), *p = problem.body_parameters(body);
         const Mat3<T> J = load33(p + parameter::inertia);

@@ -1,6 +1,6 @@
-// What the derivative of the solved step needs besides the numbers of its problem: multipliers, gradients, and numbers of the elements that
-// do not depend on the right-hand side. Scalars: the problem has T; the adjoint R, which is T, or Pack over a double problem with one
-// right-hand side per lane.
+// The derivative of the solved step: multipliers, gradients, and numbers of the elements that do not depend on the right-hand side.
+//
+// Scalars: the problem has T. The adjoint has R, which is T, or Pack over a double problem with one right-hand side per lane.
 #pragma once
 
 #include "solver/problem.hpp"
@@ -33,7 +33,7 @@ struct MovingGradient {
     } before_child[6], before_parent[6];
 };
 
-// Of a contact of a sphere with a half-space, by the next orientation: the gap, the slips along both tangents, the torque (a row per component).
+// A contact of a sphere with a half-space, by the next orientation: gap, slips along both tangents, and torque with a row per component.
 template <class T>
 struct ContactByTurn {
     Vec3<T> gap, slip[2];

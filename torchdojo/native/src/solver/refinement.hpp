@@ -2,8 +2,8 @@
 //
 // A pressed contact adds B K C to a block of masses: if the largest of the added entries is G times the mass in its place, the factors lose
 // the last log₁₀ G digits of the solution. The table has the largest change of a gradient by refinement, relative to its largest entry. The
-// environments come from tests/native/test_parity*.py and scripts/bench_cases.py (spheres10) with contacts of spheres and half-spaces, at kappa
-// 1e-4 to 1e-8:
+// environments come from tests/native/test_parity*.py and scripts/bench_cases.py (spheres10), with contacts of spheres and half-spaces and
+// kappa from 1e-4 to 1e-8:
 //     G        1       1e2     1e3     3e3     1e4     1e5     1e6     1e7     1e8
 //     change   8e-14   3e-13   4e-13   2e-12   5e-12   3e-11   2e-10   9e-10   2e-8
 // With contacts between bodies, limits and frictions of joints the loss does not follow G: two bodies pressed together lose 2e-9 at G = 1e4.
