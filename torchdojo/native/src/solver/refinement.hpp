@@ -6,7 +6,7 @@
 // kappa from 1e-4 to 1e-8:
 //     G        1       1e2     1e3     3e3     1e4     1e5     1e6     1e7     1e8
 //     change   8e-14   3e-13   4e-13   2e-12   5e-12   3e-11   2e-10   9e-10   2e-8
-// With contacts between bodies, limits and frictions of joints the loss does not follow G: two bodies pressed together lose 2e-9 at G = 1e4.
+// With contacts between bodies, limits and frictions of joints the loss does not follow G: two bodies pressed together lose 2e-9 at 1e4.
 // The regularization of loops exceeds rounding. These are always refined, and so is the hard limit κ → 0. Where many right-hand sides share
 // a matrix, pressed contacts are left out of the matrix instead: capacitance.hpp.
 #pragma once
