@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Compare the speed of this checkout with that of another commit: forward, forward + backward, and Jacobians.
+"""Compare the speed of this checkout with another commit: forward, forward + backward, and Jacobians.
 
     scripts/bench_against.py 3a5dfe0
     scripts/bench_against.py HEAD~1 --cases pendulum10 --rounds 2
 
-Each round starts one process for either version, and both do the same work by turns, call by call, so that whatever else the machine does
-falls on both alike. A time is the least of all calls, of the processor and not of the wall; a ratio is that of two such times. Forward and
-backward are rollouts long enough that Python does not count; Jacobians are of one step, into new memory and, by the versions that can, into
-memory that is there (`out=`). The mechanisms and their settled states are those of bench_cases.py in this checkout, for both versions.
+Each round starts one process for either version. Both do the same work by turns, call by call, so that other load on the machine falls on
+both alike. A time is the least processor time of all calls; a ratio is the quotient of two such times. Forward and backward are rollouts
+long enough that Python does not count. Jacobians belong to one step; they are written into new memory and, by versions that can, into
+existing memory (`out=`). For both versions, mechanisms and settled states come from bench_cases.py of this checkout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KINDS = ("forward", "forward + backward", "jacobians", "jacobians, out=")
 
 
 def workloads(name: str, batch: int, steps: int) -> dict[str, Callable[[], Any]]:
-    """What one process times of a case."""
+    """Functions that a process times for a case, by kind."""
     import torch
     from bench_cases import CASES
 
@@ -57,21 +57,21 @@ def workloads(name: str, batch: int, steps: int) -> dict[str, Callable[[], Any]]
         with torch.no_grad():
             return mech.jacobians(z[:few], u[:few, 0], warm_start=warm, **memory)
 
-    found: dict[str, Callable[[], Any]] = dict(zip(KINDS, (forward, forward_backward, jacobians), strict=False))
+    calls: dict[str, Callable[[], Any]] = dict(zip(KINDS, (forward, forward_backward, jacobians), strict=False))
     memory = {}
     if "out" in inspect.signature(mech.jacobians).parameters:
         size = 12 * mech.num_bodies
         memory["out"] = torch.empty(few, size, size + mech.num_inputs, dtype=torch.float64)
-    return {**found, KINDS[3]: lambda: jacobians(**memory)}
+    return {**calls, KINDS[3]: lambda: jacobians(**memory)}
 
 
 def serve(batch: int, steps: int) -> None:
-    """Reads names of cases and kinds, one pair a line, and answers with the seconds of one call."""
+    """Read names of cases and kinds, one pair a line, and answer with the seconds of one call."""
     ready: dict[str, dict[str, Callable[[], Any]]] = {}
     for line in sys.stdin:
         name, kind = json.loads(line)
         if name not in ready:
-            ready = {name: workloads(name, batch, steps)}  # (one at a time, for the memory)
+            ready = {name: workloads(name, batch, steps)}  # one case at a time, to save memory
             for run in ready[name].values():
                 run()
         start = time.process_time()
@@ -103,7 +103,7 @@ class Version:
 
 
 def compare(folders: tuple[Path, Path], options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
-    """Least seconds of (the other version, this one) of each case and kind."""
+    """Least seconds of (the other version, this version) for each case and kind."""
     least = {(name, kind): [math.inf, math.inf] for name in options.cases for kind in KINDS}
     for number in range(options.rounds):
         versions = [Version(folder, options) for folder in folders]

@@ -1,7 +1,7 @@
 """The mechanisms of the benchmarks, and MuJoCo's models of them.
 
-MuJoCo's: Gymnasium's files for half_cheetah, ant and humanoid; menagerie's A1 (from $TORCHDOJO_SHARED, without meshes, with motors) for
-the quadruped, which has a lighter trunk; for the others the very mechanism of torchdojo, written as MJCF.
+MuJoCo simulates Gymnasium's files for half_cheetah, ant and humanoid. For the quadruped it has menagerie's A1 (from $TORCHDOJO_SHARED,
+without meshes, with motors), whose trunk is lighter. For all other cases it has the mechanism of torchdojo, written as MJCF.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo import models
 from torchdojo import quaternion as quat
-from torchdojo.state.layout import split_state
 
 try:
     import mujoco
@@ -42,15 +41,18 @@ class Case:
     """One mechanism of the benchmark.
 
     Attributes:
-        start: (13 nb,) state. limit: (nu,) largest inputs [N, N·m]; bias: (nu,) added to the random ones.
-        effort: fraction of `limit` that random inputs reach. settle: steps before anything is timed.
-        most: environments at most, whatever is asked for; an eighth of it for Jacobians (MuJoCo takes 9 s for one of spheres100).
-        mjcf: MuJoCo's model and the qpos to start from; raises MissingError.
+        start: (13 nb,) state.
+        strength: (nu,) largest inputs [N, N·m].
+        effort: fraction of `strength` that random inputs reach.
+        settle: number of steps before anything is timed.
+        mjcf: function that returns MuJoCo's model and the qpos to start from, or raises MissingError.
+        bias: (nu,) inputs that are added to the random inputs.
+        most: largest number of environments; Jacobians take an eighth of it, since MuJoCo needs 9 s for one of spheres100.
     """
 
     mech: td.Mechanism
     start: Tensor
-    limit: Tensor
+    strength: Tensor
     effort: float
     settle: int
     mjcf: Callable[[Case], Start]
@@ -58,12 +60,12 @@ class Case:
     most: int = 1_000_000
 
     def inputs(self, *shape: int) -> Tensor:
-        u = self.effort * self.limit * (2 * torch.rand(*shape, self.limit.numel(), dtype=torch.float64) - 1)
+        u = self.effort * self.strength * (2 * torch.rand(*shape, self.strength.numel(), dtype=torch.float64) - 1)
         return u if self.bias is None else u + self.bias
 
 
 class MissingError(Exception):
-    """MuJoCo's side of a case cannot be had; the message says why."""
+    """The case has no counterpart in MuJoCo, or lacks a file; the message says why."""
 
 
 # -- the mechanisms ------------------------------------------------------------------------------------------------------------------------
@@ -78,10 +80,10 @@ def _gym(name: str, effort: float) -> Callable[[], Case]:
 
 
 def _quadruped() -> Case:
-    # Springs hold it up in its standing pose: without them it would lie on its belly.
+    # Springs hold the quadruped in its standing pose; without them it would lie on its belly.
     mech = models.quadruped(timestep=TIMESTEP, spring=A1_SPRING, damper=A1_DAMPER)
-    limit = torch.full((mech.num_inputs,), A1_TORQUE, dtype=torch.float64)
-    return Case(mech, models.initial_state("quadruped", mech), limit, 0.1, 80, lambda case: _a1_model())
+    strength = torch.full((mech.num_inputs,), A1_TORQUE, dtype=torch.float64)
+    return Case(mech, models.initial_state("quadruped", mech), strength, 0.1, 80, lambda case: _a1_model())
 
 
 def _atlas() -> Case:
@@ -93,7 +95,7 @@ def _atlas() -> Case:
     }
     mech = td.load(_shared("atlas", "atlas.urdf"), timestep=TIMESTEP, contacts=contacts)
     for joint in mech.joints.values():
-        if joint.num_inputs:  # springs hold it up
+        if joint.num_inputs:  # springs hold Atlas up
             joint.spring, joint.damper = 1000.0, 20.0
     z = mech.initial_state(floating_base={"q": (0.0, 0.0, 1.0, 0.0, 0.0, 0.0)})
     z = mech.initial_state(floating_base={"q": (0.0, 0.0, 1.005 - float(mech.distances(z).min()), 0.0, 0.0, 0.0)})
@@ -103,7 +105,7 @@ def _atlas() -> Case:
 def _arm() -> Case:
     path = _shared("franka_panda", "panda_collision.urdf")
     mech = td.load(path, timestep=TIMESTEP, floating_base=False, contacts=None, ignore=("panda_finger_joint2",))
-    for joint in mech.joints.values():  # the file has none, and the last links weigh little
+    for joint in mech.joints.values():  # the file has no dampers, and the last links weigh little
         joint.damper = 1.0 if joint.free_rotations else 10.0
     return Case(mech, mech.initial_state(), _effort_limits(mech), 0.1, 20, _export)
 
@@ -111,8 +113,8 @@ def _arm() -> Case:
 def _quadrotor() -> Case:
     mech = td.Mechanism({"quadrotor": td.Body(1.0, (0.01, 0.01, 0.018))}, {"base": td.Floating(None, "quadrotor")}, timestep=TIMESTEP)
     bias = torch.tensor([0.0, 0.0, 9.81, 0.0, 0.0, 0.0], dtype=torch.float64)  # hover
-    limit = torch.tensor([2.0, 2.0, 2.0, 0.02, 0.02, 0.02], dtype=torch.float64)
-    return Case(mech, mech.initial_state(base={"q": (0.0, 0.0, 2.0, 0.0, 0.0, 0.0)}), limit, 1.0, 5, _export, bias)
+    strength = torch.tensor([2.0, 2.0, 2.0, 0.02, 0.02, 0.02], dtype=torch.float64)
+    return Case(mech, mech.initial_state(base={"q": (0.0, 0.0, 2.0, 0.0, 0.0, 0.0)}), strength, 1.0, 5, _export, bias)
 
 
 def _pendulum(n: int, joint: str) -> Callable[[], Case]:
@@ -124,19 +126,19 @@ def _pendulum(n: int, joint: str) -> Callable[[], Case]:
                 for name, old in mech.joints.items()
             }
             mech = td.Mechanism(dict(mech.bodies.items()), joints, timestep=TIMESTEP)
-        limit = torch.full((mech.num_inputs,), 0.05 / n, dtype=torch.float64)
+        strength = torch.full((mech.num_inputs,), 0.05 / n, dtype=torch.float64)
         tilt = 0.5 if joint == "Revolute" else (0.5, 0.2, 0.0)
-        return Case(mech, mech.initial_state(hinge1={"q": tilt}), limit, 1.0, 5, _export, most=_most(n))
+        return Case(mech, mech.initial_state(hinge1={"q": tilt}), strength, 1.0, 5, _export, most=_most(n))
 
     return build
 
 
 def _spheres(n: int, length: int | None = None) -> Callable[[], Case]:
-    """Balls of 5 cm and 0.1 kg in a row on the ground, each tied to the next where they touch; `length` of them a chain (None: all)."""
+    """A row of balls (5 cm, 0.1 kg) on the ground. Neighbors are tied where they touch, in chains of `length` balls (None: one chain)."""
 
     def build() -> Case:
         radius, names, start = 0.05, [f"ball{i}" for i in range(n)], {}
-        bodies = {name: td.Body(0.1, shape=td.shapes.Sphere(radius)) for name in names}
+        bodies = {name: td.Body(0.1, shape=td.Sphere(radius)) for name in names}
         joints: dict[str, Any] = {}
         for number, chain in enumerate(names[i : i + (length or n)] for i in range(0, n, length or n)):
             base = f"base{number}" if number else "base"
@@ -146,21 +148,21 @@ def _spheres(n: int, length: int | None = None) -> Callable[[], Case]:
                 joints[f"{a}_{b}"] = td.Spherical(a, b, parent_anchor=(radius, 0, 0), child_anchor=(-radius, 0, 0), damper=1e-3)
         contacts = {name: td.NonlinearContact(name, radius=radius, friction=0.5) for name in names}
         mech = td.Mechanism(bodies, joints, contacts, timestep=TIMESTEP)
-        limit = torch.full((mech.num_inputs,), 0.01, dtype=torch.float64)
-        return Case(mech, mech.initial_state(**start), limit, 1.0, 20, _export, most=_most(n))
+        strength = torch.full((mech.num_inputs,), 0.01, dtype=torch.float64)
+        return Case(mech, mech.initial_state(**start), strength, 1.0, 20, _export, most=_most(n))
 
     return build
 
 
 def _thrown(n: int) -> Callable[[], Case]:
-    """The same balls, thrown flat with a wave across the chain and rolling out: `torchdojo evaluate` has them, too."""
+    """The chain of balls of `torchdojo evaluate`, thrown flat with a wave across it, which rolls out."""
 
     def build() -> Case:
-        from torchdojo.evaluation.chains import thrown_chain  # (which older versions that bench_against.py measures do not have)
+        from torchdojo.evaluation.chains import thrown_chain  # older versions, which bench_against.py measures, lack it
 
         mech, start = thrown_chain(n)
-        limit = torch.zeros(mech.num_inputs, dtype=torch.float64)
-        return Case(mech, start, limit, 0.0, 0, _not_exported, most=_most(n))
+        strength = torch.zeros(mech.num_inputs, dtype=torch.float64)
+        return Case(mech, start, strength, 0.0, 0, _not_exported, most=_most(n))
 
     return build
 
@@ -193,7 +195,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "chains_of_ten100": _spheres(100, length=10),
 }
 A1_SPRING, A1_DAMPER = 30.0, 0.5  # [N·m/rad, N·m·s/rad]
-A1_STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}  # that of `td.models.quadruped`
+A1_STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}  # standing pose of `td.models.quadruped` [rad]
 
 
 def _effort_limits(mech: td.Mechanism) -> Tensor:
@@ -221,7 +223,7 @@ def _gym_model(name: str) -> Start:
 
 
 def _a1_model() -> Start:
-    """Menagerie's A1 with motors for its position servos, and without the meshes, which only its looks need."""
+    """Menagerie's A1 with motors in place of its position servos, and without its meshes, which serve only its looks."""
     root = ElementTree.parse(_shared("unitree_a1", "a1.xml")).getroot()
     asset = root.find("asset")
     if asset is not None:
@@ -250,7 +252,7 @@ def _a1_model() -> Start:
 
 
 def _export(case: Case) -> Start:
-    """A tree of Revolute, Prismatic, Spherical and Floating joints as MJCF: frames, coordinates and inputs are those of torchdojo."""
+    """MJCF of a tree of Revolute, Prismatic, Spherical and Floating joints, with the frames, coordinates and inputs of torchdojo."""
     mech = case.mech
     root = ElementTree.Element("mujoco")
     ElementTree.SubElement(root, "compiler", angle="radian")
@@ -260,7 +262,7 @@ def _export(case: Case) -> Start:
     actuators = ElementTree.SubElement(root, "actuator")
     nodes: dict[str | None, ElementTree.Element] = {None: world}
     pending = dict(mech.joints.items())
-    limits = {name: case.limit[piece] for name, piece in mech.input_layout.items()}
+    strengths = {name: case.strength[piece] for name, piece in mech.input_layout.items()}
     while pending:
         name = next(name for name, joint in pending.items() if joint.parent in nodes)
         joint = pending.pop(name)
@@ -288,21 +290,21 @@ def _export(case: Case) -> Start:
                     attributes[name_there] = _text(getattr(joint, name_here))
         ElementTree.SubElement(node, "joint", attributes)
         gears = {"ball": 3, "free": 6}.get(kind, 1)
-        for i in range(gears if name in limits else 0):
-            gear = [float(limits[name][i]) if i == j else 0.0 for j in range(gears)]
+        for i in range(gears if name in strengths else 0):
+            gear = [float(strengths[name][i]) if i == j else 0.0 for j in range(gears)]
             ElementTree.SubElement(actuators, "motor", jointinparent=name, gear=_text(gear))
     for contact in mech.contacts.values():
         attributes = {"type": "sphere", "mass": "0", "size": _text(max(float(contact.radius), 1e-4)), "pos": _text(contact.point)}
         ElementTree.SubElement(nodes[contact.body], "geom", {**attributes, "friction": f"{float(contact.friction)} 0 0"})
     model = mujoco.MjModel.from_xml_string(ElementTree.tostring(root, encoding="unicode"))
-    pose = split_state(case.start).pose
+    states = case.start.unflatten(-1, (-1, 13))  # bench_against.py imports this file for old versions, too
     number = {name: i for i, name in enumerate(mech.bodies)}
     coordinates, layout, qpos = mech.to_minimal(case.start)[0], 0, model.qpos0.copy()
     for name, joint in mech.joints.items():
         address = model.joint(name).qposadr[0]
         child = number[joint.child]
         if joint.num_coordinates == 6:
-            qpos[address : address + 7] = torch.cat((pose.x[child], pose.q[child]))
+            qpos[address : address + 7] = torch.cat((states[child, :3], states[child, 6:10]))
         elif joint.num_coordinates == 3:
             qpos[address : address + 4] = quat.exp(coordinates[layout : layout + 3])
         else:

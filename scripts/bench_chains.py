@@ -1,14 +1,13 @@
 #!/usr/bin/env python
-"""Is the cost of a step linear in the length of a chain? Links on revolute and on spherical joints, and balls on the ground.
+"""Measure whether the cost of a step is linear in the length of a chain, for pendulums with two kinds of joints and balls on the ground.
 
     python scripts/bench_chains.py [--batch 1,16] [--repeats 21]
 
-Prints the time of a step with 10 and with 100 links or balls, timed by turns in one run on one thread (medians), their ratio, and the mean
-Newton iterations of both: where contacts change at random, longer chains take more of them, and the next column has the ratio without that.
-The last ones are MuJoCo's times of the same steps and their ratio (empty where it is not installed), of one environment.
-Pendulums swing under random torques. Balls are thrown on the ground with a wave across the chain and roll out (all of 2 s), or lie there,
-at rest or driven by random torques of 2 % or 20 % of weight x radius, in one chain; in chains of ten there are more contacts, but no
-longer chains.
+The script prints the time of a step with 10 and with 100 links or balls, their ratio, and the mean Newton iterations of both. Times are
+medians of one run on one thread, timed by turns. Where contacts change at random, longer chains take more iterations; the next column has
+the ratio per evaluation. The last columns have MuJoCo's times of the same steps of one environment and their ratio, if it is installed.
+Pendulums swing under random torques. Balls are thrown on the ground with a wave across the chain and roll out for 2 s. Or they lie there,
+at rest or driven by random torques of 2 % or 20 % of weight x radius. Chains of ten have more contacts, but are not longer.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from torch import Tensor
 import torchdojo as td
 
 STEPS, SETTLE = 50, 100
-THROWN = 200  # steps of what starts in motion
+THROWN = 200  # steps of chains that start in motion
 CHAINS = (
     ("pendulum", 1.0),
     ("ball_pendulum", 1.0),
@@ -66,7 +65,7 @@ def measure(name: str, effort: float, batch: int, repeats: int) -> str:
     runs += [functools.partial(one.rollout, one.controls(1, steps), 1) for one in theirs]
     short, long, *others = (1e6 * seconds / steps for seconds in by_turns(repeats, *runs) if seconds)
     short, long = short / batch, long / batch
-    # An evaluation of the equations that finds them satisfied costs about as much as an iteration, hence + 1.
+    # The last evaluation, at which the equations are satisfied, costs about as much as an iteration, hence + 1.
     evaluations = [n + 1 for n in iterations]
     per = long / short * evaluations[0] / evaluations[1]
     cells = [f"{short:.1f}", f"{long:.1f}", f"{long / short:.1f}", f"{iterations[0]:.1f}", f"{iterations[1]:.1f}", f"{per:.1f}"]

@@ -4,8 +4,8 @@
     scripts/bench_gradient_modes.py                     # quadruped, batch 1024, one thread
     scripts/bench_gradient_modes.py --batch 64 --repeats 5
 
-By turns in one process, the least of many repeats, warm-started as in a rollout, after the robot has settled on its feet; the step alone is
-timed beside. What a mode adds to backward is the way from kappa to the limit, and two refinements in the place of one.
+The modes are timed by turns in one process, after the robot has settled on its feet, warm-started as in a rollout. A time is the least of
+many repeats; the step alone is timed too. To backward, a mode adds the way from kappa to zero, and two refinements in place of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="quadruped")
     parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=1, help="of a rollout that is timed")
+    parser.add_argument("--steps", type=int, default=1, help="steps of a timed rollout")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     torch.set_num_threads(1)

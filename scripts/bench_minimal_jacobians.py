@@ -4,10 +4,10 @@
     scripts/bench_minimal_jacobians.py                                 # Atlas (36 dof), batch 1024, one thread
     scripts/bench_minimal_jacobians.py --models quadruped,humanoid --batch 64
 
-By turns in one process, the least of many repeats, after the robot has settled on its feet under random inputs. Everything that one call
-takes is in its time: the way from (q, qd) to the maximal state, the step (from a cold start, or warm: from the solution that a simulation
-has at hand) and its derivatives. "composed" is what the reference does, at an eighth of the batch: it needs 1.2 MB per environment.
-The models are those of bench_cases.py; Atlas' file is found in $TORCHDOJO_SHARED. Exit status 1 where `--at-most` is exceeded.
+The calls are timed by turns in one process, after the robot has settled on its feet under random inputs. A time is the least of many
+repeats. It includes the way from (q, qd) to the maximal state, the step and its derivatives. A step starts cold, or warm from the solution
+that a simulation has. The method of the reference, "composed", gets an eighth of the batch, since it needs 1.2 MB per environment. The
+models come from bench_cases.py, and Atlas' file lies in $TORCHDOJO_SHARED. The exit status is 1 if `--at-most` is exceeded.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def main() -> None:
 
 
 def measure(name: str, batch: int, repeats: int) -> float:
-    """µs per environment of the Jacobian from a warm start."""
+    """Time [µs] per environment of the Jacobian from a warm start."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # meshes that the file has and the simulation does not
+        warnings.simplefilter("ignore", UserWarning)  # the file has meshes, and the simulation has none
         case = CASES[name]()
     mech = case.mech
     mech.options = td.SolverOptions(backend="native")
@@ -68,21 +68,21 @@ def measure(name: str, batch: int, repeats: int) -> float:
         "the same into out": (batch, lambda: mech.jacobians_minimal(q, qd, u, warm_start=warm, out=memory)),
         "composed, warm": (few, composed),
     }
-    found = torch.cat(mech.jacobians_minimal(q[:few], qd[:few], u[:few], warm_start=warm[:few]), dim=-1)
-    difference = float((found - composed()).abs().max() / found.abs().max())
+    direct = torch.cat(mech.jacobians_minimal(q[:few], qd[:few], u[:few], warm_start=warm[:few]), dim=-1)
+    difference = float((direct - composed()).abs().max() / direct.abs().max())
     size = 2 * mech.num_coordinates
     memory = torch.empty(batch, size, size + mech.num_inputs)
     least = dict.fromkeys(calls, float("inf"))
     for _ in range(repeats):
-        for what, (count, call) in calls.items():
+        for label, (count, call) in calls.items():
             start = time.perf_counter()
             call()
-            least[what] = min(least[what], 1e6 * (time.perf_counter() - start) / count)
+            least[label] = min(least[label], 1e6 * (time.perf_counter() - start) / count)
     touching = (mech.distances(out.z) < 1e-3).sum(-1).double().mean() if mech.contacts else 0.0
     print(f"{name}: {mech.num_coordinates} dof, {mech.num_inputs} inputs, {mech.num_bodies} bodies, {float(touching):.1f} contacts active")
-    print(f"batch {batch}, one thread, least of {repeats}; found and composed differ by {difference:.0e} of the largest entry")
-    for what, microseconds in least.items():
-        print(f"{what:26} {microseconds:8.1f} µs per environment")
+    print(f"batch {batch}, one thread, least of {repeats}; both methods differ by {difference:.0e} of the largest entry")
+    for label, microseconds in least.items():
+        print(f"{label:26} {microseconds:8.1f} µs per environment")
     return least["jacobians_minimal, warm"]
 
 

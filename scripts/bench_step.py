@@ -5,19 +5,18 @@
     scripts/bench_step.py --output bench.md                       # all models, batch 1 and 1024, one and two threads
     scripts/bench_step.py --models ant,humanoid --batch 1,64
 
-What is compared: both engines simulate the same robot at the same timestep (0.01 s) in float64 with the same number of threads, after
-settling, under random inputs drawn anew for every step and environment, uniform in +-effort times the largest torque of the actuator.
-Both are timed by turns; the numbers are medians. torchdojo runs `rollout` (each step warm-started); MuJoCo runs `mujoco.rollout`, many
-steps of many environments in one C call, with its Euler integrator, its Newton solver, pyramidal cones, condim 3, and no collisions but
-those with the ground.
+Both engines simulate the same robot at the same timestep (0.01 s) in float64 with the same number of threads, after settling. Random inputs
+are drawn anew for every step and environment, uniform in +-effort times the largest torque of the actuator. Both engines are timed by
+turns; the numbers are medians. torchdojo runs `rollout`, which starts each step warm. MuJoCo runs `mujoco.rollout`, many steps of many
+environments in one C call. It has its Euler integrator, its Newton solver, pyramidal cones, condim 3, and collisions with the ground only.
 
-The mechanisms, and MuJoCo's models of them, are those of bench_cases.py, with the joint limits and the armature of their files. Jacobians
-are written into memory that is there, on both sides.
+The mechanisms, and MuJoCo's models of them, come from bench_cases.py, with the joint limits and the armature of their files. Both engines
+write Jacobians into existing memory.
 
-All parameters trainable: forward and backward with gradients of every parameter of the mechanism as well as of z0 and u, over that without.
+"all parameters trainable" divides two times of forward and backward: with gradients of every parameter, z0 and u, and of z0 and u alone.
 
-In contact: torchdojo, a step in which a contact carries more than kappa / 1 mm (on the central path: its gap is below 1 mm); MuJoCo, a
-state with ncon > 0. Needs `pip install -e ".[bench]"`; without mujoco, or a file, the columns of MuJoCo stay empty.
+A step of torchdojo is in contact if a contact carries more than kappa / 1 mm: on the central path its gap is below 1 mm. In MuJoCo,
+a state with ncon > 0 counts. Needs `pip install -e ".[bench]"`; without mujoco, or a file, the columns of MuJoCo stay empty.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ except ImportError:
     mujoco = None
 
 ACTIVE_GAP = 1e-3  # [m]: a contact counts as active below it
-SHORTEST = 0.05  # [s], of one timing
+SHORTEST = 0.05  # shortest time of one timing [s]
 NEVER = "–"
 QUICK = ("half_cheetah", "quadruped", "quadrotor", "spheres10")
-LONG = ("humanoid", "quadruped", "arm", "quadrotor")  # with a row for a long rollout
+LONG = ("humanoid", "quadruped", "arm", "quadrotor")  # with a row for a long rollout and one for a single call
 
 
 class MuJoCo:
-    """The same workload in MuJoCo: settled states of `batch` environments, and what can be timed."""
+    """The workload in MuJoCo: settled states of `batch` environments, and the calls that are timed."""
 
     def __init__(self, case: Case, batch: int, settle: int) -> None:
         model, qpos = case.mjcf(case)
@@ -65,8 +64,8 @@ class MuJoCo:
         model.opt.integrator = mujoco.mjtIntegrator.mjINT_EULER
         model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         model.opt.iterations = 100
-        # Point contacts with plain friction, as here, in MuJoCo's default and fastest setting: menagerie's A1 asks for rolling friction and
-        # an elliptic cone with impratio 100, which takes six times as long.
+        # MuJoCo gets point contacts with plain friction, as torchdojo has them, in its default and fastest setting. Menagerie's A1 asks for
+        # rolling friction and an elliptic cone with impratio 100, which takes six times as long.
         model.geom_condim[:] = 3
         model.opt.cone, model.opt.impratio = mujoco.mjtCone.mjCONE_PYRAMIDAL, 1.0
         floor = model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE
@@ -84,10 +83,10 @@ class MuJoCo:
     def controls(self, batch: int, steps: int) -> np.ndarray:
         scale = np.where(self.model.actuator_ctrllimited, self.model.actuator_ctrlrange[:, 1], 1.0)
         control = self.case.effort * scale * np.random.uniform(-1, 1, (batch, steps, self.model.nu))
-        return control if self.case.bias is None else control + (self.case.bias / self.case.limit).numpy()
+        return control if self.case.bias is None else control + (self.case.bias / self.case.strength).numpy()
 
     def rollout(self, controls: np.ndarray, threads: int) -> np.ndarray:
-        """States (batch, steps, n). An environment that MuJoCo warns of (it diverges) repeats its last state."""
+        """States (batch, steps, n). An environment that diverges, of which MuJoCo warns, repeats its last state."""
         batch = controls.shape[0]
         while len(self.data) < threads:
             self.data.append(mujoco.MjData(self.model))
@@ -95,17 +94,17 @@ class MuJoCo:
         return states
 
     def contact_fraction(self, states: np.ndarray, most: int = 2000) -> float:
-        """Share of states with a contact, from at most `most` of them."""
+        """Fraction of states with a contact, in a sample of about `most` states."""
         flat = states.reshape(-1, states.shape[-1])
-        data, found = mujoco.MjData(self.model), []
+        data, touching = mujoco.MjData(self.model), []
         for state in flat[:: max(1, len(flat) // most)]:
             mujoco.mj_setState(self.model, data, state, mujoco.mjtState.mjSTATE_FULLPHYSICS)
             mujoco.mj_fwdPosition(self.model, data)
-            found.append(data.ncon > 0)
-        return float(np.mean(found))
+            touching.append(data.ncon > 0)
+        return float(np.mean(touching))
 
     def jacobians(self, count: int) -> None:
-        """Centred differences of one step for each of `count` environments."""
+        """Centered differences of one step for each of `count` environments."""
         n, nu = 2 * self.model.nv + self.model.na, self.model.nu
         A, B, data = np.empty((n, n)), np.empty((n, nu)), self.data[0]
         for state in self.states[:count]:
@@ -121,7 +120,7 @@ class Sizes:
     batches: Sequence[int]
     threads: Sequence[int]
     steps: int
-    steps_alone: int  # of a single environment: enough that the call itself does not count
+    steps_alone: int  # steps of a single environment: enough that the call itself does not count
     settle: float
     repeats: int
     jacobians: int
@@ -129,10 +128,9 @@ class Sizes:
 
 
 def by_turns(repeats: int, *runs: Callable[[], Any] | None) -> list[float | None]:
-    """Median seconds of each run, one after the other `repeats` times; the first round is not counted if there are others.
+    """Median seconds of each run, one after the other `repeats` times; the first round does not count if there are others.
 
-    A run shorter than `SHORTEST` is repeated within its turn until it takes that long, so that caches left cold by the other engine do not
-    count.
+    A run shorter than `SHORTEST` repeats within its turn until it takes that long. So caches left cold by the other engine do not count.
     """
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats + (repeats > 1)):
@@ -148,7 +146,7 @@ def by_turns(repeats: int, *runs: Callable[[], Any] | None) -> list[float | None
 
 
 def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> tuple[list[list[str]], list[str]]:
-    """Rows of the table of steps, and one of the table of Jacobians."""
+    """Rows of the table of steps, and a row of the table of Jacobians."""
     mech, settle = case.mech, max(1, round(sizes.settle * case.settle))
     batches = sorted({min(batch, case.most) for batch in sizes.batches})
     count = min(sizes.jacobians, max(1, case.most // 8))
@@ -207,9 +205,9 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
     u = case.inputs(count)
     run = None if reference is None else lambda: reference.jacobians(count)
     with torch.no_grad():
-        solution = mech.step(z[:count], u).solution  # (MuJoCo, too, starts its solver from the last accelerations)
+        solution = mech.step(z[:count], u).solution  # MuJoCo, too, starts its solver from the last accelerations
     size = 12 * mech.num_bodies
-    out = torch.empty(count, size, size + mech.num_inputs, dtype=torch.float64)  # (MuJoCo, too, writes into memory that is there)
+    out = torch.empty(count, size, size + mech.num_inputs, dtype=torch.float64)  # MuJoCo, too, writes into existing memory
     q, qd = mech.to_minimal(z[:count])
     size_minimal = 2 * mech.num_coordinates
     out_minimal = torch.empty(count, size_minimal, size_minimal + mech.num_inputs, dtype=torch.float64)
@@ -250,6 +248,23 @@ def measure_long(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]
     return [name, f"{sizes.long}", _number(alone, 1), _number(both, 1), f"{path.iterations.double().mean():.1f}", f"{flagged}"]
 
 
+def measure_call(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> list[str]:
+    """One call of `mech.step` from Python, alone and with `backward`, of one environment that has settled on the ground."""
+    torch.set_num_threads(sizes.threads[0])
+    mech = case.mech
+    with torch.no_grad():
+        z = mech.rollout(case.start, case.inputs(max(1, round(sizes.settle * case.settle)))).z[-1].contiguous()
+    leaf = z.clone().requires_grad_()
+
+    def backward() -> None:
+        torch.autograd.grad(mech.step(leaf).z.sum(), leaf)
+
+    alone, both = by_turns(sizes.repeats, lambda: mech.step(z), backward)
+    lowest = f"{1e3 * float(mech.distances(z).min()):.3f}" if mech.contacts else NEVER
+    say(f"{name}: a call {_number(alone, 1e3)} ms, with backward {_number(both, 1e3)} ms")
+    return [name, _number(alone, 1e3), _number(both, 1e3), lowest]
+
+
 def _contact_fraction(mech: td.Mechanism, impulses: Tensor) -> float:
     normal = [mech.impulse_layout[f"contacts.{name}"].start for name in mech.contacts]
     return float((impulses[..., normal] > mech.options.kappa / ACTIVE_GAP).any(-1).double().mean())
@@ -281,6 +296,7 @@ JACOBIAN_COLUMNS = (
     "MuJoCo / minimal",
 )  # fmt: skip
 LONG_COLUMNS = ("model", "steps", "forward [s]", "forward + backward [s]", "iterations", "flagged steps")
+CALL_COLUMNS = ("model", "step [ms]", "step + backward [ms]", "smallest distance [mm]")
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -327,8 +343,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", metavar="A,B", help=f"which of {', '.join(CASES)} (default: all; --quick: {', '.join(QUICK)})")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, once: does it run?")
     parser.add_argument("--batch", type=numbers, metavar="N,M", help="environments (default: 1,1024; --quick: 1,4)")
-    parser.add_argument("--threads", type=numbers, metavar="N,M", help="of both engines (default: 1,2; --quick: 1)")
-    parser.add_argument("--steps", type=number, help="of a timed rollout (default: 20; --quick: 3)")
+    parser.add_argument("--threads", type=numbers, metavar="N,M", help="threads of both engines (default: 1,2; --quick: 1)")
+    parser.add_argument("--steps", type=number, help="steps of a timed rollout (default: 20; --quick: 3)")
     parser.add_argument("--steps-alone", type=number, help="the same for batch 1 (default: 200; --quick: 3)")
     parser.add_argument("--repeats", type=number, help="timings of which the median is taken (default: 7; --quick: 1)")
     parser.add_argument("--jacobians", type=number, help="environments whose Jacobians are taken (default: 64; --quick: 2)")
@@ -365,6 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps: list[list[str]] = []
     jacobians: list[list[str]] = []
     long: list[list[str]] = []
+    calls: list[list[str]] = []
     for name in options.models:
         torch.manual_seed(options.seed)
         np.random.seed(options.seed)
@@ -379,6 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jacobians.append(jacobian)
         if name in LONG and sizes.long:
             long.append(measure_long(name, case, sizes, say))
+            calls.append(measure_call(name, case, sizes, say))
     report = _report(
         sizes,
         options,
@@ -386,6 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "Steps": (STEP_COLUMNS, steps),
             f"Jacobians of one step, {sizes.threads[0]} thread(s)": (JACOBIAN_COLUMNS, jacobians),
             f"Long rollouts, one environment, {sizes.threads[0]} thread(s)": (LONG_COLUMNS, long),
+            f"One call from Python, one environment, {sizes.threads[0]} thread(s)": (CALL_COLUMNS, calls),
         },
         notes,
     )

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The two-minute tour: drop a quadruped and check the physics, then find a throw by gradient descent through contact.
-# What it writes goes to outputs/demo.
+# The tour: drop a quadruped and check the physics, then find a throw by gradient descent through contact. It takes ten seconds once the
+# environment and the kernel are there; the first run makes both. The tour writes into outputs/demo.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

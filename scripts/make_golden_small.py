@@ -1,4 +1,4 @@
-"""Writes tests/data/golden_small.json: a few records of the golden data, so that the repository can check itself without the shared folder.
+"""Write tests/data/golden_small.json: a few records of the golden data, so that the repository can check itself without the shared folder.
 
 python scripts/make_golden_small.py [--golden ../shared/golden] [--output tests/data/golden_small.json]
 """
@@ -19,7 +19,8 @@ SOURCE = (
     "Format: one entry per case; z, u, z_next are float64 and one step apart."
 )
 
-# case -> exponent of kappa (contact cases) or None. All kinds of rows, springs, dampers, inputs, both contact models, one robot with both.
+# The cases map to the exponent of kappa (with contacts) or None. They cover all kinds of rows, springs, dampers, inputs, both contact
+# models, and a robot with joints and contacts.
 CASES: dict[str, int | None] = {
     "pendulum_orientation_offset": None,
     "pendulum_spring_damper_input": None,
@@ -35,7 +36,7 @@ CASES: dict[str, int | None] = {
     "sphere_rolling_h05": 3,
     "raiberthopper_h05": 6,
 }
-RECORDS = (0, 0.1, 0.3, 0.6, 0.99)  # of the trajectory: flight, impact, sliding and rest are all among them
+RECORDS = (0, 0.1, 0.3, 0.6, 0.99)  # fractions of the trajectory, which include flight, impact, sliding and rest
 
 BODY_KEYS = ("name", "mass", "inertia")
 JOINT_KEYS = (

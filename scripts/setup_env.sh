@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv and installs torchdojo into it, editable, with the pinned versions of configs/constraints.txt.
-# Usage: scripts/setup_env.sh     (PYTHON=python3.12 chooses the interpreter of a new .venv)
-# Run again it returns at once unless pyproject.toml, the constraints, or the place of the checkout has changed.
+# PYTHON=python3.12 scripts/setup_env.sh chooses the interpreter of a new .venv.
+# A second run returns at once unless pyproject.toml, the constraints, or the place of the checkout has changed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -9,13 +9,13 @@ venv=$root/.venv
 python=$venv/bin/python
 stamp=$venv/torchdojo-install.sha256
 
-check_version() {  # the interpreter, and how to mend it
+check_version() {  # arguments: the interpreter, and the remedy if it is too old
     command -v "$1" >/dev/null || { echo "setup: no '$1' found. $2" >&2; exit 1; }
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
         echo "setup: torchdojo needs Python 3.10 or newer, but '$1' is $("$1" -V 2>&1). $2" >&2; exit 1; }
 }
 
-fingerprint() {  # of everything that decides what gets installed
+fingerprint() {  # hash of everything that decides which packages are installed
     "$python" - "$root" <<'PY'
 import hashlib, pathlib, sys
 root = pathlib.Path(sys.argv[1])
@@ -24,7 +24,7 @@ print(hashlib.sha256(b"\0".join(parts)).hexdigest())
 PY
 }
 
-# Two scripts started together must not install into one environment at once.
+# Two scripts that start together must not install into one environment at once.
 if command -v flock >/dev/null; then
     exec 9>"$root/.venv.lock"
     flock 9

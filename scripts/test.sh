@@ -15,4 +15,4 @@ export PATH="$root/.venv/bin:$PATH"  # torch looks there for ninja when it build
 export OMP_NUM_THREADS=1  # one thread per pytest process
 
 cd "$root"
-exec python -m pytest -n 2 --dist worksteal "$@"  # (a process that is done takes tests from the other, however long its own are)
+exec python -m pytest -n 2 --dist worksteal "$@"  # a process without tests takes tests from the other

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Find the throw that lands a box on a target, by gradient descent through flight, bounce and slide.
 
-The box leaves the hand at a height of half a metre, hits the ground and slides or tumbles to a halt. Where it ends depends on the throw
-through contact and friction; torchdojo differentiates through all of it, so an ordinary torch optimizer finds the velocity.
+The box leaves the hand at a height of 0.5 m, hits the ground and slides or tumbles to a halt. Its final place depends on the throw through
+contact and friction. torchdojo differentiates through the whole trajectory, so an ordinary torch optimizer finds the velocity.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 import torchdojo as td
 
-TARGET = (1.5, 0.6)  # where the centre of the box should come to rest [m]
+TARGET = (1.5, 0.6)  # point at which the center of the box should come to rest [m]
 FIRST_GUESS = (1.0, 0.0, 1.0)  # velocity of the throw [m/s]
-STEPS = 60  # of 0.02 s: long enough to come to rest
+STEPS = 60  # steps of 0.02 s: long enough to come to rest
 CLOSE_ENOUGH = 0.005  # m
 MAX_THROWS = 30
 
@@ -53,20 +53,20 @@ def main() -> None:
         optimizer.zero_grad()
         miss.backward()
         assert velocity.grad is not None
-        velocity.grad *= miss.detach() / velocity.grad.square().sum()  # Polyak's step: to where the tangent says the miss is zero
+        velocity.grad *= miss.detach() / velocity.grad.square().sum()  # Polyak's step leads to the point at which the tangent has no miss
         optimizer.step()
 
     with torch.no_grad():
         checked = throw(velocity)  # once more, without gradients
         final = float(torch.linalg.vector_norm(checked[:2] - target))
         speed = float(torch.linalg.vector_norm(checked[3:6]))
-    found = velocity.tolist()
+    best = velocity.tolist()
     print(
-        f"Thrown with velocity ({found[0]:.2f}, {found[1]:.2f}, {found[2]:.2f}) m/s, the box stops {1000 * final:.1f} mm from the target: "
+        f"Thrown with velocity ({best[0]:.2f}, {best[1]:.2f}, {best[2]:.2f}) m/s, the box stops {1000 * final:.1f} mm from the target: "
         f"found in {iteration} throws and {time.perf_counter() - start:.0f} s, by differentiating through the bounce."
     )
     if options.json:
-        print(json.dumps({"velocity_m_per_s": found, "miss_m": final, "throws": iteration, "wall_time_s": time.perf_counter() - start}))
+        print(json.dumps({"velocity_m_per_s": best, "miss_m": final, "throws": iteration, "wall_time_s": time.perf_counter() - start}))
     if final > CLOSE_ENOUGH or speed > 0.02:
         raise SystemExit(f"the search failed: {final:.3f} m from the target, still moving at {speed:.3f} m/s")
 

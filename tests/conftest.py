@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+# Helpers of tests whose assertions show their values, as those of the tests do.
+pytest.register_assert_rewrite("golden", "hopper", "machinery", "parity")
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TORCHDOJO_SHARED") or REPOSITORY.parent / "shared").resolve()
 SHARED_IS_REQUIRED = os.environ.get("TORCHDOJO_REQUIRE_SHARED") == "1" and SHARED.is_dir()

@@ -52,7 +52,7 @@ def _constrained(joint: td.StandardJoint, free: int) -> Tensor:
 
 
 def _limits(joint: dict[str, Any], translations: int, rotations: int) -> tuple[list[float], list[float]] | None:
-    """Of one free direction at most, whose axis theirs and ours agree on."""
+    """Limits of a joint with at most one free direction, on whose axis both engines agree."""
     given = joint.get("limits") or {}
     if not any(given.values()):
         return None

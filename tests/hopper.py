@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import torchdojo as td
-
-__all__ = ["EXACT", "hopper", "states"]
 
 # Converged to rounding, so that two ways to the same step differ by no more than that, whatever the solver's tolerance.
 EXACT = td.SolverOptions(kappa=1e-4, residual_tol=1e-12, central_path_tol=1e-9)
@@ -36,3 +37,27 @@ def states(mechanism: td.Mechanism, *batch: int) -> Tensor:
     q = torch.cat((torch.randn(*batch, 2), height, 0.1 * torch.randn(*batch, 4)), -1)
     qd = torch.cat((torch.randn(*batch, 2), -torch.rand(*batch, 1), torch.randn(*batch, 4)), -1)
     return mechanism.to_maximal(q, qd)
+
+
+ROUNDING = dict(rtol=0.0, atol=1e-10)  # gradients of contact steps reach 1e3
+
+
+def on(mechanism: td.Mechanism, backend: str) -> td.Mechanism:
+    mechanism.options = dataclasses.replace(mechanism.options, backend=backend)
+    return mechanism
+
+
+def require_grad(mechanism: td.Mechanism) -> list[nn.Parameter]:
+    parameters = list(mechanism.parameters())
+    for parameter in parameters:
+        parameter.requires_grad_()
+    return parameters
+
+
+def loss(*tensors: Tensor) -> Tensor:
+    """A linear function with weights that differ from entry to entry."""
+    return torch.stack([(t * torch.cos(torch.arange(t.numel(), dtype=t.dtype) ** 2).reshape(t.shape)).sum() for t in tensors]).sum()
+
+
+def same(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, **ROUNDING)

@@ -96,10 +96,10 @@ GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize("at", ["identity", "random"])
+@pytest.mark.parametrize("place", ["identity", "random"])
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients_of_quaternions(name: str, at: str) -> None:
-    q = (quat.identity() if at == "identity" else random_unit()).requires_grad_()
+def test_gradients_of_quaternions(name: str, place: str) -> None:
+    q = (quat.identity() if place == "identity" else random_unit()).requires_grad_()
     assert torch.autograd.gradcheck(GRADIENTS[name], q)
 
 

@@ -20,7 +20,7 @@ Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
-    """A floating-point tensor of `value`; plain numbers become float64."""
+    """Convert `value` to a floating-point tensor; plain numbers become float64."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise TypeError(f"{name}: got a tensor of dtype {value.dtype}; give a floating-point tensor, for example value.double()")
@@ -45,7 +45,7 @@ def warn_user(message: str) -> None:
 
 
 def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
-    """Raise ValueError unless every element of `condition` holds. Skipped inside `torch.func` transforms, where values are not readable."""
+    """Raise ValueError unless every element of `condition` holds. Does nothing inside `torch.func` transforms, which hide values."""
     if transforming():
         return
     if not bool(condition.all()):
@@ -72,7 +72,7 @@ def check_tensor(name: str, value: Any, size: int, number: Tensor, owner: str) -
 
 
 def result_tensor(out: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:
-    """A new tensor of that shape, or `out`, which must have it and be what results can be written into."""
+    """A new tensor of that shape, or `out`, which must have that shape and the dtype and device of `like`."""
     if out is None:
         return like.new_empty(shape)
     if not isinstance(out, Tensor):
@@ -94,9 +94,9 @@ class AbsentFieldError(AttributeError, ValueError):
 class PhysicalModule(nn.Module):
     """A module whose physical parameters are listed in the table `fields`: name -> number of dimensions of one value.
 
-    A field is stored as an `nn.Parameter` that does not require grad until asked (`module.mass.requires_grad_()`), may carry leading batch
-    dimensions, and may be assigned a number or any tensor, one with a graph included (`contact.friction = network(x)`), which then takes
-    the place of the parameter. Assignments are validated by `check_field`. A parametrized field (`td.parametrize`) is computed of another
+    A field is stored as an `nn.Parameter` that does not require grad until asked (`module.mass.requires_grad_()`). It may carry leading
+    batch dimensions. Its value may be set to a number or to any tensor. A tensor with a graph (`contact.friction = network(x)`) takes the
+    place of the parameter. `check_field` validates assignments. A parametrized field (`td.parametrize`) is computed from another
     parameter, which an assigned number sets.
 
     Fields of the table `optional` exist only where a module is built with them (`set_fields`). Elsewhere they read as None, and stay so:
@@ -154,18 +154,18 @@ class PhysicalModule(nn.Module):
             super().__setattr__(name, tensor if isinstance(value, Tensor) else tensor.to(getattr(self, name)))
 
     def _store(self, name: str, value: Any, tensor: Tensor) -> None:
-        """Keep field `name`: the checked `tensor` that was made of `value`."""
+        """Store field `name`; `tensor` is the checked form of `value`."""
         self._parameters.pop(name, None)
         self._buffers.pop(name, None)
         if isinstance(value, nn.Parameter) and tensor is value:
             self.register_parameter(name, value)
         elif _differentiated(tensor):
-            self.register_buffer(name, tensor)  # a tensor with a history (or a leaf of the user's own) is used as it is
+            self.register_buffer(name, tensor)  # a tensor with a graph, or a leaf of the user's, is used as it is
         else:
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
 
-    # Copies of a parametrized module get a class of their own: `torch.nn.utils.parametrize` gives every module it changes one, but lets
-    # copies share it (so that undoing the change in a copy breaks the original), and refuses to pickle them.
+    # Copies of a parametrized module get a class of their own. `torch.nn.utils.parametrize` gives every module that it changes a new class,
+    # but copies share that class. Undoing the change in a copy would break the original. Torch also refuses to pickle such modules.
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         names = parametrized_names(self)
@@ -187,9 +187,9 @@ class PhysicalModule(nn.Module):
                 parametrize._inject_property(self, name)
 
     def extra_state_names(self) -> list[str]:
-        """Names of tensors of user-written subclasses that are not physical fields (network weights, say)."""
+        """Names of tensors of user-written subclasses that are not physical fields, for instance network weights."""
         own = [name for name, _ in self.named_parameters()] + [name for name, _ in self.named_buffers()]
-        # A parametrized field (torch.nn.utils.parametrize) is read through its attribute, so its originals are not extra state.
+        # A parametrized field (`torch.nn.utils.parametrize`) is read through its attribute, so its originals are not extra state.
         return [name for name in own if name not in self.fields and not name.startswith("parametrizations.")]
 
 
@@ -202,7 +202,7 @@ def _differentiated(tensor: Tensor) -> bool:
 def parametrized_names(module: nn.Module) -> list[str]:
     """Names of the tensors that the class of this module computes (`torch.nn.utils.parametrize`).
 
-    Of this very module: one that shares the tables of a parametrized module, as limits do those of their joint, has none.
+    A module that only shares the tables of a parametrized module, as limits share their joint's, has no such names.
     """
     names: Sequence[str] = list(getattr(module, "parametrizations", ()))
     return [name for name in names if isinstance(vars(type(module)).get(name), property)]
@@ -214,7 +214,7 @@ def plain_class(module: nn.Module) -> type:
 
 
 def _blank(cls: type[nn.Module]) -> nn.Module:
-    """An object without attributes."""
+    """An object of the class without attributes."""
     return cls.__new__(cls)
 
 

@@ -8,12 +8,13 @@
     ...
     td.parametrize.bake(mech)                                       # plain numbers again
 
-The field then reads as before (`body.mass` is in kilograms), is computed from an unconstrained parameter θ at every read, and takes new
-values by assignment (`body.mass = 2.0` sets θ). θ is a new `nn.Parameter` that requires grad, in place of the field's:
-"bodies.box.parametrizations.mass.original" in `mech.named_parameters()` and `mech.state_dict()`. So it is made before the optimizer, and a
-state dictionary fits mechanisms that are parametrized alike. Values may carry batch dimensions (one θ per environment) as everywhere.
+The field then reads as before (`body.mass` is in kilograms). It is computed from an unconstrained parameter θ at every read, and an
+assignment sets θ (`body.mass = 2.0`). θ is a new `nn.Parameter` that requires grad and takes the place of the field's parameter:
+"bodies.box.parametrizations.mass.original" in `mech.named_parameters()` and `mech.state_dict()`. So parametrize before you make the
+optimizer. A state dictionary fits mechanisms that are parametrized alike. Values may carry batch dimensions (one θ per environment).
 
-Built on `torch.nn.utils.parametrize`; unlike there, parametrized modules can be pickled, and copies are independent.
+The functions build on `torch.nn.utils.parametrize`. In contrast to torch's, parametrized modules can be pickled, and copies are
+independent.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ __all__ = ["Bounded", "LogCholeskyInertia", "Positive", "Unit", "bake", "bounded
 
 #: Fields that are directions: their length means nothing, and may be anything positive.
 DIRECTIONS = ("axis", "normal", "orientation_offset", "orientation", "other_orientation")
-LEAST, MOST = 1e-100, 1e100  # stand for the ends of the positive numbers where a field is asked whether it accepts all of them
+LEAST, MOST = 1e-100, 1e100  # both ends of the positive numbers, with which a field is asked whether it accepts all of them
 
 
 class Positive(nn.Module):
-    """exp(θ), elementwise: the steps of an optimizer are relative ones, whatever the unit is."""
+    """exp(θ), elementwise. The steps of an optimizer are relative to the value, whatever its unit is."""
 
     def __init__(self, label: str) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class Positive(nn.Module):
 
 
 class Bounded(nn.Module):
-    """lower + (upper − lower) σ(θ), elementwise, with the logistic function σ. The bounds are buffers, and in the state dictionary."""
+    """lower + (upper − lower) σ(θ), elementwise, with the logistic function σ. The bounds are buffers in the state dictionary."""
 
     lower: Tensor
     upper: Tensor
@@ -64,7 +65,7 @@ class Bounded(nn.Module):
         self.register_buffer("upper", upper)
 
     def forward(self, theta: Tensor) -> Tensor:
-        # (lerp rounds to values within the bounds)
+        # `lerp` rounds to values within the bounds.
         return torch.lerp(self.lower, self.upper, theta.sigmoid())
 
     def right_inverse(self, value: Tensor) -> Tensor:
@@ -94,25 +95,25 @@ class Unit(nn.Module):
 
 
 class LogCholeskyInertia(nn.Module):
-    """Inertia about the centre of mass from θ = (d₁, d₂, d₃, s₁₂, s₂₃, s₁₃), (..., 6), and the mass m of the body.
+    """Inertia about the center of mass from θ = (d₁, d₂, d₃, s₁₂, s₂₃, s₁₃), (..., 6), and the mass m of the body.
 
-    The pseudo-inertia of a body with density ρ, ∫ [r, 1][r, 1]ᵀ ρ dV = [[Σ, h], [hᵀ, m]], is positive definite exactly where mass,
-    centre of mass h/m and inertia I = tr(Σ) 1 − Σ are those of some distribution of positive mass (Wensing, Kim and Slotine 2018). Rucker
-    and Wensing (2022, "Smooth parameterization of rigid-body inertia") write it as U Uᵀ with
+    A body with density ρ has the pseudo-inertia ∫ [r, 1][r, 1]ᵀ ρ dV = [[Σ, h], [hᵀ, m]]. It is positive definite exactly where mass m,
+    center of mass h/m and inertia I = tr(Σ) 1 − Σ belong to a distribution of positive mass (Wensing, Kim and Slotine 2018).
+    Rucker and Wensing (2022, "Smooth parameterization of rigid-body inertia") write the pseudo-inertia as U Uᵀ with
 
             ⎡ e^d₁  s₁₂   s₁₃   t₁ ⎤
         U = e^α ⎢       e^d₂  s₂₃   t₂ ⎥
             ⎢             e^d₃  t₃ ⎥
             ⎣                   1  ⎦
 
-    so that any ten numbers are a body, and every body has exactly ten such numbers. A `Body` has its frame at its centre of mass, where
-    the first moment h = m t vanishes: t = 0 and seven numbers are left, with V the upper left block without the factor,
+    so that any ten numbers are a body, and every body has exactly ten such numbers. A `Body` has its frame at its center of mass, where
+    the first moment h = m t vanishes. So t = 0 and seven numbers are left, with V the upper left block without the factor,
 
         m = e^2α,     Σ = m V Vᵀ,     I = m (tr(V Vᵀ) 1 − V Vᵀ).
 
-    (Where the centre of mass is to be learned, it is the anchors of joints and points of contacts that move.) m is read from the body: with
-    `positive` it has the parameter log m = 2α, and its change scales the inertia as a change of density does. Σ/m is the mean of r rᵀ
-    [m²]; e^d are lengths [m].
+    To learn the center of mass, learn the anchors of joints and the points of contacts. The mass m is read from the body. With `positive`
+    it has the parameter log m = 2α, and its change scales the inertia as a change of density does. Σ/m is the mean of r rᵀ [m²], and e^d
+    are lengths [m].
     """
 
     def __init__(self, body: Body) -> None:
@@ -135,24 +136,24 @@ class LogCholeskyInertia(nn.Module):
         trace = per_mass.diagonal(dim1=-2, dim2=-1).sum(-1)
         second = 0.5 * trace[..., None, None] * torch.eye(3, dtype=value.dtype, device=value.device) - per_mass
         smallest = torch.linalg.eigvalsh(second)[..., 0]
-        # Beyond this rounding decides about e^d, and its logarithm changes with the last digit of the moments.
+        # Closer to zero, rounding decides about e^d, and its logarithm changes with the last digit of the moments.
         if not bool((smallest > 1e-12 * trace).all()):
             raise ValueError(
                 f"td.parametrize.inertia: {body.label('inertia')} is {value.tolist()}, whose largest principal moment is the sum of the "
                 "others: a body without thickness; allowed: less than the sum. Give the body some thickness, for example by adding "
                 "1e-3 times its largest moment to all three"
             )
-        # Upper triangular factor: the lower one of the matrix with rows and columns in reverse order, reversed back.
+        # The upper triangular factor is the lower factor of the matrix with reversed rows and columns, reversed back.
         v = torch.linalg.cholesky(second.flip(-1, -2)).flip(-1, -2)
         above = torch.stack((v[..., 0, 1], v[..., 1, 2], v[..., 0, 2]), dim=-1)
         return torch.cat((v.diagonal(dim1=-2, dim2=-1).log(), above), dim=-1)
 
 
 def positive(module: PhysicalModule, name: str) -> nn.Parameter:
-    """Keep a field positive: mass, stiffness, damping, friction, radius, timestep, ...; all elements, where it has several.
+    """Keep all elements of a field positive: mass, stiffness, damping, friction, radius, timestep, ...
 
     Returns:
-        θ = log of the value, of its shape.
+        θ = log of the value, in the shape of the value.
 
     Raises:
         ValueError: unknown, parametrized or computed fields, values that are not positive, fields for which large or small positive
@@ -171,10 +172,10 @@ def bounded(module: PhysicalModule, name: str, lower: float | Tensor, upper: flo
     """Keep a field between bounds: restitution in [0, 1], friction in an interval, an angle of rest.
 
     Args:
-        lower, upper: in the unit of the field, broadcastable with its value; the field must accept both.
+        lower, upper: bounds in the unit of the field, broadcastable with its value; the field must accept both.
 
     Returns:
-        θ = logit of the place between the bounds, of the shape of the value (broadcast with the bounds).
+        θ = logit of the place between the bounds, in the shape of the value broadcast with the bounds.
 
     Raises:
         ValueError: unknown, parametrized or computed fields, values not between the bounds, bounds that are not in order or not allowed.
@@ -192,10 +193,10 @@ def bounded(module: PhysicalModule, name: str, lower: float | Tensor, upper: flo
 
 
 def unit(module: PhysicalModule, name: str) -> nn.Parameter:
-    """Keep a field a unit vector (or quaternion): axes of joints, normals of surfaces, orientations; the direction of another vector.
+    """Keep a field a unit vector or quaternion: axes of joints, normals of surfaces, orientations.
 
     Returns:
-        θ, any vector along the value, of its shape; of length 1 at first.
+        θ, any vector along the value, in its shape; it starts with length 1.
 
     Raises:
         ValueError: unknown, parametrized or computed fields, numbers that are not vectors, zero vectors, vectors whose length has a
@@ -216,16 +217,16 @@ def unit(module: PhysicalModule, name: str) -> nn.Parameter:
 
 
 def inertia(body: Body) -> tuple[nn.Parameter, nn.Parameter]:
-    """Keep mass and inertia of a body those of some rigid body: positive, and moments that obey the triangle inequality.
+    """Keep mass and inertia physical: the mass is positive, and the moments obey the triangle inequality.
 
-    `LogCholeskyInertia` has the equations. The mass becomes `positive` unless it is parametrized already (`bounded`, say); to learn the
-    inertia of a body of known mass, switch it off: ``td.parametrize.inertia(body)[0].requires_grad_(False)``.
+    `LogCholeskyInertia` has the equations. The mass becomes `positive` unless it is parametrized already, for instance `bounded`. To learn
+    the inertia of a body of known mass, freeze the mass: ``td.parametrize.inertia(body)[0].requires_grad_(False)``.
 
     Returns:
-        The mass's θ, (...,), and (d₁, d₂, d₃, s₁₂, s₂₃, s₁₃), (..., 6).
+        θ of the mass, (...,), and (d₁, d₂, d₃, s₁₂, s₂₃, s₁₃), (..., 6).
 
     Raises:
-        ValueError: an inertia that is parametrized or computed already, or that of a body without thickness. TypeError: not a body.
+        ValueError: the inertia is parametrized or computed already, or the body has no thickness. TypeError: not a body.
     """
     if not isinstance(body, Body):
         raise TypeError(f"td.parametrize.inertia: got {type(body).__name__}; allowed: a Body")
@@ -241,20 +242,20 @@ def inertia(body: Body) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def bake(module: nn.Module) -> None:
-    """Turn all parametrized fields of a mechanism (or of a part of it) into plain ones with the values that they have now.
+    """Turn all parametrized fields of a mechanism, or of a part of it, into plain fields with their present values.
 
-    They are new parameters, which do not require grad, as of a mechanism just built. Parametrizations of physical fields that were
-    registered with torch itself are baked as well; those of other tensors (weights of user-written modules) stay.
+    They become new parameters that do not require grad, as in a mechanism just built. Parametrizations of physical fields that are
+    registered with torch itself are baked as well. Parametrizations of other tensors, such as weights of user-written modules, stay.
 
     Raises:
-        ValueError: a value that its field does not accept; the module that has it is then unchanged.
+        ValueError: a field does not accept its value; the module that has the field is then unchanged.
     """
     for owner in list(module.modules()):
         if not isinstance(owner, PhysicalModule):
             continue
         with torch.no_grad():
             names = [name for name in parametrized_names(owner) if name in owner.fields]
-            # All are read before any is changed: the inertia depends on the mass.
+            # All values are read before any is changed, because the inertia depends on the mass.
             values = {name: owner.check_field(name, getattr(owner, name).detach().clone()) for name in names}
         for name, value in values.items():
             parametrize.remove_parametrizations(owner, name)
@@ -280,7 +281,7 @@ def _plain_value(module: PhysicalModule, name: str, function: str) -> Tensor:
 
 
 def _require_accepted(module: PhysicalModule, name: str, function: str, *ends: Tensor) -> None:
-    """Raise ValueError unless the field accepts the `ends` of what a parametrization can produce."""
+    """Raise ValueError unless the field accepts the `ends` of the values that a parametrization can produce."""
     kept = module._parameters[name]
     try:
         for end in ends:
@@ -292,7 +293,7 @@ def _require_accepted(module: PhysicalModule, name: str, function: str, *ends: T
 
 
 def _register(module: PhysicalModule, name: str, value: Tensor, parametrization: nn.Module) -> nn.Parameter:
-    # A parameter of its own: torch puts θ where the value was, and other modules may share that.
+    # The module gets a new parameter: torch puts θ in the place of the value, and other modules may share that parameter.
     module._parameters[name] = nn.Parameter(value.clone())
     parametrize.register_parametrization(module, name, parametrization)
     return _original(module, name)

@@ -1,14 +1,17 @@
 """The command line, in process: what it prints and writes, and how it refuses bad input."""
 
+import argparse
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from torchdojo import creep, kappa_for_gap, models, resting_gap
-from torchdojo.commands.main import main
-from torchdojo.commands.simulate import build, place, spread
+from torchdojo.commands.main import COMMANDS, main
+from torchdojo.commands.simulate import add_arguments, build, place, spread
 from torchdojo.testing import diagnostics
 
 URDF = """<robot name="two">
@@ -28,6 +31,12 @@ def urdf(tmp_path):
     path = tmp_path / "two.urdf"
     path.write_text(URDF)
     return path
+
+
+def options(*arguments):
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args([*map(str, arguments)])
 
 
 def run_json(capsys, *arguments):
@@ -82,7 +91,7 @@ def test_robot_file_with_mimic_joint_limits_and_contacts(capsys, urdf):
     report = run_json(capsys, "simulate", urdf, "--steps", 2, "--fixed-base", "--contact", "tip:0,0,.5,.01", "--contact", "tip:0,.1,.5")
     assert (report["bodies"], report["contacts"]) == (2, 2)
 
-    mech, z = build(str(urdf), timestep=0.01, kappa=1e-6)
+    mech, z = build(options(urdf))
     q, _ = mech.to_minimal(z)
     assert q[6:].tolist() == pytest.approx([0.2, 0.2])  # the elbow starts at its lower limit, since zero is outside; its mimic follows
     moved = spread(mech, z, 3, seed=0)
@@ -90,7 +99,7 @@ def test_robot_file_with_mimic_joint_limits_and_contacts(capsys, urdf):
     rates = mech.to_minimal(moved)[1][:, 6:]
     torch.testing.assert_close(rates[:, 0], rates[:, 1], rtol=0, atol=1e-8)
     assert float(rates[1:, 0].abs().min()) > 1e-3
-    alone, z = build(str(urdf), timestep=0.01, kappa=1e-6, ignore=["copy"])
+    alone, z = build(options(urdf, "--ignore", "copy"))
     assert alone.to_minimal(z)[0][6:].tolist() == pytest.approx([0.2, 0.0])
     assert float(mech.distances(place(mech, z, 0.1)).min()) == pytest.approx(0.1)
 
@@ -126,6 +135,36 @@ def test_malformed_robot_and_contacts_are_refused(capsys, tmp_path, urdf):
     ):
         assert main(["simulate", str(urdf), "--contact", contact]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_help_names_the_commands_and_both_formats(capsys):
+    for arguments, texts in (
+        (["--help"], [f"{name} " for name in COMMANDS]),
+        (["simulate", "--help"], ["URDF or MJCF", "--timestep H", "(default: 200)"]),
+        (["replay", "--help"], ["FILE.npz", "--substeps K"]),
+        (["fit", "--help"], ["--data FILE", "--set KEY=VALUE"]),
+        (["evaluate", "--help"], ["physics or gradients", "--quick"]),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+        out = " ".join(capsys.readouterr().out.split())
+        for text in texts:
+            assert text in out
+
+
+def test_help_imports_no_command():
+    """`torchdojo --help` and an unknown command answer without the modules of the commands, in a process of their own."""
+    script = (
+        "import sys; from torchdojo.commands.main import COMMANDS, main\n"
+        "for arguments in (['--help'], [], ['dance']):\n"
+        "    try: main(arguments)\n"
+        "    except SystemExit: pass\n"
+        "print([path for path, _ in COMMANDS.values() if path in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "simulate" in done.stdout and "invalid choice: 'dance'" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "0"], ["--timestep", "-1"], ["--kappa", "nan"], ["--batch", "x"]])

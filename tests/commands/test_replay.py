@@ -8,7 +8,9 @@ import torch
 
 from conftest import shared_path
 from torchdojo.commands.main import main
-from torchdojo.commands.replay import cube, read_tosses, roll, toss_means
+from torchdojo.commands.replay import read_tosses
+from torchdojo.identification.evaluation import roll, trajectory_means
+from torchdojo.identification.objects.cube import cube
 
 
 def data_file():
@@ -42,7 +44,7 @@ def test_first_tosses(capsys, tmp_path):
     report = run_json(capsys, data_file(), "--batch-limit", 2, "--output", tmp_path)
     tosses = read_tosses(data_file()).first(2)
     assert report["tosses"] == 2
-    assert report["steps"] == report["samples"] - 2 == len(tosses.z) - 2
+    assert report["steps"] == report["samples"] - 2 == len(tosses.samples) - 2
     assert report["flagged_steps"] == 0
     assert report["friction"] == pytest.approx(0.18)
     assert 0 < report["position_error_percent_of_width"] < 60
@@ -56,19 +58,18 @@ def test_ragged_batch_equals_single_tosses():
     # 12, 5 and 9 samples of the three tosses
     pieces, offsets = [], [0]
     for start, length in zip(tosses.offsets[:-1].tolist(), (12, 5, 9), strict=True):
-        pieces.append(tosses.z[start : start + length])
+        pieces.append(tosses.samples[start : start + length])
         offsets.append(offsets[-1] + length)
-    ragged = tosses._replace(z=torch.cat(pieces), offsets=torch.tensor(offsets))
     mech = cube(0.0524, 0.37, 0.00081, 0.18, 1 / 148, 9.81, 1e-6)
-    together = roll(mech, ragged)
+    together = roll(mech.step, torch.cat(pieces), torch.tensor(offsets))
     assert together.steps == 11 + 4 + 8
     for start, piece in zip(offsets, pieces, strict=False):
-        alone = roll(mech, ragged._replace(z=piece, offsets=torch.tensor([0, len(piece)])))
+        alone = roll(mech.step, piece, torch.tensor([0, len(piece)]))
         torch.testing.assert_close(together.z[start : start + len(piece)], alone.z, rtol=0, atol=1e-12)
 
 
 def test_toss_means_leave_out_the_first_sample():
-    means = toss_means(torch.tensor([9.0, 1.0, 3.0, 9.0, 4.0]), torch.tensor([0, 3, 5]))
+    means = trajectory_means(torch.tensor([9.0, 1.0, 3.0, 9.0, 4.0]), torch.tensor([0, 3, 5]))
     assert means.tolist() == [2.0, 4.0]
 
 

@@ -1,5 +1,8 @@
-"""Without gravity, damping and external forces the step conserves momentum to the solver's tolerance, keeps the joints together, and
-does not let the energy drift (design section 4; the energy bars are those of the original's own tests)."""
+"""Conservation without gravity, damping and external forces (design section 4).
+
+The step conserves momentum to the solver's tolerance, keeps the joints together, and does not let the energy drift. The energy bars come
+from the tests of Dojo.
+"""
 
 from __future__ import annotations
 
@@ -107,8 +110,8 @@ def test_joints_stay_together(name: str) -> None:
     assert float((norms - 1).abs().max()) <= 1e-13  # 100 products of unit quaternions
 
 
-# Relative to the kinetic energy at the start. The original's bars: 1e-8 for its free block, 2e-3 for the humanoid after 1 s. A free body of
-# any inertia conserves its energy exactly, as the map is that of Moser and Veselov (1991); what is left is 100 residuals of 1e-12.
+# Energy errors relative to the kinetic energy at the start. Dojo's bars are 1e-8 for a floating block and 2e-3 for the humanoid after 1 s.
+# A floating body of any inertia conserves its energy exactly, by the map of Moser and Veselov (1991), up to 100 residuals of 1e-12.
 ENERGY_BARS = {"free_cube": 1e-10, "free_body": 1e-10, "humanoid": 2e-3}
 
 

@@ -30,7 +30,7 @@ def test_one_step(name: str, tmp_path: Path) -> None:
     case.mechanism.options = td.SolverOptions(kappa=entry["kappa"] or 1e-6, residual_tol=1e-11, central_path_tol=1e-8)
     out = case.mechanism.step(case.arrays["z"], case.arrays["u"] @ case.input_map.T)
     assert not out.status.any()
-    # What issue 2 asks: 1e-8 without contact, 1e-6 with.
+    # Issue 2 asks for 1e-8 without contact and 1e-6 with contact.
     tolerance = 1e-8 if entry["kappa"] is None else 1e-6
     assert float((out.z - case.arrays["z_next"]).abs().max()) <= tolerance
     assert torch.equal(case.mechanism(case.arrays["z"], case.arrays["u"] @ case.input_map.T), out.z)

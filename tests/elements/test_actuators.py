@@ -164,9 +164,9 @@ def test_angles_beyond_a_half_turn_and_joints_with_several_coordinates() -> None
     qd = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], dtype=torch.float64)
     z = mech.to_maximal(q, qd)
     order = [5, 0, 3, 1, 4]
-    found = mech.actuators.measure(z)
-    torch.testing.assert_close(found[0], q[order], rtol=0, atol=1e-12)
-    torch.testing.assert_close(found[1], mech.to_minimal(z)[1][order], rtol=0, atol=1e-11)
+    measured = mech.actuators.measure(z)
+    torch.testing.assert_close(measured[0], q[order], rtol=0, atol=1e-12)
+    torch.testing.assert_close(measured[1], mech.to_minimal(z)[1][order], rtol=0, atol=1e-11)
     u = mech.actuators(torch.zeros(5, dtype=torch.float64), z)
     torch.testing.assert_close(u, -q * torch.tensor([1, 1, 0, 1, 1, 1]), rtol=0, atol=1e-12)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo.elements import path_maps
 
-REFERENCE = td.SolverOptions(kappa=1e-6, backend="reference")
+OPTIONS = td.SolverOptions(kappa=1e-6)
 CORNERS = [(0.25 * a, 0.25 * b, 0.25 * c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]
 
 
@@ -21,7 +21,7 @@ def cube(contact: type[td.Contact], kappa: float = 1e-6, timestep: float = 0.01,
         {"box": td.Body(1.0, shape=td.Box((0.5, 0.5, 0.5)))},
         contacts={f"corner{i}": contact("box", point=point, **arguments) for i, point in enumerate(CORNERS)},
         timestep=timestep,
-        options=td.SolverOptions(kappa=kappa, backend="reference"),
+        options=td.SolverOptions(kappa=kappa),
     )
 
 
@@ -119,7 +119,7 @@ def ball(contact: type[td.Contact], timestep: float = 0.01, kappa: float = 1e-8,
         {"ball": td.Body(1.0, shape=skin)},
         contacts={"skin": contact("ball", shape=skin, **arguments)},
         timestep=timestep,
-        options=td.SolverOptions(kappa=kappa, backend="reference", residual_tol=1e-12),
+        options=td.SolverOptions(kappa=kappa, residual_tol=1e-12),
     )
 
 
@@ -132,10 +132,10 @@ def test_a_ball_bounces_with_its_coefficient(model: str, restitution: float) -> 
     v, gap = out.z[:, 5], out.z[:, 2] - 0.1
     impact = int((v[1:] > v[:-1] + 0.5).nonzero()[0])
     approach, rebound = -float(v[impact]), float(v[impact + 1])
-    # What is left is the central path: the gap of κ/γ over h, with γ = m ((1 + e) v + g h). That is 1e-7 m/s of 4.3 m/s.
+    # The central path leaves the gap of κ/γ over h, with γ = m ((1 + e) v + g h): 1e-7 m/s of 4.3 m/s.
     excess = 1e-8 / (((1 + restitution) * approach + 0.0981) * 0.01)
     assert abs(rebound - restitution * approach - excess) < 1e-10
-    # The same with terms of first order in h: the impact is at the end of a step, at most h·v above the ground, and e v_impact is there.
+    # The apex has terms of first order in h. The impact is at the end of a step, at most h·v above the ground, with e v_impact there.
     highest = float(gap[impact:].max())
     assert abs(highest - restitution**2 * 1.0) < 0.01 * approach * (1 + restitution**2)
     assert float(gap.min()) > 0
@@ -179,7 +179,7 @@ def test_what_rests_does_not_bounce_or_creep() -> None:
 
 
 def test_restitution_gradients() -> None:
-    """Of one step of impact with respect to everything, e included; and of the whole bounce, from height and speed to the apex."""
+    """Gradients of one step of impact by everything, e included, and of the whole bounce, from height and speed to the apex."""
     for model in MODELS.values():
         mech = ball(model, kappa=1e-6, restitution=0.6)
         z = mech.initial_state(ball=dict(position=(0, 0, 0.12), velocity=(0.5, 0.2, -4.0), angular_velocity=(1.0, 2.0, -1.0)))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
 import torch
-from test_contacts import MODELS, REFERENCE, cube
+from test_contacts import MODELS, OPTIONS, cube
 from torch import Tensor
 
 import torchdojo as td
@@ -15,7 +16,7 @@ import torchdojo as td
 # -- between bodies ------------------------------------------------------------------------------------------------------------------
 
 SHAPES: dict[str, td.Shape] = {"sphere": td.Sphere(0.2), "capsule": td.Capsule(0.15, 0.4), "box": td.Box((0.3, 0.4, 0.35))}
-PAIRS = [pytest.param(a, b, marks=[] if i <= j else pytest.mark.slow) for i, a in enumerate(SHAPES) for j, b in enumerate(SHAPES)]
+PAIRS = list(itertools.product(SHAPES, SHAPES))
 
 
 def two_bodies(a: str, b: str, model: type[td.Contact], **arguments: object) -> td.Mechanism:
@@ -23,12 +24,12 @@ def two_bodies(a: str, b: str, model: type[td.Contact], **arguments: object) -> 
         {"a": td.Body(1.0, shape=SHAPES[a]), "b": td.Body(1.7, shape=SHAPES[b])},
         contacts={"touch": model("a", shape=SHAPES[a], other="b", other_shape=SHAPES[b], **arguments)},
         gravity=(0, 0, 0),
-        options=td.SolverOptions(kappa=1e-6, backend="reference", residual_tol=1e-12),
+        options=td.SolverOptions(kappa=1e-6, residual_tol=1e-12),
     )
 
 
 def collision(mech: td.Mechanism, height: float = 0.7) -> Tensor:
-    """a falls on b, off its centre, both turning, both flying past at 23 m/s."""
+    """Body a falls on b, off its center, both turning, both flying past at 23 m/s."""
     q = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
     q = q / q.norm(dim=-1, keepdim=True)
     common = torch.tensor((20.0, 10.0, 5.0))
@@ -54,20 +55,12 @@ def test_collisions_conserve_momentum(a: str, b: str, model: str) -> None:
     assert float(energy[-1]) < float(energy[0])
 
 
-# Of six pairs with the cone; the rest takes minutes.
-GRADIENTS = [
-    pytest.param(a, b, model, marks=[] if i <= j and (model == "cone" or (a, b) == ("sphere", "box")) else pytest.mark.slow)
-    for i, a in enumerate(SHAPES)
-    for j, b in enumerate(SHAPES)
-    for model in MODELS
-]
-
-
-@pytest.mark.parametrize(("a", "b", "model"), GRADIENTS)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("a", "b"), PAIRS)
 def test_gradients_between_bodies(a: str, b: str, model: str) -> None:
-    """Of the step in which they collide, with respect to states, sizes, poses of shapes, masses."""
+    """Gradients of the step in which the bodies collide, by states, sizes, poses of shapes and masses."""
     mech = two_bodies(a, b, MODELS[model], restitution=0.4)
-    mech.options = td.SolverOptions(kappa=1e-4, backend="reference")
+    mech.options = td.SolverOptions(kappa=1e-4)
     z = collision(mech)
     with torch.no_grad():
         path = mech.rollout(z, steps=18)
@@ -82,7 +75,7 @@ def test_a_fixed_box_is_a_floor() -> None:
     floor = td.Box((20.0, 20.0, 1.0), position=(0.0, 0.0, -0.5))
     flat, boxed = cube(td.NonlinearContact), cube(td.NonlinearContact, other_shape=floor)
     for mech in (flat, boxed):
-        mech.options = td.SolverOptions(kappa=1e-6, backend="reference", residual_tol=1e-12, central_path_tol=1e-9)
+        mech.options = td.SolverOptions(kappa=1e-6, residual_tol=1e-12, central_path_tol=1e-9)
     z = flat.initial_state(box=dict(position=(0, 0, 0.5), velocity=(1.0, 0.5, -1.0), angular_velocity=(3.0, 2.0, -1.0)))
     # The same equations, from the same starts; 30 steps of tumbling multiply rounding by 1e3 or so.
     assert float((flat.rollout(z, steps=30).z - boxed.rollout(z, steps=30).z).abs().max()) < 1e-9
@@ -94,7 +87,7 @@ def test_a_half_space_on_a_body_carries_and_is_pushed() -> None:
         {"plate": td.Body(10.0, (1.0, 1.0, 1.0)), "ball": td.Body(1.0, shape=td.Sphere(0.1))},
         contacts={"skin": td.NonlinearContact("ball", shape=td.Sphere(0.1), other="plate", normal=(0, 0, 1), offset=0.05)},
         gravity=(0, 0, 0),
-        options=td.SolverOptions(kappa=1e-10, backend="reference"),
+        options=td.SolverOptions(kappa=1e-10),
     )
     z = mech.initial_state(plate=dict(velocity=(0, 0, 1.0)), ball=dict(position=(0.0, 0.0, 0.2)))
     out = mech.rollout(z, steps=20)
@@ -106,7 +99,7 @@ def test_a_half_space_on_a_body_carries_and_is_pushed() -> None:
 
 
 def test_bodies_exchanged_do_the_same() -> None:
-    """Contact of b with a is that of a with b, to the order of the gap: the common point of contact is on the surface of the first."""
+    """Contacts of b with a and of a with b agree to the order of the gap: the point is on the first surface."""
     results = []
     for first, second in (("a", "b"), ("b", "a")):
         shapes = {"a": SHAPES["capsule"], "b": SHAPES["sphere"]}
@@ -114,7 +107,7 @@ def test_bodies_exchanged_do_the_same() -> None:
             {"a": td.Body(1.0, shape=SHAPES["capsule"]), "b": td.Body(1.7, shape=SHAPES["sphere"])},
             contacts={"touch": td.NonlinearContact(first, shape=shapes[first], other=second, other_shape=shapes[second])},
             gravity=(0, 0, 0),
-            options=td.SolverOptions(kappa=1e-9, backend="reference", residual_tol=1e-12),
+            options=td.SolverOptions(kappa=1e-9, residual_tol=1e-12),
         )
         results.append(mech.rollout(collision(mech), steps=20).z[-1])
     # Gaps are 1e-9 m in the impact and grow to 1e-5 m while κ still pushes with 1e-4 N·s; tangents differ, which the cone does not see.
@@ -125,9 +118,7 @@ def test_newtons_cradle_passes_momentum_on() -> None:
     balls = {f"ball{i}": td.Body(1.0, shape=td.Sphere(0.1)) for i in range(5)}
     contacts = td.contacts_between(balls, model=td.ImpactContact, restitution=1.0)
     assert len(contacts) == 10
-    mech = td.Mechanism(
-        balls, contacts=contacts, timestep=1e-3, gravity=(0, 0, 0), options=td.SolverOptions(kappa=1e-10, backend="reference")
-    )
+    mech = td.Mechanism(balls, contacts=contacts, timestep=1e-3, gravity=(0, 0, 0), options=td.SolverOptions(kappa=1e-10))
     start = {name: dict(position=(0.201 * i, 0, 0)) for i, name in enumerate(balls)}
     start["ball0"] = dict(position=(-0.02, 0, 0), velocity=(1.0, 0, 0))
     out = mech.rollout(mech.initial_state(**start), steps=60)
@@ -144,7 +135,7 @@ def stack(count: int, offset: float) -> tuple[td.Mechanism, Tensor]:
     bodies = {f"box{i}": td.Body(1.0, shape=box) for i in range(count)}
     contacts = td.contacts_between(bodies, friction=0.6, filter=lambda a, b: abs(int(a[3:]) - int((b or a)[3:])) == 1)
     feet = {f"foot{i}": td.NonlinearContact("box0", point=p, friction=0.6) for i, p in enumerate(box.contact_points()[0]) if p[2] < 0}
-    mech = td.Mechanism(bodies, contacts={**contacts, **feet}, options=REFERENCE)
+    mech = td.Mechanism(bodies, contacts={**contacts, **feet}, options=OPTIONS)
     place = offset * torch.randn(count, 2)
     start = {f"box{i}": dict(position=(*place[i].tolist(), 0.05 + 0.1 * i + 1e-4 * (i + 1))) for i in range(count)}
     return mech, mech.initial_state(**start)
@@ -158,7 +149,7 @@ def test_a_stack_of_boxes_stands(count: int, steps: int) -> None:
         out = mech.rollout(z, steps=steps)
     assert not out.status.any()
     bodies = out.z.unflatten(-1, (-1, 13))
-    # It falls by the 0.1 mm between the boxes, and then creeps: κ = 1e-6 over what a contact of the stack bears, micrometres per second.
+    # The box falls by the 0.1 mm between the boxes and then creeps at κ = 1e-6 over the impulse of a contact, micrometers per second.
     assert float((bodies[-1, :, :2] - bodies[0, :, :2]).abs().max()) < 1e-3
     assert float((bodies[-1, :, 2] - bodies[0, :, 2]).abs().max()) < 2e-4 * count
     assert float(bodies[-1, :, 3:6].abs().max()) < 1e-3
@@ -168,9 +159,9 @@ def test_contacts_between_leaves_out_neighbours() -> None:
     link = td.Capsule(0.05, 0.3)
     bodies = {name: td.Body(1.0, shape=link) for name in ("a", "b", "c")} | {"ghost": td.Body(1.0, (1.0, 1.0, 1.0))}
     joints = {"ab": td.Revolute("a", "b"), "bc": td.Revolute("b", "c"), "base": td.Floating(None, "a")}
-    found = td.contacts_between(bodies, joints, friction=0.2)
-    assert {tuple(c.body_names) for c in found.values()} == {("a", "c"), ("c", "a")}
-    assert len(found) == 5 and all(float(c.friction) == 0.2 for c in found.values())
+    contacts = td.contacts_between(bodies, joints, friction=0.2)
+    assert {tuple(c.body_names) for c in contacts.values()} == {("a", "c"), ("c", "a")}
+    assert len(contacts) == 5 and all(float(c.friction) == 0.2 for c in contacts.values())
     assert td.contacts_between(bodies, joints, filter=lambda a, b: (a, b) != ("a", "c")) == {}
     walls = td.contacts_between(bodies, joints, world=[td.Box((1, 1, 0.1)), td.Sphere(1.0)], filter=lambda a, b: b is None)
     assert len(walls) == 3 * (3 + 1)
@@ -216,7 +207,7 @@ def test_couples_between_bodies_conserve_momentum_and_have_gradients() -> None:
     assert not out.status.any() and float(out.impulses[:, 0].max()) > 0.3
     momentum = mech.momentum(out.z)
     assert float((momentum - momentum[0]).abs().max()) < 1e-10
-    mech.options = td.SolverOptions(kappa=1e-4, backend="reference")
+    mech.options = td.SolverOptions(kappa=1e-4)
     hit = int((out.impulses[:, 0] > 0.3).nonzero()[0])
     report = td.testing.check_gradients(mech, out.z[hit], parameters=["contacts"], tolerance=1e-6)
     for name in ("torsional_friction", "rolling_friction"):
@@ -227,7 +218,7 @@ def test_couples_between_bodies_conserve_momentum_and_have_gradients() -> None:
 
 
 def everything() -> tuple[td.Mechanism, Tensor]:
-    """One contact of each new kind, in touch: a capsule on a fixed box, a bouncing ball on it, a box on the ground in a pyramid."""
+    """Contacts of all new kinds touch: a capsule on a fixed box, a ball bouncing on it, a box with a pyramid on the ground."""
     bodies = {
         "rod": td.Body(0.8, shape=SHAPES["capsule"]),
         "ball": td.Body(0.5, shape=td.Sphere(0.1)),
@@ -294,8 +285,8 @@ def test_a_surface_of_the_users_own_on_a_body() -> None:
         options=td.SolverOptions(kappa=1e-4, residual_tol=1e-12),
     )
     z = mech.initial_state(bowl=dict(angular_velocity=(0.5, 0.2, 1.0)), ball=dict(position=(0.3, 0.2, -0.82), velocity=(0.5, -0.3, -1.0)))
-    out = mech.rollout(z, steps=30)
+    out = mech.rollout(z, steps=12)
     assert not out.status.any() and float(mech.distances(out.z).min()) > 0 and float(out.impulses.max()) > 0.1
     momentum = mech.momentum(out.z)
     assert float((momentum - momentum[0]).abs().max()) < 1e-10
-    td.testing.check_gradients(mech, out.z[3], directions=8, tolerance=1e-6)
+    td.testing.check_gradients(mech, out.z[3], directions=4, tolerance=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import warnings
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo import models
-from torchdojo.commands.simulate import simulate
+from torchdojo.commands.simulate import add_arguments, run
 from torchdojo.engine import penetration
 from torchdojo.engine.penetration import deepest_penetration
 
@@ -40,21 +41,21 @@ def mixed() -> tuple[td.Mechanism, Tensor]:
 
 def test_the_deepest_contact_is_found() -> None:
     mech, z = mixed()
-    found = deepest_penetration(mech.backends, mech.options, z)
-    assert found is not None and found.contact == "rim" and found.environment == 3
-    assert abs(found.depth - 0.002) <= 1e-12
-    assert abs(found.depth + float(mech.distances(z).min())) <= 1e-15
+    deepest = deepest_penetration(mech.backends, mech.options, z)
+    assert deepest is not None and deepest.contact == "rim" and deepest.environment == 3
+    assert abs(deepest.depth - 0.002) <= 1e-12
+    assert abs(deepest.depth + float(mech.distances(z).min())) <= 1e-15
     assert deepest_penetration(mech.backends, mech.options, z[0]) is None
     mech.options = td.SolverOptions(backend="reference")
-    assert deepest_penetration(mech.backends, mech.options, z) == found
+    assert deepest_penetration(mech.backends, mech.options, z) == deepest
 
 
 def test_of_environments_with_parameters_of_their_own() -> None:
     mech = models.sphere()
     contact = next(iter(mech.contacts.values()))
     contact.radius = torch.tensor((0.5, 0.53, 0.51))
-    found = deepest_penetration(mech.backends, mech.options, mech.to_maximal(torch.tensor((0.0, 0.0, 0.5, 0.0, 0.0, 0.0))))
-    assert found is not None and found.environment == 1 and abs(found.depth - 0.03) <= 1e-12
+    deepest = deepest_penetration(mech.backends, mech.options, mech.to_maximal(torch.tensor((0.0, 0.0, 0.5, 0.0, 0.0, 0.0))))
+    assert deepest is not None and deepest.environment == 1 and abs(deepest.depth - 0.03) <= 1e-12
 
 
 def test_a_rollout_warns_once() -> None:
@@ -109,12 +110,16 @@ def test_steps_and_transforms_do_not_look(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(("source", "height", "depth"), [("box", -0.05, 50.0), ("box", 0.1, 0.0), ("pendulum", 0.1, None)])
 def test_simulate_reports_it(source: str, height: float, depth: float | None, capsys: pytest.CaptureFixture[str]) -> None:
-    report = simulate(source, steps=5, height=height)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args([source, "--steps", "5"])
+    options.height = height  # the command line refuses a negative one
+    report = run(options)
     assert report["initial_penetration_mm"] == (None if depth is None else pytest.approx(depth, abs=1e-9))
     assert ("starts 50 mm inside the ground" in capsys.readouterr().out) == (depth == 50.0)
 
 
-#: Depth of a flat 0.5 m cube [m], and how high it flies at h = 0.01 s [m]: d/h is the speed with which it leaves.
+#: Depth d of a flat 0.5 m cube [m], and the height of its flight at h = 0.01 s [m]. It leaves with the speed d/h.
 @pytest.mark.parametrize(("depth", "height"), [(0.001, 0.0), (0.01, 0.046), (0.05, 1.25)])
 @pytest.mark.filterwarnings("ignore:contact")
 def test_what_the_first_step_does(depth: float, height: float) -> None:

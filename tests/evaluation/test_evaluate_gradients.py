@@ -23,7 +23,7 @@ def test_bounds_hold(name: str) -> None:
     missed = [f"{m.key} = {m.value:.6g}, bound {m.bound}" for m in outcome.measurements if not m.passed]
     assert outcome.measurements and not missed, "; ".join(missed)
     curves = outcome.plots[0].lines
-    # What the figure shows: at no force the point-wise gradient is zero, ours is not, and more so at larger κ.
+    # As in the figure, without force the point-wise gradient is zero, and ours is positive and grows with κ.
     at_rest = {label: float(line.y[0]) / SLOPE for label, line in curves.items()}
     ours = [at_rest[f"κ = {kappa:g}"] for kappa in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)]
     assert at_rest["point-wise (exact)"] < 1e-9 and ours == sorted(ours, reverse=True) and ours[0] > 0.3 and ours[-1] > 1e-4

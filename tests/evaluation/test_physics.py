@@ -29,13 +29,13 @@ def outcome(name: str, quick: bool) -> Outcome:
         return BY_NAME[name].run(Setting(quick=quick, models=SHARED / "models"))
 
 
-def check(found: Outcome) -> None:
-    assert found.measurements
-    missed = [f"{m.key} = {m.value:.6g}, bound {m.bound}" for m in found.measurements if not m.passed]
+def check(result: Outcome) -> None:
+    assert result.measurements
+    missed = [f"{m.key} = {m.value:.6g}, bound {m.bound}" for m in result.measurements if not m.passed]
     assert not missed, "; ".join(missed)
-    keys = [m.key for m in found.measurements]
+    keys = [m.key for m in result.measurements]
     assert len(set(keys)) == len(keys)
-    for name, array in found.all_arrays().items():
+    for name, array in result.all_arrays().items():
         assert np.isfinite(array).all(), name
 
 
@@ -110,9 +110,9 @@ def test_time_between_flips_is_that_of_small_oscillations_over_the_separatrix() 
 def test_balanced_matrices_do_not_depend_on_units() -> None:
     matrix, units = torch.randn(6, 6), torch.logspace(-8, 8, 6)
     plain, scaled = balanced(matrix), balanced(units[:, None] * matrix / units.flip(0))
-    for found in (plain, scaled):
+    for result in (plain, scaled):
         for dim in (0, 1):
-            assert float((torch.linalg.vector_norm(found, dim=dim) - 1).abs().max()) < 0.01
+            assert float((torch.linalg.vector_norm(result, dim=dim) - 1).abs().max()) < 0.01
     assert float(torch.linalg.cond(scaled)) == pytest.approx(float(torch.linalg.cond(plain)), rel=0.05)
 
 
@@ -139,19 +139,19 @@ def test_command_reports_and_writes(capsys, tmp_path) -> None:
 def test_mujoco_is_measured_beside() -> None:
     mujoco = pytest.importorskip("mujoco")
     with torch.no_grad():
-        found = BY_NAME["cube-drop"].run(Setting(quick=True, mujoco=mujoco))
-    measured = {m.key: m for m in found.measurements}
+        result = BY_NAME["cube-drop"].run(Setting(quick=True, mujoco=mujoco))
+    measured = {m.key: m for m in result.measurements}
     assert measured["kappa_1e-6_smallest_distance_m"].mujoco < -0.01  # 26.7 mm into the floor
-    assert "MuJoCo" in found.plots[0].lines
+    assert "MuJoCo" in result.plots[0].lines
 
 
 @pytest.mark.parametrize("name", ["bouncing-ball", "newtons-cradle", "box-stack", "joint-limit", "joint-friction", "sliding-box"])
 def test_mujoco_is_measured_beside_bounds(name: str) -> None:
     mujoco = pytest.importorskip("mujoco")
     with torch.no_grad():
-        found = BY_NAME[name].run(Setting(quick=True, mujoco=mujoco))
-    check(found)
-    values = [v for m in found.measurements for v in (m.mujoco.values() if isinstance(m.mujoco, dict) else [m.mujoco]) if v is not None]
+        result = BY_NAME[name].run(Setting(quick=True, mujoco=mujoco))
+    check(result)
+    values = [v for m in result.measurements for v in (m.mujoco.values() if isinstance(m.mujoco, dict) else [m.mujoco]) if v is not None]
     assert values and np.isfinite(values).all()
 
 

@@ -16,7 +16,7 @@ PAIRS = list(itertools.product(KINDS, KINDS))
 
 
 def solid(kind: str, position: Tensor) -> Solid:
-    """Of random orientation and size, for positions (..., 3)."""
+    """Solids of random orientation and size at positions (..., 3)."""
     batch = position.shape[:-1]
     orientation = quat.normalize(torch.randn(*batch, 4))
     if kind == "box":
@@ -30,7 +30,7 @@ def random_pair(a: str, b: str, count: int, spread: float = 0.7) -> tuple[Solid,
 
 
 def cloud(kind: str, body: Solid, per_side: int = 13) -> Tensor:
-    """Points of the core (the centre, the segment, the solid box), (N, points, 3)."""
+    """Points of the core (the center, the segment, the solid box), (N, points, 3)."""
     if kind == "sphere":
         return body.position[:, None]
     grid = torch.linspace(-1, 1, per_side)

@@ -1,4 +1,4 @@
-"""Shapes: volume, centre of mass and inertia against meshes and closed forms, contact points, derivatives, bad input."""
+"""Shapes: volume, center of mass and inertia against meshes and closed forms, contact points, derivatives, bad input."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_rotate_places_contact_points() -> None:
         (lambda: Mesh(box_vertices(1.0, 1.0, 1.0), [[0, 1]]), r"Mesh faces: got shape \(1, 2\)"),
         (lambda: Mesh(box_vertices(1.0, 1.0, 1.0), [[0.0, 1.0, 2.0]]), "Mesh faces: got .*float"),
         (lambda: Mesh(box_vertices(1.0, 1.0, 1.0), [[0, 1, 9]]), "indices from 0 to 9; allowed: 0 to 7"),
-        (lambda: Mesh(box_vertices(1.0, 1.0, 1.0), BOX_FACES[:-1]), "not a closed.*has no neighbour.*fill holes"),
+        (lambda: Mesh(box_vertices(1.0, 1.0, 1.0), BOX_FACES[:-1]), "not a closed.*has no neighbor.*fill holes"),
         (lambda: Mesh(box_vertices(1.0, 1.0, 1.0), [BOX_FACES[0][::-1], *BOX_FACES[1:]]), "not a closed, consistently wound surface"),
         (lambda: Mesh(box_vertices(1.0, 1.0, 1.0) * torch.tensor([1.0, 1.0, 0.0]), BOX_FACES), "enclosed volume 0.0"),
     ],

@@ -164,7 +164,7 @@ def test_signed_distance_network_gets_gradients() -> None:
     height = float(mech.contacts["skin"].net(torch.zeros(2)))
     z = mech.initial_state(ball=dict(position=(0.0, 0.0, height + 0.22), velocity=(0.5, 0.2, -2.0)))
     assert bool((mech.distances(mech(z)) > 0).all())
-    report = td.testing.check_gradients(mech, z, tolerance=TOLERANCE)
+    report = td.testing.check_gradients(mech, z, parameters=["contacts.skin.net"], directions=3, tolerance=TOLERANCE)
     assert {f"contacts.skin.net.{k} -> state" for k in ("0.weight", "0.bias", "2.weight", "2.bias")} <= set(report.errors)
     assert float(report.numeric["contacts.skin.net.2.bias -> state"].abs().max()) > 1e-3
 
@@ -177,16 +177,16 @@ def test_signed_distance_network_learns() -> None:
     with torch.no_grad():
         truth.contacts["skin"].net[2].bias += 0.1
     height = float(truth.contacts["skin"].net(torch.zeros(2)))
-    z = truth.initial_state(ball=dict(position=(0.0, 0.0, height + 0.3), velocity=(0.3, 0.0, -1.0)))
+    z = truth.initial_state(ball=dict(position=(0.0, 0.0, height + 0.23), velocity=(0.3, 0.0, -1.0)))
     with torch.no_grad():
-        target = truth.rollout(z, steps=30).z
+        target = truth.rollout(z, steps=7).z
     optimizer = torch.optim.LBFGS(
         [model.contacts["skin"].net[2].bias], max_iter=30, line_search_fn="strong_wolfe", tolerance_grad=1e-12, tolerance_change=1e-16
     )
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        value = ((model.rollout(z, steps=30).z - target) ** 2).mean()
+        value = ((model.rollout(z, steps=7).z - target) ** 2).mean()
         value.backward()
         return value
 
@@ -219,8 +219,8 @@ def test_user_written_joint() -> None:
     state = td.Mechanism({name: td.Body(1.0, (1, 1, 1)) for name in "ab"})
     z = state.initial_state(b=dict(position=(0.3, 0.4, -0.1), velocity=(0.4, -0.3, 0.2), angular_velocity=(1.0, 2.0, 0.5)))
     u = torch.randn(mech.num_inputs)
-    td.testing.check_gradients(mech, z, u, parameters=["joints.rod", "bodies"], tolerance=TOLERANCE)
-    out = mech.rollout(z, steps=50)
+    td.testing.check_gradients(mech, z, u, parameters=["joints.rod", "bodies"], directions=4, tolerance=TOLERANCE)
+    out = mech.rollout(z, steps=20)
     drift = mech.momentum(out.z[-1]) - mech.momentum(out.z[1])
     # An internal impulse: momentum is kept to the solver's tolerance, and so is the rod's length.
     assert float(drift.abs().max()) < 1e-8

@@ -1,9 +1,9 @@
 """Gradients of every built-in mechanism: single steps, rollouts of 100 steps, and 1000 random states in contact each.
 
-Differences are central ones along random directions, of steps solved to 1e-10 and tighter, at eleven step sizes from 1e-3 to 1e-9, each two
-of which are extrapolated (Richardson); the estimate that has settled best is taken without regard to the analytic value
-(torchdojo/differences.py). Plain central differences show a V over the step size, from curvature (in contact as soon as gaps move by
-κ/γ, a micrometre) to rounding; their best agrees about ten times less well.
+Central differences run along random directions, with steps solved to 1e-10 and tighter. They have eleven step sizes from 1e-3 to 1e-9, of
+which each two neighbors are extrapolated (Richardson). The estimate that settles best counts, without regard to the analytic value
+(torchdojo/testing/differences.py). Plain central differences show a V over the step size. On one side is curvature, in contact as soon as
+gaps move by κ/γ, a micrometer; on the other side is rounding. Their best agrees about ten times less well.
 """
 
 import pytest
@@ -114,7 +114,7 @@ def test_rollout(name: str, kappa: float, pushed: bool) -> None:
 def test_random_contact_states_have_finite_gradients(name: str, kappa: float) -> None:
     """1000 states, the lowest contact up to 2 mm above the ground or 0.5 mm inside it, every joint and the base in motion."""
     mech = make(name, kappa)
-    # (Steps split in two are differentiated by the reference, which takes minutes here; test_solver.py checks them.)
+    # The reference differentiates steps that are split in two, which takes minutes here; tests/solver checks them.
     mech.options = td.SolverOptions(kappa=kappa, max_halvings=0, backend="native")
     count, z = 1000, models.initial_state(name, mech)
     q, qd = mech.to_minimal(z)
@@ -155,7 +155,7 @@ def test_gradcheck_on_the_tangent_space(name: str) -> None:
 
     inputs = [torch.zeros(n).requires_grad_() for n in (12 * mech.num_bodies, mech.num_inputs)]
     change = torch.zeros(()).requires_grad_()
-    # Differences of 1e-7: gaps bend over κ/γ, micrometres here, which leaves 1e-4 of derivatives up to 1e3.
+    # Differences have a step size of 1e-7: gaps bend over κ/γ, micrometers here, which leaves 1e-4 of derivatives up to 1e3.
     assert torch.autograd.gradcheck(function, (*inputs, change), eps=1e-7, atol=1e-4, rtol=1e-4, nondet_tol=1e-9)
 
 

@@ -19,8 +19,8 @@ LONG = (pytest.param("reference", marks=pytest.mark.slow), "native")  # hundreds
 CORNERS = [(0.1 * a, 0.1 * b, -0.1) for a in (-1, 1) for b in (-1, 1)]
 
 
-def close(found: Tensor | float, wanted: Any) -> bool:
-    return torch.allclose(torch.as_tensor(found), torch.as_tensor(wanted, dtype=torch.float64), rtol=TOLERANCE, atol=TOLERANCE)
+def close(value: Tensor | float, wanted: Any) -> bool:
+    return torch.allclose(torch.as_tensor(value), torch.as_tensor(wanted, dtype=torch.float64), rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def mechanism(
@@ -59,7 +59,7 @@ def test_a_ball_that_starts_higher_is_lower_afterwards(restitution: float, backe
     e, speed = restitution, 2.0
     mech = ball(backend, e)
     z = arriving(mech, 0.011, speed)
-    instant = 0.011 / speed  # (the law takes v⁺ = −e v from the beginning, which tilts dx⁺/dv by what the ball falls until then)
+    instant = 0.011 / speed  # the law takes v⁺ = −e v from the beginning, which tilts dx⁺/dv by the fall until then
     assert close(jacobian(mech, z, (2, 5)), [[-e, -e * H - (1 + e) * instant], [0, -e]])
     heavy = ball(backend, e, gravity=G)
     by_height = jacobian(heavy, z, (2, 5))[:, 0]
@@ -72,11 +72,13 @@ def test_a_ball_that_starts_higher_is_lower_afterwards(restitution: float, backe
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("restitution", [0.5, 1.0])
 def test_flight_and_impact(restitution: float, backend: str) -> None:
-    """Without forces, after the time T: x = −e (x₀ + v₀ T), so dx/dx₀ = −e, and dx/dv₀ = −e T but for (1 + e) τ, what the step does not see
-    of the change of velocity."""
+    """Without forces, x = −e (x₀ + v₀ T) after the time T, so dx/dx₀ = −e, and dx/dv₀ = −e T up to (1 + e) τ.
+
+    The step does not see that part of the change of velocity.
+    """
     e, steps, speed = restitution, 30, 2.0
     mech = ball(backend, e)
-    mech.options = td.SolverOptions(backend=backend, gradient_mode="exact", kappa=1e-10)  # (at 1e-6 it is slowed down before it arrives)
+    mech.options = td.SolverOptions(backend=backend, gradient_mode="exact", kappa=1e-10)  # 1e-6 slows the ball down before
     z = arriving(mech, 0.411, speed).requires_grad_()
     end = mech.rollout(z, steps=steps).z[-1]
     by_z = torch.stack([torch.autograd.grad(end[i], z, retain_graph=True)[0][[2, 5]] for i in (2, 5)])
@@ -86,27 +88,32 @@ def test_flight_and_impact(restitution: float, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", LONG)
 def test_a_falling_ball_against_its_motion_in_continuous_time(backend: str) -> None:
-    """x(T) = e v (T − t) − g (T − t)²/2 with v = √(2 g s), t = v/g for a fall by s: dx/ds = −e + (1 + e) g (T − t)/v, dv/ds = (1 + e) g/v,
-    to first order in h. Without the instant of the impact, they would be 1 and 0."""
+    """A ball that falls by s has x(T) = e v (T − t) − g (T − t)²/2 with v = √(2 g s), t = v/g.
+
+    So dx/ds = −e + (1 + e) g (T − t)/v and dv/ds = (1 + e) g/v, to first order in h. Without the instant of the impact, they would be 1
+    and 0.
+    """
     e, fall, end = 0.7, 0.5, 0.42
     speed = math.sqrt(2 * G * fall)
     wanted = torch.tensor((-e + (1 + e) * G * (end - speed / G) / speed, (1 + e) * G / speed))
-    assert wanted[0] < -0.1  # (still lower)
+    assert wanted[0] < -0.1  # a higher start ends still lower
     errors = []
     for h in (0.01, 0.005):
         mech = ball(backend, e, G, h)
         z = arriving(mech, fall, 0.0).requires_grad_()
         last = mech.rollout(z, steps=round(end / h)).z[-1]
-        found = torch.stack([torch.autograd.grad(last[i], z, retain_graph=True)[0][2] for i in (2, 5)])
-        assert found[0] < 0
-        errors.append((found - wanted).abs())
+        derivative = torch.stack([torch.autograd.grad(last[i], z, retain_graph=True)[0][2] for i in (2, 5)])
+        assert derivative[0] < 0
+        errors.append((derivative - wanted).abs())
     assert bool((errors[0] < 0.2).all()) and bool((errors[1] < 0.6 * errors[0]).all())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_pendulum_that_hits_a_floor(backend: str) -> None:
-    """In one coordinate q, with q̈ = a(q): the saltation matrix [[−e, 0], [(1 + e) a/q̇, −e]], to first order in h (the joint moves its body
-    along a curve, and its impulse is part of the impact)."""
+    """In one coordinate q with q̈ = a(q), the saltation matrix is [[−e, 0], [(1 + e) a/q̇, −e]], to first order in h.
+
+    The joint moves its body along a curve, and its impulse is part of the impact.
+    """
     e, length, moment = 0.7, 0.5, 0.02
     angle, rate = math.acos(0.8), -5.0
     acceleration = -G * length * math.sin(angle) / (moment + length**2)
@@ -124,8 +131,10 @@ def test_a_pendulum_that_hits_a_floor(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", LONG)
 def test_a_tumbling_body_against_its_motion_in_continuous_time(backend: str) -> None:
-    """It lands on a corner p: φ(t) = z + v t + (R(θ + ω t) p)_z vanishes at the impact, with the lever a = d(R p)_z/dθ, the velocity
-    u = v + a ω, and the impulse −(1 + e) u/(1/m + a²/J). The end by the start, to first order in h."""
+    """A body lands on a corner p, where φ(t) = z + v t + (R(θ + ω t) p)_z vanishes; the end is differentiated by the start.
+
+    The lever is a = d(R p)_z/dθ, the velocity u = v + a ω, and the impulse −(1 + e) u/(1/m + a²/J), to first order in h.
+    """
     e, end, moment, point = 0.6, 0.2, 0.01, (0.1, 0.0, -0.1)
     start = torch.tensor((0.3, -1.5, 0.4, 3.0))  # height, velocity, angle and rate about y
 
@@ -155,8 +164,8 @@ def test_a_tumbling_body_against_its_motion_in_continuous_time(backend: str) -> 
         delta = torch.zeros(12, requires_grad=True)
         last = mech.difference(mech.rollout(mech.retract(z, delta), steps=round(end / h)).z[-1], z)
         places = [2, 5, 7, 10]
-        found = torch.stack([torch.autograd.grad(last[i], delta, retain_graph=True)[0][places] for i in places])
-        errors.append(float((found - wanted).abs().max() / wanted.abs().max()))
+        derivative = torch.stack([torch.autograd.grad(last[i], delta, retain_graph=True)[0][places] for i in places])
+        errors.append(float((derivative - wanted).abs().max() / wanted.abs().max()))
     assert errors[0] < 0.1 and errors[1] < 0.4 * errors[0], errors
 
 
@@ -166,13 +175,13 @@ def test_a_tumbling_body_against_its_motion_in_continuous_time(backend: str) -> 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_box_that_lands_flat(backend: str) -> None:
     """Four corners say what one contact would."""
-    found = []
+    derivatives = []
     for points in (CORNERS, [(0.0, 0.0, -0.1)]):
         contacts = {f"c{i}": td.ImpactContact("box", point=p, restitution=0.5) for i, p in enumerate(points)}
         mech = mechanism(contacts, backend)
         z = mech.initial_state(box=dict(position=(0, 0, 0.11), velocity=(0, 0, -2.0)))
-        found.append(jacobian(mech, z, (2, 5)))
-    assert close(found[0], found[1]) and close(found[0][0, 0], -0.5)
+        derivatives.append(jacobian(mech, z, (2, 5)))
+    assert close(derivatives[0], derivatives[1]) and close(derivatives[0][0, 0], -0.5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -196,7 +205,7 @@ def test_balls_that_bounce_in_the_same_step_know_nothing_of_each_other(backend: 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_ball_that_hits_a_resting_pair(backend: str) -> None:
-    """Of equal mass, glued together by a joint: v₁⁺ = −v₁/3, v₂⁺ = 2 v₁/3, and positions likewise, of all that the joint connects."""
+    """A joint glues bodies of equal mass: v₁⁺ = −v₁/3, v₂⁺ = 2 v₁/3, and the positions of all connected bodies likewise."""
     sphere = td.Sphere(radius=RADIUS)
     contacts = {"hit": td.ImpactContact("a", shape=sphere, other="b", other_shape=sphere, restitution=1.0)}
     bodies = {name: td.Body(1.0, (0.01, 0.01, 0.01)) for name in "abc"}
@@ -214,8 +223,10 @@ def test_a_ball_that_hits_a_resting_pair(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_parameters(backend: str) -> None:
-    """x⁺ = r − e (x − r + h v): by the radius (and, the other way, the height of the floor) 1 + e, by e what the ball would have gone on
-    for without it, h |v|, as the step has it."""
+    """A bounce has x⁺ = r − e (x − r + h v), with the derivative 1 + e by the radius and by the height of the floor.
+
+    The derivative by e is the way that the ball would go on without the floor, h |v| in this step.
+    """
     e, speed = 0.5, 2.0
     contact = td.ImpactContact("ball", radius=RADIUS, restitution=e)
     mech = mechanism({"floor": contact}, backend)
@@ -229,13 +240,13 @@ def test_all_transforms_agree(backend: str) -> None:
     """Reverse and forward mode, vmap over both, and `jacobians`, of environments of which some bounce."""
     mech = ball(backend, 0.6, gravity=G)
     z = torch.stack([arriving(mech, height) for height in (0.011, 0.3, 0.004)])
-    z[:, 3], z[:, 11] = 0.4, 1.0  # (slides and spins)
+    z[:, 3], z[:, 11] = 0.4, 1.0  # the ball slides and spins
     reverse = torch.func.vmap(torch.func.jacrev(mech))(z)
     assert close(torch.func.vmap(torch.func.jacfwd(mech))(z), reverse)
     one = torch.stack([torch.stack([row for row in torch.func.jacrev(mech)(state)]) for state in z])
     assert close(one, reverse)
     tangent = torch.randn(z.shape, generator=torch.Generator().manual_seed(0))
-    tangent[:, 6:10] = 0  # (quaternions leave the sphere else)
+    tangent[:, 6:10] = 0  # otherwise quaternions leave the sphere
     assert close(torch.func.jvp(mech, (z,), (tangent,))[1], (reverse @ tangent[..., None])[..., 0])
     linear = [0, 1, 2, 3, 4, 5]
     assert close(mech.jacobians(z)[0][:, linear][:, :, linear], reverse[:, linear][:, :, linear])
@@ -256,8 +267,8 @@ def test_rollouts_are_chains_of_steps() -> None:
     for t in range(60):
         out = mech.step(state, u[:, t], warm_start=warm)
         state, warm = out.z, out.solution
-    for found, wanted in zip(whole, torch.autograd.grad((state @ weights).sum(), leaves), strict=True):
-        assert float((found - wanted).abs().max()) < 1e-9 * float(wanted.abs().max())
+    for gradient, wanted in zip(whole, torch.autograd.grad((state @ weights).sum(), leaves), strict=True):
+        assert float((gradient - wanted).abs().max()) < 1e-9 * float(wanted.abs().max())
 
 
 @pytest.mark.slow
@@ -271,10 +282,10 @@ def test_compiled() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_resting_contacts_are_not_impacts(backend: str) -> None:
     """A ball that lies, with a coefficient of restitution, has the derivatives of one without."""
-    found = []
+    both = []
     for restitution in (None, 0.8):
         floor = {"floor": td.NonlinearContact("ball", radius=RADIUS, restitution=restitution)}
         mech = mechanism(floor, backend, G)
         z = mech.initial_state(ball=dict(position=(0, 0, RADIUS), velocity=(0.2, 0, 0)))
-        found.append(mech.jacobians(z)[0])
-    assert close(found[1], found[0])
+        both.append(mech.jacobians(z)[0])
+    assert close(both[1], both[0])

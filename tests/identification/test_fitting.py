@@ -18,6 +18,7 @@ from torchdojo.identification import (
     RobustLoss,
     Scales,
     ShootingStage,
+    Stage,
     WindowDataset,
     WindowResidual,
     cube_model,
@@ -28,7 +29,7 @@ from torchdojo.identification import (
     read_config,
     read_recordings,
 )
-from torchdojo.identification.fitting import Stage, problem_of
+from torchdojo.identification.fitting import problem_of
 from torchdojo.identification.recordings import recordings_of
 
 CUBE, ELBOW = (REPOSITORY / "configs" / f"identify_{name}.yaml" for name in ("cube", "elbow"))
@@ -46,7 +47,7 @@ def noisy(arrays: dict[str, np.ndarray], seed: int) -> Recordings:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "expected"),
     [
         ("cube", {"corner_radius": 3e-4, "restitution": 1e-5}),
         ("cube", {"corner_radius": 1e-9, "restitution": 0.999}),
@@ -55,13 +56,13 @@ def noisy(arrays: dict[str, np.ndarray], seed: int) -> Recordings:
         ("elbow", {"restitution": 1e-5, "bending_stiffness": 1e-3, "bending_damping": 1e-7}),
     ],
 )
-def test_what_a_fit_has_found_comes_back(name, found):
-    """However small: a stage starts where the one before it ended, and a fitted object is what was found."""
-    fitted = FittedObject(object=name, parameters=found, given={}, laws={}, substeps=4, kappa=1e-6, heading=False, width=None)
+def test_what_a_fit_has_found_comes_back(name, expected):
+    """However small: a stage starts where the one before it ended, and a fitted object is what was expected."""
+    fitted = FittedObject(object=name, parameters=expected, given={}, laws={}, substeps=4, kappa=1e-6, heading=False, width=None)
     values = fitted.model(1 / 148).values()
-    assert values.keys() == found.keys()
+    assert values.keys() == expected.keys()
     for parameter, value in values.items():
-        torch.testing.assert_close(value.detach(), torch.tensor(found[parameter], dtype=torch.float64), rtol=1e-9, atol=0)
+        torch.testing.assert_close(value.detach(), torch.tensor(expected[parameter], dtype=torch.float64), rtol=1e-9, atol=0)
 
 
 @pytest.mark.slow
@@ -69,18 +70,18 @@ def test_what_a_fit_has_found_comes_back(name, found):
 def test_noisy_poses_of_cubes_that_bounce(seed):
     """As below, with an unknown restitution, by multiple shooting: everything within 3 %.
 
-    Tosses and noise are both drawn with the seed. The bound of Cramér and Rao of these windows is 0.8 % for the corner radius and 0.7 % or
-    less for all else, with corners of 8 mm (with 4 mm it is 1.5 %: three tosses of the dice would not stay within 3 %).
+    Tosses and noise are both drawn with the seed. With corners of 8 mm, these windows have a Cramér-Rao bound of 0.8 % for the corner
+    radius and 0.7 % for all else. With corners of 4 mm it would be 1.5 %, too much for three random draws within 3 %.
     """
     truth = {"friction": 0.21, "half_side": 0.05, "corner_radius": 0.008, "restitution": 0.3, "second_moments": (4e-4, 4.8e-4, 3.5e-4)}
     guess = {"friction": 0.25, "half_side": 0.052, "corner_radius": 0.006, "restitution": 0.2, "second_moments": (4.2e-4,) * 3}
     data = noisy(thrown_cubes(cube_model(1 / 148, tuple(truth), start=truth), 20, 100, seed), 1000 + seed)
     residual = WindowResidual(cube_model(1 / 148, tuple(truth), start=guess), data, Scales(position=NOISE[0], rotation=NOISE[1]))
     stages = [ShootingStage(horizon=8, trim=0.3, iterations=12), *(ShootingStage(horizon=h, trim=0.3) for h in (16, 24, 48))]
-    found = multiple_shooting(residual, stages)
+    solution = multiple_shooting(residual, stages)
     for name, value in truth.items():
         value = torch.tensor(value, dtype=torch.float64)
-        assert float(((found.values[name] - value).abs() / value).max()) <= 0.03, name
+        assert float(((solution.values[name] - value).abs() / value).max()) <= 0.03, name
 
 
 @pytest.mark.slow
@@ -100,15 +101,15 @@ def test_noisy_poses_without_velocities():
         problem = LeastSquares(residual, WindowDataset(data, horizon, first_only=True).stack(), robust, free_start=start)
         start = problem.start = fit_starts(problem, raw)
         if horizon >= 16:  # before that they are in flight
-            found = gauss_newton(problem, raw, GaussNewtonOptions(max_iterations=15, cost_tol=1e-5, max_step=0.3, refit=4))
-            raw, start = found.raw, found.start
-    assert found.converged
+            solution = gauss_newton(problem, raw, GaussNewtonOptions(max_iterations=15, cost_tol=1e-5, max_step=0.3, refit=4))
+            raw, start = solution.raw, solution.start
+    assert solution.converged
     for name, value in truth.items():
         value = torch.tensor(value, dtype=torch.float64)
-        error = (found.values[name] - value).abs()
+        error = (solution.values[name] - value).abs()
         assert float((error / value).max()) <= 0.03, name
         # the uncertainty is that of the noise: an error of more than four deviations would be a bias
-        assert bool((error <= 4 * found.std[name]).all()), name
+        assert bool((error <= 4 * solution.std[name]).all()), name
 
 
 @pytest.mark.slow
@@ -116,9 +117,9 @@ def test_real_cube_on_throws_held_back():
     report = fit(read_config(CUBE, data=str(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))))
     assert report.values["friction"] == pytest.approx(0.18, rel=0.05)
     assert report.values["half_side"] == pytest.approx(0.0524, rel=0.05)
-    # Its centre of mass is 6 mm off the middle, as windows of 16 samples (5.4 mm), whole throws (6.1 mm) and free flight (5.9 mm) say.
-    for found in report.fits[1:]:
-        torch.testing.assert_close(found.values["centre_of_mass"], torch.tensor([0.0, 0.0, 0.006], dtype=torch.float64), rtol=0, atol=1e-3)
+    # The center of mass is 6 mm off the middle. Windows of 16 samples give 5.4 mm, whole throws 6.1 mm, and free flight 5.9 mm.
+    for last in report.fits[1:]:
+        torch.testing.assert_close(last.values["centre_of_mass"], torch.tensor([0.0, 0.0, 0.006], dtype=torch.float64), rtol=0, atol=1e-3)
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
     # measured: 9.96 % and 10.9 degrees (12 and 16.5 are what was asked for, 10 and 15 what was hoped for)
     assert fitted["flagged_steps"] == 0
@@ -137,11 +138,11 @@ def test_free_flight_shows_the_centre_of_mass_of_the_real_cube():
     residual = WindowResidual(cube_model(data.dt, ("gravity", "centre_of_mass")), data)
     problem = LeastSquares(residual, windows, RobustLoss("cauchy", 1.0), free_start=True)
     problem.start = fit_starts(problem, iterations=6)
-    found = gauss_newton(problem, options=GaussNewtonOptions(max_iterations=40, cost_tol=1e-5))
+    solution = gauss_newton(problem, options=GaussNewtonOptions(max_iterations=40, cost_tol=1e-5))
     assert len(windows) > 400
     # measured: (-0.2, 0.3, 5.9) mm, with deviations by window of 0.2 to 0.3 mm
-    torch.testing.assert_close(found.values["centre_of_mass"], torch.tensor([0.0, 0.0, 0.006], dtype=torch.float64), rtol=0, atol=1e-3)
-    assert float(found.std_by_throw["centre_of_mass"].max()) <= 5e-4
+    torch.testing.assert_close(solution.values["centre_of_mass"], torch.tensor([0.0, 0.0, 0.006], dtype=torch.float64), rtol=0, atol=1e-3)
+    assert float(solution.std_by_throw["centre_of_mass"].max()) <= 5e-4
 
 
 @pytest.mark.slow
@@ -155,15 +156,15 @@ def test_real_hinge_is_where_it_is():
     assert np.linalg.norm([*(child - (-0.035, 0.0, 0.0))[across], along]) <= 3e-3
     assert report.fits[0].identifiability.identifiable["parent_anchor[1]"] is False
     nominal, fitted = report.nominal["validation"], report.fitted["validation"]
-    # Measured on throws held back: 28 % less position error (42.9 mm), 24 % less rotation error (53.1 degrees), 20.4 % less joint error.
-    # (Both objects start as the flights say.) Throws are chaotic: parameters changed by a thousandth move the joint error by 0.5 %, and
-    # so may another machine's rounding, for which the bounds leave room.
+    # On throws held back, the position error is 28 % less (42.9 mm), the rotation error 24 % (53.1 degrees) and the joint error 20.4 %.
+    # Both objects start as the flights say. Throws are chaotic: parameters changed by a thousandth move the joint error by 0.5 %. Another
+    # machine's rounding may do so too, and the bounds leave room for it.
     assert fitted["flagged_steps"] == 0
     assert fitted["position_error_mm"] <= 0.77 * nominal["position_error_mm"]
     assert fitted["rotation_error_degrees"] <= 0.80 * nominal["rotation_error_degrees"]
     assert fitted["joint_error_degrees"] <= 0.83 * nominal["joint_error_degrees"]
-    # The links are boxes of 0.1 x 0.05 x 0.05 m: their second moments are nearer to those of solid ones than to those of their URDF, which
-    # are the same about all axes.
+    # The links are boxes of 0.1 x 0.05 x 0.05 m. Their second moments are nearer to solid boxes than to their URDF, which has equal ones
+    # about all axes.
     x, y, z = report.values["second_moments"]
     assert x == pytest.approx(0.37 / 12 * 0.1**2, rel=0.2) and max(y, z) < 0.7 * x
 
@@ -171,7 +172,7 @@ def test_real_hinge_is_where_it_is():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"object": "ball"}, "no object 'ball'; there are: cube, elbow"),
+        ({"object": "ball"}, "no object 'ball'; allowed: module:function, as in torchdojo.identification.objects.cube:cube_model"),
         ({"epochs": 3}, "FitConfig has no epochs; it has: data, object"),
         ({"stages": []}, "a fit needs at least one stage"),
         ({"stages": [{"parameters": ["friction"], "window": 3}]}, "Stage has no window; it has: parameters, horizon"),
@@ -206,5 +207,5 @@ def test_a_short_fit_of_made_up_tosses(tmp_path):
     for name, value in truth.items():
         assert report.values[name] == pytest.approx(value, rel=1e-4)
     assert lines and lines[0].startswith("friction, half_side: iteration 2, cost")
-    # (chaos multiplies what the solver's tolerance leaves)
+    # Chaos multiplies the errors that the solver's tolerance leaves.
     assert report.fitted["validation"]["position_error_mm"] < 0.01 < report.nominal["validation"]["position_error_mm"]

@@ -1,7 +1,6 @@
-"""Jacobians of residuals, and parameters found again in recordings made with the engine itself."""
+"""Jacobians of misfits, and parameters found again in recordings made with the engine itself."""
 
 import dataclasses
-import time
 
 import pytest
 import torch
@@ -37,8 +36,8 @@ def sharp(model: ParametricMechanism, backend: str = "native") -> ParametricMech
     return model
 
 
-def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found - exact).abs().max() / exact.abs().max())
+def relative_error(estimate: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((estimate - exact).abs().max() / exact.abs().max())
 
 
 def cube_case(substeps: int, backend: str):
@@ -54,7 +53,7 @@ def cube_case(substeps: int, backend: str):
 
 
 def off_centre_case(substeps: int, backend: str):
-    """Recorded points away from the centre of mass."""
+    """Recorded points away from the center of mass."""
     start = {"corner_radius": 0.003, "centre_of_mass": (0.004, -0.003, 0.006)}
     data = recorded(cube_model(1 / 148, ("friction",), start=start), 2, 40)
     model = cube_model(data.dt / substeps, ("friction", "half_side", "centre_of_mass", "gravity"), start=start)
@@ -87,21 +86,21 @@ def bending_case(substeps: int, backend: str):
     ],
 )
 def test_jacobians_are_those_of_differences(case, substeps, backend):
-    """Five-point differences with steps of 4e-6 in units of the parameters, and of metres and radians: 1e-6 of the largest entry."""
+    """Five-point differences with steps of 4e-6 in units of the parameters, meters and radians agree to 1e-6 of the largest entry."""
     model, data, windows = case(substeps, backend)
     residual = WindowResidual(model, data, Scales(velocity=0.1, angular_velocity=0.5, joint_velocity=0.5))
     raw, start, step = model.raw.detach(), windows[:, 0], 4e-6
-    found = residual.linearize(windows, raw, start)
-    assert bool(found.solved.all())
-    torch.testing.assert_close(residual.evaluate(windows, raw, start)[0].detach(), found.residual, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(residual.linearize(windows, raw).jacobian, found.jacobian[:, 1:], rtol=1e-7, atol=1e-7)
+    linear = residual.linearize(windows, raw, start)
+    assert bool(linear.solved.all())
+    torch.testing.assert_close(residual.evaluate(windows, raw, start)[0].detach(), linear.misfit, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(residual.linearize(windows, raw).jacobian, linear.jacobian[:, 1:], rtol=1e-7, atol=1e-7)
 
     # Poses alone have derivatives written by hand.
     poses = WindowResidual(model, data).linearize(windows, raw, start)
-    kept = [i for i in range(found.residual.shape[-1]) if found.residual.shape[-1] != 12 or i % 12 in (0, 1, 2, 6, 7, 8)]
-    if len(kept) == poses.residual.shape[-1]:
-        torch.testing.assert_close(poses.residual, found.residual[..., kept])
-        torch.testing.assert_close(poses.jacobian, found.jacobian[..., kept, :])
+    kept = [i for i in range(linear.misfit.shape[-1]) if linear.misfit.shape[-1] != 12 or i % 12 in (0, 1, 2, 6, 7, 8)]
+    if len(kept) == poses.misfit.shape[-1]:
+        torch.testing.assert_close(poses.misfit, linear.misfit[..., kept])
+        torch.testing.assert_close(poses.jacobian, linear.jacobian[..., kept, :])
 
     def differences(value) -> torch.Tensor:
         return (8 * (value(step) - value(-step)) - (value(2 * step) - value(-2 * step))) / (12 * step)
@@ -109,11 +108,11 @@ def test_jacobians_are_those_of_differences(case, substeps, backend):
     with torch.no_grad():
         for i, unit in enumerate(torch.eye(len(raw), dtype=raw.dtype)):
             exact = differences(lambda e, unit=unit: residual.evaluate(windows, raw + e * unit, start)[0])
-            assert float((found.jacobian[..., i] - exact).abs().max()) <= 1e-6 * float(found.jacobian.abs().max()), model.labels[i]
+            assert float((linear.jacobian[..., i] - exact).abs().max()) <= 1e-6 * float(linear.jacobian.abs().max()), model.labels[i]
         correction = torch.randn(residual.start_size, dtype=raw.dtype, generator=torch.Generator().manual_seed(0))
         exact = differences(lambda e: residual.evaluate(windows, raw, residual.correct(start, e * correction.expand(len(start), -1)))[0])
-        assert found.by_start is not None
-        assert relative_error(found.by_start @ correction, exact) <= 1e-6
+        assert linear.by_start is not None
+        assert relative_error(linear.by_start @ correction, exact) <= 1e-6
 
 
 def problem_of(model, data, horizon=1, stride=1, robust=None, **options):
@@ -150,10 +149,10 @@ def test_the_centre_of_mass_is_recovered():
     for geometry in ({"half_side": 0.05}, {"corners": corners}):
         data = recorded(cube_model(1 / 148, tuple(truth), start={**truth, **geometry}), 4, 60)
         guess = cube_model(1 / 148, tuple(truth), start={"friction": 0.25, **geometry})
-        found = gauss_newton(problem_of(guess, data), options=GaussNewtonOptions(max_iterations=20))
-        assert relative_error(found.values["centre_of_mass"], torch.tensor(truth["centre_of_mass"], dtype=torch.float64)) <= 1e-4
-        assert relative_error(found.values["friction"], torch.tensor(truth["friction"])) <= 1e-4
-        fitted = cube_model(1 / 148, tuple(truth), start={**geometry, **found.values})
+        solution = gauss_newton(problem_of(guess, data), options=GaussNewtonOptions(max_iterations=20))
+        assert relative_error(solution.values["centre_of_mass"], torch.tensor(truth["centre_of_mass"], dtype=torch.float64)) <= 1e-4
+        assert relative_error(solution.values["friction"], torch.tensor(truth["friction"])) <= 1e-4
+        fitted = cube_model(1 / 148, tuple(truth), start={**geometry, **solution.values})
         assert open_loop(fitted, data).summary()["position_error_mm"] <= 0.01 < open_loop(guess, data).summary()["position_error_mm"]
 
 
@@ -249,19 +248,13 @@ def test_starts_outside_their_bounds_are_refused(keywords):
 
 
 @pytest.mark.slow
-def test_friction_and_corners_of_all_real_tosses_in_a_minute():
-    """One step from every sample of 454 tosses, 25 unknowns: under 60 s on two cores, at most 15 iterations."""
+def test_friction_and_corners_of_all_real_tosses():
+    """One step from every sample of 454 tosses, 25 unknowns: at most 15 iterations. `scripts/bench_fit.py` measures the seconds."""
     data = read_recordings(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))
     model = cube_model(data.dt, ("friction", "corners"), start={"gravity": 9.61})
     problem = problem_of(model, data, robust=RobustLoss("cauchy", 1.0))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        begin = time.perf_counter()
-        fit = gauss_newton(problem, options=GaussNewtonOptions(cost_tol=1e-4, max_iterations=15))
-        seconds = time.perf_counter() - begin
-    finally:
-        torch.set_num_threads(threads)
+    fit = gauss_newton(problem, options=GaussNewtonOptions(cost_tol=1e-4, max_iterations=15))
+    assert len(problem.windows) == 47112 and len(problem.model.raw) == 25
     assert fit.converged and fit.iterations <= 15
-    assert seconds < 60
+    assert all(after < before for before, after in zip(fit.history, fit.history[1:], strict=False))
     assert fit.values["corners"].abs().mean() == pytest.approx(0.0524, rel=0.05)

@@ -121,9 +121,9 @@ def test_gauss_newton_is_the_same_in_the_trainer(tosses):
     expected = gauss_newton(problem, options=options)
     module = GaussNewtonModule(WindowLoss(model, data.training), problem, options)
     metrics = train(module, data, 30).callback_metrics
-    found = module.state
-    assert torch.equal(found.raw, expected.raw) and torch.equal(model.raw, expected.raw)
-    assert (list(found.history), found.reason, found.converged) == (expected.history, expected.reason, True)
+    state = module.state
+    assert torch.equal(state.raw, expected.raw) and torch.equal(model.raw, expected.raw)
+    assert (list(state.history), state.reason, state.converged) == (expected.history, expected.reason, True)
     assert len(module.losses) == expected.iterations
     assert float(metrics["friction"]) == float(expected.values["friction"])
     # the result again, of the model that the descent began with

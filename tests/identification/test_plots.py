@@ -1,4 +1,4 @@
-"""What the figures of a fit show."""
+"""The figures of a fit."""
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ def test_hulls():
 def test_outline_of_a_cube_has_its_width_and_its_round_corners():
     model = cube_model(0.01, ("half_side", "corner_radius"), start={"half_side": 0.05, "corner_radius": 0.004})
     outline = plots.outlines(model.baked())
-    assert outline.centres.shape == (8, 3) and outline.joints.shape == (0, 3)
-    np.testing.assert_allclose(np.abs(outline.centres), 0.046)
+    assert outline.centers.shape == (8, 3) and outline.joints.shape == (0, 3)
+    np.testing.assert_allclose(np.abs(outline.centers), 0.046)
     np.testing.assert_allclose(outline.radii, 0.004)
     hull = outline.hull(0, (0, 2))
     np.testing.assert_allclose(hull.max(0) - hull.min(0), 0.1, rtol=1e-12)  # the circle's corners include the axes
@@ -36,10 +36,10 @@ def test_outline_of_a_cube_has_its_width_and_its_round_corners():
 
 def test_outline_of_the_hinged_object():
     outline = plots.outlines(elbow_model(0.01).baked())
-    assert outline.centres.shape == (16, 3) and set(outline.body.tolist()) == {0, 1}
+    assert outline.centers.shape == (16, 3) and set(outline.body.tolist()) == {0, 1}
     # hinge at (−35, 60, 0) mm of the first link, and (−35, 0, 0) of the second, which lies beside it
     np.testing.assert_allclose(outline.joints, [[-0.035, 0.06, 0.0]], atol=1e-12)
-    np.testing.assert_allclose(outline.centres[outline.body == 1].mean(0), [0.0, 0.06, 0.0], atol=1e-12)
+    np.testing.assert_allclose(outline.centers[outline.body == 1].mean(0), [0.0, 0.06, 0.0], atol=1e-12)
 
 
 def test_throws_at_the_quartiles_and_their_motions():
@@ -55,4 +55,4 @@ def test_throws_at_the_quartiles_and_their_motions():
     height, way, turn = plots.motions(body).values()
     np.testing.assert_allclose(height, body[:, 2])
     np.testing.assert_allclose(way, np.linspace(0, 0.3, 30), atol=1e-12)
-    np.testing.assert_allclose(turn, np.rad2deg(np.linspace(0, 1.5, 30)), atol=1e-6)  # (acos-like near zero)
+    np.testing.assert_allclose(turn, np.rad2deg(np.linspace(0, 1.5, 30)), atol=1e-6)  # like acos near zero

@@ -17,7 +17,8 @@ from torchdojo.identification import (
     read_recordings,
     record_rollouts,
 )
-from torchdojo.identification.recordings import check_heights, recordings_of
+from torchdojo.identification.objects.cube import check_heights
+from torchdojo.identification.recordings import recordings_of
 
 
 def falling(throws: int = 2, samples: int = 4, **changes):
@@ -37,9 +38,9 @@ def falling(throws: int = 2, samples: int = 4, **changes):
 
 
 def test_velocities_that_are_missing_are_backward_differences():
-    found = recordings_of(falling(linear_velocity=None, angular_velocity=None))
-    assert found.lengths.tolist() == [3, 3, 3, 3]  # the first sample has none
-    body = found.bodies()[:, 0]
+    recordings = recordings_of(falling(linear_velocity=None, angular_velocity=None))
+    assert recordings.lengths.tolist() == [3, 3, 3, 3]  # the first sample has none
+    body = recordings.bodies()[:, 0]
     # x[k+1] − x[k] = dt v[k+1] of the parabola: the mean velocity of the interval before
     torch.testing.assert_close(body[:3, 5], torch.tensor([-0.04905, -0.14715, -0.24525], dtype=torch.float64))
     torch.testing.assert_close(body[:, 10:], torch.tensor([0.0, 0.0, 2.0], dtype=torch.float64).expand(12, 3))
@@ -47,8 +48,8 @@ def test_velocities_that_are_missing_are_backward_differences():
 
 def test_wrapped_joint_angles_have_small_differences():
     angle = np.array([3.12, -3.1532, -3.1432, 3.13] * 2)
-    found = recordings_of(falling(1, 4, linear_velocity=None, angular_velocity=None, joint_angle=angle))
-    rate = found.joints()[1][:3, 0]
+    recordings = recordings_of(falling(1, 4, linear_velocity=None, angular_velocity=None, joint_angle=angle))
+    rate = recordings.joints()[1][:3, 0]
     expected = (torch.tensor([-3.1532 + 2 * np.pi - 3.12, 0.01, 3.13 + 3.1432 - 2 * np.pi])) / 0.01
     torch.testing.assert_close(rate, expected)
 
@@ -94,13 +95,13 @@ def test_heights_in_half_sides_are_refused():
 
 
 def test_splits_keep_throws_together():
-    found = recordings_of(falling(10))
-    training, validation = found.split(0.3, seed=1)
+    recordings = recordings_of(falling(10))
+    training, validation = recordings.split(0.3, seed=1)
     assert (len(training), len(validation)) == (14, 6)
     assert not set(training.throw_id.tolist()) & set(validation.throw_id.tolist())
-    torch.testing.assert_close(training.samples[4:8], found.samples[:4])  # all throws are alike
-    assert torch.equal(found.split(0.3, seed=1)[1].throw_id, validation.throw_id)
-    assert not torch.equal(found.split(0.3, seed=2)[1].throw_id, validation.throw_id)
+    torch.testing.assert_close(training.samples[4:8], recordings.samples[:4])  # all throws are alike
+    assert torch.equal(recordings.split(0.3, seed=1)[1].throw_id, validation.throw_id)
+    assert not torch.equal(recordings.split(0.3, seed=2)[1].throw_id, validation.throw_id)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01, 1.0])
@@ -110,19 +111,19 @@ def test_empty_splits_are_refused(part):
 
 
 def test_windows_stay_within_trajectories():
-    found = recordings_of(falling(2, 6))
-    windows = WindowDataset(found, horizon=3, stride=2)
+    recordings = recordings_of(falling(2, 6))
+    windows = WindowDataset(recordings, horizon=3, stride=2)
     assert windows.starts.tolist() == [0, 2, 6, 8, 12, 14, 18, 20]
     assert windows[1].shape == (4, 13)
-    torch.testing.assert_close(windows.stack()[1], found.samples[2:6])
-    assert WindowDataset(found, horizon=5, first_only=True).starts.tolist() == [0, 6, 12, 18]
+    torch.testing.assert_close(windows.stack()[1], recordings.samples[2:6])
+    assert WindowDataset(recordings, horizon=5, first_only=True).starts.tolist() == [0, 6, 12, 18]
     with pytest.raises(DataError, match="no trajectory has the 7 samples of a window"):
-        WindowDataset(found, horizon=6)
+        WindowDataset(recordings, horizon=6)
 
 
 def test_heading_turns_throws_about_the_vertical():
-    found = recordings_of(falling(linear_velocity=np.tile([0.3, -0.4, 0.1], (16, 1)))).with_heading()
-    body = found.bodies()[:, 0]
+    recordings = recordings_of(falling(linear_velocity=np.tile([0.3, -0.4, 0.1], (16, 1)))).with_heading()
+    body = recordings.bodies()[:, 0]
     torch.testing.assert_close(body[:, 3:6], torch.tensor([0.5, 0.0, 0.1], dtype=torch.float64).expand(16, 3))
     turn = quat.rotation_vector(body[0, 6:10])
     torch.testing.assert_close(turn, torch.tensor([0.0, 0.0, np.arctan2(0.4, 0.3)]))
@@ -140,20 +141,20 @@ def test_other_timesteps_are_refused(timestep):
 
 
 def test_shapes_that_do_not_fit_the_mechanism_are_refused():
-    found = recordings_of(falling())
+    recordings = recordings_of(falling())
     with pytest.raises(DataError, match=r"this mechanism has 2 bodies, or 1 floating ones and 1 joint coordinates"):
-        elbow_model(0.01).states(found.samples, found)
+        elbow_model(0.01).states(recordings.samples, recordings)
 
 
 def test_free_flight_of_substeps_passes_through_the_samples():
     """Velocities over dt are converted to those over the substep: otherwise the parabola is missed by g dt t/2 (1 mm and more)."""
     dt, g = 0.01, 9.81
-    found = recordings_of(falling(1, 12, linear_velocity=None, angular_velocity=None))
+    recordings = recordings_of(falling(1, 12, linear_velocity=None, angular_velocity=None))
     mech = td.Mechanism({"ball": td.Body(1.0, (0.1, 0.1, 0.1))}, timestep=dt / 4, gravity=(0, 0, -g))
     model = ParametricMechanism(mech, [Parameter("mass", 1.0, "bodies.ball.mass", lower=0.0)])
-    z = model(found.samples[0], found, 10)
-    torch.testing.assert_close(z[:, :3], found.samples[:11, :3], rtol=0, atol=1e-12)
-    torch.testing.assert_close(quat.rotation_vector(z[:, 6:10]), quat.rotation_vector(found.samples[:11, 6:10]), rtol=0, atol=1e-12)
+    z = model(recordings.samples[0], recordings, 10)
+    torch.testing.assert_close(z[:, :3], recordings.samples[:11, :3], rtol=0, atol=1e-12)
+    torch.testing.assert_close(quat.rotation_vector(z[:, 6:10]), quat.rotation_vector(recordings.samples[:11, 6:10]), rtol=0, atol=1e-12)
 
 
 def test_real_recordings_are_read():
@@ -180,11 +181,11 @@ def test_rollouts_are_recorded_as_they_are_read(every):
         "joint_angle": (12, 1),
         "joint_velocity": (12, 1),
     }
-    found = recordings_of(arrays)
-    assert found.offsets.tolist() == [0, 6, 12] and (found.num_bodies, found.num_joints) == (1, 1)
-    assert found.dt == pytest.approx(0.01)
+    recordings = recordings_of(arrays)
+    assert recordings.offsets.tolist() == [0, 6, 12] and (recordings.num_bodies, recordings.num_joints) == (1, 1)
+    assert recordings.dt == pytest.approx(0.01)
     with torch.no_grad():
-        seen, exact = model.states(found.samples, found)[:6], model.rollout(z, 6 * every).z[every::every]
+        seen, exact = model.states(recordings.samples, recordings)[:6], model.rollout(z, 6 * every).z[every::every]
         if every == 1:
             torch.testing.assert_close(seen, exact, rtol=0, atol=1e-9)
         for body in (0, 13):  # with substeps, velocities are means over a sample
@@ -197,18 +198,18 @@ def test_joints_that_no_recording_has_start_at_rest():
     names, start = ("friction", "bending_stiffness", "bending_damping"), {"bending_point": 0.04, "bending_damping": 0.1}
     q, qd = torch.tensor([[0.1, 0.2, 0.3, 0.12, 0.5, 0.6, 0.7], [1.0, 0.5, -0.2, -1.0, -2.0, 1.0, 5.0]])
     rigid = elbow_model(0.01 / 8, ("friction",))
-    found = recordings_of(record_rollouts(rigid, rigid.mechanism.to_maximal(q, qd).detach()[None], 20, 8))
+    recordings = recordings_of(record_rollouts(rigid, rigid.mechanism.to_maximal(q, qd).detach()[None], 20, 8))
     ends = {}
     for stiffness in (20.0, 1e4):
         model = elbow_model(0.01 / 8, names, start={**start, "bending_stiffness": stiffness})
-        z = model.states(found.samples, found)
+        z = model.states(recordings.samples, recordings)
         coordinates, rates = model.mechanism.to_minimal(z)
-        assert list(model.mechanism.tree_joints)[:2] == ["bending", "hinge"] and model.observed(found) == ([0], [2])
-        torch.testing.assert_close(coordinates[:, 2], found.joints()[0][:, 0])
-        torch.testing.assert_close(rates[:, 2], found.joints()[1][:, 0])
+        assert list(model.mechanism.tree_joints)[:2] == ["bending", "hinge"] and model.observed(recordings) == ([0], [2])
+        torch.testing.assert_close(coordinates[:, 2], recordings.joints()[0][:, 0])
+        torch.testing.assert_close(rates[:, 2], recordings.joints()[1][:, 0])
         assert float(coordinates[:, :2].abs().max()) < 1e-12 and float(rates[:, :2].abs().max()) < 1e-9
-        ends[stiffness] = model(found.samples[:1], found, 19)[0, -1]
-    exact = rigid(found.samples[:1], found, 19)[0, -1]
+        ends[stiffness] = model(recordings.samples[:1], recordings, 19)[0, -1]
+    exact = rigid(recordings.samples[:1], recordings, 19)[0, -1]
     far, near = ((end[:3] - exact[:3]).norm().detach() for end in ends.values())
     assert float(near) < 1e-3 < float(far)
     with pytest.raises(ValueError, match="unrecorded: no tree joint wrist; there are: hinge"):

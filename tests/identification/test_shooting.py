@@ -16,16 +16,16 @@ def residual(start):
 
 def test_friction_size_and_restitution_of_exact_recordings():
     costs = []
-    found = multiple_shooting(
+    solution = multiple_shooting(
         residual({"friction": 0.25, "half_side": 0.0505, "restitution": 0.25}),
         [ShootingStage(horizon=8, trim=0.3, iterations=12), ShootingStage(horizon=16, trim=0.3)],
         callback=lambda iteration, cost, raw: costs.append(cost),
     )
-    assert found.converged and len(costs) == len(found.history) - 1
-    assert found.start.shape == (12, 13)  # three windows of 16 steps in each of 4 recordings of 50 samples
+    assert solution.converged and len(costs) == len(solution.history) - 1
+    assert solution.start.shape == (12, 13)  # three windows of 16 steps in each of 4 recordings of 50 samples
     for name, value in TRUTH.items():
         # exact data: what is left are the tolerances of the solver and of the last step
-        assert float(found.values[name]) == pytest.approx(value, rel=1e-3), name
+        assert float(solution.values[name]) == pytest.approx(value, rel=1e-3), name
 
 
 def test_seeds_repeat():

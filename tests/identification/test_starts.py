@@ -1,4 +1,4 @@
-"""Recordings made ready: frames levelled, first samples fitted to the flight; and the centres of mass that flights depend on."""
+"""Recordings made ready: frames leveled, first samples fitted to the flight, and the centers of mass on which flights depend."""
 
 from dataclasses import replace
 
@@ -32,15 +32,15 @@ def test_flights_say_how_throws_start():
     with torch.no_grad():
         gap = model.call("distances", model.states(data.samples, data)).amin(-1).unflatten(0, (12, -1))
     flying = (gap > model.clearance).long().cumprod(1).sum(1)
-    assert int(flying.max()) > 14  # (and the others are shorter)
-    found = flight_starts(model, data, 14)
+    assert int(flying.max()) > 14  # the other flights are shorter
+    improved = flight_starts(model, data, 14)
     others = torch.ones(len(data.samples), dtype=torch.bool)
     others[first] = False
-    assert torch.equal(found.samples[others], data.samples[others])
+    assert torch.equal(improved.samples[others], data.samples[others])
     long = first[flying > 10]
     assert len(long) >= 4
     for columns in (slice(3, 6), slice(10, 13)):
-        before, after = ((some.samples - exact.samples)[long, columns].norm(dim=-1).mean() for some in (data, found))
+        before, after = ((some.samples - exact.samples)[long, columns].norm(dim=-1).mean() for some in (data, improved))
         assert float(after) <= 0.2 * float(before)
     on_the_ground = replace(data, samples=data.samples - 0.2 * torch.eye(13, dtype=torch.float64)[2])
     assert torch.equal(flight_starts(model, on_the_ground, 14).samples, on_the_ground.samples)
@@ -85,7 +85,7 @@ def test_centres_of_mass_of_links():
 
 
 def test_a_tilted_frame_is_levelled():
-    """Of some throws: the ground is where it was, distances of poses and velocities in the frames of bodies stay."""
+    """Leveling some throws leaves the ground, distances of poses, and velocities in the frames of bodies as they are."""
     model = cube_model(1 / 148, ("friction",))
     level = recorded(model, 3, 40)
     slope = torch.tensor([-0.03, 0.02], dtype=torch.float64)
@@ -97,14 +97,14 @@ def test_a_tilted_frame_is_levelled():
     samples[tilted, :3] = quat.rotate(turn, samples[tilted, :3])
     samples[tilted, 3:6] = quat.rotate(turn, samples[tilted, 3:6])
     samples[tilted, 6:10] = quat.multiply(turn.expand(int(tilted.sum()), 4), samples[tilted, 6:10])
-    found = levelled(model, replace(level, samples=samples), [(1, 2, *slope.tolist())])
-    torch.testing.assert_close(found.samples[:, 3:], level.samples[:, 3:], rtol=0, atol=1e-12)
-    shift = (found.samples - level.samples)[:, :3]
+    leveled = levelled(model, replace(level, samples=samples), [(1, 2, *slope.tolist())])
+    torch.testing.assert_close(leveled.samples[:, 3:], level.samples[:, 3:], rtol=0, atol=1e-12)
+    shift = (leveled.samples - level.samples)[:, :3]
     assert float(shift[~tilted].abs().max()) == 0 and float(shift[:, :2].abs().max()) < 1e-12
     # Each throw is as high as its lowest contact was at its end.
     with torch.no_grad():
         ends = level.offsets[1:] - 1
-        lowest = [model.call("distances", model.states(some[ends], level)).amin(-1) for some in (samples, found.samples)]
+        lowest = [model.call("distances", model.states(some[ends], level)).amin(-1) for some in (samples, leveled.samples)]
     torch.testing.assert_close(*lowest, rtol=0, atol=1e-12)
 
 

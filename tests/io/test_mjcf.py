@@ -67,8 +67,8 @@ def test_stacks_become_joints_of_the_table(write_mjcf: Write, stack: tuple[str, 
     path = write_mjcf(body(joints))
     (joint,) = quiet(path).joints.values()
     assert type(joint).__name__ == kind
-    (found,) = read_mjcf(path).coordinates.values()
-    assert list(found) == coordinates
+    (names,) = read_mjcf(path).coordinates.values()
+    assert list(names) == coordinates
 
 
 @pytest.mark.parametrize("parent", ["world", "body", "turned body"])

@@ -42,8 +42,11 @@ def quiet(path: Path, **options: Any) -> Mechanism:
 
 
 def held(path: Path, ctrl: list[float], servos: str = "implicit", duration: float = 0.1) -> tuple[float, float, np.ndarray]:
-    """Control held from rest in a random configuration, MuJoCo and we: the largest difference of coordinates relative to the largest
-    motion, that of rates relative to the largest rate; MuJoCo's forces at the end."""
+    """Hold a control from rest in a random configuration, in MuJoCo and here.
+
+    Returns the largest differences of coordinates relative to the largest motion, and of rates relative to the largest rate. The forces at
+    the end are MuJoCo's.
+    """
     mech, info = quiet(path, servos=servos), read_mjcf(path)
     mech.options = SolverOptions(residual_tol=1e-11)
     model = info.compiled.model
@@ -219,8 +222,11 @@ def test_robots(robot: tuple[str, str]) -> None:
     [("unitree_a1/a1.xml", 0.1), ("unitree_go1/go1.xml", 0.1), ("franka_panda/panda.xml", 0.005), ("ur5/ur5e.xml", 0.01)],
 )
 def test_servos_of_robots_at_the_timestep_of_their_files(robot: str, reach: float, tmp_path: Path) -> None:
-    """Half a second in which no force is clipped, with targets near the pose that the file's keyframe has: at its end like MuJoCo's
-    "implicitfast", from which A1's and Go1's files differ in their integrator. What MuJoCo makes soft is left out."""
+    """After half a second without clipped forces, robots agree with MuJoCo's "implicitfast".
+
+    Targets are near the pose of the file's keyframe. The files of A1 and Go1 have another integrator. Soft constraints of MuJoCo are left
+    out.
+    """
     path = shared_path("models", *robot.split("/"))
     model = read_mjcf(path).compiled.model
     info = read_mjcf(path)
@@ -254,7 +260,7 @@ def test_servos_of_robots_at_the_timestep_of_their_files(robot: str, reach: floa
 
 
 def test_derivatives_with_respect_to_control_and_kp(tmp_path: Path) -> None:
-    """Of a position servo of a file, after 5 steps, against central differences."""
+    """Gradients of a position servo of a file after 5 steps, against central differences."""
     path = write(tmp_path, SERVOS)
     info = read_mjcf(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from stripped import stripped
 from conftest import shared_path
 from torchdojo import quaternion as quat
 from torchdojo.io import load, mjcf_state, read_mjcf
-from torchdojo.io.mjcf_description import MjcfInfo
+from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state.layout import split_state
@@ -57,6 +58,12 @@ def path_of(robot: tuple[str, str]) -> Path:
     return shared_path("models", *robot)
 
 
+@cache
+def described(robot: tuple[str, str]) -> tuple[MjcfInfo, Mechanism]:
+    """The description and the mechanism of a file, for tests that change neither: read once, as large files take a second."""
+    return read_mjcf(path_of(robot)), load(path_of(robot))
+
+
 def groups(info: MjcfInfo) -> dict[str, list[int]]:
     """Our bodies -> MJCF bodies that MuJoCo moves as one."""
     weld = info.compiled.model.body_weldid
@@ -64,7 +71,7 @@ def groups(info: MjcfInfo) -> dict[str, list[int]]:
 
 
 def world_of_mujoco(info: MjcfInfo, qpos: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mass (nb,), centre of mass (nb, 3) and inertia about it in world axes (nb, 3, 3) of what moves as one."""
+    """Mass (nb,), center of mass (nb, 3) and inertia about it in world axes (nb, 3, 3) of links that move as one."""
     model = info.compiled.model
     data = mujoco.MjData(model)
     data.qpos[:] = qpos
@@ -91,7 +98,7 @@ def world_of(mech: Mechanism, z: torch.Tensor) -> tuple[np.ndarray, np.ndarray, 
 
 
 def random_qpos(info: MjcfInfo, generator: np.random.Generator) -> np.ndarray:
-    """Of the two hinges of an orbital joint only one is turned: there it is exactly MuJoCo's."""
+    """An orbital joint with only one of its two hinges turned equals MuJoCo's exactly."""
     model = info.compiled.model
     step = generator.uniform(-0.8, 0.8, model.nv)
     for name, joint in info.joints.items():
@@ -104,17 +111,18 @@ def random_qpos(info: MjcfInfo, generator: np.random.Generator) -> np.ndarray:
 
 
 def test_counts(robot: tuple[str, str]) -> None:
-    mech = load(path_of(robot))
+    info, mech = described(robot)
     assert (mech.num_bodies, mech.num_coordinates, mech.num_inputs, len(mech.contacts)) == ROBOTS[robot]
-    model = read_mjcf(path_of(robot)).compiled.model
+    model = info.compiled.model
     assert mech.num_coordinates == model.nv
     assert float(mech.timestep) == model.opt.timestep
     assert mech.gravity.tolist() == model.opt.gravity.tolist()
 
 
 def test_masses_centres_inertias_and_kinematics(robot: tuple[str, str]) -> None:
-    alone = {"ignore": "joint_0"} if robot[1] == "panda.xml" else {}  # random coordinates do not satisfy couplings
-    info, mech = read_mjcf(path_of(robot), **alone), load(path_of(robot), **alone)
+    info, mech = described(robot)
+    if robot[1] == "panda.xml":  # random coordinates do not satisfy couplings
+        info, mech = read_mjcf(path_of(robot), ignore="joint_0"), load(path_of(robot), ignore="joint_0")
     generator = np.random.default_rng(0)
     for qpos in (info.compiled.model.qpos0, *(random_qpos(info, generator) for _ in range(4))):
         z = mjcf_state(mech, info, qpos=qpos)
@@ -128,7 +136,7 @@ def test_masses_centres_inertias_and_kinematics(robot: tuple[str, str]) -> None:
 
 def test_orientations(robot: tuple[str, str]) -> None:
     """An inertia does not see turns by 180 degrees: the frames of all links, from the poses of our bodies."""
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    info, mech = described(robot)
     data = mujoco.MjData(info.compiled.model)
     data.qpos[:] = random_qpos(info, np.random.default_rng(1))
     mujoco.mj_kinematics(info.compiled.model, data)
@@ -144,22 +152,25 @@ def test_orientations(robot: tuple[str, str]) -> None:
 
 def test_coordinates_are_those_of_the_file(robot: tuple[str, str]) -> None:
     """Each hinge and slide moved by itself is the coordinate that `coordinates` says, times the sign, less qpos0."""
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    info, mech = described(robot)
     model = info.compiled.model
     assert mech.initial_state().tolist() == pytest.approx(mjcf_state(mech, info).tolist(), abs=1e-12)
     flat = [entry for name in mech.joints for entry in info.coordinates[name]]
+    states, expected = [], []
     for number, (label, sign) in enumerate(flat):
         j = next((j for j in range(model.njnt) if model.joint(j).name == label), None)
         if j is None or model.jnt_type[j] == mujoco.mjtJoint.mjJNT_FREE:
             continue
-        qpos, expected = model.qpos0.copy(), np.zeros(mech.num_coordinates)
+        qpos = model.qpos0.copy()
         qpos[model.jnt_qposadr[j]] += 0.3
-        expected[number] = 0.3 * sign
-        np.testing.assert_allclose(mech.to_minimal(mjcf_state(mech, info, qpos=qpos))[0].numpy(), expected, rtol=0, atol=1e-9)
+        states.append(mjcf_state(mech, info, qpos=qpos))
+        expected.append(0.3 * sign * np.eye(mech.num_coordinates)[number])
+    if states:
+        np.testing.assert_allclose(mech.to_minimal(torch.stack(states))[0].numpy(), np.stack(expected), rtol=0, atol=1e-9)
 
 
 def test_options_are_those_of_the_file(robot: tuple[str, str]) -> None:
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), servos="explicit")
+    info, mech = described(robot)[0], load(path_of(robot), servos="explicit", contacts=None)
     model = info.compiled.model
     for name, joint in mech.joints.items():
         for i, (label, sign) in enumerate(info.coordinates[name]):
@@ -172,8 +183,8 @@ def test_options_are_those_of_the_file(robot: tuple[str, str]) -> None:
             assert (0.0 if joint.armature is None else float(joint.armature[i])) == model.dof_armature[dof]
             assert (0.0 if joint.friction is None else float(joint.friction[i])) == model.dof_frictionloss[dof]
             if model.jnt_limited[j]:
-                found = sorted(sign * float(bound[i]) for bound in joint.limits)
-                assert found == pytest.approx((model.jnt_range[j] - zero).tolist())
+                limits = sorted(sign * float(bound[i]) for bound in joint.limits)
+                assert limits == pytest.approx((model.jnt_range[j] - zero).tolist())
             driven = [a for a in range(model.nu) if model.actuator_trntype[a] == 0 and model.actuator_trnid[a, 0] == j]
             assert joint.actuated or not driven
             if driven and model.actuator_ctrllimited[driven[0]] and model.actuator_biastype[driven[0]] == 0:
@@ -183,7 +194,7 @@ def test_options_are_those_of_the_file(robot: tuple[str, str]) -> None:
 
 def test_lowest_point(robot: tuple[str, str]) -> None:
     """The smallest distance at qpos0 is that of the lowest point of the geoms that have a contact."""
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot))
+    info, mech = described(robot)
     if not mech.contacts:
         return
     model, data = info.compiled.model, info.compiled.data
@@ -208,7 +219,7 @@ def test_lowest_point(robot: tuple[str, str]) -> None:
 
 
 def test_five_steps(robot: tuple[str, str]) -> None:
-    mech = stripped(load(path_of(robot)))  # qpos0 is outside of the limits of some
+    mech = stripped(described(robot)[1])  # qpos0 is outside of the limits of some
     path = mech.rollout(mech.initial_state(), steps=5)
     assert (path.status == int(Status.SUCCESS)).all()
     assert (mech.joint_errors(path.z).abs() <= 1e-8).all()
@@ -298,7 +309,7 @@ def test_motion_is_that_of_mujoco(robot: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("robot", [("unitree_a1", "a1.xml"), ("humanoid", "humanoid.xml")], ids="/".join)
 def test_floating_base_false(robot: tuple[str, str]) -> None:
-    free, held = load(path_of(robot)), load(path_of(robot), floating_base=False)
+    free, held = described(robot)[1], load(path_of(robot), floating_base=False)
     (base,) = set(free.bodies) - set(held.bodies)
     poses = dict(zip(free.bodies, split_state(free.initial_state()).pose.x, strict=True))
     for name, x in zip(held.bodies, split_state(held.initial_state()).pose.x, strict=True):

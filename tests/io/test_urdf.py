@@ -14,7 +14,7 @@ from urdf_text import INERTIAL, LIMIT, collision, inertial, joint, link, pair
 
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.io import load, load_urdf
-from torchdojo.io.urdf_description import read_urdf
+from torchdojo.io.urdf.description import read_urdf
 from torchdojo.quaternion import rotation_matrix
 
 pytest.importorskip("urchin")
@@ -149,7 +149,7 @@ def test_root_frame_without_mass(write_urdf, merge: bool) -> None:
     floating = read_urdf(path, merge_fixed_joints=merge)
     assert list(floating.bodies) == ["root", "b"]
     assert floating.joints["floating_base"].kind == "Floating"
-    # the coordinate of the base is the pose of the root link's frame, one metre below the centre of mass
+    # The coordinate of the base is the pose of the root link's frame, one meter below the center of mass.
     np.testing.assert_allclose(floating.joints["floating_base"].child_anchor, [0, 0, -1])
     fixed = read_urdf(path, merge_fixed_joints=merge, floating_base=False)
     if merge:

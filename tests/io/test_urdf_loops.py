@@ -30,7 +30,7 @@ def test_mimic_joints_are_couplings(write_urdf) -> None:
         "m_1": ("j", "m_1", -0.5, 0.25),
         "n": ("m_1", "n", 1.0, 0.0),
     }
-    assert [joint.actuated for joint in mech.joints.values()] == [False, True, False, False]  # (the first is the floating base)
+    assert [joint.actuated for joint in mech.joints.values()] == [False, True, False, False]  # the first is the floating base
     z = mech.initial_state(j={"q": 0.4, "qd": 1.0})
     q, qd = mech.to_minimal(z)
     assert q[6:].tolist() == pytest.approx([0.4, 0.05, 0.05])
@@ -77,7 +77,7 @@ def test_frames_of_a_loop_joint_coincide_at_coordinate_zero(write_urdf, kind: st
         assert (float(close.lower), float(close.upper)) == (-1.0, 2.0)
 
     def pose(end: str, frame: tuple[np.ndarray, np.ndarray]) -> Pose:
-        """Of the body, where the joint's frame on it is `frame`."""
+        """Pose of the body if the joint's frame on it is `frame`."""
         (xyz, rpy), (rotation, position) = places[end], frame
         turn = rotation @ rotations(rpy).T
         x = position + turn @ (np.array([0.1, -0.2, 0.3]) - xyz)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from conftest import shared_path
 from torchdojo import Status, testing
 from torchdojo.io import load_urdf
-from torchdojo.io.urdf_description import RobotInfo, read_urdf
+from torchdojo.io.robot import RobotInfo
+from torchdojo.io.urdf.description import read_urdf
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import exp, rotation_matrix
 
@@ -71,6 +73,12 @@ READABLE_BY_URCHIN = [
 WELDABLE = [robot for robot in READABLE_BY_URCHIN if robot[1] not in ("contactnets_cube.urdf", "pelican_fixed_rotors.urdf")]
 
 
+@cache
+def original(path: Path):
+    """As urchin reads it: once, as the larger files take a second."""
+    return urchin.URDF.load(str(path), lazy_load_meshes=True)
+
+
 def read(path: Path, **options) -> RobotInfo:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # skipped meshes: tested apart
@@ -106,7 +114,7 @@ def has_mass(path: Path) -> set[str]:
 
 
 def total(parts: list[tuple[float, np.ndarray, np.ndarray]]) -> tuple[float, np.ndarray, np.ndarray]:
-    """Mass, centre of mass and inertia about it of (mass, position, inertia) in the world."""
+    """Mass, center of mass and inertia about it of (mass, position, inertia) in the world."""
     mass = sum(part[0] for part in parts)
     center = sum(part[0] * part[1] for part in parts) / mass
     inertia = np.zeros((3, 3))
@@ -131,11 +139,10 @@ def test_counts_and_mass(robot: tuple[str, str]) -> None:
 @pytest.mark.parametrize("robot", READABLE_BY_URCHIN, ids="/".join)
 def test_links_move_as_in_urchin(robot: tuple[str, str], merge: bool) -> None:
     path = shared_path("models", *robot)
-    original = urchin.URDF.load(str(path), lazy_load_meshes=True)
     info = read(path, merge_fixed_joints=merge)
     rng = np.random.default_rng(0)
     for q in ({}, {name: float(rng.uniform(-1, 1)) for name, joint in info.joints.items() if joint.kind in ("Revolute", "Prismatic")}):
-        expected = original.link_fk({name: value for name, value in q.items() if name != FINGER})
+        expected = original(path).link_fk({name: value for name, value in q.items() if name != FINGER})
         poses = body_poses(info, {**q, FINGER: q.get("panda_finger_joint1", 0.0)})
         for link, pose in expected.items():
             place = info.links[link.name.replace(".", "_")]
@@ -150,7 +157,7 @@ def test_merging_keeps_mass_centre_and_inertia(robot: tuple[str, str], merge: bo
     path = shared_path("models", *robot)
     massive = has_mass(path)
     expected = []
-    for link, pose in urchin.URDF.load(str(path), lazy_load_meshes=True).link_fk().items():
+    for link, pose in original(path).link_fk().items():
         if link.name in massive:
             frame = pose @ link.inertial.origin
             expected.append((link.inertial.mass, frame[:3, 3], frame[:3, :3] @ link.inertial.inertia @ frame[:3, :3].T))
@@ -208,7 +215,7 @@ def test_a1_in_detail() -> None:
     foot = mech.contacts["FL_foot_0"]
     assert foot.body == "FL_calf"
     assert float(foot.radius) == pytest.approx(0.02)
-    assert float(foot.point[2]) < -0.05  # measured from the calf's centre of mass, which sits above the foot
+    assert float(foot.point[2]) < -0.05  # measured from the calf's center of mass, which sits above the foot
 
 
 def test_meshes_are_named_in_the_warning() -> None:

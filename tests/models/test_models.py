@@ -11,6 +11,7 @@ import torchdojo as td
 from conftest import shared_path
 from torchdojo import models
 from torchdojo.elements.joints import JOINT_TYPES
+from torchdojo.models import built_in
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -40,6 +41,20 @@ def test_names_are_attributes_of_the_package():
     for name in models.names():
         assert callable(getattr(models, name))
         assert name in models.__all__
+
+
+def test_a_decorated_function_is_a_built_in_mechanism(monkeypatch):
+    monkeypatch.setattr(built_in, "MODELS", dict(built_in.MODELS))
+
+    @built_in.built_in(ball={"position": (0.0, 0.0, 2.0)})
+    def falling_ball(*, timestep=0.01, mass=1.0):
+        return td.Mechanism({"ball": td.Body(mass, shape=td.Sphere(0.1))}, timestep=timestep)
+
+    assert models.names()[-1] == "falling_ball"
+    z = models.initial_state("falling_ball", models.make("falling_ball", mass=2.0), (3,))
+    assert z[:, 2].tolist() == [2.0] * 3
+    with pytest.raises(ValueError, match="its options: timestep, mass"):
+        models.make("falling_ball", radius=1.0)
 
 
 @pytest.mark.parametrize("joint", JOINT_TYPES)

@@ -105,8 +105,8 @@ def random_tree(
 ) -> Sample:
     """A forest with `roots` joints to the world, every joint type in turn, and springs, dampers and inputs as they fall.
 
-    `loops`: types of further joints, which close loops (or tie bodies to the world once more) and hold in the pose that all states share;
-    their velocities then are random and satisfy no joint.
+    `loops` are types of further joints, which close loops or tie bodies to the world once more. They hold in the pose that all states
+    share; the velocities then are random and satisfy no joint.
     """
     pick = random.Random(seed)
     torch.manual_seed(seed)
@@ -129,7 +129,7 @@ def random_tree(
     if loops:
         return Sample(mechanism, random_velocities(z, count), torch.randn(count, mechanism.num_inputs))
     q, _ = tree.to_minimal(z)
-    # (One pose for all: a contact below its plane on a body that cannot leave it has no solution.)
+    # All states share a pose: a contact below its plane on a body that cannot leave the plane has no solution.
     return Sample(mechanism, mechanism.to_maximal(q, torch.randn(count, len(q))), torch.randn(count, mechanism.num_inputs))
 
 
@@ -145,11 +145,11 @@ def closing_joint(
 ) -> td.StandardJoint:
     """A joint that is at coordinate zero when the bodies are at z (13 nb)."""
     states = z.unflatten(-1, (-1, 13))
-    at = torch.tensor((0.0,) * 6 + (1.0,) + (0.0,) * 6) if parent is None else states[parent]
+    pose = torch.tensor((0.0,) * 6 + (1.0,) + (0.0,) * 6) if parent is None else states[parent]
     anchor = 0.3 * torch.randn(3)
-    point = at[:3] + quat.rotate(at[6:10], anchor)
+    point = pose[:3] + quat.rotate(pose[6:10], anchor)
     child_anchor = quat.inverse_rotate(states[child, 6:10], point - states[child, :3])
-    offset = quat.multiply(quat.conjugate(at[6:10]), states[child, 6:10])
+    offset = quat.multiply(quat.conjugate(pose[6:10]), states[child, 6:10])
     return random_joint(
         kind,
         None if parent is None else names[parent],

@@ -6,17 +6,17 @@ import dataclasses
 
 import pytest
 import torch
-from test_parity import exact, relative
+from parity import exact, relative
 from torch import Tensor
 
 import torchdojo as td
 
 LAWS = {
-    "friction": lambda foot, **at: td.NonlinearContact(foot, friction=0.6, **at),
-    "impact": lambda foot, **at: td.ImpactContact(foot, **at),
-    "restitution": lambda foot, **at: td.NonlinearContact(foot, friction=0.6, restitution=0.3, **at),
+    "friction": lambda foot, **place: td.NonlinearContact(foot, friction=0.6, **place),
+    "impact": lambda foot, **place: td.ImpactContact(foot, **place),
+    "restitution": lambda foot, **place: td.NonlinearContact(foot, friction=0.6, restitution=0.3, **place),
     "each another": None,
-    "two per foot": lambda foot, **at: td.NonlinearContact(foot, friction=0.6, **at),
+    "two per foot": lambda foot, **place: td.NonlinearContact(foot, friction=0.6, **place),
 }
 
 
@@ -53,10 +53,10 @@ def test_jacobians_with_pressed_contacts(laws: str, kappa: float) -> None:
         assert out.impulses.amax() > 1e3 * kappa  # N·s: where it is pressed
         q, qd = mech.to_minimal(z)
         start = mech.step_minimal(q, qd, u).solution
-        found = []
+        runs = []
         for backend in ("native", "reference"):
             mech.options = dataclasses.replace(exact(kappa), backend=backend)
             maximal = torch.cat(mech.jacobians(z, u, warm_start=out.solution), dim=-1)
-            found.append((maximal, torch.cat(mech.jacobians_minimal(q, qd, u, warm_start=start), dim=-1)))
-    for native, reference in zip(*found, strict=True):
+            runs.append((maximal, torch.cat(mech.jacobians_minimal(q, qd, u, warm_start=start), dim=-1)))
+    for native, reference in zip(*runs, strict=True):
         assert relative(native, reference) < 1e-10

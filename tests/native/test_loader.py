@@ -1,4 +1,4 @@
-"""The loader of the native kernel, on a kernel of one line: what is cached, what is rebuilt, and what the user hears when it fails."""
+"""The loader of the native kernel, tested on a kernel of one line: caching, rebuilding, and the messages of failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from torchdojo.native import loader
+from torchdojo.native import loader, toolchain
 
 COMPILER = shutil.which(os.environ.get("CXX") or "c++")
 if COMPILER is None:
@@ -142,13 +142,13 @@ def test_ninja_is_found_without_an_activated_environment(monkeypatch: pytest.Mon
 
 
 def test_threads_share_one_library(capfd: pytest.CaptureFixture[str]):
-    found: list[ctypes.CDLL] = []
-    threads = [threading.Thread(target=lambda: found.append(loader.library())) for _ in range(4)]
+    libraries: list[ctypes.CDLL] = []
+    threads = [threading.Thread(target=lambda: libraries.append(loader.library())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4 and all(library is found[0] for library in found)
+    assert len(libraries) == 4 and all(library is libraries[0] for library in libraries)
     assert capfd.readouterr().err.count(ANNOUNCEMENT) == 1
 
 
@@ -180,7 +180,7 @@ def test_key_follows_everything_the_code_depends_on(source_dir: Path, tmp_path: 
         patch.setattr(loader, "cpu_features", lambda: ["flags: avx2"])
         keys.append(key())
     with monkeypatch.context() as patch:
-        patch.setattr(loader, "_require_asan_runtime", lambda compiler: None)
+        patch.setattr(loader, "require_asan_runtime", lambda compiler: None)
         patch.setenv("TORCHDOJO_SANITIZE", "1")
         keys.append(key())
     with monkeypatch.context() as patch:
@@ -193,9 +193,9 @@ def test_key_follows_everything_the_code_depends_on(source_dir: Path, tmp_path: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/cpuinfo")
 def test_cpu_features_name_the_instruction_sets():
-    found = loader.cpu_features()
-    assert found == loader.cpu_features()
-    assert any(line.startswith(("flags: ", "Features: ", "isa: ")) for line in found)
+    features = toolchain.cpu_features()
+    assert features == toolchain.cpu_features()
+    assert any(line.startswith(("flags: ", "Features: ", "isa: ")) for line in features)
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "altered", "not a library"])

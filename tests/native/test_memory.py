@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchdojo.native.loader import LANGUAGE, SOURCES
+from torchdojo.native import header
+from torchdojo.native.loader import SOURCES
+from torchdojo.native.toolchain import LANGUAGE
 
 COUNTING = """
 #include <atomic>
@@ -77,9 +79,9 @@ print(json.dumps({"megabytes": (after - before) / 1024, "flagged": int((path.sta
 
 
 def run(script: str, *arguments: str) -> dict:
-    found = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    return json.loads(found.stdout.splitlines()[-1])
+    process = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="replaces operator new through the linker option -Bsymbolic")
@@ -87,7 +89,8 @@ def run(script: str, *arguments: str) -> dict:
 def test_steps_allocate_nothing(tmp_path: Path):
     source, library = tmp_path / "counting.cpp", tmp_path / "counting.so"
     source.write_text(COUNTING)
-    flags = [*LANGUAGE, "-O1", "-march=native", "-fPIC", "-shared", "-Wl,-Bsymbolic", f"-I{SOURCES}"]
+    (tmp_path / header.NAME).write_text(header.text())
+    flags = [*LANGUAGE, "-O0", "-march=native", "-fPIC", "-shared", "-Wl,-Bsymbolic", f"-I{tmp_path}", f"-I{SOURCES}"]
     subprocess.run(["c++", *flags, str(source), *map(str, SOURCES.rglob("*.cpp")), "-o", str(library)], check=True)
     counts = run(ALLOCATIONS, str(library))
     for batch in (0, 1):
@@ -98,6 +101,6 @@ def test_steps_allocate_nothing(tmp_path: Path):
 
 @pytest.mark.slow
 def test_gradient_of_a_long_rollout_fits_into_a_gigabyte():
-    found = run(MEMORY)
-    assert found["flagged"] == 0
-    assert found["megabytes"] < 1000, found
+    usage = run(MEMORY)
+    assert usage["flagged"] == 0
+    assert usage["megabytes"] < 1000, usage

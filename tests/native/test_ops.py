@@ -1,4 +1,4 @@
-"""The kernel as the default backend: operators, transforms, compilation, caches and copies."""
+"""The kernel as the default backend: operators, transforms, caches and copies."""
 
 from __future__ import annotations
 
@@ -17,36 +17,12 @@ import torch
 from torch import Tensor, nn
 
 import torchdojo as td
-from hopper import EXACT, hopper, states
+from hopper import EXACT, hopper, loss, on, require_grad, same, states
 from torchdojo.gradients.request import Request
 from torchdojo.native import execution, loader, program
 from torchdojo.native.request import encode
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
-
-ROUNDING = dict(rtol=0.0, atol=1e-10)  # gradients of contact steps reach 1e3
-
-
-def on(mechanism: td.Mechanism, backend: str) -> td.Mechanism:
-    mechanism.options = dataclasses.replace(mechanism.options, backend=backend)
-    return mechanism
-
-
-def require_grad(mechanism: td.Mechanism) -> list[nn.Parameter]:
-    parameters = list(mechanism.parameters())
-    for parameter in parameters:
-        parameter.requires_grad_()
-    return parameters
-
-
-def loss(*tensors: Tensor) -> Tensor:
-    """A linear function with weights that differ from entry to entry."""
-    return torch.stack([(t * torch.cos(torch.arange(t.numel(), dtype=t.dtype) ** 2).reshape(t.shape)).sum() for t in tensors]).sum()
-
-
-def same(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, **ROUNDING)
-
 
 # -- against the reference ------------------------------------------------------------------------------------
 
@@ -66,13 +42,13 @@ def test_gradients_of_everything(batched: bool, grad_kappa: float | None) -> Non
     u = torch.randn(3, 1).requires_grad_()
     wrench = torch.randn(12).requires_grad_()
     inputs = [z, u, wrench, *parameters]
-    found = {}
+    gradients = {}
     for backend in ("native", "reference"):
         out = on(mechanism, backend).step(z, u, wrench=wrench)
         assert not out.status.any()
-        found[backend] = torch.autograd.grad(loss(out.z, out.impulses), inputs, allow_unused=True, materialize_grads=True)
-    assert all(float(g.abs().max()) > 0 for g in found["reference"][:3])
-    for actual, expected in zip(*found.values(), strict=True):
+        gradients[backend] = torch.autograd.grad(loss(out.z, out.impulses), inputs, allow_unused=True, materialize_grads=True)
+    assert all(float(g.abs().max()) > 0 for g in gradients["reference"][:3])
+    for actual, expected in zip(*gradients.values(), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -81,11 +57,11 @@ def test_gradients_through_a_rollout() -> None:
     parameters = require_grad(mechanism)
     z, u = states(mechanism, 2).detach().requires_grad_(), 0.1 * torch.randn(2, 5, 1)
     u.requires_grad_()
-    found = []
+    gradients = []
     for backend in ("native", "reference"):
         run = on(mechanism, backend).rollout(z, u)
-        found.append(torch.autograd.grad(loss(run.z, run.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
-    for actual, expected in zip(*found, strict=True):
+        gradients.append(torch.autograd.grad(loss(run.z, run.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
+    for actual, expected in zip(*gradients, strict=True):
         # Each step amplifies what differs in the one before.
         torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-7)
 
@@ -103,13 +79,13 @@ def test_split_steps() -> None:
     mechanism, z, u = spinning()
     parameters = require_grad(mechanism)
     z, u = z.detach().requires_grad_(), u.requires_grad_()
-    found, jacobians = [], []
+    gradients, jacobians = [], []
     for backend in ("native", "reference"):
         out = on(mechanism, backend).step(z, u)
         assert out.substeps.tolist() == [2, 1]
-        found.append(torch.autograd.grad(loss(out.z, out.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
+        gradients.append(torch.autograd.grad(loss(out.z, out.impulses), [z, u, *parameters], allow_unused=True, materialize_grads=True))
         jacobians.append(mechanism.jacobians(z, u))
-    same(found[0], found[1])
+    same(gradients[0], gradients[1])
     same(jacobians[0], jacobians[1])
 
 
@@ -299,8 +275,8 @@ def test_gradients_of_several_outputs_at_once(trainable: bool) -> None:
     def back(weight: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(after, wanted, weight, retain_graph=True, materialize_grads=True, allow_unused=True)
 
-    for found, expected in zip(torch.func.vmap(back)(weights), zip(*map(back, weights), strict=True), strict=True):
-        torch.testing.assert_close(found, torch.stack(expected), rtol=1e-12, atol=1e-12)
+    for actual, expected in zip(torch.func.vmap(back)(weights), zip(*map(back, weights), strict=True), strict=True):
+        torch.testing.assert_close(actual, torch.stack(expected), rtol=1e-12, atol=1e-12)
 
 
 def test_vmap() -> None:
@@ -343,35 +319,6 @@ def test_grad_and_jacrev() -> None:
         first.sum().backward()
 
 
-# -- torch.compile --------------------------------------------------------------------------------------------
-
-CALLS: dict[str, Callable[[td.Mechanism, Tensor, Tensor], Tensor]] = {
-    "forward": lambda m, z, u: m(z, u[..., 0, :]),
-    "step": lambda m, z, u: torch.cat(m.step(z, u[..., 0, :])[:2], -1),
-    "rollout": lambda m, z, u: m.rollout(z, u).z,
-    "policy": lambda m, z, u: m.rollout(z, lambda z: 0.1 * z[..., :1] + u[..., 0, :], steps=2).impulses,
-}
-
-
-def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    torch._dynamo.reset()
-    return torch.compile(function, fullgraph=True, **({"backend": "aot_eager"} | options))
-
-
-@pytest.mark.parametrize("parameters", [False, True])
-@pytest.mark.parametrize("name", CALLS)
-def test_compile(name: str, parameters: bool) -> None:
-    mechanism, call = hopper(), CALLS[name]
-    leaves = require_grad(mechanism) if parameters else []
-    z, u = states(mechanism, 3).detach().requires_grad_(), torch.randn(3, 4, 1).requires_grad_()
-    value, expected = compiled(call)(mechanism, z, u), call(mechanism, z, u)
-    same(value, expected)
-    pairs = [torch.autograd.grad(loss(v), [z, u, *leaves], allow_unused=True, materialize_grads=True) for v in (value, expected)]
-    same(*pairs)
-    with torch.no_grad():
-        same(compiled(call)(mechanism, z, u), expected)
-
-
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_jacobians_into_given_memory(backend: str) -> None:
     mechanism, z = on(hopper(), backend), states(hopper(), 3)
@@ -380,80 +327,10 @@ def test_jacobians_into_given_memory(backend: str) -> None:
     out = torch.full((2, 3, size, size + mechanism.num_inputs), torch.nan)
     expected = mechanism.jacobians(z, u)
     for _ in range(2):
-        found = mechanism.jacobians(z, u, out=out)
-        assert all(value.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for value in found)
-        assert torch.equal(torch.cat(found, dim=-1), out) and torch.equal(torch.cat(expected, dim=-1), out)
+        jacobians = mechanism.jacobians(z, u, out=out)
+        assert all(value.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() for value in jacobians)
+        assert torch.equal(torch.cat(jacobians, dim=-1), out) and torch.equal(torch.cat(expected, dim=-1), out)
         out.fill_(torch.nan)
-
-
-def test_compile_jacobians_and_vmap() -> None:
-    mechanism, z = hopper(), states(hopper(), 3)
-    same(compiled(lambda z: mechanism.jacobians(z)[0])(z), mechanism.jacobians(z)[0])
-    same(compiled(torch.func.vmap(lambda z: mechanism(z)))(z), mechanism(z))
-
-
-def test_compile_any_batch_size() -> None:
-    mechanism = hopper()
-    function = compiled(lambda z, u: mechanism.rollout(z, u).z, dynamic=True)
-    for count in (3, 5, 7):
-        z, u = states(mechanism, count).detach().requires_grad_(), torch.randn(count, count + 1, 1)
-        value = function(z, u)
-        same(torch.autograd.grad(loss(value), z), torch.autograd.grad(loss(mechanism.rollout(z, u).z), z))
-
-
-def chain(order: tuple[str, str, str]) -> td.Mechanism:
-    joints, parent = {}, None
-    for name in order:
-        joints[f"to_{len(joints)}"] = td.Revolute(parent, name, axis=(0, 1, 0), child_anchor=(0, 0, 0.5))
-        parent = name
-    return td.Mechanism({name: td.Body(1.0, (0.1, 0.1, 0.1)) for name in "abc"}, joints)
-
-
-def test_compiled_code_knows_mechanisms_options_and_values_apart() -> None:
-    function = compiled(lambda m, z: m.step(z).z)
-    first = chain(("a", "b", "c"))
-    for mechanism in (first, chain(("a", "c", "b")), copy.deepcopy(first)):
-        z = mechanism.to_maximal(torch.tensor([0.1, 0.2, 0.3]))
-        same(function(mechanism, z), mechanism.step(z).z)
-    z = first.to_maximal(torch.tensor([0.1, 0.2, 0.3]))
-    first.timestep.data.fill_(0.02)
-    same(function(first, z), first.step(z).z)
-    hop = hopper()
-    for kappa in (1e-3, 1e-5):
-        hop.options = td.SolverOptions(kappa=kappa)
-        z = states(hop)
-        same(function(hop, z), hop.step(z).z)
-
-
-def test_compiled_errors() -> None:
-    function = compiled(lambda m, z: m.step(z).z)
-    mechanism = hopper(dataclasses.replace(EXACT, on_failure="raise"))
-    z = states(mechanism)
-    function(mechanism, z)
-    with pytest.raises(ValueError, match="has a quaternion whose norm differs"):
-        function(mechanism, 1.1 * z)
-    with pytest.raises(ValueError, match="environment 0 of 1 is invalid"):
-        function(mechanism, z * torch.nan)
-
-
-@pytest.mark.slow
-def test_compiled_training() -> None:
-    """With the default compiler: a network is trained through a rollout, and a parameter with it."""
-    losses = []
-    for wrap in (lambda f: f, lambda f: compiled(f, backend="inductor")):
-        torch.manual_seed(0)
-        mechanism, net = hopper(), nn.Linear(26, 1)
-        mechanism.joints["hip"].spring.requires_grad_()
-        optimizer = torch.optim.Adam([*net.parameters(), mechanism.joints["hip"].spring], lr=1e-2)
-        z = states(mechanism, 4).detach()
-        objective = wrap(lambda z: mechanism.rollout(z, lambda z: net(z), steps=3).z.square().mean())  # noqa: B023
-        for _ in range(4):
-            optimizer.zero_grad()
-            value = objective(z)
-            value.backward()
-            optimizer.step()
-        losses.append(float(value))
-    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
 # -- what is kept between calls --------------------------------------------------------------------------------

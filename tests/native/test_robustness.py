@@ -11,7 +11,9 @@ from torch import Tensor
 import torchdojo as td
 from conftest import shared_path
 from torchdojo import quaternion as quat
-from torchdojo.commands.replay import cube, read_tosses, roll
+from torchdojo.commands.replay import read_tosses
+from torchdojo.identification.evaluation import roll
+from torchdojo.identification.objects.cube import cube
 from torchdojo.native import loader
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")]
@@ -24,10 +26,11 @@ BATCH = 500  # drops rolled out at once: 250 steps of them take 0.2 GB
 def test_real_tosses(kappa: float, substeps: int) -> None:
     """454 tosses of a real cube, 47,112 steps (substeps times as many)."""
     tosses = read_tosses(shared_path("data", "contactnets_cube", "contactnets_cube_train.npz"))
-    half_side, mass, inertia, friction, dt, gravity = (
-        tosses.numbers[name] for name in ("half_side", "mass", "inertia", "mu_reported", "dt", "gravity")
+    half_side, mass, inertia, friction, gravity = (
+        tosses.numbers[name] for name in ("half_side", "mass", "inertia", "mu_reported", "gravity")
     )
-    rolled = roll(cube(half_side, mass, inertia, friction, dt / substeps, gravity, kappa), tosses, substeps)
+    mech = cube(half_side, mass, inertia, friction, tosses.dt / substeps, gravity, kappa)
+    rolled = roll(mech.step, tosses.samples, tosses.offsets, substeps)
     assert rolled.steps == 47112 * substeps
     assert rolled.flagged == 0
     # Measured: 2.3, 2.2 and 2.1 on average with one substep, at most 32.
@@ -36,7 +39,7 @@ def test_real_tosses(kappa: float, substeps: int) -> None:
 
 
 def drops(mechanism: td.Mechanism, count: int) -> Iterator[Tensor]:
-    """Quadrupeds in any orientation, joints within 1 rad of zero, 5 to 30 cm above the ground, at some 1.5 m/s and 3 rad/s, in batches."""
+    """Batches of quadrupeds in any orientation, joints within 1 rad of zero, 5 to 30 cm above the ground, at 1.5 m/s and 3 rad/s."""
     n = mechanism.num_coordinates
     for _ in range(0, count, BATCH):
         q, velocity = 2 * torch.rand(BATCH, n) - 1, 3 * torch.randn(BATCH, n)

@@ -26,14 +26,14 @@ def test_gradients_are_normal_or_zero(batch: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_caller_keeps_them(threads: int) -> None:
-    """What the kernel sets on its threads is as before when it returns."""
+    """The kernel restores the settings of its threads when it returns."""
     mech = td.models.npendulum(2, timestep=0.01)
     z = mech.initial_state(hinge1={"q": 0.5}).repeat(64, 1).requires_grad_()
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         mech.rollout(z, steps=2).z.sum().backward()
-        tiny = torch.full((1_000_000,), 1e-310, dtype=torch.float64)  # (so many that torch's own threads take part)
+        tiny = torch.full((1_000_000,), 1e-310, dtype=torch.float64)  # so many that torch's own threads take part
         assert bool((tiny * 0.5 > 0).all())
     finally:
         torch.set_num_threads(before)

@@ -41,8 +41,8 @@ def compiled(function: Callable[..., Any]) -> Any:
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
-def same(found: Any, expected: Any) -> None:
-    for a, b in zip(found, expected, strict=True):
+def same(values: Any, expected: Any) -> None:
+    for a, b in zip(values, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * max(1.0, float(b.detach().abs().max())))
 
 

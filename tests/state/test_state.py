@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo import quaternion as quat
 from torchdojo.elements import joints as joint_types
+from torchdojo.state.loops import gaps
 
 H = 0.01
 NAMES = list(joint_types.JOINT_TYPES)
@@ -250,6 +252,27 @@ def test_loops_that_cannot_close_say_by_how_much() -> None:
     rates = dict(crank=dict(q=-1.0, qd=1.0), elbow=dict(qd=1.0), rocker=dict(qd=1.0))
     with pytest.raises(ValueError, match=r"loops are closed at these joint coordinates, but no velocities with the given ones keep"):
         four_bar(ground=1.2).initial_state(**rates)
+
+
+def test_trainable_loop_joints_do_not_make_torch_warn() -> None:
+    """The size of a gap is a number for a message, so no gradient goes through it."""
+    for ground in (1.2, 5.0):
+        mechanism = four_bar(ground)
+        pin = mechanism.joints["pin"]
+        anchor = pin.parent_anchor
+        del pin.parent_anchor
+        pin.parent_anchor = torch.nn.Parameter(anchor)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if ground == 5.0:
+                with pytest.raises(ValueError, match=r"joint 'pin' by 2 m and 0 rad stays open"):
+                    mechanism.initial_state(rocker=dict(q=3.1))
+                continue
+            z = mechanism.initial_state(crank=dict(q=-1.1))
+            assert z.requires_grad
+            (gap,) = gaps(mechanism, z).values()
+            assert max(gap) <= 1e-9
+            assert mechanism.close_loops(z).requires_grad
 
 
 # -- what cannot be done ----------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_limits_and_frictions(angle: float, rate: float, reached: list[str]) -> 
 
 
 def test_condition_number() -> None:
-    """Of the matrix whose transpose the gradient solves with: the dense derivative agrees with the condensed factorization."""
+    """The condition number belongs to the matrix whose transpose the gradient solves; dense and condensed derivative agree."""
     mech, z, u = resting(0.3, kappa=1e-4)
     report = td.testing.gradient_report(mech, z, u)
     with torch.no_grad():
@@ -214,7 +214,7 @@ def test_check_prints_the_report(capsys: pytest.CaptureFixture[str]) -> None:
 def test_check_fails_with_its_exit_status(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from torchdojo.commands import simulate
 
-    monkeypatch.setattr(simulate, "_check_tolerance", lambda kappa: 1e-16)
+    monkeypatch.setattr(simulate, "check_tolerance", lambda kappa: 1e-16)
     assert main(["simulate", "sphere", "--steps", "4", "--check"]) == 1
     assert "allowed 1e-16: FAILED" in capsys.readouterr().out
 
@@ -224,11 +224,11 @@ def test_check_fails_where_nothing_can_be_checked(capsys: pytest.CaptureFixture[
     mech = models.pendulum()
     z = mech.initial_state(hinge=dict(q=0.3))
     z[10] = 1e4
-    from torchdojo.commands.simulate import _gradients, record
+    from torchdojo.commands.simulate import gradient_check, record
 
     mech.options = td.SolverOptions(max_halvings=0)
-    found = _gradients(mech, record(mech, z[None], 2), seed=0)
-    assert found == {"gradient_error_relative": None, "passed": False}
+    report = gradient_check(mech, record(mech, z[None], 2), seed=0)
+    assert report == {"gradient_error_relative": None, "passed": False}
     assert "no gradient check after" in capsys.readouterr().out
 
 

@@ -1,1 +1,1 @@
-"""What the command line does, one module per command; `torchdojo.commands.main` reads the arguments."""
+"""The command line: one module per command with its arguments and its run; `torchdojo.commands.main` is the table of them."""

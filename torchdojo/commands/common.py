@@ -1,7 +1,8 @@
-"""What the commands share: errors for the user, progress bars, tables and reports."""
+"""Shared by the commands: types of arguments, errors for the user, progress bars, tables and reports."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -10,19 +11,71 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PARAMETERS", "CommandError", "finite", "print_table", "progress", "user_input", "write_report"]
+__all__ = [
+    "PARAMETERS",
+    "CommandError",
+    "add_output",
+    "finite",
+    "not_negative",
+    "positive",
+    "print_table",
+    "progress",
+    "user_input",
+    "whole",
+    "write_report",
+]
 
-#: In the output folder of `torchdojo fit`: what it has found.
+#: Name of the file of fitted parameters in the output folder of `torchdojo fit`.
 PARAMETERS = "parameters.json"
 
 
+# -- arguments ---------------------------------------------------------------------------------------------------------------------------
+
+
+def add_output(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """The options that every command has: --threads, --output and --json."""
+    # The reference engine works on many small matrices, which more threads only slow down.
+    parser.add_argument("--threads", type=whole, default=1, metavar="N", help="of the CPU (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, required=required, metavar="DIR", help="write report.json, arrays (.npz) and plots (.png), if any, there"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON object, the last line of stdout")
+
+
+def whole(text: str) -> int:
+    """Type of an argument: a whole number of 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
+    return number
+
+
+def positive(text: str) -> float:
+    """Type of an argument: a finite number above 0."""
+    number = float(text)
+    if not 0.0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive finite number")
+    return number
+
+
+def not_negative(text: str) -> float:
+    """Type of an argument: a finite number of 0 or more."""
+    number = float(text)
+    if not 0.0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a non-negative finite number")
+    return number
+
+
+# -- errors and reports ------------------------------------------------------------------------------------------------------------------
+
+
 class CommandError(Exception):
-    """Something the user can put right; shown as one line, without a traceback."""
+    """An error that the user can put right; shown as one line, without a traceback."""
 
 
 @contextmanager
 def user_input() -> Iterator[None]:
-    """Errors raised while reading what the user gave are for the user."""
+    """Turn errors raised while reading the user's input into a `CommandError`."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -54,7 +107,7 @@ def write_report(report: Mapping[str, Any], output: Path | None) -> None:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no infinities and no NaN: null stands for a simulation that diverged, or for a deviation that is not known."""
+    """The value without infinities and NaN, which JSON lacks: null stands for a diverged simulation or an unknown deviation."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -11,46 +12,56 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdojo.commands.common import CommandError, finite, user_input, write_report
+from torchdojo.commands.common import CommandError, add_output, finite, user_input, write_report
 from torchdojo.evaluation import plots
 from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Setting, SkippedError
 from torchdojo.evaluation.gradients import EXPERIMENTS as GRADIENTS
 from torchdojo.evaluation.physics import EXPERIMENTS as PHYSICS
 
-__all__ = ["TOPICS", "evaluate"]
+__all__ = ["TOPICS", "add_arguments", "run"]
 
 TOPICS: dict[str, Sequence[Experiment]] = {"physics": PHYSICS, "gradients": GRADIENTS}
 
 
-def evaluate(
-    topic: str, *, only: Sequence[str] = (), quick: bool = False, models: Path | None = None, output: Path | None = None
-) -> dict[str, Any]:
-    """Run the command; returns the report, whose "passed" is False where a bound is missed.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `torchdojo evaluate`."""
+    parser.description = (
+        "Run the experiments of a topic: what they measure beside bounds, published figures and MuJoCo's (where installed). "
+        "Exit status 1 where a bound is missed."
+    )
+    parser.add_argument("topic", metavar="TOPIC", help=" or ".join(TOPICS))
+    parser.add_argument("--quick", action="store_true", help="shorter versions, together under a minute")
+    parser.add_argument("--only", nargs="+", action="extend", default=[], metavar="NAME", help="only these experiments")
+    parser.add_argument(
+        "--models", type=Path, metavar="DIR", help="folder with robot files (default: $TORCHDOJO_SHARED/models, else ../shared/models)"
+    )
+    add_output(parser)
 
-    Args:
-        topic: one of `TOPICS`. only: names of experiments, default all. quick: shorter versions.
-        models: folder with robot files, see `Setting.find`. output: folder for report.json, NAME.npz and NAME_PLOT.png.
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the experiments; returns the report, whose "passed" is False where a bound is missed.
+
+    The folder `options.output` receives report.json, NAME.npz and NAME_PLOT.png.
 
     Raises:
         CommandError: unknown names, a folder that cannot be written.
     """
-    chosen = _choose(topic, only)
+    chosen, output = _choose(options.topic, options.only), options.output
     with user_input():
-        if models is not None and not models.is_dir():
-            raise CommandError(f"--models: no folder {str(models)!r}")
-        setting = Setting.find(quick=quick, models=models)
+        if options.models is not None and not options.models.is_dir():
+            raise CommandError(f"--models: no folder {str(options.models)!r}")
+        setting = Setting.find(quick=options.quick, models=options.models)
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
     drawing = output is not None and plots.available()
     if output is not None and not drawing:
         print('note: matplotlib is not installed, so curves are saved as arrays only: pip install "torchdojo[plots]"')
-    start, reports = time.perf_counter(), {}
-    for experiment in chosen:
-        reports[experiment.name] = _run(experiment, setting, output, drawing)
+    start = time.perf_counter()
+    reports = {experiment.name: _run_one(experiment, setting, output, drawing) for experiment in chosen}
     failed = [f"{name}: {key}" for name, report in reports.items() for key in report["failed"]]
     report = {
-        "topic": topic,
-        "quick": quick,
+        "topic": options.topic,
+        "quick": options.quick,
         "passed": not failed,
         "failed": failed,
         "skipped": [name for name, report in reports.items() if report["skipped"]],
@@ -58,9 +69,8 @@ def evaluate(
         "wall_s": time.perf_counter() - start,
         "experiments": reports,
     }
-    print(
-        f"\n{len(chosen)} experiments in {report['wall_s']:.1f} s: " + ("all bounds kept" if not failed else f"MISSED {'; '.join(failed)}")
-    )
+    verdict = f"MISSED {'; '.join(failed)}" if failed else "all bounds kept"
+    print(f"\n{len(chosen)} experiments in {report['wall_s']:.1f} s: {verdict}")
     write_report(report, output)
     return report
 
@@ -75,7 +85,7 @@ def _choose(topic: str, only: Sequence[str]) -> list[Experiment]:
     return [experiment for experiment in TOPICS[topic] if not only or experiment.name in only]
 
 
-def _run(experiment: Experiment, setting: Setting, output: Path | None, drawing: bool) -> dict[str, Any]:
+def _run_one(experiment: Experiment, setting: Setting, output: Path | None, drawing: bool) -> dict[str, Any]:
     print(f"\n{experiment.name}: {experiment.title}")
     start = time.perf_counter()
     try:
@@ -96,13 +106,13 @@ def _run(experiment: Experiment, setting: Setting, output: Path | None, drawing:
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
-    found: dict[str, dict[str, Any]] = {"measured": {}, "at_most": {}, "at_least": {}, "published": {}, "mujoco": {}}
+    table: dict[str, dict[str, Any]] = {"measured": {}, "at_most": {}, "at_least": {}, "published": {}, "mujoco": {}}
     for m in outcome.measurements:
         columns = {"measured": m.value, "at_most": m.at_most, "at_least": m.at_least, "published": m.published or None, "mujoco": m.mujoco}
         for column, value in columns.items():
             if value is not None:
-                found[column][m.key] = finite(value)
-    return {"skipped": None, "failed": [m.key for m in outcome.measurements if not m.passed], **found, "notes": list(outcome.notes)}
+                table[column][m.key] = finite(value)
+    return {"skipped": None, "failed": [m.key for m in outcome.measurements if not m.passed], **table, "notes": list(outcome.notes)}
 
 
 def _print_measurements(measurements: Sequence[Measurement], setting: Setting) -> None:

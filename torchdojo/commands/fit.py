@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -11,34 +12,63 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from torchdojo.commands.common import PARAMETERS, finite, print_table, user_input, write_report
+from torchdojo.commands.common import PARAMETERS, add_output, finite, print_table, user_input, whole, write_report
+from torchdojo.commands.replay import UNITS
 from torchdojo.identification import fitting, plots
 from torchdojo.identification.config import assign, load_yaml, read_config
 from torchdojo.identification.cross_validation import CrossValidation, Spread, cross_validate, fold_configs
-from torchdojo.identification.fitting import FitConfig, FitReport, Stage, Start
+from torchdojo.identification.description import FitConfig, Stage, plain
+from torchdojo.identification.fitting import FitReport, Start
 from torchdojo.identification.gauss_newton import Fit
 from torchdojo.identification.run_folder import RUN, begin_run, write_atomically
 
-__all__ = ["fit"]
+__all__ = ["add_arguments", "fit", "run"]
 
-UNITS = {"mm": "mm", "degrees": "degrees", "percent_of_width": "% of the width"}
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Fit parameters of an object to recorded trajectories, stage by stage as a YAML file describes it. "
+        "A run that was killed goes on with --resume, to the same parameters, bit for bit."
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="description (.yaml), such as configs/identify_cube.yaml")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="recordings (.npz)")
+    parser.add_argument(
+        "--folds",
+        type=whole,
+        metavar="K",
+        help="cross-validation: fit K times, each time with another K-th of the throws held back, and report errors on these",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace a value of the description, e.g. seed=3 or stages.0.horizon=10 (stages count from 0); repeatable",
+    )
+    add_output(parser, required=True)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("data", "output", "resume", "changes", "folds")
+    return fit(options.config, **{name: getattr(options, name) for name in names})
 
 
 def fit(
     config: Path, *, data: Path, output: Path, resume: bool = False, changes: Sequence[str] = (), folds: int | None = None
 ) -> dict[str, Any]:
-    """Run the command; returns the report.
+    """Fit a description; returns the report.
 
     Args:
         config: a YAML file with the keys of `FitConfig`. data: file of recordings.
         output: folder for checkpoints (stage_N/), parameters.json, report.json, open_loop.npz and figures (.png).
         changes: KEY=VALUE, of the description.
-        folds: of cross-validation; the folder then has a report.json, and all of the above for each in fold_N/.
+        folds: number of fits of a cross-validation. The folder then has a report.json, and all of the above for each fit in fold_N/.
 
     Raises:
         CommandError: bad input, a folder that holds another run, an extra that is not installed.
     """
-    start = time.perf_counter()
     with user_input():
         from torchdojo.identification.lightning import LightningRunner  # noqa: F401 (the extra may not be installed)
 
@@ -46,38 +76,44 @@ def fit(
         for change in changes:
             assign(values, change)
         description = read_config({**values, "data": str(data)})
-        # What cannot be run is refused before there is a folder of it.
+        # A fit that cannot run is refused before it has a folder.
         if folds is None:
             fitting.prepare(description)
         else:
             fold_configs(description, folds)
     if folds is None:
         return _fit_once(description, config, output, resume)[1]
-    with user_input():
-        begin_run(output, {**_identity(description), "folds": folds}, data, resume)
+    return _fit_folds(description, config, output, resume, folds)
 
-    def run(number: int, fold: FitConfig) -> FitReport:
+
+def _fit_folds(description: FitConfig, config: Path, output: Path, resume: bool, folds: int) -> dict[str, Any]:
+    """Fits of all folds, each in a folder of its own: the report of all."""
+    start = time.perf_counter()
+    with user_input():
+        begin_run(output, {**_identity(description), "folds": folds}, Path(description.data), resume)
+
+    def run_fold(number: int, fold: FitConfig) -> FitReport:
         print(f"fold {number} of {folds}")
         folder = output / f"fold_{number}"
         return _fit_once(fold, config, folder, resume and (folder / RUN).exists())[0]
 
-    found = cross_validate(description, folds, run)
+    validated = cross_validate(description, folds, run_fold)
     report = {
         "config": str(config),
-        "data": str(data),
+        "data": description.data,
         "object": description.object,
         "folds": folds,
-        "errors": {model: {name: _spread(e) for name, e in errors.items()} for model, errors in found.errors.items()},
-        "parameters": {name: _spread(value) for name, value in found.values.items()},
+        "errors": {model: {name: _spread(e) for name, e in errors.items()} for model, errors in validated.errors.items()},
+        "parameters": {name: _spread(value) for name, value in validated.values.items()},
         "wall_time_s": time.perf_counter() - start,
     }
-    _print_folds(found)
+    _print_folds(validated)
     write_report(finite(report), output)
     return finite(report)
 
 
 def _fit_once(description: FitConfig, config: Path, output: Path, resume: bool) -> tuple[FitReport, dict[str, Any]]:
-    """One fit in a folder of its own: the result, and the report of it that the folder has."""
+    """One fit in a folder of its own: the result, and its report."""
     from torchdojo.identification.lightning import LightningRunner
 
     start = time.perf_counter()
@@ -85,15 +121,14 @@ def _fit_once(description: FitConfig, config: Path, output: Path, resume: bool) 
         begin_run(output, _identity(description), Path(description.data), resume)
         runner = LightningRunner(output, description.seed, len(description.stages))
 
-        def run(number: int, stage: Stage, *arguments: Any) -> Fit:
-            found = runner(number, stage, *arguments)
-            _print_stage(f"stage {number}" + (f", start {arguments[-1]}" if stage.starts > 1 else ""), _stage(found))
-            return found
+        def run_stage(number: int, stage: Stage, *arguments: Any) -> Fit:
+            fit = runner(number, stage, *arguments)
+            _print_stage(f"stage {number}" + (f", start {arguments[-1]}" if stage.starts > 1 else ""), _stage(fit))
+            return fit
 
-        result = fitting.fit(description, run=run)
+        result = fitting.fit(description, run=run_stage)
     stages = [
-        {**_stage(found), "starts": [_start(start, found) for start in starts]}
-        for found, starts in zip(result.fits, result.starts, strict=True)
+        {**_stage(fit), "starts": [_start(start, fit) for start in starts]} for fit, starts in zip(result.fits, result.starts, strict=True)
     ]
     for number, stage in enumerate(stages, start=1):
         _print_starts(number, stage["starts"])
@@ -114,28 +149,28 @@ def _fit_once(description: FitConfig, config: Path, output: Path, resume: bool) 
 
 
 def _identity(description: FitConfig) -> dict[str, Any]:
-    """What a run belongs to; the file of recordings is known by its contents."""
-    return {key: value for key, value in fitting.plain(description).items() if key != "data"}
+    """Description of a run without the place of its data, whose contents count."""
+    return {key: value for key, value in plain(description).items() if key != "data"}
 
 
-def _stage(found: Fit) -> dict[str, Any]:
+def _stage(fit: Fit) -> dict[str, Any]:
     return {
         "parameters": {
             name: {
                 "value": value.tolist(),
-                "standard_error": found.std[name].tolist(),
-                "standard_error_by_throw": found.std_by_throw[name].tolist(),
+                "standard_error": fit.std[name].tolist(),
+                "standard_error_by_throw": fit.std_by_throw[name].tolist(),
             }
-            for name, value in found.values.items()
+            for name, value in fit.values.items()
         },
-        "iterations": found.iterations,
-        "history": found.history,
-        "converged": found.converged,
-        "reason": found.reason,
-        "seconds": found.seconds,
-        "singular_values": found.identifiability.singular_values.tolist(),
-        "not_identifiable": [label for label, seen in found.identifiability.identifiable.items() if not seen],
-        "unseen_combinations": found.identifiability.unseen(list(found.identifiability.identifiable)),
+        "iterations": fit.iterations,
+        "history": fit.history,
+        "converged": fit.converged,
+        "reason": fit.reason,
+        "seconds": fit.seconds,
+        "singular_values": fit.identifiability.singular_values.tolist(),
+        "not_identifiable": [label for label, seen in fit.identifiability.identifiable.items() if not seen],
+        "unseen_combinations": fit.identifiability.unseen(list(fit.identifiability.identifiable)),
     }
 
 
@@ -150,7 +185,7 @@ def _spread(values: Tensor) -> dict[str, Any]:
 
 
 def _write(result: FitReport, output: Path) -> None:
-    text = json.dumps(fitting.plain(result.fitted_object), indent=2) + "\n"
+    text = json.dumps(plain(result.fitted_object), indent=2) + "\n"
     write_atomically(output / PARAMETERS, lambda file: file.write(text.encode()))
     arrays: dict[str, Any] = {}
     for name, parts in result.rollouts.items():
@@ -191,22 +226,22 @@ def _print_errors(report: dict[str, Any], models: list[str]) -> None:
     print_table(rows)
 
 
-def _print_folds(found: CrossValidation) -> None:
+def _print_folds(validated: CrossValidation) -> None:
     """A row for each quantity and model: nominal beside fitted, fold by fold."""
-    folds = len(found.reports)
+    folds = len(validated.reports)
     rows = [("open loop of the throws held back, means", [*(f"fold {k}" for k in range(1, folds + 1)), "mean", "deviation"])]
-    for name in found.errors["nominal"]:
+    for name in validated.errors["nominal"]:
         if label := _label(name):
-            for model, errors in found.errors.items():
+            for model, errors in validated.errors.items():
                 numbers = [*errors[name], *Spread.of(errors[name])]
                 rows.append((f"{label[0]} [{label[1]}], {model}", [f"{float(number):.2f}" for number in numbers]))
     print_table([(name, "".join(f"{cell:>10}" for cell in cells)) for name, cells in rows])
     print("parameters, mean and deviation of a fold")
-    print_table([(name, _value(*(part.tolist() for part in Spread.of(values)))) for name, values in found.values.items()])
+    print_table([(name, _value(*(part.tolist() for part in Spread.of(values)))) for name, values in validated.values.items()])
 
 
 def _label(name: str) -> tuple[str, str] | None:
-    """Quantity and unit of a mean error, "position" and "mm"; None for what is no such."""
+    """Quantity and unit of a mean error, "position" and "mm"; None for other numbers."""
     quantity, _, unit = name.partition("_error_")
     return (quantity, UNITS[unit]) if unit in UNITS else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import textwrap
 import time
@@ -14,7 +15,17 @@ import torch
 from torch import Tensor
 
 from torchdojo import models, testing
-from torchdojo.commands.common import CommandError, print_table, progress, user_input, write_report
+from torchdojo.commands.common import (
+    CommandError,
+    add_output,
+    not_negative,
+    positive,
+    print_table,
+    progress,
+    user_input,
+    whole,
+    write_report,
+)
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.penetration import deepest_penetration
 from torchdojo.gradients.reference_step import StepOutput
@@ -24,61 +35,110 @@ from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.testing import diagnostics
 
-__all__ = ["Recording", "build", "place", "record", "simulate"]
+__all__ = ["Recording", "add_arguments", "build", "check_tolerance", "gradient_check", "place", "record", "run", "spread"]
 
 CHECK_DIRECTIONS = 3  # of every input, drawn at random: a robot has hundreds of them
 LARGE_GAP = 1e-3  # m
 FREE_FLIGHT = 1e-2  # m; a contact that stays farther away than this exerts at most κ/FREE_FLIGHT per step
 
 
-class Recording(NamedTuple):
-    """z (batch, T+1, 13 nb); status, iterations, substeps (batch, T); last: the last step's output; wall: duration of the steps [s]."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `torchdojo simulate`."""
+    parser.description = "Drop a built-in mechanism or a robot from a file onto the ground, simulate it, and report on the physics."
+    add = parser.add_argument
+    add("source", metavar="NAME|FILE", help="a built-in mechanism (quadruped, box, ...) or a robot file (URDF or MJCF: .urdf, .xml, .mjcf)")
+    add("--steps", type=whole, default=200, metavar="N", help="number of steps (default: %(default)s)")
+    add("--timestep", type=positive, default=0.01, metavar="H", help="time step [s] (default: %(default)s)")
+    add("--kappa", type=positive, default=1e-6, metavar="K", help="central-path parameter (default: %(default)s)")
+    add("--fixed-base", action="store_true", help="weld the root of a robot from a file to the world")
+    add("--batch", type=whole, default=1, metavar="N", help="environments, each with other starting velocities")
+    add("--height", type=positive, default=0.1, metavar="M", help="of the lowest contact at the start [m] (default: %(default)s)")
+    add("--friction", type=not_negative, metavar="MU", help="Coulomb coefficient of all contacts")
+    add(
+        "--contact",
+        action="append",
+        default=[],
+        metavar="LINK:X,Y,Z[,RADIUS]",
+        help="a contact point on a link of a robot file, in the link's frame [m]; repeatable; replaces the collision geometry",
+    )
+    add(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="JOINT",
+        help="a mimic joint (MJCF: an equality constraint) to leave independent; repeatable",
+    )
+    add(
+        "--check",
+        action="store_true",
+        help="compare gradients with respect to state, input and parameters with finite differences, in the middle and at the end; exit "
+        "status 1 where they differ by more than 1e-6 (kappa below 1e-4: 1e-4) of the largest entry, or where no step could be checked",
+    )
+    add("--seed", type=int, default=0, metavar="S", help="of the starting velocities (default: %(default)s)")
+    add_output(parser)
 
-    z: Tensor
-    status: Tensor
-    iterations: Tensor
-    substeps: Tensor
-    last: StepOutput
-    wall: float
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Simulate; returns the report, whose "passed" is False where a gradient check fails."""
+    mech, z = build(options)
+    with user_input():
+        if options.output is not None:
+            options.output.mkdir(parents=True, exist_ok=True)
+        z = spread(mech, place(mech, z, options.height), options.batch, options.seed)
+    inside = deepest_penetration(mech.backends, mech.options, z)
+    if inside is not None:
+        print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground; the first step pushes it out")
+    recording = record(mech, z, options.steps)
+    report = {
+        **_counts(mech, recording, options),
+        "initial_penetration_mm": (1e3 * inside.depth if inside else 0.0) if mech.contacts else None,
+        **_errors(mech, recording),
+        **_contact_quality(mech, recording),
+        **_energy(mech, recording),
+        **(gradient_check(mech, recording, options.seed) if options.check else {}),
+    }
+    batch = f" in {options.batch} environments" if options.batch > 1 else ""
+    print(f"{options.source}: {report['steps']} steps of {options.timestep:g} s{batch}")
+    print_table(_rows(report))
+    if options.output is not None:
+        _save(mech, recording, options)
+    write_report(report, options.output)
+    return report
 
 
 # -- building ----------------------------------------------------------------------------------------------------------------------------
 
 
-def build(
-    source: str,
-    *,
-    timestep: float,
-    kappa: float,
-    fixed_base: bool = False,
-    friction: float | None = None,
-    contacts: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-) -> tuple[Mechanism, Tensor]:
-    """The mechanism that `source` names, and the state (13 nb,) it starts from before it is placed.
+def build(options: argparse.Namespace) -> tuple[Mechanism, Tensor]:
+    """The mechanism that the options name, and the state (13 nb,) it starts from before it is placed.
 
     Raises:
         CommandError: what the user gave does not make a mechanism.
     """
-    options = SolverOptions(kappa=kappa)
-    if source in models.names():
-        if fixed_base or contacts or ignore:
-            raise CommandError("--fixed-base, --contact and --ignore are for robot files; built-in mechanisms are complete")
-        with user_input():
-            mech = models.make(source, timestep=timestep, **({} if friction is None else {"friction": friction}))
-            z = models.initial_state(source, mech)
-    else:
-        path = Path(source)
-        if not path.exists() and not path.suffix and "/" not in source:
-            raise CommandError(f"no built-in mechanism and no file {source!r}; built-in mechanisms: {', '.join(models.names())}")
-        given: dict[str, Any] = {"contacts": _contacts(contacts)} if contacts else {}
-        if friction is not None:
-            given["friction"] = friction
-        with user_input():
-            mech = load(path, timestep=timestep, floating_base=not fixed_base, ignore=ignore, **given)
-            z = _at_rest(mech)
-    mech.options = options
+    given = {} if options.friction is None else {"friction": options.friction}
+    make = _built_in if options.source in models.names() else _robot
+    mech, z = make(options, given)
+    mech.options = SolverOptions(kappa=options.kappa)
     return mech, z
+
+
+def _built_in(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanism, Tensor]:
+    if options.fixed_base or options.contact or options.ignore:
+        raise CommandError("--fixed-base, --contact and --ignore are for robot files; built-in mechanisms are complete")
+    with user_input():
+        mech = models.make(options.source, timestep=options.timestep, **given)
+        return mech, models.initial_state(options.source, mech)
+
+
+def _robot(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanism, Tensor]:
+    path = Path(options.source)
+    if not path.exists() and not path.suffix and "/" not in options.source:
+        raise CommandError(f"no built-in mechanism and no file {options.source!r}; built-in mechanisms: {', '.join(models.names())}")
+    if options.contact:
+        given = {**given, "contacts": _contacts(options.contact)}
+    with user_input():
+        mech = load(path, timestep=options.timestep, floating_base=not options.fixed_base, ignore=options.ignore, **given)
+        return mech, _at_rest(mech)
 
 
 def _contacts(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -148,96 +208,68 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
 # -- the run -----------------------------------------------------------------------------------------------------------------------------
 
 
+class Recording(NamedTuple):
+    """z (batch, T+1, 13 nb) and the contacts' distances there [m]; status, iterations, substeps (batch, T); output of the last step;
+    duration of the steps [s]."""
+
+    z: Tensor
+    distances: Tensor
+    status: Tensor
+    iterations: Tensor
+    substeps: Tensor
+    last: StepOutput
+    wall: float
+
+
 def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
     """Step without input, each step warm-started from the one before. Ends once every environment is flagged: a flagged one stays put."""
-    states, status, iterations, substeps = [z], [], [], []
-    warm = None
+    outputs: list[StepOutput] = []
     start = time.perf_counter()
     with torch.no_grad():
         for _ in progress(range(steps), steps, "simulate"):
-            out = mech.step(z, warm_start=warm)
-            z, warm = out.z, out.solution
-            states.append(z)
-            status.append(out.status)
-            iterations.append(out.iterations)
-            substeps.append(out.substeps)
-            if bool((out.status != int(Status.SUCCESS)).all()):
-                print(f"note: stopped at step {len(status)} of {steps}: {Status(int(out.status[0])).explain}")
+            outputs.append(mech.step(outputs[-1].z, warm_start=outputs[-1].solution) if outputs else mech.step(z))
+            status = outputs[-1].status
+            if bool((status != int(Status.SUCCESS)).all()):
+                print(f"note: stopped at step {len(outputs)} of {steps}: {Status(int(status[0])).explain}")
                 break
     wall = time.perf_counter() - start
-    return Recording(torch.stack(states, 1), torch.stack(status, 1), torch.stack(iterations, 1), torch.stack(substeps, 1), out, wall)
+    z = torch.stack([z, *(out.z for out in outputs)], 1)
+    names = ("status", "iterations", "substeps")
+    status, iterations, substeps = (torch.stack([getattr(out, name) for out in outputs], 1) for name in names)
+    return Recording(z, mech.distances(z).detach(), status, iterations, substeps, outputs[-1], wall)
 
 
-def simulate(
-    source: str,
-    *,
-    steps: int = 200,
-    timestep: float = 0.01,
-    kappa: float = 1e-6,
-    fixed_base: bool = False,
-    batch: int = 1,
-    height: float = 0.1,
-    friction: float | None = None,
-    contacts: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-    check: bool = False,
-    seed: int = 0,
-    output: Path | None = None,
-) -> dict[str, Any]:
-    """Run the command; returns the report."""
-    mech, z = build(source, timestep=timestep, kappa=kappa, fixed_base=fixed_base, friction=friction, contacts=contacts, ignore=ignore)
-    with user_input():
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-        z = spread(mech, place(mech, z, height), batch, seed)
-    inside = deepest_penetration(mech.backends, mech.options, z)
-    if inside is not None:
-        print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground; the first step pushes it out")
-    recording = record(mech, z, steps)
-    done = recording.status.shape[1]
-    distances = mech.distances(recording.z)
-    report: dict[str, Any] = {
-        "source": source,
+# -- the report --------------------------------------------------------------------------------------------------------------------------
+
+
+def _counts(mech: Mechanism, recording: Recording, options: argparse.Namespace) -> dict[str, Any]:
+    batch, steps = recording.status.shape
+    return {
+        "source": options.source,
         "bodies": mech.num_bodies,
         "joints": len(mech.joints),
         "contacts": len(mech.contacts),
         "degrees_of_freedom": mech.num_coordinates,
         "inputs": mech.num_inputs,
         "environments": batch,
-        "steps": done,
-        "steps_requested": steps,
-        "timestep_s": timestep,
-        "kappa": kappa,
-        "steps_per_second": batch * done / recording.wall,
+        "steps": steps,
+        "steps_requested": options.steps,
+        "timestep_s": options.timestep,
+        "kappa": options.kappa,
+        "steps_per_second": batch * steps / recording.wall,
         "iterations_mean": float(recording.iterations.double().mean()),
         "iterations_max": int(recording.iterations.max()),
         "flagged_steps": int((recording.status != int(Status.SUCCESS)).sum()),
-        "initial_penetration_mm": (1e3 * inside.depth if inside else 0.0) if mech.contacts else None,
         "halved_steps": int((recording.substeps > 1).sum()),
-        "smallest_distance_m": float(distances[:, 1:].min()) if distances.shape[-1] else None,
-        "largest_joint_error": float(mech.joint_errors(recording.z).abs().max()) if mech.joint_errors(z).shape[-1] else None,
-        **_contact_quality(mech, recording),
-        **_energy(mech, recording, distances),
     }
-    if check:
-        report |= _gradients(mech, recording, seed)
-    print(f"{source}: {done} steps of {timestep:g} s" + (f" in {batch} environments" if batch > 1 else ""))
-    print_table(_rows(report))
-    if output is not None:
-        np.savez_compressed(
-            output / "trajectory.npz",
-            z=recording.z.numpy(),
-            u=np.zeros((batch, done, mech.num_inputs)),
-            status=recording.status.numpy(),
-            iterations=recording.iterations.numpy(),
-            substeps=recording.substeps.numpy(),
-            distances=distances.detach().numpy(),
-            timestep=timestep,
-            body_names=np.array(list(mech.bodies)),
-            contact_names=np.array(list(mech.contacts)),
-        )
-    write_report(report, output)
-    return report
+
+
+def _errors(mech: Mechanism, recording: Recording) -> dict[str, Any]:
+    distances, errors = recording.distances, mech.joint_errors(recording.z)
+    return {
+        "smallest_distance_m": float(distances[:, 1:].min()) if distances.shape[-1] else None,
+        "largest_joint_error": float(errors.abs().max()) if errors.shape[-1] else None,
+    }
 
 
 def _contact_quality(mech: Mechanism, recording: Recording) -> dict[str, Any]:
@@ -251,9 +283,9 @@ def _contact_quality(mech: Mechanism, recording: Recording) -> dict[str, Any]:
     return {"resting_gap_m": gap, "creep_m_per_s": float(slip.max()) if slip.numel() else None}
 
 
-def _energy(mech: Mechanism, recording: Recording, distances: Tensor) -> dict[str, Any]:
+def _energy(mech: Mechanism, recording: Recording) -> dict[str, Any]:
     """Energy at the first and the last configuration but one; its largest drift where nothing dissipates."""
-    z = recording.z
+    z, distances = recording.z, recording.distances
     kinetic = mech.kinetic_energy(z[:, :-1], z[:, 1:])
     energy = kinetic + mech.potential_energy(z[:, :-1])
     reasons = []
@@ -273,12 +305,12 @@ def _energy(mech: Mechanism, recording: Recording, distances: Tensor) -> dict[st
     return report
 
 
-def _check_tolerance(kappa: float) -> float:
-    """Largest relative difference that passes. Contact at small kappa bends within micrometres, where differences lose digits."""
+def check_tolerance(kappa: float) -> float:
+    """Largest relative difference that passes. Contact at small kappa bends within micrometers, where differences lose digits."""
     return 1e-6 if kappa >= 1e-4 else 1e-4
 
 
-def _gradients(mech: Mechanism, recording: Recording, seed: int) -> dict[str, Any]:
+def gradient_check(mech: Mechanism, recording: Recording, seed: int) -> dict[str, Any]:
     """Gradients with respect to all inputs and kinds of parameters against differences, in the middle and at the end of the run."""
     reports: dict[int, testing.StepReport] = {}
     steps = recording.status.shape[1]
@@ -292,7 +324,7 @@ def _gradients(mech: Mechanism, recording: Recording, seed: int) -> dict[str, An
     worst = max(reports, key=lambda t: reports[t].worst.difference)
     print(f"gradients of the step after {worst} steps:")
     print(textwrap.indent(str(reports[worst]), "  "))
-    tolerance = _check_tolerance(mech.options.kappa)
+    tolerance = check_tolerance(mech.options.kappa)
     return {
         "gradient_error_relative": reports[worst].worst.difference,
         "gradient_tolerance": tolerance,
@@ -329,3 +361,18 @@ def _rows(r: dict[str, Any]) -> list[tuple[str, str]]:
         verdict = "not checked" if error is None else f"{error:.2g} relative, allowed {r['gradient_tolerance']:g}"
         rows.append(("gradient against differences", verdict + ("" if r["passed"] else ": FAILED")))
     return rows
+
+
+def _save(mech: Mechanism, recording: Recording, options: argparse.Namespace) -> None:
+    np.savez_compressed(
+        options.output / "trajectory.npz",
+        z=recording.z.numpy(),
+        u=np.zeros((*recording.status.shape, mech.num_inputs)),
+        status=recording.status.numpy(),
+        iterations=recording.iterations.numpy(),
+        substeps=recording.substeps.numpy(),
+        distances=recording.distances.numpy(),
+        timestep=options.timestep,
+        body_names=np.array(list(mech.bodies)),
+        contact_names=np.array(list(mech.contacts)),
+    )

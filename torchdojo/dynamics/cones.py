@@ -51,8 +51,8 @@ def products(system: System, w: Tensor, v: Tensor | None = None) -> tuple[Tensor
 class Scaling(NamedTuple):
     """Nesterov-Todd scaling of second-order cones: W ξ = W⁻¹ η = λ with W symmetric, (..., 3, 3), and λ, (..., 3).
 
-    Written in scaled variables, λ∘(W dξ + W⁻¹ dη), the linearized product has a solution wherever ξ and η are interior; the plain one,
-    ξ∘dη + η∘dξ, may have none away from the path. On the path both are the same (Vandenberghe 2010, section 4.2).
+    The linearized product in scaled variables, λ∘(W dξ + W⁻¹ dη), has a solution wherever ξ and η are interior. The plain product,
+    ξ∘dη + η∘dξ, may have none away from the path. On the path both agree (Vandenberghe 2010, section 4.2).
     """
 
     weight: Tensor
@@ -80,7 +80,7 @@ def scaling(xi: Tensor, eta: Tensor) -> Scaling:
 
 
 def scaled_products(system: System, w: Tensor, direction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """As `products`, of the scaled variables at w: λ∘λ, or (W dξ)∘(W⁻¹ dη) for a direction."""
+    """Products of the scaled variables at w, laid out as `products`: λ∘λ, or (W dξ)∘(W⁻¹ dη) for a direction."""
     orthant, second = system.orthant_index, system.second_order_index
     d = w if direction is None else direction
     nt = scaling(w[:, second[:, 0]], w[:, second[:, 1]])
@@ -131,13 +131,13 @@ def product_jacobian(shape: Cones, impulse: Tensor, slack: Tensor, scaled: bool)
 
 
 def max_step(system: System, w: Tensor, direction: Tensor) -> Tensor:
-    """Largest α with w + α·direction in the closed cones, (N,); infinite where no cone stops it. w is interior."""
+    """Largest α with w + α·direction in the closed cones, (N,), from an interior w; infinite where no cone stops the step."""
     pairs = system.orthant_index.flatten()
     inverse = (-direction[:, pairs] / w[:, pairs]).amax(-1) if len(pairs) else w.new_zeros(len(w))
     triples = system.second_order_index.flatten(0, 1)
     if len(triples):
         x, d = w[:, triples], direction[:, triples]
-        # The step in the frame in which x is the identity: the most negative eigenvalue of the scaled direction stops it.
+        # In the frame in which x is the identity, the most negative eigenvalue of the scaled direction stops the step.
         norm = _hyperbolic_norm(x)[..., None]
         x, d = x / norm, d / norm
         first = x[..., 0] * d[..., 0] - (x[..., 1:] * d[..., 1:]).sum(-1)

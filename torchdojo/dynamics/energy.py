@@ -1,7 +1,7 @@
 """Energy and momentum of a mechanism.
 
 Over one step the velocity is constant, so a state alone gives the values of the step that led to it. At a configuration itself, the
-discrete Legendre transform gives the momentum: the mean of what arrives and what leaves (Marsden and West 2001, section 1.5).
+discrete Legendre transform gives the momentum: the mean of the arriving and the leaving momentum (Marsden and West 2001, section 1.5).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _body_momenta(
 
 
 def kinetic_energy(structure: Structure, z: Tensor, z_next: Tensor | None) -> Tensor:
-    """½ pᵀp/m + ½ ℓᵀJ⁻¹ℓ and ½ armature rate² [J], (...). Without `z_next`: ½ m v² + ½ ωᵀJω of the step that led to z."""
+    """Kinetic energy [J], (...): ½ pᵀp/m + ½ ℓᵀJ⁻¹ℓ + ½ armature rate². Without `z_next`, ½ m v² + ½ ωᵀJω of the step that led to z."""
     total = _body_energy(*_masses(structure), structure.timestep, z, z_next)
     for joint in structure.named_joints().values():
         if isinstance(joint, StandardJoint) and joint.armature is not None:
@@ -68,7 +68,7 @@ def _rate(structure: Structure, joint: StandardJoint, z: Tensor, z_next: Tensor 
 
 
 def potential_energy(structure: Structure, z: Tensor) -> Tensor:
-    """Gravity, zero at the origin, and joint springs [J], (...)."""
+    """Potential energy [J], (...), of gravity, zero at the origin, and of joint springs."""
     mass, _ = _masses(structure)
     total = -(mass * (structure.gravity[..., None, :] * split_state(z).pose.x).sum(-1)).sum(-1)
     for joint in structure.named_joints().values():
@@ -78,7 +78,7 @@ def potential_energy(structure: Structure, z: Tensor) -> Tensor:
 
 
 def momentum(structure: Structure, z: Tensor, z_next: Tensor | None) -> Tensor:
-    """[linear (N·s), angular about the common center of mass (N·m·s)], world frame, (..., 6)."""
+    """Linear [N·s] and angular momentum about the common center of mass [N·m·s], world frame, (..., 6)."""
     mass, inertia = _masses(structure)
     state = split_state(z)
     linear, angular = _body_momenta(mass, inertia, structure.timestep, state, None if z_next is None else split_state(z_next))

@@ -16,7 +16,7 @@ from torchdojo.dynamics import cones
 from torchdojo.dynamics.integrator import LARGEST_SINE, momentum_change, next_pose
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.element import Element, Motion, Pose, Twist
-from torchdojo.state.layout import split_state, with_world
+from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, split_state, split_twists, with_world
 from torchdojo.state.tangent import local_jacobian, retract
 from torchdojo.state.unknowns import FIRST_ELEMENT
 
@@ -66,16 +66,12 @@ class StepProblem:
 
     def body_residual(self, twist: Tensor) -> Tensor:
         """Change of momentum without the impulses of elements, (N, nb, 6), for twists (N, nb, 6)."""
-        after = Twist(twist[..., :3], twist[..., 3:])
-        return momentum_change(
-            self.mass,
-            self.inertia,
-            self.state.twist,
-            after,
-            self.gravity[:, None],
-            self.wrench.unflatten(-1, (-1, 6)),
-            self.timestep[:, None, None],
-        )
+        return self.momentum_change(self.state.twist, split_twists(twist))
+
+    def momentum_change(self, before: Twist, after: Twist) -> Tensor:
+        """`integrator.momentum_change` between these velocities, (N, nb, 6)."""
+        wrench = self.wrench.unflatten(-1, (-1, TWIST_SIZE))
+        return momentum_change(self.mass, self.inertia, before, after, self.gravity[:, None], wrench, self.timestep[:, None, None])
 
     def element_residual(
         self, element: Element, pose: Pose, twist: Tensor, incoming: Tensor, impulse: Tensor, slack: Tensor, u: Tensor
@@ -101,8 +97,7 @@ class StepProblem:
         result = []
         for i in range(twist.shape[-2]):
             here = Pose(pose.x[..., i, :], pose.q[..., i, :])
-            speed = Twist(twist[..., i, :3], twist[..., i, 3:])
-            before = Twist(incoming[..., i, :3], incoming[..., i, 3:])
+            speed, before = split_twists(twist[..., i, :]), split_twists(incoming[..., i, :])
             result.append(Motion(here, speed, next_pose(here, speed, h), before, h))
         return tuple(result)
 
@@ -196,21 +191,18 @@ class StepProblem:
         """Derivatives of the residual with respect to the tangent of z, (N, n, 12 nb), and to u, (N, n, nu)."""
         system, nb = self.system, self.system.num_bodies
         twists = self.body_twists(w)
-        jac_z = w.new_zeros(len(w), system.num_unknowns + 6, 12 * (nb + 1))
-        jac_u = w.new_zeros(len(w), system.num_unknowns + 6, system.num_inputs)
+        jac_z = w.new_zeros(len(w), system.num_unknowns + TWIST_SIZE, TANGENT_SIZE * (nb + 1))
+        jac_u = w.new_zeros(len(w), system.num_unknowns + TWIST_SIZE, system.num_inputs)
         # Rows are laid out with the world's momentum after everything else; it is cut off at the end.
-        body_rows = torch.arange(6 * nb, device=w.device).reshape(nb, 6)
-        world_rows = torch.arange(system.num_unknowns, system.num_unknowns + 6, device=w.device)[None]
+        body_rows = torch.arange(TWIST_SIZE * nb, device=w.device).reshape(nb, TWIST_SIZE)
+        world_rows = torch.arange(system.num_unknowns, system.num_unknowns + TWIST_SIZE, device=w.device)[None]
         momentum_rows = torch.cat((body_rows, world_rows))
 
         def balance(y: Tensor) -> Tensor:
-            before = Twist(y[..., :3], y[..., 3:])
-            after = Twist(twists[:, :-1, :3], twists[:, :-1, 3:])
-            wrench = self.wrench.unflatten(-1, (-1, 6))
-            return momentum_change(self.mass, self.inertia, before, after, self.gravity[:, None], wrench, self.timestep[:, None, None])
+            return self.momentum_change(split_twists(y), split_twists(twists[:, :-1]))
 
         _, velocity = local_jacobian(balance, torch.cat(self.state.twist, dim=-1))
-        tangent = torch.arange(12 * (nb + 1), device=w.device).reshape(nb + 1, 4, 3)
+        tangent = torch.arange(TANGENT_SIZE * (nb + 1), device=w.device).reshape(nb + 1, 4, 3)
         velocity_columns = tangent[:nb, 1::2].reshape(nb, 6)
         add_blocks(jac_z, body_rows, velocity_columns, velocity)
 
@@ -242,7 +234,7 @@ class StepProblem:
                 add_blocks(jac_z, rows, tangent[:, 1::2].reshape(nb + 1, 6)[group.body_index].flatten(-2), velocities)
             if u.shape[-1]:
                 add_blocks(jac_u, rows, group.input_index, jacobian)
-        return jac_z[:, : system.num_unknowns, : 12 * nb], jac_u[:, : system.num_unknowns]
+        return jac_z[:, : system.num_unknowns, : TANGENT_SIZE * nb], jac_u[:, : system.num_unknowns]
 
 
 def _with_still_world(twists: Tensor) -> Tensor:

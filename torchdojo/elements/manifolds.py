@@ -38,10 +38,10 @@ def contact_manifold(
 ) -> dict[str, Contact]:
     """Contacts through which two shapes can lie on each other.
 
-    The nearest points of both, which decide whether they overlap at all, and for shapes that may touch in a line or a face also: the ends
-    of capsules, as balls against the other shape, and the corners of either of two boxes against the other box. Corners are balls inside
-    their box, so that the normal of a corner near the other's edge turns over a length that does not depend on the gap; bare points would
-    feel the edge of an equal box below them in every direction.
+    One contact is between the nearest points, which decide whether the shapes overlap at all. Shapes that may touch in a line or a face
+    get more: the ends of capsules, as balls against the other shape, and the corners of two boxes, each against the other box. Corners are
+    balls inside their box. So the normal of a corner near the other's edge turns over a length that does not depend on the gap; bare
+    points would feel the edge of an equal box below them in every direction.
 
     Args:
         a, b: names of the bodies; b None: the world. shape_a, shape_b: `Sphere`, `Capsule` or `Box` in their frames.
@@ -64,14 +64,14 @@ def contact_manifold(
         elif isinstance(theirs, Box):
             points, radius = _corners(cast(Box, mine), corner_radius)
         else:
-            continue  # what a corner of a box touches of a capsule is nearest
-        if first is None and second is not None:  # the world's corner against the body: the body comes first
-            for i, point in enumerate(points.unbind(-2)):
-                ball = Sphere(radius.clamp_min(SHARP), position=point)
-                contacts[f"{label}_{suffix}{i}"] = model(second, shape=theirs, other=None, other_shape=ball, **arguments)
-            continue
+            continue  # the nearest points cover a corner of a box on a capsule
         for i, point in enumerate(points.unbind(-2)):
-            contacts[f"{label}_{suffix}{i}"] = model(first, point=point, radius=radius, other=second, other_shape=theirs, **arguments)
+            name = f"{label}_{suffix}{i}"
+            if first is None:  # a corner of the world: the body comes first in its contacts
+                ball = Sphere(radius.clamp_min(SHARP), position=point)
+                contacts[name] = model(second, shape=theirs, other=None, other_shape=ball, **arguments)
+            else:
+                contacts[name] = model(first, point=point, radius=radius, other=second, other_shape=theirs, **arguments)
     return contacts
 
 
@@ -90,7 +90,7 @@ def contacts_between(
     The result is what `Mechanism(contacts=...)` takes; contacts with the ground plane are not part of it.
 
     Args:
-        bodies: by name, with shapes (a body without is passed over). joints: of the mechanism; neighbours do not touch each other.
+        bodies: by name, with shapes (a body without is passed over). joints: of the mechanism; neighbors do not touch each other.
         world: fixed shapes, in the world frame.
         filter: (name, name or None for the world) -> whether these two may touch; asked once per pair that is not excluded already.
         model, corner_radius, arguments: as in `contact_manifold`.
@@ -99,19 +99,19 @@ def contacts_between(
         ValueError: shapes without a distance to each other.
     """
     pairs = joints.items() if isinstance(joints, Mapping) else joints
-    neighbours = {frozenset(joint.body_names) for _, joint in pairs}
+    neighbors = {frozenset(joint.body_names) for _, joint in pairs}
     candidates: list[tuple[str, str | None]] = list(itertools.combinations(bodies, 2))
     candidates += [(name, None) for name in bodies] if world else []
     contacts: dict[str, Contact] = {}
     for a, b in candidates:
-        joined = b is not None and frozenset((a, b)) in neighbours
+        joined = b is not None and frozenset((a, b)) in neighbors
         if joined or (filter is not None and not filter(a, b)):
             continue
         others = world if b is None else bodies[b].shapes
         several = len(bodies[a].shapes) * len(others) > 1
         for (i, shape_a), (j, shape_b) in itertools.product(enumerate(bodies[a].shapes), enumerate(others)):
-            found = contact_manifold(a, shape_a, b, shape_b, model=model, corner_radius=corner_radius, **arguments)
-            contacts |= {f"{name}_{i}_{j}" if several else name: contact for name, contact in found.items()}
+            manifold = contact_manifold(a, shape_a, b, shape_b, model=model, corner_radius=corner_radius, **arguments)
+            contacts |= {f"{name}_{i}_{j}" if several else name: contact for name, contact in manifold.items()}
     return contacts
 
 

@@ -163,17 +163,18 @@ def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Te
     if all(isinstance(entry.joint, StandardJoint) for entry in order):
         by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
         return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
-    # Coordinates that a user declared: both maps by autograd.
-    n = q.shape[-1]
 
-    def raised(y: Tensor) -> Tensor:
-        return structure.difference(minimal.to_maximal(order, nb, y[..., :n], y[..., n:], h), z)
+    # A user declared these coordinates: both maps by autograd.
+    def lifted(y: Tensor) -> Tensor:
+        q, qd = y.chunk(2, dim=-1)
+        return structure.difference(minimal.to_maximal(order, nb, q, qd, h), z)
 
-    def lowered(delta: Tensor) -> Tensor:
+    def projected(delta: Tensor) -> Tensor:
         return torch.cat(minimal.to_minimal(order, nb, structure.retract(after, delta), h), dim=-1)
 
-    above, below = local_jacobian(raised, torch.cat((q, qd), dim=-1))[1], local_jacobian(lowered, torch.zeros_like(by_state[..., 0]))[1]
-    return torch.cat((below @ by_state @ above, below @ by_input), dim=-1)
+    _, by_coordinates = local_jacobian(lifted, torch.cat((q, qd), dim=-1))
+    _, projection = local_jacobian(projected, torch.zeros_like(by_state[..., 0]))
+    return torch.cat((projection @ by_state @ by_coordinates, projection @ by_input), dim=-1)
 
 
 def _check(structure: Structure, q: Tensor, qd: Tensor) -> None:

@@ -1,1 +1,1 @@
-"""Experiments with known outcomes, run by `torchdojo evaluate`: one table of experiments per topic, one module per group of them."""
+"""Experiments with known outcomes, run by `torchdojo evaluate`. A topic is a table of experiments; a module holds a group of them."""

@@ -13,7 +13,17 @@ from torchdojo import contacts_between
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import ImpactContact, NonlinearContact
 from torchdojo.evaluation import mujoco_reference as reference
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.evaluation.experiment import (
+    Line,
+    Measurement,
+    Outcome,
+    Plot,
+    Setting,
+    flagged_steps,
+    rivals_by_field,
+    slug,
+    smallest_distance,
+)
 from torchdojo.geometry.shapes import Box, Sphere
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
@@ -25,46 +35,27 @@ GRAVITY = 9.81  # [m/s²]
 
 # -- Newton's cradle -----------------------------------------------------------------------------------------------------------------------
 
-BALLS, RADIUS, GAP, START = 5, 0.1, 1e-3, 5e-3  # balls of 1 kg; START: the way of the first one before it hits [m]
+BALLS, RADIUS, GAP, START = 5, 0.1, 1e-3, 5e-3  # balls of 1 kg; START: the way of the first ball before it hits [m]
 
 
 def newtons_cradle(setting: Setting) -> Outcome:
-    """Five balls of 1 kg in a row, 1 mm apart, e = 1, no gravity; the first arrives at 1 m/s, and only the last should leave.
+    """The first of five balls in a row arrives at 1 m/s, and only the last should leave.
 
-    Each impact passes the momentum on where it is a step of its own: a step may not be longer than a ball needs for a gap, 1 ms. Longer
-    ones solve several impacts at once, for which Newton's law has another answer, that keeps the momentum and loses energy: measured, with
-    no bound. kappa 1e-10: while two balls are within a gap δ of each other, κ pushes them apart with κ/(δh) [N].
+    The balls weigh 1 kg and are 1 mm apart, e = 1, without gravity. An impact passes the momentum on if it has a step of its own. A step
+    may therefore last no longer than a ball needs for a gap, 1 ms. A longer step solves several impacts at once. Newton's law then has
+    another answer, which keeps the momentum and loses energy; it is measured without a bound. While two balls are within a gap δ of each
+    other, κ pushes them apart with κ/(δh) [N], hence kappa = 1e-10.
     """
     rows: list[Measurement] = []
     lines: dict[str, Line] = {}
     theirs = _mujoco_cradle(setting)
     for timestep in (1e-3,) if setting.quick else (10e-3, 2e-3, 1e-3, 0.5e-3):
-        resolved = timestep <= GAP
         mech, z = _cradle(timestep)
         path = mech.rollout(z, steps=math.ceil(0.03 / timestep))
         speeds = path.z.unflatten(-1, (-1, 13))[..., 3]
-        found = _Cradle.of(speeds[-1])
-        name = f"{1e3 * timestep:g}_ms".replace(".", "_")
-        mujoco = {key: {label: getattr(value, key) for label, value in theirs.items()} or None for key in _Cradle._fields}
-        rows += [
-            Measurement(
-                f"{name}_last_speed_error", f"h = {1e3 * timestep:g} ms: last ball, speed against the first one's, relative error",
-                found.last, at_most=1e-3 if resolved else None, mujoco=mujoco["last"],
-            ),
-            Measurement(
-                f"{name}_others_speed_m_per_s", "fastest of the others", found.others, "m/s", at_most=1e-3 if resolved else None,
-                mujoco=mujoco["others"],
-            ),
-            Measurement(
-                f"{name}_momentum_error", "momentum, largest relative error", float((speeds.sum(-1) - 1).abs().max()), at_most=1e-9,
-            ),
-            Measurement(
-                f"{name}_energy_error", "energy at the end, relative error", found.energy, at_most=1e-3 if resolved else None,
-                mujoco=mujoco["energy"],
-            ),
-            Measurement(f"{name}_smallest_distance_m", "smallest distance", float(mech.distances(path.z).min()), "m", at_least=0.0),
-            Measurement(f"{name}_flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
-        ]  # fmt: skip
+        name = slug(f"{1e3 * timestep:g}_ms")
+        rows += _cradle_rows(name, timestep, speeds, theirs)
+        rows += [smallest_distance(mech.distances(path.z), name), flagged_steps(path.status, name=name)]
         time = 1e3 * timestep * np.arange(len(speeds))
         lines = {f"ball {i + 1}": Line(time, speeds[:, i]) for i in range(BALLS)}
     notes = [
@@ -75,21 +66,40 @@ def newtons_cradle(setting: Setting) -> Outcome:
 
 
 class _Cradle(NamedTuple):
-    """Errors at the end: of the last ball's speed, the fastest other one's [m/s], and the relative one of the energy."""
+    """Values at the end: error of the last ball's speed, speed of the fastest other ball [m/s], relative error of the energy."""
 
     last: float
     others: float
     energy: float
 
     @classmethod
-    def of(cls, speeds: Tensor) -> _Cradle:
-        """Of speeds (BALLS,), the first ball's having been 1 m/s."""
+    def from_speeds(cls, speeds: Tensor) -> _Cradle:
+        """Errors of the final speeds (BALLS,) after the first ball has come at 1 m/s."""
         return cls(float((speeds[-1] - 1).abs()), float(speeds[:-1].abs().max()), float(((speeds**2).sum() - 1).abs()))
+
+
+def _cradle_rows(name: str, timestep: float, speeds: Tensor, theirs: dict[str, _Cradle]) -> list[Measurement]:
+    """Measurements of the speeds (T+1, BALLS); bounded if every impact has a step of its own."""
+    final, mujoco = _Cradle.from_speeds(speeds[-1]), rivals_by_field(_Cradle, theirs)
+    bound = 1e-3 if timestep <= GAP else None
+    return [
+        Measurement(
+            f"{name}_last_speed_error", f"h = {1e3 * timestep:g} ms: last ball, speed against the first one's, relative error",
+            final.last, at_most=bound, mujoco=mujoco["last"],
+        ),
+        Measurement(
+            f"{name}_others_speed_m_per_s", "fastest of the others", final.others, "m/s", at_most=bound, mujoco=mujoco["others"]
+        ),
+        Measurement(f"{name}_momentum_error", "momentum, largest relative error", float((speeds.sum(-1) - 1).abs().max()), at_most=1e-9),
+        Measurement(
+            f"{name}_energy_error", "energy at the end, relative error", final.energy, at_most=bound, mujoco=mujoco["energy"]
+        ),
+    ]  # fmt: skip
 
 
 def _cradle(timestep: float) -> tuple[Mechanism, Tensor]:
     balls = {f"ball{i}": Body(1.0, shape=Sphere(RADIUS)) for i in range(BALLS)}
-    contacts = contacts_between(balls, model=ImpactContact, restitution=1.0, filter=_neighbours)
+    contacts = contacts_between(balls, model=ImpactContact, restitution=1.0, filter=_neighbors)
     mech = Mechanism(balls, (), contacts, timestep=timestep, gravity=(0.0, 0.0, 0.0), options=SolverOptions(kappa=1e-10))
     start: dict[str, Any] = {
         name: {"position": (x, 0.0, 0.0), "velocity": (float(x < 0), 0.0, 0.0)} for name, x in zip(balls, _places(), strict=True)
@@ -98,34 +108,35 @@ def _cradle(timestep: float) -> tuple[Mechanism, Tensor]:
 
 
 def _places() -> list[float]:
-    """Of the balls [m]: the second one's centre is at one diameter, and the first one's START and more to the left of zero."""
+    """Positions of the balls [m]: the first is START to the left of zero, and the second is one diameter to the right of zero."""
     return [-START] + [2 * RADIUS * i + GAP * (i - 1) for i in range(1, BALLS)]
 
 
 def _mujoco_cradle(setting: Setting) -> dict[str, _Cradle]:
-    found: dict[str, _Cradle] = {}
+    cradles: dict[str, _Cradle] = {}
     if setting.mujoco is not None:
         for label, extra in (("default", ""), ("undamped", ' solref="-1e6 0"')):
             balls = [((x, 0.0, 0.0), f'type="sphere" size="{RADIUS}" mass="1" condim="1"{extra}') for x in _places()]
             scene = reference.free_bodies_scene(balls, timestep=1e-4, gravity=(0.0, 0.0, 0.0))
             _, _, v = reference.simulate(setting.mujoco, scene, 3000, qvel=[1.0] + [0.0] * (6 * BALLS - 1))
-            found[label] = _Cradle.of(torch.from_numpy(v[-1, ::6].copy()))
-    return found
+            cradles[label] = _Cradle.from_speeds(torch.from_numpy(v[-1, ::6].copy()))
+    return cradles
 
 
 # -- a stack of boxes ----------------------------------------------------------------------------------------------------------------------
 
 EDGE, STACK_FRICTION, STACK_KAPPA = 0.1, 0.6, 1e-8  # edge [m]
-BEARING = 9  # contacts of one box on another: four corners of each, and the nearest points
+BEARING = 9  # contacts of one box on another: four corners of each box, and the nearest points
 
 
 def box_stack(setting: Setting) -> Outcome:
-    """Ten boxes of 0.1 m, 1 kg, each up to 0.5 mm beside its place, put on each other with gaps of 1 µm; h = 0.01 s, 5 s, kappa 1e-8.
+    """Ten boxes (0.1 m, 1 kg) stand on each other for 5 s, each up to 0.5 mm beside its place.
 
-    The boxes float by what the central path says: where nine contacts bear n boxes, at 9 κ/(n m g h), in all 2.6 µm under the top one.
-    Settled, a box moves on only by creep. Where one lies more than a corner's radius, 2 mm, beside the one below in both directions, their
-    edges cross, which only the contact of the nearest points knows (see `contact_manifold`): it settles askew by some tenths of a mrad, and
-    a stack of ten with offsets of 3 mm moves by 0.3 mm at its top.
+    They start with gaps of 1 µm; h = 0.01 s, kappa = 1e-8. The boxes float at the gaps of the central path. Nine contacts that bear n boxes
+    have the gap 9 κ/(n m g h), and all gaps under the top box add up to 2.6 µm. A settled box moves on only by creep. If a box lies beside
+    the box below by more than a corner's radius, 2 mm, in both directions, their edges cross. Only the contact of the nearest points sees
+    crossing edges (`contact_manifold`), and the box settles askew by some tenths of a mrad. A stack of ten with offsets of 3 mm moves by
+    0.3 mm at its top.
     """
     count, seconds, timestep = (3, 0.5, 0.01) if setting.quick else (10, 5.0, 0.01)
     settling = 0.2 * seconds if setting.quick else 0.5  # [s]
@@ -135,36 +146,29 @@ def box_stack(setting: Setting) -> Outcome:
     place = path.z.unflatten(-1, (-1, 13))[..., :3]
     nominal = EDGE * (count - 0.5)
     top, side = place[:, -1, 2] - nominal, torch.linalg.vector_norm(place[:, -1, :2] - place[0, -1, :2], dim=-1)
-    impulse = GRAVITY * timestep  # of one box's weight [N·s]
+    impulse = GRAVITY * timestep  # impulse of the weight of one box in a step [N·s]
     resting = STACK_KAPPA / impulse * (4 / count + sum(BEARING / above for above in range(1, count)))
+    beyond = float((top[settled:] - resting).abs().max())
     theirs = _mujoco_stack(setting, place[0], timestep, steps, settled)
-    mujoco = {key: {cone: getattr(value, key) for cone, value in theirs.items()} or None for key in _Stack._fields}
+    mujoco = rivals_by_field(_Stack, theirs)
     drift, distance = float((top[settled:] - top[settled]).abs().max()), float(mech.distances(path.z).min())
     ours = _Stack(float(top[-1]), drift, float(side.max()), distance, top.numpy())
-    time = timestep * np.arange(steps + 1)
-    lines = {
-        label: Line(time, 1e3 * stack.path)
-        for label, stack in {"torchdojo": ours, **{f"MuJoCo {cone}": stack for cone, stack in theirs.items()}}.items()
-    }
+    stacks = {"torchdojo": ours, **{f"MuJoCo {cone}": stack for cone, stack in theirs.items()}}
+    lines = {label: Line(timestep * np.arange(steps + 1), 1e3 * stack.path) for label, stack in stacks.items()}
     return Outcome(
         [
             Measurement(
-                "top_height_m", f"{count} boxes, {seconds:g} s: height of the top box over that of hard boxes", ours.height, "m",
+                "top_height_m", f"{count} boxes, {seconds:g} s: height of the top box over hard boxes", ours.height, "m",
                 at_least=0.0, mujoco=mujoco["height"],
             ),
             Measurement("predicted_height_m", "the same, predicted from kappa", resting, "m"),
-            Measurement(
-                "height_beyond_gaps_m", "largest difference of the two, settled", float((top[settled:] - resting).abs().max()), "m",
-                at_most=1e-6,
-            ),
+            Measurement("height_beyond_gaps_m", "largest difference of the two, settled", beyond, "m", at_most=1e-6),
             Measurement(
                 "top_sinks_m", f"top box, up or down after {settling:g} s", ours.drift, "m", at_most=1e-6, mujoco=mujoco["drift"]
             ),
             Measurement("top_sideways_m", "top box, sideways from the start", ours.side, "m", at_most=1e-6, mujoco=mujoco["side"]),
-            Measurement(
-                "smallest_distance_m", "smallest distance", ours.distance, "m", at_least=0.0, mujoco=mujoco["distance"],
-            ),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            Measurement("smallest_distance_m", "smallest distance", ours.distance, "m", at_least=0.0, mujoco=mujoco["distance"]),
+            flagged_steps(path.status),
         ],
         [Plot("height", f"Stack of {count} boxes, h = {timestep:g} s", "time [s]", "top box above its place [mm]", lines)],
         {"sideways": side},
@@ -172,7 +176,10 @@ def box_stack(setting: Setting) -> Outcome:
 
 
 class _Stack(NamedTuple):
-    """Of the top box: height at the end over that of hard boxes, way up or down once settled, sideways; smallest distance; heights [m]."""
+    """Values of a stack [m]. The top box has a final height over hard boxes, and ways: up or down once settled, and sideways.
+
+    The smallest distance is taken over all contacts; `path` has the height of the top box over time.
+    """
 
     height: float
     drift: float
@@ -184,11 +191,11 @@ class _Stack(NamedTuple):
 def _stack(count: int, timestep: float) -> tuple[Mechanism, Tensor]:
     box = Box((EDGE,) * 3)
     bodies = {f"box{i}": Body(1.0, shape=box) for i in range(count)}
-    contacts = contacts_between(bodies, friction=STACK_FRICTION, filter=_neighbours)
+    contacts = contacts_between(bodies, friction=STACK_FRICTION, filter=_neighbors)
     for i, point in enumerate(box.contact_points()[0]):
         if point[2] < 0:
             contacts[f"foot{i}"] = NonlinearContact("box0", point=point, friction=STACK_FRICTION)
-    # Creep is far below the default tolerance of 1e-9 m/s: the equations must hold to less.
+    # Creep is far below the default tolerance of 1e-9 m/s, so the equations must hold to a tighter one.
     options = SolverOptions(kappa=STACK_KAPPA, residual_tol=1e-12)
     mech = Mechanism(bodies, (), contacts, timestep=timestep, gravity=(0.0, 0.0, -GRAVITY), options=options)
     beside = 0.5e-3 * (2 * torch.rand(count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1)
@@ -199,8 +206,8 @@ def _stack(count: int, timestep: float) -> tuple[Mechanism, Tensor]:
 
 
 def _mujoco_stack(setting: Setting, places: Tensor, timestep: float, steps: int, settled: int) -> dict[str, _Stack]:
-    """The same from MuJoCo, with box geoms on a plane, both friction cones."""
-    found: dict[str, _Stack] = {}
+    """The stack in MuJoCo, with box geoms on a plane, for both of its friction cones."""
+    stacks: dict[str, _Stack] = {}
     if setting.mujoco is not None:
         geom = f'type="box" size="{EDGE / 2} {EDGE / 2} {EDGE / 2}" mass="1" friction="{STACK_FRICTION} 0 0" condim="3"'
         boxes = [((x, y, z), geom) for x, y, z in places.tolist()]
@@ -213,12 +220,12 @@ def _mujoco_stack(setting: Setting, places: Tensor, timestep: float, steps: int,
             height, side = top[:, 2] - EDGE * (len(boxes) - 0.5), np.linalg.norm(top[:, :2] - top[0, :2], axis=-1)
             drift = np.abs(height[settled:] - height[settled]).max()
             distance = reference.geom_distances(setting.mujoco, model, q).min()
-            found[cone] = _Stack(float(height[-1]), float(drift), float(side.max()), float(distance), height)
-    return found
+            stacks[cone] = _Stack(float(height[-1]), float(drift), float(side.max()), float(distance), height)
+    return stacks
 
 
-def _neighbours(a: str, b: str | None) -> bool:
-    """Filter for `contacts_between`: of up to ten bodies NAME0, NAME1, ... each touches the next one."""
+def _neighbors(a: str, b: str | None) -> bool:
+    """Filter for `contacts_between`: each of up to ten bodies NAME0, NAME1, ... touches the next body."""
     return b is not None and abs(int(a[-1]) - int(b[-1])) == 1
 
 
@@ -228,45 +235,46 @@ HEIGHT = 1.0  # [m]
 
 
 def bouncing_ball(setting: Setting) -> Outcome:
-    """A ball of 0.1 m, 1 kg falls 1 m, e = 0, 0.3, 0.7, 1; h = 0.01 s, kappa 1e-8. At e = 1 the third bounce reaches 1 m again.
+    """A ball (0.1 m, 1 kg) falls 1 m with e = 0, 0.3, 0.7 and 1 (h = 0.01 s, kappa = 1e-8). At e = 1 the third bounce reaches 1 m again.
 
-    The ball turns in the step in which it would arrive, up to a step's way (44 mm here) above the floor; at e = 1 it then goes back the way
-    that it came, so that apexes stay. At e < 1 they exceed e² of the last one by that height, less with shorter steps: shown for 0.7.
+    The ball turns in the step in which it would arrive, up to the way of a step (44 mm here) above the floor. At e = 1 it goes back the way
+    that it came, so that apexes stay. At e < 1 an apex exceeds e² times the last apex by at most that height, and by less with shorter
+    steps: shown for 0.7.
     """
     rows: list[Measurement] = []
     lines: dict[str, Line] = {}
     balls = {restitution: _bounces(restitution, 0.01) for restitution in (0.0, 0.3, 0.7, 1.0)}
     mujoco = _mujoco_bounces(setting)
     for restitution, ball in balls.items():
-        name = f"e_{restitution:g}".replace(".", "_")
+        name = slug(f"e_{restitution:g}")
         rows += [
             Measurement(f"{name}_ratio", f"e = {restitution:g}: speed after the first impact / before", ball.ratio, mujoco=mujoco),
             Measurement(f"{name}_ratio_error", "difference to e", abs(ball.ratio - restitution), at_most=1e-6),
-            Measurement(f"{name}_smallest_distance_m", "smallest distance", float(ball.height.min()), "m", at_least=0.0),
-            Measurement(f"{name}_flagged_steps", "flagged steps", ball.flagged, at_most=0),
+            smallest_distance(ball.height, name),
+            flagged_steps(ball.status, name=name),
         ]
         lines[f"e = {restitution:g}"] = Line(0.01 * np.arange(len(ball.height)), ball.height)
     error = abs(balls[1.0].apexes[2] - HEIGHT)
     rows.append(Measurement("e_1_third_apex_error_m", "e = 1: apex after the third bounce, error", error, "m", at_most=1e-6))
     for timestep, ball in ((0.01, balls[0.7]), (0.001, _bounces(0.7, 0.001))):
-        above = timestep * math.sqrt(2 * GRAVITY * HEIGHT)  # a step's way at the speed of impact
+        above = timestep * math.sqrt(2 * GRAVITY * HEIGHT)  # way of a step at the speed of impact
         rows.append(
             Measurement(
                 f"e_0_7_apex_{1e3 * timestep:g}_ms_m", f"e = 0.7, h = {1e3 * timestep:g} ms: apex after the first bounce (exact: 0.49 m)",
                 ball.apexes[0], "m", at_least=0.49, at_most=0.49 + 0.51 * above,
             )
         )  # fmt: skip
-    notes = [] if mujoco is None else ["MuJoCo has no coefficient of restitution; its figure is that of its default contact"]
+    notes = [] if mujoco is None else ["MuJoCo has no coefficient of restitution; its figure belongs to its default contact"]
     return Outcome(rows, [Plot("height", "Ball dropped 1 m, h = 0.01 s", "time [s]", "height [m]", lines)], notes=notes)
 
 
 class _Bounces(NamedTuple):
-    """Heights over the floor (T+1,) [m], speed after the first impact over that before, apexes behind the impacts [m], flagged steps."""
+    """Heights over the floor (T+1,) [m], ratio of the speeds after and before the first impact, apexes after impacts [m], statuses."""
 
     height: Tensor
     ratio: float
     apexes: list[float]
-    flagged: int
+    status: Tensor
 
 
 def _bounces(restitution: float, timestep: float) -> _Bounces:
@@ -279,15 +287,17 @@ def _bounces(restitution: float, timestep: float) -> _Bounces:
     path = mech.rollout(start, steps=round(3.5 / timestep))
     height, speed = path.z[:, 2] - RADIUS, path.z[:, 5]
     change = speed[1:] - speed[:-1]
-    hits = (change > -0.5 * GRAVITY * timestep).nonzero().squeeze(-1) + 1  # first samples after an impact, and all of a ball that lies
+    hits = (change > -0.5 * GRAVITY * timestep).nonzero().squeeze(
+        -1
+    ) + 1  # first samples after an impact, and all samples of a ball that lies
     ends = [*hits[1:].tolist(), len(height)]
     apexes = [float(height[first:end].max()) for first, end in zip(hits.tolist(), ends, strict=True)]
     first = int(hits[0])
-    return _Bounces(height, float(-speed[first] / speed[first - 1]), apexes, count_flagged(path.status))
+    return _Bounces(height, float(-speed[first] / speed[first - 1]), apexes, path.status)
 
 
 def _mujoco_bounces(setting: Setting) -> float | None:
-    """Largest speed upwards over the largest one downwards, with the default contact and h = 1 ms."""
+    """Largest upward speed over the largest downward speed, with MuJoCo's default contact and h = 1 ms."""
     if setting.mujoco is None:
         return None
     ball = [((0.0, 0.0, RADIUS + HEIGHT), f'type="sphere" size="{RADIUS}" mass="1"')]

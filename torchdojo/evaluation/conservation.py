@@ -1,4 +1,4 @@
-"""What a variational integrator keeps: joints together, energy without drift, and the decay of a damped pendulum."""
+"""Properties of a variational integrator: joints stay together, energy does not drift, and a damped pendulum decays as it should."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdojo import models
 from torchdojo.evaluation import mujoco_reference as reference
-from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, count_flagged
+from torchdojo.evaluation.experiment import Line, Measurement, Outcome, Plot, Setting, flagged_steps, slug
 from torchdojo.evaluation.linkages import hinged, planar_state, rods_to_points
 from torchdojo.mechanism import Mechanism
 
@@ -21,7 +21,7 @@ GRAVITY = 9.81  # [m/s²]
 
 
 def total_energy(mech: Mechanism, z: Tensor) -> Tensor:
-    """Energy [J] at the configurations of a path z (..., T+2, 13 nb), (..., T+1): momenta by the discrete Legendre transform."""
+    """Energy [J], (..., T+1), at the configurations of a path z (..., T+2, 13 nb), with momenta by the discrete Legendre transform."""
     return mech.kinetic_energy(z[..., :-1, :], z[..., 1:, :]) + mech.potential_energy(z[..., :-1, :])
 
 
@@ -29,12 +29,13 @@ def total_energy(mech: Mechanism, z: Tensor) -> Tensor:
 
 
 def three_link_loop(setting: Setting) -> Outcome:
-    """A crank, a coupler and a rocker of 1 m, 1 kg, hinged to each other and, 1 m apart, to the world; swings by its weight.
+    """A crank, a coupler and a rocker (1 m, 1 kg) are hinged to each other and, 1 m apart, to the world.
 
-    Four hinges of five rows each on 18 velocities with one degree of freedom: three rows are redundant. h = 0.01 s.
+    The loop swings with h = 0.01 s. Its four hinges have five rows each on 18 velocities with one degree of freedom: three rows are
+    redundant.
     """
     seconds, timestep = (10 if setting.quick else 60), 0.01
-    tilt = 0.6  # of crank and rocker from hanging [rad]
+    tilt = 0.6  # angle of crank and rocker from hanging [rad]
     swing = (math.sin(tilt), -math.cos(tilt))
     points = {"A": (0.0, 0.0), "B": swing, "C": (1.0 + swing[0], swing[1]), "D": (1.0, 0.0)}
     rods = {"crank": ("A", "B"), "coupler": ("B", "C"), "rocker": ("C", "D")}
@@ -45,7 +46,7 @@ def three_link_loop(setting: Setting) -> Outcome:
     return Outcome(
         [
             Measurement("constraint_drift_m", f"three-link loop, {seconds} s: largest joint error", float(error.max()), "m", at_most=1e-9),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            flagged_steps(path.status),
         ],
         [Plot("drift", "Three-link loop, h = 0.01 s", "time [s]", "largest joint error [m]", {"torchdojo": Line(time, error)}, log="y")],
     )
@@ -55,11 +56,12 @@ def three_link_loop(setting: Setting) -> Outcome:
 
 
 def double_pendulum(setting: Setting) -> Outcome:
-    """Two rods of 1 m, 1 kg released at rest near the horizontal, 100 s, h = 0.01 s: the energy error as a fraction of 2 m g l.
+    """Two rods (1 m, 1 kg) are released at rest near the horizontal and swing for 100 s with h = 0.01 s.
 
-    Such pendulums are chaotic, so a single path says little: sixteen are released between 80 and 103 degrees. The test for a trend: each
-    path gives a least-squares slope of its energy over the last 90 s, and the mean of these sixteen independent slopes must lie within
-    three of its standard errors of zero (for no trend 1 of 110 samples would not). With an integrator that drifts, all slopes have a sign.
+    The energy error is measured as a fraction of 2 m g l. Such pendulums are chaotic, so a single path says little: sixteen are released
+    between 80 and 103 degrees. Each path gives a least-squares slope of its energy over the last 90 s. The mean of these sixteen
+    independent slopes must lie within three of its standard errors of zero. Without a trend, 1 of 110 samples would not; with an integrator
+    that drifts, all slopes have the same sign.
     """
     seconds, timestep, count = (20 if setting.quick else 100), 0.01, 16
     steps = round(seconds / timestep)
@@ -71,16 +73,9 @@ def double_pendulum(setting: Setting) -> Outcome:
     error = ((energy - energy[:, :1]) / scale).numpy()
     time = timestep * np.arange(steps + 1)
     mean, deviation = _trend(time, error, since=10.0)
-    lines = {"torchdojo": Line(time, 100 * error[0])}
-    drift: dict[str, float] = {}
-    if setting.mujoco is not None:
-        for name in ("RK4", "Euler"):
-            scene = reference.pendulum_scene(2, width=0.05, length=1.0, mass=1.0, timestep=timestep, integrator=name)
-            model, q, v = reference.simulate(setting.mujoco, scene, steps, qpos=start[0].numpy())
-            theirs = reference.total_energy(setting.mujoco, model, q, v)
-            lines[f"MuJoCo {name}"] = Line(time, 100 * (theirs - theirs[0]) / scale)
-            drift[name] = float(lines[f"MuJoCo {name}"].y[-1])
-    late = 100 * (seconds - 10)  # percent in the time over which the slope is taken
+    theirs = {name: 100 * energy / scale for name, energy in _mujoco_energies(setting, start[0].numpy(), timestep, steps).items()}
+    lines = {"torchdojo": Line(time, 100 * error[0])} | {f"MuJoCo {name}": Line(time, energy) for name, energy in theirs.items()}
+    late = 100 * (seconds - 10)  # from a slope [1/s] to percent over the time in which the slope is taken
     return Outcome(
         [
             Measurement(
@@ -91,17 +86,29 @@ def double_pendulum(setting: Setting) -> Outcome:
             Measurement("trend_standard_errors", "the same in its standard errors", abs(mean / deviation), at_most=3.0),
             Measurement(
                 "energy_end_percent", "energy error at the end / 2mgl", 100 * float(error[0, -1]), "%",
-                published="MuJoCo: RK4 −0.085 %, Euler −80 %", mujoco=drift or None,
+                published="MuJoCo: RK4 −0.085 %, Euler −80 %", mujoco={name: float(energy[-1]) for name, energy in theirs.items()} or None,
             ),
-            Measurement("flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            flagged_steps(path.status),
         ],
         [Plot("energy", "Double pendulum, h = 0.01 s", "time [s]", "energy error / 2mgl [%]", lines)],
         {"energy_error": error},
     )  # fmt: skip
 
 
+def _mujoco_energies(setting: Setting, start: np.ndarray, timestep: float, steps: int) -> dict[str, np.ndarray]:
+    """Energy errors [J] (steps + 1,) of two of MuJoCo's integrators."""
+    errors: dict[str, np.ndarray] = {}
+    if setting.mujoco is not None:
+        for name in ("RK4", "Euler"):
+            scene = reference.pendulum_scene(2, width=0.05, length=1.0, mass=1.0, timestep=timestep, integrator=name)
+            model, q, v = reference.simulate(setting.mujoco, scene, steps, qpos=start)
+            energy = reference.total_energy(setting.mujoco, model, q, v)
+            errors[name] = energy - energy[0]
+    return errors
+
+
 def _trend(time: np.ndarray, error: np.ndarray, since: float) -> tuple[float, float]:
-    """Mean over paths of the least-squares slopes of error (paths, n) after `since` [s], and its standard error [1/s]."""
+    """Mean [1/s] over paths of the least-squares slopes of error (paths, n) after `since` [s], and the standard error of the mean."""
     late = time >= since
     t = time[late] - time[late].mean()
     slopes = (error[:, late] @ t) / (t @ t)
@@ -112,18 +119,19 @@ def _trend(time: np.ndarray, error: np.ndarray, since: float) -> tuple[float, fl
 
 
 def damped_pendulum(setting: Setting) -> Outcome:
-    """A rod of 1 m, 1 kg, released at rest from 90 degrees, with the long step h = 0.1 s: its energy against the exact curve.
+    """A rod (1 m, 1 kg) is released at rest from 90 degrees; its energy with h = 0.1 s is compared with the exact curve.
 
-    The exact curve is the pendulum's equation integrated by a Runge-Kutta method with steps of 0.1 ms. Damping 0.5 N·m·s/rad (a fifth of
-    critical); with less, the energy of a step that long swings around the exact one, by (ω h)² of what is stored: shown for 0.1.
+    The exact curve integrates the pendulum's equation by a Runge-Kutta method with steps of 0.1 ms. The damping is 0.5 N·m·s/rad, a fifth
+    of critical. With less damping, the energy at such a long step swings around the exact energy, by (ω h)² of the stored energy: shown for
+    0.1 N·m·s/rad.
     """
     timestep, steps, angle = 0.1, 100, 0.5 * math.pi
     rows, lines = [], {}
-    for damping, limit in ((0.5, 3.0), (0.1, None)):
+    for damping, bound in ((0.5, 3.0), (0.1, None)):
         mech = models.pendulum(timestep=timestep, damper=damping)
-        inertia = (0.1**2 + 1.0) / 12 + 0.25  # about the hinge, of the rod's box [kg·m²]
+        inertia = (0.1**2 + 1.0) / 12 + 0.25  # inertia of the rod's box about the hinge [kg·m²]
         gravity = 0.5 * GRAVITY
-        # The state's velocity led to the configuration: half a step before rest the rod still moved the other way.
+        # The velocity of a state leads to its configuration: half a step before rest, the rod still moves the other way.
         lead = 0.5 * timestep * gravity * math.sin(angle) / inertia
         path = mech.rollout(mech.initial_state(hinge={"q": angle, "qd": lead}), steps=steps + 1)
         bottom = float(mech.potential_energy(mech.initial_state()))
@@ -134,16 +142,16 @@ def damped_pendulum(setting: Setting) -> Outcome:
         late = time >= 1.0
         error = 100 * float(np.abs(ours - exact)[late].max() / exact[0])
         theirs = 100 * float(np.abs(euler - exact)[late].max() / exact[0])
-        name = f"{damping:g}".replace(".", "_")
+        name = slug(f"damped_{damping:g}")
         rows += [
             Measurement(
-                f"damped_{name}_energy_error_percent", f"damping {damping:g} N·m·s/rad: largest energy error after 1 s / initial energy",
-                error, "%", at_most=limit,
+                f"{name}_energy_error_percent", f"damping {damping:g} N·m·s/rad: largest energy error after 1 s / initial energy",
+                error, "%", at_most=bound,
             ),
-            Measurement(f"damped_{name}_euler_energy_error_percent", "the same for explicit Euler", theirs, "%"),
-            Measurement(f"damped_{name}_flagged_steps", "flagged steps", count_flagged(path.status), at_most=0),
+            Measurement(f"{name}_euler_energy_error_percent", "the same for explicit Euler", theirs, "%"),
+            flagged_steps(path.status, name=name),
         ]  # fmt: skip
-        if limit is not None:
+        if bound is not None:
             lines = {"exact": Line(time, exact), "torchdojo": Line(time, ours), "explicit Euler": Line(time, np.clip(euler, None, 20))}
     return Outcome(rows, [Plot("energy", "Damped pendulum, h = 0.1 s", "time [s]", "energy [J]", lines)])
 
@@ -157,12 +165,12 @@ def _damped_energy(
         return np.array([y[1], -(gravity * math.sin(y[0]) + damping * y[1]) / inertia])
 
     weights: Sequence[float] = (0.5, 0.5, 1.0) if order == 4 else ()
-    h, y, found = timestep / substeps, np.array([angle, 0.0]), []
+    h, y, energies = timestep / substeps, np.array([angle, 0.0]), []
     for _ in range(steps + 1):
-        found.append(0.5 * inertia * y[1] ** 2 + gravity * (1 - math.cos(y[0])))
+        energies.append(0.5 * inertia * y[1] ** 2 + gravity * (1 - math.cos(y[0])))
         for _ in range(substeps):
             slopes = [rate(y)]
             for weight in weights:
                 slopes.append(rate(y + weight * h * slopes[-1]))
             y = y + h * (slopes[0] if order == 1 else (slopes[0] + 2 * slopes[1] + 2 * slopes[2] + slopes[3]) / 6)
-    return np.array(found)
+    return np.array(energies)

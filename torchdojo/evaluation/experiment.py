@@ -1,6 +1,6 @@
-"""What an experiment is: a function that measures, and the numbers, bounds, curves and arrays that it returns.
+"""An experiment is a function that measures, and returns numbers, bounds, curves and arrays.
 
-A topic (`physics`, ...) is a table of experiments; `torchdojo.commands.evaluate` runs one, prints it, and writes what it found.
+A topic (`physics`, ...) is a table of experiments; `torchdojo.commands.evaluate` runs a topic, prints it, and writes its outcomes.
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ import numpy as np
 
 from torchdojo.solver.options import Status
 
-__all__ = ["Experiment", "Line", "Measurement", "Outcome", "Plot", "Setting", "SkippedError", "count_flagged", "import_mujoco"]
+__all__ = [
+    "Experiment", "Line", "Measurement", "Outcome", "Plot", "Setting", "SkippedError", "count_flagged", "flagged_steps", "import_mujoco",
+    "rivals_by_field", "slug", "smallest_distance",
+]  # fmt: skip
 
 
 class SkippedError(Exception):
-    """What an experiment needs is not there; the message says what and how to get it."""
+    """The experiment lacks a file or a package; the message names it and says how to get it."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How to run.
+    """Settings that all experiments share.
 
     Attributes:
-        quick: a shorter version, for continuous integration. mujoco: the package to compare with, None where it is not installed.
-        models: folder with the robot files of the project's shared data, None where there is none.
+        quick: whether to run a shorter version, for continuous integration.
+        mujoco: the package to compare with; None if it is not installed.
+        models: folder with the robot files of the project's shared data; None if there is none.
     """
 
     quick: bool = False
@@ -39,15 +43,15 @@ class Setting:
 
     @classmethod
     def find(cls, *, quick: bool = False, models: Path | None = None) -> Setting:
-        """MuJoCo where it is installed; robot files in `models`, else in $TORCHDOJO_SHARED/models, else in ../shared/models."""
+        """Find MuJoCo, and the robot files in `models`, else in $TORCHDOJO_SHARED/models, else in ../shared/models."""
         folder = models or Path(os.environ.get("TORCHDOJO_SHARED") or "../shared") / "models"
         return cls(quick, import_mujoco(), folder.resolve() if folder.is_dir() else None)
 
     def robot(self, *parts: str) -> Path:
-        """A robot file, `robot("atlas", "atlas.urdf")`.
+        """Path of a robot file, for instance `robot("atlas", "atlas.urdf")`.
 
         Raises:
-            SkippedError: it is not there.
+            SkippedError: the file does not exist.
         """
         if self.models is None or not self.models.joinpath(*parts).is_file():
             raise SkippedError(f"no robot file {'/'.join(parts)}; give the folder that holds it: --models DIR, or $TORCHDOJO_SHARED")
@@ -59,11 +63,13 @@ class Measurement:
     """One number.
 
     Attributes:
-        key: name in the report; ends with the unit ("drift_m"), or says what is counted ("flagged_steps"). label: in the table.
-        value: as measured, in `unit`. at_most, at_least: the bounds it must keep, inclusive.
-        published: what papers or earlier measurements report, in words.
-        mujoco: MuJoCo's value in the same unit, from the same run;
-            a mapping, where several of its methods are compared; not a number where its simulation diverges.
+        key: name in the report; ends with the unit ("drift_m"), or says what is counted ("flagged_steps").
+        label: name in the table.
+        value: measured value, in `unit`.
+        at_most, at_least: inclusive bounds on the value.
+        published: values that papers or earlier measurements report, in words.
+        mujoco: value of MuJoCo in the same unit, from the same run. Several of its methods give a mapping; a simulation that diverges
+            gives NaN.
     """
 
     key: str
@@ -79,12 +85,12 @@ class Measurement:
     def passed(self) -> bool:
         low = -math.inf if self.at_least is None else self.at_least
         high = math.inf if self.at_most is None else self.at_most
-        return low <= self.value <= high  # not for NaN
+        return low <= self.value <= high  # NaN does not pass
 
     @property
     def bound(self) -> str:
-        """In words, empty where there is none."""
-        parts = [f"{sign} {limit:g}" for sign, limit in (("≥", self.at_least), ("≤", self.at_most)) if limit is not None]
+        """The bounds in words; empty if there are none."""
+        parts = [f"{sign} {bound:g}" for sign, bound in (("≥", self.at_least), ("≤", self.at_most)) if bound is not None]
         return ", ".join(parts)
 
 
@@ -97,7 +103,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves by label, against one pair of axes. name: of the file. log: which axes are logarithmic, "", "x", "y" or "xy"."""
+    """Curves by label on one pair of axes. `name` is the stem of the file; `log` lists the logarithmic axes: "", "x", "y" or "xy"."""
 
     name: str
     title: str
@@ -109,7 +115,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found. arrays: to be saved beside the curves of `plots`. notes: for the reader, one line each."""
+    """Results of an experiment: `arrays` are saved beside the curves of `plots`, and `notes` are single lines for the reader."""
 
     measurements: Sequence[Measurement]
     plots: Sequence[Plot] = ()
@@ -117,17 +123,17 @@ class Outcome:
     notes: Sequence[str] = ()
 
     def all_arrays(self) -> dict[str, np.ndarray]:
-        """`arrays` and the curves, by names that can stand in an .npz file."""
-        found = {name: np.asarray(value) for name, value in self.arrays.items()}
+        """`arrays` and the curves, by names that are valid in an .npz file."""
+        arrays = {name: np.asarray(value) for name, value in self.arrays.items()}
         for plot in self.plots:
             for label, line in plot.lines.items():
                 stem = f"{plot.name}/{label.replace('/', ' per ')}"
-                found[f"{stem}/x"], found[f"{stem}/y"] = np.asarray(line.x), np.asarray(line.y)
-        return found
+                arrays[f"{stem}/x"], arrays[f"{stem}/y"] = np.asarray(line.x), np.asarray(line.y)
+        return arrays
 
 
 class Experiment(NamedTuple):
-    """name: for `--only`. title: what it shows. run(setting) -> Outcome; raises SkippedError where it lacks something."""
+    """An experiment: `name` for `--only`, a `title`, and `run(setting)`, which returns an Outcome or raises SkippedError."""
 
     name: str
     title: str
@@ -135,12 +141,36 @@ class Experiment(NamedTuple):
 
 
 def count_flagged(status: Any) -> int:
-    """Number of steps that did not succeed, of a tensor of statuses."""
+    """Number of steps without success in a tensor of statuses."""
     return int((status != int(Status.SUCCESS)).sum())
 
 
+def flagged_steps(*statuses: Any, name: str = "") -> Measurement:
+    """Number of steps without success, of which none is allowed. The `name` of a case starts the key."""
+    return Measurement(_key(name, "flagged_steps"), "flagged steps", sum(map(count_flagged, statuses)), at_most=0)
+
+
+def smallest_distance(distances: Any, name: str = "") -> Measurement:
+    """Smallest of all distances [m], which must not be negative. The `name` of a case starts the key."""
+    return Measurement(_key(name, "smallest_distance_m"), "smallest distance", float(distances.min()), "m", at_least=0.0)
+
+
+def _key(name: str, quantity: str) -> str:
+    return f"{name}_{quantity}" if name else quantity
+
+
+def slug(text: str) -> str:
+    """Part of a key for a formatted number: "kappa_1e-06" becomes "kappa_1e-6", and "e_0.3" becomes "e_0_3"."""
+    return text.replace("e-0", "e-").replace(".", "_")
+
+
+def rivals_by_field(kind: Any, rivals: Mapping[str, Any]) -> dict[str, dict[str, float] | None]:
+    """Values of MuJoCo's methods for each field of the NamedTuple `kind`: field -> method -> value; field -> None without MuJoCo."""
+    return {field: {method: getattr(values, field) for method, values in rivals.items()} or None for field in kind._fields}
+
+
 def import_mujoco() -> ModuleType | None:
-    """The `mujoco` package, None where it is not installed."""
+    """The `mujoco` package; None if it is not installed."""
     try:
         import mujoco
     except ImportError:

@@ -1,8 +1,8 @@
-"""The experiments of `torchdojo evaluate gradients`: a function each, in the order in which they run.
+"""The experiments of `torchdojo evaluate gradients`: one function each, in the order in which they run.
 
-The figure of Dojo (Howell et al. 2025, figure 4): a box at rest on the floor is displaced by a force from 0 to 20 N, up against its weight
-or sideways against friction. It does not move until the force is large enough, so the point-wise gradient is zero there and says nothing
-of the other side. Smoothed gradients do: ours at larger κ, and randomized smoothing (Suh et al. 2022; first order, 500 samples).
+They repeat figure 4 of Dojo (Howell et al. 2025). A force from 0 to 20 N displaces a box at rest on the floor, up against its weight or
+sideways against friction. The box does not move until the force is large enough, so the point-wise gradient is zero there and does not
+see the other side. Smoothed gradients see it: ours at larger κ, and randomized smoothing (Suh et al. 2022; first order, 500 samples).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SLOPE = TIMESTEP**2 / MASS  # displacement per force of a box that moves [m/N]
 KAPPAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 DEVIATIONS = (0.3, 1.0, 3.0)  # [N]: covariances of 0.1, 1 and 9 N²
 SAMPLES = 500
-OVERSHOOT = 1e-3  # of smoothed gradients, relative
-FAR = 3.0  # from the force at which the box begins to move [N]: where gradients at the smallest κ are to be the point-wise ones
+OVERSHOOT = 1e-3  # largest relative overshoot of smoothed gradients
+FAR = 3.0  # distance [N] from the switching force beyond which gradients at the smallest κ must be the point-wise gradients
 
 
 def _box() -> tuple[Mechanism, Tensor]:
@@ -45,7 +45,7 @@ def _box() -> tuple[Mechanism, Tensor]:
 
 
 def _displacement(setting: Setting, axis: int, switch: float, what: str) -> Outcome:
-    """Gradients of the displacement along `axis` after one step by the force along it, beside the closed form: SLOPE above `switch`."""
+    """Compare gradients of the displacement along `axis` by the force with the closed form: SLOPE above `switch`."""
     mech, z = _box()
     force = torch.linspace(0.0, 20.0, 41 if setting.quick else 161, dtype=torch.float64)
     u = force.new_zeros(len(force), mech.num_inputs)
@@ -58,18 +58,18 @@ def _displacement(setting: Setting, axis: int, switch: float, what: str) -> Outc
 
     moves = (force > switch).to(force.dtype)
     exact = gradient(gradient_mode="exact")
-    rows = [Measurement("exact_error", "exact: largest error, relative to that of a moving box", _largest(exact - moves), at_most=1e-6)]
+    rows = [Measurement("exact_error", "exact: largest error, relative to a moving box", _largest(exact - moves), at_most=1e-6)]
     lines = {"point-wise (exact)": exact}
     for kappa in KAPPAS:
-        found, name = gradient(kappa), f"kappa_{kappa:.0e}".replace("-", "m")
-        lines[f"κ = {kappa:g}"] = found
-        beyond = max(float(found.max()) - 1, -float(found.min()))
-        away = _largest((found - moves)[(force - switch).abs() > FAR])
+        smoothed, name = gradient(kappa), f"kappa_{kappa:.0e}".replace("-", "m")
+        lines[f"κ = {kappa:g}"] = smoothed
+        beyond = max(float(smoothed.max()) - 1, -float(smoothed.min()))
+        away = _largest((smoothed - moves)[(force - switch).abs() > FAR])
         rows += [
-            Measurement(f"{name}_at_rest", f"κ = {kappa:g}: gradient at no force, relative to that of a moving box", float(found[0])),
-            Measurement(f"{name}_beyond", "how far outside of what point-wise gradients span", beyond, at_most=OVERSHOOT),
+            Measurement(f"{name}_at_rest", f"κ = {kappa:g}: gradient at no force, relative to a moving box", float(smoothed[0])),
+            Measurement(f"{name}_beyond", "overshoot beyond the range of point-wise gradients", beyond, at_most=OVERSHOOT),
             Measurement(
-                f"{name}_away", f"largest difference to the point-wise one, {FAR:g} N and more from the switch", away,
+                f"{name}_away", f"largest difference to the point-wise gradient, {FAR:g} N and more from the switch", away,
                 at_most=1e-2 if kappa == min(KAPPAS) else None,
             ),
         ]  # fmt: skip
@@ -77,14 +77,14 @@ def _displacement(setting: Setting, axis: int, switch: float, what: str) -> Outc
     for deviation in DEVIATIONS:
         pushed[axis] = deviation
         smoothing = RandomizedSmoothing(samples=SAMPLES, input_deviation=tuple(pushed), mode="exact")
-        found = gradient(gradient_mode="randomized", randomized=smoothing)
+        smoothed = gradient(gradient_mode="randomized", randomized=smoothing)
         wanted = 0.5 * torch.erfc((switch - force) / (deviation * math.sqrt(2)))
-        lines[f"randomized, σ² = {deviation**2:.2g} N²"] = found
+        lines[f"randomized, σ² = {deviation**2:.2g} N²"] = smoothed
         name = f"randomized_{deviation:g}_N".replace(".", "_")
         rows += [
-            Measurement(f"{name}_at_rest", f"randomized, σ = {deviation:g} N: gradient at no force", float(found[0])),
-            # The mean of 500 zeros and ones is off by up to 4.5 of its standard deviations, which are 0.5/√500 at most.
-            Measurement(f"{name}_error", "largest error against the mean of all samples", _largest(found - wanted), at_most=0.1),
+            Measurement(f"{name}_at_rest", f"randomized, σ = {deviation:g} N: gradient at no force", float(smoothed[0])),
+            # The mean of 500 zeros and ones is off by at most 4.5 of its standard deviations, each at most 0.5/√500.
+            Measurement(f"{name}_error", "largest error against the mean of all samples", _largest(smoothed - wanted), at_most=0.1),
         ]
     curves = {label: Line(force.numpy(), (SLOPE * values).numpy()) for label, values in lines.items()}
     plot = Plot("gradient", f"Box at rest, {what}, one step of {TIMESTEP:g} s", "force [N]", "d displacement / d force [m/N]", curves)

@@ -1,4 +1,4 @@
-"""Planar linkages of rods, given by the points that they connect: loops, four-bars and chains of them, in the y-z plane, hinges along x."""
+"""Planar linkages of rods in the y-z plane with hinges along x, given by the points that the rods connect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchdojo.state.layout import STATE_SIZE
 __all__ = ["hinged", "planar_rod", "planar_state", "rods_to_points"]
 
 Point = tuple[float, float]  # y, z [m]
-Rods = Mapping[str, tuple[str, str]]  # name of the rod -> names of its ends
+Rods = Mapping[str, tuple[str, str]]  # name of a rod -> names of its ends
 
 
 def planar_rod(length: float, mass: float = 1.0, width: float = 0.05) -> Body:
@@ -35,9 +35,9 @@ def hinged(
     options: SolverOptions | None = None,
     mass: float = 1.0,
 ) -> Mechanism:
-    """Rods hinged about x where they meet, and to the world at the points `fixed`; every rod's upper end (+z) is its first.
+    """Mechanism of rods hinged about x where they meet, and to the world at the points `fixed`. The first end of a rod is its upper (+z).
 
-    At a point with k rods the first is hinged to the world (if fixed) and the others to the first, one hinge each.
+    At a point where several rods meet, the first is hinged to the world if the point is fixed. Each other rod is hinged to the first.
     """
     bodies = {name: planar_rod(math.dist(points[a], points[b]), mass) for name, (a, b) in rods.items()}
     joints: dict[str, Joint] = {}
@@ -56,7 +56,7 @@ def _hinge(parent: str | None, child: str, parent_anchor: Sequence[float], child
 
 
 def _end(rods: Rods, points: Mapping[str, Point], name: str, point: str) -> tuple[float, float, float]:
-    """The end of a rod at `point`, in the rod's frame."""
+    """Position of the rod's end at `point`, in the frame of the rod."""
     a, b = rods[name]
     half = 0.5 * math.dist(points[a], points[b])
     return (0.0, 0.0, half if point == a else -half)
@@ -72,7 +72,7 @@ def planar_state(
 ) -> Tensor:
     """State (13 nb,) with every rod between the given ends, which move with `velocities` [m/s] (default: at rest).
 
-    (`Mechanism.initial_state` gives a state of closed loops from some of the joint angles; this one is given by points.)
+    The points define the state; `Mechanism.initial_state` closes loops from some of the joint angles instead.
     """
     parts = []
     for name in mech.bodies:

@@ -1,4 +1,4 @@
-"""MuJoCo's side of the experiments: models written here, stepped with MuJoCo's defaults except for what is named."""
+"""MuJoCo's side of the experiments: models written here, stepped with MuJoCo's defaults except for the named settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["box_scene", "free_bodies_scene", "geom_distances", "hinge_scene", "p
 def simulate(
     mujoco: ModuleType, xml: str, steps: int, *, qpos: Any = None, qvel: Any = None, torque: Any = None
 ) -> tuple[Any, np.ndarray, np.ndarray]:
-    """(model, qpos (steps + 1, nq), qvel (steps + 1, nv)) of a model given as MJCF text; torque: on the joints, (nv,), held."""
+    """Simulate MJCF text: (model, qpos (steps + 1, nq), qvel (steps + 1, nv)). `torque` (nv,) acts on the joints in every step."""
     model = mujoco.MjModel.from_xml_string(xml)
     data = mujoco.MjData(model)
     for target, given in ((data.qpos, qpos), (data.qvel, qvel), (data.qfrc_applied, torque)):
@@ -30,30 +30,30 @@ def simulate(
 
 def total_energy(mujoco: ModuleType, model: Any, qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
     """Kinetic and potential energy [J] of each sample, (n,)."""
-    data, found = mujoco.MjData(model), []
+    data, energies = mujoco.MjData(model), []
     for q, v in zip(qpos, qvel, strict=True):
         data.qpos[:], data.qvel[:] = q, v
         mujoco.mj_forward(model, data)
         mujoco.mj_energyPos(model, data)
         mujoco.mj_energyVel(model, data)
-        found.append(float(data.energy.sum()))
-    return np.array(found)
+        energies.append(float(data.energy.sum()))
+    return np.array(energies)
 
 
 def geom_distances(mujoco: ModuleType, model: Any, qpos: np.ndarray) -> np.ndarray:
-    """Smallest distance [m] of any detected contact in each sample, (n,); infinite where there is none, negative where geoms overlap."""
-    data, found = mujoco.MjData(model), []
+    """Smallest distance [m] of all detected contacts in each sample, (n,): infinite without a contact, negative where geoms overlap."""
+    data, distances = mujoco.MjData(model), []
     for q in qpos:
         data.qpos[:] = q
         mujoco.mj_fwdPosition(model, data)
-        found.append(float(data.contact.dist.min()) if data.ncon else np.inf)
-    return np.array(found)
+        distances.append(float(data.contact.dist.min()) if data.ncon else np.inf)
+    return np.array(distances)
 
 
 def box_scene(
     *, half: tuple[float, float, float], mass: float, friction: float, timestep: float, gravity: tuple[float, float, float], cone: str
 ) -> str:
-    """A free box over the plane z = 0, as MJCF; plain friction (condim 3). cone: "pyramidal" or "elliptic". Other settings: defaults."""
+    """MJCF of a box over the plane z = 0 with plain friction (condim 3) and the cone "pyramidal" or "elliptic"."""
     size, pull = " ".join(map(str, half)), " ".join(map(str, gravity))
     return f"""<mujoco>
       <option timestep="{timestep}" gravity="{pull}" cone="{cone}"/>
@@ -68,7 +68,7 @@ def box_scene(
 
 
 def pendulum_scene(links: int, *, width: float, length: float, mass: float, timestep: float, integrator: str) -> str:
-    """A chain of boxes hinged about x, hanging at coordinate zero, as MJCF. integrator: "Euler" or "RK4"."""
+    """MJCF of a chain of boxes hinged about x, hanging at coordinate zero. The integrator is "Euler" or "RK4"."""
     inner = ""
     for i in reversed(range(links)):
         place = f"0 0 {-length}" if i else "0 0 0"
@@ -88,7 +88,7 @@ def free_bodies_scene(
     cone: str = "pyramidal",
     floor: str | None = None,
 ) -> str:
-    """Free bodies, (position, attributes of the geom) each, as MJCF. floor: attributes of the plane z = 0, None: there is none."""
+    """MJCF of floating bodies, each (position, attributes of the geom). `floor` has the attributes of the plane z = 0; None omits it."""
     plane = "" if floor is None else f'<geom type="plane" size="0 0 1" {floor}/>'
     free = "".join(f'<body pos="{" ".join(map(str, place))}"><freejoint/><geom {geom}/></body>' for place, geom in bodies)
     return f"""<mujoco>
@@ -98,7 +98,7 @@ def free_bodies_scene(
 
 
 def hinge_scene(joint: str, *, width: float, length: float, mass: float, timestep: float, gravity: float) -> str:
-    """A box hinged about x at its upper end, hanging at coordinate zero, as MJCF. joint: further attributes of the hinge."""
+    """MJCF of a box hinged about x at its upper end, hanging at coordinate zero. `joint` has further attributes of the hinge."""
     return f"""<mujoco>
       <compiler angle="radian"/>
       <option timestep="{timestep}" gravity="0 0 {-gravity}"><flag contact="disable"/></option>

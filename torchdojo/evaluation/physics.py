@@ -1,6 +1,6 @@
-"""The experiments of `torchdojo evaluate physics`: a function each, in the order in which they run.
+"""The experiments of `torchdojo evaluate physics`: one function each, in the order in which they run.
 
-To add one, write a function `Setting -> Outcome` and give it a line here; the command, its report and tests/evaluation follow.
+To add an experiment, write a function `Setting -> Outcome` and a line here. The command, its report and tests/evaluation follow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drawing of curves, where matplotlib is installed; without a display."""
+"""Drawing of curves into files, without a display; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def save(plot: Plot, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # A figure of its own, not pyplot's: nothing global, and the caller's backend stays what it is.
+    # The figure is not pyplot's, so that nothing is global and the backend of the caller stays.
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

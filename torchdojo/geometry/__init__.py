@@ -1,1 +1,1 @@
-"""Distances between shapes, with derivatives: which points are nearest, how far apart they are, and in which direction."""
+"""Shapes and the distances between them, with derivatives: nearest points, signed distances and normals."""

@@ -1,7 +1,7 @@
 """Nearest points of points, segments and boxes, in closed form: pure functions that broadcast and have finite derivatives everywhere.
 
-A segment is its centre and its half vector u, and runs over centre + s u with s in [-1, 1]. A box sits in its own frame with half edges
-`half` (..., 3). Lengths are in metres.
+A segment has a center and a half vector u, and consists of the points center + s u with s in [-1, 1]. A box sits in its own frame and has
+the half edges `half` (..., 3). Lengths are in meters.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from torch import Tensor
 
 __all__ = ["point_box", "segment_box", "segment_point", "segment_segment", "separation"]
 
-# Weight of s² against the squared distance, relative to u². It makes the nearest points of parallel segments unique (the middle ones), and
-# lets them move smoothly to the ends: for a segment of length L at a distance d, over angles of PARALLEL L/2d, with an error of the
-# distance of at most PARALLEL L²/8d (7 µm for L = 40 cm, d = 30 cm). At larger angles a, points shift by this over sin² a. With 1e-8, a
-# capsule that was hit while it lay on a box found no step.
+# Weight of s² against the squared distance, relative to u². The weight makes the nearest points of parallel segments unique (the middle
+# points) and lets them move smoothly to the ends. For a segment of length L at a distance d they move over angles of PARALLEL L/2d. The
+# distance has an error of at most PARALLEL L²/8d (7 µm for L = 40 cm, d = 30 cm). At larger angles a, points shift by PARALLEL/sin² a.
+# With 1e-8, the step of a capsule that is hit while it lies on a box does not converge.
 PARALLEL = 1e-4
 COINCIDENT = 1e-12  # distance [m] below which two points have no direction between them
 
 
 def separation(difference: Tensor) -> tuple[Tensor, Tensor]:
-    """Length (...,) and direction (..., 3) of a vector; zero and z for one that is shorter than `COINCIDENT`."""
+    """Length (...,) and direction (..., 3) of a vector; zero and the z axis for a vector shorter than `COINCIDENT`."""
     squared = (difference * difference).sum(-1)
     apart = squared > COINCIDENT**2
     length = torch.sqrt(torch.where(apart, squared, torch.ones_like(squared)))
@@ -33,7 +33,7 @@ def separation(difference: Tensor) -> tuple[Tensor, Tensor]:
 def point_box(point: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Signed distance (...,), negative inside, of a point (..., 3) to a box, and its gradient, the outward unit normal (..., 3).
 
-    Over a face the normal is that of the face, exactly; around edges and corners it turns. Inside it is that of the nearest face.
+    Over a face, the normal is exactly the face's; around edges and corners it turns. Inside the box, it is the normal of the nearest face.
     """
     point, half = torch.broadcast_tensors(point, half)
     beyond = point.abs() - half
@@ -50,14 +50,14 @@ def point_box(point: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def segment_point(u: Tensor, difference: Tensor) -> Tensor:
-    """s (...,) of the point of a segment that is nearest to the point centre + `difference` (..., 3)."""
+    """Parameter s (...,) of the point of a segment that is nearest to the point center + `difference` (..., 3)."""
     return ((u * difference).sum(-1) / (u * u).sum(-1)).clamp(-1, 1)
 
 
 def segment_segment(u: Tensor, v: Tensor, difference: Tensor) -> tuple[Tensor, Tensor]:
-    """(s, t) of the nearest points of the segments of half vectors u and v, `difference` (..., 3) from the second centre to the first.
+    """Parameters (s, t) of the nearest points of two segments with half vectors u and v; `difference` is the first center minus the second.
 
-    The minimum of |difference + s u − t v|² + ε (u² s² + v² t²), a strictly convex function, over the square (Ericson 2005, section 5.1.9).
+    They minimize |difference + s u − t v|² + ε (u² s² + v² t²), a strictly convex function, over the square (Ericson 2005, section 5.1.9).
     """
     a, e = (1 + PARALLEL) * (u * u).sum(-1), (1 + PARALLEL) * (v * v).sum(-1)
     b, c, f = (u * v).sum(-1), (u * difference).sum(-1), (v * difference).sum(-1)
@@ -67,21 +67,21 @@ def segment_segment(u: Tensor, v: Tensor, difference: Tensor) -> tuple[Tensor, T
     return torch.where(t == inside, s, ((b * inside - c) / a).clamp(-1, 1)), inside
 
 
-def segment_box(centre: Tensor, u: Tensor, half: Tensor) -> Tensor:
-    """s (...,) of the point of a segment that is nearest to a box.
+def segment_box(center: Tensor, u: Tensor, half: Tensor) -> Tensor:
+    """Parameter s (...,) of the point of a segment that is nearest to a box.
 
-    Half the derivative of the squared distance, g(s) = u·(p − clamp(p, −half, half)) + ε u² s with p = centre + s u, increases and is
-    straight between the s at which p crosses a plane of a face: its root follows from its values there. Of a segment that passes through
-    the box, the point inside that is nearest to the middle.
+    Half the derivative of the squared distance is g(s) = u·(p − clamp(p, −half, half)) + ε u² s with p = center + s u. The function g
+    increases, and it is straight between the values of s at which p crosses the plane of a face. Its root therefore follows from its values
+    at these crossings. If the segment passes through the box, the root is the point inside that is nearest to the middle of the segment.
     """
-    centre, u, half = torch.broadcast_tensors(centre, u, half)
+    center, u, half = torch.broadcast_tensors(center, u, half)
     crosses = u.abs() > COINCIDENT
     slope = torch.where(crosses, u, torch.ones_like(u))
-    planes = torch.cat(((half - centre) / slope, (-half - centre) / slope), dim=-1).clamp(-1, 1)
-    ends = torch.ones_like(centre[..., :1])
+    planes = torch.cat(((half - center) / slope, (-half - center) / slope), dim=-1).clamp(-1, 1)
+    ends = torch.ones_like(center[..., :1])
     stops = torch.cat((torch.where(crosses.repeat(*[1] * (u.ndim - 1), 2), planes, torch.ones_like(planes)), -ends, ends), dim=-1)
     stops = torch.take_along_dim(stops, stops.detach().argsort(dim=-1), dim=-1)
-    p = centre[..., None, :] + stops[..., None] * u[..., None, :]
+    p = center[..., None, :] + stops[..., None] * u[..., None, :]
     outside = p - torch.minimum(torch.maximum(p, -half[..., None, :]), half[..., None, :])
     g = (u[..., None, :] * outside).sum(-1) + PARALLEL * (u * u).sum(-1, keepdim=True) * stops
     before = (g.detach() < 0).sum(-1, keepdim=True)
@@ -90,5 +90,5 @@ def segment_box(centre: Tensor, u: Tensor, half: Tensor) -> Tensor:
     rise = g1 - g0
     between = (g0 < 0) & (g1 >= 0) & (rise > 0)
     s = s0 - torch.where(between, g0, torch.zeros_like(g0)) * (s1 - s0) / torch.where(between, rise, torch.ones_like(rise))
-    # No root inside: g is positive, or negative, all along, and the nearest point is the first, or the last.
+    # Without a root inside, g has one sign all along, and the nearest point is the first (g > 0) or the last (g < 0).
     return torch.where(before.squeeze(-1) == stops.shape[-1], s1, s)

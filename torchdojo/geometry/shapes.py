@@ -1,7 +1,7 @@
-"""Shapes: where a body has its surface, what it encloses, and which points of it can touch the ground.
+"""Shapes: the surface of a body, the solid that it encloses, and the points that can touch the ground.
 
 A shape lives in the frame of its body through a pose (``position`` [m], ``orientation`` wxyz, shape frame to body frame). It knows its
-volume [m^3], its centre of mass [m] and its rotational inertia [kg m^2] at uniform density, and the points that a point contact needs.
+volume [m^3], its center of mass [m] and its rotational inertia [kg m^2] at uniform density, and the points that a point contact needs.
 Dimensions are tensors, may require grad, and may carry leading batch dimensions ``...``; results are differentiable in them.
 
 A shape is a value: build a new one rather than assigning to its attributes.
@@ -28,12 +28,12 @@ Vector = Sequence[Any] | Tensor
 class Shape:
     """Base of all shapes: the pose of the shape frame in the body frame.
 
-    A subclass of your own needs ``volume``, ``_local_inertia`` (and ``_local_center`` unless its centre of mass is the origin of the
-    shape frame) and, if it may touch the ground, ``_local_points`` and ``_contact_radius``.
+    A subclass of your own needs ``volume`` and ``_local_inertia``, and ``_local_center`` unless its center of mass is the origin of the
+    shape frame. If it may touch the ground, it needs ``_local_points`` and ``_contact_radius`` too.
 
     Args:
         position: (..., 3) origin of the shape frame in the body frame [m].
-        orientation: (..., 4) unit quaternion wxyz, shape frame to body frame; normalised when its norm is within 1e-6 of one.
+        orientation: (..., 4) unit quaternion wxyz, shape frame to body frame; normalized when its norm is within 1e-6 of one.
 
     Raises:
         ValueError: wrong trailing dimension, a number that is not finite, or a quaternion that is not a unit one.
@@ -54,7 +54,7 @@ class Shape:
 
     @property
     def center(self) -> Tensor:
-        """(..., 3) centre of mass at uniform density, in the body frame [m]."""
+        """(..., 3) center of mass at uniform density, in the body frame [m]."""
         local = self._local_center()
         return self.position if local is None else self.position + rotate(self.orientation, local)
 
@@ -65,14 +65,14 @@ class Shape:
             mass: (...,) mass [kg], positive and finite.
 
         Returns:
-            (..., 3, 3) inertia [kg m^2] about the shape's own centre of mass, in the axes of the body frame.
-            Dtype and device are those of ``mass`` if that is a floating-point tensor.
+            (..., 3, 3) inertia [kg m^2] about the shape's own center of mass, in the axes of the body frame.
+            Dtype and device follow ``mass`` if it is a floating-point tensor.
 
         Raises:
             ValueError: the mass is not positive and finite.
         """
         value = _positive(mass, 0, f"mass of {type(self).__name__}", "kg")
-        # an inertia per unit mass: linear in the mass, so that gradients and batches of the mass are exact
+        # The inertia per unit mass makes the result linear in the mass, so that gradients and batches of the mass are exact.
         unit = self._local_inertia()
         rotation = rotation_matrix(self.orientation)
         if isinstance(mass, Tensor) and mass.is_floating_point():
@@ -80,22 +80,22 @@ class Shape:
         return value[..., None, None] * (rotation @ unit @ rotation.mT)
 
     def contact_points(self) -> tuple[Tensor, Tensor]:
-        """Points whose contact with a plane stands for the contact of the whole shape.
+        """Points whose contact with a plane represents the contact of the whole shape.
 
         Returns:
             ``points`` (..., k, 3) in the body frame [m] and ``radius`` (...,) [m] of the sphere around each of them, 0 for a bare point.
 
         Raises:
-            ValueError: no finite set of points stands for this shape (`Ellipsoid`).
+            ValueError: no finite set of points represents this shape (`Ellipsoid`).
         """
         return self.position[..., None, :] + rotate(self.orientation[..., None, :], self._local_points()), self._contact_radius()
 
     def _local_center(self) -> Tensor | None:
-        """(..., 3) centre of mass in the shape frame [m]; None for the origin."""
+        """(..., 3) center of mass in the shape frame [m]; None means the origin."""
         return None
 
     def _local_inertia(self) -> Tensor:
-        """(..., 3, 3) inertia per unit mass [m^2] about the centre of mass, in the shape frame."""
+        """(..., 3, 3) inertia per unit mass [m^2] about the center of mass, in the shape frame."""
         raise NotImplementedError(f"{type(self).__name__} does not define its inertia.")
 
     def _local_points(self) -> Tensor:
@@ -107,7 +107,7 @@ class Shape:
         return self.position.new_zeros(())
 
     def _dimensions(self) -> dict[str, Any]:
-        """What ``repr`` shows besides the pose."""
+        """Dimensions that ``repr`` shows besides the pose."""
         return {}
 
     def __repr__(self) -> str:
@@ -117,7 +117,7 @@ class Shape:
 
 
 class Sphere(Shape):
-    """Ball of ``radius`` (...,) [m] around the origin of its frame. Contact: its centre with that radius."""
+    """Ball of ``radius`` (...,) [m] around the origin of its frame. Its contact point is the center, with that radius."""
 
     def __init__(self, radius: Scalar, *, position: Vector = (0.0, 0.0, 0.0), orientation: Vector = (1.0, 0.0, 0.0, 0.0)) -> None:
         super().__init__(position=position, orientation=orientation)
@@ -142,7 +142,7 @@ class Sphere(Shape):
 
 
 class Box(Shape):
-    """Cuboid with full edge lengths ``size`` (..., 3) [m] along the axes of its frame. Contact: its 8 corners."""
+    """Cuboid with full edge lengths ``size`` (..., 3) [m] along the axes of its frame. Its contact points are the 8 corners."""
 
     def __init__(self, size: Vector, *, position: Vector = (0.0, 0.0, 0.0), orientation: Vector = (1.0, 0.0, 0.0, 0.0)) -> None:
         super().__init__(position=position, orientation=orientation)
@@ -167,7 +167,7 @@ class Box(Shape):
 class Capsule(Shape):
     """Cylinder along z with a half ball on either end: ``radius`` (...,) [m], ``length`` (...,) [m] of the cylindrical part.
 
-    Contact: the two ends of its segment, with its radius.
+    Its contact points are the two ends of its segment, with its radius.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Capsule(Shape):
         ball = 4.0 / 3.0 * r / (length + 4.0 / 3.0 * r)  # share of the two half balls in the mass
         rod = 1.0 - ball
         along = rod * r**2 / 2.0 + ball * 0.4 * r**2
-        # a half ball's centre of mass is 3/8 r outside its flat face, hence the last term
+        # The center of mass of a half ball is 3/8 r outside its flat face, hence the last term.
         across = rod * (length**2 / 12.0 + r**2 / 4.0) + ball * (0.4 * r**2 + length**2 / 4.0 + 0.375 * length * r)
         return _diagonal(across, across, along)
 
@@ -201,9 +201,9 @@ class Capsule(Shape):
 
 
 class Cylinder(Shape):
-    """Cylinder along z: ``radius`` (...,) [m], ``length`` (...,) [m]. Contact: ``rim_points`` points on either rim.
+    """Cylinder along z: ``radius`` (...,) [m], ``length`` (...,) [m]. Its contact points are ``rim_points`` points on either rim.
 
-    The points are evenly spaced from the x axis on; between two of them the modelled surface lies inside the real one by
+    The points are evenly spaced from the x axis on. Between two of them the modeled surface lies inside the real one by
     ``radius (1 - cos(pi / rim_points))``, so a rolling wheel needs more than the default 4.
     """
 
@@ -245,7 +245,7 @@ class Cylinder(Shape):
 
 
 class Ellipsoid(Shape):
-    """Ellipsoid with ``semi_axes`` (..., 3) [m] along the axes of its frame. It has no contact points (see `contact_points`)."""
+    """Ellipsoid with ``semi_axes`` (..., 3) [m] along the axes of its frame. It has no contact points: see `contact_points`."""
 
     def __init__(self, semi_axes: Vector, *, position: Vector = (0.0, 0.0, 0.0), orientation: Vector = (1.0, 0.0, 0.0, 0.0)) -> None:
         super().__init__(position=position, orientation=orientation)
@@ -272,9 +272,9 @@ class Ellipsoid(Shape):
 class Mesh(Shape):
     """Solid bounded by a closed triangle mesh, convex or not.
 
-    Volume, centre of mass and inertia come from the divergence theorem: the sum over the tetrahedra between the origin and each
-    triangle, signed by its winding. They are differentiable in the vertices. Contact: the vertices of the convex hull (with scipy;
-    every vertex that a face uses without it), which for a plane is exact for a mesh that is not convex too.
+    Volume, center of mass and inertia come from the divergence theorem. They sum over the tetrahedra between the origin and each triangle,
+    signed by the winding of the triangle, and are differentiable in the vertices. The contact points are the vertices of the convex hull;
+    for a plane they are exact even if the mesh is not convex. Without scipy, all vertices that a face uses are contact points.
 
     Args:
         vertices: (..., n, 3) [m] in the shape frame.
@@ -307,7 +307,7 @@ class Mesh(Shape):
             )
         index = index.long()
         _check_closed(index)
-        # inward winding describes the same solid: turn it outward so that every tetrahedron has its true sign
+        # Inward winding describes the same solid: turn it outward so that every tetrahedron has its true sign.
         signed = _tetrahedra(self.vertices.detach(), index)[0].sum(dim=-1)
         extent = (self.vertices.detach().amax(dim=-2) - self.vertices.detach().amin(dim=-2)).amax(dim=-1)
         if bool((signed.abs() <= 1e-12 * extent**3).any()) or bool((signed.sign() != signed.flatten()[0].sign()).any()):
@@ -326,10 +326,10 @@ class Mesh(Shape):
         return (volumes[..., None] * corners.sum(dim=-2) / 4.0).sum(dim=-2) / volumes.sum(dim=-1)[..., None]
 
     def _local_inertia(self) -> Tensor:
-        # second moments about the centre of mass, not shifted there afterwards: no cancellation for a mesh far from its origin
+        # Second moments are taken about the center of mass, so that nothing cancels for a mesh far from its origin.
         volumes, corners = _tetrahedra(self.vertices - self._local_center()[..., None, :], self.faces)
         total = corners.sum(dim=-2)
-        # integral of x x^T over the tetrahedron (0, p1, p2, p3) = V/20 (sum p_i p_i^T + s s^T), s = sum p_i
+        # The integral of x x^T over the tetrahedron (0, p1, p2, p3) is V/20 (sum p_i p_i^T + s s^T) with s = sum p_i.
         products = corners.mT @ corners + total[..., :, None] * total[..., None, :]
         second = (volumes[..., None, None] * products / 20.0).sum(dim=-3) / volumes.sum(dim=-1)[..., None, None]
         identity = torch.eye(3, dtype=second.dtype, device=second.device)
@@ -350,19 +350,19 @@ def _diagonal(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 
 def _tetrahedra(vertices: Tensor, faces: Tensor) -> tuple[Tensor, Tensor]:
-    """Signed volumes (..., m) [m^3] of the tetrahedra (origin, triangle) and the triangles' corners (..., m, 3, 3) [m], rows = points."""
+    """Signed volumes (..., m) [m^3] of the tetrahedra (origin, triangle), and corners (..., m, 3, 3) [m] of the triangles as rows."""
     corners = vertices[..., faces, :]
     a, b, c = corners.unbind(dim=-2)
     return (a * torch.linalg.cross(b, c)).sum(dim=-1) / 6.0, corners
 
 
 def _check_closed(faces: Tensor) -> None:
-    """Every directed edge (i, j) of a closed, consistently wound surface occurs once, and (j, i) once in the neighbour."""
+    """Raise unless every directed edge (i, j) occurs once and (j, i) once, as in a closed, consistently wound surface."""
     edges = [(int(i), int(j)) for a, b, c in faces.tolist() for i, j in ((a, b), (b, c), (c, a))]
     present = set(edges)
     open_edges = [edge for edge in edges if (edge[1], edge[0]) not in present]
     if not edges or open_edges or len(present) != len(edges):
-        detail = f"edge {open_edges[0]} has no neighbour" if open_edges else "an edge is used twice in the same direction"
+        detail = f"edge {open_edges[0]} has no neighbor" if open_edges else "an edge is used twice in the same direction"
         raise ValueError(
             f"Mesh: got {len(faces)} faces that are not a closed, consistently wound surface ({detail if edges else 'no faces'}); merge "
             "duplicate vertices, fill holes and unify the winding (for instance with trimesh: process, fill_holes, fix_normals)"
@@ -370,7 +370,7 @@ def _check_closed(faces: Tensor) -> None:
 
 
 def _hull_indices(vertices: Tensor, faces: Tensor) -> Tensor:
-    """Sorted indices of the vertices on the convex hull; of all vertices in use without scipy, or for a batch of meshes."""
+    """Sorted indices of the vertices on the convex hull; without scipy, or for a batch of meshes, of all vertices in use."""
     used = torch.unique(faces)
     if vertices.ndim != 2:
         return used
@@ -383,7 +383,7 @@ def _hull_indices(vertices: Tensor, faces: Tensor) -> Tensor:
 
 
 def _vector(value: Any, length: int, name: str) -> Tensor:
-    """A finite (..., length) floating-point tensor; a (...,) one for length 0. Plain numbers become float64."""
+    """A finite floating-point tensor (..., length), or (...,) for length 0. Plain numbers become float64."""
     tensor = as_tensor(value, name)
     if length and (tensor.ndim == 0 or tensor.shape[-1] != length):
         raise ValueError(f"{name}: got shape {tuple(tensor.shape)}; allowed: (..., {length})")

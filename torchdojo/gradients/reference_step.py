@@ -27,7 +27,7 @@ from torchdojo.gradients.request import Request
 from torchdojo.parameters import transforming
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.options import OnFailure, Status
-from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, join_state, neutral_state, split_state
+from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, join_state, neutral_state, split_state, split_twists
 from torchdojo.state.tangent import local_jacobian, retract
 from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
 
@@ -186,7 +186,7 @@ def tangent_of_next(problem: StepProblem, w: Tensor, twist_change: Tensor) -> Te
     pose, h = problem.state.pose, problem.timestep[:, None, None]
     twist = problem.body_twists(w)[:, :-1]
     count, nb, _, columns = twist_change.shape
-    after = next_pose(pose, Twist(twist[..., :3], twist[..., 3:]), h)
+    after = next_pose(pose, split_twists(twist), h)
 
     def attitude(y: Tensor) -> Tensor:
         moved = retract(pose, torch.zeros_like(y[..., :3]), y[..., :3])

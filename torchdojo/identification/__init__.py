@@ -1,13 +1,16 @@
-"""System identification: parameters of a mechanism from recorded trajectories.
+"""System identification: parameters of a mechanism from recorded trajectories. README.md in this folder shows how.
 
 `torchdojo.identification.lightning` (extra ``torchdojo[fit]``) and `torchdojo.identification.plots` (extra ``torchdojo[plots]``) are
 imported by name.
 """
 
 from torchdojo.identification.config import read_config
+from torchdojo.identification.corrections import Residual, ResidualDistance, ResidualWrench
 from torchdojo.identification.cross_validation import CrossValidation, cross_validate
+from torchdojo.identification.description import FitConfig, Stage
 from torchdojo.identification.evaluation import OpenLoop, open_loop
-from torchdojo.identification.fitting import FitConfig, FitReport, FittedObject, Stage, fit
+from torchdojo.identification.fitted_object import FittedObject
+from torchdojo.identification.fitting import FitReport, fit
 from torchdojo.identification.gauss_newton import (
     Fit,
     GaussNewtonOptions,
@@ -18,11 +21,11 @@ from torchdojo.identification.gauss_newton import (
     multi_start,
 )
 from torchdojo.identification.levelling import levelled
-from torchdojo.identification.objects import cube_model, elbow_model
+from torchdojo.identification.misfit import RobustLoss, Scales, WindowLoss, WindowResidual
+from torchdojo.identification.objects.cube import cube_model
+from torchdojo.identification.objects.elbow import elbow_model
 from torchdojo.identification.parameters import Parameter, ParametricMechanism
 from torchdojo.identification.recordings import DataError, Recordings, WindowDataset, read_recordings
-from torchdojo.identification.residual_physics import Residual, ResidualDistance, ResidualWrench
-from torchdojo.identification.residuals import RobustLoss, Scales, WindowLoss, WindowResidual
 from torchdojo.identification.shooting import ShootingOptions, ShootingStage, multiple_shooting
 from torchdojo.identification.starts import flight_starts
 from torchdojo.identification.synthetic import record_rollouts

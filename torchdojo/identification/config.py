@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torchdojo.identification.fitting import FitConfig, Stage, check_names
-from torchdojo.identification.residual_physics import Residual
-from torchdojo.identification.residuals import RobustLoss, Scales
+from torchdojo.identification.corrections import Residual
+from torchdojo.identification.description import FitConfig, Stage, check_names
+from torchdojo.identification.misfit import RobustLoss, Scales
 
 __all__ = ["assign", "load_yaml", "read_config"]
 
@@ -28,14 +28,14 @@ def read_config(source: str | Path | Mapping[str, Any], **changes: Any) -> FitCo
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(FitConfig)
     try:
-        found = parser.instantiate(parser.parse_object(values))
+        config = parser.instantiate(parser.parse_object(values))
     except ArgumentError as error:
         raise ValueError(f"description of a fit: {' '.join(str(error).split())}") from error
-    return FitConfig(**vars(found))
+    return FitConfig(**vars(config))
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds. (1e-4 is a number here, as YAML 1.2 has it.)
+    """The mapping that a YAML file holds. As in YAML 1.2, 1e-4 is a number.
 
     Raises:
         ValueError: no file, or not a mapping.
@@ -76,7 +76,7 @@ def assign(values: dict[str, Any], change: str) -> None:
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Unknown names at all levels, with those that exist."""
+    """Refuse unknown names at all levels."""
     check_names(FitConfig, values)
     stages = values.get("stages")
     for stage in stages if isinstance(stages, list) else ():
@@ -86,7 +86,7 @@ def _check(values: Mapping[str, Any]) -> None:
                 if isinstance(stage.get(key), Mapping):
                     check_names(cls, stage[key])
             if isinstance(stage.get("residual"), Mapping):
-                # Says in its own words what is wrong. Types are left to jsonargparse, which has those of a union for the rest, too.
+                # Its own errors say more than jsonargparse, which has only types of a union for it. Wrong types are left to jsonargparse.
                 with contextlib.suppress(TypeError):
                     Residual(**stage["residual"])
 

@@ -1,7 +1,7 @@
-"""Cross-validation by throw: as many fits as there are folds, each held against the throws that it has not seen (Stone 1974).
+"""Cross-validation by throw: one fit per fold, compared with the throws that it did not see (Stone 1974).
 
-found = cross_validate(read_config("configs/identify_cube.yaml", data="tosses.npz"), folds=5)
-found.errors["fitted"]["position_error_mm"]     # one number per fold
+validated = cross_validate(read_config("configs/identify_cube.yaml", data="tosses.npz"), folds=5)
+validated.errors["fitted"]["position_error_mm"]     # one number per fold
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 
 from torchdojo.identification import fitting
-from torchdojo.identification.fitting import FitConfig, FitReport
+from torchdojo.identification.description import FitConfig
+from torchdojo.identification.fitting import FitReport
 
 __all__ = ["CrossValidation", "Spread", "cross_validate", "fold_configs"]
 
 
 class Spread(NamedTuple):
-    """Mean over folds, and standard deviation of a fold, of the shape of a value."""
+    """Mean over folds, and standard deviation of a fold, each of the shape of a value."""
 
     mean: Tensor
     deviation: Tensor
 
     @staticmethod
     def of(values: Tensor) -> Spread:
-        """Of values (K, *shape)."""
+        """Mean and deviation of values (K, *shape)."""
         return Spread(values.mean(0), values.std(0))
 
 
@@ -39,7 +40,7 @@ class CrossValidation:
 
     @property
     def errors(self) -> dict[str, dict[str, Tensor]]:
-        """On the throws held back: name of the model -> quantity, as in `OpenLoop.summary` -> one number per fold (K,)."""
+        """Errors on throws held back: name of the model -> quantity, as in `OpenLoop.summary` -> one number per fold (K,)."""
         folds = [report.errors for report in self.reports]
         return {
             model: {quantity: torch.tensor([fold[model]["validation"][quantity] for fold in folds]) for quantity in parts["validation"]}
@@ -48,7 +49,7 @@ class CrossValidation:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """What was fitted, by name: one value per fold, (K, *shape)."""
+        """Fitted values by name, one per fold, (K, *shape)."""
         return {name: torch.tensor([report.values[name] for report in self.reports]) for name in self.reports[0].values}
 
 
@@ -56,8 +57,8 @@ def fold_configs(config: FitConfig, folds: int) -> list[FitConfig]:
     """The descriptions of the fits, one per fold.
 
     Raises:
-        ValueError: fewer than two folds, or a description that holds back a fold of its own. DataError: more folds than throws; and what
-            else `fit` refuses.
+        ValueError: fewer than two folds, or a description that holds back a fold of its own. DataError: more folds than throws. Also the
+            errors of `fit`.
     """
     if folds < 2:
         raise ValueError(f"folds: got {folds}; allowed: 2 or more, as each fold is predicted from the others")
@@ -70,7 +71,7 @@ def fold_configs(config: FitConfig, folds: int) -> list[FitConfig]:
 
 
 def cross_validate(config: FitConfig, folds: int = 5, fit: Callable[[int, FitConfig], FitReport] | None = None) -> CrossValidation:
-    """Fit a description once per fold. Every throw is held back once, and decides nothing of the fit that is then held against it.
+    """Fit a description once per fold. Every throw is held back once, and decides nothing in the fit that then predicts it.
 
     Args:
         fit: (number of the fold, from 1; its description) -> its result; default: `fitting.fit`.

@@ -1,4 +1,4 @@
-"""Open-loop prediction: rollouts of whole recorded trajectories from their first sample, and how far from the recording they end up."""
+"""Open-loop prediction: rollouts of whole recorded trajectories from their first sample, and their errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, wrapped
 from torchdojo.mechanism import StepOutput
 from torchdojo.solver.options import Status
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.state.layout import ORIENTATION, POSITION, STATE_SIZE
 
-__all__ = ["OpenLoop", "RaggedRollout", "open_loop", "roll", "trajectory_means"]
+__all__ = ["OpenLoop", "RaggedRollout", "compare", "open_loop", "roll", "trajectory_means"]
 
 
 class RaggedRollout(NamedTuple):
-    """z (N, 13 nb): simulated states at the recorded samples; flagged, steps: counts; iterations (steps,)."""
+    """Rollouts of trajectories of different lengths.
+
+    z (N, 13 nb): simulated states at the recorded samples. flagged, steps: counts. iterations (steps,).
+    """
 
     z: Tensor
     flagged: int
@@ -30,10 +33,9 @@ class RaggedRollout(NamedTuple):
 class OpenLoop(NamedTuple):
     """Errors of open-loop rollouts.
 
-    bodies (N, b, 13): those recorded, as simulated, with the positions of the recorded points.
-
-    position (N,) [m] and rotation (N,) [rad]: distance and angle of recorded bodies, their mean where there are several; joint (N,)
-    [rad, m]: mean distance of joint coordinates; z (N, 13 nb); offsets (n + 1,); flagged: steps that failed.
+    bodies (N, b, 13): the recorded bodies as simulated, with the positions of the recorded points. position (N,) [m], rotation (N,) [rad]:
+    distance and angle, mean over recorded bodies. joint (N,) [rad, m]: mean distance of joint coordinates. z (N, 13 nb): simulated states.
+    offsets (n + 1,): first row of each trajectory. flagged: number of failed steps.
     """
 
     bodies: Tensor
@@ -65,12 +67,18 @@ def open_loop(model: ParametricMechanism, recordings: Recordings, raw: Tensor | 
     with torch.no_grad():
         z = model.states(recordings.samples, recordings, raw)
         rollout = roll(model.stepper(raw), z, recordings.offsets, model.substeps(recordings))
+        return compare(model, recordings, rollout, raw)
+
+
+def compare(model: ParametricMechanism, recordings: Recordings, rollout: RaggedRollout, raw: Tensor | None = None) -> OpenLoop:
+    """Errors of rollouts of recorded trajectories."""
+    with torch.no_grad():
         bodies, (angle, _) = recordings.bodies(), recordings.joints()
         chosen, columns = model.observed(recordings)
         state = rollout.z.unflatten(-1, (-1, STATE_SIZE))[:, chosen]
         state = torch.cat((model.positions(state, raw), state[..., 3:]), dim=-1)
-        position = torch.linalg.vector_norm(state[..., :3] - bodies[..., :3], dim=-1).mean(-1)
-        turn = quat.multiply(quat.conjugate(bodies[..., 6:10]), state[..., 6:10])
+        position = torch.linalg.vector_norm(state[..., POSITION] - bodies[..., POSITION], dim=-1).mean(-1)
+        turn = quat.multiply(quat.conjugate(bodies[..., ORIENTATION]), state[..., ORIENTATION])
         rotation = torch.linalg.vector_norm(quat.rotation_vector(turn), dim=-1).mean(-1)
         joint = angle.new_zeros(0)
         if columns:
@@ -86,14 +94,14 @@ def roll(
     *,
     progress: Callable[[Iterable[int], int], Iterable[int]] | None = None,
 ) -> RaggedRollout:
-    """Roll all trajectories as one batch, each from its first state to its last; finished ones leave the batch.
+    """Roll all trajectories as one batch, each from its first state to its last. Finished trajectories leave the batch.
 
     Args:
-        step: `Mechanism.step`, or a function like it. z: (N, 13 nb), of which those in the rows offsets[:-1] are read.
-        progress: (times, number of them) -> times, to show a bar.
+        step: `Mechanism.step`, or a function like it. z: (N, 13 nb), read in the rows offsets[:-1].
+        progress: (times, their number) -> times, to show a bar.
     """
     lengths = offsets.diff()
-    order = torch.argsort(lengths, descending=True, stable=True)  # the trajectories still running are always the first ones
+    order = torch.argsort(lengths, descending=True, stable=True)  # running trajectories stay in front
     start, lengths = offsets[:-1][order], lengths[order]
     result = z.clone()
     state, warm = z[start], None

@@ -1,16 +1,16 @@
-"""Gauss-Newton with Levenberg's and Marquardt's damping on windows of recorded samples, and what its Hessian says of the result.
+"""Gauss-Newton with Levenberg's and Marquardt's damping on windows of recorded samples, and the uncertainty of the result.
 
-Minimizes F(θ) = ½ Σ ρ(|r|²) over windows and samples, θ the unconstrained vector of a `ParametricMechanism`. With J = ∂r/∂θ and the weights
-w = ρ'(|r|²) of iteratively reweighted least squares, H = Σ w JᵀJ and g = Σ w Jᵀr; a trial step solves (H + μ diag H) δ = −g, and its gain
-over the prediction of the quadratic model decides about μ (Marquardt 1963; Nielsen 1999; Madsen, Nielsen and Tingleff 2004, alg. 3.16).
+The loop minimizes F(θ) = ½ Σ ρ(|r|²) over windows and samples, with the misfit r and the unconstrained vector θ of a
+`ParametricMechanism`. With J = ∂r/∂θ and the weights w = ρ'(|r|²) of iteratively reweighted least squares, H = Σ w JᵀJ and g = Σ w Jᵀr. A
+trial step solves (H + μ diag H) δ = −g, and its gain over the prediction of the quadratic model decides about μ (Marquardt 1963; Nielsen
+1999; Madsen, Nielsen and Tingleff 2004, alg. 3.16).
 
-H is P × P and is summed over chunks of windows, so J is never held as a whole. This is why the loop is our own:
-scipy.optimize.least_squares and torchmin take the whole J (283,000 × 25 for the cube's triplets) and factor it, pypose and theseus build J
-themselves from a cost module in autograd, without a place for Jacobians of a simulator, and none reports the directions that data cannot
-see.
+H is P × P and is summed over chunks of windows, so J is never held as a whole. Other libraries' loops do not fit for this reason:
+scipy.optimize.least_squares and torchmin factor the whole J, 283,000 × 25 for the cube's triplets. pypose and theseus build J from a cost
+module in autograd, without a place for Jacobians of a simulator. None reports the directions that data cannot see.
 
-Directions of θ whose singular value of J is below `rank_tol` of the largest get no step: data say nothing of them, and a fit must not
-invent it. `Identifiability` names them.
+A direction of θ whose singular value of J is below `rank_tol` of the largest gets no step: data say nothing about it, and a fit must not
+invent a value. `Identifiability` names such directions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.identification.misfit import RobustLoss, WindowResidual, batch_size
 from torchdojo.identification.parameters import ParametricMechanism
-from torchdojo.identification.residuals import RobustLoss, WindowResidual, batch_size
 
 __all__ = [
     "Fit",
@@ -42,15 +42,17 @@ __all__ = [
 ]
 
 
-#: Least damping of a parameter, relative to that of the one the data see best.
+#: Least damping of a parameter, relative to the damping of the parameter that the data see best.
 DAMPING_FLOOR = 1e-4
 
 
 class NormalEquations(NamedTuple):
-    """At one θ: cost F (), gradient g (P,) and Gauss-Newton Hessian H (P, P) of the parameters; where first samples are free, those of
-    their corrections, (N, D) and (N, D, D), and the mixed (N, D, P); gradients of each throw (C, P) with free corrections at their best;
-    weighted squares Σ w|r|² (); number of residuals that took part, less that of the corrections;
-    reached: samples that no failed step is before."""
+    """The quadratic model at one θ.
+
+    cost: F (). gradient: g (P,). hessian: H (P, P). start_gradient (N, D), start_hessian (N, D, D), mixed (N, D, P): by changes of the
+    first samples, where these are free. by_throw: gradients of each throw (C, P). squares: Σ w|r|² (). entries: number of entries of the
+    misfit, less that of the changes. reached: number of samples before any failed step.
+    """
 
     cost: Tensor
     gradient: Tensor
@@ -60,11 +62,11 @@ class NormalEquations(NamedTuple):
     mixed: Tensor | None
     by_throw: Tensor
     squares: Tensor
-    residuals: int
+    entries: int
     reached: int
 
     def reduced(self, mu: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Hessian (P, P) and gradient (P,) with the corrections of first samples eliminated (Schur complement), these damped by μ."""
+        """Hessian (P, P) and gradient (P,) with changes of first samples eliminated (Schur complement), these damped by μ."""
         if self.mixed is None:
             return self.hessian, self.gradient
         solved = torch.linalg.solve(self.damped_start(mu), torch.cat((self.mixed, self.start_gradient[..., None]), dim=-1))  # type: ignore[index]
@@ -72,7 +74,7 @@ class NormalEquations(NamedTuple):
         return self.hessian - products[:, :-1], self.gradient - products[:, -1]
 
     def damped_start(self, mu: float) -> Tensor:
-        """Hessian of the corrections plus μ times its diagonal, (N, D, D); what no residual depends on stays where it is."""
+        """Hessian of changes of first samples plus μ times its diagonal, (N, D, D). Entries that no misfit depends on stay in place."""
         assert self.start_hessian is not None
         diagonal = self.start_hessian.diagonal(dim1=-2, dim2=-1)
         floor = 1e-9 * diagonal.amax(-1, keepdim=True)
@@ -80,14 +82,14 @@ class NormalEquations(NamedTuple):
 
 
 class LeastSquares:
-    """The problem: residuals of windows, and a robust loss.
+    """The problem: the misfit of windows, and a robust loss.
 
     Args:
-        residual: of windows. windows: (N, T + 1, width). robust: default the squared norm.
-        groups: (N,) number of the throw of each window: residuals of one throw are not independent. Default: all windows differ.
-        free_start: whether the state that a window starts from is an unknown, too, and not the recorded first sample. Recorded velocities
-            are differences of noisy poses, and errors in them would bias the parameters; with free starts only residuals have errors.
-            A tensor: samples (N, width) to begin with, `Fit.start` of shorter windows, say.
+        residual: the misfit. windows: (N, T + 1, width). robust: default the squared norm.
+        groups: (N,) number of the throw of each window: misfits of one throw are not independent. Default: all windows differ.
+        free_start: whether the state at the start of a window is an unknown, too, in the place of the recorded first sample. Recorded
+            velocities are differences of noisy poses; their errors would bias the parameters. A tensor: samples (N, width) to begin with,
+            such as `Fit.start` of shorter windows.
     """
 
     def __init__(
@@ -114,17 +116,17 @@ class LeastSquares:
             yield piece, self.windows[piece], None if start is None else start[piece]
 
     def cost(self, raw: Tensor, start: Tensor | None = None) -> tuple[Tensor, int]:
-        """F, (), and the number of samples reached: those behind a failed step count nothing, and are not to be gained from."""
+        """F, (), and the number of samples reached. Samples behind a failed step add nothing, which must not count as a gain."""
         costs, reached = self.window_costs(raw, start)
         return costs.sum(), int(reached.sum())
 
     def window_costs(self, raw: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What each window adds to F, (N,), and how many of its samples were reached, (N,)."""
+        """Contribution of each window to F, (N,), and the number of its samples that were reached, (N,)."""
         costs, reached = [], []
         with torch.no_grad():
             for _, windows, first in self._pieces(start):
-                residual, solved = self.residual.evaluate(windows, raw, first)
-                costs.append(0.5 * self.robust(residual.square().sum(-1)).sum(-1))
+                misfit, solved = self.residual.evaluate(windows, raw, first)
+                costs.append(0.5 * self.robust(misfit.square().sum(-1)).sum(-1))
                 reached.append(solved.sum(-1))
         return torch.cat(costs), torch.cat(reached)
 
@@ -133,10 +135,8 @@ class LeastSquares:
         P, N, D = len(raw), len(self.windows), self.residual.start_size
         cost, squares = raw.new_zeros(()), raw.new_zeros(())
         hessian, by_throw, count, reached = raw.new_zeros(P, P), raw.new_zeros(int(self.groups.max()) + 1, P), 0, 0
-        gradient, blocks = (
-            raw.new_zeros(P),
-            [raw.new_zeros(N, D), raw.new_zeros(N, D, D), raw.new_zeros(N, D, P)] if start is not None else [],
-        )
+        gradient = raw.new_zeros(P)
+        blocks = [] if start is None else [raw.new_zeros(N, D), raw.new_zeros(N, D, D), raw.new_zeros(N, D, P)]
         for piece, windows, first in self._pieces(start):
             r, J, by_start, solved = self.residual.linearize(windows, raw, first)
             squared = r.square().sum(-1)
@@ -151,8 +151,8 @@ class LeastSquares:
             gradient = gradient + each.sum(0)
             if by_start is not None:
                 free = (weight[..., None, None] * by_start).flatten(1, 2).mT
-                found = ((free @ r)[..., 0], free @ by_start.flatten(1, 2), free @ J)
-                for block, value in zip(blocks, found, strict=True):
+                values = ((free @ r)[..., 0], free @ by_start.flatten(1, 2), free @ J)
+                for block, value in zip(blocks, values, strict=True):
                     block[piece] = value
                 count -= D * len(windows)
             by_throw.index_add_(0, self.groups[piece], each)
@@ -165,20 +165,22 @@ class LeastSquares:
             mixed=blocks[2] if blocks else None,
             by_throw=by_throw,
             squares=squares,
-            residuals=count,
+            entries=count,
             reached=reached,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaussNewtonOptions:
-    """max_iterations: linearizations. damping: μ to begin with.
+    """Options of `gauss_newton`.
 
-    max_step: largest entry of a step, in units of `raw` (of a bounded parameter, a factor e).
-    cost_tol: relative decrease of the cost, as the quadratic model predicts it for its minimum, below which the fit has converged.
-    refit: iterations of `fit_starts` with which free starts follow every trial step: impacts that move to another step of time then do not
-        stand in its way.
-    rank_tol: singular values of J, relative to the largest, below which a direction counts as unseen.
+    Args:
+        max_iterations: number of linearizations. damping: first μ.
+        max_step: largest entry of a step, in units of `raw` (for a bounded parameter, a factor e).
+        cost_tol: the fit has converged where the quadratic model promises less than this relative decrease of the cost.
+        refit: iterations of `fit_starts` with which free starts follow every trial step. Impacts that move to another time step then do not
+            stand in its way.
+        rank_tol: a direction counts as unseen where its singular value of J is below this part of the largest.
     """
 
     max_iterations: int = 30
@@ -197,11 +199,11 @@ class GaussNewtonOptions:
 
 
 class Identifiability(NamedTuple):
-    """What the data see of θ, from the singular value decomposition of J at the result.
+    """The directions of θ that the data see, from the singular value decomposition of J at the result.
 
-    singular_values (P,) of J, descending, in residuals per unit of `raw`; directions (P, P): row i is the unit combination of parameters
-    that belongs to singular value i; seen (P,): above the tolerance; identifiable: name of each entry -> whether no unseen combination
-    takes part in it.
+    singular_values (P,): of J, descending, in units of the misfit per unit of `raw`. directions (P, P): row i is the unit combination of
+    parameters that belongs to singular value i. seen (P,): above the tolerance. identifiable: name of each entry -> whether no unseen
+    combination takes part in it.
     """
 
     singular_values: Tensor
@@ -210,7 +212,7 @@ class Identifiability(NamedTuple):
     identifiable: dict[str, bool]
 
     def unseen(self, labels: Sequence[str]) -> list[str]:
-        """The combinations of parameters that data do not determine, in words: "0.71 mass + 0.71 inertia"."""
+        """The combinations of parameters that data do not determine, in words: "0.71 mass +0.71 inertia"."""
         result = []
         for row in self.directions[~self.seen]:
             parts = [f"{float(x):+.2g} {label}" for x, label in zip(row, labels, strict=True) if abs(float(x)) > 0.05]
@@ -221,11 +223,13 @@ class Identifiability(NamedTuple):
 class Fit(NamedTuple):
     """Result of `gauss_newton`.
 
-    raw (P,), values in physical units, cost F; covariance (P, P) of `raw` from the Hessian, σ² H⁻¹ with σ² = Σ w|r|²/(residuals − P), and
-    covariance_by_throw (P, P), H⁻¹ (Σ g_c gᵀ_c) H⁻¹ over throws c, which holds where residuals of a throw go together or the model is wrong
-    (Huber 1967; White 1982). Of identifiable parameters: std and std_by_throw, in physical units, to first order (infinite for others).
-    start: the samples that free starts ended at (N, width).
-    iterations: linearizations; history: cost before each, and at the end; converged, reason; seconds.
+    raw (P,); values: in physical units; cost: F.
+    covariance (P, P): of `raw` from the Hessian, σ² H⁻¹ with σ² = Σ w|r|²/(entries of the misfit − P).
+    covariance_by_throw (P, P): H⁻¹ (Σ g_c gᵀ_c) H⁻¹ over throws c, which also holds where misfits of a throw go together or the model is
+    wrong (Huber 1967; White 1982).
+    std, std_by_throw: deviations in physical units, to first order; infinite for parameters that are not identifiable.
+    iterations: number of linearizations. history: the cost before each, and at the end. converged, reason: why the fit ended. seconds.
+    start (N, width): last values of free first samples.
     """
 
     raw: Tensor
@@ -245,10 +249,10 @@ class Fit(NamedTuple):
 
 
 class GaussNewtonState(NamedTuple):
-    """Where a descent is: all that its continuation depends on, bit for bit.
+    """The state of a descent, on which its continuation depends, bit for bit.
 
-    raw (P,), damping μ, history: cost at each linearization, the last one at `raw`; start: free first samples (N, width).
-    converged, reason: why the descent ends here; "" where it goes on. seconds: spent so far.
+    raw (P,). damping: μ. history: cost at each linearization, the last one at `raw`. start: free first samples (N, width). converged,
+    reason: why the descent ends here; "" where it goes on. seconds: spent so far.
     """
 
     raw: Tensor
@@ -263,12 +267,12 @@ class GaussNewtonState(NamedTuple):
 def descend(
     problem: LeastSquares, options: GaussNewtonOptions, state: GaussNewtonState | None = None
 ) -> Iterator[tuple[GaussNewtonState, NormalEquations]]:
-    """Minimize the cost of `problem`: the state to begin with, then that after every accepted step, each with the linearization there.
+    """Minimize the cost of `problem`: yields the first state and the state after every accepted step, each with its linearization.
+
+    The last state has a `reason`. Where no step decreases the cost, the last state comes once more, with that reason.
 
     Args:
-        state: where to go on, one that this function has given; default: the model's own parameters.
-
-    The last state has a `reason`; where no step decreases the cost, it is the one before once more, with that reason.
+        state: a state of this function, to go on from; default: the model's own parameters.
     """
     begin = time.perf_counter()
     raw, mu, history, start, *_, before = state or GaussNewtonState(
@@ -287,11 +291,11 @@ def descend(
             return
         growth = 2.0
         while True:
-            step, correction, predicted = damped_step(system, mu, options.rank_tol)
+            step, change, predicted = damped_step(system, mu, options.rank_tol)
             if float(step.abs().max()) > options.max_step:
                 mu, growth = mu * growth, 2 * growth
                 continue
-            moved = None if start is None or correction is None else problem.residual.correct(start, correction)
+            moved = None if start is None or change is None else problem.residual.correct(start, change)
             if moved is not None and options.refit:
                 moved = fit_starts(problem, raw + step, options.refit, moved)
             trial, reached = problem.cost(raw + step, moved)
@@ -331,10 +335,10 @@ def gauss_newton(
 
 
 def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int = 10, start: Tensor | None = None) -> Tensor:
-    """Free first samples (N, width) that fit each window best with the parameters held: damped Gauss-Newton for every window by itself.
+    """Free first samples (N, width) that fit each window best with fixed parameters: damped Gauss-Newton for every window by itself.
 
-    A good beginning for `gauss_newton` where recorded velocities are noisy: windows that are mostly flight then agree with the data
-    whatever the parameters are, and cannot drive them away.
+    They are a good beginning for `gauss_newton` where recorded velocities are noisy: windows that are mostly flight then agree with the
+    data for any parameters, and cannot drive these away.
 
     Raises:
         ValueError: a problem without free starts.
@@ -343,7 +347,7 @@ def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int
     if begin is None:
         raise ValueError("fit_starts: the problem has no free starts; make it with free_start=True")
     raw = (problem.model.raw if raw is None else raw).detach()
-    found = []
+    fitted = []
     for _, windows, start in problem._pieces(begin):
         assert start is not None
         mu = start.new_full((len(start), 1, 1), 1e-3)
@@ -362,34 +366,36 @@ def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int
             better = less & (reached.sum(-1) >= solved.sum(-1))
             start = torch.where(better[:, None], moved, start)
             mu = torch.where(better[:, None, None], mu / 5, mu * 10)
-        found.append(start)
-    return torch.cat(found)
+        fitted.append(start)
+    return torch.cat(fitted)
 
 
 def multi_start(problem: LeastSquares, starts: Tensor, options: GaussNewtonOptions | None = None) -> list[Fit]:
-    """Fits from each row of `starts` (S, P), best first; starts from which no step can be taken (a cost that is not finite) come last."""
+    """Fits from each row of `starts` (S, P), best first. Starts with a cost that is not finite allow no step and come last."""
     fits = [gauss_newton(problem, start, options) for start in starts]
     return sorted(fits, key=lambda fit: fit.cost if math.isfinite(fit.cost) else math.inf)
 
 
 def damped_step(system: NormalEquations, mu: float, rank_tol: float) -> tuple[Tensor, Tensor | None, float]:
-    """δ of the parameters, in the directions that the data see, and of the starts; and the decrease of the cost that the quadratic model
-    predicts, −gᵀδ − ½ δᵀHδ."""
+    """Step δ of the parameters in the directions that the data see, change of the starts, and predicted decrease of the cost.
+
+    The quadratic model predicts −gᵀδ − ½ δᵀHδ.
+    """
     basis = _seen_directions(system.reduced()[0], rank_tol)
     hessian, gradient = system.reduced(mu)
     step = torch.zeros_like(gradient)
     if basis.shape[1]:
         diagonal = system.hessian.diagonal()
-        # (the floor keeps parameters that data hardly see from long steps, which Marquardt's scaling alone would allow)
+        # The floor keeps parameters that data hardly see from long steps, which Marquardt's scaling alone would allow.
         damped = basis.T @ (hessian + mu * torch.diag(diagonal.clamp_min(DAMPING_FLOOR * float(diagonal.max())))) @ basis
         step = basis @ torch.linalg.solve(damped, -basis.T @ gradient)
     predicted = -system.gradient @ step - 0.5 * step @ system.hessian @ step
     if system.mixed is None or system.start_gradient is None or system.start_hessian is None:
         return step, None, float(predicted)
     forced = system.start_gradient + system.mixed @ step
-    correction = torch.linalg.solve(system.damped_start(mu), -forced[..., None])[..., 0]
-    quadratic = (correction[..., None, :] @ system.start_hessian @ correction[..., None])[..., 0, 0]
-    return step, correction, float(predicted - (forced * correction).sum() - 0.5 * quadratic.sum())
+    change = torch.linalg.solve(system.damped_start(mu), -forced[..., None])[..., 0]
+    quadratic = (change[..., None, :] @ system.start_hessian @ change[..., None])[..., 0, 0]
+    return step, change, float(predicted - (forced * change).sum() - 0.5 * quadratic.sum())
 
 
 def _possible_decrease(system: NormalEquations, rank_tol: float) -> float:
@@ -410,8 +416,10 @@ def _seen_directions(hessian: Tensor, rank_tol: float) -> Tensor:
 
 
 def identifiability(hessian: Tensor, labels: Sequence[str], rank_tol: float = 1e-4) -> Identifiability:
-    """What a Hessian H = JᵀJ (P, P) says of the parameters `labels`. An entry is identifiable where unseen directions have less than a
-    hundredth of it (in squares)."""
+    """Identifiability of the parameters `labels` from a Hessian H = JᵀJ (P, P).
+
+    An entry is identifiable where unseen directions have less than a hundredth of it, in squares.
+    """
     eigenvalues, vectors = torch.linalg.eigh(hessian)
     order = eigenvalues.argsort(descending=True)
     singular, directions = eigenvalues[order].clamp_min(0).sqrt(), vectors[:, order].T
@@ -421,16 +429,16 @@ def identifiability(hessian: Tensor, labels: Sequence[str], rank_tol: float = 1e
 
 
 def report(problem: LeastSquares, state: GaussNewtonState, system: NormalEquations, rank_tol: float = 1e-4) -> Fit:
-    """What the normal equations at a state say of it."""
+    """The result at a state, with deviations from its normal equations."""
     raw, model, history = state.raw, problem.model, list(state.history)
     hessian = system.reduced()[0]
     seen = identifiability(hessian, model.labels, rank_tol)
     basis = _seen_directions(hessian, rank_tol)
     inverse = basis @ torch.linalg.inv(basis.T @ hessian @ basis) @ basis.T if basis.shape[1] else torch.zeros_like(hessian)
-    covariance = inverse * system.squares / max(1, system.residuals - len(raw))
+    covariance = inverse * system.squares / max(1, system.entries - len(raw))
     scatter = system.by_throw.T @ system.by_throw
     by_throw = inverse @ scatter @ inverse
-    known = torch.tensor(list(seen.identifiable.values()), dtype=torch.bool)
+    identifiable = torch.tensor(list(seen.identifiable.values()), dtype=torch.bool)
     # Values depend on raw entry by entry, so one backward pass gives all derivatives.
     leaf = raw.clone().requires_grad_()
     with torch.enable_grad():
@@ -438,7 +446,7 @@ def report(problem: LeastSquares, state: GaussNewtonState, system: NormalEquatio
     slope = torch.autograd.grad(total, leaf)[0].abs()
     stds = []
     for matrix in (covariance, by_throw):
-        flat = torch.where(known, matrix.diagonal().clamp_min(0).sqrt() * slope, torch.inf)
+        flat = torch.where(identifiable, matrix.diagonal().clamp_min(0).sqrt() * slope, torch.inf)
         stds.append({name: flat[piece].reshape(model.parameters_by_name[name].value.shape) for name, piece in model.layout.items()})
     with torch.no_grad():
         values = {name: value.clone() for name, value in model.values(raw).items()}

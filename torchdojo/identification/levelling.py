@@ -1,20 +1,19 @@
 """Recordings in whose frame the ground is not level.
 
-Where cameras were set up anew, frames differ: of the hinged object's throws the first 254 were recorded in a frame that is tilted against
-the table by 2.4 degrees. The faces on which objects come to rest show it, and so does the acceleration of their flights.
+Frames differ where cameras were set up anew: the first 254 throws of the hinged object have a frame that is tilted against the table by 2.4
+degrees. The faces on which objects come to rest show the tilt, and so does the acceleration of their flights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import unit
 from torchdojo.identification.parameters import ParametricMechanism
-from torchdojo.identification.recordings import Recordings
+from torchdojo.identification.recordings import Recordings, turned
 
 __all__ = ["levelled"]
 
@@ -22,12 +21,11 @@ __all__ = ["levelled"]
 def levelled(model: ParametricMechanism, recordings: Recordings, tilts: Sequence[Sequence[float]]) -> Recordings:
     """Recordings with the world turned, the shortest way, so that the ground of some throws is level.
 
-    Heights are counted from the ground at the place where a throw ends: the lowest contact of `model` in its last sample stays as high as
-    it is.
+    The lowest contact of `model` in the last sample of a throw keeps its height, so heights count from the ground at the end of the throw.
 
     Args:
-        tilts: rows (first, last, x, y): in the frame of the throws whose `throw_id` is from first to last, the normal of the ground is
-            (x, y, 1). Throws in none of them stay as they are.
+        tilts: rows (first, last, x, y). In the frame of the throws with a `throw_id` from first to last, the ground has the normal
+            (x, y, 1). Throws in no row stay as they are.
     """
     lengths, ends = recordings.lengths, recordings.offsets[1:] - 1
     normal = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64).repeat(len(recordings), 1)
@@ -36,11 +34,9 @@ def levelled(model: ParametricMechanism, recordings: Recordings, tilts: Sequence
         normal[some, :2] = torch.tensor(slope, dtype=torch.float64)
     # The rotation from one unit vector to another, [1 + a·b, a × b]: b is the vertical.
     x, y, up = unit(normal).unbind(-1)
-    turn = quat.normalize(torch.stack((1 + up, y, -x, torch.zeros_like(up)), dim=-1)).repeat_interleave(lengths, 0)[:, None]
-    x, v, q, omega = recordings.bodies().split((3, 3, 4, 3), dim=-1)
-    bodies = torch.cat((quat.rotate(turn, x), quat.rotate(turn, v), quat.multiply(turn, q), omega), dim=-1)
-    turned = replace(recordings, samples=torch.cat((bodies.flatten(1), recordings.samples[:, bodies[0].numel() :]), dim=-1))
+    turn = quat.normalize(torch.stack((1 + up, y, -x, torch.zeros_like(up)), dim=-1))
+    level = turned(recordings, turn.repeat_interleave(lengths, 0))
     with torch.no_grad():
-        before, after = (model.call("distances", model.states(some.samples[ends], some)).amin(-1) for some in (recordings, turned))
-    bodies[..., 2] += (before - after).repeat_interleave(lengths)[:, None]
-    return replace(recordings, samples=torch.cat((bodies.flatten(1), recordings.samples[:, bodies[0].numel() :]), dim=-1))
+        before, after = (model.call("distances", model.states(some.samples[ends], some)).amin(-1) for some in (recordings, level))
+    level.bodies()[..., 2] += (before - after).repeat_interleave(lengths)[:, None]
+    return level

@@ -7,9 +7,9 @@
 
     fit(config, run=LightningRunner("out/"))     # the stages of a description; out/ then holds what it takes to go on after a kill
 
-A resumed run finds, bit for bit, what an uninterrupted one does with as many threads: a checkpoint holds parameters and the state of
-the optimizer, or that of `descend`; the order of batches and whatever else is drawn at random in an epoch depend on the seed and on the
-number of the epoch alone. A run that was killed inside an epoch begins that epoch again.
+A resumed run gives, bit for bit, the results of an uninterrupted one with as many threads. A checkpoint holds the parameters and the state
+of the optimizer or of `descend`. The order of batches and all other random numbers of an epoch depend on the seed and the number of the
+epoch alone. A run that was killed inside an epoch begins that epoch again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.seed import isolate_rng
 from tqdm import tqdm
 
-from torchdojo.identification.fitting import GAUSS_NEWTON, DivergenceError, Stage, derived_seed, problem_of
+from torchdojo.identification.description import GAUSS_NEWTON, Stage
+from torchdojo.identification.fitting import DivergenceError, derived_seed, problem_of
 from torchdojo.identification.gauss_newton import (
     Fit,
     GaussNewtonOptions,
@@ -49,16 +50,16 @@ from torchdojo.identification.gauss_newton import (
     descend,
     report,
 )
+from torchdojo.identification.misfit import WindowLoss, batch_size
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset, read_recordings
-from torchdojo.identification.residuals import WindowLoss, batch_size
 from torchdojo.identification.run_folder import write_atomically
 
 __all__ = ["GaussNewtonModule", "IdentificationModule", "LightningRunner", "RecordingsDataModule", "WindowBatches"]
 
 
 class WindowBatches(Sampler[Tensor]):
-    """Numbers of windows (B,), batch by batch: in their order, or with a seed in one of its own for every epoch."""
+    """Numbers of windows (B,), batch by batch, in order or, with a seed, shuffled anew for every epoch."""
 
     def __init__(self, count: int, size: int | None, seed: int | None = None) -> None:
         self.count, self.size, self.seed, self.epoch = count, size or count, seed, 0
@@ -68,7 +69,7 @@ class WindowBatches(Sampler[Tensor]):
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Tensor]:
-        # A generator, which begins with its first batch: a trainer that resumes asks for an iterator before it calls set_epoch.
+        # A generator begins with its first batch: a trainer that resumes asks for an iterator before it calls set_epoch.
         order = torch.arange(self.count)
         if self.seed is not None:
             order = torch.randperm(self.count, generator=torch.Generator().manual_seed(derived_seed(self.seed, self.epoch)))
@@ -82,10 +83,10 @@ class RecordingsDataModule(pl.LightningDataModule):
     """Windows of recordings, split by throw.
 
     Args:
-        data: a file, recordings, or two of them that are split already (training, validation).
-        horizon, stride: of `WindowDataset`; stride None: one window per trajectory, from its first sample.
-        batch_size: windows per batch; None: all of them. validation, seed: of `Recordings.split`; the seed also orders batches.
-        limit: of trajectories.
+        data: a file, recordings, or a pair that is split already (training, validation).
+        horizon, stride: as in `WindowDataset`; stride None: one window per trajectory, from its first sample.
+        batch_size: windows per batch; None: all windows. validation, seed: as in `Recordings.split`; the seed also orders batches.
+        limit: number of trajectories to take.
 
     Raises:
         DataError: data that cannot be used; no window, or a part of the split that is empty (in `setup`).
@@ -140,11 +141,11 @@ class IdentificationModule(pl.LightningModule):
     """Parameters of a mechanism by an optimizer of torch.
 
     Args:
-        loss: of windows; what its model has that requires grad is fitted: `raw`, and the network of a `ResidualMechanism`.
-        optimizer, options: name of a class of `torch.optim`, and its keywords. seed: of what is drawn at random in an epoch.
+        loss: of windows. All that requires grad in its model is fitted: `raw`, and the network of a `CorrectedMechanism`.
+        optimizer, options: name of a class of `torch.optim`, and its keywords. seed: for all random numbers of an epoch.
 
-    Logs train_loss and validation_loss, means over windows and samples, train_reached and validation_reached, the part of the samples that
-    no failed step is before, and every parameter in physical units by its label.
+    Logs train_loss and validation_loss, means over windows and samples; train_reached and validation_reached, the part of the samples
+    before any failed step; and every parameter in physical units by its label.
 
     Raises:
         DivergenceError: in training, where a loss is not finite, or no sample is reached.
@@ -165,7 +166,7 @@ class IdentificationModule(pl.LightningModule):
 
     def training_step(self, windows: Tensor, _: int) -> Tensor:
         loss, reached = self.loss.evaluate(windows)
-        if not bool(loss.isfinite()) or not float(reached):  # before it gets into a checkpoint
+        if not bool(loss.isfinite()) or not float(reached):  # such a loss must not get into a checkpoint
             raise DivergenceError(
                 f"epoch {self.current_epoch + 1}: the loss is {float(loss.detach()):g}, of {100 * float(reached):g} % of the samples (the "
                 f"others are behind steps that failed); allowed: finite losses, of some samples. Shorten the steps of {self.optimizer}"
@@ -181,7 +182,7 @@ class IdentificationModule(pl.LightningModule):
 
     @property
     def raw(self) -> Tensor:
-        """The parameters of now, (P,)."""
+        """The present parameters, (P,)."""
         return self.loss.model.raw.detach()
 
     def on_train_epoch_end(self) -> None:
@@ -194,24 +195,23 @@ class IdentificationModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         stopped = self.trainer.should_stop
         finished = stopped or self.current_epoch + 1 >= (self.trainer.max_epochs or math.inf)
-        found = {"stopped": stopped, "finished": finished, "losses": self.losses, "seconds": self.seconds}
-        checkpoint["identification"] = found
+        checkpoint["identification"] = {"stopped": stopped, "finished": finished, "losses": self.losses, "seconds": self.seconds}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.losses, self.seconds = list(checkpoint["identification"]["losses"]), checkpoint["identification"]["seconds"]
 
     def result(self, problem: LeastSquares, reason: str, converged: bool) -> Fit:
-        """The fit with deviations from the Hessian of `problem` at the parameters of now; `history` has losses of epochs."""
+        """The fit, with deviations from the Hessian of `problem` at the present parameters and losses of epochs as `history`."""
         raw = self.raw.clone()
         state = GaussNewtonState(raw, 0.0, tuple(self.losses), problem.start, converged, reason, self.seconds)
         return report(problem, state, problem.normal_equations(raw, problem.start))
 
 
 class GaussNewtonModule(IdentificationModule):
-    """The same by `descend`: an epoch is one iteration. The batch has to be all windows, those of `problem`.
+    """Parameters of a mechanism by `descend`: an epoch is one iteration, and its batch all windows of `problem`.
 
-    The model has the parameters that were found when training ends. Before, it keeps those it began with, as `gauss_newton` has it: which
-    samples are in free flight is decided by them, once.
+    The model gets the fitted parameters when training ends. Before, it keeps its first parameters, as in `gauss_newton`: they decide once
+    which samples are in free flight.
     """
 
     def __init__(self, loss: WindowLoss, problem: LeastSquares, options: GaussNewtonOptions, *, seed: int = 0) -> None:
@@ -227,7 +227,7 @@ class GaussNewtonModule(IdentificationModule):
     def on_fit_start(self) -> None:
         self._descent = descend(self.problem, self.gauss_newton, self.state)
         if self.state is not None:
-            next(self._descent)  # the state that it goes on from
+            next(self._descent)  # the state from which it goes on
 
     def training_step(self, windows: Tensor, _: int) -> None:  # type: ignore[override]
         assert self._descent is not None
@@ -262,15 +262,15 @@ class GaussNewtonModule(IdentificationModule):
 
 
 class LightningRunner:
-    """Runs the stages of `fit` in the loop of pytorch-lightning, each in a folder of its own, and goes on where these hold checkpoints.
+    """Runs the stages of `fit` in the loop of pytorch-lightning, each in a folder of its own, and goes on from checkpoints there.
 
     FOLDER/stage_N/last.ckpt is replaced, as a whole, after every epoch (iteration of Gauss-Newton); best.ckpt, where the stage has
     patience, when the loss of the validation throws is the smallest so far; version_K/metrics.csv has the losses and parameters of the
     K-th run of the stage. Where a stage has several starts, all this is in FOLDER/stage_N/start_M.
 
     Args:
-        folder: for checkpoints and logs. seed: of the order of batches, and of whatever else is drawn at random. stages: their number,
-            for the bar of progress on a terminal.
+        folder: for checkpoints and logs. seed: for the order of batches and all other random numbers. stages: their number, for the bar of
+            progress on a terminal.
     """
 
     def __init__(self, folder: str | Path, seed: int = 0, stages: int | None = None) -> None:
@@ -279,7 +279,7 @@ class LightningRunner:
     def __call__(
         self, number: int, stage: Stage, model: ParametricMechanism, training: Recordings, validation: Recordings, start: int = 1
     ) -> Fit:
-        """Run a stage, or what is left of it.
+        """Run a stage, or the rest of it.
 
         Raises:
             ValueError: a checkpoint that cannot be read. DivergenceError: see `IdentificationModule`. KeyboardInterrupt: the loop was
@@ -295,7 +295,7 @@ class LightningRunner:
         if stage.method == GAUSS_NEWTON:
             options = stage.gauss_newton_options
             module: IdentificationModule = GaussNewtonModule(loss, problem, options, seed=self.seed)
-            epochs = options.max_iterations + 1  # the last of which may be one without a step
+            epochs = options.max_iterations + 1  # the last one may be without a step
         else:
             module, epochs = IdentificationModule(loss, stage.method, stage.options, seed=self.seed), cast(int, stage.epochs)
         data = RecordingsDataModule(
@@ -340,13 +340,13 @@ class LightningRunner:
             )
             try:
                 trainer.fit(module, data, ckpt_path=checkpoint)
-            except SystemExit as interrupt:  # what the trainer makes of Ctrl-C, which it leaves ignored
+            except SystemExit as interrupt:  # the trainer raises it after Ctrl-C, and leaves the signal ignored
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 raise KeyboardInterrupt from interrupt
 
 
 class Checkpoints(Checkpoint):
-    """After every epoch, also of modules whose optimizer the trainer does not know and whose steps it does not count."""
+    """Checkpoints after every epoch, also for `GaussNewtonModule`, which has no optimizer whose steps the trainer could count."""
 
     def __init__(self, last: Path, best: Path | None) -> None:
         self.last, self.best, self.least = last, best, math.inf
@@ -366,7 +366,7 @@ class Checkpoints(Checkpoint):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Files that are either the old or the new ones, whenever the process dies (Lightning's move from /tmp need not be atomic)."""
+    """Checkpoints that are the old or the new ones, whenever the process dies. Lightning's move from /tmp need not be atomic."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
@@ -405,7 +405,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
         checkpoint["identification"]["finished"]
-    except Exception as error:  # there is no end of errors that a damaged pickle can raise
+    except Exception as error:  # a damaged pickle can raise almost anything
         raise ValueError(
             f"{path} is damaged, or no checkpoint of a fit ({type(error).__name__}); delete {path.parent} to run that stage again"
         ) from error
@@ -414,7 +414,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the trainer's remarks on hardware, workers and optimizers."""
+    """Silence the trainer's remarks on hardware, workers and optimizers."""
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning")]
     levels = [logger.level for logger in loggers]
     try:
@@ -430,7 +430,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _float64() -> Iterator[None]:
-    """What the trainer logs and monitors is rounded to the default dtype."""
+    """Make float64 the default dtype, to which the trainer rounds all that it logs and monitors."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,16 +1,16 @@
-"""Which numbers of a mechanism are to be found, as one flat vector, and the mechanism as a function of it.
+"""The unknown numbers of a mechanism as one flat vector, and the mechanism as a function of this vector.
 
-A `Parameter` is a named tensor that sets fields of a mechanism, several at once where they are shared ("contacts.*.friction"); a tie sets
-a field from several of them (the points of contact of a box from its half-side and corner radius). Bounds are kept by reparametrization:
-the solver moves a vector `raw` of unconstrained numbers,
+A `Parameter` is a named tensor that sets fields of a mechanism, several at once where they are shared ("contacts.*.friction"). A tie sets a
+field from several parameters: the contact points of a box from its half-side and corner radius. Bounds are kept by reparametrization: the
+solver moves a vector `raw` of unconstrained numbers,
 
     value = scale raw                               without bounds
-    value = lower + exp(raw)                        with a lower one
+    value = lower + exp(raw)                        with a lower bound
     value = lower + (upper − lower) σ(raw)          with both
 
-of which a batch may be given, one per row: the fields then carry that batch dimension, and one backward pass gives the derivatives of
-every row with respect to its own parameters. (`torchdojo.parametrize` keeps one value for all rows in the module, which such a batch
-cannot have; for optimizers of torch both serve.)
+A batch of vectors may be given, one per row. The fields then carry the batch dimension, and one backward pass gives the derivatives of
+every row with respect to its own parameters. `torchdojo.parametrize` keeps one value for all rows in the module, and does not allow such a
+batch.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torchdojo.elements.joints import Joint
 from torchdojo.identification.recordings import DataError, Recordings
 from torchdojo.mechanism import Mechanism, StepOutput, Trajectory
 from torchdojo.parameters import PhysicalModule, as_tensor
+from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, VELOCITY
 
 __all__ = ["Parameter", "ParametricMechanism", "Tie"]
 
@@ -43,12 +44,11 @@ class Parameter:
     """A named unknown.
 
     Args:
-        value: where to start, in physical units; a number, a sequence or a tensor. With `lower` and `upper` it lies between them.
-        fields: paths of fields that take this value, as in ``mech.named_parameters()``, with wildcards: "contacts.*.friction". None of
-            them where only ties read the parameter.
+        value: the start, in physical units; a number, a sequence or a tensor, between `lower` and `upper`.
+        fields: paths of fields that take this value, as in ``mech.named_parameters()``, with wildcards: "contacts.*.friction". None where
+            only ties read the parameter.
         lower, upper: bounds, excluded; `upper` needs `lower`.
-        scale: a typical magnitude, positive. Default: that of the value, or 1 where it is zero. Without bounds, steps are in units of it;
-            uncertainties are called large or small in comparison with it.
+        scale: a typical magnitude, positive, in which steps without bounds are measured. Default: the magnitude of the value, or 1 if zero.
     """
 
     name: str
@@ -97,15 +97,15 @@ class ParametricMechanism(nn.Module):
     """A mechanism as a function of a flat vector of unconstrained parameters.
 
     Args:
-        mechanism: is copied. Its timestep is fixed, and that of the recordings, or a whole part of it.
-        parameters: the unknowns; none: the mechanism as it is. ties: fields (paths with wildcards) that are functions of several of them.
-        recorded_points: values by name -> where in the recorded bodies, in their frames, the points are whose positions are recorded,
-            (..., b, 3) [m]. None: at the centres of mass.
-        clearance: [m]; samples whose contacts are all farther away than this, and were one sample before, are in free flight: there the
-            mean velocity over dt is known to be g (dt − h)/2 behind that over the last substep h, which a state holds.
-        unrecorded: names of joints that no recording has coordinates of: samples leave them at rest at zero.
+        mechanism: is copied. Its timestep is fixed: the time between samples, or a whole part of it.
+        parameters: the unknowns; none: the mechanism as it is. ties: fields (paths with wildcards) that are functions of parameters.
+        recorded_points: values by name -> the points of the recorded bodies whose positions are recorded, in the frames of the bodies,
+            (..., b, 3) [m]. None: the centers of mass.
+        clearance: [m]. A sample is in free flight where all contacts are farther away than this, now and one sample before. There, the mean
+            velocity over dt is g (dt − h)/2 behind the velocity of the last substep h, which a state holds.
+        unrecorded: names of joints without recorded coordinates. Samples leave them at rest at zero.
 
-    `raw` (P,) is an `nn.Parameter`, so that any optimizer of torch can move it; methods take another one, (P,) or (..., P).
+    `raw` (P,) is an `nn.Parameter`, so that any optimizer of torch can move it. Methods take another vector, (P,) or (..., P).
 
     Raises:
         ValueError: names given twice, patterns without a field, fields set twice, values that do not fit, parameters that set nothing.
@@ -123,7 +123,7 @@ class ParametricMechanism(nn.Module):
     ) -> None:
         super().__init__()
         self.mechanism = copy.deepcopy(mechanism)
-        self.mechanism.warned_of_penetration = True  # recordings overlap the ground by their errors; no start to warn of
+        self.mechanism.warned_of_penetration = True  # recordings overlap the ground by their errors, which calls for no warning
         self.parameters_by_name = {parameter.name: parameter for parameter in parameters}
         if len(self.parameters_by_name) < len(parameters):
             raise ValueError(f"ParametricMechanism: got parameters {[p.name for p in parameters]}; allowed: names that all differ")
@@ -144,7 +144,7 @@ class ParametricMechanism(nn.Module):
         self._check_setters()
 
     def _fields(self) -> dict[str, Tensor]:
-        """All physical fields by path, those of parts that a mechanism makes for itself (floating joints) included."""
+        """All physical fields by path, also of the floating joints that a mechanism adds by itself."""
         return {
             f"{path}.{name}".lstrip("."): getattr(module, name)
             for path, module in self.mechanism.named_modules()
@@ -153,11 +153,11 @@ class ParametricMechanism(nn.Module):
         }
 
     def _set(self, pattern: str, setter: str | Tie) -> None:
-        known = self._fields()
-        found = [path for path in known if fnmatch.fnmatchcase(path, pattern)]
-        if not found:
-            raise ValueError(f"no field of the mechanism matches {pattern!r}; its fields: {', '.join(known)}")
-        for path in found:
+        fields = self._fields()
+        paths = [path for path in fields if fnmatch.fnmatchcase(path, pattern)]
+        if not paths:
+            raise ValueError(f"no field of the mechanism matches {pattern!r}; its fields: {', '.join(fields)}")
+        for path in paths:
             if path in self._setters:
                 raise ValueError(f"{path} is set by two parameters or ties; give it to one of them")
             if path == "timestep":
@@ -190,7 +190,7 @@ class ParametricMechanism(nn.Module):
 
     @property
     def layout(self) -> dict[str, slice]:
-        """Where each parameter is in the flat vector."""
+        """Place of each parameter in the flat vector."""
         pieces, start = {}, 0
         for name, parameter in self.parameters_by_name.items():
             pieces[name] = slice(start, start + parameter.value.numel())
@@ -215,7 +215,7 @@ class ParametricMechanism(nn.Module):
         }
 
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The flat vector (P,) of parameters in physical units; those not given start where they are."""
+        """The flat vector (P,) of parameters in physical units. Parameters without a value keep theirs."""
         pieces = [torch.zeros(0, dtype=torch.float64)]
         for name, parameter in self.parameters_by_name.items():
             value = torch.as_tensor(values[name] if name in values else self.values()[name], dtype=torch.float64).detach()
@@ -231,10 +231,10 @@ class ParametricMechanism(nn.Module):
         }
 
     def call(self, method: str, *args: Any, raw: Tensor | None = None, added: Mapping[str, Tensor] | None = None, **kwargs: Any) -> Any:
-        """`method` of the mechanism with these parameters; a batch of them (..., P) broadcasts with that of the states.
+        """`method` of the mechanism with these parameters. A batch of parameters (..., P) broadcasts with the batch of states.
 
         Args:
-            added: to fields, by path; broadcasts as well.
+            added: what is added to fields, by path; broadcasts as well.
         """
         fields = self._computed(self.values(raw))
         for path, change in (added or {}).items():
@@ -261,7 +261,7 @@ class ParametricMechanism(nn.Module):
         return result
 
     def stepper(self, raw: Tensor | None = None) -> Callable[..., StepOutput]:
-        """`step` for many steps with the same parameters: their fields are set once, as plain numbers."""
+        """`step` for many steps with the same parameters, whose fields are set once, as plain numbers."""
         if type(self).step is ParametricMechanism.step:
             return self.baked(raw).step
         return functools.partial(self.step, raw=raw)
@@ -292,7 +292,7 @@ class ParametricMechanism(nn.Module):
     def states(self, samples: Tensor, recordings: Recordings, raw: Tensor | None = None) -> Tensor:
         """States z (..., 13 nb) of recorded samples (..., 13 b + 2 j), in the mechanism's own convention of velocities.
 
-        With joint coordinates, bodies behind joints follow from the mechanism's kinematics, and thus from its parameters.
+        With joint coordinates, bodies behind joints follow from the mechanism's kinematics and so from its parameters.
 
         Raises:
             DataError: bodies or joint coordinates that do not fit the mechanism; timesteps that differ.
@@ -307,12 +307,12 @@ class ParametricMechanism(nn.Module):
             late = 0.5 * (recordings.dt - float(mech.timestep)) * gravity
             flying = self._in_flight(self.centred(recorded, recordings.dt, self.raw.detach()), angle, recordings)
             shift = torch.where(flying[..., None], late, 0.0)
-            pieces = (body[..., :3], body[..., 3:6] + shift[..., None, :], body[..., 6:])
+            pieces = (body[..., POSITION], body[..., VELOCITY] + shift[..., None, :], body[..., VELOCITY.stop :])
             body = torch.cat([piece.expand(*shift.shape[:-1], *piece.shape[-2:]) for piece in pieces], dim=-1)
         return self._place(body, angle, rate, recordings, raw)
 
     def centred(self, body: Tensor, dt: float, raw: Tensor | None = None) -> Tensor:
-        """Recorded bodies (..., b, 13) with the positions of their centres of mass, and the backward differences of these."""
+        """Recorded bodies (..., b, 13) with positions of their centers of mass, and the backward differences of these."""
         if self.recorded_points is None:
             return body
         x, v, q, omega = body.split((3, 3, 4, 3), dim=-1)
@@ -321,15 +321,17 @@ class ParametricMechanism(nn.Module):
         return torch.cat([t.expand(*arm.shape[:-1], t.shape[-1]) for t in (x - arm, v - (arm - before) / dt, q, omega)], dim=-1)
 
     def positions(self, body: Tensor, raw: Tensor | None = None) -> Tensor:
-        """Where the recorded points of bodies (..., b, 13), parts of a state, are (..., b, 3) [m]."""
+        """Positions (..., b, 3) [m] of the recorded points of bodies (..., b, 13), parts of a state."""
         if self.recorded_points is None:
-            return body[..., :3]
-        return body[..., :3] + quat.rotate(body[..., 6:10], self.recorded_points(self.values(raw)))
+            return body[..., POSITION]
+        return body[..., POSITION] + quat.rotate(body[..., ORIENTATION], self.recorded_points(self.values(raw)))
 
     def _place(self, body: Tensor, angle: Tensor, rate: Tensor, recordings: Recordings, raw: Tensor | None) -> Tensor:
         mech = self.mechanism
         if not recordings.num_joints and recordings.num_bodies == mech.num_bodies:
-            return torch.cat((body[..., :10], chord_velocity(body[..., 10:13], mech.timestep)), dim=-1).flatten(-2)
+            return torch.cat((body[..., : ORIENTATION.stop], chord_velocity(body[..., ANGULAR_VELOCITY], mech.timestep)), dim=-1).flatten(
+                -2
+            )
         floating, others = self.observed_joints
         if recordings.num_bodies != len(floating) or recordings.num_joints != sum(n for _, n in others):
             raise DataError(
@@ -340,10 +342,8 @@ class ParametricMechanism(nn.Module):
         counts = dict(others)
         for name in mech.tree_joints:
             if name in floating:
-                here = body[..., b, :]
-                pieces.append(
-                    (torch.cat((here[..., :3], quat.rotation_vector(here[..., 6:10])), -1), torch.cat((here[..., 3:6], here[..., 10:]), -1))
-                )
+                x, v, q, omega = body[..., b, :].split((3, 3, 4, 3), dim=-1)
+                pieces.append((torch.cat((x, quat.rotation_vector(q)), -1), torch.cat((v, omega), -1)))
                 b += 1
             elif name in counts:
                 pieces.append((angle[..., j : j + counts[name]], rate[..., j : j + counts[name]]))
@@ -357,7 +357,7 @@ class ParametricMechanism(nn.Module):
 
     @property
     def observed_joints(self) -> tuple[list[str], list[tuple[str, int]]]:
-        """Tree joints that float from the world, and the others with their numbers of coordinates, without the unrecorded ones."""
+        """Tree joints that float from the world, and the other recorded joints with their numbers of coordinates."""
         joints = {name: cast(Joint, self.mechanism.joints[name]) for name in self.mechanism.tree_joints if name not in self.unrecorded}
         floating = [name for name, joint in joints.items() if joint.parent is None and joint.num_coordinates == 6]
         return floating, [(name, joint.num_coordinates) for name, joint in joints.items() if name not in floating]
@@ -366,13 +366,7 @@ class ParametricMechanism(nn.Module):
         """Numbers of the recorded bodies, and positions of the recorded joint coordinates in the coordinate vector."""
         if not recordings.num_joints and recordings.num_bodies == self.mechanism.num_bodies:
             return list(range(self.mechanism.num_bodies)), []
-        names, (floating, others) = list(self.mechanism.bodies), self.observed_joints
-        bodies = [names.index(cast(Joint, self.mechanism.joints[name]).child) for name in floating]
-        counts, columns, start = dict(others), list[int](), 0
-        for name in self.mechanism.tree_joints:
-            columns += range(start, start + counts.get(name, 0))
-            start += cast(Joint, self.mechanism.joints[name]).num_coordinates
-        return bodies, columns
+        return tree_layout(self)
 
     def _in_flight(self, body: Tensor, angle: Tensor, recordings: Recordings) -> Tensor:
         """Whether all contacts are `clearance` away at the sample and at the one before it, (...,)."""
@@ -381,7 +375,7 @@ class ParametricMechanism(nn.Module):
             return torch.ones(body.shape[:-2], dtype=torch.bool)
         with torch.no_grad():
             before = body.clone()
-            before[..., :3] -= recordings.dt * before[..., 3:6]
+            before[..., POSITION] -= recordings.dt * before[..., VELOCITY]
             still = torch.zeros_like(angle)
             lowest = [mech.distances(self._place(b.detach(), angle.detach(), still, recordings, self.raw)).amin(-1) for b in (body, before)]
         return torch.minimum(*lowest) > self.clearance
@@ -396,7 +390,19 @@ class _Caller(nn.Module):
         return getattr(self.mechanism, method)(*args, **kwargs)
 
 
+def tree_layout(model: ParametricMechanism) -> tuple[list[int], list[int]]:
+    """Numbers of the floating bodies, and positions of the recorded joint coordinates in the coordinate vector."""
+    mech, (floating, others) = model.mechanism, model.observed_joints
+    names = list(mech.bodies)
+    bodies = [names.index(cast(Joint, mech.joints[name]).child) for name in floating]
+    counts, columns, start = dict(others), list[int](), 0
+    for name in mech.tree_joints:
+        columns += range(start, start + counts.get(name, 0))
+        start += cast(Joint, mech.joints[name]).num_coordinates
+    return bodies, columns
+
+
 def chord_velocity(omega: Tensor, timestep: Tensor) -> Tensor:
-    """Angular velocities as the step has them, for which q⁺ = q ⊗ [√(1 − |hω/2|²), hω/2], of those for which q⁺ = q exp(hω)."""
+    """Angular velocities of the step, for which q⁺ = q ⊗ [√(1 − |hω/2|²), hω/2], from ω for which q⁺ = q exp(hω)."""
     half = 0.5 * timestep * torch.linalg.vector_norm(omega, dim=-1, keepdim=True)
     return omega * torch.sinc(half / torch.pi)

@@ -1,6 +1,6 @@
 """Figures of a fit (extra ``torchdojo[plots]``): errors against time, geometry, rollouts beside recordings.
 
-What is drawn comes from functions without matplotlib, `error_quantiles`, `outlines`, `quartile_throws` and `motions`.
+The drawn numbers come from functions without matplotlib: `error_quantiles`, `outlines`, `quartile_throws` and `motions`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torchdojo.identification.evaluation import OpenLoop, trajectory_means
 from torchdojo.identification.fitting import FitReport
 from torchdojo.identification.recordings import Recordings
 from torchdojo.mechanism import Mechanism
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.state.layout import ORIENTATION, POSITION, STATE_SIZE
 
 __all__ = ["available", "draw", "error_quantiles", "motions", "outlines", "quartile_throws"]
 
@@ -32,7 +32,7 @@ VIEWS = {"x": 0, "y": 1, "z": 2}
 def error_quantiles(errors: Tensor, offsets: Tensor, dt: float, quantiles: tuple[float, ...] = QUANTILES) -> tuple[np.ndarray, np.ndarray]:
     """Times (T,) [s] since the first sample, and quantiles (Q, T) over trajectories of errors (N,) of their samples.
 
-    The longest half of the trajectories decides where it ends: beyond, quantiles would be those of few.
+    Times end where fewer than half of the trajectories last: quantiles of few trajectories say little.
     """
     lengths = offsets.diff()
     steps = int(lengths.sort(descending=True).values[(len(lengths) - 1) // 2])
@@ -41,10 +41,12 @@ def error_quantiles(errors: Tensor, offsets: Tensor, dt: float, quantiles: tuple
 
 
 class Outline(NamedTuple):
-    """Of a mechanism at zero coordinates, world frame: centres (C, 3) and radii (C,) [m] of contact points, the body (C,) of each, and
-    places (J, 3) of joints."""
+    """Contact points and joints of a mechanism at zero coordinates, world frame [m].
 
-    centres: np.ndarray
+    centers (C, 3), radii (C,) and bodies (C,) of the contact points; joints (J, 3): their places.
+    """
+
+    centers: np.ndarray
     radii: np.ndarray
     body: np.ndarray
     joints: np.ndarray
@@ -54,7 +56,7 @@ class Outline(NamedTuple):
         angle = 2 * np.pi * np.arange(samples) / samples
         circle = np.stack((np.cos(angle), np.sin(angle)), axis=-1)
         chosen = self.body == body
-        points = self.centres[chosen][:, None, list(view)] + self.radii[chosen][:, None, None] * circle
+        points = self.centers[chosen][:, None, list(view)] + self.radii[chosen][:, None, None] * circle
         return convex_hull(points.reshape(-1, 2))
 
 
@@ -63,7 +65,7 @@ def outlines(mech: Mechanism) -> Outline:
     with torch.no_grad():
         z = mech.to_maximal(mech.gravity.new_zeros(mech.num_coordinates)).unflatten(-1, (-1, STATE_SIZE))
         names = list(mech.bodies)
-        x, q = z[:, :3], z[:, 6:10]
+        x, q = z[:, POSITION], z[:, ORIENTATION]
 
         def placed(body: str, point: Tensor) -> Tensor:
             i = names.index(body)
@@ -95,14 +97,14 @@ def convex_hull(points: np.ndarray) -> np.ndarray:
 
 
 def quartile_throws(rollout: OpenLoop) -> list[int]:
-    """Three trajectories: those at the quartiles of the mean position error."""
+    """Three trajectories, at the quartiles of the mean position error."""
     order = trajectory_means(rollout.position, rollout.offsets).argsort(stable=True).tolist()
     return [order[round(part * (len(order) - 1))] for part in (0.25, 0.5, 0.75)]
 
 
 def motions(body: Tensor) -> dict[str, np.ndarray]:
-    """Of the samples of one body (T, 13) along a trajectory: height [m], horizontal way from the first [m], angle from it [degrees]."""
-    turn = quat.multiply(quat.conjugate(body[:1, 6:10]), body[:, 6:10])
+    """Motion of one body (T, 13) along a trajectory: height [m], horizontal distance [m] and angle [degrees] from the first sample."""
+    turn = quat.multiply(quat.conjugate(body[:1, ORIENTATION]), body[:, ORIENTATION])
     return {
         "height [m]": body[:, 2].numpy(),
         "horizontal distance [m]": torch.linalg.vector_norm(body[:, :2] - body[:1, :2], dim=-1).numpy(),
@@ -111,7 +113,7 @@ def motions(body: Tensor) -> dict[str, np.ndarray]:
 
 
 def draw(report: FitReport, folder: Path) -> list[Path]:
-    """Write open_loop_error.png, geometry.png and rollouts.png: of throws that were held back, fitted beside nominal."""
+    """Write open_loop_error.png, geometry.png and rollouts.png, which show fitted beside nominal on throws held back."""
     data, rollouts = report.recordings["validation"], {name: parts["validation"] for name, parts in report.rollouts.items()}
     figures = {
         "open_loop_error": _errors(rollouts, data.dt),
@@ -158,7 +160,7 @@ def _geometry(shapes: dict[str, Outline]) -> Any:
     """Two views, and the contact that has moved most, magnified."""
     figure = _figure(12, 4)
     nominal, fitted = shapes["nominal"], shapes["fitted"]
-    moved = np.linalg.norm(fitted.centres - nominal.centres, axis=-1) + np.abs(fitted.radii - nominal.radii)
+    moved = np.linalg.norm(fitted.centers - nominal.centers, axis=-1) + np.abs(fitted.radii - nominal.radii)
     for axes, (right, up, zoom) in zip(figure.subplots(1, 3), (("x", "z", False), ("x", "y", False), ("x", "z", True)), strict=True):
         view = VIEWS[right], VIEWS[up]
         for name, shape in shapes.items():
@@ -172,8 +174,8 @@ def _geometry(shapes: dict[str, Outline]) -> Any:
         axes.set_aspect("equal", adjustable="box" if zoom else "datalim")
         if zoom and len(moved):
             i = int(moved.argmax())
-            centre, reach = 1e3 * fitted.centres[i, list(view)], 1e3 * max(moved[i], 1.5 * fitted.radii[i], 1e-3)
-            axes.set(xlim=centre[0] + reach * np.array((-1, 1)), ylim=centre[1] + reach * np.array((-1, 1)))
+            center, reach = 1e3 * fitted.centers[i, list(view)], 1e3 * max(moved[i], 1.5 * fitted.radii[i], 1e-3)
+            axes.set(xlim=center[0] + reach * np.array((-1, 1)), ylim=center[1] + reach * np.array((-1, 1)))
             axes.set_title("the contact that moved most")
     axes.legend()
     figure.suptitle("hulls of the contact points, at zero coordinates")

@@ -1,24 +1,24 @@
-"""Recorded trajectories: the schema of `.npz` files, their checks, splits by throw, and states of a mechanism made of them.
+"""Recorded trajectories: the schema of `.npz` files, checks, splits by throw, and windows.
 
 A file holds N samples of all trajectories, one after another, at a constant rate; trajectory i is rows offsets[i]:offsets[i+1].
 
 | array | shape | meaning |
 | --- | --- | --- |
-| position | (N, 3) or (N, b, 3) | centre of mass of each recorded body, world frame [m] |
+| position | (N, 3) or (N, b, 3) | center of mass of each recorded body, world frame [m] |
 | quaternion | (N, 4) or (N, b, 4) | wxyz, body to world, unit |
 | linear_velocity | as position | world frame [m/s]; optional |
 | angular_velocity | as position | body frame [rad/s]; optional |
-| joint_angle | (N,) or (N, j) | coordinates of joints [rad, m]; with them, bodies are those that float, and the others follow; optional |
+| joint_angle | (N,) or (N, j) | coordinates of joints [rad, m]; with them, only floating bodies are recorded; optional |
 | joint_velocity | as joint_angle | [rad/s, m/s]; optional |
 | offsets | (n + 1,) | first row of each trajectory, whole numbers from 0 to N |
-| throw_id | (n,) | which trajectories are the same physical throw, for splits; optional: all differ |
+| throw_id | (n,) | number of the physical throw of each trajectory, for splits; optional: all differ |
 | dt | () | time between samples [s] |
 
 Other scalars (mass, half_side, ...) are kept as `numbers`. Bodies and joint coordinates come in the order of the mechanism: without
 `joint_angle` there is one recorded body for each of its bodies, with it one for each of its `Floating` joints.
 
-Velocities are backward differences, x[k+1] − x[k] = dt v[k+1] and q[k+1] = q[k] exp(dt ω[k+1]), as those of the variational integrator
-are. Where they are not given they are computed so, and every trajectory loses its first sample, which has none.
+Velocities are backward differences, x[k+1] − x[k] = dt v[k+1] and q[k+1] = q[k] exp(dt ω[k+1]), as in the variational integrator. Where
+they are not given, they are computed so, and every trajectory loses its first sample, which has no velocity.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchdojo import quaternion as quat
+from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY
 
 __all__ = ["DataError", "Recordings", "WindowDataset", "read_recordings"]
 
-SAMPLE_SIZE = 13  # per recorded body, in the order of a state: position, linear velocity, quaternion, angular velocity
 WIDTHS = {"position": 3, "linear_velocity": 3, "quaternion": 4, "angular_velocity": 3}
 REQUIRED = ("position", "quaternion", "offsets", "dt")
 UNIT_TOLERANCE = 1e-6
 
 
 class DataError(ValueError):
-    """Recorded data that cannot be used; the message says what is wrong with them."""
+    """Recorded data that cannot be used, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,12 @@ class Recordings:
     def bodies(self, samples: Tensor | None = None) -> Tensor:
         """Recorded bodies of samples (..., 13 b + 2 j), (..., b, 13)."""
         samples = self.samples if samples is None else samples
-        return samples[..., : SAMPLE_SIZE * self.num_bodies].unflatten(-1, (self.num_bodies, SAMPLE_SIZE))
+        return samples[..., : STATE_SIZE * self.num_bodies].unflatten(-1, (self.num_bodies, STATE_SIZE))
 
     def joints(self, samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Joint coordinates and rates of samples, each (..., j)."""
         samples = self.samples if samples is None else samples
-        angle, rate = (
-            samples[..., SAMPLE_SIZE * self.num_bodies :].split(self.num_joints, dim=-1) if self.num_joints else 2 * (samples[..., :0],)
-        )
+        angle, rate = samples[..., STATE_SIZE * self.num_bodies :].tensor_split(2, dim=-1)
         return angle, rate
 
     def select(self, trajectories: Sequence[int] | Tensor) -> Recordings:
@@ -109,21 +107,18 @@ class Recordings:
     def with_heading(self) -> Recordings:
         """Every trajectory turned about the vertical so that the horizontal velocity of its first body points along x at its first sample.
 
-        For recordings whose heading in the world is unknown, of throws that were all made the same way: what is not vertical in the frame
-        of the throw (a world that is not quite level) is then the same in all of them.
+        This serves recordings whose heading in the world is unknown, of throws that were all made the same way. A slope of the world is
+        then the same in the frames of all throws.
         """
         start = self.bodies()[self.offsets[:-1], 0, 3:5]
         half = -0.5 * torch.atan2(start[:, 1], start[:, 0]).repeat_interleave(self.lengths)[:, None]
-        turn = torch.cat((half.cos(), torch.zeros_like(half).expand(-1, 2), half.sin()), dim=-1)[:, None]
-        x, v, q, omega = self.bodies().split((3, 3, 4, 3), dim=-1)
-        bodies = torch.cat((quat.rotate(turn, x), quat.rotate(turn, v), quat.multiply(turn, q), omega), dim=-1).flatten(1)
-        return replace(self, samples=torch.cat((bodies, self.samples[:, bodies.shape[-1] :]), dim=-1))
+        return turned(self, torch.cat((half.cos(), torch.zeros_like(half).expand(-1, 2), half.sin()), dim=-1))
 
     def split(self, validation: float = 0.2, seed: int = 0) -> tuple[Recordings, Recordings]:
         """(training, validation) with whole throws in one or the other: trajectories of one `throw_id` are never divided.
 
         Args:
-            validation: part of the throws that goes to the second. seed: of the drawing of throws.
+            validation: part of the throws that goes to the second. seed: for the drawing of throws.
 
         Raises:
             DataError: one of the two would be empty.
@@ -133,8 +128,7 @@ class Recordings:
         if not 0 < held < len(throws):
             raise DataError(
                 f"a split of {len(throws)} throws with a validation part of {validation:g} leaves {len(throws) - held} to train on and "
-                f"{held} "
-                "to validate with; allowed: a part for which both have at least one"
+                f"{held} to validate with; allowed: a part for which both have at least one"
             )
         return self._hold_back(self._drawn(seed)[:held])
 
@@ -142,7 +136,7 @@ class Recordings:
         """(training, validation) of cross-validation, whole throws as in `split`: the second has one of K parts of (nearly) the same size.
 
         Args:
-            fold: (k, K), the k-th of K parts; every throw is in one of them. seed: of the drawing of throws.
+            fold: (k, K), the k-th of K parts; every throw is in one part. seed: for the drawing of throws.
 
         Raises:
             DataError: fewer throws than parts, or fewer than two parts.
@@ -204,18 +198,26 @@ def recordings_of(arrays: dict[str, np.ndarray], label: str = "data") -> Recordi
     rates = [name in columns for name in ("linear_velocity", "angular_velocity")] + [rate is not None] * (angle is not None)
     angle = torch.zeros(count, 0, dtype=torch.float64) if angle is None else angle
     throw_id = _throw_id(label, arrays.get("throw_id"), len(offsets) - 1)
-    known = {"offsets", "dt", "throw_id", "joint_angle", "joint_velocity", *WIDTHS}
-    numbers = {name: float(v.item()) for name, v in arrays.items() if name not in known and v.size == 1 and v.dtype.kind in "fiu"}
+    described = {"offsets", "dt", "throw_id", "joint_angle", "joint_velocity", *WIDTHS}
+    numbers = {name: float(v.item()) for name, v in arrays.items() if name not in described and v.size == 1 and v.dtype.kind in "fiu"}
     columns.setdefault("linear_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
     columns.setdefault("angular_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
     packed = torch.cat([columns[name] for name in WIDTHS], dim=-1).flatten(1)
     samples = torch.cat((packed, angle, torch.full_like(angle, torch.nan) if rate is None else rate), dim=-1)
-    found = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers)
+    recordings = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers)
     if all(rates):
-        return found
+        return recordings
     if any(rates):
         raise DataError(f"{label} has some velocities and lacks others; give all of them, or none (they are then backward differences)")
-    return with_differences(found)
+    return with_differences(recordings)
+
+
+def turned(recordings: Recordings, turn: Tensor) -> Recordings:
+    """Recordings with the world turned by a quaternion for each sample (N, 4)."""
+    x, v, q, omega = recordings.bodies().split((3, 3, 4, 3), dim=-1)
+    turn = turn[:, None]
+    bodies = torch.cat((quat.rotate(turn, x), quat.rotate(turn, v), quat.multiply(turn, q), omega), dim=-1).flatten(1)
+    return replace(recordings, samples=torch.cat((bodies, recordings.samples[:, bodies.shape[-1] :]), dim=-1))
 
 
 def with_differences(recordings: Recordings) -> Recordings:
@@ -227,10 +229,11 @@ def with_differences(recordings: Recordings) -> Recordings:
     if bool((recordings.lengths < 3).any()):
         short = int((recordings.lengths < 3).nonzero()[0])
         raise DataError(f"trajectory {short} has fewer than three samples, and no velocities; a start takes two, and a comparison one more")
-    samples, count, split = recordings.samples.clone(), recordings.num_joints, SAMPLE_SIZE * recordings.num_bodies
-    body = samples[:, :split].unflatten(-1, (-1, SAMPLE_SIZE))
-    body[1:, :, 3:6] = body[:, :, :3].diff(dim=0) / recordings.dt
-    body[1:, :, 10:13] = quat.rotation_vector(quat.multiply(quat.conjugate(body[:-1, :, 6:10]), body[1:, :, 6:10])) / recordings.dt
+    samples, count, split = recordings.samples.clone(), recordings.num_joints, STATE_SIZE * recordings.num_bodies
+    body = samples[:, :split].unflatten(-1, (-1, STATE_SIZE))
+    body[1:, :, VELOCITY] = body[:, :, POSITION].diff(dim=0) / recordings.dt
+    turn = quat.multiply(quat.conjugate(body[:-1, :, ORIENTATION]), body[1:, :, ORIENTATION])
+    body[1:, :, ANGULAR_VELOCITY] = quat.rotation_vector(turn) / recordings.dt
     angle = samples[:, split : split + count]
     samples = torch.cat((body.flatten(1), angle, torch.full_like(angle, torch.nan)), dim=-1)
     samples[1:, split + count :] = wrapped(angle.diff(dim=0)) / recordings.dt
@@ -246,10 +249,10 @@ def wrapped(angle: Tensor) -> Tensor:
 
 
 class WindowDataset(Dataset[Tensor]):
-    """Windows of `horizon` + 1 consecutive samples of one trajectory each: item i is (horizon + 1, 13 b + 2 j); items of a tensor of
-    numbers (B,) are (B, horizon + 1, 13 b + 2 j).
+    """Windows of `horizon` + 1 consecutive samples of one trajectory each.
 
-    horizon 1 gives the triplets of Howell et al. (2025, eq. 55-57): a sample, the one before it in its velocity, and the one after it.
+    Item i is (horizon + 1, 13 b + 2 j); items of a tensor of numbers (B,) are (B, horizon + 1, 13 b + 2 j). A horizon of 1 gives the
+    triplets of Howell et al. (2025, eq. 55-57): a sample, the one before in its velocity, and the one after.
 
     Args:
         horizon: steps from the first sample of a window to its last. stride: samples between starts of windows.
@@ -309,20 +312,6 @@ def positive_number(recordings: Recordings, name: str, label: str = "data") -> f
     return _positive(label, name, np.asarray(numbers[name]))
 
 
-def check_heights(recordings: Recordings, half_side: float, label: str = "data") -> None:
-    """A cube at rest has its centre half a side (on a corner √3 of it) above the board.
-
-    Raises:
-        DataError: the cubes end higher or lower: other units, or another cube.
-    """
-    height = float(recordings.bodies()[recordings.offsets[1:] - 1, 0, 2].median())
-    if not 0.5 * half_side < height < 2.0 * half_side:
-        guess = "; are positions in half-sides? multiply positions and velocities by half_side" if abs(height - 1) < 0.2 else ""
-        raise DataError(
-            f"{label}: tosses end with the cube's centre at a median height of {height:.4g} m, but half_side is {half_side:.4g} m{guess}"
-        )
-
-
 def _array(label: str, name: str, array: np.ndarray, count: int, bodies: int, width: int) -> Tensor:
     shapes = [(count, bodies, width)] + [(count, width)] * (bodies == 1)
     if array.shape not in shapes or array.dtype.kind not in "fiu":
@@ -338,16 +327,16 @@ def _finite(label: str, name: str, array: np.ndarray) -> Tensor:
 
 
 def _joint_arrays(label: str, arrays: dict[str, np.ndarray], count: int) -> tuple[Tensor | None, Tensor | None]:
-    found: list[Tensor | None] = []
+    columns: list[Tensor | None] = []
     for name in ("joint_angle", "joint_velocity"):
         array = arrays.get(name)
         if array is None:
-            found.append(None)
+            columns.append(None)
             continue
         if array.ndim not in (1, 2) or len(array) != count or array.dtype.kind not in "fiu":
             raise DataError(f"{label}: {name} is {array.dtype} {array.shape}; allowed: numbers ({count},) or ({count}, joint coordinates)")
-        found.append(_finite(label, name, array).reshape(count, -1))
-    angle, rate = found
+        columns.append(_finite(label, name, array).reshape(count, -1))
+    angle, rate = columns
     if rate is not None and (angle is None or angle.shape != rate.shape):
         raise DataError(f"{label}: joint_velocity needs a joint_angle of the same shape, which is {None if angle is None else angle.shape}")
     return angle, rate

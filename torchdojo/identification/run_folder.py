@@ -1,4 +1,4 @@
-"""The folder of a run of `torchdojo fit`: what it belongs to, so that only the same fit goes on in it."""
+"""The folder of a run of `torchdojo fit`, marked so that only the same fit goes on in it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import IO, Any
 import torch
 
 import torchdojo
+from torchdojo.identification.user_object import full_name
 
 __all__ = ["RUN", "begin_run", "write_atomically"]
 
@@ -19,14 +20,13 @@ RUN = "run.json"
 
 
 def begin_run(folder: Path, description: dict[str, Any], data: Path, resume: bool) -> None:
-    """Make `folder` that of a run, or check that the run which it holds is this one.
+    """Mark `folder` for a run, or check that it holds this run.
 
     Args:
-        description: plain values. data: the file of recordings; it may be elsewhere later, with the same contents.
+        description: plain values. data: the file of recordings. To resume, it may be elsewhere, with the same contents.
 
     Raises:
-        ValueError: the folder holds a run already, or (to resume) none, a damaged one, or one of something else. OSError: no such folder
-            can be made.
+        ValueError: the folder holds a run already, or (to resume) none, a damaged one, or another one. OSError: no such folder can be made.
     """
     path, label = folder / RUN, f"--output {folder}"
     digest = hashlib.sha256(data.read_bytes()).hexdigest()
@@ -41,15 +41,20 @@ def begin_run(folder: Path, description: dict[str, Any], data: Path, resume: boo
     if not path.exists():
         raise ValueError(f"--resume: {label} holds no run; leave --resume out to begin one")
     try:
-        before = flat(json.loads(path.read_text()))
+        before = identity(json.loads(path.read_text()))
     except ValueError as error:
         raise ValueError(f"--resume: {path} is damaged ({error}); begin again in another folder") from error
-    now = flat(run)
+    now = identity(run)
     different = [f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in {**before, **now} if before.get(key) != now.get(key)]
     if different:
         raise ValueError(
             f"--resume: the run in {folder} is one of something else ({'; '.join(different)}); give the same, or another folder"
         )
+
+
+def identity(run: dict[str, Any]) -> dict[str, Any]:
+    """Leaves of a run by their paths, with objects by their full names."""
+    return {path: full_name(leaf) if path == "description.object" else leaf for path, leaf in flat(run).items()}
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -61,7 +66,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """A file that is either the old one or, completely, the new one, whenever the process or the machine dies."""
+    """Write a file so that it is the old one or completely the new one, whenever the process or the machine dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:

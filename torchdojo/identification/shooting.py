@@ -1,16 +1,16 @@
 """Multiple shooting through impacts: windows that grow, free starts that are also drawn, and the worst windows left out.
 
-With a law of restitution a trajectory jumps where an impact falls into another step of time, by the way of a body in one step (a
-centimetre for a thrown cube at 148 Hz), so that the cost of a fit is smooth only for a given sequence of impacts. A descent method stops at
-the first wall. Here
+With a law of restitution a trajectory jumps where an impact falls into another time step, by the way of a body in one step: a centimeter
+for a thrown cube at 148 Hz. The cost of a fit is then smooth only for a given sequence of impacts, and a descent method stops at the first
+wall. Multiple shooting gets past walls in four ways:
 
-- throws are cut into windows whose starts are unknowns (Bock and Plitt 1984): short ones have few impacts, and so few sequences to choose
-  from. Windows grow as parameters get better, and each begins where a shorter one at the same sample ended up;
-- starts are fitted window by window, and drawn from their approximate posterior besides, a Student distribution about the best one so far
-  with the covariance of Gauss-Newton: a draw on the other side of a wall is found by luck, as in particle filters;
-- a part of the windows, the worst ones, is left out (least trimmed squares, Rousseeuw 1984; with concentration steps, Rousseeuw and Van
-  Driessen 1999): their sequences are still wrong, and a wrong sequence says nothing of the parameters;
-- steps of the parameters are taken in full, not only where the cost decreases, since it is the walls that decide about that.
+- Throws are cut into windows whose starts are unknowns (Bock and Plitt 1984). Short windows have few impacts, and so few sequences to
+  choose from. Windows grow as parameters get better, and each begins at the fitted start of a shorter one at the same sample.
+- Starts are fitted window by window. They are also drawn from an approximate posterior: a Student distribution about the best start so
+  far, with the covariance of Gauss-Newton. A draw on the other side of a wall comes by luck, as in particle filters.
+- The worst windows are left out (least trimmed squares, Rousseeuw 1984; with concentration steps, Rousseeuw and Van Driessen 1999). Their
+  sequences are still wrong, and a wrong sequence says nothing about the parameters.
+- Steps of the parameters are taken in full, not only where the cost decreases, since walls decide about the decrease.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ import torch
 from torch import Tensor
 
 from torchdojo.identification.gauss_newton import Fit, GaussNewtonState, LeastSquares, damped_step, fit_starts, report
+from torchdojo.identification.misfit import RobustLoss, WindowResidual
 from torchdojo.identification.recordings import WindowDataset
-from torchdojo.identification.residuals import RobustLoss, WindowResidual
 
 __all__ = ["ShootingOptions", "ShootingStage", "multiple_shooting"]
 
-#: Degrees of freedom of the Student distribution of draws: tails that reach other sequences of impacts, many deviations away.
+#: Degrees of freedom of the Student distribution of draws. Its tails reach other sequences of impacts, many deviations away.
 DRAW_FREEDOM = 2.0
-#: Longest draw in deviations; a pose farther away than this is refuted by the sample itself.
-DRAW_LIMIT = 20.0
+#: Longest draw in deviations. The sample itself refutes a pose farther away.
+LONGEST_DRAW = 20.0
 #: Deviations of the cost of a window beyond which noise does not explain it.
 OUTLYING = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShootingStage:
-    """horizon: steps of a window, which is also the distance between windows. trim: part of the windows that is left out, the worst ones,
-    but for those that fit as well as noise alone would explain. iterations: steps of the parameters, at most."""
+    """One length of windows.
+
+    Args:
+        horizon: steps of a window, and distance between windows. trim: part of the windows to leave out, the worst ones. Windows that fit
+            as well as noise alone would explain stay. iterations: most steps of the parameters.
+    """
 
     horizon: int
     trim: float = 0.2
@@ -52,9 +56,13 @@ class ShootingStage:
 
 @dataclass(frozen=True, kw_only=True)
 class ShootingOptions:
-    """draws: of starts, per window and time that they are drawn. refit: iterations of `fit_starts` after a step of the parameters.
-    damping: μ. max_step: largest entry of a step, in units of `raw`; longer ones are shortened. step_tol: a stage ends with a step smaller
-    than this. rank_tol: see `GaussNewtonOptions`. seed: of the draws."""
+    """Options of `multiple_shooting`.
+
+    Args:
+        draws: number of starts to draw per window, each time. refit: iterations of `fit_starts` after a step of the parameters.
+        damping: μ. max_step: largest entry of a step, in units of `raw`; longer steps are shortened. step_tol: a stage ends with a step
+            smaller than this. rank_tol: see `GaussNewtonOptions`. seed: for the draws.
+    """
 
     draws: int = 8
     refit: int = 3
@@ -84,12 +92,12 @@ def multiple_shooting(
     """Fit the parameters of `residual.model` to all of `residual.recordings`, from `raw` (P,), by default the model's own.
 
     Args:
-        stages: of windows, usually ever longer ones. robust: of samples; default the squared norm, as whole windows are left out.
-        callback: called with the number of the iteration, the mean cost of the windows that are kept, and `raw` after every step.
+        stages: usually with ever longer windows. robust: loss of samples; default the squared norm, as whole windows are left out.
+        callback: called with the number of the iteration, the mean cost of the kept windows, and `raw` after every step.
 
     Returns:
-        what `gauss_newton` returns, of the windows that the last stage kept: deviations take these for all there is. `start` has the starts
-        of all of its windows; `history` the mean cost of a kept window before each step.
+        a `Fit` as from `gauss_newton`, with deviations from the windows that the last stage kept. `start` has the starts of all its
+        windows, `history` the mean cost of a kept window before each step.
 
     Raises:
         ValueError: no stages. DataError: windows longer than any trajectory.
@@ -100,7 +108,7 @@ def multiple_shooting(
     model, recordings = residual.model, residual.recordings
     raw = (model.raw if raw is None else raw).detach().clone()
     generator = torch.Generator().manual_seed(options.seed)
-    smoothed = recordings.samples.clone()  # recorded samples, and in their place starts as soon as they have been fitted
+    smoothed = recordings.samples.clone()  # recorded samples, each replaced by a fitted start as soon as there is one
     throws = torch.repeat_interleave(recordings.throw_id, recordings.lengths)
     history: list[float] = []
     for stage in stages:
@@ -113,11 +121,11 @@ def multiple_shooting(
             kept, cost = _kept(problem, raw, start, least)
             history.append(cost)
             system = _subset(problem, kept).normal_equations(raw, start[kept])
-            step, correction, _ = damped_step(system, options.damping, options.rank_tol)
-            assert correction is not None
+            step, change, _ = damped_step(system, options.damping, options.rank_tol)
+            assert change is not None
             factor = min(1.0, options.max_step / max(float(step.abs().max()), 1e-300))
             raw, moved = raw + factor * step, start.clone()
-            moved[kept] = residual.correct(start[kept], factor * correction)
+            moved[kept] = residual.correct(start[kept], factor * change)
             start = fit_starts(problem, raw, options.refit, _better(problem, raw, start, moved))
             if iteration % 2 == 0:
                 start = _search(problem, raw, start, options, generator, rounds=1)
@@ -137,7 +145,7 @@ def multiple_shooting(
 
 
 def _search(problem: LeastSquares, raw: Tensor, start: Tensor, options: ShootingOptions, generator: torch.Generator, rounds: int) -> Tensor:
-    """Starts by turns drawn and fitted."""
+    """Starts drawn and fitted by turns."""
     for _ in range(rounds):
         if options.draws:
             start = _draw(problem, raw, start, options.draws, generator)
@@ -153,25 +161,28 @@ def _draw(problem: LeastSquares, raw: Tensor, start: Tensor, draws: int, generat
     best = start
     for _ in range(draws):
         normal = torch.randn(*factor.shape[:2], 1, generator=generator, dtype=start.dtype)
-        # χ² with two degrees of freedom is exponential
+        # χ² with two degrees of freedom is exponential.
         squared = -2 * torch.rand(len(start), 1, 1, generator=generator, dtype=start.dtype).clamp_min(1e-300).log()
-        stretch = (DRAW_FREEDOM / squared).sqrt().clamp_max(DRAW_LIMIT)
+        stretch = (DRAW_FREEDOM / squared).sqrt().clamp_max(LONGEST_DRAW)
         best = _better(problem, raw, best, problem.residual.correct(start, (factor @ (stretch * normal))[..., 0]))
     return best
 
 
 def _better(problem: LeastSquares, raw: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Of two sets of starts (N, width) the better one, window by window."""
+    """The better one of two sets of starts (N, width), window by window."""
     return torch.where((_costs(problem, raw, other) < _costs(problem, raw, one))[:, None], other, one)
 
 
 def _kept(problem: LeastSquares, raw: Tensor, start: Tensor, least: int) -> tuple[Tensor, float]:
-    """Which windows take part, and their mean cost: the `least` best ones, and those that are as good as the better quarter (a χ²
-    variable of f degrees of freedom has the relative deviation √(2/f))."""
+    """Numbers of the windows that take part, and their mean cost.
+
+    The `least` best windows take part, and all windows as good as the better quarter. A χ² variable of f degrees of freedom has the
+    relative deviation √(2/f).
+    """
     costs, order = _costs(problem, raw, start).sort()
     freedom = (problem.windows.shape[1] - 1) * problem.residual.size
-    limit = costs[len(costs) // 4] * (1 + OUTLYING * (2 / freedom) ** 0.5)
-    count = max(least, int((costs <= limit).sum()))
+    explained = costs[len(costs) // 4] * (1 + OUTLYING * (2 / freedom) ** 0.5)
+    count = max(least, int((costs <= explained).sum()))
     return order[:count], float(costs[:count].mean())
 
 

@@ -1,9 +1,9 @@
 """Starts of open-loop rollouts from the flight before the first contact.
 
-Recorded velocities are differences of noisy poses: of the hinged object's throws, those of the first sample are off by 0.05 m/s and
-0.5 rad/s, which an impact multiplies. Before anything touches, motion says nothing of contacts, and a whole flight says where it starts: at
-the sample whose rollout stays closest to those of the flight (`fit_starts`). A prediction that begins there knows the recording up to the
-first contact, and nothing of what follows.
+Recorded velocities are differences of noisy poses. In the hinged object's throws, velocities of the first sample are off by 0.05 m/s and
+0.5 rad/s, which an impact multiplies. Before the first contact, motion says nothing about contacts, and a whole flight says where it
+starts: at the sample whose rollout stays closest to the flight (`fit_starts`). A prediction from there uses the recording up to the first
+contact, and nothing after.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import replace
 import torch
 
 from torchdojo.identification.gauss_newton import LeastSquares, fit_starts
+from torchdojo.identification.misfit import RobustLoss, Scales, WindowResidual
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset
-from torchdojo.identification.residuals import RobustLoss, Scales, WindowResidual
 
 __all__ = ["flight_starts"]
 
-#: Deviations of recorded poses [m, rad], which weigh positions against rotations; beyond three of them a sample counts less.
+#: Deviations of recorded poses [m, rad], which weigh positions against rotations. Beyond three deviations a sample counts less.
 NOISE = Scales(position=5e-4, rotation=4e-3, joint=4e-3)
-#: A flight of fewer steps does not determine its velocities better than the recorded ones are.
+#: A flight of fewer steps determines its velocities no better than the recording.
 SHORTEST = 3
 
 
 def flight_starts(model: ParametricMechanism, recordings: Recordings, longest: int, iterations: int = 6) -> Recordings:
-    """Recordings with the first sample of every trajectory fitted to the flight that follows; all other samples are kept.
+    """Recordings with the first sample of every trajectory fitted to the flight that follows. All other samples stay.
 
-    The flight ends with the last sample before one in which a contact of `model` is nearer than its `clearance`. A trajectory that touches
+    The flight ends before the first sample in which a contact of `model` is nearer than its `clearance`. A trajectory that touches
     something within `SHORTEST` samples keeps its first sample.
 
     Args:
-        model: whose parameters are held, of the nominal object, say. longest: samples that are compared with the flight, at most.
+        model: an object with fixed parameters, the nominal one, say. longest: most samples of a flight to compare with.
         iterations: of `fit_starts`.
     """
     with torch.no_grad():

@@ -1,17 +1,16 @@
-"""Robot description files."""
+"""Robot description files: `load` chooses the reader, `urdf/` and `mjcf/` read their format into the description of `robot.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
-from torchdojo.io.mjcf import load_mjcf, mjcf_state
-from torchdojo.io.mjcf_description import read_mjcf
-from torchdojo.io.urdf import load_urdf
-
-if TYPE_CHECKING:
-    from torchdojo.mechanism import Mechanism
+from torchdojo.io.mjcf.description import read_mjcf
+from torchdojo.io.mjcf.load import load_mjcf
+from torchdojo.io.mjcf.state import mjcf_state
+from torchdojo.io.urdf.load import load_urdf
+from torchdojo.mechanism import Mechanism
 
 __all__ = ["load", "load_mjcf", "load_urdf", "mjcf_state", "read_mjcf"]
 
@@ -20,12 +19,12 @@ def load(path: str | Path, **options: Any) -> Mechanism:
     """Build a `Mechanism` from a robot description file.
 
     Args:
-        path: the file; its suffix chooses the reader. ``.urdf``: `load_urdf`. ``.mjcf``: `load_mjcf`. ``.xml``: the one that its root
-            element asks for, <robot> or <mujoco>.
+        path: the file; its suffix chooses the reader. ``.urdf``: `load_urdf`. ``.mjcf``: `load_mjcf`. ``.xml``: by its root element,
+            <robot> or <mujoco>.
         options: keywords of that reader (``timestep`` [s], ``gravity`` [m/s^2], ``floating_base``, ``contacts``, ...).
 
     Raises:
-        ValueError: a suffix or a content without a reader, or what the reader refuses.
+        ValueError: a suffix or a content without a reader, or content that the reader refuses.
         FileNotFoundError: there is no such file.
     """
     suffix = Path(path).suffix.lower()

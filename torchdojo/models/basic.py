@@ -1,8 +1,8 @@
 """Small built-in mechanisms: pendulums, cartpole, box, sphere and snake.
 
 Sizes and masses are the defaults of DojoEnvironments (mechanisms/pendulum, npendulum, cartpole, block,
-sphere, snake; MIT licence). Inertias follow from the shapes; for capsules this differs slightly from the original's formula.
-Everything is in metres, kilograms and radians; the world's z points up and the ground is z = 0.
+sphere, snake; MIT license). Inertias follow from the shapes; for capsules this differs slightly from the original's formula.
+Everything is in meters, kilograms and radians; the world's z points up and the ground is z = 0.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from torchdojo.elements import joints as joint_types
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.joints import Prismatic, Revolute, StandardJoint
 from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
-
-__all__ = ["box", "cartpole", "npendulum", "pendulum", "snake", "sphere"]
+from torchdojo.models.built_in import built_in
 
 GRAVITY = (0.0, 0.0, -9.81)
 
 
+@built_in(hinge={"q": 0.25 * math.pi})
 def pendulum(
     *,
     timestep: float = 0.01,
@@ -60,10 +58,7 @@ def pendulum(
     return Mechanism({"rod": body}, {"hinge": hinge}, timestep=timestep, gravity=gravity)
 
 
-def pendulum_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    return mechanism.initial_state(batch_shape, hinge={"q": 0.25 * math.pi})
-
-
+@built_in(hinge1={"q": 0.25 * math.pi})
 def npendulum(
     n: int = 5,
     *,
@@ -97,10 +92,7 @@ def npendulum(
     return Mechanism(bodies, joints, timestep=timestep, gravity=gravity)
 
 
-def npendulum_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    return mechanism.initial_state(batch_shape, hinge1={"q": 0.25 * math.pi})
-
-
+@built_in(hinge={"q": 0.25 * math.pi})
 def cartpole(
     *,
     timestep: float = 0.01,
@@ -133,10 +125,7 @@ def cartpole(
     return Mechanism({"cart": cart, "pole": pole}, joints, timestep=timestep, gravity=gravity)
 
 
-def cartpole_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    return mechanism.initial_state(batch_shape, hinge={"q": 0.25 * math.pi})
-
-
+@built_in(box={"position": (0.0, 0.0, 0.75), "velocity": (2.0, 1.0, 0.0), "angular_velocity": (3.0, -2.0, 1.0)})
 def box(
     *,
     timestep: float = 0.01,
@@ -162,12 +151,7 @@ def box(
     return Mechanism({"box": body}, (), contacts if contact else (), timestep=timestep, gravity=gravity)
 
 
-def box_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    return mechanism.initial_state(
-        batch_shape, box={"position": (0.0, 0.0, 0.75), "velocity": (2.0, 1.0, 0.0), "angular_velocity": (3.0, -2.0, 1.0)}
-    )
-
-
+@built_in(sphere={"position": (0.0, 0.0, 1.0), "velocity": (1.0, 0.0, 0.0), "angular_velocity": (0.0, -4.0, 0.0)})
 def sphere(
     *, timestep: float = 0.01, gravity: Any = GRAVITY, mass: Any = 1.0, radius: float = 0.5, friction: Any = 0.4, contact: bool = True
 ) -> Mechanism:
@@ -182,12 +166,7 @@ def sphere(
     return Mechanism({"sphere": body}, (), contacts if contact else (), timestep=timestep, gravity=gravity)
 
 
-def sphere_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    return mechanism.initial_state(
-        batch_shape, sphere={"position": (0.0, 0.0, 1.0), "velocity": (1.0, 0.0, 0.0), "angular_velocity": (0.0, -4.0, 0.0)}
-    )
-
-
+@built_in(world_to_link1={"q": (0.0, 0.0, 0.5, 0.0, 0.0, 0.0)})
 def snake(
     n: int = 5,
     joint: str = "Revolute",
@@ -236,10 +215,6 @@ def snake(
             contacts[f"link{i}_{end}"] = NonlinearContact(f"link{i}", point=(side * length, 0.0, 0.0), radius=0.05, friction=friction)
     chosen: dict[str, Contact] = dict(contacts) if contact else {}
     return Mechanism(bodies, joints, chosen, timestep=timestep, gravity=gravity)
-
-
-def snake_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    return mechanism.initial_state(batch_shape, world_to_link1={"q": (0.0, 0.0, 0.5, 0.0, 0.0, 0.0)})
 
 
 def _check_count(name: str, n: int) -> None:

@@ -1,9 +1,9 @@
 """Half-cheetah, ant and humanoid: the locomotion robots of Gymnasium, from the numbers of its MuJoCo files.
 
 Lengths, densities, hinges, springs, dampers, gears and friction are those of half_cheetah.xml, ant.xml and humanoid.xml (Gymnasium, MIT
-licence), written down here as tables of links; mass, centre of mass and inertia follow from the capsules and spheres.
+license), written down here as tables of links; mass, center of mass and inertia follow from the capsules and spheres.
 
-What differs from the files:
+Differences from the files:
 - Parts without a hinge belong to the link that carries them (the ant's inner leg segments to its torso, the humanoid's feet to its shins):
   the same dynamics with fewer bodies.
 - Two or three hinges of one body are one `Orbital` or `Spherical` joint. Their axes are perpendicular to each other in the files, and the
@@ -31,8 +31,7 @@ from torchdojo.elements.element import orthonormal_complement, unit
 from torchdojo.elements.joints import Joint, StandardJoint
 from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
-
-__all__ = ["ant", "half_cheetah", "humanoid"]
+from torchdojo.models.built_in import built_in
 
 Vector = tuple[float, float, float]
 ORIGIN = (0.0, 0.0, 0.0)
@@ -125,6 +124,7 @@ HALF_CHEETAH = (
 )  # fmt: skip
 
 
+@built_in(root={"q": (0.0, 0.7, 0.0)})
 def half_cheetah(
     *,
     timestep: float = 0.01,
@@ -150,13 +150,7 @@ def half_cheetah(
         limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
         contact: False leaves all contacts out. contact_body: False leaves only those of the two feet.
     """
-    options = Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body)
-    return _build(HALF_CHEETAH, "half_cheetah", options)
-
-
-def half_cheetah_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    """MuJoCo's initial pose."""
-    return mechanism.initial_state(batch_shape, root={"q": (0.0, 0.7, 0.0)})
+    return _build(HALF_CHEETAH, CHEETAH_MASS / _volume(HALF_CHEETAH), Options(**locals()), planar=True)
 
 
 # -- ant -----------------------------------------------------------------------------------------------------------------------------------
@@ -171,6 +165,8 @@ ANT_LEGS: dict[str, tuple[int, int, int, Vector, int]] = {
     "back_left": (3, -1, -1, (-1.0, 1.0, 0.0), -1),
     "back_right": (4, 1, -1, (1.0, 1.0, 0.0), 1),
 }
+#: bent legs; the feet start 2 cm above the ground, since at the height of init_qpos, 3 cm lower, they are in it
+ANT_POSE = {f"ankle_{number}": {"q": sign * ANT_ANGLE} for number, _, _, _, sign in ANT_LEGS.values()}
 
 
 def _ant_links() -> tuple[Link, ...]:
@@ -194,6 +190,7 @@ def _ant_links() -> tuple[Link, ...]:
 ANT = _ant_links()
 
 
+@built_in(root={"q": (0.0, 0.0, 0.58, 0.0, 0.0, 0.0)}, **ANT_POSE)
 def ant(
     *,
     timestep: float = 0.01,
@@ -210,7 +207,7 @@ def ant(
 
     Legs 1 to 4 are front left, front right, back left, back right; at coordinate zero they point outwards, level. Inputs are torques [N·m];
     Gymnasium's actions times 150 (`effort_limit` of the joints), which is a lot for legs of 0.1 kg: the file balances it with an armature
-    of 1 kg·m² per hinge, a hundred times the legs' own inertia, on which the step does not act yet.
+    of 1 kg·m² per hinge, a hundred times the legs' own inertia.
 
     Args:
         timestep: [s]. gravity: [m/s²], world frame, (3,).
@@ -219,20 +216,14 @@ def ant(
         limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
         contact: False leaves all contacts out. contact_body: False leaves only those of the four feet.
     """
-    return _build(ANT, "ant", Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body))
-
-
-def ant_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    """On bent legs, feet about 2 cm above the ground (the file's init_qpos, 3 cm higher: there the feet are in the ground)."""
-    pose = {f"ankle_{number}": {"q": sign * ANT_ANGLE} for number, _, _, _, sign in ANT_LEGS.values()}
-    return mechanism.initial_state(batch_shape, root={"q": (0.0, 0.0, 0.58, 0.0, 0.0, 0.0)}, **pose)
+    return _build(ANT, ANT_DENSITY, Options(**locals()))
 
 
 # -- humanoid ------------------------------------------------------------------------------------------------------------------------------
 
 HUMANOID_DENSITY = 1000.0  # [kg/m³]
 HUMANOID_CONTROL = 0.4  # largest action
-TILT = (1.0, 0.0, -0.002, 0.0)  # of the waist against the torso and of the pelvis against the waist, not normalised
+TILT = (1.0, 0.0, -0.002, 0.0)  # of the waist against the torso and of the pelvis against the waist, not normalized
 
 
 def _degrees(name: str, axis: Vector, lower: float, upper: float, gear: float, damper: float, spring: float, armature: float) -> Hinge:
@@ -292,6 +283,7 @@ HUMANOID = (
 )  # fmt: skip
 
 
+@built_in(root={"q": (0.0, 0.0, 1.4, 0.0, 0.0, 0.0)})
 def humanoid(
     *,
     timestep: float = 0.01,
@@ -325,19 +317,14 @@ def humanoid(
         limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
         contact: False leaves all contacts out. contact_body: False leaves only the ball of each foot.
     """
-    return _build(HUMANOID, "humanoid", Options(timestep, gravity, friction, spring, damper, limits, armature, contact, contact_body))
-
-
-def humanoid_start(mechanism: Mechanism, batch_shape: Sequence[int]) -> Tensor:
-    """MuJoCo's initial pose: upright."""
-    return mechanism.initial_state(batch_shape, root={"q": (0.0, 0.0, 1.4, 0.0, 0.0, 0.0)})
+    return _build(HUMANOID, HUMANOID_DENSITY, Options(**locals()))
 
 
 # -- from tables to a mechanism ------------------------------------------------------------------------------------------------------------
 
 
 class _Placed(NamedTuple):
-    """A link's frame against its body's: centre of mass (3,) [m] in the link frame, and the rotation (4,) of body axes to link axes."""
+    """A link's frame against its body's: center of mass (3,) [m] in the link frame, and the rotation (4,) of body axes to link axes."""
 
     center: Tensor
     turn: Tensor
@@ -346,20 +333,23 @@ class _Placed(NamedTuple):
         return quat.inverse_rotate(self.turn, point - self.center)
 
 
-def _build(links: Sequence[Link], name: str, options: Options) -> Mechanism:
-    volume = sum(float(_shape(geom).volume) for link in links for geom in link.geoms)
-    density = {"half_cheetah": CHEETAH_MASS / volume, "ant": ANT_DENSITY, "humanoid": HUMANOID_DENSITY}[name]
+def _volume(links: Sequence[Link]) -> float:
+    return sum(float(_shape(geom).volume) for link in links for geom in link.geoms)
+
+
+def _build(links: Sequence[Link], density: float, options: Options, planar: bool = False) -> Mechanism:
+    """planar: the root moves in the x-z plane."""
     bodies: dict[str, Body] = {}
     joints: dict[str, Joint] = {}
     contacts: dict[str, Contact] = {}
     placed: dict[str, _Placed] = {}
-    balls: dict[str, list[tuple[Tensor, float]]] = {}  # that have a contact: centre in the link frame, radius
+    balls: dict[str, list[tuple[Tensor, float]]] = {}  # that have a contact: center in the link frame, radius
     for link in links:
         bodies[link.name], here = _body(link, density)
         placed[link.name] = here
         if link.parent is None:
             # The axis -y makes the planar coordinates x and z.
-            kind, axis = (joint_types.PlanarAxis, (0.0, -1.0, 0.0)) if name == "half_cheetah" else (joint_types.Floating, (0.0, 0.0, 1.0))
+            kind, axis = (joint_types.PlanarAxis, (0.0, -1.0, 0.0)) if planar else (joint_types.Floating, (0.0, 0.0, 1.0))
             joints["root"] = kind(None, link.name, axis=axis, child_anchor=here.to_body(_vector(ORIGIN)), actuated=False)
         else:
             joint_name, joint = _joint(link, placed[link.parent], here, options)
@@ -373,7 +363,7 @@ def _build(links: Sequence[Link], name: str, options: Options) -> Mechanism:
 
 
 def _body(link: Link, density: float) -> tuple[Body, _Placed]:
-    """The link's geoms as one body: masses add up, moments of inertia too once moved to the common centre of mass."""
+    """The link's geoms as one body: masses add up, moments of inertia too once moved to the common center of mass."""
     masses = [density * _shape(geom).volume for geom in link.geoms]
     mass = torch.stack(masses).sum()
     centers = [0.5 * (_vector(geom.start) + _vector(geom.end)) for geom in link.geoms]
@@ -416,19 +406,19 @@ def _hinge_axes(link: Link) -> Tensor:
 
 
 def _balls(link: Link, kept: dict[str, list[tuple[Tensor, float]]]) -> list[tuple[str, Tensor, float, bool]]:
-    """Contacts of a link: name, centre in the link frame [m], radius [m], whether it is on a foot."""
+    """Contacts of a link: name, center in the link frame [m], radius [m], whether it is on a foot."""
     turn = quat.normalize(torch.tensor(link.orientation, dtype=torch.float64))
-    found: list[tuple[str, Tensor, float, bool]] = []
+    balls: list[tuple[str, Tensor, float, bool]] = []
     for geom in link.geoms:
         ends = {"": geom.start} if geom.start == geom.end else {"_start": geom.start, "_end": geom.end}
         for suffix, end in ends.items():
-            others = [(p, r) for _, p, r, _ in found]
+            others = [(p, r) for _, p, r, _ in balls]
             if link.parent is not None and end == link.anchor:
                 inward = [(quat.inverse_rotate(turn, p - _vector(link.position)), r) for p, r in kept[link.parent]]
                 others += [(p, r) for p, r in inward if float((p - _vector(end)).norm()) <= 1e-12]
             if not any(float((p - _vector(end)).norm()) + geom.radius <= r + 1e-12 for p, r in others):
-                found.append((f"{geom.name}{suffix}", _vector(end), geom.radius, geom.foot))
-    return found
+                balls.append((f"{geom.name}{suffix}", _vector(end), geom.radius, geom.foot))
+    return balls
 
 
 def _shape(geom: Geom, placed: _Placed | None = None) -> shapes.Sphere | shapes.Capsule:

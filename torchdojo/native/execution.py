@@ -25,7 +25,7 @@ from torchdojo.native.program import Program
 from torchdojo.parameters import result_tensor
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
 from torchdojo.solver.solution import Solution
-from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
+from torchdojo.state.layout import ORIENTATION, STATE_SIZE, TANGENT_SIZE
 from torchdojo.state.unknowns import ParameterSpec
 
 __all__ = [
@@ -216,7 +216,7 @@ def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepI
         here = equations(rows)
         found = find_impacts(here, w[rows], *_limit(program, request, here, w[rows]))
         slope = found.slope(here.z).contiguous()
-    after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., 6:10]
+    after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., ORIENTATION]
     before_z, after_z = ambient(here.state.pose.q.detach(), found.before), ambient(after, found.after)
     step = torch.full_like(out.status, -1).flatten()
     step[rows] = torch.arange(len(rows))

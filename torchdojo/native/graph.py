@@ -1,9 +1,9 @@
-"""Symbolic elimination: in which order a sparse block matrix is factored, and where its blocks lie in memory.
+"""Symbolic elimination: the order in which a sparse block matrix is factored, and the places of its blocks in memory.
 
 The matrix has one row and column of blocks per node of a graph, and a pair of blocks (i, j), (j, i) per edge. Eliminating a node couples
-all its remaining neighbours with each other; couplings that were not there are fill-in. This runs once per mechanism; the
-numeric kernels (`src/solver/ldu.hpp`) then run the table. Algorithms 1-4 of Brüdigam, Janeva, Sosnowski and Hirche, "Linear-time contact
-and friction dynamics in maximal coordinates using variational integrators".
+all its remaining neighbors with each other; new couplings are fill-in. The elimination is computed once per mechanism, and the numeric
+kernels (`src/solver/ldu.hpp`) then run its table. It follows algorithms 1-4 of Brüdigam, Janeva, Sosnowski and Hirche, "Linear-time
+contact and friction dynamics in maximal coordinates using variational integrators".
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Schedule", "has_loops", "schedule"]
 class Schedule:
     """Elimination order of a block matrix, the place of every block in one flat array of scalars, and the program for `ldu.hpp`.
 
-    Blocks are row-major. Those touched by one elimination step are neighbours in memory: D_i, then U_ik, L_ki of each later neighbour k.
+    Blocks are row-major. Blocks that one elimination step touches are neighbors in memory: D_i, then U_ik, L_ki of each later neighbor k.
     Right-hand sides are the vectors of the nodes in node order. The table of int32 is::
 
         num_nodes, num_links, num_targets, num_values, num_rows, largest size
         then for each node i in elimination order:
-            size_i, offset of D_i, row of i in the right-hand side, number m of later neighbours
+            size_i, offset of D_i, row of i in the right-hand side, number m of later neighbors
             m times: size_k, offset of U_ik, offset of L_ki, row of k          (k in elimination order)
             m × m times: offset of A_jk, the target of A_jk −= L_ji U_ik       (row-major in j, k; the diagonal block where j = k)
     """
@@ -36,10 +36,10 @@ class Schedule:
     sizes: tuple[int, ...]
     order: tuple[int, ...]  # nodes, first eliminated first
     fill: int  # pairs of off-diagonal blocks that the matrix lacks and its factors have
-    diagonal_offset: tuple[int, ...]  # by node
-    offset: Mapping[tuple[int, int], int]  # of off-diagonal blocks, both (i, j) and (j, i), fill-in included
+    diagonal_offset: tuple[int, ...]  # offset of the diagonal block, by node
+    offset: Mapping[tuple[int, int], int]  # offsets of off-diagonal blocks, both (i, j) and (j, i), fill-in included
     num_values: int
-    rhs_offset: tuple[int, ...]  # by node
+    rhs_offset: tuple[int, ...]  # offset in the right-hand side, by node
     num_rows: int
     num_operations: int  # block operations of one factorization: factor D_i, solve with it, multiply and subtract
     table: NDArray[np.int32]
@@ -48,11 +48,11 @@ class Schedule:
 def schedule(
     sizes: Sequence[int], edges: Iterable[tuple[int, int]], *, indefinite: Iterable[int] = (), whole: Iterable[int] = ()
 ) -> Schedule:
-    """Schedule for blocks of `sizes`, coupled by `edges` (in either direction, repeated or not; a node's own block is always there).
+    """Schedule for blocks of `sizes`, coupled by `edges` in either direction, repeated or not. Diagonal blocks always exist.
 
-    `indefinite` nodes are constraints, whose diagonal block may be zero. They are eliminated only when the blocks eliminated before
-    make it invertible; this assumes that the others are definite and that a constraint has full row rank in each neighbour. Those of
-    them that are `whole` need not have that, only in all neighbours together, and come after all of these.
+    `indefinite` nodes are constraints, whose diagonal block may be zero. A constraint is eliminated only when the blocks eliminated before
+    make its diagonal block invertible. This assumes that the other blocks are definite and that a constraint has full row rank in each
+    neighbor. A `whole` constraint has full row rank only in all its neighbors together, and comes after all of them.
     """
     sizes = tuple(operator.index(size) for size in sizes)
     if any(size < 1 for size in sizes):
@@ -83,11 +83,11 @@ class _Graph:
         self.constraints = _Constraints(sizes, self.adjacent, indefinite, whole)
 
     def _strangers(self, i: int, j: int) -> int:
-        """How many neighbours of i, other than j, are no neighbours of j."""
+        """Number of neighbors of i, other than j, that are no neighbors of j."""
         return (self.adjacent[i] & ~self.adjacent[j] & ~(1 << j)).bit_count()
 
     def eliminate(self) -> tuple[list[int], list[int], int]:
-        """Order, later neighbours of each node, and number of edges filled in, by greedy minimum fill-in."""
+        """Order, later neighbors of each node, and number of edges filled in, by greedy minimum fill-in."""
         remaining = list(range(len(self.sizes)))
         order: list[int] = []
         later = [0] * len(self.sizes)
@@ -109,7 +109,7 @@ class _Graph:
         return order, later, fill
 
     def _remove(self, node: int) -> None:
-        """Couple the neighbours of a node with each other, then take it out."""
+        """Couple the neighbors of a node with each other, then remove the node."""
         near = self.adjacent[node]
         for a in _bits(near):
             for b in _bits(near & ~self.adjacent[a] & (-2 << a)):
@@ -126,38 +126,38 @@ class _Graph:
 
 
 class _Constraints:
-    """Which constraints have an invertible Schur complement, given the nodes eliminated so far.
+    """The constraints that have an invertible Schur complement, given the nodes eliminated so far.
 
-    Of the saddle matrix [[H, Jᵀ], [J, 0]] with H definite, the part on the eliminated nodes is invertible exactly if the part of J on
-    them has full row rank. It has if each eliminated constraint has an eliminated neighbour to itself (a matching, grown by augmenting
-    paths), barring loops in which all neighbours are eliminated: those have whole rows of J, so no order is better.
-    Two joints of one body are not enough for a body: 5 + 5 rows in 6 unknowns.
+    The saddle matrix is [[H, Jᵀ], [J, 0]] with H definite. Its part on the eliminated nodes is invertible exactly if the part of J on them
+    has full row rank. That holds if each eliminated constraint has an eliminated neighbor to itself: a matching, grown by augmenting paths.
+    The exception is a loop in which all neighbors are eliminated. It has whole rows of J, so no order is better. A body cannot serve two of
+    its joints: 5 + 5 rows in 6 unknowns.
 
-    A row that may vanish in some neighbour (the sum of two parallel displacements in a row does not depend on the body between them) waits
-    until all its neighbours are gone. Together with the matching that suffices in a tree: the eliminated bodies that hang together then
-    hang on at most one other joint, so that every coordinate of their joints is free.
+    A row that may vanish in some neighbor waits until all its neighbors are eliminated. For instance, the sum of two parallel displacements
+    in a row does not depend on the body between them. Together with the matching, waiting suffices in a tree. There, connected
+    eliminated bodies hang on at most one other joint, so that every coordinate of their joints is free.
     """
 
     def __init__(self, sizes: tuple[int, ...], adjacent: list[int], indefinite: frozenset[int], whole: frozenset[int]) -> None:
         self.indefinite, self.whole = indefinite, whole
         constraints = sum(1 << node for node in indefinite)
-        self.neighbours = {node: adjacent[node] & ~constraints for node in indefinite}
-        for node, near in self.neighbours.items():
+        self.neighbors = {node: adjacent[node] & ~constraints for node in indefinite}
+        for node, near in self.neighbors.items():
             if not near:
-                raise ValueError(f"indefinite node {node} has no neighbour that is not indefinite: its pivot would be singular")
-        self.partners = {node: [j for j in _bits(near) if sizes[j] >= sizes[node]] for node, near in self.neighbours.items()}
+                raise ValueError(f"indefinite node {node} has no neighbor that is not indefinite: its pivot would be singular")
+        self.partners = {node: [j for j in _bits(near) if sizes[j] >= sizes[node]] for node, near in self.neighbors.items()}
         self.gone = 0
         self.owner: dict[int, int] = {}
 
     def ready(self, node: int) -> bool:
         if node not in self.indefinite:
             return True
-        if node in self.whole and self.neighbours[node] & ~self.gone:
+        if node in self.whole and self.neighbors[node] & ~self.gone:
             return False
         visited: set[int] = set()
         if self._path(node, visited) is not None:
             return True
-        return all(not self.neighbours[other] & ~self.gone for other in visited)
+        return all(not self.neighbors[other] & ~self.gone for other in visited)
 
     def remove(self, node: int) -> None:
         if node not in self.indefinite:
@@ -167,12 +167,12 @@ class _Constraints:
             self.owner[partner] = constraint
 
     def _path(self, start: int, visited: set[int]) -> list[tuple[int, int]] | None:
-        """Pairs (constraint, its new partner) that give `start` a partner, or None; `visited` gets the constraints that were asked."""
+        """Pairs (constraint, its new partner) that give `start` a partner, or None. `visited` collects the constraints on the way."""
         visited.add(start)
-        came_from: dict[int, int] = {}  # partner: the constraint that asked for it
+        came_from: dict[int, int] = {}  # partner: the constraint that asks for it
         asks = [start]
         wanted: dict[int, int] = {}  # constraint: its present partner
-        for constraint in asks:  # grows while it is walked: breadth first
+        for constraint in asks:  # the list grows during the loop: breadth first
             for partner in self.partners[constraint]:
                 if not self.gone >> partner & 1 or partner in came_from:
                     continue
@@ -193,7 +193,7 @@ class _Constraints:
 
 def _layout(sizes: tuple[int, ...], order: list[int], later: list[int], fill: int) -> Schedule:
     position = {node: step for step, node in enumerate(order)}
-    neighbours = {node: sorted(_bits(later[node]), key=position.__getitem__) for node in order}
+    neighbors = {node: sorted(_bits(later[node]), key=position.__getitem__) for node in order}
     rows = [0]
     for size in sizes:
         rows.append(rows[-1] + size)
@@ -203,7 +203,7 @@ def _layout(sizes: tuple[int, ...], order: list[int], later: list[int], fill: in
     for i in order:
         diagonal[i] = end
         end += sizes[i] ** 2
-        for k in neighbours[i]:
+        for k in neighbors[i]:
             offset[i, k] = end
             offset[k, i] = end + sizes[i] * sizes[k]
             end += 2 * sizes[i] * sizes[k]
@@ -213,7 +213,7 @@ def _layout(sizes: tuple[int, ...], order: list[int], later: list[int], fill: in
     program: list[int] = []
     links = targets = 0
     for i in order:
-        near = neighbours[i]
+        near = neighbors[i]
         links += len(near)
         targets += len(near) ** 2
         program += (sizes[i], diagonal[i], rows[i], len(near))
@@ -246,7 +246,7 @@ def _bits(nodes: int) -> Iterator[int]:
 
 
 def has_loops(num_bodies: int, joints: Sequence[tuple[int, int]]) -> bool:
-    """Whether joints (pairs of bodies, the world counted as one) close a loop."""
+    """Whether joints, as pairs of bodies, close a loop. The world counts as a body."""
     root = list(range(num_bodies + 1))
 
     def find(body: int) -> int:

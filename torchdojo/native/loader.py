@@ -14,11 +14,9 @@ import ctypes
 import hashlib
 import json
 import os
-import platform
 import shlex
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +29,21 @@ from pathlib import Path
 import torch
 
 from torchdojo.native import header
+from torchdojo.native.toolchain import (
+    CPU_CHOICES,
+    LANGUAGE,
+    OPENMP_CHOICES,
+    OPTIMISED,
+    SANITIZED,
+    NativeUnavailable,
+    compiler_version,
+    cpu_features,
+    find_compiler,
+    libc,
+    require_asan_runtime,
+    say,
+    settle_flags,
+)
 
 try:
     import fcntl
@@ -41,29 +54,9 @@ __all__ = ["NativeUnavailable", "available", "library"]
 
 SOURCES = Path(__file__).parent / "src"
 
-LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math")
-OPTIMISED = ("-O3",)
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
-
-# Ways to ask for the same thing, best first, each as (compiler flags, linker flags): the first that the compiler takes is used.
-# (Compilers hold copies in registers of 512 bits for expensive and make two of one: what was written in halves is then waited for where it
-# is read whole.)
-CPU_CHOICES = (
-    (("-march=native", "-mmove-max=512", "-mstore-max=512"), ()),
-    (("-march=native",), ()),
-    (("-mcpu=native",), ()),
-    ((), ()),
-)
-OPENMP_CHOICES = ((("-fopenmp",), ("-fopenmp",)), (("-Xpreprocessor", "-fopenmp"), ("-lomp",)), ((), ()))  # the second: Apple's clang
-
 COMPILE_SECONDS = 40  # for the announcement only
 LOCK_SECONDS = 600.0  # longer than any compile; then this process compiles for itself, which is safe without the lock too
 STALE_SECONDS = 86400.0
-
-
-class NativeUnavailable(RuntimeError):  # noqa: N818 (it reads as a state, and users catch it by this name)
-    """The native kernel cannot be used here. The message says what failed and how to mend it."""
-
 
 _lock = threading.Lock()
 _outcome: ctypes.CDLL | str | None = None  # the library, or why there is none
@@ -160,86 +153,18 @@ def make_recipe(source_dir: Path) -> Recipe:
     compiler, compiler_flags = find_compiler()
     sanitize = os.environ.get("TORCHDOJO_SANITIZE") == "1"
     if sanitize:
-        _require_asan_runtime(compiler)
+        require_asan_runtime(compiler)
     flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMISED), *compiler_flags)
     ingredients = {
         "sources": {name: hashlib.sha256(text).hexdigest() for name, text in sources.items()},
         "flags": [flags, CPU_CHOICES, OPENMP_CHOICES],  # which of the choices is used follows from the compiler
         "compiler": [compiler, compiler_version(compiler)],
         "torch": torch.__version__,
-        "libc": _libc(),
+        "libc": libc(),
         "cpu": cpu_features(),
     }
     key = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()[:32]
     return Recipe(source_dir, sources, compiler, flags, sanitize, key)
-
-
-def find_compiler() -> tuple[str, tuple[str, ...]]:
-    """(absolute path of the C++ compiler, flags given with it): $CXX, else the first of c++, g++ and clang++ on the PATH."""
-    chosen = os.environ.get("CXX", "").strip()
-    try:
-        words = [chosen] if shutil.which(chosen) else shlex.split(chosen)  # a path with a space, or `ccache g++ -m64`
-    except ValueError:  # an open quotation mark
-        words = [chosen]
-    if len(words) > 1 and os.path.basename(words[0]) in ("ccache", "sccache"):
-        del words[0]  # torch puts it in front by itself
-    for name in words[:1] or ("c++", "g++", "clang++"):
-        path = shutil.which(name)
-        if path is not None:
-            return os.path.abspath(path), tuple(words[1:])
-    missing = f"CXX={chosen} is not a program" if chosen else "there is no c++, g++ or clang++ on the PATH"
-    raise NativeUnavailable(f"No C++ compiler: {missing}. Install g++ or clang++, or set CXX to the path of one.")
-
-
-def compiler_version(compiler: str) -> str:
-    """Everything that ``compiler --version`` prints."""
-    try:
-        return _run_compiler([compiler, "--version"], check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise NativeUnavailable(f"The C++ compiler {compiler} does not run: {error}. Install g++ or clang++, or set CXX.") from error
-
-
-def _run_compiler(command: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
-    # LD_PRELOAD may hold the AddressSanitizer, which is meant for this process and not for the compiler.
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"LC_ALL": "C"}
-    return subprocess.run(
-        command, env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=check
-    )
-
-
-def cpu_features() -> list[str]:
-    """What tells this CPU from another: a home shared by unlike machines must never run code built for the other one."""
-    x86 = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags"}
-    others = {"Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "isa"}
-    found = [platform.machine()]
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if not line.strip() and len(found) > 1:
-                    break  # the first processor is enough, and reading all of 256 takes milliseconds
-                if name.strip() in x86 | others:
-                    found.append(f"{name.strip()}: {' '.join(sorted(value.split()))}")
-    except OSError:
-        pass
-    return found if len(found) > 1 else [*found, platform.processor(), platform.platform()]
-
-
-def _libc() -> str:
-    try:
-        return os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (AttributeError, OSError, ValueError):
-        return ""
-
-
-def _require_asan_runtime(compiler: str) -> None:
-    # Opening a library with AddressSanitizer in a process without its runtime ends the process on the spot.
-    if not hasattr(ctypes.CDLL(None), "__asan_init"):
-        raise NativeUnavailable(
-            "TORCHDOJO_SANITIZE=1: the runtime of the AddressSanitizer is not in this process. Start python with\n"
-            f'  LD_PRELOAD="$({compiler} -print-file-name=libasan.so) $({compiler} -print-file-name=libstdc++.so)" '
-            "ASAN_OPTIONS=detect_leaks=0"
-        )
 
 
 # Where the result is kept.
@@ -321,7 +246,7 @@ def _build(folder: Path, recipe: Recipe, notes: list[str]) -> ctypes.CDLL:
         private = Path(tempfile.mkdtemp(prefix="build-" if locked else "unlocked-", dir=folder))
         try:
             for note in notes:
-                _say(f"{note}; using {folder.parent} instead. TORCHDOJO_CACHE chooses another.")
+                say(f"{note}; using {folder.parent} instead. TORCHDOJO_CACHE chooses another.")
             built = _compile(private, recipe)
             published = folder / f"kernel-{_checksum(built)}.so"
             os.replace(built, published)
@@ -377,7 +302,7 @@ def _acquire(descriptor: int) -> bool:
             return False
         if waited > 1 and not announced:
             announced = True
-            _say("waiting for another process that compiles the native kernel ...")
+            say("waiting for another process that compiles the native kernel ...")
         time.sleep(0.05)
 
 
@@ -389,13 +314,13 @@ def _compile(private: Path, recipe: Recipe) -> Path:
     path = _build_path()
     if shutil.which("ninja", path=path) is None:
         raise NativeUnavailable('The build tool ninja is missing: pip install "torchdojo[native]"')
-    _say(f"compiling the native kernel for this CPU, once (about {COMPILE_SECONDS} s) ...")
+    say(f"compiling the native kernel for this CPU, once (about {COMPILE_SECONDS} s) ...")
     # What went into the key is compiled, whatever happens to the files meanwhile; messages and debuggers name the files by #line.
     sources = private / "src"
     for name, text in recipe.sources.items():
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
         (sources / name).write_bytes(f"#line 1 {json.dumps(str(recipe.source_dir / name), ensure_ascii=False)}\n".encode() + text)
-    compile_flags, link_flags = _settle_flags(private, recipe)
+    compile_flags, link_flags = settle_flags(private, recipe.compiler, recipe.flags, recipe.sanitize)
     # torch names its own libraries to the linker; the kernel uses none of them, and `--as-needed` leaves them out.
     link_flags = (["-Wl,--as-needed"] if sys.platform == "linux" else []) + link_flags
     environment = {"PATH": path, "CXX": recipe.compiler, "LC_ALL": "C", "LD_PRELOAD": None, "TORCH_DONT_CHECK_COMPILER_ABI": "1"}
@@ -439,37 +364,6 @@ def _build_path() -> str:
     return os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
 
 
-def _settle_flags(private: Path, recipe: Recipe) -> tuple[list[str], list[str]]:
-    """(compiler flags, linker flags): those of the recipe and the best of each choice that this compiler takes."""
-    compile_flags, link_flags = list(recipe.flags), list(SANITIZED[2:3]) if recipe.sanitize else []
-    if recipe.sanitize and "clang" in compiler_version(recipe.compiler):
-        link_flags.append("-shared-libasan")  # the default of GCC
-    probes = (
-        (CPU_CHOICES, "int probe() { return 0; }"),
-        (OPENMP_CHOICES, "#include <omp.h>\nint probe() { return omp_get_max_threads(); }"),
-    )
-    for choices, text in probes:
-        for compile_choice, link_choice in choices:
-            if not (compile_choice or link_choice):
-                _say(f"{recipe.compiler} does not take {' '.join(choices[0][0])}: the kernel is built without, and is slower")
-            elif not _compiles(private, [recipe.compiler, *compile_flags, *compile_choice], text, [*link_flags, *link_choice]):
-                continue
-            compile_flags += compile_choice
-            link_flags += link_choice
-            break
-    return compile_flags, link_flags
-
-
-def _compiles(private: Path, command: list[str], text: str, link_flags: list[str]) -> bool:
-    source, target = private / "probe.cpp", private / "probe.out"
-    source.write_text(text + "\n")
-    try:
-        done = _run_compiler([*command, "-fPIC", "-shared", str(source), "-o", str(target), *link_flags])
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
-
-
 @contextlib.contextmanager
 def _environment(values: dict[str, str | None]) -> Iterator[None]:
     """Environment variables set (or, with None, removed) for a while."""
@@ -502,7 +396,3 @@ def _shorten(output: str, lines: int = 30, width: int = 300) -> str:
     every = [line if len(line) <= width else line[:width] + " ..." for line in output.splitlines() if line.strip()]
     head = [line for line in every[:-lines] if "error:" in line][:5]
     return "\n".join([*head, *(["..."] if head else []), *every[-lines:]])
-
-
-def _say(message: str) -> None:
-    print(f"torchdojo: {message}", file=sys.stderr, flush=True)

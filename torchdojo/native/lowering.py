@@ -242,7 +242,7 @@ class _Lowering:
         for number, (piece, member) in enumerate(self.contacts):
             group = piece.group
             impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
-            model, body = ContactModel(CONTACT_MODELS.index(group.cls)), int(group.body_index[member, 0])
+            model, body = CONTACT_MODELS[group.cls], int(group.body_index[member, 0])
             turning = [name for name in COUPLES if name in group.fields]
             values = row(
                 CONTACT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +31,9 @@ from torchdojo.native.tables import (
     size,
 )
 from torchdojo.quaternion import normalize
+from torchdojo.state.unknowns import FIRST_ELEMENT
 
-__all__ = ["Packed", "Piece", "fields_of", "is_plain", "pack", "pieces_of", "shapes_of"]
+__all__ = ["Packed", "Piece", "is_plain", "pack", "pieces_of", "shapes_of"]
 
 KINDS = (StandardJoint, JointElement, Contact, JointCoupling)  # in the order of their parameters
 
@@ -102,24 +103,15 @@ def shapes_of(group: Group) -> tuple[str, str]:
     return contact.shape_kind, contact.other_kind
 
 
-def fields_of(groups: Iterable[Group], parameters: Sequence[Tensor]) -> Iterator[tuple[Group, dict[str, Tensor]]]:
-    """The physical fields of each group among stacked parameters."""
-    start = 4
-    for group in groups:
-        names = list(group.fields)
-        yield group, dict(zip(names, parameters[start : start + len(names)], strict=True))
-        start += len(names)
-
-
 def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], parameters: Sequence[Tensor]) -> Tensor:
     """Stacked parameters (`System.stack_parameters`, batch dimensions flattened to N or 1) as (N or 1, num_parameters), float64.
 
     Axes become bases, normals become contact frames: what the kernel needs is computed once per call.
 
     Args:
-        fields: `fields_of` these parameters, by the id of the group.
+        fields: the physical fields among these parameters, by the id of the group.
     """
-    timestep, gravity, mass, inertia = parameters[:4]
+    timestep, gravity, mass, inertia = parameters[:FIRST_ELEMENT]
     bodies = _join(BODY_PARAMETERS, {"mass": mass, "inertia": inertia})
     columns = [timestep[:, None], gravity, bodies, *(_join(piece.layout, _values(piece, fields[id(piece.group)])) for piece in pieces)]
     count = max(p.shape[0] for p in parameters)

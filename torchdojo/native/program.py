@@ -23,7 +23,7 @@ from torchdojo.elements.joints import StandardJoint
 from torchdojo.native import calls, graph, header
 from torchdojo.native.loader import NativeUnavailable, library
 from torchdojo.native.lowering import lower
-from torchdojo.native.packing import Packed, fields_of, pack, pieces_of
+from torchdojo.native.packing import Packed, pack, pieces_of
 from torchdojo.native.tables import CONTACT_MODELS, MOST_FACETS
 from torchdojo.state.minimal import JointOrder, spanning_order
 from torchdojo.state.unknowns import ParameterSpec
@@ -106,11 +106,12 @@ class Program:
 
     def fields(self, parameters: Sequence[Tensor]) -> dict[int, dict[str, Tensor]]:
         """The physical fields of each group, by its id, among stacked parameters."""
-        return {id(group): fields for group, fields in fields_of(self.groups, parameters)}
+        return {id(group): fields for group, fields in zip(self.groups, self.system.named_parameters(parameters), strict=True)}
 
     def _acting(self, parameters: Sequence[Tensor]) -> Acting:
-        fields = [self.fields(parameters)[id(group)] for group in self.joint_groups]
-        return tuple((bool(own["spring"].any()), bool(own["damper"].any())) for own in fields)
+        fields = self.fields(parameters)
+        joints = [fields[id(group)] for group in self.joint_groups]
+        return tuple((bool(own["spring"].any()), bool(own["damper"].any())) for own in joints)
 
     def handle(self, parameters: Sequence[Tensor]) -> int:
         """The kernel's object for these parameters."""

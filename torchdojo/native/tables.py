@@ -13,6 +13,7 @@ import numpy as np
 from torchdojo.dynamics import integrator
 from torchdojo.elements import contact, couplings, hard_maps, path_maps
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
+from torchdojo.elements.element import Element
 from torchdojo.geometry import distance, pairs
 from torchdojo.gradients import checks, hard_limit
 from torchdojo.solver import continuation, interior_point, kkt, path_newton
@@ -24,7 +25,6 @@ __all__ = ["CONSTANTS", "ENUMS", "LAYOUTS", "ROWS", "TABLES", "numbers", "place"
 # -- enums -------------------------------------------------------------------------------------------------------------------------------
 
 CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
-CONTACT_MODELS = (ImpactContact, NonlinearContact, LinearContact)  # in the order of `ContactModel`
 
 
 class ContactModel(enum.IntEnum):
@@ -33,6 +33,13 @@ class ContactModel(enum.IntEnum):
     FRICTIONLESS = 0
     DISC = 1
     PYRAMID = 2
+
+
+CONTACT_MODELS: dict[type[Element], ContactModel] = {
+    ImpactContact: ContactModel.FRICTIONLESS,
+    NonlinearContact: ContactModel.DISC,
+    LinearContact: ContactModel.PYRAMID,
+}
 
 
 class JointCone(enum.IntEnum):
@@ -250,14 +257,14 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "near_iterations": path_newton.NEAR_ITERATIONS,
         "path_shrink": path_newton.PATH_SHRINK,
         "path_residual": path_newton.PATH_RESIDUAL,
-        "path_free_iterations": path_newton.FREE_ITERATIONS,
-        "path_growth": path_newton.FREE_GROWTH,
+        "path_free_iterations": path_newton.EARLY_ITERATIONS,
+        "path_growth": path_newton.EARLY_GROWTH,
         "path_halvings": path_newton.PATH_HALVINGS,
         "patient_iterations": path_newton.PATIENT_ITERATIONS,
         "patient_halvings": path_newton.PATIENT_HALVINGS,
         "distant": path_newton.DISTANT,
-        "path_level": interior_point.LOWERED_LEVEL,
-        "path_iterations": interior_point.LOWERED_ITERATIONS,
+        "path_level": interior_point.DESCENT_LEVEL,
+        "path_iterations": interior_point.DESCENT_ITERATIONS,
         # the interior-point method
         "step_to_boundary": interior_point.STEP_TO_BOUNDARY,
         "short_step": interior_point.SHORT_STEP,

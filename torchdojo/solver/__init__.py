@@ -1,1 +1,1 @@
-"""The interior-point method that finds the step on the central path."""
+"""The solver finds the point of the central path at which the step's equations hold."""

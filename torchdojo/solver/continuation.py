@@ -4,9 +4,9 @@ Any interior start w₀ whose products are about κ₀ lies on a path of its own
 
     r(w) = (κ/κ₀) r(w₀),
 
-and which leads to the solution as κ comes down. Contact with friction is not a monotone problem, and such a path can fold: the branch that
-is followed turns back to larger κ before it turns down again (seen on quadrupeds dropped in random poses, where nothing else converged).
-Newton's method at decreasing κ cannot pass such a point; with κ as one more unknown and the distance along the path as the parameter it can
+and which leads to the solution as κ comes down. Contact with friction is not a monotone problem, and such a path can fold: the branch turns
+back to larger κ before it turns down again. Quadrupeds dropped in random poses have such folds, and no other method converges there.
+Newton's method at decreasing κ cannot pass a fold. It can with κ as one more unknown and the distance along the path as the parameter
 (Keller 1977; Allgower and Georg 2003, chapter 6). Lengths are measured relative to each cone variable, and in log κ.
 """
 
@@ -31,7 +31,7 @@ LONGEST, SHORTEST = 100.0, 1e-4
 
 
 class PathPoint(NamedTuple):
-    """A point of the path r(w) = κ·rate, with τ = log κ, the unit tangent (dw, dτ) there, and the metric's weights."""
+    """A point of the path r(w) = κ·rate, with τ = log κ, the unit tangent (dw, dτ) at the point, and the weights of the metric."""
 
     w: Tensor
     tau: Tensor
@@ -45,7 +45,7 @@ def trace_central_path(problem: StepProblem, start: Tensor, level: float, goal: 
     """Follow the path of `start` (N, n), whose products are about `level`, until κ first reaches `goal`.
 
     Returns:
-        The end points (N, n), just past `goal`; whether it was reached (N,); Newton iterations (N,).
+        The end points (N, n), just past `goal`; whether the path reached the goal (N,); Newton iterations (N,).
     """
     result, reached = start.clone(), torch.zeros(len(start), dtype=torch.bool, device=start.device)
     iterations = torch.zeros(len(start), dtype=torch.int64, device=start.device)
@@ -84,7 +84,7 @@ def _metric(problem: StepProblem, w: Tensor) -> Tensor:
 
 
 def _tangent(problem: StepProblem, point: PathPoint) -> PathPoint:
-    """The tangent and metric at a point, oriented along the tangent that it carries."""
+    """The point with its tangent and metric computed; the sign of the tangent follows the tangent that the point carries."""
     kappa = point.tau.exp()
     slope = KKT(problem, point.w).solve(kappa[:, None] * point.rate)
     metric = _metric(problem, point.w)
@@ -95,7 +95,7 @@ def _tangent(problem: StepProblem, point: PathPoint) -> PathPoint:
 
 
 def _advance(problem: StepProblem, point: PathPoint, length: Tensor) -> tuple[PathPoint, Tensor, Tensor]:
-    """One predictor along the tangent and corrections across it; (point, whether it converged, corrections made)."""
+    """Make one predictor step along the tangent and corrections across it; (point, whether it converged, corrections made)."""
     system = problem.system
     own = cones.product_rows(system, point.w)
     weights = point.metric**2

@@ -1,8 +1,8 @@
 """Primal-dual interior-point method that lands on the central path (Mehrotra 1992; Howell et al. 2025, algorithm 1; design section 5).
 
-One factorization and two solves per iteration: an affine step decides how far to centre, a corrected step is taken. Once the wanted
-product is κ itself, the corrector's second-order term is dropped and the method is Newton's on the κ-problem, so it converges to the exact
-path. Convergence is decided for each environment by itself; converged ones leave the batch.
+An iteration costs one factorization and two solves: an affine step decides how far to center, and a corrected step is taken. Once the
+target product is κ itself, the second-order term of the corrector is dropped. The method is then Newton's on the κ-problem and converges to
+the exact path. Convergence is decided for each environment by itself; converged environments leave the batch.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from torchdojo.solver.solution import Solution, violations
 
 __all__ = ["Solution", "follow_central_path", "solve_step"]
 
-# Chosen on thrown cubes (tests/solver) and on quadrupeds dropped in random poses: without the rules for short steps, 43 of 1200
-# cold starts failed at h = 0.002; with them none, for start levels from 1e-3 to 1.
+# Constants of the interior-point method. The rules for short steps make every cold start converge, on thrown cubes (tests/solver)
+# and on quadrupeds dropped in random poses.
 STEP_TO_BOUNDARY = 0.95  # fraction of the way to the boundary of the cones that one step may go
-SHORT_STEP = 0.3  # a direction that the boundary stops earlier than this is replaced by one that centres
-STUCK_STEP = 0.1  # after a step shorter than this the next one centres
+SHORT_STEP = 0.3  # a direction that the boundary stops earlier than this is replaced by one that centers
+STUCK_STEP = 0.1  # after a step shorter than this the next step centers
 JAMMED_STEP = 0.02  # after a step shorter than this the cone variables are set anew
 RAISE = 10.0  # factor by which the products go up where they are too small for the equations still violated
 MAX_LEVEL = 1.0  # largest product to go up to [N·s·m]
 START_LEVEL = 3e-2  # products at a cold start [N·s·m]
 CONTINUATION_LEVELS = (1e-1, 1e-2)  # products from which paths are traced, in turn
-WARM_ITERATIONS = 12  # of an attempt from a warm start, before the next one
-LOWERED_LEVEL, LOWERED_ITERATIONS = 1e-2, 50  # of an attempt on the path from a larger κ [N·s·m]
+WARM_ITERATIONS = 12  # iterations of an attempt from a warm start, before the next attempt
+DESCENT_LEVEL, DESCENT_ITERATIONS = 1e-2, 50  # start level [N·s·m] and iterations of an attempt on the path from a larger κ
 LINE_SEARCH_HALVINGS = 12
 
 
 def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, stuck: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictor-corrector direction, (N, n), and the product it aims at, (N,). Where `stuck` (N,), a step that only centres."""
+    """Predictor-corrector direction, (N, n), and the product it aims at, (N,). Where `stuck` (N,), the direction only centers."""
     system = problem.system
     if not system.num_cones:
         return KKT(problem, w).solve(-r), kappa
@@ -53,18 +53,18 @@ def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, 
     centered = (affine_mean / mean).clamp(0, 1) ** 3 * mean
     target = torch.maximum(centered, kappa)
     second_order, rows = cones.scaled_products(system, w, affine)
-    # Newton on the κ-problem, without the second-order term, is what makes the end point exact.
+    # Newton on the κ-problem, without the second-order term, makes the end point exact.
     second_order = torch.where((centered > kappa)[:, None], second_order, torch.zeros_like(second_order))
     direction = kkt.solve((target[:, None] * identity - r).index_add(1, rows, second_order, alpha=-1))
-    # A short step means that some pair is near the boundary and far from the others: without centring, the iteration would jam there.
+    # A short step means that some pair is near the boundary and far from the others: without centering, the iteration would jam there.
     short = stuck | (cones.max_step(system, w, direction) < SHORT_STEP)
     if bool(short.any()):
         wide = torch.maximum(mean, kappa)
-        # Where that is so although all products are alike, they are too small for the equations still violated: back up along the path.
+        # If the step is short although all products are alike, they are too small for the equations still violated: back up along the path.
         spread = ((r - mean[:, None] * identity) * own).abs().amax(-1)
         wide = torch.where(spread < 0.1 * mean, (RAISE * wide).clamp_max(MAX_LEVEL), wide)
-        centring = kkt.solve((wide[:, None] * identity - r) * own)
-        direction = torch.where(short[:, None], centring, direction)
+        centering = kkt.solve((wide[:, None] * identity - r) * own)
+        direction = torch.where(short[:, None], centering, direction)
         target = torch.where(short, wide, target)
     return direction, target
 
@@ -72,9 +72,9 @@ def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, 
 def follow_central_path(
     problem: StepProblem, start: Tensor, kappa: float | Tensor, options: SolverOptions, max_iterations: int | None = None
 ) -> Solution:
-    """Solve the κ-problem, of one κ or of one per environment (N,), from an interior start, (N, num_unknowns)."""
+    """Solve the κ-problem from an interior start, (N, num_unknowns). κ is one number or one per environment (N,)."""
     residual_tol, path_tol = options.tolerances(start.dtype)
-    limit = options.max_iterations if max_iterations is None else max_iterations
+    cap = options.max_iterations if max_iterations is None else max_iterations
     w = start.clone(memory_format=torch.contiguous_format)
     status = torch.full((len(w),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
     iterations = torch.zeros_like(status)
@@ -82,7 +82,7 @@ def follow_central_path(
     here, r = start, problem.residual(start)
     goal = torch.as_tensor(kappa, dtype=w.dtype, device=w.device).expand(len(w))
     stuck = torch.zeros_like(goal, dtype=torch.bool)
-    for iteration in range(limit + 1):
+    for iteration in range(cap + 1):
         equality, complementarity = violations(problem.system, r, goal)
         done = (equality <= residual_tol) & (complementarity <= path_tol * goal) & (iteration >= options.min_iterations)
         going = ~done & torch.isfinite(equality + complementarity)
@@ -92,7 +92,7 @@ def follow_central_path(
             index, here, r, goal, stuck = index[going], here[going], r[going], goal[going], stuck[going]
             equality, complementarity = equality[going], complementarity[going]
             problem = problem.select(going.nonzero().squeeze(-1))
-        if not len(index) or iteration == limit:
+        if not len(index) or iteration == cap:
             break
         iterations[index] += 1
         direction, target = newton_direction(problem, here, r, goal, stuck)
@@ -111,15 +111,15 @@ def follow_central_path(
 def line_search(
     problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor, residual_tol: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Step to a fraction of the boundary, halved until the equations or the complementarity rows improve; (w, residual, fraction)."""
+    """Step to a fraction of the boundary, halve until the equations or the complementarity rows improve; (w, residual, fraction)."""
     equality, complementarity = violations(problem.system, r, target)
-    # Near the path, errors of the order of the products themselves are what the next Newton step removes.
+    # Near the path, the next Newton step removes errors of the order of the products themselves.
     allowed = torch.maximum(equality, cones.mean_product(problem.system, w).clamp_min(residual_tol))
     alpha = (STEP_TO_BOUNDARY * cones.max_step(problem.system, w, direction)).clamp_max(1)
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     trial, trial_r = w, r
     for _ in range(LINE_SEARCH_HALVINGS):
-        # Where accepted, alpha is left alone and the same trial is evaluated again.
+        # An accepted alpha stays, and its trial is evaluated again.
         trial = w + alpha[:, None] * direction
         trial_r = problem.residual(trial)
         new_equality, new_complementarity = violations(problem.system, trial_r, target)
@@ -132,25 +132,28 @@ def line_search(
 
 
 def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverOptions) -> Solution:
-    """Ladder of starts, climbed by each environment as far as it needs.
+    """Solve the step by a ladder of attempts, climbed by each environment as far as it needs.
 
-    On the path from a warm start; on the path from a larger κ, from that warm start or, where there is none, from a cold one; the
-    interior-point method from a cold start; continuation along its path. Where some element cannot tell where the path is, the first is
-    the interior-point method's, too, and there is no second.
+    1. Newton's method on the path, from a warm start.
+    2. Newton's method on the path from a larger κ, from the warm start or, without one, from a cold start.
+    3. The interior-point method from a cold start.
+    4. Continuation along the path of a start.
+
+    Where some element has no `on_path`, the first attempt is the interior-point method's too, and the second is left out.
     """
     kappa, solution = options.kappa, _unsolved(problem)
     cold = torch.ones_like(solution.status, dtype=torch.bool)
-    lowered, level = max(LOWERED_LEVEL, kappa), max(START_LEVEL, kappa)
+    high, level = max(DESCENT_LEVEL, kappa), max(START_LEVEL, kappa)
     if warm_start is not None:
         start = warm_start
         warm = torch.isfinite(start).all(-1) & cones.interior(problem.system, start)
         cold = ~warm
         _retry(problem, solution, lambda sub, index: _from_warm_start(sub, start[index], options), warm)
-        _retry(problem, solution, lambda sub, index: newton_on_path(sub, start[index], options, LOWERED_ITERATIONS, lowered), warm)
+        _retry(problem, solution, lambda sub, index: newton_on_path(sub, start[index], options, DESCENT_ITERATIONS, high), warm)
     _retry(
         problem,
         solution,
-        lambda sub, _: newton_on_path(sub, sub.cold_start(lowered), options, LOWERED_ITERATIONS, lowered, lift=False),
+        lambda sub, _: newton_on_path(sub, sub.cold_start(high), options, DESCENT_ITERATIONS, high, lift=False),
         cold,
     )
     _retry(problem, solution, lambda sub, _: follow_central_path(sub, sub.cold_start(level), kappa, options))
@@ -166,15 +169,15 @@ def _unsolved(problem: StepProblem) -> Solution:
 def _retry(
     problem: StepProblem, solution: Solution, method: Callable[[StepProblem, Tensor], Solution | None], candidates: Tensor | None = None
 ) -> None:
-    """Give the environments without a solution (of `candidates` (N,), if any) to a method, and put what it finds into `solution`."""
+    """Give the environments without a solution to a method, and put its answers into `solution`. `candidates` (N,) selects further."""
     failed = solution.status != int(Status.SUCCESS)
     index = (failed if candidates is None else failed & candidates).nonzero().squeeze(-1)
     if not len(index):
         return
-    found = method(problem if len(index) == len(failed) else problem.select(index), index)
-    if found is not None:
-        solution.w[index], solution.status[index] = found.w, found.status
-        solution.iterations[index] += found.iterations
+    answer = method(problem if len(index) == len(failed) else problem.select(index), index)
+    if answer is not None:
+        solution.w[index], solution.status[index] = answer.w, answer.status
+        solution.iterations[index] += answer.iterations
 
 
 def _from_warm_start(problem: StepProblem, start: Tensor, options: SolverOptions) -> Solution:
@@ -187,7 +190,8 @@ def _from_warm_start(problem: StepProblem, start: Tensor, options: SolverOptions
 def _continuation(problem: StepProblem, options: SolverOptions) -> Solution:
     """Trace a path down to κ from the levels of `CONTINUATION_LEVELS`, in turn.
 
-    It starts at the solution for κ = level where the solver finds that (the central path), else at a cold start (an infeasible path).
+    The path starts at the solution for κ = level, on the central path. Where the solver finds no such solution, the path starts at a cold
+    start and is infeasible.
     """
     kappa, solution = options.kappa, _unsolved(problem)
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem, add_blocks
 from torchdojo.dynamics.system import Group
+from torchdojo.state.layout import TWIST_SIZE
 
 __all__ = ["KKT"]
 
-# Weight of the multipliers in the joint rows, relative to the timestep: keeps redundant constraints (planar loops in space) solvable.
+# Weight of the multipliers in the joint rows, relative to the timestep. It keeps redundant constraints (planar loops in space) solvable.
 REGULARIZATION = 1e-10
 
 
@@ -30,11 +31,11 @@ class _Cone(NamedTuple):
     """Blocks of one group with cones."""
 
     group: Group
-    body_rows: Tensor  # (E, 6k) positions in p, the world's behind the end
+    body_rows: Tensor  # (E, 6k) positions in p; the positions of the world lie behind the end
     places: Tensor  # (E, 2d) positions of c in w
     wrench: Tensor  # B (N, E, 6k, 2d)
     rows: Tensor  # C (N, E, 2d, 6k)
-    matrix: Tensor  # D (N, E, 2d, 2d), that of refinement
+    matrix: Tensor  # D (N, E, 2d, 2d) against which solves are refined
     factor: Tensor
     pivots: Tensor
 
@@ -46,8 +47,8 @@ class _Cone(NamedTuple):
 class KKT:
     """Factored derivative of the residual at w, (N, n, n), for repeated solves.
 
-    With `scaled`, complementarity rows are those of the Nesterov-Todd scaled variables: for directions, not for gradients. Refinement is
-    against the derivative with the complementarity rows of `refined_at` (N, n), where that is given: it may be singular.
+    With `scaled`, the complementarity rows are written in Nesterov-Todd scaled variables; they serve directions, not gradients. With
+    `refined_at` (N, n), refinement is against the derivative whose complementarity rows are taken there; that derivative may be singular.
     """
 
     def __init__(self, problem: StepProblem, w: Tensor, *, scaled: bool = False, refined_at: Tensor | None = None) -> None:
@@ -56,9 +57,10 @@ class KKT:
         self.primal = primal
         body, blocks = problem.linearize(w)
         device = w.device
-        body_rows = torch.cat((torch.arange(6 * nb, device=device), torch.arange(primal, primal + 6, device=device))).reshape(nb + 1, 6)
-        matrix = w.new_zeros(count, primal + 6, primal + 6)
-        condensed = w.new_zeros(count, primal + 6, primal + 6)
+        body_rows = torch.cat((torch.arange(TWIST_SIZE * nb, device=device), torch.arange(primal, primal + TWIST_SIZE, device=device)))
+        body_rows = body_rows.reshape(nb + 1, TWIST_SIZE)
+        matrix = w.new_zeros(count, primal + TWIST_SIZE, primal + TWIST_SIZE)
+        condensed = torch.zeros_like(matrix)
         add_blocks(matrix, body_rows[:nb], body_rows[:nb], body)
         self.cones: list[_Cone] = []
         for group, block in zip(system.groups, blocks, strict=True):
@@ -84,7 +86,7 @@ class KKT:
             self.cones.append(_Cone(group, rows, places, wrench, outer, exact, factor, pivots))
         self.matrix = matrix[:, :primal, :primal]
         condensed = self.matrix + condensed[:, :primal, :primal]
-        multipliers = torch.arange(6 * nb, primal, device=device)
+        multipliers = torch.arange(TWIST_SIZE * nb, primal, device=device)
         condensed[:, multipliers, multipliers] += REGULARIZATION * problem.timestep[:, None]
         self.factor, self.pivots, _ = torch.linalg.lu_factor_ex(condensed)
 

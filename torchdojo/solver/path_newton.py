@@ -1,27 +1,27 @@
-"""Newton's method on the central path: from a warm start, the way to the κ-problem on which no cone stops a step.
+"""Newton's method on the central path: no cone stops its steps on the way from a warm start to the solution of the κ-problem.
 
 An interior-point method creeps along the boundary of the cones where a contact opens or closes, since each step must stay inside. But the
-pairs whose product is κ are themselves a smooth surface without boundary. On it an impulse and its slack are one unknown,
+pairs whose product is κ are themselves a smooth surface without boundary. On this surface an impulse and its slack are one unknown,
 
     γ s = κ  ⟺  γ = (c + √(c² + 4 κ a))/2,  s = κ/γ,   for c = γ − a s and any a > 0,
 
-as in the smoothing functions of Smale (1987), Chen and Harker (1993) and Kanzow (1996): a smoothed max(c, 0). After each Newton step of the
-equations and of the linearized products (those of `follow_central_path`), c is read off the new point, which may lie outside the cones, and
-the pair is put back onto the surface. The full step is taken, and a contact may open or close in one iteration. With friction, the height
-ξ₁ = μγ is given first; then t = β − b η₂₃ is split into β = x ξ₁ t/|t| inside the disc and the slip that belongs to it. With
-ξ₁η₂₃ + η₁β = 0 and ξᵀη = κ, the fraction x solves
+as in the smoothing functions of Smale (1987), Chen and Harker (1993) and Kanzow (1996): a smoothed max(c, 0). A Newton step of the
+equations and of the linearized products leads to a new point, which may lie outside the cones. There c is read off, and the pair is put
+back onto the surface. The full step is taken, and a contact may open or close in one iteration. With friction, the height ξ₁ = μγ is given
+first. Then t = β − b η₂₃ is split into β = x ξ₁ t/|t| inside the disc and the slip that belongs to it. With ξ₁η₂₃ + η₁β = 0 and ξᵀη = κ,
+the fraction x solves
 
     x + ε x/(1 − x²) = τ,   τ = |t|/ξ₁,  ε = b κ/ξ₁²,
 
-so a contact may also stick or slip in one iteration (second-order cones: Fukushima, Luo and Tseng 2002; there both vectors are projected at
-once, here the height is not free). The maps are `on_path` of the elements. a and b weigh an impulse against a gap or a slip: they decide
-how far an impulse jumps where a contact changes, and nothing at the solution. The points to which Newton's steps led, before they were put
-onto the surface, tell what they should be (`path_maps.weight_of`).
+so a contact may also stick or slip in one iteration. For second-order cones, Fukushima, Luo and Tseng (2002) project both vectors at once;
+here the height is fixed beforehand. The maps are `on_path` of the elements. The numbers a and b weigh an impulse against a gap or a slip.
+They decide how far an impulse jumps where a contact changes, and they change nothing at the solution. The Newton points, before they are
+put onto the surface, tell good values of a and b (`path_maps.weight_of`).
 
-Warm starts are near the solution, and most are this method's at κ itself. Where contacts change too much at once for it, it starts again
-from the same point at a larger κ, which blurs the changes, and lowers κ while it goes; so it does from cold starts. Mean iterations per
-step with random torques, before and after: quadruped 25 and 9.7, ant 25 and 4.4, half-cheetah 18 and 4.1. Without a globalization it may
-fail; `interior_point.solve_step` says what follows.
+Most warm starts are so near the solution that this method converges at κ itself. Where contacts change too much at once, the method starts
+again from the same point at a larger κ, which blurs the changes. It lowers κ on the way. From cold starts it does the same. A quadruped
+with random torques takes 9.7 iterations per step in the mean (`scripts/bench_step.py --models quadruped`). Without a globalization the
+method may fail; `interior_point.solve_step` says what follows.
 """
 
 from __future__ import annotations
@@ -39,34 +39,33 @@ from torchdojo.solver.solution import Solution, violations
 
 __all__ = ["newton_on_path", "onto_path"]
 
-# The compiled kernel has the same (native/src/solver/solver.hpp), so that both take the same decisions.
-NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself that is this near, in all equations, may go on for so long
+# The kernel gets these constants from native/tables.py, so that kernel and reference take the same decisions.
+NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself may go on for so long if all equations are violated by less than this
 PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
 PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this
-# From a larger κ, the line search halves a step that enlarges that violation: in the first FREE_ITERATIONS one that makes it FREE_GROWTH
-# times what it was, and of PATH_RESIDUAL (without that bound an oblique impact of a box took 23 iterations, with it 9). It halves
-# PATH_HALVINGS times at most: full steps pass most kinks. Where they go back and forth across one (boxes that come to lie flat turn the
-# lever of their contact from end to end within 2 mrad), PATIENT_HALVINGS end the cycle; of 8,640 random collisions of capsules and boxes
-# with and without restitution, they saved 3.6 of 11.8 iterations in the mean.
-FREE_ITERATIONS, FREE_GROWTH, PATH_HALVINGS = 4, 2.0, 3
+# From a larger κ, the line search halves a step that enlarges the largest violation. In the first EARLY_ITERATIONS it allows a growth of
+# EARLY_GROWTH, and a violation of EARLY_GROWTH times PATH_RESIDUAL. It halves PATH_HALVINGS times at most, because full steps pass most
+# kinks. Boxes that come to lie flat turn the lever of their contact from end to end within 2 mrad. Steps go back and forth across that
+# kink, and PATIENT_HALVINGS end the cycle.
+EARLY_ITERATIONS, EARLY_GROWTH, PATH_HALVINGS = 4, 2.0, 3
 PATIENT_ITERATIONS, PATIENT_HALVINGS = 20, 8
-DISTANT = 100.0  # times √(κ h/m) is wide: the impulse of such a contact is 1e-4 of what its gap is worth
-LINE_SEARCH_HALVINGS = 12  # as often as this where a point cannot be evaluated
+DISTANT = 100.0  # a gap is wide from this many √(κ h/m) on: the impulse there is 1e-4 of the impulse that would close the gap in a step
+LINE_SEARCH_HALVINGS = 12  # largest number of halvings where a point cannot be evaluated
 
 
 def onto_path(problem: StepProblem, w: Tensor, kappa: Tensor, before: Tensor | None = None) -> Tensor | None:
-    """A copy of w (N, n) with all cone variables moved onto the central path at `kappa` (N,). None where some element cannot tell how.
+    """A copy of w (N, n) with all cone variables moved onto the central path at `kappa` (N,); None if some element has no `on_path`.
 
-    `before` (N, n): what the last Newton step gave, in rows that had one, and NaN in others. It tells what bodies weigh that others hold;
-    for free ones the mass does (with secants, thrown cubes took 2 % more iterations).
+    `before` (N, n) is the last Newton point, and NaN in rows without one. Its secants tell the effective mass of bodies in joints. For
+    bodies without joints the mass itself does: with secants, thrown cubes take 2 % more iterations.
     """
     change = torch.full_like(w, torch.nan) if before is None else w - before
     system, w = problem.system, w.clone()
     for group, element, mass in zip(system.groups, problem.elements, problem.effective_masses(), strict=True):
         if group.slack_index.shape[-1]:
             impulse, slack = w[:, group.impulse_index], w[:, group.slack_index]
-            free = system.free_bodies[group.body_index].all(-1)[:, None]
-            moved = change[:, group.impulse_index].masked_fill(free, torch.nan), change[:, group.slack_index].masked_fill(free, torch.nan)
+            loose = system.free_bodies[group.body_index].all(-1)[:, None]
+            moved = change[:, group.impulse_index].masked_fill(loose, torch.nan), change[:, group.slack_index].masked_fill(loose, torch.nan)
             pair = element.on_path(impulse, slack, kappa[:, None], mass, problem.timestep[:, None], moved)
             if pair is None:
                 return None
@@ -77,9 +76,9 @@ def onto_path(problem: StepProblem, w: Tensor, kappa: Tensor, before: Tensor | N
 def forecast_flight(problem: StepProblem, w: Tensor, kappa: float) -> Tensor:
     """A copy of w (N, n) with the contacts of flying bodies at the gap and slip that gravity and the wrench alone lead to.
 
-    The pairs of a warm start are those of the step before, which one Newton step mends up to second order in the change of slip: in flight
-    that is just too little. From the forecast, flight takes one step. A body flies that no joint holds and whose contacts are all distant:
-    their gaps are wide against that at which the impulse begins to matter, √(κ h/m), before and after.
+    A warm start has the pairs of the step before. One Newton step mends them up to second order in the change of slip, which in flight is
+    just too little. From the forecast, flight takes one Newton step. A body flies if no joint holds it and all its contacts are distant.
+    A contact is distant if its gap, before and after, is wide against √(κ h/m), at which the impulse begins to matter.
     """
     system, twist = problem.system, torch.cat(problem.state.twist, dim=-1)
     if not bool(system.free_bodies[:-1].any()):
@@ -98,7 +97,7 @@ def forecast_flight(problem: StepProblem, w: Tensor, kappa: float) -> Tensor:
         wide = DISTANT * torch.sqrt(kappa * problem.timestep[:, None] / mass[..., 0])
         near = ~((w[:, group.slack_index[:, 0]] > wide) & (slack[..., 0] > wide))
         for body in group.body_index.unbind(-1):
-            index = torch.where(near, body, system.num_bodies)  # (the world takes those that are distant, and is set right below)
+            index = torch.where(near, body, system.num_bodies)  # distant contacts mark the world, whose entry is set right below
             flying = flying.scatter(1, index, torch.zeros_like(near))
     flying[:, -1] = True
     w = w.clone()
@@ -112,9 +111,9 @@ def forecast_flight(problem: StepProblem, w: Tensor, kappa: float) -> Tensor:
 def newton_on_path(
     problem: StepProblem, start: Tensor, options: SolverOptions, max_iterations: int, level: float | None = None, lift: bool = True
 ) -> Solution | None:
-    """Solve the κ-problem from `start` (N, num_unknowns) with full steps, or, given a `level`, from there down to κ with careful ones.
+    """Solve the κ-problem from `start` (N, num_unknowns) with full steps. Given a `level`, go from there down to κ with careful steps.
 
-    Without `lift`, the start has such products already. Returns None where some element has no `on_path`.
+    Without `lift`, the start has such products already. Returns None if some element has no `on_path`.
     """
     residual_tol, path_tol = options.tolerances(start.dtype)
     kappa = options.kappa
@@ -147,8 +146,8 @@ def newton_on_path(
         direction = _direction(problem, here, r, now)
         if level is None:
             allowed = torch.full_like(equality, torch.inf)
-        elif iteration < FREE_ITERATIONS:
-            allowed = FREE_GROWTH * equality.clamp_min(PATH_RESIDUAL)
+        elif iteration < EARLY_ITERATIONS:
+            allowed = EARLY_GROWTH * equality.clamp_min(PATH_RESIDUAL)
         else:
             allowed = equality.clamp_min(residual_tol)
         halvings = PATH_HALVINGS if iteration < PATIENT_ITERATIONS else PATIENT_HALVINGS
@@ -157,7 +156,7 @@ def newton_on_path(
 
 
 def _direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor) -> Tensor:
-    """Newton's direction for the equations and for products of κ. Where κ has just gone down, w is off that path; hence the scaling."""
+    """Newton's direction for the equations and for products of κ, scaled because w is off the path where κ has just gone down."""
     system = problem.system
     if not system.num_cones:
         return KKT(problem, w).solve(-r)
@@ -169,16 +168,18 @@ def _direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor) -> Ten
 def _move(
     problem: StepProblem, w: Tensor, direction: Tensor, before: Tensor, kappa: Tensor, allowed: Tensor, most_halvings: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A point further on the path, its residual, and where it was before it was put there; halved where that is not finite or,
-    `most_halvings` times, above `allowed`."""
+    """A point further on the path, its residual, and the Newton point from which it was put onto the path.
+
+    The step is halved while the residual is not finite and, up to `most_halvings` times, while the violation is above `allowed`.
+    """
     alpha = torch.ones_like(kappa)
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     newton, trial, r = w, w, w
     for halvings in range(LINE_SEARCH_HALVINGS):
-        # Where accepted, alpha is left alone and the same trial is evaluated again. (What a part of a step changes tells no weights.)
+        # An accepted alpha stays, and its trial is evaluated again. A part of a step tells no weights, so `before` is NaN for it.
         newton = w + alpha[:, None] * direction
         moved = onto_path(problem, newton, kappa, torch.where(alpha[:, None] < 1, torch.nan, before))
-        assert moved is not None  # the start was put onto the path by the same elements
+        assert moved is not None  # the same elements have put the start onto the path
         trial, r = moved, problem.residual(moved)
         equality, complementarity = violations(problem.system, r, kappa)
         enough = equality <= allowed if halvings < most_halvings else torch.ones_like(accepted)

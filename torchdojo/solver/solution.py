@@ -1,4 +1,4 @@
-"""What every method of the solver answers with, and how far a point is from being an answer."""
+"""The answer of every method of the solver, and the measure of how far a point is from one."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ __all__ = [
     "join_state",
     "neutral_state",
     "split_state",
+    "split_twists",
     "with_world",
 ]
 
@@ -52,6 +53,11 @@ def join_state(pose: Pose, twist: Twist) -> Tensor:
     parts = torch.broadcast_tensors(pose.x[..., :1], twist.v[..., :1], pose.q[..., :1], twist.omega[..., :1])
     batch = parts[0].shape[:-1]
     return torch.cat([t.expand(*batch, t.shape[-1]) for t in (pose.x, twist.v, pose.q, twist.omega)], dim=-1).flatten(-2)
+
+
+def split_twists(twists: Tensor) -> Twist:
+    """(..., 6) to v and ω."""
+    return Twist(twists[..., :3], twists[..., 3:])
 
 
 def neutral_state(z: Tensor) -> Tensor:

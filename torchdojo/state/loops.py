@@ -85,6 +85,7 @@ def close_loops(mech: Structure, z: Tensor, hold: Sequence[str]) -> Tensor:
     return _closed(mech, order, *minimal.to_minimal(order, mech.num_bodies, z, mech.timestep), given, "next to this state")
 
 
+@torch.no_grad()
 def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
     """By how much the joints outside the tree and the couplings are open at z, the most of a batch: name -> (distance [m], angle [rad]).
 

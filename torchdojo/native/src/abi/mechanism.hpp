@@ -18,6 +18,10 @@ struct JointTable : rows::Joint {
     int free_t() const { return 3 - held_t; }
     int free_r() const { return 3 - held_r; }
     int free() const { return 6 - held(); }
+    // Places behind `parameters`, of a number per free direction each.
+    int spring() const { return parameter::free_values + parameter::free::spring * free(); }
+    int damper() const { return parameter::free_values + parameter::free::damper * free(); }
+    int rest() const { return parameter::free_values + parameter::free::rest * free(); }
 };
 
 struct JointConeTable : rows::JointCone {
@@ -59,7 +63,7 @@ using Fill = rows::Fill;
 
 // An equality row with a multiplier: held directions of joints, and couplings.
 struct MultiplierTable {
-    int32_t row, right, diagonal;     // positions in w, in the right-hand side, and of the row's own entry in the condensed matrix
+    int32_t row, right, diagonal;  // positions in w, in the right-hand side, and of the row's own entry in the condensed matrix
 };
 
 struct MechanismTable : rows::Head {
@@ -71,12 +75,12 @@ struct MechanismTable : rows::Head {
     std::vector<CoupleTable> couples;
     std::vector<ContactTable> frictions;  // those of the contacts, then of the couples
     std::vector<CouplingTable> couplings;
-    std::vector<TreeTable> tree;      // from the world outwards; none where coordinates depend on each other (loops, couplings)
+    std::vector<TreeTable> tree;  // from the world outwards; none where coordinates depend on each other (loops, couplings)
     std::vector<MultiplierTable> multipliers;
-    std::vector<int32_t> equations;   // positions in w of all rows but those of the bodies and of complementarity
-    std::vector<int32_t> impulses;    // positions in w of StepOutput.impulses
-    std::vector<Fill> fill;           // blocks that the matrix lacks and its factors have
-    std::vector<char> is_free;        // per body: no joint holds it, limits it, rubs on it or is coupled
+    std::vector<int32_t> equations;  // positions in w of all rows but those of the bodies and of complementarity
+    std::vector<int32_t> impulses;  // positions in w of StepOutput.impulses
+    std::vector<Fill> fill;  // blocks that the matrix lacks and its factors have
+    std::vector<char> is_free;  // per body: no joint holds it, limits it, rubs on it or is coupled
     Schedule schedule;
 
     MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {

@@ -61,7 +61,8 @@ void expect([[maybe_unused]] const double *memory, [[maybe_unused]] int64_t coun
 #if defined(MADV_HUGEPAGE)
     constexpr uintptr_t page = 4096, large = uintptr_t(1) << 22;
     const uintptr_t bytes = uintptr_t(count) * sizeof(double), start = (uintptr_t(memory) + page - 1) / page * page;
-    if (memory && bytes >= large) madvise(reinterpret_cast<void *>(start), bytes - page, MADV_HUGEPAGE);  // (advice: nothing lost if it fails)
+    if (memory && bytes >= large)
+        madvise(reinterpret_cast<void *>(start), bytes - page, MADV_HUGEPAGE);  // (advice: nothing lost if it fails)
 #endif
 }
 
@@ -133,8 +134,8 @@ void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *o
     expect(out, r->environments * rows * (rows + h.table.num_inputs));
     const bool few_rows = h.table.num_bodies < 3;
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many && few_rows ? h.many.jacobian(options, o->grad_kappa, *r, out, first, last)
-                         : h.one.jacobian(options, o->grad_kappa, *r, out, first, last);
+        many &&few_rows ? h.many.jacobian(options, o->grad_kappa, *r, out, first, last)
+                        : h.one.jacobian(options, o->grad_kappa, *r, out, first, last);
     });
 }
 
@@ -148,8 +149,8 @@ void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, c
     expect(out, r->environments * 2 * n * (2 * n + h.table.num_inputs));
     const bool in_cache = 2 * sizeof(Pack) * size_t(h.table.schedule.num_values) < (size_t(1) << 19);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many && in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last)
-                         : h.one.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last);
+        many &&in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last)
+                        : h.one.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last);
     });
 }
 
@@ -158,8 +159,7 @@ void td_states(void *handle, int64_t environments, int64_t threads, const double
                const double *qd, double *z) {
     Handle &h = *static_cast<Handle *>(handle);
     in_parallel(environments, threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many ? h.many.states(parameters, stride, q, qd, z, first, last)
-             : h.one.states(parameters, stride, q, qd, z, first, last);
+        many ? h.many.states(parameters, stride, q, qd, z, first, last) : h.one.states(parameters, stride, q, qd, z, first, last);
     });
 }
 

@@ -20,8 +20,8 @@ public:
     // All of them: environments first … last, with parameters and `grad_kappa` as the ABI has them.
     void forward(const Options &options, const TdRollout &r, int64_t first, int64_t last);
     // grad_parameters: as in TdGradient, but shared ones for these environments alone.
-    void backward(const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters, int64_t first,
-                  int64_t last);
+    void backward(const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
+                  int64_t first, int64_t last);
     void near_limit(const Options &options, const TdRollout &r, double *to, int64_t first, int64_t last);
     void jacobian(const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last);
     void minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd, double *out,

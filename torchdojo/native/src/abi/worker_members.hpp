@@ -6,6 +6,7 @@
 #include "abi/worker.hpp"
 #include "gradient/jacobian.hpp"
 #include "gradient/minimal_jacobian.hpp"
+#include "gradient/split_gradient.hpp"
 
 namespace torchdojo {
 
@@ -276,8 +277,8 @@ void Worker<T>::jacobian(const Options &options, double grad_kappa, const TdRoll
 }
 
 template <class T>
-void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd, double *out,
-                                 int64_t first, int64_t last) {
+void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd,
+                                 double *out, int64_t first, int64_t last) {
     const MechanismTable &m = mechanism;
     auto workspace = pools->minimal.take();
     const int64_t n = m.num_coordinates, size = 2 * n * (2 * n + m.num_inputs);

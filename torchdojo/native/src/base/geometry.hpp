@@ -30,9 +30,13 @@ struct Shapes {
     using M = Mask<T>;
 
     static S number(double x) { return S(broadcast<T>(x)); }
-    static S clamp(const S &x, double low, double high) { return pick(x < number(low), number(low), pick(x > number(high), number(high), x)); }
+    static S clamp(const S &x, double low, double high) {
+        return pick(x < number(low), number(low), pick(x > number(high), number(high), x));
+    }
     static S pick(const M &m, const S &a, const S &b) { return select(m, a, b); }
-    static Vec3<S> pick(const M &m, const Vec3<S> &a, const Vec3<S> &b) { return {pick(m, a.x, b.x), pick(m, a.y, b.y), pick(m, a.z, b.z)}; }
+    static Vec3<S> pick(const M &m, const Vec3<S> &a, const Vec3<S> &b) {
+        return {pick(m, a.x, b.x), pick(m, a.y, b.y), pick(m, a.z, b.z)};
+    }
     static S size(const S &x) { return pick(x < number(0), -x, x); }
     static S larger(const S &a, const S &b) { return pick(a > b, a, b); }
 

@@ -108,9 +108,8 @@ TD_INLINE Quat<Product<A, B>> operator*(const Quat<A> &p, const Quat<B> &q) {
 template <class T>
 TD_INLINE Mat3<T> rotation_matrix(const Quat<T> &q) {
     const T x = q.v.x, y = q.v.y, z = q.v.z, w = q.w;
-    return {{1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y), 2.0 * (x * y + w * z),
-             1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x), 2.0 * (x * z - w * y), 2.0 * (y * z + w * x),
-             1.0 - 2.0 * (x * x + y * y)}};
+    return {{1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y), 2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z),
+             2.0 * (y * z - w * x), 2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)}};
 }
 
 // Inverse of a symmetric positive definite matrix.
@@ -131,10 +130,14 @@ TD_INLINE T first_quadrant_angle(const T &s, const T &c) {
     const T small = select(steep, c, s), large = select(steep, s, c);
     const Mask<T> middle = small > 0.41421356237309503 * large;
     const T x = select(middle, small - large, small) / select(middle, small + large, large), z = x * x;
-    const T p = (((-8.750608600031904122785e-1 * z - 1.615753718733365076637e1) * z - 7.500855792314704667340e1) * z -
-                 1.228866684490136173410e2) * z - 6.485021904942025371773e1;
+    const T p =
+        (((-8.750608600031904122785e-1 * z - 1.615753718733365076637e1) * z - 7.500855792314704667340e1) * z - 1.228866684490136173410e2) *
+            z -
+        6.485021904942025371773e1;
     const T q = ((((z + 2.485846490142306297962e1) * z + 1.650270098316988542046e2) * z + 4.328810604912902668951e2) * z +
-                 4.853903996359136964868e2) * z + 1.945506571482613964425e2;
+                 4.853903996359136964868e2) *
+                    z +
+                1.945506571482613964425e2;
     const T angle = select(middle, broadcast<T>(0.78539816339744830962), T{}) + (x + x * (z * (p / q)));
     return select(steep, 1.57079632679489661923 - angle, angle);
 }

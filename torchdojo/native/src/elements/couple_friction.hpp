@@ -3,26 +3,19 @@
 // With the frames F of pair.hpp, an impulse c along d is a torque F_aᵀ(c d) on the body and −F_bᵀ(c d) on the other, and resists the spin
 //     σ = d·(F_a ω_a − F_b ω_b).
 // These impulses obey the equations of sliding friction, with spins in the place of slips and in cones of the heights μ_t γ and μ_r γ. So
-// they are condensed as that is (cone.hpp): with C_n the row of the gap and C, B those of spins and torques, the block of the bodies gains
-//     B (μ (γ/s) m C_n + N C).
+// they are condensed as sliding friction is (contact_cone.hpp). With C_n the row of the gap, C the rows of spins and B the torques, the
+// block of the bodies gains  B (μ (γ/s) m C_n + N C).
 #pragma once
 
-#include "base/dual.hpp"
-#include "solver/problem.hpp"
+#include "elements/friction.hpp"
 
 namespace torchdojo {
-
-template <class T>
-struct CoupleData : FrictionData<T> {
-    Vec3<T> torque[2][2];             // per axis and unit of impulse, on the body and on the other
-    T rows[2][12], next[2][12];       // derivatives of the spin: by the twists, and by the next poses
-};
 
 // f(side, its body) of the bodies of a contact that are not the world.
 template <class F>
 TD_INLINE void for_each_side(const MechanismTable &m, const ContactTable &contact, const F &f) {
     f(0, contact.body);
-    if (m.pairs[contact.pair].other < m.num_bodies) f(1, m.pairs[contact.pair].other);
+    if (const int other = other_body(m, contact); other < m.num_bodies) f(1, other);
 }
 
 // Spins and torques at given axes (n, t1, t2) and frames, both with derivatives by the next poses, which `chain` turns into those by the
@@ -58,14 +51,13 @@ Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact
                 add3(data.rows[a] + 6 * i + 3, data.torque[a][i]);
             });
         }
-        problem.friction_rows(couple.friction, problem.parameters[couple.parameter] * w[contact.impulse], impulse, slack, spin[0], spin[1],
-                              &problem.residual[place]);
+        friction_rows(couple.friction, problem.parameters[couple.parameter] * w[contact.impulse], impulse, slack, spin[0], spin[1],
+                      &problem.residual[place]);
     }
     Vec3<T> &couple = problem.pairs[contact.pair].couple;
     couple = {total.x.v, total.y.v, total.z.v};
-    for_each_side(m, contact, [&](int i, int body) {
-        add3(&problem.residual[6 * body + 3], (i ? 1.0 : -1.0) * transposed_times(frame[i], couple));
-    });
+    for_each_side(m, contact,
+                  [&](int i, int body) { add3(&problem.residual[6 * body + 3], (i ? 1.0 : -1.0) * transposed_times(frame[i], couple)); });
     return total;
 }
 
@@ -89,43 +81,37 @@ void condense_couple(Problem<T> &problem, const CoupleTable &couple, const Coupl
     });
 }
 
-// Torques of impulses `along` the axes of couple c, added to vectors x by rows of the matrix.
+// f(axis, place of a body in rows of the matrix, torque on it per impulse, derivative of the spin by its twist) of couple c.
+template <class T, class F>
+TD_INLINE void for_each_arm(const Problem<T> &problem, int c, const F &f) {
+    const CoupleTable &couple = problem.mechanism.couples[c];
+    const CoupleData<T> &data = problem.couples[c];
+    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
+        for (int a = 0; a < couple.num_axes(); ++a) f(a, problem.mechanism.bodies[body].right, data.torque[a][i], data.rows[a] + 6 * i);
+    });
+}
+
+// Torques of impulses `along` the axes, added to vectors x by rows of the matrix, and the transpose: their powers for multipliers x.
 template <class T>
 void couple_push(const Problem<T> &problem, int c, const T *along, T *x) {
-    const CoupleTable &couple = problem.mechanism.couples[c];
-    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a)
-            add3(x + problem.mechanism.bodies[body].right + 3, along[a] * problem.couples[c].torque[a][i]);
-    });
+    for_each_arm(problem, c, [&](int a, int place, const Vec3<T> &torque, const T *) { add3(x + place + 3, along[a] * torque); });
 }
-
-// Powers of the torques of couple c per unit along its axes, for the multipliers x: the transpose of `couple_push`.
 template <class T, class R>
 void couple_power(const Problem<T> &problem, int c, const R *x, R *power) {
-    const CoupleTable &couple = problem.mechanism.couples[c];
-    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a)
-            power[a] += dot(problem.couples[c].torque[a][i], load3(x + problem.mechanism.bodies[body].right + 3));
-    });
+    for_each_arm(problem, c, [&](int a, int place, const Vec3<T> &torque, const T *) { power[a] += dot(torque, load3(x + place + 3)); });
 }
 
-// Changes of the spins of couple c along the direction x.
+// Changes of the spins along the direction x, and the transpose: y −= (derivative of the spins)ᵀ ν.
 template <class T>
 void couple_spin(const Problem<T> &problem, int c, const T *x, T *spin) {
-    const CoupleTable &couple = problem.mechanism.couples[c];
-    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a)
-            for (int k = 0; k < 6; ++k) spin[a] += problem.couples[c].rows[a][6 * i + k] * x[problem.mechanism.bodies[body].right + k];
+    for_each_arm(problem, c, [&](int a, int place, const Vec3<T> &, const T *row) {
+        for (int k = 0; k < 6; ++k) spin[a] += row[k] * x[place + k];
     });
 }
-
-// y −= (derivative of the spins)ᵀ ν: the transpose of that.
 template <class T, class R>
 void couple_subtract(const Problem<T> &problem, int c, const R *nu, R *y) {
-    const CoupleTable &couple = problem.mechanism.couples[c];
-    for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a)
-            for (int k = 0; k < 6; ++k) y[problem.mechanism.bodies[body].right + k] -= problem.couples[c].rows[a][6 * i + k] * nu[a];
+    for_each_arm(problem, c, [&](int a, int place, const Vec3<T> &, const T *row) {
+        for (int k = 0; k < 6; ++k) y[place + k] -= row[k] * nu[a];
     });
 }
 
@@ -139,9 +125,8 @@ void couple_product(const Problem<T> &problem, int c, const R *nu, const T *w, R
     for (int a = 0; a < couple.num_axes(); ++a) {
         for (int k = 0; k < dual_size; ++k) g[k] -= data.next[a][k] * nu[a];
         if (world) continue;
-        for_each_side(problem.mechanism, contact, [&](int i, int body) {
-            phi[body] = phi[body] - nu[a] * cross(load3(w + 6 * body + 3), data.torque[a][i]);
-        });
+        for_each_side(problem.mechanism, contact,
+                      [&](int i, int body) { phi[body] = phi[body] - nu[a] * cross(load3(w + 6 * body + 3), data.torque[a][i]); });
     }
 }
 

@@ -6,17 +6,10 @@
 // depend on data only and have no derivative.
 #pragma once
 
-#include "solver/problem.hpp"
+#include "elements/joint_geometry.hpp"
+#include "elements/joint_impulse.hpp"
 
 namespace torchdojo {
-
-template <class T>
-struct CouplingData {
-    RotationVector<T> angle[2];       // at the current configuration, of joints with several rotations
-    T turned[2];                      // angles of single rotations at the current configuration, unwrapped
-    T weight[2];                      // of the coordinates in the row, and of the multiplier along them: −ratio and 1
-    RowGradient<T, T> next[2];        // of the weighted coordinates, by the next poses
-};
 
 // One end of a coupling: its joint, and the direction of its coordinate in the joint frame.
 template <class T>
@@ -28,11 +21,7 @@ struct CouplingEnd {
 
     CouplingEnd(const Problem<T> &problem, const CouplingTable &coupling, int which)
         : joint(problem.mechanism.joints[coupling.joint[which]]), data(problem.joints[coupling.joint[which]]) {
-        const int i = coupling.coordinate[which];
-        translation = i < joint.free_t();
-        const T *p = &problem.parameters[joint.parameters];
-        f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
-                                   : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+        f = joint_direction(problem, joint, joint.held() + coupling.coordinate[which], translation);
     }
 
     bool turns() const { return !translation && joint.free_r() == 1; }
@@ -63,7 +52,7 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
         int best = 0;
         for (int k = 1; k <= 2 * constant::most_turns; ++k)
             if (rest(k) < rest(best)) best = k;
-        // Of those that fit equally well the smallest number: with the ratio, they part.
+        // Several numbers may fit equally well. The smallest one wins, because the ratio parts the others.
         const double enough = rest(best) + constant::alike;
         for (best = 0; rest(best) > enough;) ++best;
         if (rest(best) <= constant::satisfied) leader = number(best);
@@ -73,10 +62,11 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
     if (following) follower = -std::nearbyint((gap - turn * ratio * leader) / turn);
 }
 
-// What stays the same during the step: turns, and wrenches.
+// Numbers that stay the same during the step: turns, and wrenches.
 template <class T>
 void prepare_coupling(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data) {
-    const T ratio = problem.parameters[coupling.parameters], offset = problem.parameters[coupling.parameters + 1];
+    const T *p = &problem.parameters[coupling.parameters];
+    const T ratio = p[parameter::coupling::ratio], offset = p[parameter::coupling::offset];
     data.weight[0] = -ratio, data.weight[1] = broadcast<T>(1.0);
     T value[2];
     bool turns[2];
@@ -98,7 +88,7 @@ void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, Coup
     const T h = problem.timestep(), lambda = w[coupling.row];
     const int world = problem.mechanism.num_bodies;
     T &row = problem.residual[coupling.row];
-    row = -problem.parameters[coupling.parameters + 1];
+    row = -problem.parameters[coupling.parameters + parameter::coupling::offset];
     problem.values[coupling.diagonal] = T{};
     for (const int e : {0, 1}) {
         const CouplingEnd<T> end(problem, coupling, e);
@@ -134,5 +124,88 @@ void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, Coup
         }
     }
 }
+
+// Impulse of the multiplier λ of a coupling at one of its ends.
+template <class T>
+TD_INLINE JointImpulse<T> coupling_impulse(const CouplingEnd<T> &end, const CouplingData<T> &data, int which, const T &lambda) {
+    JointImpulse<T> impulse{};
+    (end.translation ? impulse.force : end.turns() ? impulse.turned : impulse.pushes) = (data.weight[which] * lambda) * end.f;
+    if (!end.translation && !end.turns()) impulse.angle = &data.angle[which];
+    return impulse;
+}
+
+template <class T>
+struct Couplings {
+    static void prepare(Problem<T> &problem) {
+        for (int c = 0; c < problem.mechanism.num_couplings; ++c)
+            prepare_coupling(problem, problem.mechanism.couplings[c], problem.couplings[c]);
+    }
+
+    template <bool condensed, bool derived>
+    static void linearize(Problem<T> &problem, const T *w) {
+        for (int c = 0; c < problem.mechanism.num_couplings; ++c)
+            linearize_coupling(problem, problem.mechanism.couplings[c], problem.couplings[c], w);
+    }
+
+    static void condense(Problem<T> &) {}
+
+    template <class R>
+    static void differentiate(AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *w) {
+        for (int c = 0; c < problem.mechanism.num_couplings; ++c)
+            for (const int e : {0, 1}) {
+                const CouplingTable &coupling = problem.mechanism.couplings[c];
+                const CouplingEnd<T> end(problem, coupling, e);
+                const JointImpulse<T> impulse = coupling_impulse(end, problem.couplings[c], e, w[coupling.row]);
+                adjoint.coupling_impulses[2 * c + e].set(problem, end.joint, end.data, impulse);
+            }
+    }
+
+    template <class R>
+    static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *) {
+        for (int c = 0; c < problem.mechanism.num_couplings; ++c) multiply(adjoint, problem, c);
+    }
+
+    static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, const T *w) {
+        for (int c = 0; c < problem.mechanism.num_couplings; ++c) add_parameters(to, problem, adjoint, c, w);
+    }
+
+private:
+    // Rows of the coordinates −μ c⁺, and the impulses along them at the current configuration.
+    template <class R>
+    static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, int c) {
+        const CouplingTable &coupling = problem.mechanism.couplings[c];
+        const CouplingData<T> &data = problem.couplings[c];
+        const R mu = adjoint.multiplier[coupling.row];
+        for (const int e : {0, 1}) {
+            const CouplingEnd<T> end(problem, coupling, e);
+            const RowGradient<T, T> &g = data.next[e];
+            adjoint.subtract(adjoint.x_next, end.joint, mu * g.x_child, -(mu * g.x_child));
+            adjoint.subtract(adjoint.phi_next, end.joint, mu * g.phi_child, mu * g.phi_parent);
+            impulse_product(adjoint, problem, end.joint, end.data, adjoint.coupling_impulses[2 * c + e]);
+        }
+    }
+
+    // Couplings: −μ (c_follower⁺ − ratio c_leader⁺ − offset), and the multiplier along the coordinates now.
+    static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int number, const T *w) {
+        const CouplingTable &coupling = problem.mechanism.couplings[number];
+        const CouplingData<T> &data = problem.couplings[number];
+        const T mu = adjoint.multiplier[coupling.row], lambda = w[coupling.row];
+        to.sum[coupling.parameters + parameter::coupling::offset] += mu;
+        for (const int e : {0, 1}) {
+            const CouplingEnd<T> end(problem, coupling, e);
+            const BodyPose<T> &parent = problem.bodies[end.joint.parent].next, &child = problem.bodies[end.joint.child].next;
+            const Relative<T> next = problem.relative(end.joint, parent, child, end.data.offset_quaternion);
+            RotationVector<T> angle{};
+            const T coordinate = end.coordinate(problem, next, data.turned[e], angle);
+            JointGradient<T> g(problem, adjoint.multiplier.data(), end.joint, end.data, &to.sum[end.joint.parameters]);
+            g.add_impulse(coupling_impulse(end, data, e, lambda));
+            const Vec3<T> push = end.translation ? g.along : end.turns() ? g.about : left_jacobian_inverse(data.angle[e], g.about);
+            if (e == 0) to.sum[coupling.parameters + parameter::coupling::ratio] += mu * coordinate - lambda * dot(end.f, push);
+            g.add_free(coupling.coordinate[e], (lambda * data.weight[e]) * push);
+            g.add_coordinate(coupling.coordinate[e], -mu * data.weight[e], next, angle);
+            g.finish();
+        }
+    }
+};
 
 }  // namespace torchdojo

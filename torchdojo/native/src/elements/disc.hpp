@@ -1,9 +1,10 @@
-// Friction in a disc: the second-order cone of an impulse ξ = (ξ₁, ξ₂₃), |ξ₂₃| <= ξ₁, and its slack η, ξ∘η = κe. See cone.hpp for what the
-// linearized product is condensed to.
+// Friction in a disc: the second-order cone of an impulse ξ = (ξ₁, ξ₂₃), |ξ₂₃| <= ξ₁, and its slack η, ξ∘η = κe.
+// contact_cone.hpp derives the condensed form.
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2.
 #pragma once
 
-#include "elements/joint_cone.hpp"
+#include "elements/path.hpp"
+#include "solver/problem.hpp"
 
 namespace torchdojo {
 
@@ -38,7 +39,7 @@ TD_INLINE T cone_limit(const Vec3<T> &x, const Vec3<T> &d) {
 
 template <class T>
 struct ConeScaling {
-    Vec3<T> v, middle, point;         // W = θ (2 v vᵀ − diag(1, −1, −1)), H = θ² (2 m mᵀ − diag(1, −1, −1)), λ = W ξ
+    Vec3<T> v, middle, point;  // W = θ (2 v vᵀ − diag(1, −1, −1)), H = θ² (2 m mᵀ − diag(1, −1, −1)), λ = W ξ
     T theta;
 
     TD_INLINE Vec3<T> weigh(const Vec3<T> &x) const {
@@ -111,7 +112,7 @@ struct Disc {
 
     // A smoothed projection onto the path (disc_on_path in path_maps.py) of `W` discs side by side.
     struct Point {
-        T height, mass, t1, t2;       // the cone's height, and t = β − m slip
+        T height, mass, t1, t2;  // the cone's height, and t = β − m slip
 
         // `put` takes ξ and η
         template <int W, class Put>

@@ -34,7 +34,7 @@ void free_values(const Problem<T> &problem, const JointTable &joint, const Joint
     }
 }
 
-// What stays the same during the step.
+// Numbers that stay the same during the step.
 template <class T>
 void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
     const T h = problem.timestep();
@@ -44,7 +44,9 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         const T *lower = &problem.parameters[joint.lower], *upper = &problem.parameters[joint.upper];
         const int i = joint.free_t();
         constexpr double quarter = 1.57079632679489661923;
-        const T middle = joint.limited_r == 3 ? 0.5 * (lower[i] + upper[i]) : joint.limited_r == 1 ? lower[i] + quarter : upper[i] - quarter;
+        const T middle = joint.limited_r == 3   ? 0.5 * (lower[i] + upper[i])
+                         : joint.limited_r == 1 ? lower[i] + quarter
+                                                : upper[i] - quarter;
         free.angle = angle_near(data.now.p, f, middle);
     }
     if (joint.extra) {
@@ -59,25 +61,19 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     }
     if (joint.armature >= 0) {
         // Seen from the poses before, the step that led here: the rate that the armature had.
-        BodyPose<T> before[2];
         for (const int which : {0, 1}) {
             const int body = which ? joint.child : joint.parent;
-            before[which] = problem.bodies[body].pose;
-            if (body == problem.mechanism.num_bodies) continue;
-            const T *state = &problem.z[state_size * body];
-            const Vec3<T> a = (0.5 * h) * load3(state + 10);
-            before[which].x = before[which].x - h * load3(state + 3);
-            before[which].q = before[which].q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a});
-            before[which].R = rotation_matrix(before[which].q);
+            const BodyPose<T> &pose = problem.bodies[body].pose;
+            const T *state = problem.z.data() + state_size * body;
+            BodyPose<T> &before = which ? free.incoming_child : free.incoming_parent;
+            before = body == problem.mechanism.num_bodies ? pose : pose_before(pose, h, load3(state + 3), load3(state + 10));
         }
-        free.incoming_parent = before[0], free.incoming_child = before[1];
-        free.incoming = problem.relative(joint, before[0], before[1], data.offset_quaternion);
+        free.incoming = problem.relative(joint, free.incoming_parent, free.incoming_child, data.offset_quaternion);
         const Vec3<T> change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
         if (joint.free_r()) free.incoming_turn = rotation_vector(data.now.p * conjugate(free.incoming.p));
         for (int i = 0; i < joint.free(); ++i) {
-            const bool translation = i < joint.free_t();
-            const Vec3<T> f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
-                                                     : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+            bool translation;
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             free.incoming_rate[i] = dot(f, translation ? change : free.incoming_turn.theta) / h;
         }
     }
@@ -96,13 +92,13 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         const T *child = data.wrench_child + joint.held() + i, *parent = data.wrench_parent + joint.held() + i;
         T total = mobility(joint.child, inverse[1], column(child, 0), column(child, 3));
         if (!world) total += mobility(joint.parent, inverse[0], column(parent, 0), column(parent, 3));
-        free.mass[i] = 1.0 / total + h * p[parameter::free_values + joint.free() + i];
+        free.mass[i] = 1.0 / total + h * p[joint.damper() + i];
         if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
     }
     for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
         T total = mobility(joint.child, inverse[1], Vec3<T>{}, free.limit_child[j]);
         if (!world) total += mobility(joint.parent, inverse[0], Vec3<T>{}, free.limit_parent[j]);
-        free.limit_mass[j] = 1.0 / total + h * p[parameter::free_values + joint.free() + joint.free_t() + j];
+        free.limit_mass[j] = 1.0 / total + h * p[joint.damper() + joint.free_t() + j];
         if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
     }
 }
@@ -143,9 +139,8 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         return TwistRow<T>{h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent)};
     };
     for (int i = 0; i < joint.free(); ++i) {
-        const bool translation = i < joint.free_t();
-        const Vec3<T> f = load3(p + (translation ? parameter::translations + 3 * (joint.held_t + i)
-                                                 : parameter::rotations + 3 * (joint.held_r + i - joint.free_t())));
+        bool translation;
+        const Vec3<T> f = joint_direction(problem, joint, held + i, translation);
         TwistRow<T> row{};
         T impulse{};
         if (joint.has_damper) {
@@ -158,7 +153,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
                 const Vec3<T> g = right_jacobian_inverse(data.turn, f);
                 row = {Vec3<T>{}, back(child, inverse_child, g), -back(parent, inverse_parent, data.offset * (before * g))};
             }
-            const T scale = h * p[parameter::free_values + joint.free() + i];
+            const T scale = h * p[joint.damper() + i];
             row = scale * row;
             impulse = -scale * rate;
         }

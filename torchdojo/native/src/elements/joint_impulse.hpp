@@ -1,41 +1,15 @@
-// Impulses of joints at the current configuration, in the joint frame, as products with derivatives need them (adjoint.hpp and
-// parameter_gradient.hpp).
+// Impulses of joints at the current configuration, in the joint frame, as products with derivatives need them (joint_adjoint.hpp,
+// joint_parameters.hpp and coupling.hpp).
 #pragma once
 
-#include "elements/coupling.hpp"
-#include "elements/free.hpp"
+#include "gradient/adjoint_state.hpp"
 
 namespace torchdojo {
 
-template <class T>
-struct JointImpulse {
-    Vec3<T> force;
-    Vec3<T> held, turned, pushes;     // multipliers m of held rotations, torques along free ones, impulses along components of `angle`
-    const RotationVector<T> *angle;   // of p; null where nothing pushes along it
-
-    // ½ (p_w m + p_v × m), and J_l⁻ᵀ of what pushes along the rotation vector.
-    TD_INLINE Vec3<T> torque(const Quat<T> &p) const {
-        const Vec3<T> sum = 0.5 * (p.w * held + cross(p.v, held)) + turned;
-        return angle ? sum + right_jacobian_inverse(*angle, pushes) : sum;
-    }
-};
-
 // Whether anything acts along the free directions.
-inline bool free_acts(const JointTable &joint) {
-    return joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0;
-}
+inline bool free_acts(const JointTable &joint) { return joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0; }
 
-// Direction k of the joint frame: held ones first, then the free ones.
-template <class T>
-TD_INLINE Vec3<T> joint_direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) {
-    const bool is_free = k >= joint.held();
-    const int i = is_free ? k - joint.held() : k, split = is_free ? joint.free_t() : joint.held_t;
-    translation = i < split;
-    const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
-    return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
-}
-
-// Of its multipliers in w, and of what acts along its free directions.
+// Impulse of a joint: of its multipliers in w, and of what acts along its free directions.
 template <class T>
 TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const T *w) {
     JointImpulse<T> sum{};
@@ -58,29 +32,6 @@ TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTa
     return sum;
 }
 
-// Of the multiplier λ of a coupling, at one of its ends.
-template <class T>
-TD_INLINE JointImpulse<T> coupling_impulse(const CouplingEnd<T> &end, const CouplingData<T> &data, int which, const T &lambda) {
-    JointImpulse<T> impulse{};
-    (end.translation ? impulse.force : end.turns() ? impulse.turned : impulse.pushes) = (data.weight[which] * lambda) * end.f;
-    if (!end.translation && !end.turns()) impulse.angle = &data.angle[which];
-    return impulse;
-}
-
-// An impulse of a joint, or of an end of a coupling, in the frames in which products need it: of the parent (a) and of the child (b).
-template <class T>
-struct ImpulseInFrames {
-    JointImpulse<T> impulse;
-    Vec3<T> f_a, tau_a, f_b, tau_b;
-
-    void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &of) {
-        impulse = of;
-        const Mat3<T> &Ra = problem.bodies[joint.parent].pose.R, &Rb = problem.bodies[joint.child].pose.R;
-        f_a = data.offset * of.force, tau_a = data.offset * of.torque(data.now.p);
-        f_b = transposed_times(Rb, Ra * f_a), tau_b = transposed_times(Rb, Ra * tau_a);
-    }
-};
-
 // Gradient by θ of σ·J_l⁻ᵀf = σ·(f + ½ θ × f + c θ × (θ × f)), c(s) = (1 − y)/s with s = |θ|² and y = (|θ|/2) cot(|θ|/2).
 template <class T, class R>
 Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Vec3<R> &sigma) {
@@ -92,6 +43,43 @@ Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Ve
     const T inside = dot(theta, f);
     return 0.5 * cross(f, sigma) + angle.curvature * (inside * sigma + along * f - (2.0 * across) * theta) +
            (2.0 * slope * (along * inside - s * across)) * theta;
+}
+
+// Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
+//   V = F·(β_v − α_v + R_b(β_ω × p_b)) + R_b β_ω·Q τ − α_ω·R_off τ − y_a·((R_off f) × α_ω),   F = Q f,   y_a = R_aᵀ y.
+template <class T, class R>
+void impulse_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint, const JointData<T> &data,
+                     const ImpulseInFrames<T> &in) {
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+    const bool world = joint.parent == problem.mechanism.num_bodies;
+    const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+    const Vec3<R> a_v = world ? Vec3<R>{} : load3(&adjoint.multiplier[6 * joint.parent]);
+    const Vec3<R> a_w = world ? Vec3<R>{} : load3(&adjoint.multiplier[6 * joint.parent + 3]);
+    const Vec3<R> b_v = load3(&adjoint.multiplier[6 * joint.child]), b_w = load3(&adjoint.multiplier[6 * joint.child + 3]);
+    const JointImpulse<T> &impulse = in.impulse;
+    const Quat<T> &rel = data.now.p;
+    const Mat3<T> &Ra = parent.pose.R, &Rb = child.pose.R;
+    const Vec3<R> swing = cross(b_w, anchor);
+    const Vec3<R> A = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(in.f_a, a_w);
+    const Vec3<R> world_k = Ra * k, turn_a = transposed_times(Ra, turn);
+    Vec3<R> phi_a = cross(in.f_a, transposed_times(Ra, A)) + cross(in.tau_a, turn_a) - cross(k, data.now.y_parent);
+    Vec3<R> phi_b = cross(swing, in.f_b) + cross(b_w, in.tau_b) - cross(anchor, transposed_times(Rb, world_k));
+    // σ = ∂V/∂τ, for what of τ depends on the relative orientation.
+    const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);
+    const R s0 = 0.5 * dot(impulse.held, sigma);
+    const Vec3<R> sv = 0.5 * cross(impulse.held, sigma);
+    const Vec3<R> straight = s0 * rel.v - rel.w * sv;
+    phi_b = phi_b - 0.5 * (straight - cross(sv, rel.v));
+    phi_a = phi_a + data.offset * (0.5 * (straight - cross(rel.v, sv)));
+    if (impulse.angle) {
+        const Vec3<R> g = push_gradient(*impulse.angle, impulse.pushes, sigma);
+        phi_b = phi_b + left_jacobian_inverse(*impulse.angle, g);
+        phi_a = phi_a - data.offset * right_jacobian_inverse(*impulse.angle, g);
+    }
+    adjoint.gradient.phi[joint.parent] = adjoint.gradient.phi[joint.parent] + phi_a;
+    adjoint.gradient.phi[joint.child] = adjoint.gradient.phi[joint.child] + phi_b;
+    adjoint.gradient.x[joint.parent] = adjoint.gradient.x[joint.parent] + world_k;
+    adjoint.gradient.x[joint.child] = adjoint.gradient.x[joint.child] - world_k;
 }
 
 }  // namespace torchdojo

@@ -8,6 +8,7 @@
 
 #include "base/geometry.hpp"
 #include "elements/couple_friction.hpp"
+#include "elements/gap_law.hpp"
 
 namespace torchdojo {
 
@@ -47,7 +48,8 @@ void seed(const BodyPose<T> &pose, int first, Vec3<Dual<T>> &x, Mat3<Dual<T>> &R
     for (int k = 0; k < 3; ++k) {
         x[k].d[first + k] = broadcast<T>(1.0);
         const int i = (k + 1) % 3, j = (k + 2) % 3;  // R [e_k]×: column i becomes column j, column j minus column i
-        for (int r = 0; r < 3; ++r) R.m[3 * r + i].d[first + 3 + k] = pose.R.m[3 * r + j], R.m[3 * r + j].d[first + 3 + k] = -pose.R.m[3 * r + i];
+        for (int r = 0; r < 3; ++r)
+            R.m[3 * r + i].d[first + 3 + k] = pose.R.m[3 * r + j], R.m[3 * r + j].d[first + 3 + k] = -pose.R.m[3 * r + i];
     }
 }
 
@@ -55,10 +57,10 @@ template <class S, class P>
 geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &R) {
     geometry::Solid<S> result;
     result.position = x + R * load3(p);
-    result.radius = S(p[3]);
+    result.radius = S(p[parameter::shape::radius]);
     if (kind == geometry::sphere) return result;
-    result.rotation = R * lift<S>(rotation_matrix(load4(p + 4)));
-    for (int k = 0; k < (kind == geometry::box ? 3 : 1); ++k) result.half[k] = S(p[8 + k]);
+    result.rotation = R * lift<S>(rotation_matrix(load4(p + parameter::shape::orientation)));
+    for (int k = 0; k < (kind == geometry::box ? 3 : 1); ++k) result.half[k] = S(p[parameter::shape::half + k]);
     return result;
 }
 
@@ -71,8 +73,8 @@ Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const
     if (pair.kind_b == geometry::surface) {
         const Vec3<S> centre = xa + Ra * load3(shape_a);
         result.n = Rb * load3(shape_b);
-        result.distance = dot(result.n, centre - xb) - shape_b[3] - shape_a[3];
-        point = centre - shape_a[3] * result.n;
+        result.distance = dot(result.n, centre - xb) - shape_b[parameter::surface::offset] - shape_a[parameter::shape::radius];
+        point = centre - shape_a[parameter::shape::radius] * result.n;
     } else {
         const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
         const auto found = geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
@@ -107,13 +109,35 @@ void tangents(const Vec3<S> &n, Vec3<S> &t1, Vec3<S> &t2) {
 }
 
 template <class T>
+void prepare_pair_law(Problem<T> &problem, const ContactTable &contact) {
+    const PairTable &pair = problem.mechanism.pairs[contact.pair];
+    const int bodies[2] = {contact.body, pair.other};
+    GapLaw<T>::prepare(
+        problem, contact, pair.other,
+        [&](const Vec3<T> *x, const Mat3<T> *R) -> T { return touch<T, T>(problem, pair, contact.body, x[0], R[0], x[1], R[1]).distance; },
+        [&](T *row) {
+            using S = Dual<T>;
+            Vec3<S> x[2];
+            Mat3<S> R[2];
+            for (const int i : {0, 1}) {
+                const BodyPose<T> &pose = problem.bodies[bodies[i]].pose;
+                if (bodies[i] < problem.mechanism.num_bodies) seed(pose, 6 * i, x[i], R[i]);
+                else x[i] = lift<S>(pose.x), R[i] = lift<S>(pose.R);
+            }
+            const S here = touch<T, S>(problem, pair, contact.body, x[0], R[0], x[1], R[1]).distance;
+            for (int k = 0; k < dual_size; ++k) row[k] = here.d[k];
+        });
+}
+
+template <class T>
 void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
     using S = Dual<T>;
     const MechanismTable &m = problem.mechanism;
     const PairTable &pair = m.pairs[contact.pair];
     PairData<T> &out = problem.pairs[contact.pair];
     const bool world = pair.other == m.num_bodies;
-    const T h = problem.timestep(), *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse, *slack = w + contact.slack;
+    const T h = problem.timestep(), *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse,
+            *slack = w + contact.slack;
     const int bodies[2] = {contact.body, pair.other};
     Vec3<S> x[2];
     Mat3<S> R[2];
@@ -141,10 +165,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     };
 
     data.beta[0] = data.beta[1] = T{};
-    if (contact.friction == ContactTable::disc) data.beta[0] = impulse[contact.cone + 1], data.beta[1] = impulse[contact.cone + 2];
-    if (contact.is_pyramid())
-        for (int i = 0; i < contact.facets; ++i)
-            data.beta[0] += contact.direction_x(i) * impulse[2 + i], data.beta[1] += contact.direction_y(i) * impulse[2 + i];
+    if (contact.friction) tangential(contact, impulse + contact.cone, data.beta);
     const Vec3<S> force = impulse[0] * direction[0] + data.beta[0] * direction[1] + data.beta[1] * direction[2];
     Vec3<S> couple;
     if (contact.num_couples) couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
@@ -160,7 +181,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
             const S &t = torque[r], &f = force[r];
             for (int k = 0; k < dual_size; ++k) out.wrench[i][r][k] = i ? -f.d[k] : f.d[k], out.wrench[i][3 + r][k] = i ? -t.d[k] : t.d[k];
         }
-        if (contact.restitution >= 0) {
+        if (Restitution<T>::acts(contact)) {
             const T *state = &problem.z[state_size * bodies[i]];
             const Vec3<T> spin = problem.bodies[bodies[i]].pose.R * load3(state + 10);
             const Vec3<S> at = lift<S>(load3(state + 3)) + cross(lift<S>(spin), levers[i]);
@@ -169,13 +190,13 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     }
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
     T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of what the velocities do directly
-    if (contact.recovery >= 0 || contact.stiffness >= 0)
-        rows[0] = rows[0] + (problem.laws[contact.law].shift + problem.laws[contact.law].softness * impulse[0]);
-    if (contact.restitution >= 0) {
+    if (contact.law >= 0) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
+    if (Restitution<T>::acts(contact)) {
+        LawData<T> &own = problem.laws[contact.law];
         const S law = h * dot(direction[0], velocity + problem.parameters[contact.restitution] * incoming);
-        problem.laws[contact.law].bouncing = select_mask(problem.laws[contact.law].bounces, law.v < rows[0].v, Mask<T>{});
-        rows[0] = select(problem.laws[contact.law].bouncing, law, rows[0]);
-        along[0] = select(problem.laws[contact.law].bouncing, h, T{});
+        own.bouncing = select_mask(own.bounces, law.v < rows[0].v, Mask<T>{});
+        rows[0] = select(own.bouncing, law, rows[0]);
+        along[0] = select(own.bouncing, h, T{});
     }
     // The same for both bodies: B, C, and the derivative of the impulses.
     out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);
@@ -187,7 +208,8 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
         for (const int i : {0, 1}) {
             if (i && world) continue;
             const Vec3<T> lever = out.lever[i] = value(levers[i]);
-            const Vec3<T> local = transposed_times(world ? problem.bodies[bodies[i]].next.R : problem.bodies[bodies[i]].pose.R, cross(lever, axes[row]));
+            const Vec3<T> local =
+                transposed_times(world ? problem.bodies[bodies[i]].next.R : problem.bodies[bodies[i]].pose.R, cross(lever, axes[row]));
             const double sign = i ? -1.0 : 1.0;
             T *B = i ? out.other_wrench : data.wrench, *C = (i ? out.other_rows : data.rows) + 6 * row;
             for (int r = 0; r < 3; ++r) {
@@ -212,8 +234,8 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     }
     T *row = &problem.residual[contact.impulse];
     row[0] = rows[0].v - slack[0];
-    problem.friction_rows(contact, p[parameter::friction] * impulse[0], impulse + contact.cone, slack + contact.cone, rows[1].v, rows[2].v,
-                          row + contact.cone);
+    friction_rows(contact, p[parameter::friction] * impulse[0], impulse + contact.cone, slack + contact.cone, rows[1].v, rows[2].v,
+                  row + contact.cone);
 }
 
 // The condensed cones of a pair: B K C over both bodies.
@@ -224,7 +246,7 @@ void condense_pair(Problem<T> &problem, const ContactTable &contact, const Conta
     const int sides = pair.other == problem.mechanism.num_bodies ? 1 : 2;
     for (int j = 0; j < sides; ++j) {
         T KC[18];
-        problem.stiffen(contact, data, j ? other.other_rows : data.rows, KC);
+        stiffen(contact, data, j ? other.other_rows : data.rows, KC);
         for (int i = 0; i < sides; ++i) {
             const T *B = i ? other.other_wrench : data.wrench;
             T *block = &problem.values[problem.pair_block(contact, i, j)];
@@ -241,7 +263,7 @@ void condense_pair(Problem<T> &problem, const ContactTable &contact, const Conta
 // Distance, slip and spin of a pair for given velocities, to start its cones from.
 template <class T>
 struct PairMotion {
-    T distance, slip[2], spin[3];     // spins about the normal and both tangents
+    T distance, slip[2], spin[3];  // spins about the normal and both tangents
 };
 
 template <class T>
@@ -253,12 +275,9 @@ PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact
     Vec3<T> x[2];
     Mat3<T> R[2];
     for (const int i : {0, 1}) {
-        const BodyPose<T> &pose = problem.bodies[i ? pair.other : contact.body].pose;
-        x[i] = pose.x, R[i] = pose.R;
-        if (i && world) continue;
-        const Vec3<T> a = (0.5 * h) * omega[i];
-        x[i] = x[i] + h * v[i];
-        R[i] = rotation_matrix(pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a});
+        const BodyPose<T> &now = problem.bodies[i ? pair.other : contact.body].pose;
+        const BodyPose<T> next = i && world ? now : pose_after(now, h, v[i], omega[i]);
+        x[i] = next.x, R[i] = next.R;
     }
     const Touch<T> touching = touch<T, T>(problem, pair, contact.body, x[0], R[0], x[1], R[1]);
     Vec3<T> t1, t2;
@@ -271,6 +290,94 @@ PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact
         spin = spin - other;
     }
     return {touching.distance, {dot(t1, velocity), dot(t2, velocity)}, {dot(touching.n, spin), dot(t1, spin), dot(t2, spin)}};
+}
+
+// Contacts between bodies or shapes: V = α_a·wrench_a + α_b·wrench_b − ν_φ gap − ν_t·slip, by the next poses (from linearize_pair) and
+// by what the current ones do besides: Δ in the levers, and the frames of torques and angular velocities.
+template <class T, class R>
+void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact, const T *w) {
+    const PairTable &pair = problem.mechanism.pairs[contact.pair];
+    const PairData<T> &from = problem.pairs[contact.pair];
+    const bool world = pair.other == problem.mechanism.num_bodies;
+    const int bodies[2] = {contact.body, pair.other};
+    const Vec3<R> &nu = adjoint.touching[&contact - problem.mechanism.contacts.data()];
+    const auto [law, e, gap] = Restitution<T>::weights(problem, contact);
+    GapLaw<T>::multiply(adjoint, problem, contact, pair.other, nu.x * gap);
+    R g[12] = {};
+    for (const int i : {0, 1}) {
+        if (i && world) continue;
+        for (int r = 0; r < 6; ++r)
+            for (int k = 0; k < 12; ++k) g[k] += from.wrench[i][r][k] * adjoint.multiplier[6 * bodies[i] + r];
+    }
+    for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
+        for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
+    for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
+        couple_product(problem, k, &adjoint.turning[2 * k], w, g, adjoint.gradient.phi);
+    // −(what u⁺ and u⁻ are multiplied with)
+    const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
+    const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
+    Vec3<R> by_lever[2] = {};
+    for (const int i : {0, 1}) {
+        if (i && world) continue;
+        const double sign = i ? -1.0 : 1.0;
+        const int body = bodies[i];
+        const T *state = &problem.z[state_size * body];
+        const Mat3<T> &pose = problem.bodies[body].pose.R;
+        const Vec3<T> before = load3(state + 10), &lever = from.lever[i];
+        adjoint.x_next[body] = adjoint.x_next[body] + Vec3<R>{g[6 * i], g[6 * i + 1], g[6 * i + 2]};
+        adjoint.phi_next[body] = adjoint.phi_next[body] + Vec3<R>{g[6 * i + 3], g[6 * i + 4], g[6 * i + 5]};
+        const Vec3<R> pull = sign * transposed_times(pose, cross(lever, arriving));  // of R ω⁻ × l
+        adjoint.gradient.v[body] = adjoint.gradient.v[body] + sign * arriving;
+        adjoint.gradient.omega[body] = adjoint.gradient.omega[body] + pull;
+        adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + cross(before, pull);
+        if (world) continue;
+        const Vec3<T> omega = load3(w + 6 * body + 3), spin = pose * omega;
+        const Vec3<R> alpha = load3(&adjoint.multiplier[6 * body + 3]);
+        Vec3<T> moment = cross(lever, from.force);
+        if (contact.num_couples) moment = moment + from.couple;
+        const Vec3<T> torque = transposed_times(pose, moment);
+        by_lever[i] = sign * (cross(from.force, pose * alpha) + cross(leaving, spin) + cross(arriving, pose * before));
+        // δ(Rᵀ X) = (Rᵀ X) × φ, δ(R ω) = R (φ × ω)
+        const Vec3<R> turned = cross(alpha, torque) + cross(omega, transposed_times(pose, cross(lever, leaving)));
+        adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + sign * turned;
+    }
+    if (world) return;
+    const Vec3<R> shift = 0.5 * (by_lever[1] - by_lever[0]);
+    adjoint.gradient.x[bodies[0]] = adjoint.gradient.x[bodies[0]] + shift;
+    adjoint.gradient.x[bodies[1]] = adjoint.gradient.x[bodies[1]] - shift;
+}
+
+// The geometry of shapes by forward derivatives with respect to their numbers, first those of the body, then those of the other.
+// now: weight of the current distance.
+template <class T>
+void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const ContactTable &contact, const PairTable &pair,
+                     const TouchGradient<T> &g, const T &now) {
+    using S = Dual<T>;
+    const BodyData<T> &a = problem.bodies[contact.body], &b = problem.bodies[pair.other];
+    const int kinds[2] = {pair.kind_a, pair.kind_b}, places[2] = {pair.shape_a, pair.shape_b};
+    S shapes[2][geometry::most_numbers];
+    auto touching = [&](const BodyPose<T> &a, const BodyPose<T> &b) {
+        const Vec3<S> x[2] = {lift<S>(a.x), lift<S>(b.x)};
+        const Mat3<S> R[2] = {lift<S>(a.R), lift<S>(b.R)};
+        return touch<T, S, S>(problem, pair, contact.body, x[0], R[0], x[1], R[1], shapes[0], shapes[1]);
+    };
+    for (const int i : {0, 1}) {
+        for (const int j : {0, 1})
+            for (int k = 0; k < geometry::numbers(kinds[j]); ++k) {
+                shapes[j][k] = S(problem.parameters[places[j] + k]);
+                if (i == j) shapes[j][k].d[k] = broadcast<T>(1.0);
+            }
+        const Touch<S> next = touching(a.next, b.next);
+        Vec3<S> t1, t2;
+        tangents<T, S>(next.n, t1, t2);
+        S total = g.distance * next.distance;
+        for (int r = 0; r < 3; ++r) {
+            total = total + g.n[r] * next.n[r] + g.lever[0][r] * next.lever_a[r] + g.lever[1][r] * next.lever_b[r];
+            if (contact.friction) total = total + g.t1[r] * t1[r] + g.t2[r] * t2[r];
+        }
+        if (GapLaw<T>::shifts(contact)) total = total + now * touching(a.pose, b.pose).distance;
+        for (int k = 0; k < geometry::numbers(kinds[i]); ++k) to.sum[places[i] + k] += total.d[k];
+    }
 }
 
 }  // namespace torchdojo

@@ -9,7 +9,8 @@
 // Arrays of a contact here are those of w from its second place on: (ψ, β) and (sψ, η).
 #pragma once
 
-#include "elements/joint_cone.hpp"
+#include "elements/path.hpp"
+#include "solver/problem.hpp"
 
 namespace torchdojo {
 

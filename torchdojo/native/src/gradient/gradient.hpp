@@ -5,9 +5,9 @@
 // ambient and tangent to the sphere: that of a rotation vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
 #pragma once
 
-#include "elements/limit.hpp"
+#include "solver/limit.hpp"
+#include "gradient/adjoint.hpp"
 #include "gradient/parameter_gradient.hpp"
-#include "solver/recovery.hpp"
 
 namespace torchdojo {
 
@@ -76,7 +76,7 @@ public:
             const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : nullptr;
             for (int k = 0; at && k < mechanism.num_unknowns; ++k) set(solution[k], lane, at[k]);
         }
-        problem.prepare();
+        prepare_step(problem);
         if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data(), give.data());
     }
 
@@ -195,9 +195,7 @@ private:
         adjoint.multiply(stepper.problem, solution.data());
     }
 
-    bool between_bodies(const ContactTable &contact) const {
-        return contact.pair >= 0 && mechanism.pairs[contact.pair].other < mechanism.num_bodies;
-    }
+    bool between_bodies(const ContactTable &contact) const { return other_body(mechanism, contact) < mechanism.num_bodies; }
 
     // Squared norm of the gradient of the inputs, or, without inputs, of the wrench.
     T controls() const {
@@ -264,20 +262,6 @@ private:
         parameters.direct(rows);
         parameters.add(stepper.problem, adjoint, solution.data(), by_timestep, factor);
     }
-};
-
-// Gradients of a step that was split in two: both halves are solved again (to the same bits), then differentiated in turn (worker_one.cpp).
-class SplitGradient {
-public:
-    explicit SplitGradient(const MechanismTable &m) : mechanism(m), gradient(m), recovery(m) {}
-
-    void run(const GradientJob &job, const Options &options, const double *shared, int64_t depth = 0);
-    void flush();
-
-private:
-    const MechanismTable &mechanism;
-    StepGradient<double> gradient;
-    Recovery recovery;
 };
 
 }  // namespace torchdojo

@@ -13,8 +13,7 @@ class StepJacobian {
 public:
     static constexpr int width = pack_lanes / lanes<T>;  // rows per solve
 
-    explicit StepJacobian(const MechanismTable &m)
-        : mechanism(m), adjoint(m), right(m.num_unknowns) {}
+    explicit StepJacobian(const MechanismTable &m) : mechanism(m), adjoint(m), right(m.num_unknowns) {}
 
     // Of up to `lanes<T>` jobs, `step` and `w` are read. Each of `out`: (12 nb, 12 nb + nu). `gradient` loads and smooths.
     void run(const GradientJob *jobs, int count, double *const *out, const Options &options, const double *shared,

@@ -121,12 +121,16 @@ private:
                 const Target &target = targets[k];
                 const RowGradient<T, T> then = by_next(problem, joint, axes, target, after, turn, angle);
                 Gradient &to = gradients[k];
-                to = {h * then.x_child, h * child.by_velocity(then.phi_child), h * parent.by_velocity(then.phi_parent), then.x_child,
-                      child.turn * then.phi_child, parent.turn * then.phi_parent};
+                to = {h * then.x_child, h * child.by_velocity(then.phi_child), h * parent.by_velocity(then.phi_parent),
+                      then.x_child,     child.turn * then.phi_child,           parent.turn * then.phi_parent};
                 if (!target.rate) continue;
                 const RowGradient<T, T> now = by_now(problem, joint, axes, target, turn);
-                to = {then.x_child, child.by_velocity(then.phi_child), parent.by_velocity(then.phi_parent), inverse * (to.x - now.x_child),
-                      inverse * (to.phi_child - now.phi_child), inverse * (to.phi_parent - now.phi_parent)};
+                to = {then.x_child,
+                      child.by_velocity(then.phi_child),
+                      parent.by_velocity(then.phi_parent),
+                      inverse * (to.x - now.x_child),
+                      inverse * (to.phi_child - now.phi_child),
+                      inverse * (to.phi_parent - now.phi_parent)};
             }
         }
     }

@@ -21,8 +21,8 @@ namespace torchdojo {
 template <class T>
 struct Exponential {
     Vec3<T> theta;
-    T cosine, sine;                   // cos(|θ|/2), sin(|θ|/2)/|θ|
-    T first, second;                  // (1 − cos|θ|)/|θ|², (|θ| − sin|θ|)/|θ|³
+    T cosine, sine;  // cos(|θ|/2), sin(|θ|/2)/|θ|
+    T first, second;  // (1 − cos|θ|)/|θ|², (|θ| − sin|θ|)/|θ|³
 
     TD_INLINE explicit Exponential(const Vec3<T> &theta) : theta(theta) {
         const T squared = dot(theta, theta);
@@ -51,7 +51,7 @@ struct Exponential {
 template <class T>
 struct FreeAxes {
     const JointTable &joint;
-    const T *p;                       // its parameters
+    const T *p;  // its parameters
     Quat<T> offset_quaternion;
     Mat3<T> offset;
 
@@ -92,17 +92,16 @@ struct StepTurn {
         const Vec3<T> side = cross(t, n);
         return (0.5 * dot((1.0 / scalar) * (k * vector - cross(side, vector)) - side, delta)) * n;
     }
-    TD_INLINE Vec3<T> by_t(const Vec3<T> &dt) const {
-        return held ? dt + (dot(cross(vector, n), dt) / scalar) * n : dt;
-    }
+    TD_INLINE Vec3<T> by_t(const Vec3<T> &dt) const { return held ? dt + (dot(cross(vector, n), dt) / scalar) * n : dt; }
 };
 
 // From (q, q̇) to z.
 template <class T>
 class TreeStates {
 public:
-    explicit TreeStates(const MechanismTable &m) : parameters(m.num_parameters), q(m.num_coordinates), qd(q), z(state_size * m.num_bodies),
-          mechanism(m), now(m.num_bodies + 1), before(now) {
+    explicit TreeStates(const MechanismTable &m)
+        : parameters(m.num_parameters), q(m.num_coordinates), qd(q), z(state_size * m.num_bodies), mechanism(m), now(m.num_bodies + 1),
+          before(now) {
         BodyPose<T> &origin = now[m.num_bodies];
         origin = BodyPose<T>{};
         origin.q.w = broadcast<T>(1.0);
@@ -164,7 +163,7 @@ public:
           motions(m.num_coordinates), sums(m.num_bodies + 1) {}
 
     std::vector<T> q, qd;
-    std::vector<R> by_q, by_qd;       // products
+    std::vector<R> by_q, by_qd;  // products
 
     // At q, q̇ and the state of `problem`, which has them.
     void prepare(const Problem<T> &problem) {
@@ -238,7 +237,7 @@ public:
 
 private:
     struct Body {
-        Mat3<T> turn, turn_before;       // orientation
+        Mat3<T> turn, turn_before;  // orientation
         Vec3<T> arm, arm_before, v, a;  // of the centre of mass from o, now and before; a = (h/2) ω
         T c;
     };
@@ -247,13 +246,13 @@ private:
         TD_INLINE R times(const Vec3<R> &force, const Vec3<R> &torque) const { return dot(linear, force) + dot(angular, torque); }
     };
     struct Motion {
-        Row now, change, speed;       // S, (S − S⁻)/h, S⁻'
+        Row now, change, speed;  // S, (S − S⁻)/h, S⁻'
     };
     struct Sum {
         Vec3<R> force, torque, push, spin;  // P and D
     };
     const MechanismTable &mechanism;
-    std::vector<Body> bodies;         // and the world behind them
+    std::vector<Body> bodies;  // and the world behind them
     std::vector<Motion> motions;
     std::vector<Sum> sums;
 };

@@ -16,17 +16,16 @@ namespace torchdojo {
 template <class T>
 class Capacitance {
 public:
-    explicit Capacitance(const MechanismTable &m) : left_out(m.num_contacts), mechanism(m) {}
+    explicit Capacitance(const MechanismTable &m) : mechanism(m) {}
 
-    std::vector<int> contacts;        // left out of the matrix
-    std::vector<char> left_out;       // by contact
-    int size = 0;                     // of ν: three, without friction one, for each of them
-    std::vector<T> spread;            // W, by rows of the matrix
+    std::vector<int> contacts;  // left out of the matrix
+    std::vector<char> left_out;  // by contact
+    int size = 0;  // of ν: three, without friction one, for each of them
+    std::vector<T> spread;  // W, by rows of the matrix
 
     void clear() {
         contacts.clear();
         size = 0;
-        std::fill(left_out.begin(), left_out.end(), 0);
     }
 
     // Takes the contacts of pressed bodies out of the condensed matrix, before it is factored; or none, where they are too many to pay.
@@ -37,7 +36,6 @@ public:
         });
         if (size * mechanism.schedule.num_rows > most_work * mechanism.schedule.num_values) return contacts.clear(), size = 0, false;
         refinement.each_pressed(problem, [&](int32_t offset, const T *before) { std::copy_n(before, 36, &problem.values[offset]); });
-        for (const int c : contacts) left_out[c] = 1;
         spread.resize(size_t(size) * mechanism.schedule.num_rows);
         matrix.resize(size_t(size) * size);
         scale.resize(size), order.resize(size);
@@ -112,7 +110,7 @@ public:
 private:
     static constexpr double most_work = 1.5;  // of products with W, in products with the matrix
     const MechanismTable &mechanism;
-    std::vector<T> matrix, scale;     // factors of I + K Bᵀ W, its rows scaled and in `order`
+    std::vector<T> matrix, scale;  // factors of I + K Bᵀ W, its rows scaled and in `order`
     std::vector<int> order;
 };
 

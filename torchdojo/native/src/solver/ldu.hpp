@@ -26,6 +26,8 @@ struct Schedule {
         int32_t size, diagonal, row, num_links;
         const Link *links;
         const int32_t *targets;  // num_links * num_links, row-major in (j, k)
+        const Link *begin() const { return links; }
+        const Link *end() const { return links + num_links; }
     };
     struct Range {
         int32_t offset, count;
@@ -53,13 +55,11 @@ struct Schedule {
         find_fresh();
     }
     // The length that a table should have by its head.
-    static int64_t length(const int32_t *table, int64_t given) {
-        return given < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2];
-    }
+    static int64_t length(const int32_t *table, int64_t given) { return given < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2]; }
     Schedule(const Schedule &) = delete;  // (the steps point into the vectors)
     Schedule &operator=(const Schedule &) = delete;
 
-  private:
+private:
     std::vector<Link> links_;
     std::vector<int32_t> targets_;
 
@@ -77,8 +77,7 @@ struct Schedule {
             for (int j = 0; j < step.num_links; ++j) {
                 const Link &link = step.links[j];
                 touch(link.upper, step.size * link.size), touch(link.lower, link.size * step.size);
-                for (int k = 0; k < step.num_links; ++k)
-                    touch(step.targets[j * step.num_links + k], link.size * step.links[k].size);
+                for (int k = 0; k < step.num_links; ++k) touch(step.targets[j * step.num_links + k], link.size * step.links[k].size);
             }
         }
     }
@@ -400,8 +399,7 @@ template <int N, class T, class R>
 TD_INLINE void substitute(const Schedule::Step &step, const T *values, R *x) {
     R *here = x + step.row;
     divide<N, N ? 1 : 0>(values + step.diagonal, here, step.size, 1);
-    for (int k = 0; k < step.num_links; ++k) {
-        const Schedule::Link link = step.links[k];
+    for (const Schedule::Link link : step) {
         subtract_product<N>(x + link.row, values + link.lower, here, link.size, step.size);
     }
 }
@@ -410,12 +408,10 @@ TD_INLINE void substitute(const Schedule::Step &step, const T *values, R *x) {
 template <class T, class R>
 void substitute_back(const Schedule &schedule, const T *values, R *x) {
     for (auto step = schedule.steps.rbegin(); step != schedule.steps.rend(); ++step) {
-        for (int k = 0; k < step->num_links; ++k) {
-            const Schedule::Link link = step->links[k];
+        for (const Schedule::Link link : *step)
             with_size(link.size, [&](auto size) {
                 subtract_product<decltype(size)::value>(x + step->row, values + link.upper, x + link.row, step->size, link.size);
             });
-        }
     }
 }
 
@@ -445,8 +441,7 @@ template <class T, class R>
 void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool sparse = false) {
     for (const Schedule::Step &step : schedule.steps) {
         if (sparse && ldu::is_zero(x + step.row, step.size)) continue;
-        for (int k = 0; k < step.num_links; ++k) {
-            const Schedule::Link link = step.links[k];
+        for (const Schedule::Link link : step) {
             ldu::with_size(link.size, [&](auto size) {
                 constexpr int C = decltype(size)::value;
                 ldu::subtract_product_transposed<C>(x + link.row, values + link.upper, x + step.row, step.size, link.size);
@@ -457,8 +452,7 @@ void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool 
         ldu::with_size(step->size, [&](auto size) {
             constexpr int N = decltype(size)::value;
             R *here = x + step->row;
-            for (int k = 0; k < step->num_links; ++k) {
-                const Schedule::Link link = step->links[k];
+            for (const Schedule::Link link : *step) {
                 ldu::subtract_product_transposed<N>(here, values + link.lower, x + link.row, link.size, step->size);
             }
             ldu::divide_transposed<N>(values + step->diagonal, here, step->size);
@@ -474,13 +468,11 @@ void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, 
         ldu::with_size(step.size, [&](auto size) {
             constexpr int N = decltype(size)::value;
             ldu::subtract_product_transposed<N>(y + step.row, values + step.diagonal, here, step.size, step.size);
-            for (int k = 0; k < step.num_links; ++k) {
-                const Schedule::Link link = step.links[k];
+            for (const Schedule::Link link : step) {
                 ldu::subtract_product_transposed<N>(y + step.row, values + link.lower, x + link.row, link.size, step.size);
             }
         });
-        for (int k = 0; k < step.num_links; ++k) {
-            const Schedule::Link link = step.links[k];
+        for (const Schedule::Link link : step) {
             ldu::with_size(link.size, [&](auto size) {
                 ldu::subtract_product_transposed<decltype(size)::value>(y + link.row, values + link.upper, here, step.size, link.size);
             });
@@ -488,18 +480,18 @@ void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, 
     }
 }
 
-// Compiled once, in ldu_api.cpp. T: of the matrix, R: of right-hand sides.
-#define TD_LDU_FACTOR(EXTERN, T)                                                             \
-    EXTERN template void ldu_factor<T>(const Schedule &, T *);                               \
-    EXTERN template void ldu_factor<T>(const Schedule &, const T *, T *);                    \
+// Compiled once, in ldu.cpp. T: of the matrix, R: of right-hand sides.
+#define TD_LDU_FACTOR(EXTERN, T)                                          \
+    EXTERN template void ldu_factor<T>(const Schedule &, T *);            \
+    EXTERN template void ldu_factor<T>(const Schedule &, const T *, T *); \
     EXTERN template void ldu_factor_and_solve<T>(const Schedule &, T *, T *);
 #define TD_LDU_SOLVE(EXTERN, T, R)                                                           \
     EXTERN template void ldu_solve<T, R>(const Schedule &, const T *, R *);                  \
     EXTERN template void ldu_solve_transposed<T, R>(const Schedule &, const T *, R *, bool); \
     EXTERN template void ldu_subtract_transposed_product<T, R>(const Schedule &, const T *, const R *, R *);
-#define TD_LDU(EXTERN)                                                                       \
-    TD_LDU_FACTOR(EXTERN, double) TD_LDU_FACTOR(EXTERN, Pack)                                \
-    TD_LDU_SOLVE(EXTERN, double, double) TD_LDU_SOLVE(EXTERN, double, Pack) TD_LDU_SOLVE(EXTERN, Pack, Pack)
+#define TD_LDU(EXTERN)            \
+    TD_LDU_FACTOR(EXTERN, double) \
+    TD_LDU_FACTOR(EXTERN, Pack) TD_LDU_SOLVE(EXTERN, double, double) TD_LDU_SOLVE(EXTERN, double, Pack) TD_LDU_SOLVE(EXTERN, Pack, Pack)
 
 TD_LDU(extern)
 

@@ -1,6 +1,5 @@
-// What is tried, one environment at a time, where neither the warm nor the cold start converges: continuation along the central path, then
-// two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants). Two members are
-// in worker_one.cpp, so that one file compiles all this for lanes, too.
+// Attempts, one environment at a time, where neither the warm nor the cold start converges: continuation along the central path, then
+// two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants).
 #pragma once
 
 #include <memory>
@@ -23,24 +22,24 @@ struct SingleJob {
 
 class Recovery {
 public:
-    explicit Recovery(const MechanismTable &m) : stepper(m), mechanism(m), start(m.num_unknowns), right(m.schedule.num_rows) {
-        for (std::vector<double> *v : {&w, &dw, &rate, &metric, &predicted, &trial, &newton, &slope, &residual})
-            v->resize(m.num_unknowns);
+    explicit Recovery(const MechanismTable &m) : stepper(m), mechanism(m), start(m.num_unknowns) {
+        for (std::vector<double> *v : {&w, &dw, &rate, &metric, &predicted, &trial, &newton, &slope, &residual}) v->resize(m.num_unknowns);
         scratch_z.resize(state_size * m.num_bodies);
         scratch_impulses.resize(m.num_impulses);
         scratch_w.resize(m.num_unknowns);
         is_product.assign(m.num_unknowns, 0);
-        for (const ContactTable &contact : m.contacts) std::fill_n(&is_product[contact.slack], contact.size(), 1);
-        for (const JointConeTable &cone : m.joint_cones)
-            for (int k = 0; k < cone.pairs(); ++k) is_product[cone.slack + k * cone.stride] = 1;
+        for (const auto &[impulse, slack] : stepper.cones.pairs) is_product[slack] = 1;
+        for (const auto &[impulse, slack, c] : stepper.cones.discs) std::fill_n(&is_product[slack], 3, 1);
     }
 
     Stepper<double> stepper;
 
-    // The ladder from the start given in the job.
+    // The ladder from the start given in the job. Templates, because worker_one.cpp alone compiles them.
+    template <class Feed = SingleJob>
     bool solve(const Job &job, const Options &options, const double *shared, int64_t depth);
 
     // The rungs below the cold start. On failure the job's outputs stay as the solver left them.
+    template <class Feed = SingleJob>
     bool recover(const Job &job, const Options &options, const double *shared, int64_t depth = 0);
 
     // The state between the two half steps and their solutions, for derivatives.
@@ -81,9 +80,9 @@ public:
 
 private:
     const MechanismTable &mechanism;
-    std::vector<double> start, right, w, dw, rate, metric, predicted, trial, newton, slope, residual;
+    std::vector<double> start, w, dw, rate, metric, predicted, trial, newton, slope, residual;
     std::vector<double> scratch_z, scratch_impulses, scratch_w;
-    std::vector<char> is_product;     // complementarity rows, which have the places of the slacks
+    std::vector<char> is_product;  // complementarity rows, which have the places of the slacks
     std::vector<std::unique_ptr<Halves>> levels;
 
     bool halve(const Job &job, const Options &options, const double *shared, int64_t depth) {
@@ -122,14 +121,15 @@ private:
             if (level <= options.kappa) continue;
             stepper.bind(options, shared);
             stepper.load(0, job);
-            stepper.problem.prepare();
+            prepare_step(stepper.problem);
             cold_start(level, start.data());
             follow(job, options, shared, level, start.data(), start.data(), false);
             std::copy(start.begin(), start.end(), w.begin());
             stepper.bind(options, shared);
             stepper.load(0, job);
-            stepper.problem.prepare();
-            if (trace(level, options.kappa, *job.iterations) && follow(job, options, shared, options.kappa, w.data(), job.w, true)) return true;
+            prepare_step(stepper.problem);
+            if (trace(level, options.kappa, *job.iterations) && follow(job, options, shared, options.kappa, w.data(), job.w, true))
+                return true;
         }
         return false;
     }
@@ -148,17 +148,10 @@ private:
     void evaluate(const double *v, double *r, bool factored) {
         Problem<double> &problem = stepper.problem;
         stepper.cones.condense(problem, v);
-        problem.linearize(v);
+        linearize_step(problem, v);
         std::copy(problem.residual.begin(), problem.residual.end(), r);
-        auto multiply = [&](int impulse, int slack) { r[slack] = v[impulse] * v[slack]; };
-        for (const ContactTable &contact : mechanism.contacts) multiply(contact.impulse, contact.slack);
-        stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
-            stepper.cones.for_each_facet(friction, multiply);
-            const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
-            if (!friction.is_pyramid()) store3(r + slack, cone_product(load3(v + impulse), load3(v + slack)));
-        });
-        JointCones<double>::for_each_pair(
-            problem, [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { multiply(impulse, slack); });
+        for (const auto &[impulse, slack] : stepper.cones.pairs) r[slack] = v[impulse] * v[slack];
+        for (const auto &[impulse, slack, c] : stepper.cones.discs) store3(r + slack, cone_product(load3(v + impulse), load3(v + slack)));
         if (!factored) return;
         Stepper<double>::regularize(mechanism, problem);
         ldu_factor(mechanism.schedule, problem.values.data());
@@ -168,17 +161,14 @@ private:
     void solve_linear(const double *v, const double *b, double scale, double *delta) {
         Cones<double> &cones = stepper.cones;
         for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * b[k];
-        cones.aim_at(stepper.problem, v, delta);
-        cones.solve(stepper.problem, v, delta, right.data(), true);
-        for (int i = 0; i < mechanism.num_bodies; ++i)
-            for (int k = 0; k < 6; ++k) delta[6 * i + k] = right[mechanism.bodies[i].right + k];
-        for (const MultiplierTable &multiplier : mechanism.multipliers) delta[multiplier.row] = right[multiplier.right];
-        cones.store_direction(stepper.problem, [&](int k, double value) { delta[k] = value; });
+        cones.aim_at(v, delta);
+        cones.solve(stepper.problem, v, delta, true);
+        std::copy(cones.direction.begin(), cones.direction.end(), delta);
     }
 
     double limit(const double *v, const double *delta) {  // largest step in the cones
-        stepper.cones.set_direction(stepper.problem, delta);
-        return 1.0 / stepper.cones.inverse_step(stepper.problem, v);
+        std::copy_n(delta, mechanism.num_unknowns, stepper.cones.direction.begin());
+        return 1.0 / stepper.cones.inverse_step(v);
     }
 
     // The unit tangent (dw, dτ) and the metric at w, oriented along the tangent that is there.
@@ -187,17 +177,9 @@ private:
         solve_linear(w.data(), rate.data(), -std::exp(tau), slope.data());
         std::fill(metric.begin(), metric.end(), 0.0);
         std::fill_n(metric.begin(), 6 * mechanism.num_bodies, 1.0);
-        auto measure = [&](int impulse, int slack) { metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack]; };
-        for (const ContactTable &contact : mechanism.contacts) measure(contact.impulse, contact.slack);
-        stepper.cones.for_each_friction([&](const ContactTable &friction, int) {
-            stepper.cones.for_each_facet(friction, measure);
-            if (friction.is_pyramid()) return;
-            for (const int place : {friction.friction_impulse(), friction.friction_slack()})
-                std::fill_n(&metric[place], 3, 1.0 / w[place]);
-        });
-        JointCones<double>::for_each_pair(
-            stepper.problem,
-            [&](const JointConeTable &, const JointConeData<double> &, int, int impulse, int slack) { measure(impulse, slack); });
+        for (const auto &[impulse, slack] : stepper.cones.pairs) metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack];
+        for (const auto &[impulse, slack, c] : stepper.cones.discs)
+            for (const int place : {impulse, slack}) std::fill_n(&metric[place], 3, 1.0 / w[place]);
         double size = 1.0, along = dtau;
         for (size_t k = 0; k < w.size(); ++k) {
             const double m = metric[k] * metric[k];
@@ -219,7 +201,8 @@ private:
             int taken = 0;
             const bool good = correct(tau, dtau, length, taken);
             iterations += taken;
-            length = std::min(good ? (taken <= constant::continuation_easy ? 2 * length : length) : length / 4, constant::continuation_longest);
+            length =
+                std::min(good ? (taken <= constant::continuation_easy ? 2 * length : length) : length / 4, constant::continuation_longest);
             if (good) tangent(tau, dtau);
             if (tau <= std::log(goal)) return true;
             if (!(length > constant::continuation_shortest)) return false;
@@ -268,5 +251,21 @@ private:
         }
     }
 };
+
+template <class Feed>
+bool Recovery::solve(const Job &job, const Options &options, const double *shared, int64_t depth) {
+    Feed feed{&job};
+    stepper.run(feed, options, shared);
+    return feed.solved || (*job.status == max_iterations && recover(job, options, shared, depth));
+}
+
+template <class Feed>
+bool Recovery::recover(const Job &job, const Options &options, const double *shared, int64_t depth) {
+    if (continuation(job, options, shared)) return *job.status = success, true;
+    return depth < options.max_halvings && halve(job, options, shared, depth);
+}
+
+extern template bool Recovery::solve(const Job &, const Options &, const double *, int64_t);
+extern template bool Recovery::recover(const Job &, const Options &, const double *, int64_t);
 
 }  // namespace torchdojo

@@ -18,7 +18,7 @@ namespace torchdojo {
 namespace constant {
 constexpr double refined_gain = 1e4;  // G, beyond which solutions are refined
 constexpr double pressed_gain = 1e2;  // of the contacts that are left out of the matrix where solutions need refinement
-}
+}  // namespace constant
 
 template <class T>
 class Refinement {
@@ -28,7 +28,7 @@ public:
         auto change = [&](int32_t offset, int32_t count) { changed.push_back({offset, count}); };
         for (const ContactTable &contact : m.contacts) {
             change(m.bodies[contact.body].diagonal, block);
-            if (contact.pair < 0 || m.pairs[contact.pair].other == m.num_bodies) continue;
+            if (other_body(m, contact) == m.num_bodies) continue;
             const PairTable &pair = m.pairs[contact.pair];
             for (const int32_t offset : {m.bodies[pair.other].diagonal, pair.body_other, pair.other_body}) change(offset, block);
         }
@@ -47,14 +47,14 @@ public:
         before.resize(size);
     }
 
-    Mask<T> needed{};                 // in which lanes; whether a lane is refined does not depend on the others
-    std::vector<T> matrix;            // neither condensed nor regularized, where any lane needs it
+    Mask<T> needed{};  // in which lanes; whether a lane is refined does not depend on the others
+    std::vector<T> matrix;  // neither condensed nor regularized, where any lane needs it
 
     // Condense what has just been linearized, and find what needs refinement; `all`: all of it.
     void condense(Problem<T> &problem, bool all) {
         const Mask<T> everywhere = negate(Mask<T>{});
         each_changed([&](T *values, T *kept, int count) { std::copy_n(values, count, kept); }, problem.values);
-        problem.condense();
+        condense_step(problem);
         needed = all || always ? everywhere : Mask<T>{};
         if (!any(needed))  // what has changed is blocks of masses only
             each_changed([&](const T *values, const T *masses, int) { needed |= exceeds(values, masses, constant::refined_gain); },
@@ -87,7 +87,7 @@ private:
     const MechanismTable &mechanism;
     const bool always;
     std::vector<Schedule::Range> changed;  // values that `condense` and `regularize` add to
-    std::vector<T> before;            // those values
+    std::vector<T> before;  // those values
 
     // In which lanes a block of masses has gained that much.
     static Mask<T> exceeds(const T *values, const T *masses, double gain) {

@@ -9,18 +9,19 @@
 
 #include <algorithm>
 
-#include "elements/cone.hpp"
+#include "solver/cones.hpp"
+#include "solver/equations.hpp"
 
 namespace torchdojo {
 
 struct Options {
     double kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings;
-    int64_t warm_iterations;          // of an attempt from a warm start
-    bool limit = false;               // derivatives are those of κ → 0
+    int64_t warm_iterations;  // of an attempt from a warm start
+    bool limit = false;  // derivatives are those of κ → 0
     bool complementarity_aware = false;  // and may take pressed contacts for open ones
-    bool warm_only = false;           // no attempts after the one from the warm start
-    bool interior = false;            // the interior-point method from the warm start, and no cold one after it
+    bool warm_only = false;  // no attempts after the one from the warm start
+    bool interior = false;  // the interior-point method from the warm start, and no cold one after it
 };
 
 // Pointers into the caller's arrays for one step of one environment. Null where not given or not wanted.
@@ -28,19 +29,18 @@ struct Job {
     const double *parameters, *z, *u, *wrench, *warm;
     double *z_next, *impulses, *w;
     int64_t *status, *iterations, *substeps;
-    double timestep_factor = 1.0;     // of the timestep in `parameters`: shorter steps stand for one without a solution
+    double timestep_factor = 1.0;  // of the timestep in `parameters`: shorter steps stand for one without a solution
 };
 
 namespace constant {
-constexpr double clearly = 0.9;        // below the tolerance: by more than rounding
+constexpr double clearly = 0.9;  // below the tolerance: by more than rounding
 }  // namespace constant
 
 template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns),
-          newton(m.num_unknowns), right(m.schedule.num_rows) {}
+        : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns), newton(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // shared: parameters of all environments, or null where each job has its own.
@@ -120,15 +120,15 @@ private:
 
     Options options;
     const double *shared_parameters = nullptr;
-    std::vector<T> w, trial, direction, newton, right;  // newton: the last trials before they were projected
+    std::vector<T> w, trial, direction, newton;  // newton: the last trials before they were projected
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
-    bool resting[lanes<T>]{};         // the last step took no iteration
+    bool resting[lanes<T>]{};  // the last step took no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
-    Mask<T> accepted{};               // lanes whose trial becomes the point w from which they go on
+    Mask<T> accepted{};  // lanes whose trial becomes the point w from which they go on
     Mask<T> restart{}, lifted{}, forecast{};
 
     bool any_active() const {
@@ -195,7 +195,7 @@ private:
 
     int64_t limit(Attempt attempt, double residual) const {
         if (!on_path(attempt)) return options.max_iterations;
-        const int64_t own = attempt == lowered                          ? constant::path_iterations
+        const int64_t own = attempt == lowered                   ? constant::path_iterations
                             : residual < constant::near_residual ? constant::near_iterations
                                                                  : options.warm_iterations;
         return std::min(own, options.max_iterations);
@@ -229,26 +229,12 @@ private:
     bool interior(const double *start) const {
         for (int k = 0; k < mechanism.num_unknowns; ++k)
             if (!std::isfinite(start[k])) return false;
-        auto positive = [&](int impulse, int slack) { return start[impulse] > 0 && start[slack] > 0; };
-        for (const ContactTable &contact : mechanism.contacts)
-            if (!positive(contact.impulse, contact.slack)) return false;
-        bool inside = true;
-        cones.for_each_friction([&](const ContactTable &friction, int) {
-            cones.for_each_facet(friction, [&](int impulse, int slack) { inside = inside && positive(impulse, slack); });
-            if (friction.is_pyramid()) return;
-            for (const double *x : {start + friction.friction_impulse(), start + friction.friction_slack()})
-                inside = inside && x[0] > std::sqrt(x[1] * x[1] + x[2] * x[2]);
-        });
-        if (!inside) return false;
-        for (const JointConeTable &cone : mechanism.joint_cones)
-            for (int k = 0; k < cone.pairs() * cone.stride; k += cone.stride)
-                if (!(start[cone.impulse + k] > 0) || !(start[cone.slack + k] > 0)) return false;
-        return true;
+        return cones.interior(start);
     }
 
     // Trials of lanes that go on, along their directions, and of those that begin; those on the path are brought there.
     void place() {
-        if (loaded) problem.prepare(), loaded = false;
+        if (loaded) prepare_step(problem), loaded = false;
         Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial was a point of this attempt, too
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const bool goes_on = phase[lane] == searching;
@@ -278,28 +264,28 @@ private:
         const auto measure = [&] {
             sum = T{};
             equality = largest_residual(mechanism, problem, sum);
-            off_path = cones.violation(problem, trial.data(), kappa, sum);
+            off_path = cones.violation(trial.data(), kappa, sum);
         };
         const auto converged = [&](int lane, double tolerance) {
-            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance && get(off_path, lane) <= options.path_tol * options.kappa &&
-                   iteration[lane] >= options.min_iterations;
+            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance &&
+                   get(off_path, lane) <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
         };
         // Derivatives at points that turn out to be the solutions would be for nothing. (Without them residuals may round differently. No lane
         // is to depend on whether others want derivatives, so only what is clearly below the tolerance is settled so.)
         bool derived = !all_nearly_there();
         if (!derived) {
-            problem.evaluate(trial.data());
+            linearize_step<false, false>(problem, trial.data());
             measure();
             for (int lane = 0; lane < lanes<T>; ++lane)
                 derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
         }
         if (derived) {
             cones.condense(problem, trial.data(), inside);
-            problem.linearize(trial.data());
+            linearize_step(problem, trial.data());
             measure();
         }
 
-        const T off_target = any(inside) ? cones.violation(problem, trial.data(), target, sum) : T{};
+        const T off_target = any(inside) ? cones.violation(trial.data(), target, sum) : T{};
         const Mask<T> sound = finite(sum);
 
         Mask<T> advance{};
@@ -311,9 +297,9 @@ private:
             if (phase[lane] == searching) {
                 const double step = get(alpha, lane);
                 // Near the path, errors of the order of the products themselves are what the next Newton step removes.
-                const bool better = ok && (on_path(attempt[lane])
-                                               ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
-                                               : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
+                const bool better =
+                    ok && (on_path(attempt[lane]) ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
+                                                  : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
                 if (!better && ++halvings[lane] < constant::line_search_halvings) {
                     set(alpha, lane, 0.5 * step);
                     continue;
@@ -339,7 +325,7 @@ private:
             }
         }
         if (any(restart)) {
-            const T mean = constant::raise * cones.mean_product(problem, trial.data(), nullptr);
+            const T mean = constant::raise * cones.mean_product(trial.data(), nullptr);
             for (int lane = 0; lane < lanes<T>; ++lane)
                 if (get_mask(restart, lane) && iteration[lane] > 0)
                     set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
@@ -369,7 +355,7 @@ private:
         regularize(mechanism, problem);
         bool factored = false;
         auto solve = [&](const T *residual) {
-            cones.solve(problem, here, residual, right.data(), factored);
+            cones.solve(problem, here, residual, factored);
             factored = true;
         };
         Mask<T> inside{};  // lanes of the interior-point method
@@ -377,11 +363,11 @@ private:
             set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
         T goal = kappa, inverse{}, mean{}, weight{};
         if (any(inside)) {
-            cones.aim(problem, here, T{}, nullptr);
+            cones.aim(here, T{}, nullptr);
             solve(problem.residual.data());
-            const T step = one / max(cones.inverse_step(problem, here), one);
-            mean = cones.mean_product(problem, here, nullptr);
-            const T ratio = min(max(cones.mean_product(problem, here, &step) / mean, T{}), one);
+            const T step = one / max(cones.inverse_step(here), one);
+            mean = cones.mean_product(here, nullptr);
+            const T ratio = min(max(cones.mean_product(here, &step) / mean, T{}), one);
             const T centered = ratio * ratio * ratio * mean;
             goal = select(inside, max(centered, kappa), kappa);
             // Newton on the κ-problem, without the second-order term, is what makes the end point exact.
@@ -390,30 +376,31 @@ private:
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (get_mask(mask, lane) && on_path(attempt[lane])) {
                 const double now = get(path_kappa, lane);
-                if (get(equality, lane) < constant::path_residual) set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
+                if (get(equality, lane) < constant::path_residual)
+                    set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
                 set(goal, lane, get(path_kappa, lane));
             }
-        cones.aim(problem, here, goal, any(inside) ? &weight : nullptr);
+        cones.aim(here, goal, any(inside) ? &weight : nullptr);
         solve(problem.residual.data());
         store_direction(mask);
-        if (any(inside)) inverse = select(inside, cones.inverse_step(problem, here), T{});
+        if (any(inside)) inverse = select(inside, cones.inverse_step(here), T{});
         Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(wide, lane, get_mask(inside, lane) && (get_mask(wide, lane) || stuck[lane]));
         if (any(wide)) {
             // Some pair is near the boundary and far from the others: centre, or the iteration would jam there. Where that is so although
             // all products are alike, they are too small for the equations still violated: back up along the path.
             T product = max(mean, kappa);
-            const Mask<T> alike = cones.spread(problem, here, mean) < 0.1 * mean;
+            const Mask<T> alike = cones.spread(here, mean) < 0.1 * mean;
             product = select(alike, min(constant::raise * product, broadcast<T>(constant::max_level)), product);
-            cones.aim(problem, here, product, nullptr);
+            cones.aim(here, product, nullptr);
             solve(nullptr);
             store_direction(wide);
-            inverse = select(wide, cones.inverse_step(problem, here), inverse);
+            inverse = select(wide, cones.inverse_step(here), inverse);
             goal = select(wide, product, goal);
         }
         T unused{};
         target = select(mask, goal, target);
-        if (any(inside)) reference = select(inside, cones.violation(problem, here, goal, unused), reference);
+        if (any(inside)) reference = select(inside, cones.violation(here, goal, unused), reference);
         allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
         // (a direction that is not a number gives a trial that is not, and the line search answers that)
         const T step = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
@@ -423,11 +410,7 @@ private:
     }
 
     void store_direction(const Mask<T> &mask) {
-        auto put = [&](int k, const T &value) { direction[k] = select(mask, value, direction[k]); };
-        for (int i = 0; i < mechanism.num_bodies; ++i)
-            for (int k = 0; k < 6; ++k) put(6 * i + k, right[mechanism.bodies[i].right + k]);
-        for (const MultiplierTable &multiplier : mechanism.multipliers) put(multiplier.row, right[multiplier.right]);
-        cones.store_direction(problem, put);
+        for (int k = 0; k < mechanism.num_unknowns; ++k) direction[k] = select(mask, cones.direction[k], direction[k]);
     }
 
     template <class Feed>

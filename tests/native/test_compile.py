@@ -1,0 +1,115 @@
+"""torch.compile of steps, rollouts, policies and Jacobians: same numbers, one graph, errors as without it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchdojo as td
+from hopper import EXACT, hopper, loss, require_grad, same, states
+from torchdojo.native import loader
+
+pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
+
+
+CALLS: dict[str, Callable[[td.Mechanism, Tensor, Tensor], Tensor]] = {
+    "forward": lambda m, z, u: m(z, u[..., 0, :]),
+    "step": lambda m, z, u: torch.cat(m.step(z, u[..., 0, :])[:2], -1),
+    "rollout": lambda m, z, u: m.rollout(z, u).z,
+    "policy": lambda m, z, u: m.rollout(z, lambda z: 0.1 * z[..., :1] + u[..., 0, :], steps=2).impulses,
+}
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, **({"backend": "aot_eager"} | options))
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_compile(name: str, parameters: bool) -> None:
+    mechanism, call = hopper(), CALLS[name]
+    leaves = require_grad(mechanism) if parameters else []
+    z, u = states(mechanism, 3).detach().requires_grad_(), torch.randn(3, 4, 1).requires_grad_()
+    value, expected = compiled(call)(mechanism, z, u), call(mechanism, z, u)
+    same(value, expected)
+    pairs = [torch.autograd.grad(loss(v), [z, u, *leaves], allow_unused=True, materialize_grads=True) for v in (value, expected)]
+    same(*pairs)
+    with torch.no_grad():
+        same(compiled(call)(mechanism, z, u), expected)
+
+
+def test_compile_jacobians_and_vmap() -> None:
+    mechanism, z = hopper(), states(hopper(), 3)
+    same(compiled(lambda z: mechanism.jacobians(z)[0])(z), mechanism.jacobians(z)[0])
+    same(compiled(torch.func.vmap(lambda z: mechanism(z)))(z), mechanism(z))
+
+
+def test_compile_any_batch_size() -> None:
+    mechanism = hopper()
+    function = compiled(lambda z, u: mechanism.rollout(z, u).z, dynamic=True)
+    for count in (3, 5, 7):
+        z, u = states(mechanism, count).detach().requires_grad_(), torch.randn(count, count + 1, 1)
+        value = function(z, u)
+        same(torch.autograd.grad(loss(value), z), torch.autograd.grad(loss(mechanism.rollout(z, u).z), z))
+
+
+def chain(order: tuple[str, str, str]) -> td.Mechanism:
+    joints, parent = {}, None
+    for name in order:
+        joints[f"to_{len(joints)}"] = td.Revolute(parent, name, axis=(0, 1, 0), child_anchor=(0, 0, 0.5))
+        parent = name
+    return td.Mechanism({name: td.Body(1.0, (0.1, 0.1, 0.1)) for name in "abc"}, joints)
+
+
+def test_compiled_code_knows_mechanisms_options_and_values_apart() -> None:
+    function = compiled(lambda m, z: m.step(z).z)
+    first = chain(("a", "b", "c"))
+    for mechanism in (first, chain(("a", "c", "b")), copy.deepcopy(first)):
+        z = mechanism.to_maximal(torch.tensor([0.1, 0.2, 0.3]))
+        same(function(mechanism, z), mechanism.step(z).z)
+    z = first.to_maximal(torch.tensor([0.1, 0.2, 0.3]))
+    first.timestep.data.fill_(0.02)
+    same(function(first, z), first.step(z).z)
+    hop = hopper()
+    for kappa in (1e-3, 1e-5):
+        hop.options = td.SolverOptions(kappa=kappa)
+        z = states(hop)
+        same(function(hop, z), hop.step(z).z)
+
+
+def test_compiled_errors() -> None:
+    function = compiled(lambda m, z: m.step(z).z)
+    mechanism = hopper(dataclasses.replace(EXACT, on_failure="raise"))
+    z = states(mechanism)
+    function(mechanism, z)
+    with pytest.raises(ValueError, match="has a quaternion whose norm differs"):
+        function(mechanism, 1.1 * z)
+    with pytest.raises(ValueError, match="environment 0 of 1 is invalid"):
+        function(mechanism, z * torch.nan)
+
+
+@pytest.mark.slow
+def test_compiled_training() -> None:
+    """With the default compiler: a network is trained through a rollout, and a parameter with it."""
+    losses = []
+    for wrap in (lambda f: f, lambda f: compiled(f, backend="inductor")):
+        torch.manual_seed(0)
+        mechanism, net = hopper(), nn.Linear(26, 1)
+        mechanism.joints["hip"].spring.requires_grad_()
+        optimizer = torch.optim.Adam([*net.parameters(), mechanism.joints["hip"].spring], lr=1e-2)
+        z = states(mechanism, 4).detach()
+        objective = wrap(lambda z: mechanism.rollout(z, lambda z: net(z), steps=3).z.square().mean())  # noqa: B023
+        for _ in range(4):
+            optimizer.zero_grad()
+            value = objective(z)
+            value.backward()
+            optimizer.step()
+        losses.append(float(value))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)

@@ -1,0 +1,142 @@
+"""Actuators of an MJCF model: which joints they drive, by what law, and how hard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
+from torchdojo.io.robot import Array
+
+__all__ = ["Drive", "Driven", "read_drives"]
+
+Three = tuple[float, float, float]
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Drive:
+    """An actuator on a joint, in the terms of `torchdojo.elements.actuators` and of the file's qpos."""
+
+    joint: str  #: of the file
+    gear: float
+    gain: Three  #: constant, per length, per velocity
+    bias: Three
+    ctrlrange: Range | None
+    forcerange: Range | None  #: before the gear
+    inputrange: Range | None  #: of the sum over all actuators of the joint [N, N m]
+    length0: float  #: at qpos0: gear qpos0 [m, rad]
+    effort: float  #: largest force or torque on the joint [N, N m]; infinite where the file gives none
+    motor: bool  #: the force is the control times gain and gear
+    acts: bool  #: False: a muscle, an actuator with dynamics, ... whose law is not here
+
+
+class Driven(NamedTuple):
+    """Sums over the actuators of an MJCF joint, one value per degree of freedom, (1,) or (3,)."""
+
+    effort: Array  #: largest force or torque [N, N m]
+    damping: Array  #: [N s/m, N m s/rad]
+    armature: Array  #: [kg, kg m^2]
+
+
+def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Driven], list[str]]:
+    """Actuators by name; sums over the actuators of each MJCF joint; notes on what does not act."""
+    mujoco, model = import_mujoco(), compiled.model
+    drives: dict[str, Drive] = {}
+    driven: dict[int, Driven] = {}
+    foreign, elsewhere, disabled, curved = [], [], [], []
+    for i in range(len(model.actuator_trntype)):
+        name = str(model.actuator(i).name)
+        on_joint = model.actuator_trntype[i] in (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
+        j = int(model.actuator_trnid[i, 0]) if on_joint else -1
+        if not on_joint or model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_FREE):
+            elsewhere.append(name or f"actuator{i}")
+            continue
+        joint = str(model.joint(j).name) or f"joint{j}"
+        if not name:
+            name = f"{joint}_actuator" if f"{joint}_actuator" not in drives else f"actuator{i}"
+        drives[name], given = _read(mujoco, model, i, j, joint)
+        driven[j] = given if j not in driven else Driven(*(a + b for a, b in zip(driven[j], given, strict=True)))
+        if _entry(model, "dampingpoly", i).any():
+            curved.append(name)
+        if _disabled(model, i):
+            disabled.append(name)
+        elif not drives[name].acts:
+            foreign.append(name)
+    for j, total in driven.items():
+        if model.jnt_actfrclimited[j]:
+            driven[j] = total._replace(effort=np.minimum(total.effort, np.abs(model.jnt_actfrcrange[j]).max()))
+    notes = {
+        "actuators whose force is not affine in control, length and velocity (muscles, activation dynamics, delays, "
+        "plugins), and those of ball joints, do not act, the input u of their joints is a force or torque": foreign,
+        "actuators of disabled groups do not act": disabled,
+        "damping of actuators that is not linear keeps its linear part": curved,
+        "actuators that do not drive a joint do not act (step has wrench=)": elsewhere,
+    }
+    return drives, driven, [f"{compiled.path}: {text}: {', '.join(names)}" for text, names in notes.items() if names]
+
+
+def _read(mujoco: Any, model: Any, i: int, j: int, joint: str) -> tuple[Drive, Driven]:
+    """Actuator i on joint j."""
+    ball = model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_BALL)
+    gears = model.actuator_gear[i, : 3 if ball else 1]
+    affine = _affine(mujoco, model, i)
+    bias = _three(model.actuator_biasprm[i]) if model.actuator_biastype[i] == int(mujoco.mjtBias.mjBIAS_AFFINE) else (0.0, 0.0, 0.0)
+    gain = _three(model.actuator_gainprm[i])
+    if model.actuator_gaintype[i] == int(mujoco.mjtGain.mjGAIN_FIXED):
+        gain = gain[0], 0.0, 0.0
+    motor = affine and not any((*gain[1:], *bias))
+    forcerange = _range(model.actuator_forcerange[i]) if model.actuator_forcelimited[i] else None
+    ctrlrange = _range(model.actuator_ctrlrange[i]) if model.actuator_ctrllimited[i] else None
+    limit = np.inf if forcerange is None else max(abs(bound) for bound in forcerange)  # before the gear
+    if ctrlrange is not None and motor:
+        limit = min(limit, abs(gain[0]) * max(abs(bound) for bound in ctrlrange))
+    effort = np.array([abs(float(gear)) * limit if gear else 0.0 for gear in gears])
+    clamped, damped = (not model.opt.disableflags & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{key}")) for key in ("CLAMPCTRL", "DAMPER"))
+    damping, armature = _entry(model, "damping", i)[0] if damped else 0.0, _entry(model, "armature", i)[0]
+    drive = Drive(
+        joint=joint,
+        gear=float(gears[0]),
+        gain=gain,
+        bias=bias,
+        ctrlrange=ctrlrange if clamped else None,
+        forcerange=forcerange,
+        inputrange=_range(model.jnt_actfrcrange[j]) if model.jnt_actfrclimited[j] else None,
+        length0=0.0 if ball else float(gears[0] * model.qpos0[model.jnt_qposadr[j]]),
+        effort=float(effort.max()),
+        motor=motor,
+        acts=affine and not ball and not _disabled(model, i),
+    )
+    return drive, Driven(effort, gears**2 * damping, gears**2 * armature)
+
+
+def _disabled(model: Any, i: int) -> bool:
+    group = int(model.actuator_group[i])
+    return bool(0 <= group <= 30 and int(model.opt.disableactuator) >> group & 1)
+
+
+def _affine(mujoco: Any, model: Any, i: int) -> bool:
+    """Whether the force is affine in control, length and velocity of the present."""
+    return bool(
+        model.actuator_dyntype[i] == int(mujoco.mjtDyn.mjDYN_NONE)
+        and model.actuator_gaintype[i] in (int(mujoco.mjtGain.mjGAIN_FIXED), int(mujoco.mjtGain.mjGAIN_AFFINE))
+        and model.actuator_biastype[i] in (int(mujoco.mjtBias.mjBIAS_NONE), int(mujoco.mjtBias.mjBIAS_AFFINE))
+        and model.actuator_plugin[i] < 0
+        and not _entry(model, "delay", i).any()
+    )
+
+
+def _entry(model: Any, key: str, i: int) -> Array:
+    """An entry of an array that older versions of MuJoCo lack; zero there."""
+    values = getattr(model, f"actuator_{key}", None)
+    return np.zeros(1) if values is None else np.atleast_1d(np.asarray(values[i], dtype=np.float64))
+
+
+def _three(values: Array) -> Three:
+    return float(values[0]), float(values[1]), float(values[2])
+
+
+def _range(values: Array) -> Range:
+    return float(values[0]), float(values[1])

@@ -1,0 +1,223 @@
+"""Geoms of an MJCF model: shapes of bodies, and which of their points touch which planes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
+from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
+from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, clean_name
+from torchdojo.quaternion import from_rotation_matrix
+
+__all__ = ["GeomReader"]
+
+SAMPLES = 4  # configurations that tell whether a point can change its distance to a plane
+CONSTANT = 1e-9  # [m]
+INSIDE = 1e-9  # [m]
+
+
+@dataclass(frozen=True)
+class _Plane:
+    geom: int  #: -1: the ground of a file without planes
+    normal: Array
+    offset: float
+
+
+@dataclass(frozen=True)
+class _Ball:
+    """A candidate for a contact: a point of a geom."""
+
+    name: str
+    geom: str
+    link: int  #: MJCF body
+    point: Array  #: (3,) in the frame of our body [m]
+    radius: float  #: [m]
+    friction: float
+    condim: int
+
+
+def _outer(balls: Sequence[_Ball]) -> list[_Ball]:
+    """The balls that are not inside another one, whose contact they would only double; the first of equal ones stays."""
+    kept: list[_Ball] = []
+    for i, ball in enumerate(balls):
+        depths = [other.radius - ball.radius - float(np.linalg.norm(ball.point - other.point)) for other in balls]
+        inside = [j for j, depth in enumerate(depths) if j != i and depth >= -INSIDE]
+        if not any(balls[j].radius > ball.radius + INSIDE or j < i for j in inside):
+            kept.append(ball)
+    return kept
+
+
+class GeomReader:
+    """Reads the `shapes` of each body first, then the `contacts` of all; `notes` says what is left out.
+
+    Args:
+        names: of MJCF bodies. top: MJCF body -> topmost one of the body that it is part of.
+    """
+
+    def __init__(self, compiled: CompiledMjcf, names: Sequence[str], top: Sequence[int], rim_points: int) -> None:
+        self.mujoco, self.compiled, self.model = import_mujoco(), compiled, compiled.model
+        self.names, self.top, self.rim_points = names, top, rim_points
+        self.notes: list[str] = []
+        self.placed: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
+        self.types = self.mujoco.mjtGeom
+
+    def shapes(self, group: Sequence[int], frames: Mapping[int, tuple[Array, Array]]) -> tuple[Shape, ...]:
+        """Shapes of the MJCF bodies of a group: of the geoms that collide, or of all where none does.
+
+        Args:
+            frames: MJCF body -> its frame in the frame of the body that the group becomes.
+        """
+        colliding: list[Shape] = []
+        others: list[Shape] = []
+        for b in group:
+            for g in self._geoms(b):
+                shape = self._shape(g, *frames[b])
+                if shape is not None:
+                    self.placed[g] = shape
+                    (colliding if self.model.geom_contype[g] or self.model.geom_conaffinity[g] else others).append(shape)
+        return tuple(colliding or others)
+
+    def contacts(self, links: Mapping[str, LinkInfo], frames: Mapping[int, Array], floating_base: bool) -> dict[str, ContactInfo]:
+        """Every point of a geom against every plane that it can reach."""
+        disabled = self.mujoco.mjtDisableBit
+        if self.model.opt.disableflags & (int(disabled.mjDSBL_CONTACT) | int(disabled.mjDSBL_CONSTRAINT)):
+            return {}
+        planes = self._planes()
+        heights = self._sampled_poses(floating_base)
+        result: dict[str, ContactInfo] = {}
+        without, level = [], []
+        for number, plane in enumerate(planes):
+            for t in frames:
+                points: list[_Ball] = []
+                for b in (b for b in range(1, self.model.nbody) if self.top[b] == t):
+                    for n, g in enumerate(self._geoms(b)):
+                        surface = self._surface(plane, g)
+                        if surface is None:
+                            continue
+                        label = self._label(g, n)
+                        if g not in self.placed or isinstance(self.placed[g], Ellipsoid):
+                            without.append(label)
+                            continue
+                        places, radius = self.placed[g].contact_points()
+                        names = [label] if len(places) == 1 else [f"{label}_{i}" for i in range(len(places))]
+                        points += [
+                            _Ball(name, label, b, np.asarray(place), float(radius), *surface)
+                            for name, place in zip(names, places.numpy(), strict=True)
+                        ]
+                for ball in _outer(points):
+                    if self._constant(ball, links, heights, plane):
+                        level.append(ball.geom)
+                        continue
+                    name = ball.name if len(planes) == 1 else f"{ball.name}_{self._label(plane.geom, number)}"
+                    while name in result:
+                        name += "_"
+                    friction = None if ball.condim == 1 else ball.friction
+                    result[name] = ContactInfo(self.names[t], ball.point, ball.radius, friction, plane.normal, plane.offset)
+        self._note("geoms without contact points (mesh, ellipsoid, ...) make no contact", without)
+        self._note("no contact for points whose height no joint can change (contacts= can give some)", level)
+        return result
+
+    # -- geoms -----------------------------------------------------------------------------------------------------------------------------
+
+    def _geoms(self, b: int) -> range:
+        start = int(self.model.body_geomadr[b])
+        return range(start, start + int(self.model.body_geomnum[b]))
+
+    def _label(self, g: int, n: int) -> str:
+        if g < 0:
+            return "ground"
+        given = str(self.model.geom(g).name)
+        return clean_name(given) if given else f"{self.names[self.model.geom_bodyid[g]]}_{n}"
+
+    def _shape(self, g: int, rotation: Array, position: Array) -> Shape | None:
+        """The shape in the frame of our body, where the MJCF body has this pose. None for meshes and planes."""
+        matrix = np.zeros(9)
+        self.mujoco.mju_quat2Mat(matrix, self.model.geom_quat[g])
+        size = [float(number) for number in self.model.geom_size[g]]
+        pose: dict[str, Any] = {
+            "position": (position + rotation @ self.model.geom_pos[g]).tolist(),
+            "orientation": from_rotation_matrix(torch.as_tensor(rotation @ matrix.reshape(3, 3))),
+        }
+        kind = self.types(int(self.model.geom_type[g]))
+        if kind == self.types.mjGEOM_SPHERE:
+            return Sphere(size[0], **pose)
+        if kind == self.types.mjGEOM_CAPSULE:
+            return Capsule(size[0], 2 * size[1], **pose)
+        if kind == self.types.mjGEOM_CYLINDER:
+            return Cylinder(size[0], 2 * size[1], rim_points=self.rim_points, **pose)
+        if kind == self.types.mjGEOM_BOX:
+            return Box([2 * edge for edge in size], **pose)
+        if kind == self.types.mjGEOM_ELLIPSOID:
+            return Ellipsoid(size, **pose)
+        return None
+
+    # -- planes ----------------------------------------------------------------------------------------------------------------------------
+
+    def _planes(self) -> list[_Plane]:
+        """Planes of the world. A file without any, such as a robot without its scene, gets the ground z = 0."""
+        model, data = self.model, self.compiled.data
+        planes, obstacles = [], []
+        for g in range(model.ngeom):
+            if model.body_weldid[model.geom_bodyid[g]]:
+                continue
+            if model.geom_type[g] == int(self.types.mjGEOM_PLANE):
+                normal = np.array(data.geom_xmat[g].reshape(3, 3)[:, 2])
+                planes.append(_Plane(g, normal, float(normal @ data.geom_xpos[g])))
+            elif model.geom_contype[g] or model.geom_conaffinity[g]:
+                obstacles.append(self._label(g, g))
+        self._note("geoms of the world other than planes touch nothing", obstacles)
+        return planes or [_Plane(-1, Z_AXIS, 0.0)]
+
+    def _surface(self, plane: _Plane, g: int) -> tuple[float, int] | None:
+        """Friction coefficient and condim of a geom on a plane as MuJoCo combines them; None where they do not collide."""
+        model, p = self.model, plane.geom
+        if p < 0:  # MuJoCo's defaults, and the friction of the geom alone
+            touching = bool(model.geom_contype[g] & 1 or model.geom_conaffinity[g] & 1)
+            return (float(model.geom_friction[g, 0]), int(model.geom_condim[g])) if touching else None
+        for i in range(model.npair):
+            if {int(model.pair_geom1[i]), int(model.pair_geom2[i])} == {g, p}:
+                return float(model.pair_friction[i, 0]), int(model.pair_dim[i])
+        if not (model.geom_contype[g] & model.geom_conaffinity[p] or model.geom_contype[p] & model.geom_conaffinity[g]):
+            return None
+        ends = {str(model.body(int(model.geom_bodyid[k])).name) for k in (g, p)}
+        if any({exclude.bodyname1, exclude.bodyname2} == ends for exclude in self.compiled.spec.excludes):
+            return None
+        ahead = int(model.geom_priority[g]) - int(model.geom_priority[p])
+        who = [g, p] if ahead == 0 else [g] if ahead > 0 else [p]
+        return float(model.geom_friction[who, 0].max()), int(model.geom_condim[who].max())
+
+    # -- points that cannot move -----------------------------------------------------------------------------------------------------------
+
+    def _sampled_poses(self, floating_base: bool) -> list[tuple[Array, Array]]:
+        """(nbody, 3) positions and (nbody, 3, 3) orientations of the MJCF bodies in some configurations."""
+        mujoco, model = self.mujoco, self.model
+        data, generator, poses = mujoco.MjData(model), np.random.default_rng(0), []
+        for _ in range(SAMPLES):
+            step = generator.uniform(-1, 1, model.nv)
+            if not floating_base:
+                for j in np.flatnonzero(model.jnt_type == int(mujoco.mjtJoint.mjJNT_FREE)):
+                    step[model.jnt_dofadr[j] : model.jnt_dofadr[j] + 6] = 0
+            data.qpos[:] = model.qpos0
+            mujoco.mj_integratePos(model, data.qpos, step, 1.0)
+            mujoco.mj_kinematics(model, data)
+            poses.append((data.xpos.copy(), data.xmat.reshape(-1, 3, 3).copy()))
+        return poses
+
+    def _constant(self, ball: _Ball, links: Mapping[str, LinkInfo], poses: Sequence[tuple[Array, Array]], plane: _Plane) -> bool:
+        """Whether a point of the body has the same distance to the plane in every configuration.
+
+        Such a contact could neither close nor open; where it starts below the ground (the lower end of a pendulum's pole) no step exists.
+        """
+        link = links[self.names[ball.link]]
+        local = link.rotation.T @ (ball.point - link.position)
+        heights = [float(plane.normal @ (x[ball.link] + axes[ball.link] @ local)) for x, axes in poses]
+        return max(heights) - min(heights) <= CONSTANT * (1 + float(np.linalg.norm(local)))
+
+    def _note(self, text: str, names: Sequence[str]) -> None:
+        if names:
+            self.notes.append(f"{self.compiled.path}: {text}: {', '.join(dict.fromkeys(names))}")

@@ -1,0 +1,105 @@
+"""Build a `Mechanism` from an MJCF file (MuJoCo's format)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from torchdojo.elements.actuators import Actuator, actuate
+from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
+from torchdojo.io.robot import assemble
+from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import warn_user
+
+__all__ = ["load_mjcf"]
+
+
+def load_mjcf(
+    path: str | Path,
+    *,
+    timestep: Any = None,
+    gravity: Any = None,
+    floating_base: bool = True,
+    contacts: str | Mapping[str, Any] | None = "collision",
+    friction: float | None = None,
+    merge_fixed_joints: bool = True,
+    ignore: Sequence[str] = (),
+    rim_points: int = 4,
+    servos: Literal["implicit", "explicit"] = "implicit",
+) -> Mechanism:
+    """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
+
+    A body has the axes of its topmost MJCF body and its origin at its center of mass. At coordinate zero every joint has the pose that the
+    file draws, so that ``mech.initial_state()`` is MuJoCo's ``qpos0``, and a coordinate is ``qpos - qpos0``; limits and springs are shifted
+    with it. `mjcf_state` gives the state of other ``qpos``, or of a keyframe. `torchdojo/io/README.md` lists the joint types, what acts,
+    what is left out with a warning, and what is refused.
+
+    Several MJCF joints on one body become one joint of `td.joints.JOINT_TYPES`. To have coordinates along the axes of the file, the body
+    frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or three
+    hinges are the components of one rotation vector: equal to the angles where one hinge alone is turned, to first order elsewhere. A stack
+    of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints). A name that several MJCF
+    joints share ("hip_x", "hip_y": "hip") names the joint; otherwise its body does.
+
+    Joints with an actuator are ``actuated``: u is the force or torque [N, N m] on the joint; ``effort_limit`` is the largest of the file.
+    ``u = mech.actuators(ctrl, z)`` applies the file's motors, dampers, position and velocity servos to controls in the order of
+    ``mech.actuators.names``, with gear, ctrlrange, forcerange and actuatorfrcrange.
+
+    Args:
+        path: the file; its includes and meshes are looked up from there. Missing meshes are left out unless a mass depends on them.
+        timestep: [s]; None: the file's.
+        gravity: (3,) [m/s^2], world frame; None: the file's.
+        floating_base: True: what the file says. False: bodies with a free joint are part of the world at the pose that the file draws.
+        contacts: "collision": every geom that MuJoCo would let touch a plane of the world does so, with contacts at its contact points
+            (sphere: 1, capsule: 2, box: 8, cylinder: 2 `rim_points`), named ``<geom>_<i>``, or ``<body>_<n>_<i>`` for its n-th geom
+            without a name; except points inside another ball of the same link, and points whose height no joint can change. In a file
+            without planes the ground is z = 0. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF body.
+        friction: coefficient of the contacts made here; None: as MuJoCo combines those of the two geoms. Geoms of condim 1 have none.
+        merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
+        ignore: names of equality constraints to leave out without a word.
+        rim_points: contact points on each rim of a cylinder.
+        servos: "implicit": the joint's damper, which is implicit, carries gear² kv of its servo, also where u does not come from
+            ``mech.actuators``. "explicit": it does not; stable with stiff servos at small timesteps only. See elements/actuators.py.
+
+    Raises:
+        ImportError: `mujoco` is not installed.
+        FileNotFoundError: there is no such file.
+        ValueError: what MuJoCo refuses; joints on one body that are no joint of the table; unknown names. The message names the file, the
+            body and its joints.
+    """
+    robot = read_mjcf(path, floating_base=floating_base, merge_fixed_joints=merge_fixed_joints, ignore=ignore, rim_points=rim_points)
+    for note in robot.notes:
+        warn_user(note)
+    mech = assemble(
+        robot,
+        contacts=contacts,
+        friction=friction,
+        timestep=robot.timestep if timestep is None else timestep,
+        gravity=robot.gravity if gravity is None else gravity,
+        part="body",
+        remedy='<compiler balanceinertia="true"/> repairs inertias',
+    )
+    _actuate(mech, robot, servos)
+    return mech
+
+
+def _actuate(mech: Mechanism, robot: MjcfInfo, servos: Literal["implicit", "explicit"]) -> None:
+    """The actuators of the file that act: a coordinate is sign (qpos - qpos0)."""
+    places = {label: (name, i, sign) for name, entries in robot.coordinates.items() for i, (label, sign) in enumerate(entries)}
+    actuators: dict[str, Actuator] = {}
+    ranges = np.tile(np.array([-np.inf, np.inf]), (mech.num_inputs, 1))
+    for name, drive in robot.drives.items():
+        joint, i, sign = places.get(drive.joint, ("", 0, 1.0))
+        if not drive.acts or joint not in mech.input_layout:
+            continue
+        gain, bias = drive.gain, drive.bias
+        actuators[name] = Actuator(joint, sign * drive.gear, gain, bias, drive.ctrlrange, drive.forcerange, drive.length0, i)
+        if drive.inputrange is not None:
+            ranges[mech.input_layout[joint].start + i] = np.sort(sign * np.array(drive.inputrange))
+    if servos not in ("implicit", "explicit"):
+        raise ValueError(f"servos is {servos!r}; allowed: 'implicit' or 'explicit'")
+    if actuators:
+        actuate(mech, actuators, servos).inputrange = torch.as_tensor(ranges).to(mech.gravity)

@@ -1,0 +1,288 @@
+"""A robot as plain numbers, whatever file it comes from, and the `Mechanism` that it describes.
+
+A reader (`torchdojo.io.urdf`, `torchdojo.io.mjcf`) merges fixed links into bodies, places joints from centers of mass and fills a
+`RobotInfo`; `assemble` turns that into modules. A reader imports from here, never from another reader.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from torchdojo.elements import joints
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
+from torchdojo.elements.couplings import JointCoupling
+from torchdojo.geometry.shapes import Shape
+from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import warn_user
+from torchdojo.quaternion import from_rotation_matrix
+
+__all__ = ["BodyInfo", "ContactInfo", "CouplingInfo", "JointInfo", "LinkInfo", "RobotInfo", "assemble"]
+
+Array = NDArray[np.float64]
+Pose = tuple[Array, Array]  # (3, 3) rotation and (3,) position [m]
+Key = TypeVar("Key", bound=Hashable)
+
+Z_AXIS = np.array([0.0, 0.0, 1.0])
+FRICTION = 0.5  # of contacts to which neither the file nor the caller gives a coefficient
+
+
+# -- the description ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinkInfo:
+    """A link, the body that it is part of (None: the world), and its pose in the frame of that body (or the world)."""
+
+    name: str
+    body: str | None
+    position: Array  #: (3,) origin of the link frame, from the body's center of mass [m]
+    rotation: Array  #: (3, 3) link frame to body frame
+
+    def place(self, pose: Pose) -> Pose:
+        """A pose in the frame of the link, in the frame of its body."""
+        return compose((self.rotation, self.position), pose)
+
+
+WORLD = LinkInfo("world", None, np.zeros(3), np.eye(3))
+
+
+@dataclass(frozen=True)
+class BodyInfo:
+    """Links that move as one. The frame has its origin at the center of mass and the axes of the topmost link, which names the body,
+    unless the reader turns it."""
+
+    name: str
+    links: tuple[str, ...]
+    mass: float  #: [kg]
+    center: Array  #: (3,) center of mass in the frame of the topmost link [m]
+    inertia: Array  #: (3, 3) about the center of mass, body axes [kg m^2]
+    shapes: tuple[Shape, ...]  #: collision shapes in the body frame
+
+
+@dataclass(frozen=True)
+class JointInfo:
+    """A joint in the terms of `torchdojo.elements.joints`."""
+
+    name: str
+    kind: str  #: class name
+    parent: str | None  #: body; None: the world
+    child: str
+    parent_anchor: Array  #: (3,) in the parent's frame, from its center of mass; in the world frame for parent None [m]
+    child_anchor: Array  #: (3,) in the child's frame, from its center of mass [m]
+    rotation: Array  #: (3, 3) joint frame to parent frame: the child's orientation at coordinate zero
+    axis: Array  #: (3,) unit vector in the joint frame
+    options: dict[str, Any] = field(default_factory=dict)  #: further keywords: damper, friction, limits, effort_limit, ...
+
+
+@dataclass(frozen=True)
+class CouplingInfo:
+    """A `JointCoupling`: coordinate of the follower = ratio · coordinate of the leader + offset [m, rad]."""
+
+    leader: str
+    follower: str
+    ratio: float
+    offset: float
+    leader_coordinate: int = 0
+    follower_coordinate: int = 0
+
+
+@dataclass(frozen=True)
+class ContactInfo:
+    """A ball of a body against a plane of the world."""
+
+    body: str
+    point: Array  #: (3,) center in the frame of the body [m]
+    radius: float  #: [m]
+    friction: float | None = FRICTION  #: None: a contact without friction
+    normal: Array = field(default_factory=Z_AXIS.copy)  #: (3,) unit vector, world frame
+    offset: float = 0.0  #: of the plane along its normal [m]
+
+
+@dataclass(frozen=True)
+class RobotInfo:
+    """Links, bodies and joints in tree order: a parent before its children, children in the order of the file. Joints that close loops
+    come last."""
+
+    path: Path
+    links: dict[str, LinkInfo]
+    bodies: dict[str, BodyInfo]
+    joints: dict[str, JointInfo]
+    couplings: dict[str, CouplingInfo]
+    contacts: dict[str, ContactInfo]  #: of the collision geometry
+    contact_notes: tuple[str, ...]  #: in words: the collision geometry that makes no contact
+
+
+# -- what readers share ------------------------------------------------------------------------------------------------------------------
+
+
+def clean_name(name: str) -> str:
+    """A name that ``torch.nn.ModuleDict`` accepts: "." becomes "_", and a name that is one of its attributes gets a "_" at its end."""
+    name = name.replace(".", "_")
+    return f"{name}_" if hasattr(nn.ModuleDict, name) or name == "training" else name
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message, in quotes."""
+    return ", ".join(map(repr, names))
+
+
+def compose(outer: Pose, inner: Pose) -> Pose:
+    """The pose `inner`, which is given in the frame of `outer`, in the frame that `outer` is given in."""
+    return outer[0] @ inner[0], outer[1] + outer[0] @ inner[1]
+
+
+def poses_in_groups(top: Mapping[Key, Key], local: Callable[[Key], tuple[Key, Pose]]) -> dict[Key, Pose]:
+    """Pose of every link in the frame of the topmost link of its body.
+
+    Args:
+        top: link -> topmost link, parents before children. local: link -> its parent, and its pose in the parent's frame.
+    """
+    poses: dict[Key, Pose] = {}
+    for link, topmost in top.items():
+        if link == topmost:
+            poses[link] = np.eye(3), np.zeros(3)
+        else:
+            parent, pose = local(link)
+            poses[link] = compose(poses[parent], pose)
+    return poses
+
+
+def composed_inertia(parts: Sequence[tuple[float, Array, Array]]) -> tuple[float, Array, Array]:
+    """Mass [kg], center of mass (3,) [m] and inertia about it (3, 3) [kg m^2] of parts fixed to each other (parallel axis theorem).
+
+    Args:
+        parts: mass, position of the center of mass, inertia about it, all in the same axes.
+    """
+    mass = float(sum(part[0] for part in parts))
+    center = np.sum([part[0] * part[1] for part in parts], axis=0) / mass
+    inertia = np.zeros((3, 3))
+    for part_mass, position, part_inertia in parts:
+        offset = position - center
+        inertia += part_inertia + part_mass * (offset @ offset * np.eye(3) - np.outer(offset, offset))
+    return mass, center, inertia
+
+
+def closing_joint(name: str, kind: str, ends: Sequence[tuple[LinkInfo, Pose]], axis: Array, options: dict[str, Any]) -> JointInfo | None:
+    """The joint between a frame on one link and a frame on another, or None where both links are part of one body.
+
+    A link that is part of the world becomes the parent, whichever end it is. `axis` (3,) is given in the frames, which coincide at
+    coordinate zero.
+    """
+    first, second = ((link.body, *link.place(pose)) for link, pose in ends)
+    if first[0] == second[0]:
+        return None
+    if second[0] is None:
+        first, second, axis = second, first, -axis  # so that the coordinate keeps its sign
+    (parent, parent_axes, parent_anchor), (child, child_axes, child_anchor) = first, second
+    assert child is not None
+    # The joint frame has the axes of the child's body at coordinate zero.
+    return JointInfo(name, kind, parent, child, parent_anchor, child_anchor, parent_axes @ child_axes.T, child_axes @ axis, options)
+
+
+# -- assembly ----------------------------------------------------------------------------------------------------------------------------
+
+
+def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str) -> Mechanism:
+    """Build the mechanism that a description says, and warn of collision geometry that makes no contact.
+
+    Args:
+        contacts: "collision": those of the description. None or a mapping: see `torchdojo.io.load_urdf`.
+        friction: coefficient of the contacts made here; None: the description's.
+        timestep: [s]. gravity: (3,) [m/s^2], world frame.
+        part: name of a link in the words of the format. remedy: for an inertia that no body can have.
+
+    Raises:
+        ValueError: unknown names, impossible numbers; the message names the file and the element.
+    """
+    if isinstance(contacts, str) and contacts != "collision":
+        raise ValueError(f"contacts is {contacts!r}; allowed: 'collision', None, or a mapping from names to contacts")
+    if contacts == "collision":
+        for note in robot.contact_notes:
+            warn_user(note)
+        modules = {name: _contact(info, friction) for name, info in robot.contacts.items()}
+    else:
+        given = FRICTION if friction is None else friction
+        modules = {name: _given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
+    return Mechanism(
+        bodies={name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()},
+        joints={name: _joint(robot, info) for name, info in robot.joints.items()},
+        contacts=modules,
+        couplings={name: _coupling(info) for name, info in robot.couplings.items()},
+        timestep=timestep,
+        gravity=gravity,
+    )
+
+
+def _body(robot: RobotInfo, info: BodyInfo, part: str, remedy: str) -> Body:
+    try:
+        return Body(mass=info.mass, inertia=torch.as_tensor(info.inertia), shape=info.shapes or None)
+    except ValueError as error:
+        names = f"{part} {info.name!r}" if len(info.links) == 1 else f"the {part}s {listed(info.links)} fixed to each other"
+        raise ValueError(f"{robot.path}: {names}: {error}. {remedy}") from error
+
+
+def _joint(robot: RobotInfo, info: JointInfo) -> joints.StandardJoint:
+    kind: type[joints.StandardJoint] = getattr(joints, info.kind)
+    try:
+        return kind(
+            info.parent,
+            info.child,
+            axis=info.axis.tolist(),
+            parent_anchor=info.parent_anchor.tolist(),
+            child_anchor=info.child_anchor.tolist(),
+            orientation_offset=from_rotation_matrix(torch.as_tensor(info.rotation)),
+            **info.options,
+        )
+    except ValueError as error:
+        raise ValueError(f"{robot.path}: joint {info.name!r}: {error}") from error
+
+
+def _coupling(info: CouplingInfo) -> JointCoupling:
+    coordinates = {"leader_coordinate": info.leader_coordinate, "follower_coordinate": info.follower_coordinate}
+    return JointCoupling(info.leader, info.follower, ratio=info.ratio, offset=info.offset, **coordinates)
+
+
+def _contact(info: ContactInfo, friction: float | None) -> Contact:
+    place: dict[str, Any] = {"point": info.point.tolist(), "radius": info.radius, "normal": info.normal.tolist(), "offset": info.offset}
+    if info.friction is None:
+        return ImpactContact(info.body, **place)
+    return NonlinearContact(info.body, friction=info.friction if friction is None else friction, **place)
+
+
+def _given_contact(robot: RobotInfo, name: str, value: Any, friction: float) -> Any:
+    """A contact that the caller of a reader gives: a module, or a mapping with a link and a point in its frame."""
+    if not isinstance(value, Mapping):
+        body = getattr(value, "body", None)
+        if body is not None and body not in robot.bodies:
+            where = _describe(robot.links[body]) if body in robot.links else f"bodies: {listed(robot.bodies)}"
+            raise ValueError(f"contact {name!r} is on {body!r}, which is no body of {robot.path}; {where}")
+        return value
+    keywords = {"friction": friction, **value}
+    link = robot.links.get(clean_name(str(keywords.pop("link", ""))))
+    if link is None:
+        raise ValueError(f"contact {name!r} has the link {value.get('link')!r}, which is not in {robot.path}; links: {listed(robot.links)}")
+    if link.body is None:
+        raise ValueError(f"contact {name!r}: {_describe(link)} and cannot touch anything; remove it, or pass floating_base=True")
+    point = [float(number) for number in keywords.pop("point", (0.0, 0.0, 0.0))]
+    if len(point) != 3 or not all(math.isfinite(number) for number in point):
+        raise ValueError(f"contact {name!r} has the point {point}; allowed: three finite numbers [m] in the frame of link {link.name!r}")
+    try:
+        return NonlinearContact(link.body, point=(link.position + link.rotation @ point).tolist(), **keywords)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"contact {name!r}: {error}") from error
+
+
+def _describe(link: LinkInfo) -> str:
+    if link.body is None:
+        return f"link {link.name!r} is part of the world"
+    return f"link {link.name!r} is part of body {link.body!r}: name that body, or give a mapping with link= and point= in the link's frame"

@@ -1,0 +1,114 @@
+"""Build a `Mechanism` from a URDF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchdojo.io.robot import RobotInfo, assemble
+from torchdojo.io.urdf.description import read_urdf
+from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import warn_user
+from torchdojo.state.loops import gaps
+
+__all__ = ["load_urdf"]
+
+DRAWN_CLOSED = 1e-6  # [m, rad] files round their numbers
+
+
+def load_urdf(
+    path: str | Path,
+    *,
+    timestep: float = 0.01,
+    gravity: Any = (0.0, 0.0, -9.81),
+    floating_base: bool = True,
+    contacts: str | Mapping[str, Any] | None = "collision",
+    friction: float = 0.5,
+    merge_fixed_joints: bool = True,
+    ignore: Sequence[str] = (),
+    rim_points: int = 4,
+    repair_inertia: bool = False,
+) -> Mechanism:
+    """Build a mechanism from a URDF file, standard or in the dialect of the original Dojo (parsed by `urchin`).
+
+    A body has the axes of its topmost link's frame and its origin at its center of mass. At coordinate zero every joint has the pose that
+    the file draws. Names keep their spelling except that "." becomes "_". Joints are in tree order: a parent before its children, children
+    as in the file, the base first. `torchdojo/io/README.md` lists the joint types, what acts, what is left out with a warning, and what is
+    refused.
+
+    A ``<mimic joint multiplier offset>`` becomes a `JointCoupling` of the follower's name, and the follower is not actuated. A
+    ``<loop_joint name type>`` with ``<link1 link xyz rpy>`` and ``<link2 link xyz rpy>``, a frame on either link, becomes a joint that
+    closes a loop and comes after the others. Its frames coincide at its coordinate zero. Where loops are open with all coordinates at zero
+    a warning says by how much, and ``mech.initial_state()`` closes them.
+
+    Args:
+        path: the file.
+        timestep: [s].
+        gravity: (3,) [m/s^2], world frame.
+        floating_base: True: the root moves freely, on a `Floating` joint ``floating_base`` whose coordinate is the pose of the root
+            link's frame. False: the root link, and with `merge_fixed_joints` all that is fixed to it, is part of the world: no body, no
+            contact, and its frame is the world's. Without `merge_fixed_joints` a root with mass is a body on a `Fixed` joint
+            ``fixed_base``. (Should the file use that name: ``<root>_floating_base``, ``<root>_fixed_base``.) A root link named
+            "world" does not weld the robot by itself: floating_base=True warns of it.
+        contacts: "collision": every collision shape touches the ground z = 0 with a `NonlinearContact` at each of its contact points,
+            named ``<link>_<i>``; except on bodies whose height no joint can change, which a warning names. None or an empty mapping: no
+            contact. A mapping from names: exactly these, each a contact module (its ``body`` a body, its point in that body's frame),
+            or a mapping with ``link``, ``point`` (3,) in the frame of that link [m] and further keywords of `NonlinearContact`, which
+            works for merged links too.
+        friction: coefficient of the contacts made here.
+        merge_fixed_joints: links fixed to each other become one body, named after the topmost, masses and inertias composed. False:
+            `Fixed` joints instead; frames without mass are merged all the same.
+        ignore: names of mimic joints to load as independent joints.
+        rim_points: contact points on each rim of a cylinder.
+        repair_inertia: replace an inertia that no rigid body can have (a triangle inequality violated) by the nearest possible one, with
+            a warning that gives both, instead of raising.
+
+    Raises:
+        ImportError: `urchin` is not installed.
+        FileNotFoundError: there is no such file.
+        ValueError: malformed or unsupported content, a moving link without mass, an impossible mass or inertia, unknown names, loops that
+            cannot be closed; the message names the file and the element.
+    """
+    robot = read_urdf(
+        path,
+        floating_base=floating_base,
+        merge_fixed_joints=merge_fixed_joints,
+        ignore=ignore,
+        rim_points=rim_points,
+        repair_inertia=repair_inertia,
+    )
+    mech = assemble(
+        robot,
+        contacts=contacts,
+        friction=friction,
+        timestep=timestep,
+        gravity=gravity,
+        part="link",
+        remedy="Correct the file, or pass repair_inertia=True to use the nearest possible inertia",
+    )
+    _check_loops(robot, mech)
+    return mech
+
+
+def _check_loops(robot: RobotInfo, mech: Mechanism) -> None:
+    """Warn of loops that are open at coordinate zero.
+
+    Raises:
+        ValueError: they cannot be closed from there.
+    """
+    if len(mech.tree_joints) == len(mech.joints):
+        return
+    try:
+        z = mech.initial_state()
+    except ValueError as error:
+        raise ValueError(f"{robot.path}: {error}") from error
+    drawn = mech.to_maximal(torch.zeros_like(mech.to_minimal(z)[0]))
+    open_by = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, drawn).items() if max(m, rad) > DRAWN_CLOSED]
+    if open_by:
+        warn_user(
+            f"{robot.path}: with all coordinates at zero, loops are open: {', '.join(open_by)}. mech.initial_state() closes them, and "
+            "its coordinates are not zero"
+        )

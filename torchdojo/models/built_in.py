@@ -1,0 +1,76 @@
+"""The table of built-in mechanisms: the decorator `built_in` adds a row, `make` and `initial_state` read it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from torchdojo.mechanism import Mechanism
+
+__all__ = ["MODELS", "built_in", "initial_state", "make", "names"]
+
+Build = TypeVar("Build", bound=Callable[..., Mechanism])
+
+
+class Model(NamedTuple):
+    """build(**options) -> Mechanism; start: keywords of `Mechanism.initial_state` for a state worth simulating from."""
+
+    build: Callable[..., Mechanism]
+    start: Mapping[str, Mapping[str, Any]]
+
+
+MODELS: dict[str, Model] = {}
+
+
+def built_in(**start: Mapping[str, Any]) -> Callable[[Build], Build]:
+    """Make the decorated function a built-in mechanism of its own name.
+
+    Args:
+        start: keywords of `Mechanism.initial_state` for a state worth simulating from: joint={"q": ...}, body={"position": ...}.
+    """
+
+    def register(build: Build) -> Build:
+        MODELS[build.__name__] = Model(build, start)
+        return build
+
+    return register
+
+
+def names() -> list[str]:
+    """Names of the built-in mechanisms."""
+    return list(MODELS)
+
+
+def make(name: str, **options: Any) -> Mechanism:
+    """Build a mechanism by name; `options` are the keywords of `td.models.<name>`.
+
+    Raises:
+        ValueError: no mechanism of this name, or an option that it does not have.
+    """
+    build = _find(name).build
+    allowed = list(inspect.signature(build).parameters)
+    unknown = [option for option in options if option not in allowed]
+    if unknown:
+        raise ValueError(f"{name!r} has no option {', '.join(map(repr, unknown))}; its options: {', '.join(allowed)}")
+    return build(**options)
+
+
+def initial_state(name: str, mechanism: Mechanism, batch_shape: Sequence[int] = ()) -> Tensor:
+    """A state worth simulating from, (*batch_shape, 13 nb): tilted pendulums, a thrown box, a standing robot.
+
+    Args:
+        name: of the model. mechanism: `make(name, ...)` with any options.
+
+    Raises:
+        ValueError: no mechanism of this name.
+    """
+    return mechanism.initial_state(tuple(batch_shape), **_find(name).start)
+
+
+def _find(name: str) -> Model:
+    if name not in MODELS:
+        raise ValueError(f"no built-in mechanism {name!r}; there are: {', '.join(MODELS)}")
+    return MODELS[name]

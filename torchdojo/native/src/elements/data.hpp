@@ -1,0 +1,103 @@
+// Numbers of each kind of element at one point, which the functions of the element fill and others read.
+#pragma once
+
+#include "base/dual.hpp"
+#include "elements/kinematics.hpp"
+
+namespace torchdojo {
+
+template <class T>
+struct JointData {
+    Mat3<T> offset;                   // R_off
+    Quat<T> offset_quaternion;
+    Relative<T> now, next, before;    // before: where a damper acts; its displacement where that acts along translations
+    T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
+    T free_force[6];                  // of springs and inputs on the free directions [N·s, N·m·s]
+    T impulse[6];                     // of dampers, armature, friction and limits on the free directions
+    RotationVector<T> angle, turn;    // of p (springs), and from p one step back to p (dampers)
+};
+
+// Joints with armature, limits or friction: see free.hpp.
+template <class T>
+struct FreeData {
+    T rate[6], coordinate[6];         // ċ⁺ and c⁺
+    TwistRow<T> rate_row[6], coordinate_row[6];
+    RotationVector<T> turn, now, next;  // of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
+    T angle;                          // of a single limited rotation at the current configuration
+    T incoming_rate[6];               // of the step before
+    BodyPose<T> incoming_parent, incoming_child;
+    Relative<T> incoming;             // before that step
+    RotationVector<T> incoming_turn;
+    Vec3<T> limit_child[3], limit_parent[3];  // torques of limits on components of the rotation vector
+    T extra_impulse[3];               // and their impulses
+    T mass[6], limit_mass[3];         // effective masses of the directions
+};
+
+template <class T>
+struct JointConeData {
+    T inverse[2];                     // 1/s of a limit, 1/p and 1/q of friction
+    T stiffness;                      // γ/s or k
+};
+
+// Friction, condensed: see contact_cone.hpp.
+template <class T>
+struct FrictionData {
+    T coupling[2], compliance[4], cone_coupling[2];
+    T eta_slip[2];                    // a and b of the row of δη₁
+    Vec3<T> eta_xi;
+
+    // Takes the numbers of `other` in the lanes of `mask`, but for the coupling.
+    TD_INLINE void take(const Mask<T> &mask, const FrictionData &other) {
+        auto put = [&](T &own, const T &value) { own = select(mask, value, own); };
+        for (int i = 0; i < 4; ++i) put(compliance[i], other.compliance[i]);
+        for (int i = 0; i < 2; ++i) put(cone_coupling[i], other.cone_coupling[i]), put(eta_slip[i], other.eta_slip[i]);
+        for (int i = 0; i < 3; ++i) put(eta_xi[i], other.eta_xi[i]);
+    }
+};
+
+template <class T>
+struct ContactData : FrictionData<T> {
+    Vec3<T> n, t1, t2;                // contact frame in the next body frame
+    Vec3<T> lever;                    // l = c − r n in the next body frame
+    T wrench[18];                     // impulses on the body per (γ, ξ2, ξ3), 6 x 3
+    T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
+    T stiffness;                      // K of the condensed contact, with the numbers of its friction: see contact_cone.hpp
+    T beta[2];                        // tangential impulse
+};
+
+// Contacts between bodies or shapes: see pair.hpp. Derivatives are those by the next poses (x, φ of the body, then of the other).
+template <class T>
+struct PairData {
+    Vec3<T> n, t1, t2, force, lever[2];
+    T wrench[2][6][12];               // impulses on both bodies
+    T rows[3][12];                    // gap and slip
+    T other_wrench[18], other_rows[18];  // as `wrench` and `rows` of ContactData
+    Vec3<T> couple;                   // of torsional and rolling friction, on the body
+};
+
+// Laws of the gap: see gap_law.hpp.
+template <class T>
+struct LawData {
+    T distance;                       // φ at the current configuration
+    T distance_row[12];  // its derivative by the current poses (x, φ of the body, then of the other), where the gap is shifted
+    T shift, softness, slope;  // slope: −∂shift/∂φ
+    Mask<T> bounces, bouncing;  // whether it is an impact that bounces, and the velocities rule the gap
+    Vec3<T> incoming, spin;  // velocity and (world frame) angular velocity that led here
+};
+
+// Torsional and rolling friction: see couple_friction.hpp.
+template <class T>
+struct CoupleData : FrictionData<T> {
+    Vec3<T> torque[2][2];  // per axis and unit of impulse, on the body and on the other
+    T rows[2][12], next[2][12];  // derivatives of the spin: by the twists, and by the next poses
+};
+
+template <class T>
+struct CouplingData {
+    RotationVector<T> angle[2];  // at the current configuration, of joints with several rotations
+    T turned[2];  // angles of single rotations at the current configuration, unwrapped
+    T weight[2];  // of the coordinates in the row, and of the multiplier along them: −ratio and 1
+    RowGradient<T, T> next[2];  // of the weighted coordinates, by the next poses
+};
+
+}  // namespace torchdojo

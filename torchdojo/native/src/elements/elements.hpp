@@ -1,0 +1,25 @@
+// Every element of a mechanism, with the functions of all phases of a step and of its derivative:
+//     prepare         what stays the same during the step
+//     linearize       residual and condensed matrix at w
+//     condense        the condensed cones into the matrix
+//     differentiate   what derivatives need and does not depend on the right-hand side
+//     multiply        −λᵀ ∂r/∂(z, u, f)
+//     add_parameters  −λᵀ ∂r/∂(parameters)
+// The complementarity of contacts and joints is in ConeElements (solver/cones.hpp).
+#pragma once
+
+#include "elements/contacts.hpp"
+#include "elements/coupling.hpp"
+#include "elements/joint.hpp"
+#include "elements/joint_adjoint.hpp"
+#include "elements/joint_parameters.hpp"
+
+namespace torchdojo {
+
+template <class T>
+struct Joints : JointEquations<T>, JointAdjoint<T>, JointParameters<T> {};
+
+template <class T>
+using Elements = List<Joints<T>, Couplings<T>, Contacts<T>>;
+
+}  // namespace torchdojo

@@ -1,0 +1,192 @@
+// Laws of the gap (Contact.gap in contact_base.py), which is φ⁺ for a hard contact without any.
+//
+// Laws of overlap change the gap by the distance φ at the current configuration and by the impulse γ:
+//     gap = φ⁺ + shift(φ) + softness γ.
+// Each law of overlap is a struct below and an entry in `OverlapLaws`. In an impact that bounces, velocities rule the gap instead: Newton's
+// law h n·(u⁺ + e u⁻) replaces the gap where the law is less.
+#pragma once
+
+#include "elements/list.hpp"
+#include "gradient/adjoint_state.hpp"
+
+namespace torchdojo {
+
+// shift = −min(φ + h v, 0): overlap is left at the speed v.
+template <class T>
+struct RecoverySpeed {
+    static bool acts(const ContactTable &contact) { return contact.recovery >= 0; }
+
+    static void prepare(const Problem<T> &problem, const ContactTable &contact, LawData<T> &law) {
+        const T ahead = law.distance + problem.timestep() * problem.parameters[contact.recovery];
+        law.shift -= min(ahead, T{});
+        law.slope += select(ahead < T{}, broadcast<T>(1.0), T{});
+    }
+
+    // Adds the gradient of `direct` times the gap.
+    static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &, T *sum, T &by_timestep) {
+        const T h = problem.timestep(), speed = problem.parameters[contact.recovery];
+        const T weight = select(problem.laws[contact.law].distance + h * speed < T{}, direct, T{});
+        sum[contact.recovery] -= h * weight;
+        by_timestep -= speed * weight;
+    }
+};
+
+// A spring and a damper: shift = −softness·damping·min(φ, 0), softness = 1/(h stiffness + damping).
+template <class T>
+struct Compliance {
+    static bool acts(const ContactTable &contact) { return contact.stiffness >= 0; }
+
+    static void prepare(const Problem<T> &problem, const ContactTable &contact, LawData<T> &law) {
+        const T damping = problem.parameters[contact.stiffness + 1];
+        law.softness = 1.0 / (problem.timestep() * problem.parameters[contact.stiffness] + damping);
+        law.shift -= law.softness * damping * min(law.distance, T{});
+        law.slope += select(law.distance < T{}, law.softness * damping, T{});
+    }
+
+    static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &gamma, T *sum,
+                              T &by_timestep) {
+        const LawData<T> &law = problem.laws[contact.law];
+        const T overlap = min(law.distance, T{}), damping = problem.parameters[contact.stiffness + 1];
+        const T weight = -(direct * law.softness * law.softness) * (gamma - damping * overlap);  // of h stiffness + damping
+        sum[contact.stiffness] += problem.timestep() * weight;
+        sum[contact.stiffness + 1] += weight - direct * law.softness * overlap;
+        by_timestep += weight * problem.parameters[contact.stiffness];
+    }
+};
+
+template <class T>
+using OverlapLaws = List<RecoverySpeed<T>, Compliance<T>>;
+
+template <class T>
+struct Restitution {
+    static bool acts(const ContactTable &contact) { return contact.restitution >= 0; }
+
+    // Weight h of Newton's law in lanes that bounce, e, and the weight of the other gap there. They are 0, 0, 1 without restitution.
+    struct Weights {
+        T law, e, gap;
+    };
+    static TD_INLINE Weights weights(const Problem<T> &problem, const ContactTable &contact) {
+        const T zero{}, one = broadcast<T>(1.0);
+        if (!acts(contact)) return {zero, zero, one};
+        const Mask<T> &bouncing = problem.laws[contact.law].bouncing;
+        return {select(bouncing, problem.timestep(), zero), problem.parameters[contact.restitution], select(bouncing, zero, one)};
+    }
+
+    // Stores the velocities that led here, and whether the bodies approach by more than bodies at rest may within a step.
+    template <class Distance>
+    static void prepare(Problem<T> &problem, const ContactTable &contact, const int *bodies, Vec3<T> *x, Mat3<T> *R,
+                        const Distance &distance) {
+        const T h = problem.timestep();
+        LawData<T> &law = problem.laws[contact.law];
+        for (const int i : {0, 1}) {
+            if (bodies[i] == problem.mechanism.num_bodies) continue;
+            const T *state = &problem.z[state_size * bodies[i]];
+            const Vec3<T> v = load3(state + 3), omega = load3(state + 10);
+            if (!i) law.incoming = v, law.spin = R[0] * omega;
+            const BodyPose<T> before = pose_before(problem.bodies[bodies[i]].pose, h, v, omega);
+            x[i] = before.x, R[i] = before.R;
+        }
+        const T approach = distance(x, R) - law.distance, slow = constant::resting_acceleration * h * h;
+        law.bounces = select_mask(approach > slow, law.distance - approach < slow, Mask<T>{});
+    }
+
+    // A sphere on a half-space: the gap and its derivative by the next orientation, where Newton's law rules it.
+    static TD_INLINE void linearize(Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &v,
+                                    const Vec3<T> &omega, T &gap, T *row) {
+        LawData<T> &own = problem.laws[contact.law];
+        const BodyData<T> &body = problem.bodies[contact.body];
+        const T *p = &problem.parameters[contact.parameters];
+        const T h = problem.timestep(), e = problem.parameters[contact.restitution];
+        const Vec3<T> spin = transposed_times(body.next.R, own.spin), turning = omega + e * spin, torque = cross(data.lever, data.n);
+        const T speed = dot(load3(p + parameter::normal), v + e * own.incoming) + dot(torque, turning);
+        own.bouncing = select_mask(own.bounces, h * speed < gap, Mask<T>{});
+        gap = select(own.bouncing, h * speed, gap);
+        const Vec3<T> turned = h * (torque + transposed_times(body.M, by_turn(data, turning, e * spin, p[parameter::radius])));
+        for (int k = 0; k < 3; ++k) row[k] = select(own.bouncing, turned[k], row[k]);
+    }
+
+    // The same in the adjoint: −ν times Newton's law by the next orientation (added to `phi`) and the incoming velocity.
+    template <class R>
+    static TD_INLINE void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact,
+                                   const ContactData<T> &data, const Vec3<T> &omega, const R &nu, Vec3<R> &phi) {
+        const T *p = &problem.parameters[contact.parameters];
+        const BodyData<T> &body = problem.bodies[contact.body];
+        const auto [law, e, gap] = weights(problem, contact);
+        const Vec3<T> spin = transposed_times(body.next.R, problem.laws[contact.law].spin);
+        phi = phi - nu * (law * by_turn(data, omega + e * spin, e * spin, p[parameter::radius]));
+        // e n·(u⁻ with u⁻ = v + (R ω) × l⁺): of the current orientation and of the velocities in the state
+        const Vec3<T> torque = transposed_times(body.pose.R, body.next.R * cross(data.lever, data.n));
+        const R weight = nu * (law * e);
+        const int i = contact.body;
+        DataGradient<R> &gradient = adjoint.gradient;
+        gradient.v[i] = gradient.v[i] - weight * load3(p + parameter::normal);
+        gradient.omega[i] = gradient.omega[i] - weight * torque;
+        gradient.phi[i] = gradient.phi[i] - weight * cross(load3(&problem.z[state_size * i + 10]), torque);
+    }
+
+private:
+    // Derivative of n·(w × l) by φ⁺, where the part s of w = ω + s is fixed in the world: (w × l) × n + (l × n) × s − r (w − (n·w) n).
+    static TD_INLINE Vec3<T> by_turn(const ContactData<T> &data, const Vec3<T> &turning, const Vec3<T> &spin, const T &radius) {
+        return cross(cross(turning, data.lever), data.n) + cross(cross(data.lever, data.n), spin) -
+               radius * (turning - dot(data.n, turning) * data.n);
+    }
+};
+
+template <class T>
+struct GapLaw {
+    // distance(x, R): φ of the poses of both bodies. gradient(row): its derivative by the current ones.
+    template <class Distance, class Gradient>
+    static void prepare(Problem<T> &problem, const ContactTable &contact, int other, const Distance &distance, const Gradient &gradient) {
+        LawData<T> &law = problem.laws[contact.law];
+        const int bodies[2] = {contact.body, other};
+        Vec3<T> x[2];
+        Mat3<T> R[2];
+        for (const int i : {0, 1}) x[i] = problem.bodies[bodies[i]].pose.x, R[i] = problem.bodies[bodies[i]].pose.R;
+        law.distance = distance(x, R);
+        law.shift = law.softness = law.slope = T{};
+        each_overlap(contact, [&](auto rule) { rule.prepare(problem, contact, law); });
+        if (shifts(contact)) gradient(law.distance_row);
+        if (Restitution<T>::acts(contact)) Restitution<T>::prepare(problem, contact, bodies, x, R, distance);
+    }
+
+    static bool shifts(const ContactTable &contact) {
+        bool any = false;
+        each_overlap(contact, [&](auto) { any = true; });
+        return any;
+    }
+
+    static TD_INLINE T shift(const Problem<T> &problem, const ContactTable &contact, const T &gamma) {
+        return problem.laws[contact.law].shift + problem.laws[contact.law].softness * gamma;
+    }
+
+    // −ν·shift by the current poses.
+    template <class R>
+    static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact, int other, const R &nu) {
+        if (!shifts(contact)) return;
+        const LawData<T> &law = problem.laws[contact.law];
+        const R weight = nu * law.slope;
+        auto add = [&](int body, const T *row) {
+            adjoint.gradient.x[body] = adjoint.gradient.x[body] + weight * load3(row);
+            adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + weight * load3(row + 3);
+        };
+        add(contact.body, law.distance_row);
+        if (other < problem.mechanism.num_bodies) add(other, law.distance_row + 6);
+    }
+
+    // Adds the gradient of `direct` times the gap by the numbers of the laws of overlap. Returns the weight of the current distance.
+    static T differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &gamma, T *sum,
+                           T &by_timestep) {
+        each_overlap(contact, [&](auto rule) { rule.differentiate(problem, contact, direct, gamma, sum, by_timestep); });
+        return shifts(contact) ? -direct * problem.laws[contact.law].slope : T{};
+    }
+
+private:
+    template <class F>
+    static TD_INLINE void each_overlap(const ContactTable &contact, F &&f) {
+        OverlapLaws<T>::each([&](auto rule) {
+            if (rule.acts(contact)) f(rule);
+        });
+    }
+};
+
+}  // namespace torchdojo

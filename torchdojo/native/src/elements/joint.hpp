@@ -1,0 +1,163 @@
+// Joints: rows of the held directions at the next configuration, impulses on both bodies at the current one. Along free directions act
+// springs and inputs, which are constant during a step, and the impulses of free.hpp.
+#pragma once
+
+#include "elements/free.hpp"
+
+namespace torchdojo {
+
+template <class T>
+struct JointEquations {
+    static void prepare(Problem<T> &problem) {
+        for (int j = 0; j < problem.mechanism.num_joints; ++j) prepare(problem, problem.mechanism.joints[j], problem.joints[j]);
+    }
+
+    template <bool condensed, bool derived>
+    static void linearize(Problem<T> &problem, const T *w) {
+        for (int j = 0; j < problem.mechanism.num_joints; ++j) {
+            linearize<derived>(problem, problem.mechanism.joints[j], problem.joints[j], w);
+            if constexpr (condensed) condense_free(problem, problem.mechanism.joints[j]);
+        }
+    }
+
+    static void condense(Problem<T> &problem) {
+        for (const JointTable &joint : problem.mechanism.joints) condense_free(problem, joint);
+    }
+
+private:
+    // Impulses on child and parent of one direction of the joint frame, at the current configuration.
+    static TD_INLINE void wrench_column(const Problem<T> &problem, const JointTable &joint, JointData<T> &data, int column,
+                                        bool translation, const Vec3<T> &direction) {
+        const BodyPose<T> &parent = problem.bodies[joint.parent].pose, &child = problem.bodies[joint.child].pose;
+        const T *p = &problem.parameters[joint.parameters];
+        T *on_child = data.wrench_child + column, *on_parent = data.wrench_parent + column;
+        const Vec3<T> in_parent = data.offset * direction;
+        const Vec3<T> in_child = transposed_times(child.R, parent.R * in_parent);
+        const bool world = joint.parent == problem.mechanism.num_bodies;  // nothing acts on the world: its columns stay zero
+        const Vec3<T> force = translation ? parent.R * in_parent : Vec3<T>{};
+        const Vec3<T> torque = translation ? cross(load3(p + parameter::child_anchor), in_child) : in_child;
+        for (int r = 0; r < 3; ++r) on_child[r * 6] = force[r], on_child[(3 + r) * 6] = torque[r];
+        if (world) return;
+        const Vec3<T> torque_parent = translation ? cross(in_parent, data.now.y_parent) : -in_parent;
+        for (int r = 0; r < 3; ++r) on_parent[r * 6] = -force[r], on_parent[(3 + r) * 6] = torque_parent[r];
+    }
+
+    // To the known part of the balance: + impulse on child and parent.
+    static TD_INLINE void add_impulse(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, int column,
+                                      const T &impulse) {
+        auto add = [&](BodyData<T> &body, const T *b) {
+            body.linear = body.linear + impulse * Vec3<T>{b[0], b[6], b[12]};
+            body.angular = body.angular + impulse * Vec3<T>{b[18], b[24], b[30]};
+        };
+        add(problem.bodies[joint.child], data.wrench_child + column);
+        if (joint.parent < problem.mechanism.num_bodies) add(problem.bodies[joint.parent], data.wrench_parent + column);
+    }
+
+    static void prepare(Problem<T> &problem, const JointTable &joint, JointData<T> &data) {
+        const T h = problem.timestep();
+        const T *p = &problem.parameters[joint.parameters];
+        const BodyPose<T> &parent = problem.bodies[joint.parent].pose, &child = problem.bodies[joint.child].pose;
+        data.offset_quaternion = load4(p + parameter::orientation);
+        data.offset = rotation_matrix(data.offset_quaternion);
+        data.now = problem.relative(joint, parent, child, data.offset_quaternion);
+        const Quat<T> &rel = data.now.p;
+        int column = 0;
+        for (int i = 0; i < joint.held_t; ++i)
+            wrench_column(problem, joint, data, column++, true, load3(p + parameter::translations + 3 * i));
+        for (int i = 0; i < joint.held_r; ++i) {
+            const Vec3<T> c = load3(p + parameter::rotations + 3 * i);
+            wrench_column(problem, joint, data, column++, false, 0.5 * (rel.w * c + cross(rel.v, c)));
+        }
+        if (!joint.has_spring && !joint.has_damper && joint.input < 0 && joint.free_data < 0) return;
+        for (int i = joint.held_t; i < 3; ++i)
+            wrench_column(problem, joint, data, column++, true, load3(p + parameter::translations + 3 * i));
+        for (int i = joint.held_r; i < 3; ++i)
+            wrench_column(problem, joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
+
+        const int free = joint.free();
+        const T *spring = p + joint.spring(), *rest = p + joint.rest();
+        for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * problem.u[joint.input + i];
+        if (joint.has_spring) {
+            const Vec3<T> d = problem.displacement(joint, data, data.now);
+            data.angle = rotation_vector(rel);
+            for (int i = 0; i < free; ++i) {
+                const bool translation = i < joint.free_t();
+                const int row = translation ? joint.held_t + i : joint.held_r + i - joint.free_t();
+                const T coordinate = translation ? dot(load3(p + parameter::translations + 3 * row), d)
+                                                 : dot(load3(p + parameter::rotations + 3 * row), data.angle.theta);
+                data.free_force[i] += h * spring[i] * (rest[i] - coordinate);
+            }
+        }
+        for (int i = 0; i < free; ++i) add_impulse(problem, joint, data, joint.held() + i, data.free_force[i]);
+        if (joint.free_data >= 0) prepare_free(problem, joint, data, problem.free[joint.free_data]);
+    }
+
+    template <bool derived>
+    static void linearize(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w) {
+        if (!joint.size) return;
+        const T h = problem.timestep();
+        const T *p = &problem.parameters[joint.parameters];
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const bool world = joint.parent == problem.mechanism.num_bodies;
+        const Vec3<T> anchor = load3(p + parameter::child_anchor);
+        const int K = joint.size, held = joint.held();
+        data.next = problem.relative(joint, parent.next, child.next, data.offset_quaternion);
+        T *D = &problem.values[joint.diagonal], *Cc = &problem.values[joint.joint_child], *Bc = &problem.values[joint.child_joint];
+        T *Cp = world ? nullptr : &problem.values[joint.joint_parent], *Bp = world ? nullptr : &problem.values[joint.parent_joint];
+        for (int k = 0; derived && k < K * K; ++k) D[k] = T{};
+        auto store_row = [&](int row, const Vec3<T> &linear, const Vec3<T> &at_child, const Vec3<T> &at_parent) {
+            store3(Cc + 6 * row, linear), store3(Cc + 6 * row + 3, at_child);
+            if (!world) store3(Cp + 6 * row, -linear), store3(Cp + 6 * row + 3, at_parent);
+        };
+
+        const Vec3<T> d = problem.displacement(joint, data, data.next);
+        for (int i = 0; i < joint.held_t; ++i) {
+            const Vec3<T> c = load3(p + parameter::translations + 3 * i);
+            problem.residual[joint.row + i] = dot(c, d);
+            if constexpr (!derived) continue;
+            const auto g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, c);
+            store_row(i, h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
+        }
+        for (int i = 0; i < joint.held_r; ++i) {
+            const Vec3<T> c = load3(p + parameter::rotations + 3 * i);
+            problem.residual[joint.row + joint.held_t + i] = dot(c, data.next.p.v);
+            if constexpr (!derived) continue;
+            RowGradient<T, T> g{};
+            add_rotation_gradient(g, data.offset, data.next.p, c);
+            store_row(joint.held_t + i, Vec3<T>{}, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
+        }
+        if (joint.has_damper || joint.free_data >= 0) linearize_free<derived>(problem, joint, data, w, store_row);
+
+        T impulse[6];
+        const int plain = K - joint.extra;
+        for (int k = 0; k < plain; ++k) impulse[k] = k < held ? w[joint.row + k] : data.impulse[k - held];
+        auto apply = [&](int body, const T *b, T *block) {
+            T *rows = &problem.residual[6 * body];
+            ldu::with_size(plain, [&](auto size) {  // keeps sums in registers
+                constexpr int count = decltype(size)::value <= 6 ? decltype(size)::value : 0;
+                for (int r = 0; r < 6; ++r) {
+                    T sum{};
+#pragma GCC unroll 6
+                    for (int k = 0; k < count; ++k) {
+                        const T entry = b[r * 6 + k];
+                        sum += entry * impulse[k];
+                        if constexpr (derived) block[r * K + k] = -entry;
+                    }
+                    rows[r] -= sum;
+                }
+            });
+            if (!joint.extra) return;
+            const FreeData<T> &data = problem.free[joint.free_data];
+            for (int e = 0; e < joint.extra; ++e)
+                for (int r = 0; r < 3; ++r) {
+                    const T torque = (body == joint.child ? data.limit_child : data.limit_parent)[e][r];
+                    rows[3 + r] -= torque * data.extra_impulse[e];
+                    if constexpr (derived) block[r * K + plain + e] = T{}, block[(3 + r) * K + plain + e] = -torque;
+                }
+        };
+        apply(joint.child, data.wrench_child, Bc);
+        if (!world) apply(joint.parent, data.wrench_parent, Bp);
+    }
+};
+
+}  // namespace torchdojo

@@ -1,0 +1,209 @@
+// Joints in the derivative of the solved step: −λᵀr by the data (adjoint.hpp).
+#pragma once
+
+#include "elements/joint_impulse.hpp"
+
+namespace torchdojo {
+
+template <class T>
+struct JointAdjoint {
+    // Numbers that do not depend on the right-hand side.
+    template <class R>
+    static void differentiate(AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *w) {
+        const MechanismTable &m = problem.mechanism;
+        for (int j = 0; j < m.num_joints; ++j) {
+            const JointTable &joint = m.joints[j];
+            const JointData<T> &data = problem.joints[j];
+            if (acts(joint)) adjoint.impulses[j].set(problem, joint, data, joint_impulse(problem, joint, data, w));
+            differentiate_free(adjoint, problem, joint, data, adjoint.free[j]);
+            const int k = joint.free_data;
+            if (k >= 0) differentiate_moving(problem, joint, data, problem.free[k], adjoint.moving[k]);
+        }
+    }
+
+    template <class R>
+    static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *) {
+        const MechanismTable &m = problem.mechanism;
+        for (int j = 0; j < m.num_joints; ++j)
+            if (acts(m.joints[j])) joint_product(adjoint, problem, m.joints[j], problem.joints[j], adjoint.free[j], adjoint.impulses[j]);
+    }
+
+private:
+    static bool acts(const JointTable &joint) { return joint.size || free_acts(joint); }
+
+    // The pose before is the current one turned back by the increment: its φ is R(increment) φ.
+    template <class R>
+    static void differentiate_free(const AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
+                                   const JointData<T> &data, FreeGradient<T> &out) {
+        if (!joint.has_spring && !joint.has_damper) return;
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        const Mat3<T> before = rotation_matrix(data.before.p);
+        for (int i = 0; i < joint.free(); ++i) {
+            bool translation;
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
+            RowGradient<T, T> &now = out.coordinate[i], &change = out.difference[i], then;
+            if (translation) {
+                now = change = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
+                if (joint.has_damper)
+                    then = translation_gradient(parent.one_step_back(), child.one_step_back(), data.offset, data.before, anchor, f);
+            } else {
+                if (joint.has_spring)
+                    now = {Vec3<T>{}, left_jacobian_inverse(data.angle, f), -(data.offset * right_jacobian_inverse(data.angle, f))};
+                if (joint.has_damper) {
+                    const Vec3<T> g = right_jacobian_inverse(data.turn, f), in_parent = data.offset * (before * g);
+                    change = {Vec3<T>{}, left_jacobian_inverse(data.turn, f), -in_parent};
+                    then = {Vec3<T>{}, g, -in_parent};
+                }
+            }
+            if (!joint.has_damper) continue;
+            change.x_child = change.x_child - then.x_child;
+            change.phi_child = change.phi_child - transposed_times(adjoint.turn[joint.child], then.phi_child);
+            change.phi_parent = change.phi_parent - transposed_times(adjoint.turn[joint.parent], then.phi_parent);
+        }
+    }
+
+    // Turning Δ = p⁺ p⁻¹: the child's p turns by R(p) φ behind p⁺ and before p⁻¹, the parent's by R_offᵀ φ in front of p⁺ and behind p⁻¹.
+    static void differentiate_moving(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const FreeData<T> &from,
+                                     MovingGradient<T> &out) {
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        auto back = [&](const RotationVector<T> &turn, const Vec3<T> &f, const RowGradient<T, T> &after) {
+            return RowGradient<T, T>{Vec3<T>{}, -after.phi_child, data.offset * left_jacobian_inverse(turn, f)};
+        };
+        for (int i = 0; i < joint.free(); ++i) {
+            bool translation;
+            RowGradient<T, T> before;
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
+            if (translation) {
+                const auto now = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
+                out.rate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+                out.coordinate_next[i] = out.rate_next[i];
+                out.rate_now[i] = {-now.x_child, -now.phi_child, -now.phi_parent};
+                if (joint.armature < 0) continue;
+                out.incoming_now[i] = now;
+                const auto g = translation_gradient(from.incoming_parent, from.incoming_child, data.offset, from.incoming, anchor, f);
+                before = {-g.x_child, -g.phi_child, -g.phi_parent};
+            } else {
+                out.rate_next[i] = turn_gradient(data.offset, data.now.p, from.turn, f);
+                out.rate_now[i] = back(from.turn, f, out.rate_next[i]);
+                if (joint.limited_r) out.coordinate_next[i] = angle_gradient(joint, data.offset, data.next.p, from.next, f);
+                if (joint.armature < 0) continue;
+                out.incoming_now[i] = turn_gradient(data.offset, from.incoming.p, from.incoming_turn, f);
+                before = back(from.incoming_turn, f, out.incoming_now[i]);
+            }
+            out.before_child[i] = before_gradient(problem, joint.child, before.x_child, before.phi_child);
+            out.before_parent[i] = before_gradient(problem, joint.parent, -before.x_child, before.phi_parent);
+        }
+    }
+
+    // Armature, limits and friction: V = μ (−a (ċ⁺ − ċ)) − ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
+    template <class R>
+    static void moving_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
+                               const MovingGradient<T> &g) {
+        const T h = problem.timestep(), inverse = 1.0 / h;
+        R rate[6] = {}, coordinate[6] = {};
+        for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+            const JointConeTable &cone = problem.mechanism.joint_cones[c];
+            if (cone.kind == JointConeTable::friction) rate[cone.coordinate] -= inverse * adjoint.multiplier[cone.impulse + cone.stride];
+            else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
+        }
+        for (int i = 0; i < joint.free(); ++i) {
+            R incoming{};
+            if (joint.armature >= 0) {
+                incoming = (inverse * problem.parameters[joint.armature + i]) * adjoint.right[joint.right + joint.held() + i];
+                rate[i] = rate[i] - incoming;
+            }
+            // Rotations move no positions.
+            const bool translation = i < joint.free_t();
+            auto add_next = [&](const R &weight, const RowGradient<T, T> &g) {
+                if (translation) adjoint.subtract(adjoint.x_next, joint, -(weight * g.x_child), weight * g.x_child);
+                adjoint.subtract(adjoint.phi_next, joint, -(weight * g.phi_child), -(weight * g.phi_parent));
+            };
+            auto add_now = [&](const R &weight, const RowGradient<T, T> &g) {
+                if (translation) return adjoint.add(weight, g, joint);
+                adjoint.gradient.phi[joint.child] = adjoint.gradient.phi[joint.child] + weight * g.phi_child;
+                adjoint.gradient.phi[joint.parent] = adjoint.gradient.phi[joint.parent] + weight * g.phi_parent;
+            };
+            if (joint.num_cones && (translation || joint.limited_r)) add_next(coordinate[i], g.coordinate_next[i]);
+            if (joint.armature < 0 && !joint.has_friction) continue;
+            add_next(rate[i], g.rate_next[i]);
+            add_now(rate[i], g.rate_now[i]);
+            if (joint.armature < 0) continue;
+            add_now(incoming, g.incoming_now[i]);
+            add_before(adjoint, problem, joint.child, translation, incoming, g.before_child[i]);
+            add_before(adjoint, problem, joint.parent, translation, incoming, g.before_parent[i]);
+        }
+    }
+
+    // The pose before: x − h v, and φ turned by R(increment), less h N ω as in free.hpp.
+    static typename MovingGradient<T>::Before before_gradient(const Problem<T> &problem, int body, const Vec3<T> &x, const Vec3<T> &phi) {
+        if (body == problem.mechanism.num_bodies) return typename MovingGradient<T>::Before{Vec3<T>{}, Vec3<T>{}, Vec3<T>{}};
+        const T h = problem.timestep();
+        const Vec3<T> a = (0.5 * h) * load3(&problem.z[state_size * body + 10]);
+        const T c = sqrt(1.0 - dot(a, a));
+        return {x, transposed_times(rotation_matrix(Quat<T>{c, a}), phi), -h * (c * phi + (dot(a, phi) / c) * a - cross(a, phi))};
+    }
+
+    template <class R>
+    static void add_before(AdjointState<T, R> &adjoint, const Problem<T> &problem, int body, bool translation, const R &weight,
+                           const typename MovingGradient<T>::Before &g) {
+        if (body == problem.mechanism.num_bodies) return;
+        if (translation) {
+            adjoint.gradient.x[body] = adjoint.gradient.x[body] + weight * g.x;
+            adjoint.gradient.v[body] = adjoint.gradient.v[body] - weight * (problem.timestep() * g.x);
+        }
+        adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + weight * g.phi;
+        adjoint.gradient.omega[body] = adjoint.gradient.omega[body] + weight * g.omega;
+    }
+
+    template <class R>
+    static void joint_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint, const JointData<T> &data,
+                              const FreeGradient<T> &free, const ImpulseInFrames<T> &impulse) {
+        const T h = problem.timestep();
+        const T *p = &problem.parameters[joint.parameters];
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const bool world = joint.parent == problem.mechanism.num_bodies;
+        const int held = joint.held();
+
+        // Rows at the next configuration: −μᵀ ∂(C_T d, C_R vec p).
+        Vec3<R> mu_t{}, mu_r{};
+        for (int k = 0; k < held; ++k) {
+            bool translation;
+            const Vec3<T> c = joint_direction(problem, joint, k, translation);
+            Vec3<R> &mu = translation ? mu_t : mu_r;
+            mu = mu + adjoint.multiplier[joint.row + k] * c;
+        }
+        if (joint.size) {
+            auto g = translation_gradient(parent.next, child.next, data.offset, data.next, load3(p + parameter::child_anchor), mu_t);
+            add_rotation_gradient(g, data.offset, data.next.p, mu_r);
+            adjoint.subtract(adjoint.x_next, joint, g.x_child, -g.x_child);
+            adjoint.subtract(adjoint.phi_next, joint, g.phi_child, g.phi_parent);
+        }
+
+        const Vec3<R> a_v = world ? Vec3<R>{} : load3(&adjoint.multiplier[6 * joint.parent]);
+        const Vec3<R> a_w = world ? Vec3<R>{} : load3(&adjoint.multiplier[6 * joint.parent + 3]);
+        const Vec3<R> b_v = load3(&adjoint.multiplier[6 * joint.child]), b_w = load3(&adjoint.multiplier[6 * joint.child + 3]);
+
+        // Inputs, springs and dampers: gradients of what they depend on.
+        if (joint.has_spring || joint.has_damper || joint.input >= 0) {
+            const T *spring = p + joint.spring(), *damper = p + joint.damper();
+            for (int k = held; k < 6; ++k) {
+                const int i = k - held;
+                const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
+                R power{};
+                for (int r = 0; r < 3; ++r) {
+                    power += on_child[6 * r] * b_v[r] + on_child[6 * (3 + r)] * b_w[r];
+                    power += on_parent[6 * r] * a_v[r] + on_parent[6 * (3 + r)] * a_w[r];
+                }
+                if (joint.input >= 0) adjoint.gradient.u[joint.input + i] += h * power;
+                if (joint.has_spring) adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
+                if (joint.has_damper) adjoint.add(-damper[i] * adjoint.right[joint.right + k], free.difference[i], joint);
+            }
+        }
+        if (joint.free_data >= 0) moving_product(adjoint, problem, joint, adjoint.moving[joint.free_data]);
+        impulse_product(adjoint, problem, joint, data, impulse);
+    }
+};
+
+}  // namespace torchdojo

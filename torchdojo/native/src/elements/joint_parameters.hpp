@@ -1,0 +1,185 @@
+// Joints in the gradient of parameters (parameter_gradient.hpp): V = −λᵀr by what defines them, and by the timestep.
+#pragma once
+
+#include "elements/joint_geometry.hpp"
+
+namespace torchdojo {
+
+template <class T>
+struct JointParameters {
+    static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, const T *w) {
+        const MechanismTable &m = problem.mechanism;
+        for (int j = 0; j < m.num_joints; ++j) joint_product(to, problem, adjoint, m.joints[j], problem.joints[j], w);
+    }
+
+private:
+    static void joint_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, const JointTable &joint,
+                              const JointData<T> &data, const T *w) {
+        JointGradient<T> g(problem, adjoint.multiplier.data(), joint, data, &to.sum[joint.parameters]);
+        g.add_impulse(joint_impulse(problem, joint, data, w));
+        if (joint.held()) {  // multipliers act now, their rows hold at the next configuration
+            const Quat<T> &now = data.now.p, &next = data.next.p;
+            const Vec3<T> d = problem.displacement(joint, data, data.next);
+            Vec3<T> weight{}, mu{};
+            for (int k = 0; k < joint.held(); ++k) {
+                bool translation;
+                const Vec3<T> c = joint_direction(problem, joint, k, translation);
+                const T m = adjoint.multiplier[joint.row + k], x = w[joint.row + k];
+                if (translation) weight = weight - m * c;
+                else mu = mu + m * c;
+                g.add_held(k, translation ? x * g.along - m * d : (0.5 * x) * (now.w * g.about + cross(g.about, now.v)) - m * next.v);
+            }
+            g.add_displacement(problem.bodies[joint.parent].next, problem.bodies[joint.child].next, weight, d);
+            g.add_turn(0.5 * (next.w * mu + cross(next.v, mu)));
+        }
+        if (joint.free()) free_product(to, problem, g, w);
+        if (joint.free_data >= 0) moving_product(to, problem, adjoint, g, problem.free[joint.free_data]);
+        g.finish();
+    }
+
+    // Impulses along the free directions f, and what springs and dampers depend on: for translations the displacements now and one step
+    // back, for rotations the rotation vectors of p and from p one step back to p. Springs and dampers that are zero everywhere are left
+    // out of the step, but not of its gradient.
+    static void free_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const T *w) {
+        const JointTable &joint = g.joint;
+        const JointData<T> &data = g.data;
+        const T h = problem.timestep();
+        const int free = joint.free();
+        const bool acts = free_acts(joint), implicit = joint.has_damper || joint.free_data >= 0;
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const BodyPose<T> parent_back = parent.one_step_back(), child_back = child.one_step_back();
+        const Relative<T> back = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
+        const Vec3<T> d = problem.displacement(joint, data, data.now), d_back = problem.displacement(joint, data, back);
+        RotationVector<T> angle{}, turn{};
+        if (joint.free_r()) {
+            angle = joint.has_spring ? data.angle : rotation_vector(data.now.p);
+            turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
+        }
+        const T *p = &problem.parameters[joint.parameters];
+        const T *spring = p + joint.spring(), *damper = p + joint.damper(), *rest = p + joint.rest();
+        T *by_p = &to.sum[joint.parameters];
+        T *by_spring = by_p + joint.spring(), *by_damper = by_p + joint.damper(), *by_rest = by_p + joint.rest();
+        Vec3<T> pulls[2] = {}, drags[2] = {};  // weights for translations and rotations
+        for (int i = 0; i < free; ++i) {
+            bool translation;
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
+            const Vec3<T> &sigma = translation ? g.along : g.about;
+            const Vec3<T> position = translation ? d : angle.theta, change = translation ? d - d_back : turn.theta;
+            const T power = dot(f, sigma), pull = h * spring[i] * power, drag = damper[i] * power;
+            by_spring[i] += h * power * (rest[i] - dot(f, position));  // h spring (rest − coordinate)
+            by_rest[i] += pull;
+            by_damper[i] -= power * dot(f, change);                    // −damper f·change
+            Vec3<T> by_f = -pull * position - drag * change;
+            if (acts) {
+                by_f = by_f + (implicit ? data.free_force[i] + data.impulse[i] : data.free_force[i]) * sigma;
+                to.by_timestep += data.free_force[i] * power / h;
+            }
+            g.add_free(i, by_f);
+            Vec3<T> &of_spring = pulls[translation ? 0 : 1], &of_damper = drags[translation ? 0 : 1];
+            of_spring = of_spring - pull * f, of_damper = of_damper - drag * f;
+        }
+        if (joint.has_spring || joint.has_damper) g.add_displacement(parent.pose, child.pose, pulls[0] + drags[0], d);
+        if (joint.has_spring) g.add_turn(-right_jacobian_inverse(angle, pulls[1]));
+        if (!joint.has_damper) return;
+        g.add_displacement(parent_back, child_back, -drags[0], d_back);
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        auto by_back = translation_gradient(parent_back, child_back, data.offset, back, anchor, -drags[0]);
+        const Vec3<T> turned = right_jacobian_inverse(turn, drags[1]);
+        by_back.phi_child = by_back.phi_child - turned;
+        by_back.phi_parent = by_back.phi_parent + data.offset * (rotation_matrix(back.p) * turned);
+        step_back(to, problem, joint, by_back, [&](int b) { return w + 6 * b; }, [&](int b) { return w + 6 * b + 3; });
+    }
+
+    // Armature, limits and friction: rates ċ⁺ of the step and ċ of the one before, and coordinates c⁺ (see JointAdjoint::moving_product).
+    static void moving_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, JointGradient<T> &g,
+                               const FreeData<T> &from) {
+        const JointTable &joint = g.joint;
+        const JointData<T> &data = g.data;
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const T inverse = 1.0 / problem.timestep();
+        const bool armature = joint.armature >= 0;
+        for (int e = 0; e < joint.extra; ++e)
+            g.add_free(joint.free_t() + e, from.extra_impulse[e] * left_jacobian_inverse(from.now, g.about));
+        T rate[6] = {};  // weights of h ċ⁺
+        cone_product(to, problem, adjoint, g, from, rate);
+        if (!armature && !joint.has_friction) return;
+        const Vec3<T> d = problem.displacement(joint, data, data.now), d_next = problem.displacement(joint, data, data.next);
+        const Vec3<T> d_before = armature ? problem.displacement(joint, data, from.incoming) : d;
+        Vec3<T> next{}, before{}, rate_turn{}, before_turn{};
+        for (int i = 0; i < joint.free(); ++i) {
+            bool translation;
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
+            T reflected{};  // weight of h ċ
+            if (armature) {  // −a (ċ⁺ − ċ)
+                const T power = dot(f, translation ? g.along : g.about), difference = from.rate[i] - from.incoming_rate[i];
+                const T a = problem.parameters[joint.armature + i];
+                to.sum[joint.armature + i] -= power * difference;
+                to.by_timestep += inverse * a * power * difference;
+                reflected = inverse * a * power;
+                rate[i] -= reflected;
+            }
+            if (translation) {
+                next = next + rate[i] * f;
+                before = before - reflected * f;
+                g.add_free(i, rate[i] * (d_next - d) + reflected * (d - d_before));
+            } else {
+                rate_turn = rate_turn + rate[i] * f;
+                before_turn = before_turn + reflected * f;
+                const Vec3<T> by_f = rate[i] * from.turn.theta;
+                g.add_free(i, armature ? by_f + reflected * from.incoming_turn.theta : by_f);
+            }
+        }
+        g.add_displacement(parent.next, child.next, next, d_next);
+        g.add_displacement(parent.pose, child.pose, -(next + before), d);
+        if (joint.free_r()) g.add_turn(cross(rate_turn, from.turn.theta));
+        if (!armature) return;
+        const BodyPose<T> &a = from.incoming_parent, &b = from.incoming_child;
+        g.add_displacement(a, b, before, d_before);
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        auto by_before = translation_gradient(a, b, data.offset, from.incoming, anchor, before);
+        if (joint.free_r()) {
+            g.add_turn(cross(before_turn, from.incoming_turn.theta));
+            const auto after = turn_gradient(data.offset, from.incoming.p, from.incoming_turn, before_turn);
+            by_before.phi_child = by_before.phi_child - after.phi_child;
+            by_before.phi_parent = by_before.phi_parent + data.offset * left_jacobian_inverse(from.incoming_turn, before_turn);
+        }
+        const T *z = problem.z.data();
+        step_back(
+            to, problem, joint, by_before, [&](int b) { return z + state_size * b + 3; }, [&](int b) { return z + state_size * b + 10; });
+    }
+
+    // Limits and friction of a joint: −ν (±(c⁺ − bound)), and −ν ċ⁺ and 2 λ max(h friction, least) of the pairs' rows.
+    static void cone_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, JointGradient<T> &g,
+                             const FreeData<T> &from, T *rate) {
+        const T h = problem.timestep(), inverse = 1.0 / h;
+        for (int c = g.joint.first_cone; c < g.joint.first_cone + g.joint.num_cones; ++c) {
+            const JointConeTable &cone = problem.mechanism.joint_cones[c];
+            if (cone.kind == JointConeTable::friction) {
+                const T nu = inverse * adjoint.multiplier[cone.impulse + cone.stride], friction = problem.parameters[cone.parameter];
+                const T twice = select(h * friction > broadcast<T>(constant::least_height), 2.0 * adjoint.multiplier[cone.impulse], T{});
+                rate[cone.coordinate] -= nu;
+                to.sum[cone.parameter] += h * twice;
+                to.by_timestep += nu * from.rate[cone.coordinate] + friction * twice;
+            } else {
+                const T nu = cone.sign() * adjoint.multiplier[cone.impulse];
+                g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);
+                to.sum[cone.parameter] += nu;
+            }
+        }
+    }
+
+    // Gradient of the timestep by the poses one step back, from the velocities of bodies.
+    template <class Linear, class Angular>
+    static void step_back(ParameterSum<T> &to, const Problem<T> &problem, const JointTable &joint, const RowGradient<T, T> &g,
+                          const Linear &linear, const Angular &angular) {
+        auto subtract = [&](int body, const Vec3<T> &x, const Vec3<T> &phi) {
+            if (body == problem.mechanism.num_bodies) return;
+            const Vec3<T> omega = load3(angular(body)), a = (0.5 * problem.timestep()) * omega;
+            to.by_timestep -= dot(x, load3(linear(body))) + dot(phi, omega) / sqrt(1.0 - dot(a, a));
+        };
+        subtract(joint.child, g.x_child, g.phi_child);
+        subtract(joint.parent, -g.x_child, g.phi_parent);
+    }
+};
+
+}  // namespace torchdojo

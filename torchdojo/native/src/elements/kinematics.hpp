@@ -1,0 +1,126 @@
+// Poses of bodies, what joints see of them, and derivatives of that.
+//
+// Names: x, R, q pose; v, ω velocity; + the next configuration; M = dφ⁺/dω⁺ where φ⁺ is the body-frame rotation vector of the next
+// orientation. With a = (h/2) ω⁺ and c = √(1 − |a|²), the next orientation is q ⊗ (c, a), and
+//     M = h (c I + a aᵀ/c − [a]×).
+// Joints: Q = R_a R_off is the joint frame, y = x_b + R_b p_b − x_a, d = Qᵀ y − R_offᵀ p_a, p = q_off⁻¹ q_a⁻¹ q_b.
+#pragma once
+
+#include "abi/mechanism.hpp"
+#include "base/math.hpp"
+
+namespace torchdojo {
+
+template <class T>
+struct BodyPose {
+    Vec3<T> x;
+    Quat<T> q;
+    Mat3<T> R;
+};
+
+template <class T>
+struct BodyData {
+    BodyPose<T> pose, next;
+    T q_norm;                         // of the quaternion as given
+    Vec3<T> linear, angular;          // known part of the balance of momentum, impulses of springs and inputs included
+    Quat<T> increment;
+    Mat3<T> M;
+
+    // The current pose moved back by the next velocity, against which dampers measure.
+    TD_INLINE BodyPose<T> one_step_back() const {
+        const Quat<T> q = orientation_back();
+        return {2.0 * pose.x - next.x, q, rotation_matrix(q)};
+    }
+    TD_INLINE Quat<T> orientation_back() const { return pose.q * conjugate(increment); }
+};
+
+// The pose that a step of length h leads to with the velocities v and ω, or the one that it came from.
+template <class T>
+TD_INLINE BodyPose<T> pose_after(const BodyPose<T> &pose, const T &h, const Vec3<T> &v, const Vec3<T> &omega) {
+    const Vec3<T> a = (0.5 * h) * omega;
+    const Quat<T> q = pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a};
+    return {pose.x + h * v, q, rotation_matrix(q)};
+}
+template <class T>
+TD_INLINE BodyPose<T> pose_before(const BodyPose<T> &pose, const T &h, const Vec3<T> &v, const Vec3<T> &omega) {
+    const Vec3<T> a = (0.5 * h) * omega;
+    const Quat<T> q = pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a});
+    return {pose.x - h * v, q, rotation_matrix(q)};
+}
+
+// A displacement and a relative orientation seen from the joint frame.
+template <class T>
+struct Relative {
+    Vec3<T> y;                        // child anchor from the parent's centre of mass, world frame
+    Vec3<T> y_parent;                 // the same in the parent's frame
+    Quat<T> p;
+};
+
+// Derivative with respect to the twists (v, ω) of child and parent; that by the parent's v is minus the child's.
+template <class T>
+struct TwistRow {
+    Vec3<T> linear, child, parent;
+
+    TD_INLINE T times(const T *of_child, const T *of_parent) const {
+        T sum = dot(linear, load3(of_child)) + dot(child, load3(of_child + 3));
+        if (of_parent) sum += dot(parent, load3(of_parent + 3)) - dot(linear, load3(of_parent));
+        return sum;
+    }
+};
+template <class T>
+TD_INLINE TwistRow<T> operator+(const TwistRow<T> &a, const TwistRow<T> &b) {
+    return {a.linear + b.linear, a.child + b.child, a.parent + b.parent};
+}
+template <class T>
+TD_INLINE TwistRow<T> operator*(const T &s, const TwistRow<T> &a) {
+    return {s * a.linear, s * a.child, s * a.parent};
+}
+
+// Gradient of μ_T·d + μ_R·vec(p) with respect to (x_b, φ_b, φ_a); that for x_a is −x_b's. At any configuration.
+template <class T, class R>
+struct RowGradient {
+    Vec3<Product<T, R>> x_child, phi_child, phi_parent;
+};
+
+template <class T, class R>
+TD_INLINE RowGradient<T, R> translation_gradient(const BodyPose<T> &parent, const BodyPose<T> &child, const Mat3<T> &offset,
+                                                 const Relative<T> &relative, const Vec3<T> &child_anchor, const Vec3<R> &mu) {
+    const auto in_parent = offset * mu;
+    const auto world = parent.R * in_parent;
+    return {world, cross(child_anchor, transposed_times(child.R, world)), cross(in_parent, relative.y_parent)};
+}
+
+template <class T, class R>
+TD_INLINE void add_rotation_gradient(RowGradient<T, R> &g, const Mat3<T> &offset, const Quat<T> &p, const Vec3<R> &mu) {
+    const auto turned = cross(mu, p.v);
+    const auto straight = p.w * mu;
+    g.phi_child = g.phi_child + 0.5 * (straight + turned);
+    g.phi_parent = g.phi_parent - offset * (0.5 * (straight - turned));
+}
+
+// Gradient of f·(rotation vector of p⁺ p⁻¹) by the next poses, and its opposite by the current ones but for the parent (see adjoint.hpp).
+template <class T>
+TD_INLINE RowGradient<T, T> turn_gradient(const Mat3<T> &offset, const Quat<T> &now, const RotationVector<T> &turn, const Vec3<T> &f) {
+    return {Vec3<T>{}, transposed_times(rotation_matrix(now), left_jacobian_inverse(turn, f)), -(offset * right_jacobian_inverse(turn, f))};
+}
+
+// The angle about f of a relative orientation p: of those that differ by full turns the one next to `near`.
+template <class T>
+T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
+    constexpr double turn = 6.28318530717958647692;
+    const T s = dot(f, p.v), sign = select(p.w < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), sine = sign * s;
+    const T half = first_quadrant_angle(abs(sine), sign * p.w), angle = 2.0 * select(sine < T{}, -half, half);
+    return angle + turn * each_lane<T>([](double x) { return std::nearbyint(x); }, (near - angle) / turn);
+}
+
+// Gradient of a rotational coordinate: of that angle (2 atan2(f·v, w)) for one free rotation, of f·(rotation vector) for several.
+template <class T>
+TD_INLINE RowGradient<T, T> angle_gradient(const JointTable &joint, const Mat3<T> &offset, const Quat<T> &p, const RotationVector<T> &angle,
+                                           const Vec3<T> &f) {
+    if (joint.free_r() > 1) return {Vec3<T>{}, left_jacobian_inverse(angle, f), -(offset * right_jacobian_inverse(angle, f))};
+    const T s = dot(f, p.v), inverse = 1.0 / (p.w * p.w + s * s);
+    const Vec3<T> straight = p.w * f, turned = cross(f, p.v);
+    return {Vec3<T>{}, inverse * (p.w * (straight + turned) + s * p.v), -(offset * (inverse * (p.w * (straight - turned) + s * p.v)))};
+}
+
+}  // namespace torchdojo

@@ -1,0 +1,161 @@
+// Complementarity inside the interior-point method. Cones of joints and contacts are eliminated from the condensed matrix by their elements
+// (joint_cone.hpp, contact_cone.hpp); the rest is the same for every pair and every disc, and is here.
+#pragma once
+
+#include "elements/contact_cone.hpp"
+#include "elements/joint_cone.hpp"
+#include "elements/list.hpp"
+
+namespace torchdojo {
+
+template <class T>
+using ConeElements = List<JointCones<T>, ContactCones<T>>;
+
+template <class T>
+struct Cones : ConeState<T> {
+    using ConeState<T>::mechanism, ConeState<T>::pairs, ConeState<T>::discs, ConeState<T>::scaling, ConeState<T>::scaled;
+    using ConeState<T>::right, ConeState<T>::direction;
+
+    explicit Cones(const MechanismTable &m) : ConeState<T>(m), flying(m.num_bodies), x(m.schedule.num_rows) {}
+
+    // K of all cones at w, scaled in the lanes of `inside`.
+    void condense(Problem<T> &problem, const T *w, const Mask<T> &inside = Mask<T>{}) {
+        scaled = inside;
+        ConeElements<T>::each([&](auto element) { element.condense(*this, problem, w); });
+    }
+
+    // Products aimed at: `target` e, minus the second-order term of `direction` where `weight` is not null (0 or 1 per lane).
+    void aim(const T *w, const T &target, const T *weight) {
+        for (const auto &[impulse, slack] : pairs) {
+            right[slack] = target - w[impulse] * w[slack];
+            if (weight) right[slack] -= *weight * direction[impulse] * direction[slack];
+        }
+        const bool some_scaled = any(scaled);
+        for (const auto &[impulse, slack, c] : discs) {
+            const Vec3<T> xi = load3(w + impulse);
+            Vec3<T> rho = -cone_product(xi, load3(w + slack));
+            rho.x += target;
+            Vec3<T> q = aim_plain(xi, rho);
+            if (some_scaled) {
+                const ConeScaling<T> &s = scaling[c];
+                rho = -cone_product(s.point, s.point);
+                rho.x += target;
+                if (weight) rho = rho - *weight * cone_product(s.weigh(load3(&direction[impulse])), s.unweigh(load3(&direction[slack])));
+                const Vec3<T> own = s.aim(rho);
+                for (int k = 0; k < 3; ++k) q[k] = select(scaled, own[k], q[k]);
+            }
+            store3(&right[slack], q);
+        }
+    }
+
+    // Products that should become −delta, plainly linearized.
+    void aim_at(const T *w, const T *delta) {
+        for (const auto &[impulse, slack] : pairs) right[slack] = -delta[slack];
+        for (const auto &[impulse, slack, c] : discs) store3(&right[slack], aim_plain(load3(w + impulse), -load3(delta + slack)));
+    }
+
+    // With the matrix of the problem, which is factored first where it is not yet: `direction` becomes Newton's, which removes `residual`
+    // (in the places of w; null: the equations are left as they are) and fills `right`.
+    void solve(Problem<T> &problem, const T *w, const T *residual, bool factored) {
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
+        for (const JointTable &joint : mechanism.joints)
+            for (int k = joint.held(); k < joint.size; ++k) x[joint.right + k] = T{};
+        for (const MultiplierTable &row : mechanism.multipliers) x[row.right] = residual ? -residual[row.row] : T{};
+        ConeElements<T>::each([&](auto element) { element.begin(*this, problem, w, residual, x.data()); });
+        if (factored) ldu_solve(mechanism.schedule, problem.values.data(), x.data());
+        else ldu_factor_and_solve(mechanism.schedule, problem.values.data(), x.data());
+        ConeElements<T>::each([&](auto element) { element.finish(*this, problem, w, residual, x.data()); });
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) direction[6 * i + k] = x[mechanism.bodies[i].right + k];
+        for (const MultiplierTable &row : mechanism.multipliers) direction[row.row] = x[row.right];
+    }
+
+    // Largest inverse step to the boundary of the cones along `direction`.
+    T inverse_step(const T *w) const {
+        T inverse{};
+        for (const auto &[impulse, slack] : pairs)
+            inverse = max(inverse, max(-direction[impulse] / w[impulse], -direction[slack] / w[slack]));
+        for (const auto &[impulse, slack, c] : discs)
+            for (const int place : {impulse, slack}) inverse = max(inverse, cone_limit(load3(w + place), load3(&direction[place])));
+        return inverse;
+    }
+
+    // Mean over cones of impulseᵀ slack at w + α·direction (α null: at w).
+    T mean_product(const T *w, const T *alpha) const {
+        T sum{};
+        auto at = [&](int place) { return alpha ? w[place] + *alpha * direction[place] : w[place]; };
+        for (const auto &[impulse, slack] : pairs) sum += at(impulse) * at(slack);
+        for (const auto &[impulse, slack, c] : discs)
+            sum += at(impulse) * at(slack) + at(impulse + 1) * at(slack + 1) + at(impulse + 2) * at(slack + 2);
+        return sum / double(mechanism.num_cones > 0 ? mechanism.num_cones : 1);
+    }
+
+    // Largest deviation of the products from `target` e, and the sum of all of them (not finite where one is not).
+    T violation(const T *w, const T &target, T &sum) const {
+        T worst{};
+        auto add = [&](const T &gap) { worst = max(worst, abs(gap)), sum += gap; };
+        for (const auto &[impulse, slack] : pairs) add(w[impulse] * w[slack] - target);
+        for (const auto &[impulse, slack, c] : discs) {
+            Vec3<T> p = cone_product(load3(w + impulse), load3(w + slack));
+            p.x -= target;
+            worst = max(worst, max(abs(p.x), max(abs(p.y), abs(p.z)))), sum += p.x + p.y + p.z;
+        }
+        return worst;
+    }
+
+    // The same of the scaled products: how far they are from being alike.
+    T spread(const T *w, const T &target) const {
+        T worst{};
+        for (const auto &[impulse, slack] : pairs) worst = max(worst, abs(w[impulse] * w[slack] - target));
+        for (const auto &[impulse, slack, c] : discs) {
+            const Vec3<T> p = cone_product(scaling[c].point, scaling[c].point);
+            worst = max(worst, max(abs(p.x - target), max(abs(p.y), abs(p.z))));
+        }
+        return worst;
+    }
+
+    // Whether all impulses and slacks of a w of one environment lie inside their cones.
+    bool interior(const double *w) const {
+        for (const auto &[impulse, slack] : pairs)
+            if (!(w[impulse] > 0) || !(w[slack] > 0)) return false;
+        for (const auto &[impulse, slack, c] : discs)
+            for (const double *x : {w + impulse, w + slack})
+                if (!(x[0] > std::sqrt(x[1] * x[1] + x[2] * x[2]))) return false;
+        return true;
+    }
+
+    // Cone variables for the velocities in w with products of about `level`, so that every equation but the balance of momentum nearly
+    // holds, in the lanes of `mask`.
+    void start(Problem<T> &problem, T *w, const T &level, const Mask<T> &mask) const {
+        ConeElements<T>::each([&](auto element) { element.start(*this, problem, w, level, mask); });
+    }
+
+    // Contacts of flying bodies at the gap and slip that gravity and the wrench alone lead to (forecast_flight in path_newton.py).
+    void forecast(const Problem<T> &problem, T *w, const T &kappa, const Mask<T> &mask) {
+        std::fill(flying.begin(), flying.end(), mask);
+        ContactCones<T>::forecast(*this, problem, w, kappa, flying);
+    }
+
+    // The cone variables of w moved onto the central path, in the lanes of `mask`: a smoothed projection.
+    //   orthant: with c = γ − a s, γ = (c + √(c² + 4κa))/2 and s = κ/γ (Chen and Harker 1993; Kanzow 1996; Smale 1987);
+    //   friction: with the height ξ₁ = μγ given, t = β − b η₂₃ is split into β inside the disc of that radius and the slip.
+    // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: they are at least a = m/3h and b = m
+    // (of the body), and more where other bodies hold it and the last two of Newton's points say so (weight_of in path_maps.py).
+    // `before`: in the places of w, Newton's points of the call before, of use in the lanes of `known`; becomes those of w as given.
+    void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known) const {
+        ConeElements<T>::each([&](auto element) { element.project(*this, problem, kappa, mask, w, before, known); });
+    }
+
+private:
+    std::vector<Mask<T>> flying;  // per body
+    std::vector<T> x;  // by rows of the matrix
+
+    // (p, q₂₃) of a plainly linearized product that should change by ρ.
+    static TD_INLINE Vec3<T> aim_plain(const Vec3<T> &xi, const Vec3<T> &rho) {
+        const Vec3<T> q = arrow_solve(xi, rho);
+        return {rho.x / xi.x, q.y, q.z};
+    }
+};
+
+}  // namespace torchdojo

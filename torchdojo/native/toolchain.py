@@ -1,0 +1,151 @@
+"""The compiler of the native kernel: which one, with which flags, and what tells this machine from another."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = [
+    "CPU_CHOICES",
+    "LANGUAGE",
+    "OPENMP_CHOICES",
+    "OPTIMISED",
+    "SANITIZED",
+    "NativeUnavailable",
+    "compiler_version",
+    "cpu_features",
+    "find_compiler",
+    "libc",
+    "require_asan_runtime",
+    "say",
+    "settle_flags",
+]
+
+LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math")
+OPTIMISED = ("-O3",)
+SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+
+# Ways to ask for the same thing, best first, each as (compiler flags, linker flags): the first that the compiler takes is used.
+# (Compilers hold copies in registers of 512 bits for expensive and make two of one: what was written in halves is then waited for where it
+# is read whole.)
+CPU_CHOICES = (
+    (("-march=native", "-mmove-max=512", "-mstore-max=512"), ()),
+    (("-march=native",), ()),
+    (("-mcpu=native",), ()),
+    ((), ()),
+)
+OPENMP_CHOICES = ((("-fopenmp",), ("-fopenmp",)), (("-Xpreprocessor", "-fopenmp"), ("-lomp",)), ((), ()))  # the second: Apple's clang
+
+
+class NativeUnavailable(RuntimeError):  # noqa: N818 (it reads as a state, and users catch it by this name)
+    """The native kernel cannot be used here. The message says what failed and how to mend it."""
+
+
+def find_compiler() -> tuple[str, tuple[str, ...]]:
+    """(absolute path of the C++ compiler, flags given with it): $CXX, else the first of c++, g++ and clang++ on the PATH."""
+    chosen = os.environ.get("CXX", "").strip()
+    try:
+        words = [chosen] if shutil.which(chosen) else shlex.split(chosen)  # a path with a space, or `ccache g++ -m64`
+    except ValueError:  # an open quotation mark
+        words = [chosen]
+    if len(words) > 1 and os.path.basename(words[0]) in ("ccache", "sccache"):
+        del words[0]  # torch puts it in front by itself
+    for name in words[:1] or ("c++", "g++", "clang++"):
+        path = shutil.which(name)
+        if path is not None:
+            return os.path.abspath(path), tuple(words[1:])
+    missing = f"CXX={chosen} is not a program" if chosen else "there is no c++, g++ or clang++ on the PATH"
+    raise NativeUnavailable(f"No C++ compiler: {missing}. Install g++ or clang++, or set CXX to the path of one.")
+
+
+def compiler_version(compiler: str) -> str:
+    """Everything that ``compiler --version`` prints."""
+    try:
+        return _run_compiler([compiler, "--version"], check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NativeUnavailable(f"The C++ compiler {compiler} does not run: {error}. Install g++ or clang++, or set CXX.") from error
+
+
+def _run_compiler(command: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
+    # LD_PRELOAD may hold the AddressSanitizer, which is meant for this process and not for the compiler.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"LC_ALL": "C"}
+    return subprocess.run(
+        command, env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=check
+    )
+
+
+def cpu_features() -> list[str]:
+    """What tells this CPU from another: a home shared by unlike machines must never run code built for the other one."""
+    x86 = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags"}
+    others = {"Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "isa"}
+    found = [platform.machine()]
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if not line.strip() and len(found) > 1:
+                    break  # the first processor is enough, and reading all of 256 takes milliseconds
+                if name.strip() in x86 | others:
+                    found.append(f"{name.strip()}: {' '.join(sorted(value.split()))}")
+    except OSError:
+        pass
+    return found if len(found) > 1 else [*found, platform.processor(), platform.platform()]
+
+
+def libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (AttributeError, OSError, ValueError):
+        return ""
+
+
+def require_asan_runtime(compiler: str) -> None:
+    # Opening a library with AddressSanitizer in a process without its runtime ends the process on the spot.
+    if not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise NativeUnavailable(
+            "TORCHDOJO_SANITIZE=1: the runtime of the AddressSanitizer is not in this process. Start python with\n"
+            f'  LD_PRELOAD="$({compiler} -print-file-name=libasan.so) $({compiler} -print-file-name=libstdc++.so)" '
+            "ASAN_OPTIONS=detect_leaks=0"
+        )
+
+
+def settle_flags(folder: Path, compiler: str, flags: Sequence[str], sanitize: bool) -> tuple[list[str], list[str]]:
+    """(compiler flags, linker flags): those given and the best of each choice that this compiler takes. Probes are compiled in a folder."""
+    compile_flags, link_flags = list(flags), list(SANITIZED[2:3]) if sanitize else []
+    if sanitize and "clang" in compiler_version(compiler):
+        link_flags.append("-shared-libasan")  # the default of GCC
+    probes = (
+        (CPU_CHOICES, "int probe() { return 0; }"),
+        (OPENMP_CHOICES, "#include <omp.h>\nint probe() { return omp_get_max_threads(); }"),
+    )
+    for choices, text in probes:
+        for compile_choice, link_choice in choices:
+            if not (compile_choice or link_choice):
+                say(f"{compiler} does not take {' '.join(choices[0][0])}: the kernel is built without, and is slower")
+            elif not _compiles(folder, [compiler, *compile_flags, *compile_choice], text, [*link_flags, *link_choice]):
+                continue
+            compile_flags += compile_choice
+            link_flags += link_choice
+            break
+    return compile_flags, link_flags
+
+
+def _compiles(folder: Path, command: list[str], text: str, link_flags: list[str]) -> bool:
+    source, target = folder / "probe.cpp", folder / "probe.out"
+    source.write_text(text + "\n")
+    try:
+        done = _run_compiler([*command, "-fPIC", "-shared", str(source), "-o", str(target), *link_flags])
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def say(message: str) -> None:
+    print(f"torchdojo: {message}", file=sys.stderr, flush=True)
