@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from user_elements import Cardan, Slider, TwoAngles, arm, cardan_arm
 
 import torchdojo as td
 from torchdojo.elements import Pose
+from user_elements import Cardan, Slider, TwoAngles, arm, cardan_arm
 
 REFERENCE = td.SolverOptions(backend="reference")
 

@@ -95,7 +95,7 @@ class NonlinearContact(FrictionalContact):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         touch = self.touch(motions)
         tangents = orthonormal_complement(touch.normal)
-        gamma, (xi, eta) = impulse[..., :1], self._sliding(impulse, slack)
+        gamma, (xi, eta) = impulse[..., :1], self.sliding_pair(impulse, slack)
         force = gamma * touch.normal + (tangents * xi[..., 1:, None]).sum(-2)
         cone_height = xi[..., :1] - self.friction[..., None] * gamma
         slip = (tangents * self.slip(motions, touch)[..., None, :]).sum(-1)
@@ -115,7 +115,7 @@ class NonlinearContact(FrictionalContact):
             couple = rolling if couple is None else couple + rolling
         return self.wrenches(motions, touch, force, couple), torch.cat(rows, dim=-1)
 
-    def _sliding(self, impulse: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
+    def sliding_pair(self, impulse: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
         """ξ and η, (..., 3)."""
         piece = slice(self.cones.orthant, self.cones.orthant + 3)
         return impulse[..., piece], slack[..., piece]
@@ -165,7 +165,7 @@ class NonlinearContact(FrictionalContact):
         pairs = [(gamma[..., None], gap[..., None])]
         if self.cones.orthant > 1:
             pairs.append(pyramid_at_limit(pressed, impulse[..., 1:4], slack[..., 1:4], mass[..., 1], compliance))
-        pairs.append(disc_at_limit(pressed, *self._sliding(impulse, slack), mass[..., 0], compliance))
+        pairs.append(disc_at_limit(pressed, *self.sliding_pair(impulse, slack), mass[..., 0], compliance))
         if self.cones.second_order > 1:
             pairs.append(disc_at_limit(pressed, impulse[..., -3:], slack[..., -3:], mass[..., 1], compliance))
         return _join(pairs)

@@ -69,7 +69,7 @@ def _contact(contact: Contact, impulse: Tensor, slack: Tensor, mass: float, h: f
         return ActiveContact("open", gap, gamma)
     room, speed = 0.0, 0.0  # what is left of the friction, and the speed of the slip
     if isinstance(contact, NonlinearContact):
-        xi, eta = contact._sliding(impulse, slack)
+        xi, eta = contact.sliding_pair(impulse, slack)
         room, speed = float(xi[0] - xi[1:].norm()), float(eta[0] + eta[1:].norm())
     elif isinstance(contact, LinearContact):
         room, speed = float(slack[1]), float(impulse[1])
