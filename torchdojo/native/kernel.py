@@ -33,7 +33,7 @@ __all__ = [
 
 
 class StepImpacts(NamedTuple):
-    """K impacts of the N rollouts (`Impacts` in solver/impacts.py).
+    """K impacts of the N rollouts (`Impacts` in gradients/impacts.py).
 
     step: (N, T) which of them each step has, or −1. before, after, slope: (K, nb, 13). component: (K, nb).
     """
@@ -140,7 +140,7 @@ def adjoint(
 
 
 def near_limit(problem: Problem, out: Outputs) -> Tensor:
-    """Solutions of all steps on the way to the limit κ → 0 (`hardened` in solver/limit.py), (N, T, n)."""
+    """Solutions of all steps on the way to the limit κ → 0 (`hardened` in gradients/hard_limit.py), (N, T, n)."""
     result = torch.empty_like(out.w)
     with _Call(problem, out) as call:
         call.kernel.td_near_limit(call.handle, call.options, call.rollout, _address(result))

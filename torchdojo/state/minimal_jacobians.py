@@ -1,4 +1,4 @@
-"""Derivatives of the maps between minimal and maximal states (state.py), by hand, for all joints of a tree at once.
+"""Derivatives of the maps between minimal and maximal states (minimal.py), by hand, for all joints of a tree at once.
 
 Tangents of poses are (dx, dφ), φ in the body frame: R' = R (1 + [dφ]×). Between a parent a and a child b, with the anchors p_a and p_b,
 

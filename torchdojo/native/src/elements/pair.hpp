@@ -1,4 +1,4 @@
-// Contacts between two bodies, and between shapes (contact_base.py): geometry by forward derivatives, the rest by hand.
+// Contacts between two bodies, and between shapes (elements/contact.py): geometry by forward derivatives, the rest by hand.
 //
 // At the next configuration: φ, the normal n from b to a, the tangents and the levers. Between bodies, the impulse P = γ n + Tᵀβ acts at the
 // current configuration and at a common point, with F = R and

@@ -116,7 +116,7 @@ private:
     std::vector<Mat3<T>> known_spin;  // of the known angular momentum, by ω
 
     // The compliance of held impulses, which they do not have in the limit, takes up compliance times ν of their right-hand sides. The
-    // change since the last time is what is left of them. With it in the place of g, refinement is the proximal point method (limit_maps.py).
+    // change since the last time is what is left of them. With it in the place of g, refinement is the proximal point method (hard_maps.py).
     void find_given_way() {
         ConeElements<T>::each([&](auto element) {
             element.each_held(*this, [&](int at, const R &nu) {

@@ -19,7 +19,7 @@ struct GradientJob {
     const double *near_limit;         // the solution on the way to the limit (`limit_options`), where that is known; may be null
 };
 
-// To continue a solution to the κ at which contacts are classified (`hardened` in solver/limit.py).
+// To continue a solution to the κ at which contacts are classified (`hardened` in gradients/hard_limit.py).
 inline Options limit_options(const Options &options) {
     Options own = options;
     own.kappa = std::min(options.kappa, constant::limit_kappa);
@@ -113,7 +113,7 @@ private:
         }
     }
 
-    // The solutions continued to the κ at which derivatives are taken (point_of_derivative in solver/limit.py): jobs with the same κ at
+    // The solutions continued to the κ at which derivatives are taken (point_of_derivative in gradients/hard_limit.py): jobs with the same κ at
     // once.
     void move(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         auto goal = [&](int j) { return options.limit ? std::min(options.kappa, constant::limit_kappa) : jobs[j].grad_kappa; };
@@ -158,7 +158,7 @@ private:
     }
 
     // Where opening pressed contacts makes a larger gradient than the exact one just computed, that takes its place (better_of in
-    // solver/limit.py, which says what this is for).
+    // gradients/hard_limit.py, which says what this is for).
     void escape() {
         const T *nu = adjoint.multiplier.data();
         T best = controls();

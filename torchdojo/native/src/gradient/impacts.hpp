@@ -1,4 +1,4 @@
-// What impacts add to the backward pass of a step, around that of the step itself (solver/impacts.py, which derives it):
+// What impacts add to the backward pass of a step, around that of the step itself (gradients/impacts.py, which derives it):
 //
 //   dz⁺ = D (dz + f⁻ dτ) − f⁺ dτ,   dτ = slope · dz
 //

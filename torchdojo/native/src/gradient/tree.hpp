@@ -1,4 +1,4 @@
-// Minimal coordinates (q, q̇) of a tree of joints: the state that has them, and its derivative (state.py, state_jacobians.py).
+// Minimal coordinates (q, q̇) of a tree of joints: the state that has them, and its derivative (state/minimal.py, minimal_jacobians.py).
 //
 // Between a parent a and a child b, p the relative orientation and e the displacement of the anchors in the parent's frame, coordinates are
 // A_t e and A_r log p with the free axes in the rows of A, and rates their backward differences over the step that led here,
