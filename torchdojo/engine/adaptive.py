@@ -13,9 +13,9 @@ the next is momentum. Linear momentum m v does not know h, but the angular momen
 is converted (`change_timestep`), and the state always has the ω that goes with the mechanism's timestep. So a body in free flight is in the
 same place after one step and after two halves, and splitting does not change its momentum.
 
-The solver's own halves, of steps that have no solution (gradients/reference_step.py), hand on v and ω as numbers and kick each half: two of them fall h²a/4
-less than one step at acceleration a, and change the angular momentum by O(h²|ω|²). Where the alternative is no step at all that is little.
-Here, where splitting is to improve on a step, it is not: quadrupeds came out up to 2.2 times less accurate than without splitting.
+The solver's own halves, of steps that have no solution (`halve` in gradients/reference_step.py), hand on v and ω as numbers and kick each
+half. Two of them fall h²a/4 less than one step at acceleration a, and change the angular momentum by O(h²|ω|²). Where the alternative is no
+step at all, that is little. Here splitting is to improve on a step, and quadrupeds came out up to 2.2 times less accurate than without.
 
 What it costs: three solves where one would do, since every step is tried in halves, and Python around them: some 5 ms a step with impacts.
 Where accuracy is wanted of all steps alike, a smaller timestep throughout, which runs inside the kernel, is often faster on the clock.

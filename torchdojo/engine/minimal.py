@@ -1,7 +1,8 @@
 """Steps in minimal coordinates: (q, q̇) to the maximal state, one step of it, and back.
 
-Both maps are smooth functions of plain numbers (state.py), so a step in minimal coordinates is one too, and what differentiates the step
-differentiates it: autograd through the three in turn, or their Jacobians multiplied (state/minimal_jacobians.py; by the kernel: native/minimal.py).
+Both maps are smooth functions of plain numbers (state/minimal.py), so a step in minimal coordinates is one too. Its derivatives follow from
+those of the step: autograd goes through the three in turn, or their Jacobians are multiplied (state/minimal_jacobians.py; in the kernel:
+native/minimal.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Forward mode through the kernel: tangents of a rollout, from its solutions.
 
-The kernel takes the steps. The tangent of each is T of gradients/implicit.py at the solution that the kernel found, with the residual of the
-reference, so that it follows every input: z, u, wrench and all parameters. That costs about one Newton iteration of the reference per step,
-some milliseconds, and `torch.func.jacfwd` makes a batch of its directions; `mech.jacobians` is far faster where z and u are all.
+The kernel takes the steps. The tangent of each is T of gradients/implicit.py at the solution that the kernel found, with the residual of
+the reference, so that it follows every input: z, u, wrench and all parameters. That costs about one Newton iteration of the reference per
+step, some milliseconds, and `torch.func.jacfwd` makes a batch of its directions; `mech.jacobians` is far faster where z and u are all.
 """
 
 from __future__ import annotations
