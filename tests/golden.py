@@ -47,7 +47,7 @@ def _rows(rows: list[list[float]]) -> Tensor:
 
 
 def _constrained(joint: td.StandardJoint, free: int) -> Tensor:
-    rows = joint._rows(free)[1]
+    rows = joint.directions(free)[1]
     return torch.eye(3) if rows is None else rows
 
 

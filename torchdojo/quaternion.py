@@ -29,6 +29,9 @@ def cross(a: Tensor, b: Tensor) -> Tensor:
     """Cross product over the last dimension with broadcasting, (..., 3)."""
     if a.ndim != b.ndim:
         a, b = torch.broadcast_tensors(a, b)
+    if a.dtype != b.dtype:  # a constant in a user's code, say, in torch's default dtype
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(dtype), b.to(dtype)
     return torch.linalg.cross(a, b, dim=-1)
 
 

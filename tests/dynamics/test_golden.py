@@ -15,7 +15,6 @@ from conftest import shared_path
 from golden import GoldenCase, load_case
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, orthonormal_complement
-from torchdojo.elements.joints import _expand
 
 FOLDER = shared_path("golden")
 DESCRIPTIONS: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in sorted(FOLDER.glob("*.json")) if p.stem != "index"}
@@ -156,7 +155,7 @@ class OriginalInputs(td.StandardJoint):
         ((f_a, t_a), (f_b, t_b)), rows = super().residual(motions, impulse, slack, u, timestep)
         parent, child = (motion.pose for motion in motions)
         frame = quat.multiply(parent.q, self.orientation_offset)
-        force = quat.rotate(frame, _expand(self._rows(self.free_translations)[0], timestep * u[..., : self.free_translations]))
+        force = quat.rotate(frame, self.expanded(timestep * u)[0])
         child_lever = quat.rotate(child.q, self.child_anchor)
         parent_lever = child.x + child_lever - parent.x
         t_a = t_a + 0.5 * quat.inverse_rotate(parent.q, quat.cross(parent_lever, force))

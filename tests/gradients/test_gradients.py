@@ -164,7 +164,7 @@ def test_signed_distance_network_gets_gradients() -> None:
     height = float(mech.contacts["skin"].net(torch.zeros(2)))
     z = mech.initial_state(ball=dict(position=(0.0, 0.0, height + 0.22), velocity=(0.5, 0.2, -2.0)))
     assert bool((mech.distances(mech(z)) > 0).all())
-    report = td.testing.check_gradients(mech, z, directions=6, tolerance=TOLERANCE)
+    report = td.testing.check_gradients(mech, z, parameters=["contacts.skin.net"], directions=3, tolerance=TOLERANCE)
     assert {f"contacts.skin.net.{k} -> state" for k in ("0.weight", "0.bias", "2.weight", "2.bias")} <= set(report.errors)
     assert float(report.numeric["contacts.skin.net.2.bias -> state"].abs().max()) > 1e-3
 

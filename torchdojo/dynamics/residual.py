@@ -23,6 +23,9 @@ from torchdojo.state.unknowns import FIRST_ELEMENT
 __all__ = ["ElementJacobian", "StepProblem"]
 
 
+_REMEDY = "make the constants in its code of the poses' dtype, parent.x.new_tensor(...), and its tensors {}"
+
+
 class ElementJacobian(NamedTuple):
     """Derivatives of the elements of one group with respect to some local variables: impulses on the k bodies and the m own rows."""
 
@@ -74,8 +77,19 @@ class StepProblem:
         self, element: Element, pose: Pose, twist: Tensor, incoming: Tensor, impulse: Tensor, slack: Tensor, u: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(impulses on bodies (..., E, 6k), own rows (..., E, m)) from poses (..., E, k, ·), twists (..., E, k, 6) and local unknowns."""
-        wrenches, rows = element.residual(self.motions(pose, twist, incoming), impulse, slack, u, self.timestep[:, None, None])
-        return torch.cat([part for pair in wrenches for part in pair], dim=-1), rows
+        try:
+            wrenches, rows = element.residual(self.motions(pose, twist, incoming), impulse, slack, u, self.timestep[:, None, None])
+        except RuntimeError as error:
+            if "dtype" in str(error) or "scalar type" in str(error):
+                raise TypeError(f"{type(element).__name__}: {error}; {_REMEDY.format(twist.dtype)}") from error
+            raise
+        wrench = torch.cat([part for pair in wrenches for part in pair], dim=-1)
+        if wrench.dtype != twist.dtype or rows.dtype != twist.dtype:
+            raise TypeError(
+                f"{type(element).__name__}: its impulses are {wrench.dtype} and its rows {rows.dtype} in a mechanism of {twist.dtype}; "
+                f"{_REMEDY.format(twist.dtype)}"
+            )
+        return wrench, rows
 
     def motions(self, pose: Pose, twist: Tensor, incoming: Tensor) -> tuple[Motion, ...]:
         """One `Motion` per body of an element, from poses (..., E, k, ·) and twists (..., E, k, 6)."""

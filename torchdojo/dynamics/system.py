@@ -151,8 +151,19 @@ class System:
         for group in self.groups:
             for name, ndim in group.fields.items():
                 tensors.append(stacked([getattr(member, name) for member in group.members], ndim))
-            tensors += [_lookup(group.template, name) for name in group.extra]
+            tensors += [self._own(group, name, timestep.dtype) for name in group.extra]
         return tensors
+
+    def _own(self, group: Group, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor that a user registered, which must have the dtype of the mechanism."""
+        tensor = _lookup(group.template, name)
+        if tensor.is_floating_point() and tensor.dtype != dtype:
+            key = next(key for key, element in self.elements.items() if element is group.template)
+            raise TypeError(
+                f"{key}: its tensor {name!r} is {tensor.dtype}, the mechanism {dtype} (plain numbers of physical modules are float64); "
+                f"convert it before, nn.Parameter(torch.tensor(1.0).double()), or all at once, mech.to({dtype})"
+            )
+        return tensor
 
     def named_parameters(self, parameters: Sequence[_T]) -> list[dict[str, _T]]:
         """Per group, its stacked `parameters`, or values that belong to them, by name: physical fields, then tensors of its own."""

@@ -196,7 +196,7 @@ class StandardJoint(Joint):
 
     # -- the directions ------------------------------------------------------------------------------------------------------------------
 
-    def _rows(self, free: int) -> tuple[Tensor | None, Tensor | None]:
+    def directions(self, free: int) -> tuple[Tensor | None, Tensor | None]:
         """Free rows (..., free, 3) and constrained rows (..., 3 − free, 3) in the joint frame; None stands for all three axes."""
         if free == 0:
             return torch.zeros(0, 3, dtype=self.axis.dtype, device=self.axis.device), None
@@ -214,14 +214,14 @@ class StandardJoint(Joint):
     @property
     def free_translational_axes(self) -> Tensor:
         """Directions of the free translations in the PARENT frame, (..., free_translations, 3)."""
-        free, _ = self._rows(self.free_translations)
+        free, _ = self.directions(self.free_translations)
         rows = torch.eye(3, dtype=self.axis.dtype, device=self.axis.device) if free is None else free
         return quat.rotate(self._offset[..., None, :], rows)
 
     @property
     def free_rotational_axes(self) -> Tensor:
         """Axes of the free rotations in the joint frame, (..., free_rotations, 3)."""
-        free, _ = self._rows(self.free_rotations)
+        free, _ = self.directions(self.free_rotations)
         return torch.eye(3, dtype=self.axis.dtype, device=self.axis.device) if free is None else free
 
     # -- kinematics ----------------------------------------------------------------------------------------------------------------------
@@ -235,22 +235,22 @@ class StandardJoint(Joint):
     def constraint(self, parent: Pose, child: Pose) -> Tensor:
         """Rows C_T d and C_R vec(p), (..., num_rows) [m, half-angle]."""
         d, p = self.displacement(parent, child)
-        _, translational = self._rows(self.free_translations)
-        _, rotational = self._rows(self.free_rotations)
+        _, translational = self.directions(self.free_translations)
+        _, rotational = self.directions(self.free_rotations)
         return torch.cat((_project(translational, d), _project(rotational, p[..., 1:])), dim=-1)
 
     def coordinates(self, parent: Pose, child: Pose) -> Tensor:
         """Free coordinates, translations [m] then rotations [rad] (components of the rotation vector), (..., num_coordinates)."""
         d, p = self.displacement(parent, child)
-        translational, _ = self._rows(self.free_translations)
-        rotational, _ = self._rows(self.free_rotations)
+        translational, _ = self.directions(self.free_translations)
+        rotational, _ = self.directions(self.free_rotations)
         return torch.cat((_project(translational, d), _project(rotational, quat.rotation_vector(p))), dim=-1)
 
     def coordinates_near(self, parent: Pose, child: Pose, near: Tensor) -> Tensor:
         if self.free_rotations != 1:
             return self.coordinates(parent, child)
         d, p = self.displacement(parent, child)
-        translational, rotational = self._rows(self.free_translations)[0], self._rows(self.free_rotations)[0]
+        translational, rotational = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
         angle = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
         turns = torch.round((near - angle).detach() / (2 * torch.pi))
         return torch.cat((_project(translational, d), angle + 2 * torch.pi * turns), dim=-1)
@@ -263,13 +263,13 @@ class StandardJoint(Joint):
         axis both are the same.
         """
         (d, p), (d_after, p_after) = self.displacement(*before), self.displacement(*after)
-        free_t, free_r = self._rows(self.free_translations)[0], self._rows(self.free_rotations)[0]
+        free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
         turn = quat.multiply(quat.conjugate(p), p_after) if of_child else quat.multiply(p_after, quat.conjugate(p))
         return torch.cat((_project(free_t, d_after - d), _project(free_r, quat.rotation_vector(turn))), dim=-1) / timestep
 
     def expanded(self, along: Tensor) -> tuple[Tensor, Tensor]:
         """Force and torque (..., 3), joint frame, of forces on the free coordinates (..., num_coordinates), as those of inputs."""
-        free_t, free_r = self._rows(self.free_translations)[0], self._rows(self.free_rotations)[0]
+        free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
         return _expand(free_t, along[..., : self.free_translations]), _expand(free_r, along[..., self.free_translations :])
 
     def act_along(self, parent: Pose, child: Pose, along: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -320,8 +320,8 @@ class StandardJoint(Joint):
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         parent, child = motions
-        free_t, held_t = self._rows(self.free_translations)
-        free_r, held_r = self._rows(self.free_rotations)
+        free_t, held_t = self.directions(self.free_translations)
+        free_r, held_r = self.directions(self.free_rotations)
         rows_t = 3 - self.free_translations
         _, p, _, _ = place = self._place(parent.pose, child.pose)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.elements.contact import Contact
-from torchdojo.elements.hard_maps import COMPLIANCE, LIMIT_ITERATIONS, LIMIT_KAPPA, LIMIT_REFINEMENTS
+from torchdojo.elements.hard_maps import COMPLIANCE, HARD_ITERATIONS, HARD_KAPPA, HARD_REFINEMENTS
 from torchdojo.solver.interior_point import follow_central_path
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import GradientMode, SolverOptions, Status
@@ -23,8 +23,8 @@ TIE = 1e-6  # relative margin by which a squared gradient must exceed another on
 # have an error of 2e-4. The kernel factors contacts between two bodies without pivoting: at 2e8, the error is 1e-5.
 LARGEST_STIFFNESS, LARGEST_BETWEEN = 1e11, 1e8
 SMALL_KAPPA = 1e-9  # above this κ, no ordinary contact is that stiff: it would take 1 N·s on a milligram
-LIMIT_RESIDUAL_TOL = 1e-9  # smaller tolerances are below rounding at LIMIT_KAPPA
-LIMIT_PATH_TOL = 0.99  # products are exact on the path, up to the rounding of impulse times slip, which is far above 1e-3 of LIMIT_KAPPA
+LIMIT_RESIDUAL_TOL = 1e-9  # smaller tolerances are below rounding at HARD_KAPPA
+LIMIT_PATH_TOL = 0.99  # products are exact on the path, up to the rounding of impulse times slip, which is far above 1e-3 of HARD_KAPPA
 
 
 def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions, grad_kappa: Tensor | None = None) -> Tensor:
@@ -48,7 +48,7 @@ def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions,
 def derivative_system(problem: StepProblem, point: Tensor, options: SolverOptions) -> tuple[KKT, int]:
     """The derivative of the residual at a `point_of_derivative`, and the number of refinements that its solutions need."""
     if GradientMode(options.gradient_mode).needs_limit:
-        return _hard_system(problem, point), LIMIT_REFINEMENTS
+        return _hard_system(problem, point), HARD_REFINEMENTS
     return KKT(problem, point), 1
 
 
@@ -57,26 +57,26 @@ def _hard_system(problem: StepProblem, point: Tensor) -> KKT:
 
 
 def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
-    """Continue the solution w (N, n) to `LIMIT_KAPPA`, where contacts that have a class (open, sticking, sliding) show it beyond doubt.
+    """Continue the solution w (N, n) to `HARD_KAPPA`, where contacts that have a class (open, sticking, sliding) show it beyond doubt.
 
     If the solution does not arrive in a few full steps, contacts change on the way, as with a box that comes down flat. The hard motion may
     then be another one altogether. Such an environment keeps w, and the classes of its contacts at kappa.
     """
-    if options.kappa <= LIMIT_KAPPA:
+    if options.kappa <= HARD_KAPPA:
         return w
     hard = limit_options(options)
-    maximum = LIMIT_ITERATIONS + options.min_iterations
+    maximum = HARD_ITERATIONS + options.min_iterations
     solution = newton_on_path(problem, w, hard, maximum)
     if solution is None:
-        solution = follow_central_path(problem, w, LIMIT_KAPPA, hard, maximum)
+        solution = follow_central_path(problem, w, HARD_KAPPA, hard, maximum)
     arrived = (solution.status == int(Status.SUCCESS)) & (solution.iterations <= maximum)
     return torch.where(arrived[:, None], solution.w, w)
 
 
 def limit_options(options: SolverOptions) -> SolverOptions:
-    """The options at `LIMIT_KAPPA`, with tolerances that can be met there."""
+    """The options at `HARD_KAPPA`, with tolerances that can be met there."""
     tol = max(options.tolerances(torch.float64)[0], LIMIT_RESIDUAL_TOL)
-    kappa = min(options.kappa, LIMIT_KAPPA)
+    kappa = min(options.kappa, HARD_KAPPA)
     return dataclasses.replace(options, kappa=kappa, residual_tol=tol, central_path_tol=LIMIT_PATH_TOL)
 
 
@@ -121,7 +121,7 @@ def better_of(problem: StepProblem, point: Tensor, multiplier: Tensor, cotangent
             pair = element.at_limit(impulse, slack, mass, problem.timestep[:, None], COMPLIANCE)
             assert pair is not None  # `point` is itself a result of `at_limit`
             opened[:, group.impulse_index], opened[:, group.slack_index] = pair[0], pair[1].nan_to_num(posinf=1.0)
-        candidate = _hard_system(problem, opened).solve_transposed(cotangent, LIMIT_REFINEMENTS)
+        candidate = _hard_system(problem, opened).solve_transposed(cotangent, HARD_REFINEMENTS)
         size = _controls(problem, opened, candidate)
         better = size > (1 + TIE) * best
         best = torch.where(better, size, best)

@@ -153,7 +153,7 @@ def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:
 
 
 def _basis(axis: Tensor, free: int) -> Tensor:
-    """Rows of held directions, then of free directions, (..., 9), as `StandardJoint._rows` chooses them."""
+    """Rows of held directions, then of free directions, (..., 9), as `StandardJoint.directions` chooses them."""
     if free in (0, 3):
         return torch.eye(3, dtype=axis.dtype).flatten().expand(*axis.shape[:-1], 9)
     axis = unit(axis)

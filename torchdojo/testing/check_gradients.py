@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,8 +63,10 @@ def check_gradients(
         AssertionError: an error above `tolerance`, or a gradient that is not finite.
     """
     # Gradients are compared at kappa itself.
+    prefixes = ("",) if parameters is True else () if parameters is False else tuple(parameters)
+    names = [name for name, _ in mechanism.named_parameters() if name.startswith(prefixes)]
     with differences.converged(mechanism, grad_kappa=None, gradient_mode=GradientMode.CENTRAL_PATH):
-        report = _compare(Comparison("check_gradients", mechanism, z, u, None, seed), parameters, directions)
+        report = compare(Comparison("check_gradients", mechanism, z, u, None, seed), {name: [name] for name in names}, directions)
     for label, along in report.analytic.items():
         if not bool(torch.isfinite(along).all()):
             raise AssertionError(f"check_gradients: the gradient {label} is not finite: {along.tolist()}")
@@ -77,18 +79,17 @@ def check_gradients(
     return report
 
 
-def _compare(comparison: Comparison, parameters: bool | Sequence[str], directions: int | None) -> GradientReport:
+def compare(comparison: Comparison, groups: Mapping[str, Sequence[str]], directions: int | None) -> GradientReport:
+    """Gradients of a random combination of the next state and one of the impulses beside differences; parameters of a group together."""
     weights = {"state": comparison.random(comparison.sizes["z"]), "impulses": comparison.random(comparison.base.impulses.shape[-1])}
 
     def losses(out: StepOutput) -> dict[str, Tensor]:
         return {"state": comparison.tangent(out) @ weights["state"], "impulses": out.impulses @ weights["impulses"]}
 
-    prefixes = ("",) if parameters is True else () if parameters is False else tuple(parameters)
-    names = [name for name, _ in comparison.mechanism.named_parameters() if name.startswith(prefixes)]
-    gradients = comparison.gradients(losses, names)
+    gradients = comparison.gradients(losses, [name for group in groups.values() for name in group])
     report = GradientReport({}, {}, {})
     sensitivity: dict[str, float] = {}
-    for entry in (comparison.whole("z"), comparison.whole("u"), *comparison.parameters({name: [name] for name in names})):
+    for entry in (comparison.whole("z"), comparison.whole("u"), *comparison.parameters(groups)):
         basis = differences.directions(len(entry.pick(next(iter(gradients.values())))), directions, comparison.generator).to(torch.float64)
         if not len(basis):
             continue
@@ -98,7 +99,7 @@ def _compare(comparison: Comparison, parameters: bool | Sequence[str], direction
             scale = max(largest, 1e-3 * max(1.0, sensitivity.setdefault(key, largest)))
             label = f"{entry.name} -> {key}"
             report.analytic[label], report.numeric[label] = analytic, numeric
-            report.errors[label] = float((analytic - numeric).abs().max()) / scale
+            report.errors[label] = float((analytic - numeric).abs().nan_to_num(nan=torch.inf).max()) / scale
     return report
 
 

@@ -1,5 +1,5 @@
-// Forward derivatives: a value and its derivatives by the poses of two bodies (x, φ of the one, x, φ of the other), or by the numbers of a
-// shape. For the geometry of contacts between shapes, where derivatives by hand would be long.
+// Forward derivatives: a value and its derivatives by the poses of two bodies (x, φ of each), or by the numbers of a shape. The geometry of
+// contacts between shapes uses them, since derivatives by hand would be long.
 #pragma once
 
 #include <type_traits>

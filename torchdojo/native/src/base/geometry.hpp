@@ -1,5 +1,4 @@
-// Nearest points of spheres, capsules and boxes: torchdojo/geometry/distance.py and pairs.py, which say why, for any scalar: S is T, or Dual
-// over it.
+// Nearest points of spheres, capsules and boxes for any scalar S: T, or Dual over T. torchdojo/geometry/distance.py and pairs.py say why.
 #pragma once
 
 #include "base/dual.hpp"
@@ -8,9 +7,9 @@
 namespace torchdojo {
 namespace geometry {
 
-constexpr int numbers(int kind) { return shape_sizes[kind]; }  // in the packed parameters
+constexpr int numbers(int kind) { return shape_sizes[kind]; }  // count in the packed parameters
 
-// A shape in space. Extent: half the length of a capsule's segment along its z, half the edges of a box.
+// A shape in space. Its extent is half the length of a capsule's segment along its z axis, or half the edges of a box.
 template <class S>
 struct Solid {
     Vec3<S> position;
@@ -18,7 +17,7 @@ struct Solid {
     S radius, half[3];
 };
 
-// Signed distance, unit normal from b to a, and the point of a that is nearest.
+// Signed distance, unit normal from b to a, and the nearest point of a.
 template <class S>
 struct Witness {
     S distance;
@@ -48,7 +47,7 @@ struct Shapes {
         length = pick(apart, root, zero);
     }
 
-    // s and t of the nearest points of segments centre ± u, ± v; `difference` from the second centre to the first.
+    // s and t of the nearest points of segments center ± u, ± v; `difference` leads from the second center to the first.
     static void segments(const Vec3<S> &u, const Vec3<S> &v, const Vec3<S> &difference, S &s, S &t) {
         const S a = number(1 + parallel) * dot(u, u), e = number(1 + parallel) * dot(v, v);
         const S b = dot(u, v), c = dot(u, difference), f = dot(v, difference);
@@ -78,7 +77,7 @@ struct Shapes {
         distance = pick(outside, length, depth);
     }
 
-    // s of the point of a segment that is nearest to a box.
+    // Parameter s of the point of a segment that is nearest to a box.
     static S segment_box(const Vec3<S> &centre, const Vec3<S> &u, const S *half) {
         const S one = number(1), zero = number(0);
         S stops[8];
@@ -89,7 +88,7 @@ struct Shapes {
             stops[3 + k] = pick(crosses, clamp((-half[k] - centre[k]) * slope, -1, 1), one);
         }
         stops[6] = number(-1), stops[7] = one;
-        for (int i = 1; i < 8; ++i)  // insertion, from the smallest
+        for (int i = 1; i < 8; ++i)  // insertion sort, from the smallest
             for (int k = i; k > 0; --k) {
                 const M swap = stops[k] < stops[k - 1];
                 const S low = pick(swap, stops[k], stops[k - 1]);
@@ -105,7 +104,7 @@ struct Shapes {
                 values[i] = values[i] + u[k] * (p - clamped);
             }
         }
-        // The interval in which the sign changes: its first end is the last one below zero.
+        // The sign changes in the interval whose first end is the last end below zero.
         S s0 = stops[0], s1 = stops[1], g0 = values[0], g1 = values[1];
         for (int i = 1; i < 7; ++i) {
             const M later = values[i] < zero;

@@ -122,8 +122,8 @@ TD_INLINE Mat3<T> symmetric_inverse(const Mat3<T> &a) {
              inverse * xy.z}};
 }
 
-// atan2(s, c) for s, c >= 0, in lanes: reduced to |x| <= tan(π/8), then a rational approximation (coefficients of Moshier's Cephes library,
-// good to 2e-16 there).
+// atan2(s, c) for s, c >= 0, in lanes: reduced to |x| <= tan(π/8), then a rational approximation with the coefficients of Moshier's Cephes
+// library, which has an error of 2e-16.
 template <class T>
 TD_INLINE T first_quadrant_angle(const T &s, const T &c) {
     const Mask<T> steep = s > c;
@@ -142,8 +142,8 @@ TD_INLINE T first_quadrant_angle(const T &s, const T &c) {
     return select(steep, 1.57079632679489661923 - angle, angle);
 }
 
-// Axis times angle θ of the shorter of the rotations q and −q, and how it changes: by J_r⁻¹ φ when the rotation is followed by a small
-// rotation φ in its own (body) frame, by J_l⁻¹ φ when preceded by one, with
+// Axis times angle θ of the shorter of the rotations q and −q, and its changes. A small rotation φ in the body frame after the rotation
+// changes θ by J_r⁻¹ φ; a small rotation φ before it changes θ by J_l⁻¹ φ, with
 //     J_r⁻¹ = I + ½[θ]× + c [θ]×²,   J_l⁻¹ = I − ½[θ]× + c [θ]×²,   c = (1 − (|θ|/2) cot(|θ|/2)) / |θ|².
 template <class T>
 struct RotationVector {
@@ -159,7 +159,7 @@ TD_INLINE RotationVector<T> rotation_vector(const Quat<T> &q) {
     const Mask<T> tiny = squared < broadcast<T>(1e-16), small = squared < broadcast<T>(1e-6);
     const T sine = sqrt(select(tiny, broadcast<T>(1.0), squared)), angle = 2.0 * first_quadrant_angle(sine, cosine);
     const T scale = select(tiny, 2.0 - squared / 3.0, angle / sine);
-    // (the series where 1 − (θ/2) cot(θ/2) would cancel; θ² = 4 sin²(θ/2) there to the order that counts)
+    // The series is taken where 1 − (θ/2) cot(θ/2) would cancel; there θ² = 4 sin²(θ/2) to the order that counts.
     const T curvature = select(small, 1.0 / 12.0 + squared / 180.0, (1.0 - 0.5 * scale * cosine) / (angle * angle));
     return {scale * u, curvature};
 }

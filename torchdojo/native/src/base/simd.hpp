@@ -1,7 +1,7 @@
 // The scalar types of the kernel: `double` for one environment, `Pack` for several side by side in one vector register.
 //
 // Everything else is a template on the scalar T and is written once. A comparison of scalars gives a Mask<T>; `select` chooses lane by
-// lane. No operation mixes lanes, so what happens in one lane (a NaN included) changes no bit of another.
+// lane. No operation mixes lanes, so a value in one lane (a NaN included) changes no bit of another.
 #pragma once
 
 #include <cmath>
@@ -49,7 +49,7 @@ constexpr int lanes = Traits<T>::lanes;
 
 template <class T>
 TD_INLINE T broadcast(double x) {
-    return x - T{};  // (x + T{} would turn -0 into +0)
+    return x - T{};  // x + T{} would turn -0 into +0
 }
 
 TD_INLINE double get(double x, int) { return x; }
@@ -96,7 +96,7 @@ TD_INLINE T abs(const T &a) {
 TD_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
 TD_INLINE Pack sqrt(const Pack &x) {
 #if defined(__AVX512F__)
-    return _mm512_sqrt_pd(x);  // (of a loop, compilers make two halves)
+    return _mm512_sqrt_pd(x);  // compilers turn a loop into two halves
 #else
     Pack r;
     for (int i = 0; i < pack_lanes; ++i) r[i] = __builtin_sqrt(x[i]);

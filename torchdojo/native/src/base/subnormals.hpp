@@ -1,7 +1,7 @@
-// Numbers below 2.2e-308 count as zero while an object of this lives, on its thread.
+// Numbers below 2.2e-308 count as zero on the thread of such an object while it lives.
 //
-// Gradients by what hardly matters fade over a long rollout (those out of the plane of planar robots, by a factor in each step) until they
-// are that small, and a processor takes a hundred times as long for such numbers: backward through 1000 steps of half-cheetah took six
+// Gradients by variables that hardly matter fade over a long rollout by a factor in each step, for instance out of the plane of planar
+// robots. A processor takes a hundred times as long for numbers that small: backward through 1000 steps of half-cheetah would take six
 // times as long.
 #pragma once
 

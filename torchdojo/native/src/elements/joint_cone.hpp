@@ -9,6 +9,7 @@
 
 #include "elements/free.hpp"
 #include "elements/path.hpp"
+#include "gradient/adjoint_state.hpp"
 #include "solver/cone_state.hpp"
 
 namespace torchdojo {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/math.hpp"
+#include "torchdojo_tables.hpp"
 
 namespace torchdojo {
 

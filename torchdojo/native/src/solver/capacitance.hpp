@@ -2,9 +2,9 @@
 //
 // With A the matrix without these contacts, whose factors keep their digits (refinement.hpp), the system is
 //     Aᵀ α + Cᵀ ν = b,   ν = K (g + Bᵀ α).
-// With W = A⁻ᵀ Cᵀ, found once, and y = A⁻ᵀ b it is solved by (I + K Bᵀ W) ν = K (g + Bᵀ y), α = y − W ν: a small capacitance matrix (Hager,
-// "Updating the inverse of a matrix", SIAM Review 31, 1989) and a product with W, in the place of a product with the matrix and a second
-// solution for refinement.
+// With W = A⁻ᵀ Cᵀ, computed once, and y = A⁻ᵀ b, its solution is (I + K Bᵀ W) ν = K (g + Bᵀ y), α = y − W ν. That takes a small
+// capacitance matrix (Hager, "Updating the inverse of a matrix", SIAM Review 31, 1989) and a product with W. It saves a product with the
+// matrix and a second solution for refinement.
 #pragma once
 
 #include <numeric>
@@ -20,7 +20,7 @@ public:
 
     std::vector<int> contacts;  // left out of the matrix
     std::vector<char> left_out;  // by contact
-    int size = 0;  // of ν: three, without friction one, for each of them
+    int size = 0;  // size of ν: three for each contact, or one without friction
     std::vector<T> spread;  // W, by rows of the matrix
 
     void clear() {
@@ -28,7 +28,7 @@ public:
         size = 0;
     }
 
-    // Takes the contacts of pressed bodies out of the condensed matrix, before it is factored; or none, where they are too many to pay.
+    // Takes the contacts of pressed bodies out of the condensed matrix before it is factored, or none if they are too many to pay.
     bool take(const Refinement<T> &refinement, Problem<T> &problem) {
         refinement.each_pressed(problem, [&](int32_t offset, const T *) {
             for (int c = 0; c < mechanism.num_contacts; ++c)
@@ -47,7 +47,7 @@ public:
     // Entry of K Bᵀ W.
     void set_entry(int row, int column, const T &value) { matrix[size_t(row) * size + column] = value + (row == column ? 1.0 : 0.0); }
 
-    // By Gauss with row scaling and partial pivoting.
+    // Factors by Gaussian elimination with row scaling and partial pivoting.
     void factor() {
         const int n = size;
         for (int r = 0; r < n; ++r) {
@@ -87,7 +87,7 @@ public:
         }
     }
 
-    // x −= W ν, several rows at once: sums of one row wait for each other.
+    // x −= W ν, several rows at once, since the sums of one row wait for each other.
     template <class R>
     void subtract_spread(const R *nu, R *x) const {
         constexpr int rows = 6;
@@ -108,7 +108,7 @@ public:
     }
 
 private:
-    static constexpr double most_work = 1.5;  // of products with W, in products with the matrix
+    static constexpr double most_work = 1.5;  // cost of the products with W, in products with the matrix
     const MechanismTable &mechanism;
     std::vector<T> matrix, scale;  // factors of I + K Bᵀ W, its rows scaled and in `order`
     std::vector<int> order;

@@ -11,7 +11,7 @@ struct ConeState {
     struct Pair {
         int impulse, slack;
     };
-    struct Second {  // a second-order cone: three places each, and its number among the frictions
+    struct Second {  // a second-order cone: three places of the impulse and of the slack, and its number among the frictions
         int impulse, slack, friction;
     };
     const MechanismTable &mechanism;
@@ -34,14 +34,14 @@ struct ConeState {
         });
     }
 
-    // f(friction, its number) of contacts, then of couples.
+    // Calls f(friction, its number) for contacts, then for couples.
     template <class F>
     TD_INLINE void for_each_friction(const F &f) const {
         for (size_t c = 0; c < mechanism.frictions.size(); ++c)
             if (mechanism.frictions[c].friction) f(mechanism.frictions[c], int(c));
     }
 
-    // Rows of the equations from `impulse` on: their residual, or zero where the equations are left as they are.
+    // Residual of the equations from row `impulse` on, or zeros if the equations are left as they are.
     TD_INLINE const T *rows(const T *residual, int impulse) const { return (residual ? residual : blank.data()) + impulse; }
 
 private:

@@ -1,5 +1,5 @@
-// Complementarity inside the interior-point method. Cones of joints and contacts are eliminated from the condensed matrix by their elements
-// (joint_cone.hpp, contact_cone.hpp); the rest is the same for every pair and every disc, and is here.
+// Complementarity inside the interior-point method. Elements eliminate their cones from the condensed matrix (joint_cone.hpp,
+// contact_cone.hpp). This file has everything that is the same for every pair and every disc.
 #pragma once
 
 #include "elements/contact_cone.hpp"
@@ -24,7 +24,7 @@ struct Cones : ConeState<T> {
         ConeElements<T>::each([&](auto element) { element.condense(*this, problem, w); });
     }
 
-    // Products aimed at: `target` e, minus the second-order term of `direction` where `weight` is not null (0 or 1 per lane).
+    // Sets the products to aim at: `target` e, minus the second-order term of `direction` if `weight` is not null (0 or 1 per lane).
     void aim(const T *w, const T &target, const T *weight) {
         for (const auto &[impulse, slack] : pairs) {
             right[slack] = target - w[impulse] * w[slack];
@@ -48,14 +48,14 @@ struct Cones : ConeState<T> {
         }
     }
 
-    // Products that should become −delta, plainly linearized.
+    // Sets products that should become −delta, plainly linearized.
     void aim_at(const T *w, const T *delta) {
         for (const auto &[impulse, slack] : pairs) right[slack] = -delta[slack];
         for (const auto &[impulse, slack, c] : discs) store3(&right[slack], aim_plain(load3(w + impulse), -load3(delta + slack)));
     }
 
-    // With the matrix of the problem, which is factored first where it is not yet: `direction` becomes Newton's, which removes `residual`
-    // (in the places of w; null: the equations are left as they are) and fills `right`.
+    // Computes Newton's `direction`, which removes `residual` (in the places of w; null leaves the equations as they are), and fills
+    // `right`. The matrix of the problem is factored first unless it is factored already.
     void solve(Problem<T> &problem, const T *w, const T *residual, bool factored) {
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
@@ -81,7 +81,7 @@ struct Cones : ConeState<T> {
         return inverse;
     }
 
-    // Mean over cones of impulseᵀ slack at w + α·direction (α null: at w).
+    // Mean over cones of impulseᵀ slack at w + α·direction, or at w if α is null.
     T mean_product(const T *w, const T *alpha) const {
         T sum{};
         auto at = [&](int place) { return alpha ? w[place] + *alpha * direction[place] : w[place]; };
@@ -91,7 +91,7 @@ struct Cones : ConeState<T> {
         return sum / double(mechanism.num_cones > 0 ? mechanism.num_cones : 1);
     }
 
-    // Largest deviation of the products from `target` e, and the sum of all of them (not finite where one is not).
+    // Largest deviation of the products from `target` e, and the sum of all products, which is not finite if one product is not.
     T violation(const T *w, const T &target, T &sum) const {
         T worst{};
         auto add = [&](const T &gap) { worst = max(worst, abs(gap)), sum += gap; };
@@ -104,7 +104,7 @@ struct Cones : ConeState<T> {
         return worst;
     }
 
-    // The same of the scaled products: how far they are from being alike.
+    // Largest deviation of the scaled products from `target` e.
     T spread(const T *w, const T &target) const {
         T worst{};
         for (const auto &[impulse, slack] : pairs) worst = max(worst, abs(w[impulse] * w[slack] - target));
@@ -125,24 +125,24 @@ struct Cones : ConeState<T> {
         return true;
     }
 
-    // Cone variables for the velocities in w with products of about `level`, so that every equation but the balance of momentum nearly
-    // holds, in the lanes of `mask`.
+    // Sets cone variables in the lanes of `mask` for the velocities in w, with products of about `level`. Every equation but the balance of
+    // momentum then nearly holds.
     void start(Problem<T> &problem, T *w, const T &level, const Mask<T> &mask) const {
         ConeElements<T>::each([&](auto element) { element.start(*this, problem, w, level, mask); });
     }
 
-    // Contacts of flying bodies at the gap and slip that gravity and the wrench alone lead to (forecast_flight in path_newton.py).
+    // Sets contacts of flying bodies to the gap and slip to which gravity and the wrench alone lead (forecast_flight in path_newton.py).
     void forecast(const Problem<T> &problem, T *w, const T &kappa, const Mask<T> &mask) {
         std::fill(flying.begin(), flying.end(), mask);
         ContactCones<T>::forecast(*this, problem, w, kappa, flying);
     }
 
-    // The cone variables of w moved onto the central path, in the lanes of `mask`: a smoothed projection.
+    // Moves the cone variables of w onto the central path in the lanes of `mask`, by a smoothed projection.
     //   orthant: with c = γ − a s, γ = (c + √(c² + 4κa))/2 and s = κ/γ (Chen and Harker 1993; Kanzow 1996; Smale 1987);
     //   friction: with the height ξ₁ = μγ given, t = β − b η₂₃ is split into β inside the disc of that radius and the slip.
-    // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips: they are at least a = m/3h and b = m
-    // (of the body), and more where other bodies hold it and the last two of Newton's points say so (weight_of in path_maps.py).
-    // `before`: in the places of w, Newton's points of the call before, of use in the lanes of `known`; becomes those of w as given.
+    // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips. They are at least a = m/3h and b = m
+    // of the body, and more where other bodies hold it and the last two Newton points say so (weight_of in path_maps.py). `before` has the
+    // Newton points of the last call, in the places of w, which are valid in the lanes of `known`. It becomes w as given.
     void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known) const {
         ConeElements<T>::each([&](auto element) { element.project(*this, problem, kappa, mask, w, before, known); });
     }

@@ -1,20 +1,20 @@
-// The equations of one step and their derivatives by hand (the same equations as dynamics/residual.py, which is the specification).
+// The equations of one step and their derivatives by hand. dynamics/residual.py is the specification of the equations.
 #pragma once
 
 #include "elements/elements.hpp"
 
 namespace torchdojo {
 
-// Numbers that stay the same during the step.
+// Computes the values that stay the same during the step.
 template <class T>
 void prepare_step(Problem<T> &problem) {
     problem.prepare_bodies();
     Elements<T>::each([&](auto element) { element.prepare(problem); });
 }
 
-// Residual and condensed matrix at w, with K of each contact as cones.hpp has set it; or without B K C, which `condense_step` adds later.
-// Not `derived`: the residual alone. The matrix is of no use then: bodies, joints and contacts with half-spaces leave it as it is, rarer
-// elements add to that.
+// Residual and condensed matrix at w, with K of each contact as cones.hpp has set it, or without B K C, which `condense_step` adds later.
+// If not `derived`, only the residual is computed, and the matrix is of no use. Bodies, joints and contacts with half-spaces leave it as it
+// is, and rarer elements add to it.
 template <bool condensed = true, bool derived = true, class T>
 void linearize_step(Problem<T> &problem, const T *w) {
     if constexpr (derived)

@@ -1,12 +1,12 @@
 // LDU factors of a block-sparse matrix, run from the table that `graph.py` writes (its layout is described at `Schedule` there).
 //
-// For each node i in elimination order, with later neighbours k:  D_i = L U in place (no pivoting; reciprocals of the pivots),
-// Ubar_ik = D_i^-1 U_ik in place of U_ik, L_ki stays, and A_jk -= L_ji Ubar_ik for all pairs of later neighbours.
+// For each node i in elimination order, with later neighbors k:  D_i = L U in place (no pivoting; reciprocals of the pivots),
+// Ubar_ik = D_i^-1 U_ik in place of U_ik, L_ki stays, and A_jk -= L_ji Ubar_ik for all pairs of later neighbors.
 // Brüdigam, Janeva, Sosnowski and Hirche, "Linear-time contact and friction dynamics in maximal coordinates", algorithms 1-4.
 // A pivot that is zero or NaN gives infinities or NaN in its own lane; callers check.
 //
-// Most blocks have kernels with the size compiled in, so that their accumulators stay in registers: up to 6 on a side, and the 8 or 9 rows of
-// joints with limits on two or three rotations. Other sizes, and pairs that mechanisms seldom have, take loops (a compile of all takes longer).
+// Most blocks have kernels with the size compiled in, so that their accumulators stay in registers. These sizes are up to 6 on a side, and
+// the 8 or 9 rows of joints with limits on two or three rotations. Other sizes and rare pairs take loops, since compiling all takes longer.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 namespace torchdojo {
 
 struct Schedule {
-    struct Link {  // a later neighbour k of the node i that is eliminated
+    struct Link {  // a later neighbor k of the node i that is eliminated
         int32_t size, upper, lower, row;
     };
     struct Step {
@@ -54,9 +54,9 @@ struct Schedule {
         }
         find_fresh();
     }
-    // The length that a table should have by its head.
+    // Length of a table according to its head.
     static int64_t length(const int32_t *table, int64_t given) { return given < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2]; }
-    Schedule(const Schedule &) = delete;  // (the steps point into the vectors)
+    Schedule(const Schedule &) = delete;  // the steps point into the vectors
     Schedule &operator=(const Schedule &) = delete;
 
 private:
@@ -85,11 +85,11 @@ private:
 
 namespace ldu {
 
-constexpr int registers = pack_lanes == 8 ? 32 : 16;  // of vectors
+constexpr int registers = pack_lanes == 8 ? 32 : 16;  // vector registers
 
-// ---- kernels. A size of 0 among the template parameters means that it is known only at run time. ----
+// ---- kernels: a size of 0 among the template parameters means that the size comes at run time ----
 
-// a (n x n) becomes its factors: L below the diagonal (ones on it), U above, reciprocals of U's diagonal on it.
+// a (n x n) becomes its factors: unit L below the diagonal, U above the diagonal, and reciprocals of U's diagonal on the diagonal.
 template <int N, class T>
 inline void factor(T *__restrict a, int n) {
     if constexpr (N > 0) {
@@ -119,7 +119,7 @@ inline void factor(T *__restrict a, int n) {
     }
 }
 
-// x <- D^-1 x for `C` neighbouring columns of x, whose rows are `stride` apart.
+// x <- D^-1 x for `C` neighboring columns of x, whose rows are `stride` apart.
 template <int N, int C, class T, class R>
 TD_INLINE void divide_columns(const T *__restrict d, R *__restrict x, int stride) {
     R v[N][C];
@@ -145,7 +145,7 @@ TD_INLINE void divide_columns(const T *__restrict d, R *__restrict x, int stride
     }
 }
 
-// One environment has no lanes to fill a vector with: neighbours in a row of a block do.
+// One environment has no lanes to fill a vector with, so neighbors in a row of a block fill it.
 template <int W>
 struct Run {
     typedef double type __attribute__((vector_size(8 * W), aligned(8), may_alias));
@@ -239,7 +239,7 @@ inline void divide_transposed(const T *__restrict d, R *__restrict x, int n) {
     }
 }
 
-// M rows and C columns of A, of those `stride` apart.
+// M rows and C columns of A, whose rows are `stride` apart.
 template <int M, int N, int C, class T>
 TD_INLINE void subtract_rows(T *__restrict a, const T *__restrict l, const T *__restrict u, int stride) {
     T sum[M][C];
@@ -324,7 +324,7 @@ TD_INLINE void subtract_product_transposed(R *__restrict y, const T *__restrict 
     }
 }
 
-// ---- from sizes known at run time to kernels: `f` gets a compile-time size as a type, 0 for those without kernels. ----
+// ---- from sizes at run time to kernels: `f` gets a compile-time size as a type, 0 for sizes without kernels ----
 
 template <int N>
 struct Size {
@@ -375,14 +375,14 @@ TD_INLINE bool is_zero(const R *x, int size) {
 
 }  // namespace ldu
 
-// In place; `values` has num_values elements, laid out by graph.py.
+// Factors in place; `values` has num_values elements, laid out by graph.py.
 template <class T>
 void ldu_factor(const Schedule &schedule, T *values) {
     for (const Schedule::Step &step : schedule.steps)
         ldu::with_size(step.size, [&](auto size) { ldu::eliminate<decltype(size)::value>(step, values); });
 }
 
-// The same, with the matrix left as it is: its blocks are copied when they are needed, and are in the cache then.
+// Factors into other memory and leaves the matrix as it is. Blocks are copied when they are needed, so that they are in the cache then.
 template <class T>
 void ldu_factor(const Schedule &schedule, const T *matrix, T *values) {
     for (size_t i = 0; i < schedule.steps.size(); ++i) {
@@ -425,7 +425,7 @@ void ldu_solve(const Schedule &schedule, const T *values, R *x) {
     ldu::substitute_back(schedule, values, x);
 }
 
-// Both at once: large matrices pass through the cache once less.
+// Factors and solves at once, so that large matrices pass through the cache once less.
 template <class T>
 void ldu_factor_and_solve(const Schedule &schedule, T *values, T *x) {
     for (const Schedule::Step &step : schedule.steps)
@@ -436,7 +436,7 @@ void ldu_factor_and_solve(const Schedule &schedule, T *values, T *x) {
     ldu::substitute_back(schedule, values, x);
 }
 
-// x <- A^-T x in place. `sparse`: most of x is zero, as in a column of the identity, and stays so on the way up the graph.
+// x <- A^-T x in place. If `sparse`, most of x is zero, as in a column of the identity, and stays zero on the way up the graph.
 template <class T, class R>
 void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool sparse = false) {
     for (const Schedule::Step &step : schedule.steps) {
@@ -460,7 +460,7 @@ void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool 
     }
 }
 
-// y -= A^T x for a matrix that is laid out, but not factored.
+// y -= A^T x for a matrix that is laid out but not factored.
 template <class T, class R>
 void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, const R *x, R *y) {
     for (const Schedule::Step &step : schedule.steps) {

@@ -1,4 +1,4 @@
-// Points of the limit κ → 0 from points of the central path at a small κ (limit_maps.py, which says what they are and why).
+// Points of the limit κ → 0 from points of the central path at a small κ (elements/hard_maps.py says what they are and why).
 #pragma once
 
 #include "solver/cones.hpp"
@@ -8,8 +8,8 @@ namespace torchdojo {
 template <class T>
 class Limit {
 public:
-    // Moves the cone variables of w to the limit; `give`, in the places of the impulses, becomes the compliance of what is held: slack over
-    // impulse of closed pairs, and of slips that stick. Zero elsewhere. `problem` has been prepared.
+    // Moves the cone variables of w to the hard limit. `give`, in the places of the impulses, becomes the compliance of closed pairs and of
+    // slips that stick, slack over impulse, and zero elsewhere. `problem` is prepared.
     static void apply(Problem<T> &problem, const Cones<T> &cones, T *w, T *give) {
         const MechanismTable &m = problem.mechanism;
         const T per_step = 1.0 / problem.timestep();
@@ -57,7 +57,7 @@ public:
     }
 
 private:
-    // Open where the impulse is less than `worth` times the slack; whether it is closed.
+    // Opens a pair whose impulse is less than `worth` times its slack; returns whether the pair is closed.
     static TD_INLINE Mask<T> pair(T &impulse, T &slack, const T &worth, double compliance, T &give) {
         const Mask<T> closed = impulse > worth * slack;
         give = select(closed, compliance / worth, T{});
@@ -69,7 +69,7 @@ private:
     static void pyramid(const ContactTable &friction, const Mask<T> &pressed, const T &mass, T *impulse, T *slack, T *give) {
         const T one = broadcast<T>(1.0), inverse = 1.0 / mass;
         for (int i = 0; i <= friction.facets; ++i) {
-            // ψ follows from the slip that is left, and needs no compliance.
+            // ψ follows from the remaining slip and needs no compliance.
             pair(impulse[i], slack[i], i ? mass : inverse, i ? constant::compliance : constant::vanishing, give[i]);
             impulse[i] = select(pressed, impulse[i], i ? broadcast<T>(constant::vanishing) : one);
             slack[i] = select(pressed, slack[i], one);

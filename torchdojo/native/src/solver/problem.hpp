@@ -11,7 +11,7 @@ template <class T>
 struct Problem {
     const MechanismTable &mechanism;
     std::vector<T> parameters, z, u, wrench;
-    std::vector<BodyData<T>> bodies;  // and the world behind them
+    std::vector<BodyData<T>> bodies;  // the world is the last
     std::vector<JointData<T>> joints;
     std::vector<ContactData<T>> contacts;
     std::vector<LawData<T>> laws;
@@ -20,7 +20,7 @@ struct Problem {
     std::vector<PairData<T>> pairs;
     std::vector<CoupleData<T>> couples;
     std::vector<CouplingData<T>> couplings;
-    std::vector<T> residual;          // rows of the equations, in the places of w; complementarity rows are left to cones.hpp
+    std::vector<T> residual;          // rows of the equations, in the places of w; cones.hpp has the complementarity rows
     std::vector<T> values;            // the condensed matrix
 
     explicit Problem(const MechanismTable &m)
@@ -40,7 +40,7 @@ struct Problem {
     TD_INLINE T timestep() const { return parameters[parameter::timestep]; }
     TD_INLINE const T *body_parameters(int i) const { return &parameters[parameter::bodies + parameter::body_size * i]; }
 
-    // Poses of the bodies and the known part of their momentum.
+    // Poses of the bodies and the given part of their momentum.
     void prepare_bodies() {
         const T h = timestep();
         const Vec3<T> gravity = load3(&parameters[parameter::gravity]);
@@ -71,8 +71,8 @@ struct Problem {
         const T mass = p[parameter::mass];
         const Mat3<T> J = load33(p + parameter::inertia);
         const Vec3<T> v = load3(w + 6 * i), omega = load3(w + 6 * i + 3), a = (0.5 * h) * omega;
-        // The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the equations, too, but on a
-        // branch that is not the motion's: they count as not a number (StepProblem.residual).
+        // The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the equations, too, but on
+        // another branch than the motion, so they count as not a number (StepProblem.residual).
         const T square = dot(a, a);
         const T c = sqrt(select(square > broadcast<T>(constant::largest_sine * constant::largest_sine), broadcast<T>(-1.0), 1.0 - square));
         body.increment = {c, a};
@@ -120,7 +120,7 @@ struct Problem {
         return i == j ? mechanism.bodies[i ? pair.other : contact.body].diagonal : i ? pair.other_body : pair.body_other;
     }
 
-    // The derivative by the twists of the coordinate or rate that a limit or friction acts on, and its effective mass.
+    // Derivative by the twists of the coordinate of a limit, or of the rate of a friction; and its effective mass.
     TD_INLINE const TwistRow<T> &cone_row(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
         return cone.kind == JointConeTable::friction ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];
@@ -132,7 +132,7 @@ struct Problem {
     }
 };
 
-// Direction k of the joint frame: held ones first, then the free ones.
+// Direction k of the joint frame: first the held directions, then the free ones.
 template <class T>
 TD_INLINE Vec3<T> joint_direction(const Problem<T> &problem, const JointTable &joint, int k, bool &translation) {
     const bool is_free = k >= joint.held();

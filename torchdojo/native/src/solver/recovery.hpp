@@ -1,5 +1,5 @@
-// Attempts, one environment at a time, where neither the warm nor the cold start converges: continuation along the central path, then
-// two half steps, which may split again (solver/continuation.py and stepping.py; see there for the method and its constants).
+// Attempts for one environment whose warm and cold start both fail: continuation along the central path, then two half steps, which may
+// split again. solver/continuation.py and gradients/reference_step.py have the methods and their constants.
 #pragma once
 
 #include <memory>
@@ -34,11 +34,11 @@ public:
 
     Stepper<double> stepper;
 
-    // The ladder from the start given in the job. Templates, because worker_one.cpp alone compiles them.
+    // The ladder of attempts from the start in the job. It is a template because worker_one.cpp alone compiles it.
     template <class Feed = SingleJob>
     bool solve(const Job &job, const Options &options, const double *shared, int64_t depth);
 
-    // The rungs below the cold start. On failure the job's outputs stay as the solver left them.
+    // The attempts after the cold start. On failure the job's outputs stay as the solver leaves them.
     template <class Feed = SingleJob>
     bool recover(const Job &job, const Options &options, const double *shared, int64_t depth = 0);
 
@@ -171,7 +171,7 @@ private:
         return 1.0 / stepper.cones.inverse_step(v);
     }
 
-    // The unit tangent (dw, dτ) and the metric at w, oriented along the tangent that is there.
+    // The unit tangent (dw, dτ) and the metric at w, oriented along the present tangent.
     void tangent(double tau, double &dtau) {
         evaluate(w.data(), residual.data(), true);
         solve_linear(w.data(), rate.data(), -std::exp(tau), slope.data());
@@ -190,7 +190,7 @@ private:
         for (size_t k = 0; k < w.size(); ++k) dw[k] = dtau * slope[k];
     }
 
-    // Follow the path of w, whose products are about `level`, until κ first reaches `goal`; w becomes its end.
+    // Follows the path of w, whose products are about `level`, until κ first reaches `goal`; w becomes the end of the path.
     bool trace(double level, double goal, int64_t &iterations) {
         double tau = std::log(level), dtau = -1.0, length = 1.0;
         evaluate(w.data(), rate.data(), false);
@@ -210,7 +210,7 @@ private:
         return false;
     }
 
-    // One predictor along the tangent and corrections across it. w, τ move only where those converge.
+    // Makes one predictor step along the tangent and corrections across it. w and τ move only if the corrections converge.
     bool correct(double &tau, double dtau, double length, int &taken) {
         const size_t n = w.size();
         const double reach = 0.7 * limit(w.data(), dw.data());

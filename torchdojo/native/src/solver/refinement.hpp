@@ -1,14 +1,14 @@
-// Where the transposed system (adjoint.hpp) is solved with fewer digits than are wanted, and the matrix against which its solution is refined.
+// The lanes whose transposed system (adjoint.hpp) is solved with too few digits, and the matrix against which their solution is refined.
 //
 // A pressed contact adds B K C to a block of masses: if the largest of the added entries is G times the mass in its place, the factors lose
-// the last log₁₀ G digits of what they solve for. Measured without refinement, as the largest change of a gradient by refinement relative to
-// its largest entry, over the environments of tests/native/test_parity*.py and of scripts/bench_cases.py (spheres10) with contacts of spheres
-// and half-spaces, kappa 1e-4 … 1e-8:
+// the last log₁₀ G digits of the solution. The table has the largest change of a gradient by refinement, relative to its largest entry. The
+// environments come from tests/native/test_parity*.py and scripts/bench_cases.py (spheres10), with contacts of spheres and half-spaces and
+// kappa from 1e-4 to 1e-8:
 //     G        1       1e2     1e3     3e3     1e4     1e5     1e6     1e7     1e8
 //     change   8e-14   3e-13   4e-13   2e-12   5e-12   3e-11   2e-10   9e-10   2e-8
-// With contacts between bodies, limits and frictions of joints the loss does not follow G (two bodies pressed together at G = 1e4: 2e-9; limits
-// next to armature: 1e-10 at 50), and loops are regularized by more than rounding: these are always refined, and so is the limit κ → 0.
-// Where many right-hand sides share a matrix, pressed contacts are left out of it instead: capacitance.hpp.
+// With contacts between bodies, limits and frictions of joints the loss does not follow G: two bodies pressed together lose 2e-9 at 1e4.
+// The regularization of loops exceeds rounding. These are always refined, and so is the hard limit κ → 0. Where many right-hand sides share
+// a matrix, pressed contacts are left out of the matrix instead: capacitance.hpp.
 #pragma once
 
 #include "solver/solver.hpp"
@@ -17,7 +17,7 @@ namespace torchdojo {
 
 namespace constant {
 constexpr double refined_gain = 1e4;  // G, beyond which solutions are refined
-constexpr double pressed_gain = 1e2;  // of the contacts that are left out of the matrix where solutions need refinement
+constexpr double pressed_gain = 1e2;  // G of the contacts that are left out of the matrix where solutions need refinement
 }  // namespace constant
 
 template <class T>
@@ -47,16 +47,16 @@ public:
         before.resize(size);
     }
 
-    Mask<T> needed{};  // in which lanes; whether a lane is refined does not depend on the others
-    std::vector<T> matrix;  // neither condensed nor regularized, where any lane needs it
+    Mask<T> needed{};  // lanes that need refinement; a lane does not depend on the others
+    std::vector<T> matrix;  // neither condensed nor regularized; filled if any lane needs it
 
-    // Condense what has just been linearized, and find what needs refinement; `all`: all of it.
+    // Condenses the matrix just linearized, and determines the lanes that need refinement: all lanes if `all`.
     void condense(Problem<T> &problem, bool all) {
         const Mask<T> everywhere = negate(Mask<T>{});
         each_changed([&](T *values, T *kept, int count) { std::copy_n(values, count, kept); }, problem.values);
         condense_step(problem);
         needed = all || always ? everywhere : Mask<T>{};
-        if (!any(needed))  // what has changed is blocks of masses only
+        if (!any(needed))  // only blocks of masses have changed
             each_changed([&](const T *values, const T *masses, int) { needed |= exceeds(values, masses, constant::refined_gain); },
                          problem.values);
         Stepper<T>::regularize(mechanism, problem);
@@ -69,10 +69,10 @@ public:
         each_changed([&](T *values, const T *kept, int count) { std::copy_n(kept, count, values); }, matrix);
     }
 
-    // Whether all that needs refinement is contacts of spheres and half-spaces.
+    // Whether only contacts of spheres and half-spaces need refinement.
     bool only_contacts() const { return !always && !mechanism.num_couples && !mechanism.has_pyramids(); }
 
-    // f(offset of its block in the matrix, the block before it was condensed) for bodies that may be left out (of one environment)
+    // Calls f(offset of the block in the matrix, the block before it was condensed) for bodies of one environment that may be left out.
     template <class F>
     void each_pressed(const Problem<T> &problem, F &&f) const {
         const T *kept = before.data();
@@ -89,7 +89,7 @@ private:
     std::vector<Schedule::Range> changed;  // values that `condense` and `regularize` add to
     std::vector<T> before;  // those values
 
-    // In which lanes a block of masses has gained that much.
+    // Lanes in which a block of masses has gained that much.
     static Mask<T> exceeds(const T *values, const T *masses, double gain) {
         Mask<T> any{};
         for (int k = 0; k < block; k += 7) any |= abs(values[k]) > gain * abs(masses[k]);

@@ -1,10 +1,11 @@
-// The methods of solver/path_newton.py and, where that fails, solver/interior_point.py, for the lanes of one scalar. See there for what they
-// do and why, and for their constants.
+// The method of solver/path_newton.py and, where it fails, of solver/interior_point.py, for the lanes of one scalar. The files have the
+// reasons and the constants.
 //
 // Lanes work independently of each other: each has its own step of its own environment, at its own iteration. A lane that has converged
-// stores its result and takes the next job while the others go on, so nobody waits for the slowest, but for one evaluation at the end of
-// steps that take as many iterations in all lanes: that one then needs no derivatives, and the lanes stay in step. One `tick` evaluates the
-// trial points of all lanes and, where they are accepted, computes the next directions; `place` says where the next trial points are.
+// stores its result and takes the next job while the others go on, so that no lane waits for the slowest. Lanes wait only for one
+// evaluation at the end of steps with equally many iterations in all lanes: it then needs no derivatives, and the lanes stay in step. One
+// `tick` evaluates the trial points of all lanes and, where they are accepted, computes the next directions; `place` sets the next trial
+// points.
 #pragma once
 
 #include <algorithm>
@@ -17,23 +18,23 @@ namespace torchdojo {
 struct Options {
     double kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings;
-    int64_t warm_iterations;  // of an attempt from a warm start
-    bool limit = false;  // derivatives are those of κ → 0
-    bool complementarity_aware = false;  // and may take pressed contacts for open ones
+    int64_t warm_iterations;  // iterations of an attempt from a warm start
+    bool limit = false;  // derivatives are taken in the hard limit κ → 0
+    bool complementarity_aware = false;  // derivatives may take pressed contacts for open ones
     bool warm_only = false;  // no attempts after the one from the warm start
     bool interior = false;  // the interior-point method from the warm start, and no cold one after it
 };
 
-// Pointers into the caller's arrays for one step of one environment. Null where not given or not wanted.
+// Pointers into the caller's arrays for one step of one environment. Null means not given or not wanted.
 struct Job {
     const double *parameters, *z, *u, *wrench, *warm;
     double *z_next, *impulses, *w;
     int64_t *status, *iterations, *substeps;
-    double timestep_factor = 1.0;  // of the timestep in `parameters`: shorter steps stand for one without a solution
+    double timestep_factor = 1.0;  // factor of the timestep in `parameters`: shorter steps replace a step without a solution
 };
 
 namespace constant {
-constexpr double clearly = 0.9;  // below the tolerance: by more than rounding
+constexpr double clearly = 0.9;  // fraction of the tolerance that is below it by more than rounding
 }  // namespace constant
 
 template <class T>
@@ -43,7 +44,7 @@ public:
         : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns), newton(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
-    // shared: parameters of all environments, or null where each job has its own.
+    // `shared` has the parameters of all environments, or is null if each job has its own.
     template <class Feed>
     void run(Feed &feed, const Options &options, const double *shared) {
         bind(options, shared);
@@ -66,14 +67,15 @@ public:
     Problem<T> problem;
     Cones<T> cones;
 
-    // In kinematic loops held multipliers carry a little compliance, so that redundant constraints (planar loops in space) can be solved.
+    // In kinematic loops, multipliers of held directions carry a little compliance, so that redundant constraints (planar loops in space)
+    // can be solved.
     static void regularize(const MechanismTable &m, Problem<T> &problem) {
         if (!m.has_loops) return;
         const T value = constant::regularization * problem.timestep();
         for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
     }
 
-    // Largest residual of the equations, and the sum of all of them: not finite where one is not.
+    // Largest residual of the equations, and the sum of all residuals, which is not finite if one residual is not.
     static T largest_residual(const MechanismTable &m, const Problem<T> &problem, T &sum) {
         T worst{};
         auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
@@ -82,7 +84,7 @@ public:
         return worst;
     }
 
-    // Copies the data of a job into a lane; the status is `invalid_input` or `crooked_quaternion` where they are that.
+    // Copies the data of a job into a lane; the status becomes `invalid_input` or `crooked_quaternion` for such data.
     Status load(int lane, const Job &job) {
         const MechanismTable &m = mechanism;
         bool fine = true;
@@ -106,7 +108,7 @@ public:
             const double *s = job.z + state_size * i;
             const double norm = std::sqrt(s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9]);
             if (!(std::fabs(norm - 1.0) <= constant::unit_tolerance)) return crooked_quaternion;
-            // (faster than the step allows, but not than the shortest one: no attempt will converge, and the step is halved)
+            // The body is too fast for the step, but not for the shortest step: no attempt will converge, and the step is halved.
             if (!(constant::largest_sine * 2.0 > shortest * std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]))) return invalid_input;
         }
         return success;
@@ -114,21 +116,21 @@ public:
 
 private:
     enum Phase : uint8_t { idle, finished, evaluate, searching };
-    // Newton on the path from a warm start at κ, then from a larger κ; the interior-point method from a warm or a cold start.
+    // Attempts: Newton on the path from a warm start at κ, then from a larger κ; the interior-point method from a warm or a cold start.
     enum Attempt : uint8_t { warm, lowered, warm_interior, cold };
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
     Options options;
     const double *shared_parameters = nullptr;
-    std::vector<T> w, trial, direction, newton;  // newton: the last trials before they were projected
+    std::vector<T> w, trial, direction, newton;  // newton: the last trials before their projection
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
-    bool resting[lanes<T>]{};  // the last step took no iteration
+    bool resting[lanes<T>]{};  // whether the last step takes no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
-    Mask<T> accepted{};  // lanes whose trial becomes the point w from which they go on
+    Mask<T> accepted{};  // lanes whose trial becomes the next point w
     Mask<T> restart{}, lifted{}, forecast{};
 
     bool any_active() const {
@@ -170,14 +172,14 @@ private:
         lift(lane, options.kappa);
     }
 
-    // Bring the start in the trial onto the path at κ = `value`.
+    // Brings the start in the trial onto the path at κ = `value`.
     void lift(int lane, double value) {
         set(path_kappa, lane, std::max(options.kappa, value));
         set_mask(lifted, lane, on_path(attempt[lane]) && mechanism.num_cones);
         set_mask(forecast, lane, attempt[lane] == warm);
     }
 
-    // From a larger κ: the warm start brought there, or a cold one.
+    // Starts from a larger κ: the warm start brought to its path, or a cold start.
     void begin_lowered(int lane, bool from_warm) {
         if (options.interior || !from_warm) begin_cold(lane);
         if (options.interior) return;
@@ -201,7 +203,7 @@ private:
         return std::min(own, options.max_iterations);
     }
 
-    // The line search on the path from a larger κ: how often a step may be halved, and what violation of an equation ends it before.
+    // Bounds of the line search on the path from a larger κ: the number of halvings, and the violation of an equation that ends it before.
     int path_halvings(int lane) const {
         return iteration[lane] <= constant::patient_iterations ? constant::path_halvings : constant::patient_halvings;
     }
@@ -232,17 +234,18 @@ private:
         return cones.interior(start);
     }
 
-    // Trials of lanes that go on, along their directions, and of those that begin; those on the path are brought there.
+    // Sets the trials of lanes that go on along their directions and of lanes that begin, and brings trials of attempts on the path onto
+    // it.
     void place() {
         if (loaded) prepare_step(problem), loaded = false;
-        Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial was a point of this attempt, too
+        Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial is a point of this attempt, too
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const bool goes_on = phase[lane] == searching;
             set_mask(moved, lane, goes_on);
             if (goes_on && on_path(attempt[lane]) && mechanism.num_cones) set_mask(onto, lane, true);
             set_mask(known, lane, goes_on && iteration[lane] > 1 && !halvings[lane]);
         }
-        const T step = alpha;  // (members would be read anew after every store)
+        const T step = alpha;  // members would be read anew after every store
         const Mask<T> kept = accepted;
         for (int k = 0; k < mechanism.num_unknowns; ++k) {
             const T from = select(kept, trial[k], w[k]);
@@ -270,8 +273,8 @@ private:
             return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance &&
                    get(off_path, lane) <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
         };
-        // Derivatives at points that turn out to be the solutions would be for nothing. (Without them residuals may round differently. No lane
-        // is to depend on whether others want derivatives, so only what is clearly below the tolerance is settled so.)
+        // Derivatives at points that turn out to be solutions would be useless. Without derivatives, residuals may round differently. No
+        // lane may depend on whether others want derivatives, so only residuals clearly below the tolerance count as converged here.
         bool derived = !all_nearly_there();
         if (!derived) {
             linearize_step<false, false>(problem, trial.data());
@@ -296,7 +299,7 @@ private:
             const bool ok = get_mask(sound, lane);
             if (phase[lane] == searching) {
                 const double step = get(alpha, lane);
-                // Near the path, errors of the order of the products themselves are what the next Newton step removes.
+                // Near the path, the next Newton step removes errors of the order of the products themselves.
                 const bool better =
                     ok && (on_path(attempt[lane]) ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
                                                   : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
@@ -331,14 +334,14 @@ private:
                     set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
         }
         if (any(advance)) advance_lanes(advance, equality);
-        // (one that has finished waits for others that will have, too: together they need no derivatives, and are prepared at once)
+        // A lane that has finished waits for lanes that are about to: together they need no derivatives and are prepared at once.
         if (any_active() && all_nearly_there()) return;
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (phase[lane] == finished) take(feed, lane);
     }
 
-    // Whether all that are not finished probably converge with the next evaluation: from a residual that Newton's step squares away, or, as
-    // in the step before, at the start.
+    // Whether all unfinished lanes probably converge with the next evaluation: from a residual that Newton's step squares away, or at the
+    // start, as in the step before.
     bool all_nearly_there() const {
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const double e = get(allowed, lane);
@@ -370,7 +373,7 @@ private:
             const T ratio = min(max(cones.mean_product(here, &step) / mean, T{}), one);
             const T centered = ratio * ratio * ratio * mean;
             goal = select(inside, max(centered, kappa), kappa);
-            // Newton on the κ-problem, without the second-order term, is what makes the end point exact.
+            // Newton on the κ-problem, without the second-order term, makes the end point exact.
             weight = select(inside, select(centered > kappa, one, T{}), T{});
         }
         for (int lane = 0; lane < lanes<T>; ++lane)
@@ -387,8 +390,8 @@ private:
         Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(wide, lane, get_mask(inside, lane) && (get_mask(wide, lane) || stuck[lane]));
         if (any(wide)) {
-            // Some pair is near the boundary and far from the others: centre, or the iteration would jam there. Where that is so although
-            // all products are alike, they are too small for the equations still violated: back up along the path.
+            // Some pair is near the boundary and far from the others: center, or the iteration would jam there. If the step is short
+            // although all products are alike, they are too small for the equations still violated: back up along the path.
             T product = max(mean, kappa);
             const Mask<T> alike = cones.spread(here, mean) < 0.1 * mean;
             product = select(alike, min(constant::raise * product, broadcast<T>(constant::max_level)), product);
@@ -402,7 +405,7 @@ private:
         target = select(mask, goal, target);
         if (any(inside)) reference = select(inside, cones.violation(here, goal, unused), reference);
         allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
-        // (a direction that is not a number gives a trial that is not, and the line search answers that)
+        // A direction that is not a number gives a trial that is not a number, which the line search handles.
         const T step = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
         alpha = select(mask, step, alpha);
         for (int lane = 0; lane < lanes<T>; ++lane)

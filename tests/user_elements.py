@@ -72,3 +72,10 @@ def arm(joint: td.Joint) -> td.Mechanism:
 
 def cardan_arm(kind: type[Cardan], **limits: Any) -> td.Mechanism:
     return arm(kind("a", "b", (0, 0, -0.5), (0, 0, 0.5), **limits))
+
+
+class Bowl(td.NonlinearContact):
+    """The inside of a sphere of 2 m around (0, 0, 2) m."""
+
+    def signed_distance(self, point: Tensor) -> Tensor:
+        return 2.0 - torch.linalg.vector_norm(point - point.new_tensor((0.0, 0.0, 2.0)), dim=-1)
