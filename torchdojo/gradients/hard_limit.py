@@ -16,15 +16,15 @@ from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import GradientMode, SolverOptions, Status
 from torchdojo.solver.path_newton import newton_on_path
 
-__all__ = ["at_limit", "better_of", "derivative_system", "limit_options", "point_of_derivative", "warn_of_lost_digits"]
+__all__ = ["at_limit", "better_of", "derivative_system", "hard_options", "point_of_derivative", "warn_of_lost_digits"]
 
 TIE = 1e-6  # relative margin by which a squared gradient must exceed another one to count as larger
 # Stiffness of a pressed contact, γ²/κ over m/h, up to which derivatives are accurate to 1e-6. At 4e12, derivatives of a ball that rolls
 # have an error of 2e-4. The kernel factors contacts between two bodies without pivoting: at 2e8, the error is 1e-5.
 LARGEST_STIFFNESS, LARGEST_BETWEEN = 1e11, 1e8
 SMALL_KAPPA = 1e-9  # above this κ, no ordinary contact is that stiff: it would take 1 N·s on a milligram
-LIMIT_RESIDUAL_TOL = 1e-9  # smaller tolerances are below rounding at HARD_KAPPA
-LIMIT_PATH_TOL = 0.99  # products are exact on the path, up to the rounding of impulse times slip, which is far above 1e-3 of HARD_KAPPA
+HARD_RESIDUAL_TOL = 1e-9  # smaller tolerances are below rounding at HARD_KAPPA
+HARD_PATH_TOL = 0.99  # products are exact on the path, up to the rounding of impulse times slip, which is far above 1e-3 of HARD_KAPPA
 
 
 def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions, grad_kappa: Tensor | None = None) -> Tensor:
@@ -64,7 +64,7 @@ def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     """
     if options.kappa <= HARD_KAPPA:
         return w
-    hard = limit_options(options)
+    hard = hard_options(options)
     maximum = HARD_ITERATIONS + options.min_iterations
     solution = newton_on_path(problem, w, hard, maximum)
     if solution is None:
@@ -73,11 +73,11 @@ def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
     return torch.where(arrived[:, None], solution.w, w)
 
 
-def limit_options(options: SolverOptions) -> SolverOptions:
+def hard_options(options: SolverOptions) -> SolverOptions:
     """The options at `HARD_KAPPA`, with tolerances that can be met there."""
-    tol = max(options.tolerances(torch.float64)[0], LIMIT_RESIDUAL_TOL)
+    tol = max(options.tolerances(torch.float64)[0], HARD_RESIDUAL_TOL)
     kappa = min(options.kappa, HARD_KAPPA)
-    return dataclasses.replace(options, kappa=kappa, residual_tol=tol, central_path_tol=LIMIT_PATH_TOL)
+    return dataclasses.replace(options, kappa=kappa, residual_tol=tol, central_path_tol=HARD_PATH_TOL)
 
 
 def at_limit(problem: StepProblem, w: Tensor, compliance: float = COMPLIANCE) -> Tensor:

@@ -39,7 +39,7 @@ from torchdojo.dynamics.residual import StepProblem, add_blocks
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contact import Contact
 from torchdojo.elements.element import Twist
-from torchdojo.gradients.hard_limit import limit_options
+from torchdojo.gradients.hard_limit import hard_options
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
 from torchdojo.solver.solution import Solution
@@ -207,7 +207,7 @@ def _rates(
     One of the steps is the solution at `point`. The others start at its two ends, and keep only the contacts that press throughout.
     """
     h = problem.timestep[:, None, None]
-    hard = dataclasses.replace(limit_options(options), max_halvings=0, on_failure=OnFailure.FLAG)
+    hard = dataclasses.replace(hard_options(options), max_halvings=0, on_failure=OnFailure.FLAG)
     parameters, places = list(problem.parameters), problem.system.named_parameters(range(len(problem.parameters)))
     hit = {bounce.number: bounce.weight > 0 for bounce in contacts}
     for number, group in enumerate(problem.system.groups):

@@ -282,8 +282,8 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "continuation_shortest": continuation.SHORTEST,
         # the hard limit κ → 0
         "limit_kappa": hard_maps.HARD_KAPPA,
-        "limit_path_tol": hard_limit.LIMIT_PATH_TOL,
-        "limit_residual_tol": hard_limit.LIMIT_RESIDUAL_TOL,
+        "limit_path_tol": hard_limit.HARD_PATH_TOL,
+        "limit_residual_tol": hard_limit.HARD_RESIDUAL_TOL,
         "limit_refinements": hard_maps.HARD_REFINEMENTS,
         "limit_iterations": hard_maps.HARD_ITERATIONS,
         "compliance": hard_maps.COMPLIANCE,
