@@ -101,7 +101,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`td.identification` is imported where it is first used: what is built on the step is not part of it."""
+    """Import `td.identification` at its first use: it is built on the step, and no part of the step."""
     if name == "identification":
         return importlib.import_module("torchdojo.identification")
     raise AttributeError(f"module 'torchdojo' has no attribute {name!r}")

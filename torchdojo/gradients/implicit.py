@@ -4,8 +4,8 @@ At the solution r(w; z, u, θ) = 0, so dw = −R⁻¹ (∂r/∂z dz + ∂r/∂u 
 
     Rᵀ λ = g,        ∂L/∂(z, u, θ) = −λᵀ ∂r/∂(z, u, θ),
 
-one transposed solve and one reverse pass through the residual, in which every tensor that enters it takes part, the weights of user-written
-modules included (Howell et al. 2025, section V; implicit function theorem). Backward keeps the solution, not the factors.
+one transposed solve and one reverse pass through the residual. Every tensor that enters the residual takes part, the weights of
+user-written modules included (Howell et al. 2025, section V; implicit function theorem). Backward keeps the solution, not the factors.
 
 With x for all data (z, u, θ), three linear maps make up all derivatives of first and second order, each an autograd Function:
 
@@ -15,8 +15,8 @@ T and A are each other's transposes, and the derivative of gᵀ T(t) and of A(g)
 
     H(g, t) = q_x + A(q_w),        (q_w, q_x) = −∂/∂(w, x) [ λᵀ (R T(t) + ∂r/∂x t) ]:
 
-the second derivative of the residual alone, along (T(t), t), and what it does to w in turn (implicit function theorem, applied to
-r(w, x) = 0 twice; w is a function of x throughout).
+the second derivative of the residual along (T(t), t), directly and through w. This is the implicit function theorem applied to
+r(w, x) = 0 twice, where w is a function of x throughout.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = ["StepFunction", "StepTangentFunction"]
 class StepFunction(torch.autograd.Function):
     """(system, request, warm_start, z, u, wrench, *parameters) -> (w, status, iterations); w is differentiable in z, u, wrench, parameters.
 
-    The solution is followed by what instants of impacts add to the next state, on its tangent space: zeros, but with derivatives
-    (impacts.py), `Request.num_shifts` of them.
+    Behind the solution come the `Request.num_shifts` changes of the next state by the instants of impacts, on its tangent space
+    (impacts.py). Their values are zero, their derivatives are not.
     """
 
     @staticmethod
@@ -208,8 +208,10 @@ class StepTangentFunction(torch.autograd.Function):
 
 
 class StepHessianFunction(LastDerivative):
-    """(system, request, needs, grad_w, w, status, z, u, wrench, *parameters, *directions (None is zero)) -> H(grad_w, directions), where
-    needed."""
+    """(system, request, needs, grad_w, w, status, z, u, wrench, *parameters, *directions) -> H(grad_w, directions).
+
+    A direction that is None is zero. Results are None where not needed.
+    """
 
     refusal = (
         "torchdojo: third derivatives through the step are not implemented; difference the second ones. (torch.autograd.functional.hvp "
