@@ -168,3 +168,49 @@ def test_float32() -> None:
         z = mech.initial_state(hinge=dict(q=0.3))
         assert z.dtype == torch.float32 and worst(mech.joint_errors(z)) < 2e-5
         assert mech.step(z).z.dtype == torch.float32
+
+
+# -- dtypes --------------------------------------------------------------------------------------------------------------------------------
+
+
+class Rod(td.Joint):
+    """As it is written where torch's default dtype is float32."""
+
+    num_rows = 1
+
+    def __init__(self, parent: str | None, child: str, length: Tensor) -> None:
+        super().__init__(parent, child)
+        self.length = torch.nn.Parameter(length)
+
+    def constraint(self, parent: Pose, child: Pose) -> Tensor:
+        span = child.point(torch.tensor((0.0, 0.0, 0.125), dtype=torch.float32)) - parent.x
+        return 0.5 * (span.square().sum(-1, keepdim=True) - self.length**2)
+
+
+class Rounded(Rod):
+    def constraint(self, parent: Pose, child: Pose) -> Tensor:
+        return super().constraint(parent, child).float()
+
+
+class Multiplied(Rod):
+    def constraint(self, parent: Pose, child: Pose) -> Tensor:
+        return (child.x - parent.x) @ torch.ones(3, 1, dtype=torch.float32)
+
+
+def test_single_precision_in_the_code_of_a_joint() -> None:
+    mech = arm(Rod("a", "b", torch.tensor(0.5, dtype=torch.float32)))
+    z = torch.zeros(26)
+    z[6] = z[19] = 1.0
+    z[13:16] = torch.tensor((0.3, 0.0, -0.525))
+    with pytest.raises(
+        TypeError,
+        match=r"joints\.joint: its tensor 'length' is torch\.float32, the mechanism torch\.float64 \(plain numbers of physical modules are "
+        r"float64\); convert it before, nn\.Parameter\(torch\.tensor\(1\.0\)\.double\(\)\), or all at once, mech\.to\(torch\.float64\)",
+    ):
+        mech.step(z)
+    out = mech.to(torch.float64).step(z)
+    # A constant that float32 holds exactly costs nothing.
+    assert out.z.dtype == torch.float64 and int(out.status) == 0
+    for kind, text in ((Rounded, r"Rounded: its impulses are .* and its rows torch\.float32"), (Multiplied, r"Multiplied: .*dtype")):
+        with pytest.raises(TypeError, match=text + r".*; make the constants in its code of the poses' dtype, parent\.x\.new_tensor"):
+            arm(kind("a", "b", torch.tensor(0.5).double())).step(z)

@@ -1,16 +1,17 @@
-"""What contacts have in common: where two surfaces touch, and the row of the gap between them.
+"""The base class of contacts: where two surfaces touch, and the row of the gap between them.
 
 A point or sphere (centre c, radius r) on a body touches a surface of the world; everything is taken at the next configuration (design
 section 4; Howell et al. 2025, section III-C), with the signed distance sdf of the surface and its outward normal n:
 
     φ = sdf(x⁺ + R⁺c) − r      lever l = R⁺c − r n      impulse P = γ n + Tᵀβ      torque R⁺ᵀ(l × P)      v_t = T (v⁺ + (R⁺ω⁺) × l)
 
-Between a body a and another one b the distance, the normal (from b to a) and the point of contact on a, p⁺ = x_a⁺ + l⁺, are those of the
-next configuration, too. P acts on a and −P on b, at the current configuration and at one common point, p = p⁺ − ½(x_a⁺ − x_a + x_b⁺ − x_b):
+Between a body a and another body b the distance, the normal (from b to a) and the point of contact on a, p⁺ = x_a⁺ + l⁺, are also those of
+the next configuration. P acts on a and −P on b, at the current configuration and at one common point, p = p⁺ − ½(x_a⁺ − x_a + x_b⁺ − x_b):
 
     l_i = p − x_i      torques R_aᵀ(l_a × P), −R_bᵀ(l_b × P)      v_t = T (v_a⁺ + (R_a ω_a⁺) × l_a − v_b⁺ − (R_b ω_b⁺) × l_b)
 
-so that linear and angular momentum are conserved, whatever P is, in any frame that moves uniformly. (R⁺ω⁺ = R ω⁺: a step turns about ω⁺.)
+so that linear and angular momentum are conserved, whatever P is, in any frame that moves uniformly. R⁺ω⁺ = R ω⁺, since a step turns about
+ω⁺.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torchdojo.parameters import require
 __all__ = ["Contact", "Touch"]
 
 # Acceleration [m/s²] by which a contact in reach may approach within a step and still counts as resting: twice that of gravity, so that
-# what lies does not bounce.
+# lying bodies do not bounce.
 RESTING_ACCELERATION = 20.0
 #: Laws of a contact that act only where they are given: name -> number of dimensions of one value.
 LAWS = {"restitution": 0, "recovery_speed": 0, "stiffness": 0, "damping": 0, "torsional_friction": 0, "rolling_friction": 0}
@@ -59,13 +60,14 @@ class Contact(Element):
         offset: height of the half-space along the unit normal [m], (...,).
         other_shape: a `Sphere`, `Capsule` or `Box` in the frame of `other`, in place of the half-space.
         restitution: coefficient e of Newton's law v_n⁺ = −e v_n⁻, (...,), in [0, 1]; see `gap`. None: contacts do not bounce.
-        recovery_speed: largest speed at which what starts a step overlapped is pushed apart [m/s], (...,), > 0; see `gap`. None: one
-            step undoes any overlap.
+        recovery_speed: largest speed at which surfaces that start a step overlapped are pushed apart [m/s], (...,), > 0; see `gap`.
+            None: one step undoes any overlap.
         stiffness, damping: [N/m] > 0 and [N·s/m] >= 0, (...,), of a compliant contact, which gives way by the force over the stiffness;
             see `gap`. None: hard.
 
     Numbers of shapes become fields of the contact, `radius`, `size` and so on, and `other_radius`, `other_size`, `other_point`,
-    `other_orientation` ...; like the others they may require grad and carry batch dimensions.
+    `other_orientation` ... Like all fields they may require grad and carry batch dimensions. A user's surface with numbers of its own
+    declares them in the same way: ``fields = {**td.NonlinearContact.fields, "depth": 0}`` (`Element` has more on this).
 
     Raises:
         ValueError: negative radii, zero normals, coefficients out of range, shapes that do not fit or have no distance to each other.
@@ -225,7 +227,7 @@ class Contact(Element):
     def slip(self, motions: tuple[Motion, ...], touch: Touch, current: bool = False) -> Tensor:
         """Velocity of the body's material point at the contact, relative to that of the other, world frame [m/s], (..., 3).
 
-        With `current`, of angular velocities in the current body frames, as the incoming ones are.
+        With `current`, angular velocities are those in the current body frames, as the incoming ones are.
         """
         velocities = [
             motion.twist.v + quat.cross(quat.rotate(motion.pose.q if current else _frame(motions, i), motion.twist.omega), lever)
@@ -241,7 +243,7 @@ class Contact(Element):
     def wrenches(
         self, motions: tuple[Motion, ...], touch: Touch, force: Tensor, couple: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """What an impulse at the contact, and an angular one (world frame), exert on the body, and with the opposite sign on the other."""
+        """Impulses on the body, and the opposite on the other, of an impulse at the contact and an angular one (world frame)."""
         result = []
         for i, lever in enumerate(touch.levers):
             torque = quat.cross(lever, force)
@@ -254,12 +256,12 @@ class Contact(Element):
     # -- the gap -------------------------------------------------------------------------------------------------------------------------
 
     def gap(self, motions: tuple[Motion, ...], touch: Touch, gamma: Tensor, timestep: Tensor) -> Tensor:
-        """What is to equal the slack s >= 0 with γ s = κ, (..., 1): φ⁺, or what the laws given to the contact make of it.
+        """The quantity that the slack s >= 0 with γ s = κ equals, (..., 1): φ⁺, with the terms of the laws given to the contact.
 
-        With φ and φ⁻ the gaps at the beginning of the step and one step before:
+        φ and φ⁻ are the gaps at the beginning of the step and one step before.
 
-        Overlap: φ⁺ − min(φ + h v_rec, 0) for a `recovery_speed` v_rec: at most that much is undone per step, and that is the
-        speed with which the surfaces then part; nothing where φ >= −h v_rec, and no number changes where nothing overlaps.
+        Overlap: φ⁺ − min(φ + h v_rec, 0) for a `recovery_speed` v_rec. At most h v_rec of an overlap is undone per step, and the surfaces
+        then part at that speed. Where φ >= −h v_rec the term is zero, so no number changes where nothing overlaps.
 
         Compliance: φ⁺ + (γ − d min(φ, 0))/(h k + d), that is, in contact, γ/h = −k φ⁺ − d (φ⁺ − min(φ, 0))/h: the spring and damper of the
         overlap, implicit, and never pulling.
@@ -268,12 +270,12 @@ class Contact(Element):
 
             min(φ⁺, h n·(u⁺ + e u⁻))    where w > v_th and φ − h w < h v_th,   v_th = 20 m/s² · h,
 
-        with the velocities u⁺ and u⁻ of the point of contact after and before, both with the lever at which the impulse acts. So they leave
-        at u_n⁺ = −e u_n⁻ in the very step in which they would arrive (where they are not in touch yet, but nearer than one step); slower
-        ones come to rest. Without friction, impacts at e = 1 keep the energy: it changes by Σ γ n·(u⁺ + u⁻)/2. With friction, or where
-        other contacts that do not bounce take part, Newton's law may create energy (Kane 1984; Glocker 2001). Which step it is jumps:
-        gradients are those of a given sequence of impacts, as with any law of impact; those of the mode "exact" know of their instants
-        (solver/impacts.py).
+        with the velocities u⁺ and u⁻ of the point of contact after and before, both with the lever at which the impulse acts. So surfaces
+        leave at u_n⁺ = −e u_n⁻ in the very step in which they would arrive, when they are nearer than one step; slower ones come to rest.
+        Without friction, impacts at e = 1 keep the energy: it changes by Σ γ n·(u⁺ + u⁻)/2. With friction, or where other contacts that do
+        not bounce take part, Newton's law may create energy (Kane 1984; Glocker 2001). The step of an impact jumps as inputs change:
+        gradients are those of a given sequence of impacts, as with any law of impact. The mode "exact" also differentiates the instants
+        (gradients/impacts.py).
         """
         gap = self._held_gap(motions, touch, gamma, timestep)
         if "restitution" in self.fields:
@@ -282,14 +284,14 @@ class Contact(Element):
         return gap[..., None]
 
     def impact(self, motions: tuple[Motion, ...], gamma: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a contact with restitution: whether its law of impact rules the step, and the time from the beginning of the step to the
+        """Whether the law of impact of a contact with restitution rules the step, and the time from the beginning of the step to the
         impact at the velocities that led there, τ = h φ/(φ⁻ − φ) [s], (...,) each. The arguments are those of `gap`."""
         touch = self.touch(motions)
         bounces, rebound, instant = self._rebound(motions, touch, timestep)
         return bounces & (rebound < self._held_gap(motions, touch, gamma, timestep)), instant
 
     def _held_gap(self, motions: tuple[Motion, ...], touch: Touch, gamma: Tensor, timestep: Tensor) -> Tensor:
-        """φ⁺ and what recovery and compliance add to it, (...,)."""
+        """φ⁺ with the terms of recovery and compliance, (...,)."""
         fields, gap, h = self.fields, touch.distance, timestep[..., 0]
         if "recovery_speed" not in fields and "stiffness" not in fields:
             return gap
@@ -301,7 +303,7 @@ class Contact(Element):
         return gap
 
     def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where impacts are, h n·(u⁺ + e u⁻), and τ, (...,) each."""
+        """Whether there is an impact, h n·(u⁺ + e u⁻), and τ, (...,) each."""
         h = timestep[..., 0]
         now = self.distance(*(motion.pose for motion in motions))
         before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))

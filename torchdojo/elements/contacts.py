@@ -1,6 +1,6 @@
 """Contacts: frictionless, with Coulomb friction in the second-order cone, and with friction in a pyramid.
 
-Which surfaces touch, where, and with what impulse P = γ n + Tᵀβ, is in contact_base.py; here is what γ and β obey.
+contact.py says where surfaces touch, and how the impulse P = γ n + Tᵀβ acts; this file has the equations of γ and β.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdojo.elements.contact import Contact
 from torchdojo.elements.element import Cones, Motion, Pose, orthonormal_complement
-from torchdojo.elements.hard_maps import disc_at_limit, normal_at_limit, pyramid_at_limit
+from torchdojo.elements.hard_maps import hard_disc, hard_normal, hard_pyramid
 from torchdojo.elements.path_maps import Change, disc_on_path, normal_on_path, pyramid_on_path
 
 __all__ = ["Contact", "ImpactContact", "LinearContact", "NonlinearContact"]
@@ -37,19 +37,19 @@ class ImpactContact(Contact):
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
     ) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _of(change, 0))
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _part(change, 0))
         return gamma[..., None], (kappa / gamma)[..., None]
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
-        gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
+        gamma, gap = hard_normal(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
         return gamma[..., None], gap[..., None]
 
 
 class FrictionalContact(Contact):
-    """What contacts with Coulomb friction have in common.
+    """Base class of contacts with Coulomb friction.
 
     Args:
-        friction: Coulomb coefficient μ, (...,), >= 0. The others are those of `Contact`.
+        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are those of `Contact`.
     """
 
     fields: ClassVar[dict[str, int]] = {**Contact.fields, "friction": 0}
@@ -76,7 +76,7 @@ class NonlinearContact(FrictionalContact):
         ρ₁ − μ_r γ = 0,   T(ω_a − ω_b) − ζ₂₃ = 0,   ρ ∘ ζ = κ e.
 
     Args:
-        friction: Coulomb coefficient μ, (...,), >= 0. The others are those of `Contact`.
+        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are those of `Contact`.
         torsional_friction, rolling_friction: μ_t and μ_r [m], (...,), >= 0: the couple over the normal impulse, a length of the order of
             the size of the patch of contact. None: no such couple.
     """
@@ -121,7 +121,7 @@ class NonlinearContact(FrictionalContact):
         return impulse[..., piece], slack[..., piece]
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
-        # The gap and slip at these velocities, and impulses to match: every equation but the balance of momentum nearly holds.
+        # The gap and slip at these velocities, and matching impulses: every equation but the balance of momentum nearly holds.
         touch = self.touch(motions)
         gap = torch.maximum(touch.distance, level.sqrt())
         gamma = level / gap
@@ -147,27 +147,29 @@ class NonlinearContact(FrictionalContact):
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
     ) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _of(change, 0))
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _part(change, 0))
         pairs = [(gamma[..., None], (kappa / gamma)[..., None])]
         if self.cones.orthant > 1:
-            spin = _of((impulse, slack), slice(1, 4))
-            pairs.append(pyramid_on_path(self.torsional_friction * gamma, *spin, kappa, mass[..., 1], _of(change, slice(1, 4))))
+            spin = _part((impulse, slack), slice(1, 4))
+            pairs.append(pyramid_on_path(self.torsional_friction * gamma, *spin, kappa, mass[..., 1], _part(change, slice(1, 4))))
         tail = slice(self.cones.orthant + 1, self.cones.orthant + 3)
-        pairs.append(disc_on_path(self.friction * gamma, *_of((impulse, slack), tail), kappa, mass[..., 0], _of(change, tail)))
+        pairs.append(disc_on_path(self.friction * gamma, *_part((impulse, slack), tail), kappa, mass[..., 0], _part(change, tail)))
         if self.cones.second_order > 1:
             tail = slice(-2, None)
-            pairs.append(disc_on_path(self.rolling_friction * gamma, *_of((impulse, slack), tail), kappa, mass[..., 1], _of(change, tail)))
+            pairs.append(
+                disc_on_path(self.rolling_friction * gamma, *_part((impulse, slack), tail), kappa, mass[..., 1], _part(change, tail))
+            )
         return _join(pairs)
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
-        gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
+        gamma, gap = hard_normal(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
         pressed = gamma == impulse[..., 0]
         pairs = [(gamma[..., None], gap[..., None])]
         if self.cones.orthant > 1:
-            pairs.append(pyramid_at_limit(pressed, impulse[..., 1:4], slack[..., 1:4], mass[..., 1], compliance))
-        pairs.append(disc_at_limit(pressed, *self.sliding_pair(impulse, slack), mass[..., 0], compliance))
+            pairs.append(hard_pyramid(pressed, impulse[..., 1:4], slack[..., 1:4], mass[..., 1], compliance))
+        pairs.append(hard_disc(pressed, *self.sliding_pair(impulse, slack), mass[..., 0], compliance))
         if self.cones.second_order > 1:
-            pairs.append(disc_at_limit(pressed, impulse[..., -3:], slack[..., -3:], mass[..., 1], compliance))
+            pairs.append(hard_disc(pressed, impulse[..., -3:], slack[..., -3:], mass[..., 1], compliance))
         return _join(pairs)
 
 
@@ -183,7 +185,7 @@ class LinearContact(FrictionalContact):
     exactly against the slip.
 
     Args:
-        friction: Coulomb coefficient μ, (...,), >= 0. The others are those of `Contact`.
+        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are those of `Contact`.
         facets: even number of directions, 4 or more.
     """
 
@@ -221,14 +223,14 @@ class LinearContact(FrictionalContact):
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
     ) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _of(change, 0))
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _part(change, 0))
         facets = slice(1, None)
-        pyramid = pyramid_on_path(self.friction * gamma, *_of((impulse, slack), facets), kappa, mass[..., 0], _of(change, facets))
+        pyramid = pyramid_on_path(self.friction * gamma, *_part((impulse, slack), facets), kappa, mass[..., 0], _part(change, facets))
         return _join([(gamma[..., None], (kappa / gamma)[..., None]), pyramid])
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
-        gamma, gap = normal_at_limit(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
-        pyramid = pyramid_at_limit(gamma == impulse[..., 0], impulse[..., 1:], slack[..., 1:], mass[..., 0], compliance)
+        gamma, gap = hard_normal(impulse[..., 0], slack[..., 0], mass[..., 0], timestep, compliance)
+        pyramid = hard_pyramid(gamma == impulse[..., 0], impulse[..., 1:], slack[..., 1:], mass[..., 0], compliance)
         return _join([(gamma[..., None], gap[..., None]), pyramid])
 
 
@@ -256,7 +258,7 @@ def _disc_start(height: Tensor, rates: Tensor, level: Tensor) -> tuple[Tensor, T
     return xi, torch.cat((eta[..., None], rates), dim=-1)
 
 
-def _of(pair: tuple[Tensor, Tensor], place: int | slice) -> tuple[Tensor, Tensor]:
+def _part(pair: tuple[Tensor, Tensor], place: int | slice) -> tuple[Tensor, Tensor]:
     return pair[0][..., place], pair[1][..., place]
 
 

@@ -26,9 +26,9 @@ from torchdojo.parameters import bind
 __all__ = ["JointCoupling"]
 
 ENDS = ("leader", "follower")
-MOST_TURNS = 16  # of a leader whose follower turns, too; more are not looked for
-ALIKE = 1e-9  # [rad] what separates numbers of turns that fit equally well: rounding
-SATISFIED = 1e-3  # [rad] a step leaves 1e-9; a state made by hand, that is open by more, is not meant to have turned
+MOST_TURNS = 16  # of a leader whose follower turns, too; more turns are not tried
+ALIKE = 1e-9  # [rad] numbers of turns whose gaps differ by less fit equally well: rounding
+SATISFIED = 1e-3  # [rad] a step leaves 1e-9; a state made by hand that is open by more is not meant to have turned
 
 
 class JointCoupling(Element):
@@ -39,9 +39,9 @@ class JointCoupling(Element):
     (a `Cylindrical` becomes a screw). The joints' own parameters receive gradients, as do `ratio` and `offset`.
 
     Angles of single rotations do not wrap: the follower of a wheel with ratio ½ is back after two turns of the wheel. The state z holds
-    no turns, so they are those with which the coupling holds at the current configuration; of two angles, up to 16 of the leader
-    (any number where ratio or 1/ratio is an integer of at most 16). Components of a rotation vector, of joints with several rotations,
-    do wrap at π.
+    no turns, so the coupling takes the turns with which it holds at the current configuration. Of two angles these are up to 16 turns of
+    the leader, or any number where ratio or 1/ratio is an integer of at most 16. Components of a rotation vector, of joints with several
+    rotations, do wrap at π.
 
     Args:
         leader, follower: names of joints of the mechanism, with coordinates (`Joint` says how a user's joint has them).
@@ -81,7 +81,7 @@ class JointCoupling(Element):
         Raises:
             ValueError: unknown names, joints without that coordinate, a coupling that belongs to another mechanism.
         """
-        found = []
+        ends = []
         for end, name, coordinate in zip(ENDS, (self.leader, self.follower), self.coordinates, strict=True):
             if name not in joints:
                 raise ValueError(f"its {end} is joint {name!r}, which does not exist; joints are {list(joints)}")
@@ -102,10 +102,10 @@ class JointCoupling(Element):
                     f"its {end} {name!r} has tensors that are not physical fields, {joint.extra_state_names()}, which a coupling does not "
                     "read; make them fields of the joint"
                 )
-            found.append(joint)
-        if self.joints and any(old is not new for old, new in zip(self.joints, found, strict=True)):
+            ends.append(joint)
+        if self.joints and any(old is not new for old, new in zip(self.joints, ends, strict=True)):
             raise ValueError("it already couples joints of another mechanism; make one JointCoupling for each")
-        self.joints = tuple(found)
+        self.joints = tuple(ends)
 
     def __getattr__(self, name: str) -> Any:
         end, _, field = name.partition("_")
@@ -162,7 +162,7 @@ class JointCoupling(Element):
         return self.coordinates[k] >= joint.num_coordinates - joint.num_angles
 
     def _coordinate(self, k: int, joint: Joint, parent: Pose, child: Pose, near: Tensor) -> Tensor:
-        """Of joint k, (..., 1); an angle next to `near`."""
+        """The coupled coordinate of joint k, (..., 1); an angle next to `near`."""
         place = self.coordinates[k]
         return joint.coordinates_near(parent, child, near.tile(joint.num_angles))[..., place : place + 1]
 
@@ -183,7 +183,7 @@ class JointCoupling(Element):
             numbers = gap.new_tensor([0, *(sign * n for n in range(1, MOST_TURNS + 1) for sign in (1, -1))])
             rest = gap - turn * ratio * numbers
             rest = (rest - turn * torch.round(rest / turn)).abs()
-            # Of those that fit equally well the smallest number: with the ratio, they part.
+            # The smallest of the numbers that fit equally well: they part as the ratio changes.
             best = (rest <= rest.amin(-1, keepdim=True) + ALIKE).long().argmax(-1, keepdim=True)
             turns = torch.where(rest.gather(-1, best) <= SATISFIED, numbers[best], 0.0)
         elif leading:

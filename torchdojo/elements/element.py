@@ -1,7 +1,7 @@
-"""What joints and contacts have in common: a local residual between a few bodies, written for many elements at once.
+"""The base class of joints and contacts: a local residual between a few bodies, written for many elements at once.
 
 The residual of the whole mechanism is a sum over elements. Each sees only the bodies it touches, as tensors of shape (..., E, 3) or
-(..., E, 4) over E elements of one kind, and answers with the impulses that it exerts on them and with rows of its own that must vanish.
+(..., E, 4) over E elements of one kind. It answers with the impulses that it exerts on them, and with rows of its own that must vanish.
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ class Element(PhysicalModule):
 
     An element acts between `body_names` (None is the world) and has `cones.size` impulses with as many slacks, or, with no cones,
     `num_rows` equality rows with as many multipliers. Its `residual` is called on a clone whose fields are stacked over elements.
+
+    Numbers of an element are best declared in `fields` (name -> number of dimensions of one value): they may then have batch dimensions,
+    which the code reads in front of the E elements, `self.length[..., None]` beside a row. Plain numbers become float64. Other tensors and
+    modules that a subclass registers, weights of a network say, keep the shape that the code expects, and receive gradients as well. They
+    must have the mechanism's dtype: `nn.Linear(3, 1).double()`. `td.testing.check_element` tries an element in every way that counts.
     """
 
     cones: Cones = Cones()
@@ -79,7 +84,7 @@ class Element(PhysicalModule):
 
     @property
     def stacked_fields(self) -> dict[str, int]:
-        """Those of `fields` that `residual` reads."""
+        """The part of `fields` that `residual` reads."""
         return self.fields
 
     def kind(self) -> tuple[object, ...]:
@@ -117,7 +122,7 @@ class Element(PhysicalModule):
         return identity, identity
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
-        """How much impulse a change of velocity takes, (..., E, 1) or one value per cone: a scale for `on_path`, of no other effect.
+        """How much impulse a change of velocity takes, (..., E, 1) or one value per cone: a scale for `on_path`, without other effect.
 
         Default: the reduced mass of the bodies [kg].
 
@@ -130,28 +135,28 @@ class Element(PhysicalModule):
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
     ) -> tuple[Tensor, Tensor] | None:
-        """Impulses and slacks (..., E, cones.size) with products of exactly κ for any real ones, and those unchanged that have such.
+        """Impulses and slacks (..., E, cones.size) with products of exactly κ. Any real numbers may come in; points of the path stay.
 
-        With it, warm starts take the steps of `solver.path_newton`. Default: None, and they take those of the interior-point method.
+        With this map, warm starts take the steps of `solver.path_newton`. Default: None, and the interior-point method takes them.
 
         Args:
             impulse, slack: (..., E, cones.size), inside their cones or not.
             kappa: broadcastable to (..., E). mass: of `effective_mass`.
             timestep: h [s], broadcastable to (..., E).
-            change: of impulses and slacks since the Newton step before, of their shape, NaN where there was none. It tells how much impulse
-                a slack is really worth (`path_maps.weight_of`).
+            change: changes of impulses and slacks since the previous Newton step, in their shapes, NaN in the first one. They tell the
+                weight of a slack (`path_maps.weight_of`).
         """
         return None
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor] | None:
-        """Impulses and slacks (..., E, cones.size) at which the linearized products are those of the limit κ → 0, from a small κ.
+        """Impulses and slacks (..., E, cones.size) at which the linearized products are those of hard contact (κ → 0), from a small κ.
 
-        With it, `GradientMode.EXACT` and the modes that build on it are available (limit_maps.py has the theory). Default: None.
+        With this map, `GradientMode.EXACT` and the modes that build on it are available (hard_maps.py has the theory). Default: None.
 
         Args:
-            impulse, slack: (..., E, cones.size), on the central path, or already at the limit. mass: of `effective_mass`.
+            impulse, slack: (..., E, cones.size), on the central path, or already hard. mass: of `effective_mass`.
             timestep: h [s], broadcastable to (..., E).
-            compliance: of pairs that are closed and of slips that stick, relative to that of the bodies; may be zero.
+            compliance: of closed pairs and of sticking slips, relative to that of the bodies; may be zero.
         """
         return None
 

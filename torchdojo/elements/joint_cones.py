@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo.elements.element import Cones, Element, Motion, Pose
-from torchdojo.elements.hard_maps import normal_at_limit, pair_at_limit
+from torchdojo.elements.hard_maps import hard_normal, hard_pair
 from torchdojo.elements.joint import BOUNDS, Joint
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.path_maps import LEAST_HEIGHT, Change, disc_gap, normal_on_path, weight_of
@@ -43,7 +43,7 @@ class JointElement(Element):
     def __init__(self, joint: Joint) -> None:
         super().__init__()
         shared = {name: joint.__dict__[name] for name in ("_parameters", "_buffers", "_modules")}
-        # What a subclass written by a user added to the fields of the standard joints may enter its kinematics.
+        # Fields that a user's subclass adds to those of the standard joints may enter its kinematics.
         read = [name for name in joint.fields if name in READ_FIELDS or name not in StandardJoint.fields]
         fields = {name: joint.fields[name] for name in read if name not in ("friction", *BOUNDS) or name in self.own_fields}
         self.__dict__.update(shared, joint=joint, fields=fields)
@@ -135,7 +135,7 @@ class JointLimits(JointElement):
         return gamma, kappa / gamma
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
-        return normal_at_limit(impulse, slack, mass, timestep[..., None], compliance)
+        return hard_normal(impulse, slack, mass, timestep[..., None], compliance)
 
 
 class JointFriction(JointElement):
@@ -191,7 +191,7 @@ class JointFriction(JointElement):
         return impulse, kappa / impulse
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
-        return pair_at_limit(impulse, slack, torch.cat((mass, mass), dim=-1), compliance)
+        return hard_pair(impulse, slack, torch.cat((mass, mass), dim=-1), compliance)
 
 
 def _pair(b: Tensor, gap: Tensor, first: Tensor) -> Tensor:
@@ -218,11 +218,11 @@ def _units(joint: Joint, like: Tensor) -> list[Tensor]:
 
 
 def _coordinate_mass(joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tensor, wrenches: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
-    """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), and what else an impulse along it must overcome within a step:
-    the armature, and h times the damper. `wrenches` on the bodies are the rows J.
+    """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), plus the armature and h times the damper, which an impulse along
+    the coordinate also has to overcome within a step. `wrenches` on the bodies are the rows J.
 
-    With the armature, a 6-link arm of which it is most of the inertia takes 4.4 iterations per step with random torques instead of 5.3.
-    With the dampers, Atlas, held stiffly in a posture at some of its limits, takes 11 from a cold start instead of 23.
+    With the armature, a 6-link arm with most of its inertia there takes 4.4 iterations per step in place of 5.3. With the dampers, Atlas,
+    held stiffly at some of its limits, takes 11 iterations from a cold start in place of 23.
     """
     movable = torch.isfinite(mass)
     inverse_mass = torch.where(movable, 1 / mass, 0.0)

@@ -1,8 +1,8 @@
-"""Points of the central path from points off it: what `Element.on_path` of contacts is made of (solver/path_newton.py has the theory).
+"""Points of the central path from points off it: the parts of `Element.on_path` of contacts (solver/path_newton.py has the theory).
 
 Each map takes impulses and slacks as a Newton step leaves them, inside their cones or not, and returns a pair whose products are exactly κ.
-Pairs that have such products, and satisfy the row of the cone's height, come back unchanged. `change` is that since the Newton step before,
-NaN where there was none.
+Pairs that already have such products, and satisfy the row of the cone's height, come back unchanged. `change` holds the changes of impulses
+and slacks since the previous Newton step, NaN in the first one.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ from torch import Tensor
 
 __all__ = ["disc_gap", "disc_on_path", "normal_on_path", "pyramid_on_path", "weight_of"]
 
-# How much impulse a gap is worth, in units of m/h, where a contact opens or closes (a slip is worth m, where one sticks or slips), when
-# nothing is known but the mass of the body. For quadrupeds, ants and humanoids within a factor of 3 of the best.
+# Nominal weight of a gap, in units of m/h: the impulse that a gap stands for where a contact opens or closes. A slip has the weight m. For
+# quadrupeds, ants and humanoids within a factor of 3 of the best.
 IMPULSE_WEIGHT = 1 / 3
-MOST_WEIGHT, OTHER_WEIGHT = 50.0, 4.0  # of `weight_of`, relative to that
-RETURN_WEIGHT = 20.0  # of `disc_on_path`, relative to the mass
+MOST_WEIGHT, OTHER_WEIGHT = 50.0, 4.0  # in `weight_of`, relative to the nominal weight
+RETURN_WEIGHT = 20.0  # in `disc_on_path`, relative to the mass
 PYRAMID_STEPS = 6
 LEAST_HEIGHT = 1e-12  # of a friction cone [N·s]: a frictionless contact needs an interior, too
 
-Change = tuple[Tensor, Tensor]  # of impulses and slacks since the point before, of their shapes: see `weight_of`
+Change = tuple[Tensor, Tensor]  # changes of impulses and of slacks since the previous point, in their shapes
 
 
 def weight_of(nominal: Tensor, impulse: Tensor, slack: Tensor) -> Tensor:
-    """How much impulse a slack (a gap, a slip) is worth in a map onto the path, (...,), from the last two points of Newton's method.
+    """Weight of a slack (a gap, a slip): the impulse that it stands for in a map onto the path, (...,), from two points of Newton's method.
 
-    Those points satisfy the equations of motion, linearized: where only this contact changes, slack = s₀ + G impulse with its mobility G,
-    and the map leads to the solution in one step if its weight is G⁻¹. Of the whole mechanism G is expensive to know. The change from one
-    point to the next tells it along the way that matters, as a secant (Barzilai and Borwein 1988): Δimpulse·Δslack / |Δslack|². A body
-    that others hold is mostly heavier than `nominal` (smaller weights did not help), and where several contacts hold it G is nearly
-    singular; so the secant counts between once and MOST_WEIGHT times `nominal`. A negative one says that others moved the contact, and
-    OTHER_WEIGHT is better then than 1 or 10. Mean iterations with nominal weights and with these: quadruped 3.90 and 3.79, ant 5.20 and
-    4.68, humanoid 6.36 and 5.84 (lying on the ground 11.3 and 10.2), Atlas 9.6 and 9.0, chains of 10 and 100 driven balls 5.8 and 5.3,
-    8.1 and 7.0.
+    Both points satisfy the equations of motion, linearized. Where only this contact changes, slack = s₀ + G impulse with its mobility G,
+    and the map leads to the solution in one step if the weight is G⁻¹. In a mechanism G is expensive. The change from one point to the next
+    shows G along the way that matters, as a secant (Barzilai and Borwein 1988): Δimpulse·Δslack / |Δslack|².
+
+    Most bodies that others hold are heavier than `nominal`, and smaller weights do not help. Where several contacts hold a body G is nearly
+    singular. So the secant counts between once and MOST_WEIGHT times `nominal`. A negative secant says that others moved the contact;
+    OTHER_WEIGHT is then better than 1 or 10. With secants the humanoid takes 5.84 iterations per step in place of 6.36.
 
     Args:
-        nominal: (...,). impulse, slack: (..., k) changes since the point before; slacks that are NaN give `nominal`.
+        nominal: (...,). impulse, slack: (..., k) changes since the previous point; slacks that are NaN give `nominal`.
     """
     product, square = (impulse * slack).sum(-1), (slack * slack).sum(-1)
     secant = torch.minimum(torch.maximum(product / square, nominal), MOST_WEIGHT * nominal)
@@ -44,7 +43,7 @@ def weight_of(nominal: Tensor, impulse: Tensor, slack: Tensor) -> Tensor:
 
 
 def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change) -> Tensor:
-    """γ > 0 with γ − a κ/γ = `gamma` − a `gap`, (...,): the positive root, without cancellation. `change`: of them, (...,)."""
+    """γ > 0 with γ − a κ/γ = `gamma` − a `gap`, (...,): the positive root, without cancellation. `change` has the same shape."""
     weight = weight_of(IMPULSE_WEIGHT * mass / timestep, change[0][..., None], change[1][..., None])
     c, level = gamma - weight * gap, kappa * weight
     root = torch.sqrt(c * c + 4 * level)
@@ -54,11 +53,9 @@ def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, time
 def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, change: Change) -> tuple[Tensor, Tensor]:
     """ξ and η (..., 3) of a second-order cone with ξ₁ = `height` (...,), from their last two components (..., 2).
 
-    From outside the disc by e, the impulse comes back while the slip grows by e over the weight. With a weight that is too small that is
-    many times the slip of Newton's point, and takes several iterations to take back; so the weight is at least e/|slip|, up to
-    RETURN_WEIGHT times `mass`. Mean iterations without and with it: chains of 10 and 100 driven balls 5.48 and 5.33, 7.33 and 7.08,
-    Atlas 8.80 and 8.69, humanoid 5.92 and 5.83, ant 4.68 and 4.66, quadruped 3.81 and 3.84, half-cheetah 3.79 and 3.85, thrown boxes 1.985
-    and 1.979.
+    From a distance e outside the disc the impulse comes back, and the slip grows by e over the weight. With a small weight that is many
+    times the slip of Newton's point, and takes several iterations to undo. So the weight is at least e/|slip|, up to RETURN_WEIGHT times
+    `mass`. With this bound a chain of 100 driven balls takes 7.08 iterations per step in place of 7.33.
     """
     height, nominal, mass = height.clamp_min(LEAST_HEIGHT), mass, weight_of(mass, *change)
     needed = (torch.linalg.vector_norm(impulse, dim=-1) - height) / torch.linalg.vector_norm(slack, dim=-1)
@@ -76,8 +73,8 @@ def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, 
 def disc_gap(tau: Tensor, epsilon: Tensor) -> Tensor:
     """g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1), (...,): how far a friction impulse stays inside its disc.
 
-    Halley's method from the root for small g. After two steps the relative error is below 7e-7 for all τ >= 0, ε > 0; after three it is
-    rounding.
+    Halley's method, started at the root for small g. After two steps the relative error is below 7e-7 for all τ >= 0, ε > 0. After three
+    it is rounding.
     """
     excess, tiny = tau - 1, torch.finfo(tau.dtype).tiny
     root = torch.sqrt(excess * excess + 2 * epsilon)
@@ -90,16 +87,16 @@ def disc_gap(tau: Tensor, epsilon: Tensor) -> Tensor:
 
 
 def pyramid_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, change: Change) -> tuple[Tensor, Tensor]:
-    """(ψ, β) and (sψ, η), each (..., 1 + n), of a pyramid with 1ᵀβ + sψ = `height` (...,), from such ones off the path.
+    """(ψ, β) and (sψ, η), each (..., 1 + n), of a pyramid with 1ᵀβ + sψ = `height` (...,), from a point off the path.
 
-    As in the disc, β − m (slip along each direction) is split into an impulse inside the pyramid and a slip that belongs to it: with
-    d = β − m (η − ψ), every β_i(ψ) is the positive root of β − m κ/β = d_i − m ψ, and ψ is that of
+    As in the disc, β − m (slip along each direction) is split into an impulse inside the pyramid and a slip that belongs to it. With
+    d = β − m (η − ψ), every β_i(ψ) is the positive root of β − m κ/β = d_i − m ψ, and ψ is the root of
 
         f(ψ) = Σ β_i(ψ) + κ/ψ − height = 0,
 
-    a smoothed projection onto the simplex. It starts at the largest root of the bounds κ/ψ + Σ (d_i − m ψ) over the k largest d_i, k = 0 to
-    n, which are below f, and takes Newton's steps for 1/(f + height) = 1/height, a nearly straight line where smoothing matters. The error
-    after five steps is rounding (n from 2 to 8, heights and impulses from 1e-4 to 10, κ from 1e-10 to 0.1, m from 0.01 to 10).
+    a smoothed projection onto the simplex. The bounds κ/ψ + Σ (d_i − m ψ) over the k largest d_i, k = 0 to n, lie below f, and ψ starts at
+    their largest root. Newton's steps solve 1/(f + height) = 1/height, a nearly straight line where smoothing matters. The error after
+    five steps is rounding, for n from 2 to 8, heights and impulses from 1e-4 to 10, κ from 1e-10 to 0.1, m from 0.01 to 10.
     """
     height = height.clamp_min(LEAST_HEIGHT)
     mass = weight_of(mass, change[0][..., 1:], change[1][..., 1:] - change[0][..., :1])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.elements.contact import Contact
-from torchdojo.elements.hard_maps import COMPLIANCE, LIMIT_ITERATIONS, LIMIT_KAPPA, LIMIT_REFINEMENTS
+from torchdojo.elements.hard_maps import COMPLIANCE, HARD_ITERATIONS, HARD_KAPPA, HARD_REFINEMENTS
 from torchdojo.solver.interior_point import follow_central_path
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import GradientMode, SolverOptions, Status
@@ -24,7 +24,7 @@ TIE = 1e-6  # by which fraction the square of a gradient must be larger than tha
 LARGEST_STIFFNESS, LARGEST_BETWEEN = 1e11, 1e8
 SMALL_KAPPA = 1e-9  # above it nothing is that stiff that is not 1 N·s on a milligram
 LIMIT_RESIDUAL_TOL = 1e-9  # tighter ones are below rounding there
-LIMIT_PATH_TOL = 0.99  # products are exact on the path; what is left is the rounding of impulse times slip, far above 1e-3 of LIMIT_KAPPA
+LIMIT_PATH_TOL = 0.99  # products are exact on the path; what is left is the rounding of impulse times slip, far above 1e-3 of HARD_KAPPA
 
 
 def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions, grad_kappa: Tensor | None = None) -> Tensor:
@@ -48,7 +48,7 @@ def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions,
 def derivative_system(problem: StepProblem, point: Tensor, options: SolverOptions) -> tuple[KKT, int]:
     """The derivative of the residual at a `point_of_derivative`, and how many refinements its solutions need."""
     if GradientMode(options.gradient_mode).needs_limit:
-        return _limit_system(problem, point), LIMIT_REFINEMENTS
+        return _limit_system(problem, point), HARD_REFINEMENTS
     return KKT(problem, point), 1
 
 
@@ -57,26 +57,26 @@ def _limit_system(problem: StepProblem, point: Tensor) -> KKT:
 
 
 def hardened(problem: StepProblem, w: Tensor, options: SolverOptions) -> Tensor:
-    """The solution continued to `LIMIT_KAPPA`, at which there is no doubt about classes of contacts that have one.
+    """The solution continued to `HARD_KAPPA`, at which there is no doubt about classes of contacts that have one.
 
     Where it does not get there in a few full steps, contacts change on the way (a box that comes down on four corners at once), the limit
     may be another motion altogether, and classes are those at kappa.
     """
-    if options.kappa <= LIMIT_KAPPA:
+    if options.kappa <= HARD_KAPPA:
         return w
     hard = limit_options(options)
-    limit = LIMIT_ITERATIONS + options.min_iterations
+    limit = HARD_ITERATIONS + options.min_iterations
     solution = newton_on_path(problem, w, hard, limit)
     if solution is None:
-        solution = follow_central_path(problem, w, LIMIT_KAPPA, hard, limit)
+        solution = follow_central_path(problem, w, HARD_KAPPA, hard, limit)
     arrived = (solution.status == int(Status.SUCCESS)) & (solution.iterations <= limit)
     return torch.where(arrived[:, None], solution.w, w)
 
 
 def limit_options(options: SolverOptions) -> SolverOptions:
-    """The same at `LIMIT_KAPPA`."""
+    """The same at `HARD_KAPPA`."""
     tol = max(options.tolerances(torch.float64)[0], LIMIT_RESIDUAL_TOL)
-    kappa = min(options.kappa, LIMIT_KAPPA)
+    kappa = min(options.kappa, HARD_KAPPA)
     return dataclasses.replace(options, kappa=kappa, residual_tol=tol, central_path_tol=LIMIT_PATH_TOL)
 
 
@@ -118,7 +118,7 @@ def better_of(problem: StepProblem, point: Tensor, multiplier: Tensor, cotangent
             pair = element.at_limit(impulse, slack, mass, problem.timestep[:, None], COMPLIANCE)
             assert pair is not None  # `point` came from there
             opened[:, group.impulse_index], opened[:, group.slack_index] = pair[0], pair[1].nan_to_num(posinf=1.0)
-        found = _limit_system(problem, opened).solve_transposed(cotangent, LIMIT_REFINEMENTS)
+        found = _limit_system(problem, opened).solve_transposed(cotangent, HARD_REFINEMENTS)
         size = _controls(problem, opened, found)
         better = size > (1 + TIE) * best
         best = torch.where(better, size, best)

@@ -1,8 +1,8 @@
-"""Which contacts, limits and frictions act in a step: the modes that the limit κ → 0 of a solution on the central path has.
+"""Which contacts, limits and frictions act in a step: the modes that a solution on the central path has in hard contact (κ → 0).
 
-Every cone ties an impulse to a velocity or a gap, with a product of κ: of the pair one survives κ → 0. It is the larger one after the
+Every cone ties an impulse to a velocity or a gap, with a product of κ: one of the pair survives κ → 0. It is the larger one after the
 velocity (a gap over the timestep) is multiplied with the mass that the impulse moves, `Element.effective_mass`. Near κ itself neither
-is, and modes of such contacts are a matter of degree.
+is larger, and modes of such contacts are a matter of degree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def active_set(mech: Mechanism, problem: StepProblem, w: Tensor) -> ActiveSet:
     """Modes at the solution w (num_unknowns,) of a problem of one environment."""
     contact_names = {id(contact): name for name, contact in mech.contacts.items()}
     joint_names = {id(joint): name for name, joint in mech.joints.items()}
-    h, found = float(problem.timestep), ActiveSet({}, {}, {})
+    h, result = float(problem.timestep), ActiveSet({}, {}, {})
     for group, masses in zip(problem.system.groups, problem.effective_masses(), strict=True):
         if not group.slack_index.shape[-1]:
             continue
@@ -53,14 +53,14 @@ def active_set(mech: Mechanism, problem: StepProblem, w: Tensor) -> ActiveSet:
             if isinstance(element, JointLimits):
                 sides = [f"{bound} {i}" for bound, side in zip(("lower", "upper"), element.joint.limited, strict=True) for i in side]
                 acts = (impulse * h > mass * slack).tolist()
-                found.limits[joint_names[id(element.joint)]] = [side for side, act in zip(sides, acts, strict=True) if act]
+                result.limits[joint_names[id(element.joint)]] = [side for side, act in zip(sides, acts, strict=True) if act]
             elif isinstance(element, JointFriction):
                 room, rate = (torch.stack(t.tensor_split(2)) for t in (impulse, slack))
                 slides = (mass * rate.amax(0) > room.amin(0)).tolist()
-                found.frictions[joint_names[id(element.joint)]] = ["sliding" if slide else "sticking" for slide in slides]
+                result.frictions[joint_names[id(element.joint)]] = ["sliding" if slide else "sticking" for slide in slides]
             elif id(element) in contact_names:
-                found.contacts[contact_names[id(element)]] = _contact(cast(Contact, element), impulse, slack, float(mass[0]), h)
-    return found._replace(contacts={name: found.contacts[name] for name in mech.contacts if name in found.contacts})
+                result.contacts[contact_names[id(element)]] = _contact(cast(Contact, element), impulse, slack, float(mass[0]), h)
+    return result._replace(contacts={name: result.contacts[name] for name in mech.contacts if name in result.contacts})
 
 
 def _contact(contact: Contact, impulse: Tensor, slack: Tensor, mass: float, h: float) -> ActiveContact:

@@ -108,7 +108,7 @@ class Comparison:
         with differences.requiring_grad(tensors):
             values = losses(self.step(*leaves))
             every = [*leaves, *tensors]
-            found = {
+            derivatives = {
                 key: torch.autograd.grad(value, every, retain_graph=True, allow_unused=True)
                 for key, value in values.items()
                 if value.requires_grad
@@ -118,7 +118,7 @@ class Comparison:
             pairs = zip(every, grads, strict=True)
             return [leaf.new_zeros(leaf.numel()) if grad is None else grad.detach().flatten() for leaf, grad in pairs]
 
-        return {key: flat(grads) for key, grads in found.items()}
+        return {key: flat(grads) for key, grads in derivatives.items()}
 
     def along(self, entry: Input, losses: Losses, gradients: Gradients, basis: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Derivatives of each loss along the rows of `basis`, by backward and by central differences, (directions,) each."""

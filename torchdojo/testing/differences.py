@@ -73,7 +73,7 @@ def parameter_mover(mechanism: Mechanism, names: Sequence[str], run: Callable[[]
         for element in mechanism.elements().values()
         for path in element.extra_state_names()
     }
-    batched = all(place in of_elements or _takes_batch(*place) for found in places for place in found)
+    batched = all(place in of_elements or _takes_batch(*place) for several in places for place in several)
 
     def move(displacements: Tensor) -> Output:
         pieces = displacements.split([value.numel() for value in values], dim=-1)
@@ -99,10 +99,10 @@ def _takes_batch(owner: nn.Module, leaf: str) -> bool:
 
 def _with(places: Sequence[Sequence[tuple[nn.Module, str]]], values: Sequence[Tensor], run: Callable[[], Output]) -> Output:
     """`run` while the parameters at these places have other values."""
-    kept = [(owner, leaf, owner._parameters[leaf]) for found in places for owner, leaf in found]
+    kept = [(owner, leaf, owner._parameters[leaf]) for several in places for owner, leaf in several]
     try:
-        for found, value in zip(places, values, strict=True):
-            for owner, leaf in found:
+        for several, value in zip(places, values, strict=True):
+            for owner, leaf in several:
                 owner._parameters[leaf] = value  # type: ignore[assignment]
         with torch.no_grad():
             return run()
@@ -116,7 +116,7 @@ def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest:
     count = len(basis)
     steps = largest / SHRINK ** torch.arange(COUNT, dtype=basis.dtype)
     displacements = torch.cat([sign * step * basis for step in steps for sign in (1, -1)])
-    found = {}
+    estimates = {}
     for key, value in loss(displacements).items():
         plus, minus = value.reshape(COUNT, 2, count).unbind(1)
         central = (plus - minus) / (2 * steps[:, None])
@@ -133,5 +133,5 @@ def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest:
             least = torch.take_along_dim(change, best[None], 0).squeeze(0)
             going = going & (change[i] <= 100 * least)
             best = torch.where(going & (change[i] < least), i, best)
-        found[key] = torch.take_along_dim(refined[1:], best[None], 0).squeeze(0)
-    return found
+        estimates[key] = torch.take_along_dim(refined[1:], best[None], 0).squeeze(0)
+    return estimates

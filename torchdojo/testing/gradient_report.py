@@ -1,4 +1,4 @@
-"""What the gradient of one step is worth: beside differences, with the conditioning of its linear system and what is in contact."""
+"""A report on the gradient of one step: differences beside it, the conditioning of its linear system, and the contacts that act."""
 
 from __future__ import annotations
 
