@@ -248,8 +248,8 @@ class Mechanism(Structure):
 
         A joint takes `hinge=dict(q=.3, qd=1.)`, and a free body `box=dict(position=..., velocity=..., orientation=...,
         angular_velocity=...)`. Bodies with joints to a free body move with it. If loops or couplings are open at these coordinates,
-        coordinates that are not given move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be given: their coordinates follow from the others. A given
-        position whose contacts overlap warns, as in `rollout`.
+        coordinates that are not given move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be
+        given: their coordinates follow from the others. A given position whose contacts overlap warns, as in `rollout`.
 
         Raises:
             ValueError: unknown names or keys, values that do not fit, loops that cannot be closed.
