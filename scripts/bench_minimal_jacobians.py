@@ -23,7 +23,7 @@ from bench_cases import CASES
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo.state import minimal_jacobians as state_jacobians
+from torchdojo.state import minimal_jacobians
 
 
 def main() -> None:
@@ -58,8 +58,8 @@ def measure(name: str, batch: int, repeats: int) -> float:
     def composed() -> Tensor:
         z, order, nb, h = mech.to_maximal(q[:few], qd[:few]), mech.tree_order(), mech.num_bodies, mech.timestep
         after = mech.step(z, u[:few], warm_start=warm[:few]).z
-        products = state_jacobians.minimal_products(order, nb, after, h, list(mech.jacobians(z, u[:few], warm_start=warm[:few])))
-        return torch.cat((products[0] @ state_jacobians.maximal_jacobian(order, nb, q[:few], qd[:few], z, h), products[1]), dim=-1)
+        products = minimal_jacobians.minimal_products(order, nb, after, h, list(mech.jacobians(z, u[:few], warm_start=warm[:few])))
+        return torch.cat((products[0] @ minimal_jacobians.maximal_jacobian(order, nb, q[:few], qd[:few], z, h), products[1]), dim=-1)
 
     calls: dict[str, tuple[int, Callable[[], object]]] = {
         "step, cold": (batch, lambda: mech.step(path.z[:, -1], u)),

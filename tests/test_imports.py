@@ -28,9 +28,9 @@ FLOORS = (
     ("solver",),
     ("dynamics",),
     ("structure", "state"),
+    ("parametrize",),
     ("elements",),
     ("geometry",),
-    ("parametrize",),
     ("quaternion", "parameters"),
 )
 FLOOR = {name: len(FLOORS) - i for i, names in enumerate(FLOORS) for name in names}

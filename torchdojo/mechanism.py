@@ -247,9 +247,9 @@ class Mechanism(Structure):
         """A state from joint coordinates and poses of free bodies by name; values that are not given are zero (the identity).
 
         A joint takes `hinge=dict(q=.3, qd=1.)`, and a free body `box=dict(position=..., velocity=..., orientation=...,
-        angular_velocity=...)`. If loops or couplings are open at these coordinates, the coordinates that are not given move until all are
-        closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be given: their coordinates follow from the others. A given
-        position whose contacts overlap warns, as in `rollout`.
+        angular_velocity=...)`. Bodies with joints to a free body move with it. If loops or couplings are open at these coordinates,
+        coordinates that are not given move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be
+        given: their coordinates follow from the others. A given position whose contacts overlap warns, as in `rollout`.
 
         Raises:
             ValueError: unknown names or keys, values that do not fit, loops that cannot be closed.

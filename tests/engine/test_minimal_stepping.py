@@ -11,7 +11,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo.elements import joints as joint_types
 from torchdojo.native import loader
-from torchdojo.state import minimal_jacobians as state_jacobians
+from torchdojo.state import minimal_jacobians
 
 BACKENDS = [pytest.param("native", marks=pytest.mark.skipif(not loader.available(), reason="no compiler")), "reference"]
 #: Solutions polished to rounding, so that finite differences see the step and not the solver's tolerance.
@@ -167,11 +167,11 @@ def test_derivatives_of_the_maps(kind: str, size: float) -> None:
     z = mechanism.to_maximal(q, qd)
     expected = torch.func.jacrev(lambda q, qd: mechanism.difference(mechanism.to_maximal(q, qd), z), argnums=(0, 1))(q, qd)
     # Rounding in 1/h = 50.
-    torch.testing.assert_close(state_jacobians.maximal_jacobian(order, nb, q, qd, z, h), torch.cat(expected, -1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(minimal_jacobians.maximal_jacobian(order, nb, q, qd, z, h), torch.cat(expected, -1), rtol=0, atol=1e-12)
     z = mechanism.retract(z, 0.1 * size * torch.randn(12 * nb))
     tangent = torch.zeros(12 * nb)
     expected = torch.func.jacrev(lambda d: torch.cat(mechanism.to_minimal(mechanism.retract(z, d)), dim=-1))(tangent)
-    torch.testing.assert_close(state_jacobians.minimal_products(order, nb, z, h, [torch.eye(12 * nb)])[0], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(minimal_jacobians.minimal_products(order, nb, z, h, [torch.eye(12 * nb)])[0], expected, rtol=0, atol=1e-12)
 
 
 def test_batches_are_their_elements() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo.gradients.request import Request
 from torchdojo.native import kernel
-from torchdojo.state import minimal_jacobians as state_jacobians
+from torchdojo.state import minimal_jacobians
 
 # Both backends differentiate at one solution, known to rounding; what is left is the rounding of two ways to multiply.
 TOLERANCE = 1e-10
@@ -34,8 +34,8 @@ def composed(mech: td.Mechanism, q: Tensor, qd: Tensor, u: Tensor, **given: Any)
     """`mech.jacobians` between the derivatives of both maps."""
     z, order, nb, h = mech.to_maximal(q, qd), mech.tree_order(), mech.num_bodies, mech.timestep
     after = mech.step(z, u, warm_start=given["warm_start"]).z
-    by_state, by_input = state_jacobians.minimal_products(order, nb, after, h, list(mech.jacobians(z, u, **given)))
-    return torch.cat((by_state @ state_jacobians.maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
+    by_state, by_input = minimal_jacobians.minimal_products(order, nb, after, h, list(mech.jacobians(z, u, **given)))
+    return torch.cat((by_state @ minimal_jacobians.maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
 
 
 def check(mech: td.Mechanism, q: Tensor, qd: Tensor, u: Tensor, **given: Any) -> Tensor:

@@ -324,6 +324,29 @@ def test_initial_state_by_joint_and_by_body() -> None:
     torch.testing.assert_close(mechanism.initial_state(), mechanism.to_maximal(torch.zeros(8)), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(), (4,)], ids=str)
+def test_bodies_that_hang_on_a_free_body_move_along(shape: tuple[int, ...]) -> None:
+    """A trunk with a chain and a ring of two legs, placed by name: no joint is torn, at the state and one step before."""
+    joints: dict[str, td.Joint] = {"hip": random_joint("Revolute", "trunk", "thigh"), "knee": random_joint("Spherical", "thigh", "shank")}
+    joints |= {f"to_{name}": td.Revolute("trunk", name, axis=(0, 1, 0), child_anchor=(0, 0, 0.5)) for name in ("left", "right")}
+    joints["rod"] = td.Spherical("left", "right", parent_anchor=(0, 0, -0.5), child_anchor=(0, 0, -0.5))
+    mechanism = td.Mechanism({name: body() for name in ("trunk", "thigh", "shank", "left", "right")}, joints, timestep=H)
+    place = {"position": torch.randn(*shape, 3), "orientation": quat.normalize(torch.randn(4))}
+    place |= {"velocity": torch.randn(3), "angular_velocity": torch.randn(*shape, 3)}
+    z = mechanism.initial_state(trunk=place, hip=dict(q=0.4, qd=-1.0), to_left=dict(q=0.3, qd=0.5))
+    given = torch.cat(
+        [value.expand(*shape, -1) for value in (place[k] for k in ("position", "velocity", "orientation", "angular_velocity"))], -1
+    )
+    assert torch.equal(z[..., :13], given)
+    for state in (z, one_step_earlier(z)):
+        assert float(mechanism.joint_errors(state).abs().max()) < 1e-9
+    q, qd = mechanism.to_minimal(z)
+    names = mechanism.tree_joints
+    assert names[:2] == ["hip", "knee"]
+    torch.testing.assert_close(q[..., 0], torch.full(shape, 0.4))
+    torch.testing.assert_close(qd[..., 0], torch.full(shape, -1.0))
+
+
 @pytest.mark.parametrize(
     ("batch", "value"),
     [((3, 4), 0.3), ((), torch.linspace(0, 1, 5)), ((5,), torch.linspace(0, 1, 5)[:, None]), ((2, 5), torch.linspace(0, 1, 5))],

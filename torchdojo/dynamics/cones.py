@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torchdojo.elements.element import Cones
 
 __all__ = [
-    "Scaling",
-    "arrow",
     "identity_rows",
     "interior",
     "max_step",

@@ -20,7 +20,7 @@ from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, split_state, split_
 from torchdojo.state.tangent import local_jacobian, retract
 from torchdojo.state.unknowns import FIRST_ELEMENT
 
-__all__ = ["ElementJacobian", "StepProblem"]
+__all__ = ["StepProblem"]
 
 
 _REMEDY = "make the constants in its code of the poses' dtype, parent.x.new_tensor(...), and its tensors {}"

@@ -20,7 +20,7 @@ from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.solver.options import SolverOptions
 
-__all__ = ["double_four_bar", "four_bar_chain", "long_pendulums", "scaled_pendulums", "sphere_chain", "sphere_chains", "thrown_chain"]
+__all__ = ["double_four_bar", "four_bar_chain", "long_pendulums", "scaled_pendulums", "sphere_chains", "thrown_chain"]
 
 TIMESTEP = 0.01  # [s]
 

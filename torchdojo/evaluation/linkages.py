@@ -15,7 +15,7 @@ from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import STATE_SIZE
 
-__all__ = ["hinged", "planar_rod", "planar_state", "rods_to_points"]
+__all__ = ["hinged", "planar_state", "rods_to_points"]
 
 Point = tuple[float, float]  # y, z [m]
 Rods = Mapping[str, tuple[str, str]]  # name of a rod -> names of its ends

@@ -38,7 +38,7 @@ from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.options import Status
 from torchdojo.state.unknowns import NUM_DATA, ParameterSpec
 
-__all__ = ["StepAdjointFunction", "StepFunction", "StepHessianFunction", "StepTangentFunction"]
+__all__ = ["StepFunction", "StepTangentFunction"]
 
 
 class StepFunction(torch.autograd.Function):

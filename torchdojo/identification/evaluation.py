@@ -15,7 +15,7 @@ from torchdojo.mechanism import StepOutput
 from torchdojo.solver.options import Status
 from torchdojo.state.layout import ORIENTATION, POSITION, STATE_SIZE
 
-__all__ = ["OpenLoop", "RaggedRollout", "compare", "open_loop", "roll", "trajectory_means"]
+__all__ = ["OpenLoop", "compare", "open_loop", "roll", "trajectory_means"]
 
 
 class RaggedRollout(NamedTuple):

@@ -30,7 +30,7 @@ from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset, read_recordings
 from torchdojo.identification.user_object import find_object
 
-__all__ = ["DivergenceError", "FitReport", "StageRunner", "Start", "fit", "prepare", "problem_of", "run_stage"]
+__all__ = ["DivergenceError", "FitReport", "Start", "fit", "prepare", "problem_of", "run_stage"]
 
 
 class DivergenceError(ValueError):

@@ -18,7 +18,7 @@ from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.parameters import PhysicalModule
 from torchdojo.state.unknowns import NUM_DATA
 
-__all__ = ["ParameterCache", "Parameters", "Snapshot"]
+__all__ = ["ParameterCache", "Parameters"]
 
 
 class Parameters:

@@ -253,14 +253,12 @@ class _Lowering:
                 slack=slack[0],
                 parameters=piece.place(member),
                 pair=NONE if is_plain(group) else len(pairs),
-                restitution=piece.place(member, "restitution"),
-                recovery=piece.place(member, "recovery_speed"),
-                stiffness=piece.place(member, "stiffness"),
                 law=next(laws) if _has_law(piece) else NONE,
                 # Torsional friction, which is an orthant, comes before the second-order cones of sliding and rolling.
                 cone=group.template.cones.orthant if model is ContactModel.DISC else 1,
                 first_couple=len(couples),
                 num_couples=len(turning),
+                **{name: piece.place(member, name) for name in CONTACT_LAWS},
             )
             rows.append(values)
             for name in turning:

@@ -364,7 +364,7 @@ def jacobian(
     warm: Tensor | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`reference_step.jacobian` by the kernel, written into `out` if given."""
+    """(..., 12 nb, 12 nb + nu) of a step, written into `out` where that is given."""
     u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
         result = cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request)))

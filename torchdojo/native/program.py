@@ -28,7 +28,7 @@ from torchdojo.native.tables import CONTACT_MODELS, MOST_FACETS
 from torchdojo.state.minimal import JointOrder, spanning_order
 from torchdojo.state.unknowns import ParameterSpec
 
-__all__ = ["Packed", "Program", "by_number", "program", "supported", "unsupported"]
+__all__ = ["Packed", "Program", "by_number", "program", "unsupported"]
 
 Acting = tuple[tuple[bool, bool], ...]  # per group of joints: whether any spring, and any damper, is not zero
 
@@ -48,11 +48,6 @@ def unsupported(system: System) -> str | None:
         if group.extra:
             return f"{name}, a {group.cls.__name__}, has tensors that are not physical fields: {list(group.extra)}"
     return None
-
-
-def supported(system: System) -> bool:
-    """Whether the kernel knows every joint and contact: the built-in ones, not subclasses written by users."""
-    return unsupported(system) is None
 
 
 class Program:

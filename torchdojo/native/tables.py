@@ -50,6 +50,8 @@ class JointCone(enum.IntEnum):
     FRICTION = 2
 
 
+CONTACT_LAWS = contact.Contact.laws
+COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
 SHAPE_KINDS = (*pairs.KINDS, "surface")
 GRADIENT_MODES = {mode: number for number, mode in enumerate(GradientMode)}  # the kernel's numbers of the modes
 
@@ -102,7 +104,7 @@ CONTACT = _row(
     "impulse slack",  # positions in w
     "parameters",
     "pair",  # number among the contacts between bodies or shapes (−1: a sphere on a half-space of the world)
-    "restitution recovery stiffness",  # positions in the packed parameters (−1: none); damping is behind stiffness
+    *CONTACT_LAWS,  # positions in the packed parameters (−1: none)
     "law",  # number among the contacts that have one of these (−1: none)
     "cone",  # from the first impulse (and slack) to those of friction
     "first_couple num_couples",  # its torsional and rolling friction
@@ -203,9 +205,8 @@ BODY_PARAMETERS = numbers(mass=1, inertia=9)
 # Two bases, in the joint frame. Each has a row per held direction, then a row per free direction.
 JOINT_PARAMETERS = numbers(translations=9, rotations=9, parent_anchor=3, child_anchor=3, orientation=4)
 FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1)  # behind the others, per free direction; armature only where it is given
+# A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
-CONTACT_LAWS = ("restitution", "recovery_speed", "stiffness", "damping")  # behind the others, a number each, where they are given
-COUPLES = ("torsional_friction", "rolling_friction")  # behind those, where they are given
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
 #: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box.
 SHAPES = {

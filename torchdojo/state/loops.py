@@ -61,13 +61,31 @@ def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, 
             qd = _put(qd, piece, value.get("qd", 0.0), f"{name}.qd")
             if name in mech.joints:  # poses of joints without coordinates only start the search
                 given[0, piece], given[1, piece] = "q" in value, "qd" in value
+    placed = {name: value for name, value in values.items() if name not in by_name}
+    if any(_carries(mech, name) for name in placed):
+        # Bodies that hang on a placed one come along: its pose and velocity become coordinates of its joint.
+        z = _place(minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep), free, placed)
+        at_z = minimal.to_minimal(order, mech.num_bodies, z, mech.timestep)
+        for name, value in placed.items():
+            piece = free[name].coordinates
+            q, qd = (_put(old, piece, new[..., piece], name) for old, new in zip((q, qd), at_z, strict=True))
+            given[0, piece] |= bool(value.keys() & {"position", "orientation"})
+            given[1, piece] |= bool(value.keys() & {"velocity", "angular_velocity"})
     if mech.has_loops:
         z = _closed(mech, order, q, qd, given, "at these joint coordinates")
     else:
         z = minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep)
-    for name, value in values.items():
-        if name in by_name:
-            continue
+    return _place(z, free, placed)
+
+
+def _carries(mech: Structure, body: str) -> bool:
+    """Whether a free body has joints beside the one that makes it free."""
+    return sum(body in joint.body_names for joint in mech.named_joints().values()) > 1
+
+
+def _place(z: Tensor, free: Mapping[str, minimal.JointOrder], placed: Mapping[str, Mapping[str, Any]]) -> Tensor:
+    """z with the given positions, orientations and velocities of free bodies."""
+    for name, value in placed.items():
         start = STATE_SIZE * free[name].child
         for key, place in PLACES.items():
             if key in value:

@@ -14,7 +14,7 @@ from torchdojo.solver.options import Status
 from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE
 from torchdojo.testing import differences
 
-__all__ = ["Comparison", "Gradients", "Input", "Losses"]
+__all__ = ["Comparison", "Gradients"]
 
 #: Numbers of an output by name, one per environment: (..., 13 nb) -> (...,) each.
 Losses = Callable[[StepOutput], dict[str, Tensor]]

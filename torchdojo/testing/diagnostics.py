@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchdojo.gradients.reference_step import StepOutput
     from torchdojo.mechanism import Mechanism
 
-__all__ = ["creep", "free_parts", "kappa_for_gap", "resting_gap", "resting_impulse"]
+__all__ = ["creep", "free_parts", "kappa_for_gap", "resting_gap"]
 
 
 def resting_impulse(mech: Mechanism, *, contacts: int | None = None) -> Tensor:
