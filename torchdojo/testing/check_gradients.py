@@ -21,9 +21,9 @@ __all__ = ["GradientReport", "InputRow", "StepReport", "check_gradients", "gradi
 class GradientReport(NamedTuple):
     """One entry per input ("z", "u", and each parameter's name) and output ("state", "impulses").
 
-    errors: largest difference between analytic and numeric derivative, relative to the largest numeric derivative of that input and output
-        (at least a thousandth of that with respect to the state, which is what finite differences resolve).
-    analytic, numeric: the derivatives compared, (number of directions,).
+    errors: largest difference between analytic and numeric derivative, relative to the largest numeric derivative of that input and output.
+        The latter counts as at least a thousandth of the derivative by the state, because differences resolve no more.
+    analytic, numeric: the compared derivatives, (number of directions,).
     """
 
     errors: dict[str, float]
