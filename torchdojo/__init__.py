@@ -39,8 +39,6 @@ from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Actuator",
     "Actuators",
@@ -100,8 +98,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """`td.identification` is imported where it is first used: what is built on the step is not part of it."""
+def __getattr__(name: str) -> ModuleType | str:
+    """What few programs need is read where it is first used: `td.identification`, and the version that pip installed (pyproject.toml)."""
     if name == "identification":
         return importlib.import_module("torchdojo.identification")
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("torchdojo")
     raise AttributeError(f"module 'torchdojo' has no attribute {name!r}")
