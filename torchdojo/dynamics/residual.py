@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.integrator import LARGEST_SINE, momentum_change, next_pose
-from torchdojo.dynamics.system import Group, System
+from torchdojo.dynamics.system import Group, System, select_rows
 from torchdojo.elements.element import Element, Motion, Pose, Twist
 from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, split_state, split_twists, with_world
 from torchdojo.state.tangent import local_jacobian, retract
@@ -54,9 +54,7 @@ class StepProblem:
 
     def select(self, index: Tensor) -> StepProblem:
         """The same problem for the environments `index`."""
-        specs = self.system.parameter_specs()
-        parameters = [p[index] if spec.batched and p.shape[0] > 1 else p for p, spec in zip(self.parameters, specs, strict=True)]
-        return StepProblem(self.system, parameters, self.z[index], self.u[index], self.wrench[index])
+        return StepProblem(self.system, select_rows(self.parameters, index), self.z[index], self.u[index], self.wrench[index])
 
     # -- residual ------------------------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from torchdojo.parameters import bind, plain_class, stacked
 from torchdojo.state.layout import TWIST_SIZE
 from torchdojo.state.unknowns import FIRST_ELEMENT, NUM_DATA, ParameterSpec, UnknownLayout
 
-__all__ = ["Group", "System"]
+__all__ = ["Group", "System", "select_rows"]
 
 _T = TypeVar("_T")
 
@@ -131,15 +131,15 @@ class System:
 
     def parameter_specs(self) -> list[ParameterSpec]:
         """One entry per tensor of `stack_parameters`."""
-        specs = [ParameterSpec(0, True), ParameterSpec(1, True), ParameterSpec(1, True), ParameterSpec(3, True)]
+        specs = [ParameterSpec(0), ParameterSpec(1), ParameterSpec(1), ParameterSpec(3)]
         for group in self.groups:
-            specs += [ParameterSpec(1 + ndim, True) for ndim in group.fields.values()]
-            specs += [ParameterSpec(ndim, True) for ndim in group.extra.values()]
+            specs += [ParameterSpec(1 + ndim) for ndim in group.fields.values()]
+            specs += [ParameterSpec(ndim) for ndim in group.extra.values()]
         return specs
 
     def step_specs(self) -> list[ParameterSpec]:
         """Specs of all data of a step: z, u, wrench, then the parameters."""
-        return [ParameterSpec(1, True)] * NUM_DATA + self.parameter_specs()
+        return [ParameterSpec(1)] * NUM_DATA + self.parameter_specs()
 
     def stack_parameters(self, timestep: Tensor, gravity: Tensor) -> list[Tensor]:
         """Every physical number as a flat list, equal fields of equal elements stacked: [h, gravity, masses, inertias, group by group].
@@ -181,6 +181,11 @@ class System:
             bind_environments(group.template, tensors, group.extra, group.cls) if group.extra else bind(group.template, tensors, group.cls)
             for group, tensors in named
         ]
+
+
+def select_rows(parameters: Sequence[Tensor], index: Tensor) -> list[Tensor]:
+    """Parameters (N or 1, ...) of the environments `index`; one row that all environments share stays."""
+    return [value[index] if len(value) > 1 else value for value in parameters]
 
 
 def _positions(places: Sequence[slice]) -> Tensor:

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import change_timestep
+from torchdojo.dynamics.system import select_rows
 from torchdojo.engine.backends import Backends, Kernel
 from torchdojo.gradients import reference_step
 from torchdojo.gradients.batching import flatten_batch
@@ -117,8 +118,7 @@ class AdaptiveSteps:
         self.system = backends.system_on_device()
         self.program = self.whole.program if isinstance(self.whole, Kernel) else None
         self.parameters = backends.parameters(request.options)
-        self.specs = self.system.parameter_specs()
-        named = self.system.named_parameters(range(len(self.specs)))
+        named = self.system.named_parameters(range(len(self.parameters)))
         self.forces = [GRAVITY, *(places["spring"] for places in named if "spring" in places)]
         self.flat: list[Tensor] = []
         self.batch: torch.Size | None = None
@@ -134,7 +134,7 @@ class AdaptiveSteps:
         if self.batch != batch:
             flat, _ = flatten_batch(self.system.step_specs(), [z.expand(*batch, z.shape[-1]), u, wrench, *self.parameters])
             self.flat, self.batch, self.shared = flat[NUM_DATA:], batch, {}
-            self.alike = all(len(t) == 1 for t, spec in zip(self.flat, self.specs, strict=True) if spec.batched)
+            self.alike = all(len(t) == 1 for t in self.flat)
         data = [t.expand(*batch, t.shape[-1]).reshape(count, t.shape[-1]) for t in (z, u, wrench)]
         index = torch.arange(count, device=z.device)
         out = self.refine(0, True, index, data, StepOutput(*(t.reshape((count, *t.shape[len(batch) :])) for t in one)))
@@ -142,7 +142,7 @@ class AdaptiveSteps:
 
     def select(self, index: Tensor) -> list[Tensor]:
         """Parameters of the environments `index`."""
-        return [t[index] if spec.batched and len(t) > 1 else t for t, spec in zip(self.flat, self.specs, strict=True)]
+        return select_rows(self.flat, index)
 
     def own(self, place: int, index: Tensor) -> Tensor:
         """The stacked parameter at this place for the environments `index`, (rows or 1, ...)."""

@@ -10,18 +10,15 @@ from torch import Tensor
 
 from torchdojo.state.unknowns import NUM_DATA, ParameterSpec
 
-__all__ = ["align", "align_given", "flatten_batch", "halves", "loop", "map_all", "map_given", "map_gradients", "unbatchable"]
+__all__ = ["align", "align_given", "flatten_batch", "halves", "map_all", "map_given", "map_gradients"]
 
 
 def flatten_batch(specs: Sequence[ParameterSpec], tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.Size]:
     """Flatten batch dimensions: z, u and wrench get N rows, parameters N or 1. Also returns the common batch shape."""
-    shapes = [t.shape[: t.ndim - s.ndim] for t, s in zip(tensors, specs, strict=True) if s.batched]
+    shapes = [t.shape[: t.ndim - s.ndim] for t, s in zip(tensors, specs, strict=True)]
     batch = torch.broadcast_shapes(*shapes)
     flat = []
     for i, (tensor, spec) in enumerate(zip(tensors, specs, strict=True)):
-        if not spec.batched:
-            flat.append(tensor)
-            continue
         lead, event = tensor.shape[: tensor.ndim - spec.ndim], tensor.shape[tensor.ndim - spec.ndim :]
         shared = i >= NUM_DATA and lead.numel() == 1
         flat.append(tensor.reshape(1, *event) if shared else tensor.expand(*batch, *event).reshape(batch.numel(), *event))
@@ -30,7 +27,7 @@ def flatten_batch(specs: Sequence[ParameterSpec], tensors: Sequence[Tensor]) -> 
 
 def align(specs: Sequence[ParameterSpec], dims: Sequence[int | None], values: Sequence[Tensor]) -> list[Tensor]:
     """Bring mapped dimensions in front of equally many batch dimensions, so that ordinary broadcasting does the rest."""
-    lead = max(v.ndim - s.ndim - (d is not None) for s, d, v in zip(specs, dims, values, strict=True) if s.batched)
+    lead = max(v.ndim - s.ndim - (d is not None) for s, d, v in zip(specs, dims, values, strict=True))
     aligned = []
     for spec, dim, value in zip(specs, dims, values, strict=True):
         if dim is not None:
@@ -58,19 +55,6 @@ def align_given(specs: Sequence[ParameterSpec], mapped: Sequence[Tensor | None])
     return [None if value is None else next(aligned) for value in mapped]
 
 
-def unbatchable(specs: Sequence[ParameterSpec], dims: Sequence[int | None]) -> bool:
-    """Whether a tensor without batch dimensions is mapped."""
-    return any(dim is not None and not spec.batched for spec, dim in zip(specs, dims, strict=True))
-
-
-def loop(
-    size: int, dims: Sequence[int | None], values: Sequence[Tensor | None], call: Callable[..., tuple[Tensor | None, ...]]
-) -> tuple[Any, ...]:
-    """Call once per mapped sample: weights of user-written modules have no batch dimensions."""
-    results = [call(*[v if d is None or v is None else v.select(d, i) for v, d in zip(values, dims, strict=True)]) for i in range(size)]
-    return tuple(None if column[0] is None else torch.stack(column) for column in zip(*results, strict=True))
-
-
 def halves(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Split values into tensors and their directions, which follow them."""
     middle = len(values) // 2
@@ -87,10 +71,8 @@ def map_gradients(
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
     """The vmap rule of a call (grad_w, w, status, z, u, wrench, *parameters, ...) -> gradients of z, ..., parameters."""
     out_dims = tuple(0 if need else None for need in needs)
-    if any(not spec.batched for spec in specs):
-        return loop(size, dims, values, call), out_dims
     mapped = map_given(size, dims, values)
-    lead = [ParameterSpec(1, True), ParameterSpec(1, True), ParameterSpec(0, True)]
+    lead = [ParameterSpec(1), ParameterSpec(1), ParameterSpec(0)]
     grads = call(*align_given([*lead, *(specs * 2)[: len(values) - 3]], mapped))
     data = cast(list[Tensor], mapped[3 : 3 + len(specs)])
     return tuple(None if grad is None else grad.reshape(value.shape) for grad, value in zip(grads, data, strict=True)), out_dims

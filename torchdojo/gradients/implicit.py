@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import System
-from torchdojo.gradients.batching import align, align_given, flatten_batch, halves, loop, map_given, map_gradients, unbatchable
+from torchdojo.gradients.batching import align, align_given, flatten_batch, halves, map_given, map_gradients
 from torchdojo.gradients.checks import valid_environments
 from torchdojo.gradients.forks import use_step_threads
 from torchdojo.gradients.linearization import Linearization
@@ -94,18 +94,13 @@ class StepFunction(torch.autograd.Function):
         info: Any, in_dims: tuple[Any, ...], system: System, request: Request, warm_start: Tensor | None, *tensors: Tensor
     ) -> tuple[Any, Any]:
         names = system.step_specs()
-        specs = [ParameterSpec(1, True), *names] if warm_start is not None else list(names)
+        specs = [ParameterSpec(1), *names] if warm_start is not None else list(names)
         values = [warm_start, *tensors] if warm_start is not None else list(tensors)
         dims = list(in_dims[2:] if warm_start is not None else in_dims[3:])
 
-        def call(*args: Tensor) -> tuple[Tensor, ...]:
-            return (
-                StepFunction.apply(system, request, *args) if warm_start is not None else StepFunction.apply(system, request, None, *args)
-            )
-
-        if unbatchable(specs, dims):
-            return loop(info.batch_size, dims, values, call), (0, 0, 0)
-        return call(*align(specs, dims, values)), (0, 0, 0)
+        aligned = align(specs, dims, values)
+        warm, data = (None, aligned) if warm_start is None else (aligned[0], aligned[1:])
+        return StepFunction.apply(system, request, warm, *data), (0, 0, 0)
 
 
 class StepAdjointFunction(torch.autograd.Function):
@@ -198,13 +193,8 @@ class StepTangentFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], system: System, request: Request, *values: Tensor | None) -> tuple[Any, Any]:
-        def call(*args: Tensor | None) -> tuple[Tensor]:
-            return (StepTangentFunction.apply(system, request, *args),)
-
-        specs = [ParameterSpec(1, True), ParameterSpec(0, True), *system.step_specs(), *system.step_specs()]
-        if any(not spec.batched for spec in specs):
-            return loop(info.batch_size, in_dims[2:], values, call)[0], 0
-        return call(*align_given(specs, map_given(info.batch_size, in_dims[2:], values)))[0], 0
+        specs = [ParameterSpec(1), ParameterSpec(0), *system.step_specs(), *system.step_specs()]
+        return StepTangentFunction.apply(system, request, *align_given(specs, map_given(info.batch_size, in_dims[2:], values))), 0
 
 
 class StepHessianFunction(LastDerivative):

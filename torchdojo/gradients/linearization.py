@@ -35,7 +35,7 @@ class Linearization:
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, active, strict=True)]
         # The solution takes part in the broadcast: under vmap, its gradient may have batch dimensions that no input has.
         batch = torch.broadcast_shapes(batch, w.shape[:-1])
-        flat, self.batch = flatten_batch([*system.step_specs(), ParameterSpec(1, True)], [*self.leaves, torch.empty(*batch, 1)])
+        flat, self.batch = flatten_batch([*system.step_specs(), ParameterSpec(1)], [*self.leaves, torch.empty(*batch, 1)])
         self.index = (status.expand(self.batch).reshape(-1) == int(Status.SUCCESS)).nonzero().squeeze(-1)
         if not len(self.index):
             return

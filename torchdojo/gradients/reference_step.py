@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import next_pose
 from torchdojo.dynamics.residual import StepProblem
-from torchdojo.dynamics.system import System
+from torchdojo.dynamics.system import System, select_rows
 from torchdojo.elements.element import Pose, Twist
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.checks import check_solved, valid_environments
@@ -99,9 +99,8 @@ def _select_half(system: System, request: Request, tensors: Sequence[Tensor], in
 
     `tensors` are z, u, wrench and the parameters.
     """
-    specs = system.step_specs()
-    flat, batch = flatten_batch(specs, tensors)
-    part = [t[index] if s.batched and (i < NUM_DATA or len(t) > 1) else t for i, (t, s) in enumerate(zip(flat, specs, strict=True))]
+    flat, batch = flatten_batch(system.step_specs(), tensors)
+    part = [*(t[index] for t in flat[:NUM_DATA]), *select_rows(flat[NUM_DATA:], index)]
     part[NUM_DATA + TIMESTEP] = 0.5 * part[NUM_DATA + TIMESTEP]
     return request.select(batch, index), part
 

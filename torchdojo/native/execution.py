@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.residual import StepProblem
+from torchdojo.dynamics.system import select_rows
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.checks import check_quaternions, check_solved, check_valid
 from torchdojo.gradients.hard_limit import SMALL_KAPPA, warn_of_lost_digits
@@ -48,7 +49,7 @@ __all__ = [
 # 148 contacts. Backward slows down below 256 only.
 CHUNK = 1024
 
-VECTOR, SERIES = ParameterSpec(1, True), ParameterSpec(2, True)
+VECTOR, SERIES = ParameterSpec(1), ParameterSpec(2)
 Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -188,8 +189,7 @@ def _warn_of_lost_digits(problem: kernel.Problem, out: kernel.Outputs) -> None:
     steps = out.status.shape[1]
     rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
     environments = rows // steps
-    specs = problem.program.parameter_specs
-    here = [p[environments] if spec.batched and len(p) > 1 else p for p, spec in zip(problem.parameters, specs, strict=True)]
+    here = select_rows(problem.parameters, environments)
     before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.u.flatten(0, 1)[rows]
     equations = StepProblem(problem.program.system, here, before, u, problem.wrench[environments])
     kappas = None if given is None else given[environments]
@@ -205,8 +205,8 @@ def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepI
     leaves = [p.detach().requires_grad_() for p in problem.parameters]
 
     def equations(rows: Tensor) -> StepProblem:
-        environments, specs = rows // steps, program.parameter_specs
-        here = [p[environments] if s.batched and len(p) > 1 else p for p, s in zip(leaves, specs, strict=True)]
+        environments = rows // steps
+        here = select_rows(leaves, environments)
         before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
         return StepProblem(program.system, here, before, problem.u.flatten(0, 1)[rows], problem.wrench[environments])
 

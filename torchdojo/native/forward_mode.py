@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.system import System
+from torchdojo.dynamics.system import System, select_rows
 from torchdojo.gradients.batching import align_given, flatten_batch, halves, map_given
 from torchdojo.gradients.implicit import StepTangentFunction
 from torchdojo.gradients.linearization import pushforward
@@ -90,14 +90,13 @@ def _step_tangent(
     moved, impulses = torch.where((solved & ~split)[:, None], moved, 0.0), dw[:, system.impulse_index]
     rows = split.nonzero().squeeze(-1)
     if len(rows):
-        moved[rows], impulses[rows] = _split_tangent(system, request, w[rows], *(_rows(system, values, rows) for values in (data, change)))
+        moved[rows], impulses[rows] = _split_tangent(system, request, w[rows], *(_rows(values, rows) for values in (data, change)))
     return moved, impulses
 
 
-def _rows(system: System, values: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+def _rows(values: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
     """z, u, wrench and parameters of the environments `rows`."""
-    specs = system.step_specs()
-    return [v[rows] if i < NUM_DATA or (spec.batched and len(v) > 1) else v for i, (v, spec) in enumerate(zip(values, specs, strict=True))]
+    return [*(value[rows] for value in values[:NUM_DATA]), *select_rows(values[NUM_DATA:], rows)]
 
 
 def _split_tangent(system: System, request: Request, w: Tensor, data: list[Tensor], change: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchdojo.elements.element import Element
@@ -17,12 +16,10 @@ NUM_DATA = 3
 TIMESTEP, GRAVITY, MASS, INERTIA, FIRST_ELEMENT = range(5)
 
 
-@dataclass(frozen=True)
-class ParameterSpec:
-    """One stacked parameter: dimensions of one value (elements included), and whether leading batch dimensions are allowed."""
+class ParameterSpec(NamedTuple):
+    """Dimensions of one value of a stacked tensor, elements included; batch dimensions stand in front."""
 
     ndim: int
-    batched: bool
 
 
 class Place(NamedTuple):
