@@ -1,7 +1,7 @@
 """The `torchdojo` command.
 
 A command is a row of `COMMANDS`. Its module spells its arguments, `add_arguments(parser)`, and runs them, `run(options)`, which returns the
-report. Only the module of the command that was asked for is imported, so that `torchdojo --help` stays fast.
+report. Only the module of the given command is imported, so that `torchdojo --help` stays fast.
 """
 
 from __future__ import annotations

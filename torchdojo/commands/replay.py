@@ -1,8 +1,8 @@
 """`torchdojo replay`: recorded tosses against open-loop rollouts from their first samples, of a nominal cube or of a fitted object.
 
-The nominal cube takes its numbers from a file in the format of `shared/data/contactnets_cube` (real tosses of Pfrommer, Halm and Posa,
-"ContactNets", CoRL 2020): the arrays of `torchdojo.identification.recordings`, and the scalars half_side, mass, inertia, mu_reported and
-gravity. Velocities in the file are backward differences, as in the maximal state, so samples are states.
+The nominal cube takes its numbers from a file in the format of `shared/data/contactnets_cube`, which has real tosses (Pfrommer, Halm and
+Posa, "ContactNets", CoRL 2020). The file has the arrays of `torchdojo.identification.recordings`, and the scalars half_side, mass, inertia,
+mu_reported and gravity. Velocities in the file are backward differences, as in the maximal state, so samples are states.
 """
 
 from __future__ import annotations

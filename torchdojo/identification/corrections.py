@@ -7,9 +7,9 @@
 In a description of a fit, the key `residual` of a stage asks for a network (`Residual`; configs/residual_cube.yaml). The literature calls
 this residual physics.
 
-A network sees each body in the body's own frame, so that place and heading of a throw make no difference. It answers with a wrench (Zeng et
-al. 2020, "TossingBot", for the idea; Ajay et al. 2018 for contact), or with an addition to the signed distances of its contacts (Pfrommer,
-Halm and Posa 2020, "ContactNets").
+A network sees each body in the body's own frame, so that place and heading of a throw make no difference. Its output is a wrench, or an
+addition to the signed distances of the body's contacts. The wrench follows Zeng et al. 2020, "TossingBot", and for contact Ajay et al.
+2018. The distances follow Pfrommer, Halm and Posa 2020, "ContactNets".
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class ResidualWrench(CorrectedMechanism):
     """An external wrench on every body, from the direction of gravity, its velocities and its height, all in the body frame.
 
     Args:
-        model, hidden: as in `CorrectedMechanism`. force [N], torque [N·m]: meaning of an output of 1; default: a tenth of the mean weight
-            of the bodies, and this force at 5 cm. speed [m/s], spin [rad/s], height [m]: divisors of the inputs.
+        model, hidden: as in `CorrectedMechanism`.
+        force, torque: meaning of an output of 1 [N, N·m]; default: a tenth of the mean weight of the bodies, and this force at 5 cm.
+        speed, spin, height: divisors of the inputs [m/s, rad/s, m].
     """
 
     def __init__(
@@ -130,11 +131,12 @@ class ResidualWrench(CorrectedMechanism):
 class ResidualDistance(CorrectedMechanism):
     """An addition to the signed distance between each contact point and the half-space below: the shape of the body near the point.
 
-    Inputs are the place of the point on the body and the direction of the half-space in the body frame, at the beginning of a step. The
-    point at which forces act stays.
+    Inputs are the place of the point on the body and the direction of the half-space, at the beginning of a step. Both are in the body
+    frame. The point at which forces act stays.
 
     Args:
-        model, hidden: as in `CorrectedMechanism`. length [m]: meaning of an output of 1.
+        model, hidden: as in `CorrectedMechanism`.
+        length: meaning of an output of 1 [m].
 
     Raises:
         ValueError: no contacts with half-spaces of the world.

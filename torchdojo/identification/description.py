@@ -24,19 +24,25 @@ class Stage:
     """One fit.
 
     Args:
-        parameters: names of the unknowns. residual: a network of corrections to train, with the parameters or alone, by an optimizer.
-        horizon: samples from the first of a window to its last. stride: samples between starts of windows; None: one window per throw,
-            from its first sample. substeps: steps of the mechanism per sample. throws: number of training throws to take windows of, the
-            first ones; None: all.
-        scales, robust: scales of the misfit, and its loss. free_start: see `LeastSquares`.
-        method: "gauss_newton", or the name of an optimizer of `torch.optim`. options: keywords of `GaussNewtonOptions` or of the optimizer.
-        epochs: times that an optimizer, which needs this number, sees all windows. batch_size: windows per step of it; None: all windows.
+        parameters: names of the unknowns.
+        residual: a network of corrections to train, with the parameters or alone, by an optimizer.
+        horizon: samples from the first of a window to its last.
+        stride: samples between starts of windows; None: one window per throw, from its first sample.
+        substeps: steps of the mechanism per sample.
+        throws: number of training throws, from the first, that give windows; None: all.
+        scales, robust: scales of the misfit, and its loss.
+        free_start: see `LeastSquares`.
+        method: "gauss_newton", or the name of an optimizer of `torch.optim`.
+        options: keywords of `GaussNewtonOptions` or of the optimizer.
+        epochs: times that an optimizer, which needs this number, sees all windows.
+        batch_size: windows per step of the optimizer; None: all windows.
         patience: iterations (with an optimizer: epochs) without a smaller loss on validation throws after which the stage ends, with the
             parameters of the smallest loss. These throws are a part of the training throws (`FitConfig.validation`) on which the stage
             then does not train.
-        starts: number of runs of the stage: one from the present values, the others from places around them, drawn with the seed. The run
-            with the smallest cost on the training throws counts. spread: standard deviation of the places, in units of `raw`: for a
-            parameter with a lower bound 0.2 is a factor of 1.2, for one without bounds 0.2 of its magnitude. New networks are drawn anew.
+        starts: number of runs of the stage. One starts from the present values, the others from places around them, drawn with the seed.
+            The run with the smallest cost on the training throws counts. New networks are drawn anew.
+        spread: standard deviation of the places, in units of `raw`. For a parameter with a lower bound, 0.2 is a factor of 1.2. For a
+            parameter without bounds, 0.2 is a fifth of its magnitude.
 
     Raises:
         ValueError: keywords of another method, names that do not exist, numbers below 1.
@@ -116,16 +122,23 @@ class FitConfig:
     """A description of a fit.
 
     Args:
-        data: file of recordings. limit: number of trajectories to read. tilts: throws in whose frame the ground is not level (`levelled`).
-            heading: turn throws to the heading of their first sample (`Recordings.with_heading`). flight: fit the first sample of every
-            throw to at most so many samples of the flight that follows, with the nominal object (`flight_starts`); None: as recorded.
-            validation: part of the throws to hold back. fold: [k, K], the k-th of K parts of the throws in its place. seed: for the split
-            by throw, the order of batches, starts and networks.
+        data: file of recordings.
+        limit: number of trajectories to read.
+        tilts: throws in whose frame the ground is not level (`levelled`).
+        heading: turn throws to the heading of their first sample (`Recordings.with_heading`).
+        flight: fit the first sample of every throw to at most so many samples of the flight that follows, with the nominal object
+            (`flight_starts`); None: as recorded.
+        validation: part of the throws to hold back.
+        fold: [k, K]; holds back the k-th of K parts of the throws instead.
+        seed: for the split by throw, the order of batches, starts and networks.
         object: "module:function" (`torchdojo.identification.user_object`), as in "torchdojo.identification.objects.cube:cube_model".
-        stages: the fits, one after another. start: values of parameters, where they start or stay; nominal: the same for the object to
-            compare with. laws: further keywords of the object's function, for its contacts, say.
-        kappa: central-path parameter in all stages, and of the fitted object. substeps: of the open-loop rollouts. width: length that
-            position errors are compared with [m]; None: the object's own.
+        stages: the fits, one after another.
+        start: values of parameters, where they start or stay.
+        nominal: values of parameters of the nominal object, with which fits are compared.
+        laws: further keywords of the object's function, for its contacts, say.
+        kappa: central-path parameter in all stages, and of the fitted object.
+        substeps: steps of the open-loop rollouts per sample.
+        width: length with which position errors are compared [m]; None: the object's own.
     """
 
     data: str

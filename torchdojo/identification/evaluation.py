@@ -33,9 +33,12 @@ class RaggedRollout(NamedTuple):
 class OpenLoop(NamedTuple):
     """Errors of open-loop rollouts.
 
-    bodies (N, b, 13): the recorded bodies as simulated, with the positions of the recorded points. position (N,) [m], rotation (N,) [rad]:
-    distance and angle, mean over recorded bodies. joint (N,) [rad, m]: mean distance of joint coordinates. z (N, 13 nb): simulated states.
-    offsets (n + 1,): first row of each trajectory. flagged: number of failed steps.
+    bodies: simulated states of the recorded bodies, with the positions of the recorded points, (N, b, 13).
+    position, rotation: distance [m] and angle [rad], mean over recorded bodies, (N,).
+    joint: mean distance of joint coordinates [rad, m], (N,).
+    z: simulated states, (N, 13 nb).
+    offsets: first row of each trajectory, (n + 1,).
+    flagged: number of failed steps.
     """
 
     bodies: Tensor

@@ -23,8 +23,11 @@ __all__ = ["FittedObject"]
 class FittedObject:
     """All that it takes to build an object again with fitted values.
 
-    parameters: fitted values by name, in physical units. given: values of parameters that were not fitted, where they are not nominal.
-    residual: a trained network of corrections. The others are as in `FitConfig`.
+    parameters: fitted values by name, in physical units.
+    given: values of parameters outside the fit that are not nominal.
+    residual: a trained network of corrections.
+
+    The other fields are as in `FitConfig`.
     """
 
     object: str
@@ -40,7 +43,7 @@ class FittedObject:
     flight: int | None = None
 
     def prepared(self, recordings: Recordings) -> Recordings:
-        """Recordings as the fit reads them: levelled, turned to their heading, started as their flights say."""
+        """Recordings as the fit reads them: leveled, turned to their heading, started as their flights say."""
         nominal = find_object(self.object).build(recordings.dt, ())
         recordings = levelled(nominal, recordings, self.tilts) if self.tilts else recordings
         recordings = recordings.with_heading() if self.heading else recordings

@@ -3,8 +3,8 @@
     config = td.identification.read_config("configs/identify_cube.yaml", data="contactnets_cube_train.npz")
     report = td.identification.fit(config)
 
-Each stage starts from the values that the stages before it found, and moves only its own parameters. Stages with the key `residual` train a
-network of corrections, which stays as it is in later stages. ``torchdojo fit`` runs descriptions with checkpoints
+Each stage starts from the results of the stages before it, and moves only its own parameters. Stages with the key `residual` train a
+network of corrections, which does not change in later stages. ``torchdojo fit`` runs descriptions with checkpoints
 (`torchdojo.identification.lightning`).
 
 Throws held back decide nothing: no parameter, no choice among starts, no end of a stage.
@@ -40,8 +40,11 @@ class DivergenceError(ValueError):
 class Start(NamedTuple):
     """One of the starts of a stage, and its result.
 
-    cost: on the training throws. reached: number of samples there before any failed step. reason: why the fit ended. A start that diverged
-    has no fit and an infinite cost.
+    cost: on the training throws.
+    reached: number of samples there before any failed step.
+    reason: why the fit ended.
+
+    A start that diverges has no fit and an infinite cost.
     """
 
     cost: float
@@ -54,8 +57,11 @@ class Start(NamedTuple):
 class FitReport:
     """Result of `fit`.
 
-    fits: result of each stage. starts: all starts of each stage. models: "nominal", "pure" (before the first network was trained, where
-    there is one) and "fitted". recordings: "training" and "validation" throws. rollouts: open loop, by model and part of the recordings.
+    fits: result of each stage.
+    starts: all starts of each stage.
+    models: "nominal", "pure" (before the first network is trained, if there is one) and "fitted".
+    recordings: "training" and "validation" throws.
+    rollouts: open loop, by model and part of the recordings.
     """
 
     fitted_object: FittedObject

@@ -2,15 +2,15 @@
 
 The loop minimizes F(θ) = ½ Σ ρ(|r|²) over windows and samples, with the misfit r and the unconstrained vector θ of a
 `ParametricMechanism`. With J = ∂r/∂θ and the weights w = ρ'(|r|²) of iteratively reweighted least squares, H = Σ w JᵀJ and g = Σ w Jᵀr. A
-trial step solves (H + μ diag H) δ = −g, and its gain over the prediction of the quadratic model decides about μ (Marquardt 1963; Nielsen
-1999; Madsen, Nielsen and Tingleff 2004, alg. 3.16).
+trial step solves (H + μ diag H) δ = −g, and the ratio of actual to predicted decrease sets μ. The method follows Marquardt 1963, Nielsen
+1999, and Madsen, Nielsen and Tingleff 2004, alg. 3.16.
 
-H is P × P and is summed over chunks of windows, so J is never held as a whole. Other libraries' loops do not fit for this reason:
-scipy.optimize.least_squares and torchmin factor the whole J, 283,000 × 25 for the cube's triplets. pypose and theseus build J from a cost
-module in autograd, without a place for Jacobians of a simulator. None reports the directions that data cannot see.
+H is P × P and is summed over chunks of windows, so J is never held as a whole. The loops of other libraries need all of J, which has
+283,000 × 25 entries for the cube's triplets: `scipy.optimize.least_squares` and torchmin factor J. In pypose and theseus, autograd builds J
+from a cost module, which takes no Jacobians of a simulator. None reports the directions that data cannot see.
 
-A direction of θ whose singular value of J is below `rank_tol` of the largest gets no step: data say nothing about it, and a fit must not
-invent a value. `Identifiability` names such directions.
+A direction of θ whose singular value of J is below `rank_tol` times the largest gets no step. Data say nothing about such a direction, and
+a fit must not invent a value. `Identifiability` names these directions.
 """
 
 from __future__ import annotations
@@ -49,9 +49,12 @@ DAMPING_FLOOR = 1e-4
 class NormalEquations(NamedTuple):
     """The quadratic model at one θ.
 
-    cost: F (). gradient: g (P,). hessian: H (P, P). start_gradient (N, D), start_hessian (N, D, D), mixed (N, D, P): by changes of the
-    first samples, where these are free. by_throw: gradients of each throw (C, P). squares: Σ w|r|² (). entries: number of entries of the
-    misfit, less that of the changes. reached: number of samples before any failed step.
+    cost, gradient, hessian: F (), g (P,) and H (P, P).
+    start_gradient, start_hessian, mixed: by changes of the first samples, where these are free, (N, D), (N, D, D), (N, D, P).
+    by_throw: gradients of each throw (C, P).
+    squares: Σ w|r|² ().
+    entries: number of entries of the misfit minus the number of changes.
+    reached: number of samples before any failed step.
     """
 
     cost: Tensor
@@ -201,9 +204,10 @@ class GaussNewtonOptions:
 class Identifiability(NamedTuple):
     """The directions of θ that the data see, from the singular value decomposition of J at the result.
 
-    singular_values (P,): of J, descending, in units of the misfit per unit of `raw`. directions (P, P): row i is the unit combination of
-    parameters that belongs to singular value i. seen (P,): above the tolerance. identifiable: name of each entry -> whether no unseen
-    combination takes part in it.
+    singular_values: of J, descending, in units of the misfit per unit of `raw`, (P,).
+    directions: row i is the unit combination of parameters that belongs to singular value i, (P, P).
+    seen: whether a singular value is above the tolerance, (P,).
+    identifiable: name of each entry -> whether the entry is zero in all unseen combinations.
     """
 
     singular_values: Tensor
@@ -223,13 +227,18 @@ class Identifiability(NamedTuple):
 class Fit(NamedTuple):
     """Result of `gauss_newton`.
 
-    raw (P,); values: in physical units; cost: F.
-    covariance (P, P): of `raw` from the Hessian, σ² H⁻¹ with σ² = Σ w|r|²/(entries of the misfit − P).
-    covariance_by_throw (P, P): H⁻¹ (Σ g_c gᵀ_c) H⁻¹ over throws c, which also holds where misfits of a throw go together or the model is
-    wrong (Huber 1967; White 1982).
+    raw: unconstrained vector (P,).
+    values: parameters in physical units.
+    cost: F.
+    covariance: of `raw` from the Hessian, σ² H⁻¹ with σ² = Σ w|r|²/(entries of the misfit − P), (P, P).
+    covariance_by_throw: H⁻¹ (Σ g_c gᵀ_c) H⁻¹ over throws c, (P, P). It also holds for correlated misfits within a throw and for wrong
+    models (Huber 1967; White 1982).
     std, std_by_throw: deviations in physical units, to first order; infinite for parameters that are not identifiable.
-    iterations: number of linearizations. history: the cost before each, and at the end. converged, reason: why the fit ended. seconds.
-    start (N, width): last values of free first samples.
+    iterations: number of linearizations.
+    history: the cost before each linearization, and at the end.
+    converged, reason: why the fit ended.
+    seconds: duration.
+    start: last values of free first samples, (N, width).
     """
 
     raw: Tensor
@@ -337,8 +346,8 @@ def gauss_newton(
 def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int = 10, start: Tensor | None = None) -> Tensor:
     """Free first samples (N, width) that fit each window best with fixed parameters: damped Gauss-Newton for every window by itself.
 
-    They are a good beginning for `gauss_newton` where recorded velocities are noisy: windows that are mostly flight then agree with the
-    data for any parameters, and cannot drive these away.
+    These samples are a good beginning for `gauss_newton` where recorded velocities are noisy. Windows that are mostly flight then agree
+    with the data for any parameters, and cannot drive the parameters away.
 
     Raises:
         ValueError: a problem without free starts.

@@ -1,6 +1,6 @@
 """Recordings in whose frame the ground is not level.
 
-Frames differ where cameras were set up anew: the first 254 throws of the hinged object have a frame that is tilted against the table by 2.4
+Frames differ between setups of the cameras. The first 254 throws of the hinged object have a frame that is tilted against the table by 2.4
 degrees. The faces on which objects come to rest show the tilt, and so does the acceleration of their flights.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["levelled"]
 def levelled(model: ParametricMechanism, recordings: Recordings, tilts: Sequence[Sequence[float]]) -> Recordings:
     """Recordings with the world turned, the shortest way, so that the ground of some throws is level.
 
-    The lowest contact of `model` in the last sample of a throw keeps its height, so heights count from the ground at the end of the throw.
+    The lowest contact of `model` in the last sample of a throw keeps its height. So heights count from the ground at the end of the throw.
 
     Args:
         tilts: rows (first, last, x, y). In the frame of the throws with a `throw_id` from first to last, the ground has the normal

@@ -85,7 +85,8 @@ class RecordingsDataModule(pl.LightningDataModule):
     Args:
         data: a file, recordings, or a pair that is split already (training, validation).
         horizon, stride: as in `WindowDataset`; stride None: one window per trajectory, from its first sample.
-        batch_size: windows per batch; None: all windows. validation, seed: as in `Recordings.split`; the seed also orders batches.
+        batch_size: windows per batch; None: all windows.
+        validation, seed: as in `Recordings.split`; the seed also orders batches.
         limit: number of trajectories to take.
 
     Raises:
@@ -141,11 +142,12 @@ class IdentificationModule(pl.LightningModule):
     """Parameters of a mechanism by an optimizer of torch.
 
     Args:
-        loss: of windows. All that requires grad in its model is fitted: `raw`, and the network of a `CorrectedMechanism`.
-        optimizer, options: name of a class of `torch.optim`, and its keywords. seed: for all random numbers of an epoch.
+        loss: loss of windows. Every tensor of its model that requires grad is fitted: `raw`, and the network of a `CorrectedMechanism`.
+        optimizer, options: name of a class of `torch.optim`, and its keywords.
+        seed: for all random numbers of an epoch.
 
-    Logs train_loss and validation_loss, means over windows and samples; train_reached and validation_reached, the part of the samples
-    before any failed step; and every parameter in physical units by its label.
+    The module logs train_loss and validation_loss, means over windows and samples. It also logs train_reached and validation_reached, the
+    part of the samples before any failed step. Every parameter is logged in physical units by its label.
 
     Raises:
         DivergenceError: in training, where a loss is not finite, or no sample is reached.
@@ -264,13 +266,14 @@ class GaussNewtonModule(IdentificationModule):
 class LightningRunner:
     """Runs the stages of `fit` in the loop of pytorch-lightning, each in a folder of its own, and goes on from checkpoints there.
 
-    FOLDER/stage_N/last.ckpt is replaced, as a whole, after every epoch (iteration of Gauss-Newton); best.ckpt, where the stage has
-    patience, when the loss of the validation throws is the smallest so far; version_K/metrics.csv has the losses and parameters of the
-    K-th run of the stage. Where a stage has several starts, all this is in FOLDER/stage_N/start_M.
+    FOLDER/stage_N/last.ckpt is replaced, as a whole, after every epoch (iteration of Gauss-Newton). If the stage has patience, best.ckpt is
+    replaced when the loss of the validation throws is the smallest so far. The file version_K/metrics.csv has the losses and parameters of
+    the K-th run of the stage. If a stage has several starts, these files are in FOLDER/stage_N/start_M.
 
     Args:
-        folder: for checkpoints and logs. seed: for the order of batches and all other random numbers. stages: their number, for the bar of
-            progress on a terminal.
+        folder: for checkpoints and logs.
+        seed: for the order of batches and all other random numbers.
+        stages: number of stages, for the progress bar on a terminal.
     """
 
     def __init__(self, folder: str | Path, seed: int = 0, stages: int | None = None) -> None:

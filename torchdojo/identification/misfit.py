@@ -1,16 +1,16 @@
 """The misfit of rollouts to recordings, on the tangent space: its Jacobians by parameters, and robust losses.
 
-A window of T + 1 samples starts a rollout at its first sample. The misfit compares the T states that follow with the other samples, per
-recorded body [position m, linear velocity m/s, rotation vector rad, angular velocity rad/s], then per joint coordinate. Each entry is
-divided by its scale, a standard deviation, so that the sum of squares is a log-likelihood. T = 1 is the fit of Howell et al. (2025,
-eq. 55-57): triplets of configurations, one step each. Velocities are means over the time between two samples, as recorded ones are.
+A window of T + 1 samples starts a rollout at its first sample. The misfit compares the T states that follow with the other samples. Its
+entries are, per recorded body, [position m, linear velocity m/s, rotation vector rad, angular velocity rad/s]; joint coordinates follow.
+Each entry is divided by its scale, a standard deviation, so that the sum of squares is a log-likelihood. T = 1 is the fit of Howell et al.
+(2025, eq. 55-57): triplets of configurations, one step each. Velocities are means over the time between two samples, as recorded ones are.
 
-Jacobians come from the derivatives of single steps, z' = f(z, θ), on the tangent space, by reverse mode with the components of z' as rows
-of a batch, all steps of all windows at once. They are chained forwards,
+Jacobians come from the derivatives of single steps, z' = f(z, θ), on the tangent space. Reverse mode takes the components of z' as rows
+of a batch, for all steps of all windows at once. The derivatives are chained forward,
 
-    S₀ = ∂z₀/∂θ,      S_{t+1} = (∂f/∂z) S_t + ∂f/∂θ,      ∂r_t/∂θ = (∂r/∂z) S_t,
+    S₀ = ∂z₀/∂θ,      S_{t+1} = (∂f/∂z) S_t + ∂f/∂θ,      ∂r_t/∂θ = (∂r/∂z) S_t.
 
-which costs a number of adjoints proportional to T. Reverse mode through whole windows costs T².
+This chain costs a number of adjoints proportional to T. Reverse mode through whole windows costs T².
 """
 
 from __future__ import annotations
@@ -93,8 +93,12 @@ class RobustLoss:
 class Linearization(NamedTuple):
     """The misfit of windows and its derivatives.
 
-    misfit r (N, K, R); jacobian ∂r/∂raw (N, K, R, P); by_start (N, K, R, D): by changes of the first sample, where it is free; solved
-    (N, K): whether all steps up to that sample succeeded. K is the number of samples T, or T + 1 with a free first sample.
+    misfit: r (N, K, R).
+    jacobian: ∂r/∂raw (N, K, R, P).
+    by_start: derivative by changes of the first sample, where it is free, (N, K, R, D).
+    solved: whether all steps up to the sample succeeded, (N, K).
+
+    K is the number of samples T, or T + 1 with a free first sample.
     """
 
     misfit: Tensor
@@ -120,7 +124,7 @@ class WindowResidual:
         kept = [i for i, number in enumerate(numbers) if number is not None]
         if not kept:
             raise ValueError("Scales: every kind of misfit is left out; give at least one")
-        # A free first sample is compared in its poses alone: these were measured, and recorded velocities follow from poses.
+        # A free first sample is compared in its poses alone. Poses are measured, and recorded velocities follow from them.
         posed = ([1.0] * 3 + [0.0] * 3) * 2 * len(self._bodies) + [1.0] * recordings.num_joints + [0.0] * recordings.num_joints
         self._posed = torch.tensor([posed[i] for i in kept], dtype=torch.float64)
         self._kept, self._scale = torch.tensor(kept), torch.tensor([numbers[i] for i in kept], dtype=torch.float64)
@@ -135,7 +139,7 @@ class WindowResidual:
         return self.evaluate(windows, raw)[0]
 
     def evaluate(self, windows: Tensor, raw: Tensor | None = None, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(misfit (N, K, R), solved (N, K)). The misfit is zero behind a step that failed.
+        """(misfit (N, K, R), solved (N, K)). The misfit is zero behind a failed step.
 
         Args:
             start: (N, width), samples to start from in the place of the recorded first ones, which then have a misfit of their own.
@@ -243,7 +247,7 @@ class WindowResidual:
             # `pack` expects a leading dimension for the batch.
             flat = [t.reshape(1, *t.shape[t.ndim - spec.ndim :]) for t, spec in zip(stacked, kernel.program.parameter_specs, strict=True)]
             packed = kernel.program.pack(flat)[0]
-            chain = _rows(lambda v: v, packed, leaf)  # (num_parameters, P)
+            chain = _rows(lambda v: v, packed, leaf)  # shape (num_parameters, P)
         parameters = Parameters(kernel.program, [t.detach() for t in stacked])
         h = mech.timestep
 

@@ -35,7 +35,7 @@ from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, VELO
 
 __all__ = ["Parameter", "ParametricMechanism", "Tie"]
 
-#: (values by name, each (..., *shape); the field's value in the mechanism as it was given) -> the field's value, (..., *shape of the field)
+#: Maps values by name, each (..., *shape), and the mechanism's own value of a field to the field's value, (..., *shape of the field).
 Tie = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 

@@ -1,8 +1,8 @@
 """Multiple shooting through impacts: windows that grow, free starts that are also drawn, and the worst windows left out.
 
-With a law of restitution a trajectory jumps where an impact falls into another time step, by the way of a body in one step: a centimeter
-for a thrown cube at 148 Hz. The cost of a fit is then smooth only for a given sequence of impacts, and a descent method stops at the first
-wall. Multiple shooting gets past walls in four ways:
+With a law of restitution, a trajectory jumps where an impact falls into another time step. The jump is the way of a body in one step: a
+centimeter for a thrown cube at 148 Hz. The cost of a fit is then smooth only for a given sequence of impacts, and a descent method stops at
+the first wall. Multiple shooting gets past walls in four ways:
 
 - Throws are cut into windows whose starts are unknowns (Bock and Plitt 1984). Short windows have few impacts, and so few sequences to
   choose from. Windows grow as parameters get better, and each begins at the fitted start of a shorter one at the same sample.
@@ -59,9 +59,13 @@ class ShootingOptions:
     """Options of `multiple_shooting`.
 
     Args:
-        draws: number of starts to draw per window, each time. refit: iterations of `fit_starts` after a step of the parameters.
-        damping: μ. max_step: largest entry of a step, in units of `raw`; longer steps are shortened. step_tol: a stage ends with a step
-            smaller than this. rank_tol: see `GaussNewtonOptions`. seed: for the draws.
+        draws: number of starts to draw per window, each time.
+        refit: iterations of `fit_starts` after a step of the parameters.
+        damping: μ.
+        max_step: largest entry of a step, in units of `raw`; longer steps are shortened.
+        step_tol: a stage ends with a step smaller than this.
+        rank_tol: see `GaussNewtonOptions`.
+        seed: for the draws.
     """
 
     draws: int = 8

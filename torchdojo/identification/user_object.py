@@ -4,9 +4,9 @@ The function builds a mechanism with unknowns,
 
     def ball(timestep, parameters=("friction",), *, start=None, kappa=1e-6, **laws) -> ParametricMechanism
 
-Its arguments are the time step [s], the names of the unknowns, values by name (where a fit starts, and for unknowns that are not fitted),
-the central-path parameter, and further keywords, which a description has as `laws`. Without `start` and `kappa` it builds the nominal
-object. The module may also have
+Its arguments are the time step [s], the names of the unknowns, values by name, the central-path parameter, and further keywords. A fit
+starts at the values by name; unknowns that are not fitted keep them. A description gives the further keywords as `laws`. Without `start`
+and `kappa`, the function builds the nominal object. The module may also have
 
 - ``WIDTH``: the length [m] that position errors are compared with;
 - ``check_recordings(recordings, label)``: raises `DataError` for recordings of something else; `label` names them in the message.
@@ -24,7 +24,7 @@ from torchdojo.identification.recordings import Recordings
 
 __all__ = ["NAMES_OF_BEFORE", "UserObject", "find_object", "full_name"]
 
-#: Short names in descriptions and fit folders that were written before objects had module names.
+#: Short names, as in descriptions and fit folders from versions without module names.
 NAMES_OF_BEFORE = {
     "cube": "torchdojo.identification.objects.cube:cube_model",
     "elbow": "torchdojo.identification.objects.elbow:elbow_model",
@@ -32,7 +32,7 @@ NAMES_OF_BEFORE = {
 
 
 class UserObject(NamedTuple):
-    """What a module says of an object. The module's documentation describes the fields."""
+    """The description of an object by its module, whose documentation explains the fields."""
 
     name: str
     function: Callable[..., ParametricMechanism]

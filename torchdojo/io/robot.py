@@ -58,8 +58,8 @@ WORLD = LinkInfo("world", None, np.zeros(3), np.eye(3))
 
 @dataclass(frozen=True)
 class BodyInfo:
-    """Links that move as one. The frame has its origin at the center of mass and the axes of the topmost link, which names the body,
-    unless the reader turns it."""
+    """Links that move as one. The topmost link names the body. The frame has its origin at the center of mass and, unless the reader
+    turns it, the axes of the topmost link."""
 
     name: str
     links: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Built-in mechanisms: functions that build a `Mechanism`, and a table of them with a state to start from.
 
-`td.models.quadruped(friction=0.6)` and `td.models.make("quadruped", friction=0.6)` are the same. The numbers are those of the mechanisms of
-Dojo (Howell et al. 2025; DojoEnvironments, MIT license), and for half-cheetah, ant and humanoid those of Gymnasium (MIT license), written
-down here in our own code.
+`td.models.quadruped(friction=0.6)` and `td.models.make("quadruped", friction=0.6)` are the same. The numbers come from the mechanisms of
+Dojo (Howell et al. 2025; DojoEnvironments, MIT license). For half-cheetah, ant and humanoid they come from Gymnasium (MIT license). The
+code is our own.
 
 A new mechanism takes one place: a function that returns a `Mechanism`, in a file of this folder, under the decorator `@built_in(...)`.
 The keywords of the decorator are a state to start from. `td.models.NAME`, `names()`, the command line and the tests of all models follow

@@ -38,10 +38,12 @@ def pendulum(
     """A rod that swings about the x axis, body "rod", joint "hinge"; at coordinate zero it hangs.
 
     Args:
-        timestep: [s]. gravity: [m/s²], world frame, (3,).
-        mass: of the rod [kg]. length: [m]; the rod is a box of cross-section 0.1 m x 0.1 m, hinged at its upper end, 1.1 lengths above
-            the ground.
-        spring, damper, rest: of the hinge [N·m/rad, N·m·s/rad, rad]. limits: (lower, upper) [rad].
+        timestep: [s].
+        gravity: [m/s²], world frame, (3,).
+        mass: of the rod [kg].
+        length: [m]; the rod is a box of cross-section 0.1 m x 0.1 m, hinged at its upper end, 1.1 lengths above the ground.
+        spring, damper, rest: of the hinge [N·m/rad, N·m·s/rad, rad].
+        limits: (lower, upper) [rad].
     """
     body = Body(mass, shape=shapes.Box((0.1, 0.1, length)))
     hinge = Revolute(
@@ -72,8 +74,10 @@ def npendulum(
     """A chain of n rods hinged about the x axis, bodies and joints "rod1", "hinge1", ...; at coordinate zero it hangs.
 
     Args:
-        n: number of rods. timestep: [s]. gravity: [m/s²].
-        mass, length: of each rod [kg, m]; a rod is a box of cross-section 0.05 m x 0.05 m. The chain is hung n + 0.5 lengths up.
+        n: number of rods.
+        timestep: [s].
+        gravity: [m/s²].
+        mass, length: of each rod [kg, m]; a rod is a box of cross-section 0.05 m x 0.05 m. The chain hangs n + 0.5 lengths up.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad].
     """
     _check_count("npendulum", n)
@@ -107,9 +111,10 @@ def cartpole(
     """A cart that slides along y and a pole hinged on it about x, joints "slider" and "hinge"; at coordinate zero the pole stands up.
 
     Args:
-        timestep: [s]. gravity: [m/s²].
-        cart_mass, pole_mass: [kg]; length: of the cylinder of the pole, a capsule of radius 0.075 m hinged at one end of that cylinder [m].
-            The cart is a capsule of radius 0.1125 m and cylinder length 1 m along y.
+        timestep: [s].
+        gravity: [m/s²].
+        cart_mass, pole_mass: [kg]. The cart is a capsule of radius 0.1125 m and cylinder length 1 m along y.
+        length: of the cylinder of the pole, a capsule of radius 0.075 m hinged at one end of that cylinder [m].
         damper: of both joints [N·s/m, N·m·s/rad].
         actuated_pole: whether the hinge has an input [N·m] too; the slider's is a force [N].
         limits: (lower, upper) of the cart's position [m].

@@ -1,16 +1,16 @@
 """Half-cheetah, ant and humanoid: the locomotion robots of Gymnasium, from the numbers of its MuJoCo files.
 
-Lengths, densities, hinges, springs, dampers, gears and friction are those of half_cheetah.xml, ant.xml and humanoid.xml (Gymnasium, MIT
-license), written down here as tables of links; mass, center of mass and inertia follow from the capsules and spheres.
+Lengths, densities, hinges, springs, dampers, gears and friction come from half_cheetah.xml, ant.xml and humanoid.xml (Gymnasium, MIT
+license). Tables of links hold them here. Mass, center of mass and inertia follow from the capsules and spheres.
 
 Differences from the files:
-- Parts without a hinge belong to the link that carries them (the ant's inner leg segments to its torso, the humanoid's feet to its shins):
-  the same dynamics with fewer bodies.
+- Parts without a hinge belong to the link that carries them: the ant's inner leg segments to its torso, the humanoid's feet to its shins.
+  The dynamics are the same with fewer bodies.
 - Two or three hinges of one body are one `Orbital` or `Spherical` joint. Their axes are perpendicular to each other in the files, and the
-  frame of that body here has its axes along them, so that coordinates, inputs, springs and dampers belong to the hinges one by one. The
-  coordinates are components of one rotation vector, not angles of successive rotations: the same to first order.
-- The ground is the only thing to collide with. A capsule touches it with the balls at its two ends; a ball that lies inside another of the
-  same link, or coincides at a joint with one of the parent, would only double that one's contact and is left out.
+  body's frame has its axes along them here. So coordinates, inputs, springs and dampers belong to the hinges one by one. The coordinates
+  are components of one rotation vector, not angles of successive rotations: the same to first order.
+- The ground is the only thing to collide with. A capsule touches the ground with the balls at its two ends. Balls inside another of the
+  same link, and balls that coincide with the parent's at a joint, would only double a contact and are left out.
 - Limits of joints with several free rotations bound the components of their rotation vector.
 """
 
@@ -61,8 +61,11 @@ class Hinge(NamedTuple):
 
 
 class Link(NamedTuple):
-    """position [m] and orientation (wxyz) of its frame in that of the parent, all coordinates zero; anchor: where its hinges are, in its
-    own frame [m]."""
+    """A link of a robot.
+
+    position, orientation: of its frame in the parent's frame with all coordinates zero, [m] and wxyz.
+    anchor: place of its hinges in its own frame [m].
+    """
 
     name: str
     parent: str | None
@@ -147,7 +150,8 @@ def half_cheetah(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 240 to 60 and 6 to 1.5.
-        limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
+        limits: False leaves MuJoCo's joint limits out.
+        armature: False leaves MuJoCo's armatures out.
         contact: False leaves all contacts out. contact_body: False leaves only those of the two feet.
     """
     return _build(HALF_CHEETAH, CHEETAH_MASS / _volume(HALF_CHEETAH), Options(**locals()), planar=True)
@@ -206,14 +210,15 @@ def ant(
     """Gymnasium's ant: 9 bodies, joint "root" (a free torso, not actuated) and hinges "hip_1", "ankle_1", ..., "ankle_4". 0.91 kg.
 
     Legs 1 to 4 are front left, front right, back left, back right; at coordinate zero they point outwards, level. Inputs are torques [N·m];
-    Gymnasium's actions times 150 (`effort_limit` of the joints), which is a lot for legs of 0.1 kg: the file balances it with an armature
-    of 1 kg·m² per hinge, a hundred times the legs' own inertia.
+    Gymnasium's actions times 150 (`effort_limit` of the joints). This torque is large for legs of 0.1 kg. The file balances it with an
+    armature of 1 kg·m² per hinge, a hundred times the legs' own inertia.
 
     Args:
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 0 and 1.
-        limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
+        limits: False leaves MuJoCo's joint limits out.
+        armature: False leaves MuJoCo's armatures out.
         contact: False leaves all contacts out. contact_body: False leaves only those of the four feet.
     """
     return _build(ANT, ANT_DENSITY, Options(**locals()))
@@ -314,7 +319,8 @@ def humanoid(
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         friction: Coulomb coefficient of all contacts.
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 0 to 20 and 1 to 5.
-        limits, armature: False leaves MuJoCo's joint limits, and its armatures, out.
+        limits: False leaves MuJoCo's joint limits out.
+        armature: False leaves MuJoCo's armatures out.
         contact: False leaves all contacts out. contact_body: False leaves only the ball of each foot.
     """
     return _build(HUMANOID, HUMANOID_DENSITY, Options(**locals()))

@@ -1,8 +1,8 @@
 """The quadruped: a Unitree A1 as Dojo models it.
 
-Masses, inertias and lengths are those of Unitree's URDF of the A1 (unitree_ros, BSD-3-Clause); dampers, friction, contact spheres and the
-standing pose are those of DojoEnvironments (mechanisms/quadruped, MIT license). Left legs are mirror images of right ones, hips also front
-to back.
+Masses, inertias and lengths come from Unitree's URDF of the A1 (unitree_ros, BSD-3-Clause). Dampers, friction, contact spheres and the
+standing pose come from DojoEnvironments (mechanisms/quadruped, MIT license). Left legs are mirror images of right ones, and rear hips are
+mirror images of front ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchdojo.models.built_in import built_in
 Vector = tuple[float, float, float]
 Placed = tuple[str, Vector, Vector, Vector]  # a hinge: parent, axis, anchors on parent and child from their centers of mass [m]
 
-LEGS = {"FR": (1, -1), "FL": (1, 1), "RR": (-1, -1), "RL": (-1, 1)}  # (front, left)
+LEGS = {"FR": (1, -1), "FL": (1, 1), "RR": (-1, -1), "RL": (-1, 1)}  # signs of (front, left)
 STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}
 POSE = {f"{leg}_{part}_joint": {"q": angle} for leg in LEGS for part, angle in STANDING.items()}  # feet 2 cm above the ground
 LIMITS = {"hip": (-0.5, 0.5), "thigh": (-0.5, 1.5), "calf": (-2.5, -1.0)}

@@ -113,8 +113,8 @@ def elbow_model(
     | mass_2 | of link 2 [kg]; motion shows only ratios of masses and inertias |
     | centre_of_mass_1, centre_of_mass_2 (3,) | in the frames of the boxes, whose origins are recorded [m] |
 
-    Tilting is fast for a step h. Its spring acts at the middle of the step: a joint's spring k, which acts at the beginning, and h k/2 more
-    damping do the same, and are stable for any k.
+    Tilting is fast compared with a step h, so its spring acts at the middle of the step. A joint's spring k, which acts at the beginning,
+    and additional damping h k/2 have the same effect. Both together are stable for any k.
 
     Args:
         start: values by name, where a fit starts and for unknowns that are not fitted; default: nominal.

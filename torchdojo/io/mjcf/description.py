@@ -153,7 +153,7 @@ class _Reader:
         return top
 
     def _fixed(self, b: int) -> bool:
-        """Whether a topmost body has no joint of its own: `floating_base` took it away, or the file gives none."""
+        """Whether a topmost body has no joint of its own, because `floating_base` removes it or the file gives none."""
         adr = self.model.body_jntadr[b]
         free = int(self.mujoco.mjtJoint.mjJNT_FREE)
         return bool(self.model.body_jntnum[b] == 0 or (self.model.jnt_type[adr] == free and not self.floating_base))

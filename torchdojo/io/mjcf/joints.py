@@ -1,9 +1,9 @@
-"""The joints that one MJCF body has towards its parent, as one joint of `torchdojo.elements.joints.JOINT_TYPES`.
+"""The joints that one MJCF body has toward its parent, as one joint of `torchdojo.elements.joints.JOINT_TYPES`.
 
-MJCF gives a body a list of joints that act one after another. Here there is one joint between two bodies, with coordinates along `axis`,
+MJCF gives a body a list of joints that act one after another. Here, one joint stands between two bodies. Its coordinates are along `axis`,
 across it, or along the axes of the joint frame, which are the child's at coordinate zero. So the body frame is turned until the axes of the
-file are such directions, and a coordinate may have to run backwards. The best frame that fits keeps the sign of actuated coordinates, then
-the axes of the MJCF body, then the other signs, then the order of the file.
+file are such directions, and a coordinate may have to run backward. Several frames may fit. The best one keeps, in this order, the
+sign of actuated coordinates, the axes of the MJCF body, the other signs, and the order of the file.
 """
 
 from __future__ import annotations

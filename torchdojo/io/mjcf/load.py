@@ -34,15 +34,15 @@ def load_mjcf(
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
 
     A body has the axes of its topmost MJCF body and its origin at its center of mass. At coordinate zero every joint has the pose that the
-    file draws, so that ``mech.initial_state()`` is MuJoCo's ``qpos0``, and a coordinate is ``qpos - qpos0``; limits and springs are shifted
-    with it. `mjcf_state` gives the state of other ``qpos``, or of a keyframe. `torchdojo/io/README.md` lists the joint types, what acts,
-    what is left out with a warning, and what is refused.
+    file draws. So ``mech.initial_state()`` is MuJoCo's ``qpos0``, a coordinate is ``qpos - qpos0``, and limits and springs are shifted
+    accordingly. `mjcf_state` gives the state of other ``qpos``, or of a keyframe. `torchdojo/io/README.md` lists the joint types, what
+    acts, what is left out with a warning, and what is refused.
 
     Several MJCF joints on one body become one joint of `td.joints.JOINT_TYPES`. To have coordinates along the axes of the file, the body
     frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or three
-    hinges are the components of one rotation vector: equal to the angles where one hinge alone is turned, to first order elsewhere. A stack
-    of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints). A name that several MJCF
-    joints share ("hip_x", "hip_y": "hip") names the joint; otherwise its body does.
+    hinges are the components of one rotation vector. They equal the angles where one hinge alone is turned, and agree to first order
+    elsewhere. A stack of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints). A
+    name that several MJCF joints share ("hip_x", "hip_y": "hip") names the joint; otherwise its body does.
 
     Joints with an actuator are ``actuated``: u is the force or torque [N, N m] on the joint; ``effort_limit`` is the largest of the file.
     ``u = mech.actuators(ctrl, z)`` applies the file's motors, dampers, position and velocity servos to controls in the order of
@@ -53,16 +53,18 @@ def load_mjcf(
         timestep: [s]; None: the file's.
         gravity: (3,) [m/s^2], world frame; None: the file's.
         floating_base: True: what the file says. False: bodies with a free joint are part of the world at the pose that the file draws.
-        contacts: "collision": every geom that MuJoCo would let touch a plane of the world does so, with contacts at its contact points
-            (sphere: 1, capsule: 2, box: 8, cylinder: 2 `rim_points`), named ``<geom>_<i>``, or ``<body>_<n>_<i>`` for its n-th geom
-            without a name; except points inside another ball of the same link, and points whose height no joint can change. In a file
-            without planes the ground is z = 0. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF body.
+        contacts: "collision": every geom that MuJoCo would let touch a plane of the world has contacts at its contact points (sphere: 1,
+            capsule: 2, box: 8, cylinder: 2 `rim_points`). Their names are ``<geom>_<i>``, or ``<body>_<n>_<i>`` for the body's n-th geom
+            without a name. Points inside another ball of the same link, and points whose height no joint can change, are left out. In a
+            file without planes the ground is z = 0. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF
+            body.
         friction: coefficient of the contacts made here; None: as MuJoCo combines those of the two geoms. Geoms of condim 1 have none.
         merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
         ignore: names of equality constraints to leave out without a word.
         rim_points: contact points on each rim of a cylinder.
         servos: "implicit": the joint's damper, which is implicit, carries gear² kv of its servo, also where u does not come from
-            ``mech.actuators``. "explicit": it does not; stable with stiff servos at small timesteps only. See elements/actuators.py.
+            ``mech.actuators``. With "explicit", the damper does not carry it, and stiff servos are stable at small timesteps only. See
+            elements/actuators.py.
 
     Raises:
         ImportError: `mujoco` is not installed.

@@ -97,7 +97,7 @@ class _Tree:
             stack.extend(reversed(children[self.order[-1]]))
 
     def kind(self, joint: Any) -> str:
-        """Type of the joint in the file, or "fixed" where its range was empty."""
+        """Type of the joint in the file, or "fixed" where its range is empty."""
         return str(joint.joint_type) if joint.joint_type == "fixed" else self._kinds[joint.name]
 
     def lock_joints_without_range(self) -> None:

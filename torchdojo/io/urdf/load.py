@@ -49,28 +49,28 @@ def load_urdf(
         timestep: [s].
         gravity: (3,) [m/s^2], world frame.
         floating_base: True: the root moves freely, on a `Floating` joint ``floating_base`` whose coordinate is the pose of the root
-            link's frame. False: the root link, and with `merge_fixed_joints` all that is fixed to it, is part of the world: no body, no
-            contact, and its frame is the world's. Without `merge_fixed_joints` a root with mass is a body on a `Fixed` joint
-            ``fixed_base``. (Should the file use that name: ``<root>_floating_base``, ``<root>_fixed_base``.) A root link named
-            "world" does not weld the robot by itself: floating_base=True warns of it.
+            link's frame. False: the root link is part of the world, and with `merge_fixed_joints` also all links fixed to it. They have no
+            body and no contact, and the root's frame is the world's. Without `merge_fixed_joints` a root with mass is a body on a `Fixed`
+            joint ``fixed_base``. If the file uses such a name, the joint is ``<root>_floating_base`` or ``<root>_fixed_base``. A root link
+            named "world" does not weld the robot by itself: floating_base=True warns of it.
         contacts: "collision": every collision shape touches the ground z = 0 with a `NonlinearContact` at each of its contact points,
-            named ``<link>_<i>``; except on bodies whose height no joint can change, which a warning names. None or an empty mapping: no
-            contact. A mapping from names: exactly these, each a contact module (its ``body`` a body, its point in that body's frame),
-            or a mapping with ``link``, ``point`` (3,) in the frame of that link [m] and further keywords of `NonlinearContact`, which
-            works for merged links too.
+            named ``<link>_<i>``. Bodies whose height no joint can change get none; a warning names them. None or an empty mapping: no
+            contact. A mapping from names gives exactly these contacts. A value is a contact module, with its ``body`` a body and its point
+            in that body's frame. Or a value is a mapping with ``link``, ``point`` (3,) in the frame of that link [m] and further keywords
+            of `NonlinearContact`. The mapping works for merged links too.
         friction: coefficient of the contacts made here.
         merge_fixed_joints: links fixed to each other become one body, named after the topmost, masses and inertias composed. False:
             `Fixed` joints instead; frames without mass are merged all the same.
         ignore: names of mimic joints to load as independent joints.
         rim_points: contact points on each rim of a cylinder.
-        repair_inertia: replace an inertia that no rigid body can have (a triangle inequality violated) by the nearest possible one, with
-            a warning that gives both, instead of raising.
+        repair_inertia: replace an inertia that no rigid body can have (a triangle inequality violated) by the nearest possible one. A
+            warning gives both. Otherwise such an inertia is an error.
 
     Raises:
         ImportError: `urchin` is not installed.
         FileNotFoundError: there is no such file.
         ValueError: malformed or unsupported content, a moving link without mass, an impossible mass or inertia, unknown names, loops that
-            cannot be closed; the message names the file and the element.
+            cannot be closed. The message names the file and the element.
     """
     robot = read_urdf(
         path,

@@ -1,7 +1,7 @@
 """The XML of a URDF file, checked and reduced to what the dynamics needs before `urchin` parses it.
 
-Three reasons met in real files: the parser would load meshes; it stops at extensions and duplicates that do not matter here (materials,
-transmissions); and it gives a link without ``<inertial>`` a mass of 1 kg and a joint with a zero axis the x axis, without a word.
+Real files give three reasons. The parser would load meshes. It stops at extensions and duplicates that do not matter here (materials,
+transmissions). Without a word, it gives a link without ``<inertial>`` a mass of 1 kg and a joint with a zero axis the x axis.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class LoopJoint:
 
 @dataclass
 class ParsedUrdf:
-    """The parser's ``urchin.URDF`` (names cleaned), what it does not know, the links without mass, and what was left out, in words."""
+    """The parser's ``urchin.URDF`` with clean names, the content unknown to the parser, the links without mass, and omissions in words."""
 
     path: Path
     robot: Any
@@ -331,7 +331,7 @@ def _pose(element: Element) -> Any:
 
 
 def _hide_dialect(root: Element) -> set[tuple[str, int]]:
-    """Give the parser a type that it knows for every joint, and cylinders for capsules; where there were capsules."""
+    """Replace types of joints that the parser does not know, and capsules by cylinders. Returns the places of the capsules."""
     for joint in root.findall("joint"):
         if joint.get("type") not in PARSED_TYPES:
             joint.set("type", "floating")
