@@ -88,7 +88,7 @@ def result_tensor(out: Tensor | None, shape: Sequence[int], like: Tensor) -> Ten
 
 
 class AbsentFieldError(AttributeError, ValueError):
-    """A value for an optional field of a module that was built without it."""
+    """A value for an optional field that a module lacks."""
 
 
 class PhysicalModule(nn.Module):
@@ -99,8 +99,8 @@ class PhysicalModule(nn.Module):
     place of the parameter. `check_field` validates assignments. A parametrized field (`td.parametrize`) is computed from another
     parameter, which an assigned number sets.
 
-    Fields of the table `optional` exist only where a module is built with them (`set_fields`). Elsewhere they read as None, and stay so:
-    which terms an element has is part of the equations' structure.
+    Fields of the table `optional` exist only where a module is built with them (`set_fields`). Elsewhere they read as None, and stay so,
+    because the terms of an element are part of the equations' structure.
     """
 
     fields: ClassVar[dict[str, int]] = {}

@@ -1,7 +1,7 @@
-"""The graph of a mechanism: everything of it that does not step.
+"""The graph of a mechanism: every part that does not step.
 
-Modules and their names, sizes and layouts, poses, and the maps between coordinates. What steps (engine/) and what users call (mechanism.py)
-stand on top of it.
+The graph has modules and their names, sizes and layouts, poses, and the maps between coordinates. Steps (engine/) and the interface for
+users (mechanism.py) stand on top of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Structure"]
 
 
 class Structure(PhysicalModule):
-    """Bodies, joints, contacts and couplings by name; `Mechanism` says what the arguments are."""
+    """Bodies, joints, contacts and couplings by name; `Mechanism` explains the arguments."""
 
     fields: ClassVar[dict[str, int]] = {"timestep": 0, "gravity": 1}
     timestep: Tensor
@@ -58,7 +58,7 @@ class Structure(PhysicalModule):
                     raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
         self._add_floating_joints()
         self._attach_couplings()
-        #: Where each element's numbers are in the unknown of the step and in u.
+        #: Positions of each element's numbers in the unknown of the step and in u.
         self.layout = UnknownLayout(len(self.bodies), self.elements())
         self._tree_joints = minimal.tree_names(self.named_joints())
         self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self.named_joints()).values())
@@ -87,7 +87,7 @@ class Structure(PhysicalModule):
     # -- modules -------------------------------------------------------------------------------------------------------------------------
 
     def named_bodies(self) -> Mapping[str, Body]:
-        """`bodies`, typed; so are the others."""
+        """`bodies` with the type of its values, like the next three."""
         return cast(Mapping[str, Body], self.bodies)
 
     def named_joints(self) -> Mapping[str, Joint]:
@@ -128,9 +128,9 @@ class Structure(PhysicalModule):
     def tree_joints(self) -> list[str]:
         """Joints of the spanning tree whose coordinates are the minimal ones, in declared order; every other joint closes a loop.
 
-        Of several joints that lead to a body the tree has the one declared first, where that connects the body with the world. A user's
-        joint that declares no coordinates closes a loop; a body that only such joints lead to has six coordinates relative to the parent,
-        position and rotation vector, which stand last and are named "PARENT_to_BODY" ("world_to_BODY").
+        If several joints lead to a body, the tree has the first declared one that connects the body with the world. A user's joint that
+        declares no coordinates closes a loop. If only such joints lead to a body, the body has six coordinates relative to the parent:
+        position and rotation vector. They stand last, and are named "PARENT_to_BODY" ("world_to_BODY").
         """
         return list(self._tree_joints)
 
@@ -141,13 +141,13 @@ class Structure(PhysicalModule):
 
     @property
     def impulse_layout(self) -> dict[str, slice]:
-        """Where each element's impulses are in `StepOutput.impulses`: "joints.NAME", "contacts.NAME", ... -> slice.
+        """Slices of each element's impulses in `StepOutput.impulses`: "joints.NAME", "contacts.NAME", ... -> slice.
 
-        Standard joints: multipliers of the constrained translations, then rotations. Contacts: γ; (γ, ξ₁, ξ₂, ξ₃) with a friction
-        cone; (γ, ψ, β) with a pyramid; `NonlinearContact` says where couples are.
-        "couplings.NAME": the impulse on the follower's coordinate.
-        "limits.NAME", of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper ones.
-        "frictions.NAME", of a joint with friction: p of all free coordinates, then q; the friction impulse is (p − q)/2.
+        - "joints.NAME" of a standard joint: multipliers of the constrained translations, then rotations.
+        - "contacts.NAME": γ; (γ, ξ₁, ξ₂, ξ₃) with a friction cone; (γ, ψ, β) with a pyramid. `NonlinearContact` gives the order of couples.
+        - "couplings.NAME": the impulse on the follower's coordinate.
+        - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
+        - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
         """
         layout, start = {}, 0
         for key, piece in self.layout.impulses.items():
@@ -157,7 +157,7 @@ class Structure(PhysicalModule):
 
     @property
     def input_layout(self) -> dict[str, slice]:
-        """Where each actuated joint's inputs are in u: name -> slice."""
+        """Slices of each actuated joint's inputs in u: name -> slice."""
         return dict(self.layout.inputs)
 
     # -- checks --------------------------------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Structure(PhysicalModule):
         return with_world(pose), with_world(previous_pose(pose, twist, self.timestep[..., None, None]))
 
     def element_states(self, z: Tensor, element: Element) -> list[tuple[Pose, Twist]]:
-        """Poses, and the velocities that led there, of the bodies of an element, the world's included."""
+        """Poses of the bodies of an element, and the velocities that led there. The world may be one of the bodies."""
         (x, q), (v, omega) = split_state(z)
         origin, number = z.new_zeros(3), {name: i for i, name in enumerate(self.bodies)}
         world = Pose(origin, quat.identity(z.dtype, z.device)), Twist(origin, origin)
@@ -198,7 +198,7 @@ class Structure(PhysicalModule):
         return [world if i is None else (Pose(x[..., i, :], q[..., i, :]), Twist(v[..., i, :], omega[..., i, :])) for i in places]
 
     def element_poses(self, z: Tensor, element: Element) -> list[Pose]:
-        """Poses of the bodies of an element, the world's included."""
+        """Poses of the bodies of an element, as from `element_states`."""
         return [pose for pose, _ in self.element_states(z, element)]
 
     def distances(self, z: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Structure(PhysicalModule):
         return q, qd
 
     def retract(self, z: Tensor, delta: Tensor) -> Tensor:
-        """Move a state along the tangent (..., 12 nb), per body [dx, dv, dphi, domega]; quaternions stay unit."""
+        """Move a state along the tangent (..., 12 nb), per body [dx, dv, dphi, domega]. Quaternions keep their unit norm."""
         self.check_state(z)
         self.check_tensor("delta", delta, TANGENT_SIZE * self.num_bodies)
         state = split_state(z)

@@ -1,8 +1,8 @@
 """Cones of the complementarity conditions: products, arrow matrices and steps to the boundary, over all cones of a system at once.
 
 An orthant pair has the product γ s. A second-order cone pair has ξ∘η = (ξᵀη, ξ₁η₂₃ + η₁ξ₂₃) and the identity e = (1, 0, 0).
-On the central path every product equals κ e (Howell et al. 2025, section IV; Vandenberghe 2010, "The CVXOPT linear and quadratic cone
-program solvers", sections 2 and 4.1).
+On the central path every product equals κ e (Howell et al. 2025, section IV). Vandenberghe 2010, "The CVXOPT linear and quadratic cone
+program solvers", derives the products in sections 2 and 4.1.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Energy and momentum of a mechanism.
 
 Over one step the velocity is constant, so a state alone gives the values of the step that led to it. At a configuration itself, the
-discrete Legendre transform gives the momentum: the mean of the arriving and the leaving momentum (Marsden and West 2001, section 1.5).
+discrete Legendre transform gives the momentum (Marsden and West 2001, section 1.5). It is the mean of the arriving and the leaving
+momentum.
 """
 
 from __future__ import annotations

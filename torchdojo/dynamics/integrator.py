@@ -12,8 +12,8 @@ from torchdojo.elements.element import Pose, Twist
 
 __all__ = ["LARGEST_SINE", "body_momentum", "change_timestep", "momentum_change", "next_pose"]
 
-LARGEST_SINE = math.sqrt(0.5)  # of half the angle that a body turns in one step (see StepProblem.residual)
-MOST_CORRECTIONS = 40  # of `change_timestep`: 5 at 0.1 rad per step, 25 at 1 rad
+LARGEST_SINE = math.sqrt(0.5)  # sine of half the largest angle that a body turns in one step (see StepProblem.residual)
+MOST_CORRECTIONS = 40  # maximum in `change_timestep`, which takes 5 at 0.1 rad per step and 25 at 1 rad
 
 
 def next_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
@@ -24,7 +24,7 @@ def next_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
 def body_momentum(omega: Tensor, inertia: Tensor, timestep: Tensor, side: int) -> Tensor:
     """Discrete angular momentum J ω s(ω) + side·(h/2) ω × Jω, body frame [N·m·s].
 
-    With side = +1 it is expressed in the frame at which the velocity starts, with −1 in the frame at which it ends.
+    Side +1 expresses it in the frame at which the velocity starts, side −1 in the frame at which the velocity ends.
     """
     spin = (inertia @ omega[..., None]).squeeze(-1)
     scale = torch.sqrt(1 - (0.25 * timestep * timestep) * (omega * omega).sum(-1, keepdim=True))
@@ -32,10 +32,10 @@ def body_momentum(omega: Tensor, inertia: Tensor, timestep: Tensor, side: int) -
 
 
 def change_timestep(omega: Tensor, inertia: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """The velocity of a step of length `new` that arrives with the angular momentum that ω has on one of length `old`, (..., nb, 3).
+    """The velocity of a step of length `new` that arrives with the same angular momentum as ω on a step of length `old`, (..., nb, 3).
 
-    Solves J ω' s'(ω') − (h'/2) ω' × Jω' = J ω s(ω) − (h/2) ω × Jω by Newton's method with one factorization. ω itself where that has
-    no solution on the motion's branch: bodies too fast for either step.
+    Newton's method with one factorization solves J ω' s'(ω') − (h'/2) ω' × Jω' = J ω s(ω) − (h/2) ω × Jω. A body too fast for either
+    step has no solution on the motion's branch, and keeps ω.
 
     Args:
         omega: body frame [rad/s], (..., nb, 3). inertia: (..., nb, 3, 3) [kg·m²]. old, new: [s], broadcastable to (..., nb, 1).
@@ -63,7 +63,7 @@ def change_timestep(omega: Tensor, inertia: Tensor, old: Tensor, new: Tensor) ->
         y = torch.where(good, y, omega)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in (omega, inertia, old, new))):
         return y
-    # One more Newton step, from a point that does not depend on anything: its derivative is that of the solution.
+    # One more Newton step, from a constant point, has the derivative of the solution.
     with torch.no_grad():
         fixed = torch.where(good, y, 0.0)
         matrix = torch.where(good[..., None], derivative(fixed), torch.eye(3, dtype=y.dtype, device=y.device))

@@ -1,7 +1,7 @@
 """The residual of one step, for a flat batch of environments: the specification of the engine (design section 4).
 
-`StepProblem` holds everything that is known during the step. `residual(w)` is what the solver brings to zero (complementarity rows to κ),
-`linearize` its derivative with respect to the unknown, element by element, and `linearize_data` that with respect to z and u.
+`StepProblem` holds all data of the step. The solver brings `residual(w)` to zero, and its complementarity rows to κ. `linearize` gives the
+derivative with respect to the unknown, element by element. `linearize_data` gives the derivatives with respect to z and u.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.integrator import LARGEST_SINE, momentum_change, next_pose
-from torchdojo.dynamics.system import Group, System
+from torchdojo.dynamics.system import Group, System, select_rows
 from torchdojo.elements.element import Element, Motion, Pose, Twist
 from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, split_state, split_twists, with_world
 from torchdojo.state.tangent import local_jacobian, retract
@@ -29,15 +29,15 @@ _REMEDY = "make the constants in its code of the poses' dtype, parent.x.new_tens
 class ElementJacobian(NamedTuple):
     """Derivatives of the elements of one group with respect to some local variables: impulses on the k bodies and the m own rows."""
 
-    wrench: Tensor  # (N, E, 6k, n)
-    rows: Tensor  # (N, E, m, n)
+    wrench: Tensor  # (N, E, 6k, n) by n variables
+    rows: Tensor  # (N, E, m, n) by n variables
 
 
 class StepProblem:
     """The equations of one step for N environments.
 
     Args:
-        system: layout. parameters: of `System.stack_parameters`, batch dimensions flattened to N or 1.
+        system: layout. parameters: result of `System.stack_parameters`, with batch dimensions flattened to N or 1.
         z: (N, 13 nb); u: (N, nu); wrench: (N, 6 nb).
     """
 
@@ -50,13 +50,11 @@ class StepProblem:
         self.state = split_state(z)
         # The world is one more body, at the origin and at rest.
         self.pose = with_world(self.state.pose)
-        self.incoming = _with_still_world(torch.cat(self.state.twist, dim=-1))  # (N, nb + 1, 6)
+        self.incoming = _with_still_world(torch.cat(self.state.twist, dim=-1))  # shape (N, nb + 1, 6)
 
     def select(self, index: Tensor) -> StepProblem:
         """The same problem for the environments `index`."""
-        specs = self.system.parameter_specs()
-        parameters = [p[index] if spec.batched and p.shape[0] > 1 else p for p, spec in zip(self.parameters, specs, strict=True)]
-        return StepProblem(self.system, parameters, self.z[index], self.u[index], self.wrench[index])
+        return StepProblem(self.system, select_rows(self.parameters, index), self.z[index], self.u[index], self.wrench[index])
 
     # -- residual ------------------------------------------------------------------------------------------------------------------------
 
@@ -128,7 +126,7 @@ class StepProblem:
         twists = self.body_twists(w)
         own = self.body_residual(twists[:, :-1])
         # The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the equations, too, but on a
-        # branch that is not the motion's (thrown cubes at h = 0.05 landed there in 47 of 100,000 steps): not a number.
+        # branch that is not the motion's. Thrown cubes at h = 0.05 would land there in 47 of 100,000 steps. So the rows become NaN there.
         sine = 0.5 * self.timestep[:, None] * torch.linalg.vector_norm(twists[:, :-1, 3:], dim=-1)
         own = torch.where((sine > LARGEST_SINE)[..., None], torch.nan, own)
         balance = torch.cat((own, torch.zeros_like(twists[:, :1])), dim=1)
@@ -166,7 +164,7 @@ class StepProblem:
     # -- derivatives ---------------------------------------------------------------------------------------------------------------------
 
     def linearize(self, w: Tensor) -> tuple[Tensor, list[ElementJacobian]]:
-        """Derivative of `body_residual` (N, nb, 6, 6), and per group that with respect to [k twists (6k), impulse (m), slack (d)]."""
+        """Derivative of `body_residual` (N, nb, 6, 6), and per group the derivative by [k twists (6k), impulse (m), slack (d)]."""
         twists = self.body_twists(w)
         _, body = local_jacobian(self.body_residual, twists[:, :-1])
         blocks = []
@@ -193,7 +191,7 @@ class StepProblem:
         twists = self.body_twists(w)
         jac_z = w.new_zeros(len(w), system.num_unknowns + TWIST_SIZE, TANGENT_SIZE * (nb + 1))
         jac_u = w.new_zeros(len(w), system.num_unknowns + TWIST_SIZE, system.num_inputs)
-        # Rows are laid out with the world's momentum after everything else; it is cut off at the end.
+        # The world's momentum comes after all other rows. It is cut off at the end.
         body_rows = torch.arange(TWIST_SIZE * nb, device=w.device).reshape(nb, TWIST_SIZE)
         world_rows = torch.arange(system.num_unknowns, system.num_unknowns + TWIST_SIZE, device=w.device)[None]
         momentum_rows = torch.cat((body_rows, world_rows))

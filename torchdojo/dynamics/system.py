@@ -1,4 +1,4 @@
-"""From a graph of modules to index tables and stacked parameters: which number of the unknown belongs to which element."""
+"""Index tables and stacked parameters of a graph of modules. They assign the numbers of the unknown to the elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchdojo.parameters import bind, plain_class, stacked
 from torchdojo.state.layout import TWIST_SIZE
 from torchdojo.state.unknowns import FIRST_ELEMENT, NUM_DATA, ParameterSpec, UnknownLayout
 
-__all__ = ["Group", "System"]
+__all__ = ["Group", "System", "select_rows"]
 
 _T = TypeVar("_T")
 
@@ -49,9 +49,9 @@ class Group:
 
 
 class System:
-    """The elements of a mechanism, those of one kind together, with their places in the unknown w, in u and among the stacked parameters.
+    """The elements of a mechanism, grouped by kind, with their places in the unknown w, in u and among the stacked parameters.
 
-    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", "limits.NAME" and "frictions.NAME"; `layout` says where they are.
+    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", "limits.NAME" and "frictions.NAME". `layout` has their places.
     """
 
     def __init__(self, bodies: Mapping[str, Body], elements: Mapping[str, Element], layout: UnknownLayout) -> None:
@@ -81,7 +81,7 @@ class System:
                     extra={name: _lookup(members[0], name).ndim for name in members[0].extra_state_names()},
                 )
             )
-        # Bodies, and the world behind them, that no joint holds, limits or rubs on, and that touch no other body.
+        # A body is free if it touches no other body and no joint holds, limits or rubs on it. The world stands behind the bodies.
         self.free_bodies = torch.ones(self.num_bodies + 1, dtype=torch.bool)
         for keys, group in zip(kinds.values(), self.groups, strict=True):
             if group.impulse_index.shape[-1] and (group.body_index.shape[1] > 1 or not keys[0].startswith("contacts.")):
@@ -90,7 +90,7 @@ class System:
         self._set_cones()
 
     def _set_cones(self) -> None:
-        """Positions, over all elements, of the orthant pairs (n,) and of the second-order cones (n, 3) in the unknown."""
+        """Set the positions, over all elements, of the orthant pairs (n,) and of the second-order cones (n, 3) in the unknown."""
         orthant: list[tuple[int, int]] = []
         second: list[tuple[list[int], list[int]]] = []
         for group in self.groups:
@@ -110,7 +110,7 @@ class System:
 
     @property
     def impulse_index(self) -> list[int]:
-        """Positions in w of the impulses that `StepOutput.impulses` has, in its order."""
+        """Positions in w of the impulses of `StepOutput.impulses`, in that order."""
         return [k for piece in self.impulse_layout.values() for k in range(piece.start, piece.stop)]
 
     def twists(self, w: Tensor) -> Tensor:
@@ -131,21 +131,21 @@ class System:
 
     def parameter_specs(self) -> list[ParameterSpec]:
         """One entry per tensor of `stack_parameters`."""
-        specs = [ParameterSpec(0, True), ParameterSpec(1, True), ParameterSpec(1, True), ParameterSpec(3, True)]
+        specs = [ParameterSpec(0), ParameterSpec(1), ParameterSpec(1), ParameterSpec(3)]
         for group in self.groups:
-            specs += [ParameterSpec(1 + ndim, True) for ndim in group.fields.values()]
-            specs += [ParameterSpec(ndim, True) for ndim in group.extra.values()]
+            specs += [ParameterSpec(1 + ndim) for ndim in group.fields.values()]
+            specs += [ParameterSpec(ndim) for ndim in group.extra.values()]
         return specs
 
     def step_specs(self) -> list[ParameterSpec]:
-        """The same of all data of a step: z, u, wrench, then the parameters."""
-        return [ParameterSpec(1, True)] * NUM_DATA + self.parameter_specs()
+        """Specs of all data of a step: z, u, wrench, then the parameters."""
+        return [ParameterSpec(1)] * NUM_DATA + self.parameter_specs()
 
     def stack_parameters(self, timestep: Tensor, gravity: Tensor) -> list[Tensor]:
         """Every physical number as a flat list, equal fields of equal elements stacked: [h, gravity, masses, inertias, group by group].
 
-        Stacking happens outside the autograd Function, so gradients flow on to the modules, to parametrizations, and to networks whose
-        outputs were assigned as parameters.
+        Stacking happens outside the autograd Function. So gradients flow on to the modules, to parametrizations, and to networks whose
+        outputs are assigned as parameters.
         """
         tensors = [timestep, gravity, stacked([b.mass for b in self.bodies], 0), stacked([b.inertia for b in self.bodies], 2)]
         for group in self.groups:
@@ -166,7 +166,7 @@ class System:
         return tensor
 
     def named_parameters(self, parameters: Sequence[_T]) -> list[dict[str, _T]]:
-        """Per group, its stacked `parameters` (or what goes with each of them) by name: physical fields, then tensors of its own."""
+        """Per group, its stacked `parameters`, or values that belong to them, by name: physical fields, then tensors of its own."""
         named, start = [], FIRST_ELEMENT
         for group in self.groups:
             names = [*group.fields, *group.extra]
@@ -175,12 +175,17 @@ class System:
         return named
 
     def bind_elements(self, parameters: Sequence[Tensor]) -> list[Element]:
-        """Per group, its template reading the stacked `parameters` (behind those of the bodies)."""
+        """Per group, a copy of its template that reads the stacked `parameters`."""
         named = zip(self.groups, self.named_parameters(parameters), strict=True)
         return [
             bind_environments(group.template, tensors, group.extra, group.cls) if group.extra else bind(group.template, tensors, group.cls)
             for group, tensors in named
         ]
+
+
+def select_rows(parameters: Sequence[Tensor], index: Tensor) -> list[Tensor]:
+    """Parameters (N or 1, ...) of the environments `index`; one row that all environments share stays."""
+    return [value[index] if len(value) > 1 else value for value in parameters]
 
 
 def _positions(places: Sequence[slice]) -> Tensor:

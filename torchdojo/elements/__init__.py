@@ -1,4 +1,4 @@
-"""What mechanisms are made of: bodies, joints, contacts, couplings, and actuators. The parts of a user's own elements are named here."""
+"""The parts of mechanisms: bodies, joints, contacts, couplings, and actuators. Names for users' own elements are exported here."""
 
 from torchdojo.elements.element import Cones, Element, Motion, Pose, Twist
 

@@ -7,20 +7,21 @@ Computation, "Actuation model": transmission, force generation, and the clamps o
     force f = clip(gain · clip(c, ctrlrange) + bias, forcerange),  gain = (1, l, l̇) · (gain₀, gain₁, gain₂),  bias likewise
     input u = Σ g f over the actuators of the coordinate, clipped to inputrange (MuJoCo: actuatorfrcrange of the joint)
 
-A motor has gain (1, 0, 0) and bias 0; a position servo gain (kp, 0, 0) and bias (0, −kp, −kv), so that f = kp (c − l) − kv l̇; a velocity
-servo gain (kv, 0, 0) and bias (0, 0, −kv).
+A motor has gain (1, 0, 0) and bias 0. A position servo has gain (kp, 0, 0) and bias (0, −kp, −kv), so f = kp (c − l) − kv l̇. A velocity
+servo has gain (kv, 0, 0) and bias (0, 0, −kv).
 
-q and q̇ are those of the state z, so what depends on them is an explicit part of the step. For the position part that is what a joint's
-spring does, and MuJoCo, too; it is stable while h² g² kp is below four times the inertia that the coordinate moves. An explicit q̇ needs
-h g² kv below twice that inertia, and the servos of most arms are stiffer. With ``servos="implicit"`` the joint's damper, which is implicit,
-carries d = g² kv, and u makes up for what the damper has too much at the start of the step,
+The state z gives q and q̇, so terms in them are an explicit part of the step. The position part acts like a joint's spring, in MuJoCo, too.
+It is stable while h² g² kp is below four times the inertia that the coordinate moves. An explicit q̇ needs h g² kv below twice that
+inertia, and the servos of most arms are stiffer. With ``servos="implicit"`` the joint's damper, which is implicit, carries d = g² kv. The
+input u makes up for the excess of the damper at the start of the step:
 
     force on the coordinate = u − d q̇⁺,  u = g f + d q̇        so        g f − d (q̇⁺ − q̇)
 
-which is g f with q̇⁺ in place of q̇ where f is not clipped: (M + h d)(q̇⁺ − q̇) = h g f, as in MuJoCo's integrators "implicit" and
-"implicitfast". Where f is clipped, it differs from g f by h d times the acceleration, first order in h as the integrator: the servo answers
-as with an inertia that is larger by h d. MuJoCo leaves d out there and chatters where that is not stable. Measured against MuJoCo
-at h = 1e-4 s, base held, targets of all servos up to 0.1 rad away, largest error of an angle over 0.2 s relative to the largest motion:
+This is g f with q̇⁺ in place of q̇ where f is not clipped: (M + h d)(q̇⁺ − q̇) = h g f, as in MuJoCo's integrators "implicit" and
+"implicitfast". Where f is clipped, it differs from g f by h d times the acceleration, of first order in h like the integrator. The servo
+then answers as with an inertia that is larger by h d. MuJoCo leaves d out there, and chatters where that is not stable. The table compares
+with MuJoCo at h = 1e-4 s, with the base held and targets of all servos up to 0.1 rad away. It has the largest error of an angle over 0.2 s,
+relative to the largest motion:
 
                                           implicit   explicit   MuJoCo "implicitfast", same h
     Panda, kv to 450 N m s/rad, h = 2 ms     0.091       0.52     0.43
@@ -52,7 +53,7 @@ RANGES = ("ctrlrange", "forcerange", "inputrange")
 
 
 class Driven(Protocol):
-    """What `Actuators` read of a mechanism (`torchdojo.structure.Structure`)."""
+    """The part of a mechanism that `Actuators` read (`torchdojo.structure.Structure`)."""
 
     actuators: Actuators | None
     joints: nn.ModuleDict
@@ -73,7 +74,7 @@ class Driven(Protocol):
 
 @dataclass(frozen=True)
 class Actuator:
-    """What drives one coordinate of a joint; numbers, or tensors (...,) that may carry a graph.
+    """The drive of one coordinate of a joint: numbers, or tensors (...,) that may carry a graph.
 
     Args:
         joint: name of an actuated joint. coordinate: which of its free coordinates, translations first.
@@ -111,9 +112,9 @@ class Actuator:
 def actuate(mech: Driven, actuators: Mapping[str, Actuator], servos: Literal["implicit", "explicit"] = "implicit") -> Actuators:
     """Give a mechanism actuators: they become `mech.actuators`.
 
-    With ``servos="implicit"`` the dampers of driven joints grow by gear² kv (kv: minus the third number of `bias`, where that is negative),
-    which `Actuators.carried_damping` remembers; the joints keep these dampers when u does not come from the actuators. kv may change later
-    and be learned: the law is that of the new number, only what is implicit of it stays.
+    With ``servos="implicit"`` the dampers of driven joints grow by gear² kv, where kv is minus the third number of `bias` if that is
+    negative. `Actuators.carried_damping` remembers this part. The joints keep these dampers when u does not come from the actuators. The
+    number kv may change later and be learned: the law follows the new number, and only its implicit part stays.
 
     Raises:
         ValueError: unknown names or joints without inputs, values that do not fit, a mechanism that has actuators already.
@@ -140,8 +141,9 @@ def actuate(mech: Driven, actuators: Mapping[str, Actuator], servos: Literal["im
 class Actuators(PhysicalModule):
     """The actuators of a mechanism: ``u = mech.actuators(ctrl, z)``. Built by `actuate` and by the readers of files.
 
-    Fields, n actuators in order, with leading batch dimensions where wanted; all may be assigned and learned (of a position servo, kp is
-    in `gain` and in `bias`):
+    The fields have n actuators in order, and may have leading batch dimensions. All may be assigned and learned. A position servo has kp
+    in `gain` and in `bias`.
+
         gear (..., n), gain (..., n, 3), bias (..., n, 3), length0 (..., n): as in `Actuator`.
         ctrlrange, forcerange (..., n, 2): (lower, upper), infinite where nothing is clipped.
         inputrange (..., nu, 2): the same of u, the sum over the actuators of a coordinate [N, N m].
@@ -150,7 +152,7 @@ class Actuators(PhysicalModule):
     Attributes:
         names: of the actuators, in the order of ctrl. joints: of the joint of each. input_index: (n,) the entry of u of each.
 
-    Where a control or a force is clipped, derivatives with respect to what was clipped are zero, and those with respect to the bound one.
+    Where a control or a force is clipped, its derivative with respect to the clipped value is zero, and with respect to the bound one.
     """
 
     fields: ClassVar[dict[str, int]] = {

@@ -17,11 +17,11 @@ __all__ = ["Body"]
 
 
 class Body(PhysicalModule):
-    """A rigid body. Its frame sits at its centre of mass; the axes are the user's choice.
+    """A rigid body. Its frame sits at its center of mass; the axes are the user's choice.
 
     Args:
         mass: [kg], (...,), positive.
-        inertia: [kg·m²] about the centre of mass, in body axes: (..., 3, 3) symmetric, or (..., 3) principal moments (the diagonal).
+        inertia: [kg·m²] about the center of mass, in body axes: (..., 3, 3) symmetric, or (..., 3) principal moments (the diagonal).
             Positive definite, and each principal moment at most the sum of the other two. None: computed from `shape`.
         shape: a `torchdojo.geometry.shapes.Shape`, or several; for the inertia above, for drawing, and for contacts built from geometry.
 

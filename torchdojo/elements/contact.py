@@ -1,12 +1,13 @@
 """The base class of contacts: where two surfaces touch, and the row of the gap between them.
 
-A point or sphere (centre c, radius r) on a body touches a surface of the world; everything is taken at the next configuration (design
-section 4; Howell et al. 2025, section III-C), with the signed distance sdf of the surface and its outward normal n:
+A point or sphere (center c, radius r) on a body touches a surface of the world. All terms are taken at the next configuration (design
+section 4; Howell et al. 2025, section III-C). The surface has the signed distance sdf and the outward normal n:
 
     φ = sdf(x⁺ + R⁺c) − r      lever l = R⁺c − r n      impulse P = γ n + Tᵀβ      torque R⁺ᵀ(l × P)      v_t = T (v⁺ + (R⁺ω⁺) × l)
 
-Between a body a and another body b the distance, the normal (from b to a) and the point of contact on a, p⁺ = x_a⁺ + l⁺, are also those of
-the next configuration. P acts on a and −P on b, at the current configuration and at one common point, p = p⁺ − ½(x_a⁺ − x_a + x_b⁺ − x_b):
+Between a body a and another body b, the normal points from b to a. The distance, the normal and the point of contact on a, p⁺ = x_a⁺ + l⁺,
+are also those of the next configuration. P acts on a and −P on b, at the current configuration and at one common point, p = p⁺ − ½(x_a⁺ −
+x_a + x_b⁺ − x_b):
 
     l_i = p − x_i      torques R_aᵀ(l_a × P), −R_bᵀ(l_b × P)      v_t = T (v_a⁺ + (R_a ω_a⁺) × l_a − v_b⁺ − (R_b ω_b⁺) × l_b)
 
@@ -30,8 +31,8 @@ from torchdojo.parameters import require
 
 __all__ = ["Contact", "Touch"]
 
-# Acceleration [m/s²] by which a contact in reach may approach within a step and still counts as resting: twice that of gravity, so that
-# lying bodies do not bounce.
+# Acceleration [m/s²] by which a contact in reach may approach within a step and still counts as resting. It is twice that of gravity, so
+# that lying bodies do not bounce.
 RESTING_ACCELERATION = 20.0
 #: Laws of a contact that act only where they are given: name -> number of dimensions of one value.
 LAWS = {"restitution": 0, "recovery_speed": 0, "stiffness": 0, "damping": 0, "torsional_friction": 0, "rolling_friction": 0}
@@ -53,7 +54,7 @@ class Contact(Element):
 
     Args:
         body: name of the body.
-        point: contact point in the body frame, from the centre of mass [m], (..., 3). radius: [m], (...,), >= 0.
+        point: contact point in the body frame, from the center of mass [m], (..., 3). radius: [m], (...,), >= 0.
         shape: a `Sphere`, `Capsule` or `Box` in the body frame, in place of point and radius; the last two need an `other_shape`.
         other: name of the body that carries the surface; None or "world": it is fixed.
         normal: of a half-space, in the frame of `other`, any positive length, (..., 3). Default: z, the ground.
@@ -193,17 +194,17 @@ class Contact(Element):
         return self._witness(poses)[0]
 
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        """φ (...,), normal (..., 3), and the point of contact on the body from its centre of mass (..., 3)."""
+        """φ (...,), normal (..., 3), and the point of contact on the body from its center of mass (..., 3)."""
         pose = poses[0]
         if self.other_kind != "surface":
             witness = nearest(self.shape_kind, self.other_kind, self._solid(pose), self._solid(_pose_of_other(poses), "other_"))
             return witness.distance, witness.normal, witness.point - pose.x
         arm = quat.rotate(pose.q, self.point)
-        centre = pose.x + arm
+        center = pose.x + arm
         if self.other is None:
-            distance, normal = self.signed_distance(centre), self.surface_normal(centre)
+            distance, normal = self.signed_distance(center), self.surface_normal(center)
         else:
-            local = quat.inverse_rotate(poses[1].q, centre - poses[1].x)
+            local = quat.inverse_rotate(poses[1].q, center - poses[1].x)
             distance, normal = self.signed_distance(local), quat.rotate(poses[1].q, self.surface_normal(local))
         return distance - self.radius, normal, arm - self.radius[..., None] * normal
 
@@ -284,8 +285,10 @@ class Contact(Element):
         return gap[..., None]
 
     def impact(self, motions: tuple[Motion, ...], gamma: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the law of impact of a contact with restitution rules the step, and the time from the beginning of the step to the
-        impact at the velocities that led there, τ = h φ/(φ⁻ − φ) [s], (...,) each. The arguments are those of `gap`."""
+        """Whether the law of impact rules the step of a contact with restitution, and the time τ of the impact in the step [s], (...,).
+
+        The velocities that led to the step give τ = h φ/(φ⁻ − φ). The arguments are those of `gap`.
+        """
         touch = self.touch(motions)
         bounces, rebound, instant = self._rebound(motions, touch, timestep)
         return bounces & (rebound < self._held_gap(motions, touch, gamma, timestep)), instant

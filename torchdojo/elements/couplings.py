@@ -39,7 +39,7 @@ class JointCoupling(Element):
     (a `Cylindrical` becomes a screw). The joints' own parameters receive gradients, as do `ratio` and `offset`.
 
     Angles of single rotations do not wrap: the follower of a wheel with ratio ½ is back after two turns of the wheel. The state z holds
-    no turns, so the coupling takes the turns with which it holds at the current configuration. Of two angles these are up to 16 turns of
+    no turns, so the coupling takes the turns with which it holds at the current configuration. For two angles these are up to 16 turns of
     the leader, or any number where ratio or 1/ratio is an integer of at most 16. Components of a rotation vector, of joints with several
     rotations, do wrap at π.
 

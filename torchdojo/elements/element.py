@@ -21,7 +21,7 @@ __all__ = ["Cones", "Element", "Motion", "Pose", "Twist", "orthonormal_complemen
 
 
 class Pose(NamedTuple):
-    """Position of the centre of mass (..., 3) [m], world frame, and orientation (..., 4), wxyz, body to world."""
+    """Position of the center of mass (..., 3) [m], world frame, and orientation (..., 4), wxyz, body to world."""
 
     x: Tensor
     q: Tensor
@@ -39,8 +39,10 @@ class Twist(NamedTuple):
 
 
 class Motion(NamedTuple):
-    """One body over one step of length `timestep` [s], broadcastable to (..., 1): the current pose, the velocity that leads to the next
-    pose, that pose, and the velocity that led here."""
+    """One body over one step of length `timestep` [s], broadcastable to (..., 1).
+
+    pose: the current one. twist: the velocity that leads to the pose `next`. incoming: the velocity that led to `pose`.
+    """
 
     pose: Pose
     twist: Twist
@@ -51,7 +53,7 @@ class Motion(NamedTuple):
 
 @dataclass(frozen=True)
 class Cones:
-    """Which cone the impulse (and, dual to it, the slack) of one element lies in: an orthant followed by second-order cones of size 3."""
+    """The cone of an element's impulse and, dual to it, of its slack: an orthant followed by second-order cones of size 3."""
 
     orthant: int = 0
     second_order: int = 0
@@ -64,11 +66,11 @@ class Cones:
 class Element(PhysicalModule):
     """Base class of joints and contacts.
 
-    An element acts between `body_names` (None is the world) and has `cones.size` impulses with as many slacks, or, with no cones,
+    An element acts between `body_names` (None is the world). It has `cones.size` impulses with as many slacks. Without cones it has
     `num_rows` equality rows with as many multipliers. Its `residual` is called on a clone whose fields are stacked over elements.
 
-    Numbers of an element are best declared in `fields` (name -> number of dimensions of one value): they may then have batch dimensions,
-    which the code reads in front of the E elements, `self.length[..., None]` beside a row. Plain numbers become float64. Other tensors and
+    Numbers of an element are best declared in `fields` (name -> number of dimensions of one value). They may then have batch dimensions,
+    which the code reads in front of the E elements: `self.length[..., None]` beside a row. Plain numbers become float64. Other tensors and
     modules that a subclass registers, weights of a network say, keep the shape that the code expects, and receive gradients as well. They
     must have the mechanism's dtype: `nn.Linear(3, 1).double()`. `td.testing.check_element` tries an element in every way that counts.
     """
@@ -164,8 +166,8 @@ class Element(PhysicalModule):
 def orthonormal_complement(n: Tensor) -> Tensor:
     """Two unit vectors t₁, t₂ with t₁ × t₂ = n for a unit vector n, (..., 2, 3): x and y for n = z.
 
-    The shortest rotation that takes z to n applied to x and y (Frisvad 2012), or, for n_z < −½, its mirror image: smooth around every
-    coordinate axis, so that impulses along t₁, t₂ can be differentiated with respect to the direction.
+    They are x and y after the shortest rotation that takes z to n (Frisvad 2012), or its mirror image for n_z < −½. Both are smooth around
+    every coordinate axis, so impulses along t₁, t₂ can be differentiated with respect to the direction.
     """
     flip = n[..., 2:] < -0.5
     x, y, z = torch.where(flip, -n, n).unbind(-1)

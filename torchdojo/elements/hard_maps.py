@@ -11,9 +11,9 @@ linearized product ξ ∘ δη + η ∘ δξ = 0 says the last line where ξ and
 variable that vanishes is replaced by nothing. So the hard equations are those of the central path, at another point.
 
 Rows of sticking and closed contacts may depend on each other, as in a box on four corners. They are given a compliance, `COMPLIANCE` times
-that of their bodies, with which the equations are factored. Iterative refinement against the equations without the compliance removes it:
-the proximal point method (Carpentier, Budhiraja and Mansard 2021, "Proximal and sparse resolution of constrained dynamic equations").
-Velocities converge to the exact ones, impulses to those of least norm, in units of √mass.
+that of their bodies, with which the equations are factored. Iterative refinement against the equations without the compliance removes it.
+This is the proximal point method (Carpentier, Budhiraja and Mansard 2021, "Proximal and sparse resolution of constrained dynamic
+equations"). Velocities converge to the exact ones, impulses to those of least norm, in units of √mass.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ BOUNDS = ("lower", "upper")
 class Joint(Element):
     """Base class of joints: `num_rows` equations between a parent and a child that hold at the next configuration.
 
-    A user-written joint sets `num_rows` and overrides `constraint`; its impulses then act through the transposed Jacobian of that function
-    at the current configuration, which is computed here. The standard joints override `residual` with the same thing in closed form.
+    A user-written joint sets `num_rows` and overrides `constraint`. Its impulses then act through the transposed Jacobian of that function
+    at the current configuration. The Jacobian is computed here. The standard joints override `residual` with the same thing in closed form.
     Weights and tensors that the subclass registers receive gradients. Plain numbers of physical modules are float64: a tensor of another
     dtype needs `.double()` first, `nn.Parameter(torch.tensor(1.0).double())`, or `mech.to(torch.float64)` afterwards.
 
-    Coordinates are optional. A joint with `num_coordinates` of them overrides `coordinates` and `displace`, and carries its child in the
-    spanning tree, as the standard joints do: `initial_state(JOINT=dict(q=..., qd=...))`, `to_minimal` and `to_maximal` know it. A joint
+    Coordinates are optional. A joint with `num_coordinates` overrides `coordinates` and `displace`. It carries its child in the spanning
+    tree, as the standard joints do: `initial_state(JOINT=dict(q=..., qd=...))`, `to_minimal` and `to_maximal` use its coordinates. A joint
     without coordinates closes a loop. A body that only such joints lead to gets six coordinates relative to the parent of the first of
     them, named "PARENT_to_BODY" ("world_to_BODY"; `FreePose`). `initial_state` and `close_loops` assemble the joint by moving them; numbers
     given for them are where that starts.
@@ -115,7 +115,7 @@ class Joint(Element):
         raise NotImplementedError
 
     def displace(self, q: Tensor) -> Pose:
-        """Pose of the child in the frame of the parent, from centre of mass to centre of mass, at coordinates (..., num_coordinates)."""
+        """Pose of the child in the frame of the parent, from center of mass to center of mass, at coordinates (..., num_coordinates)."""
         raise NotImplementedError
 
     def place_child(self, parents: tuple[Pose, Pose], q: Tensor, change: Tensor) -> tuple[Pose, Pose]:
@@ -142,7 +142,7 @@ class Joint(Element):
         return value + 2 * torch.pi * torch.where(torch.arange(self.num_coordinates) < self.num_coordinates - self.num_angles, 0.0, turns)
 
     def act_along(self, parent: Pose, child: Pose, along: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """What impulses along the coordinates (..., num_coordinates) do to parent and child: the transposed Jacobian of `coordinates`."""
+        """Effect of impulses along the coordinates (..., num_coordinates) on parent and child: the transposed Jacobian of `coordinates`."""
         return pulled_back(self.coordinates, (parent, child), along)
 
     def residual(
@@ -243,7 +243,7 @@ class FreePose(Joint):
     """The pose of a body relative to another, or to the world: six coordinates, no equations and no parameters.
 
     It stands in the spanning tree for joints without coordinates, which then close a loop. The coordinates are those of a `Floating` joint
-    between the centres of mass: position in the parent's frame, then the rotation vector of the relative orientation.
+    between the centers of mass: position in the parent's frame, then rotation vector of the relative orientation.
     """
 
     num_coordinates = 6

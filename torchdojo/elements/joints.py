@@ -6,8 +6,8 @@ orientation are
 
     d = R_offᵀ R_aᵀ (x_b + R_b p_b − x_a − R_a p_a)          p = q_off⁻¹ q_a⁻¹ q_b
 
-Free translations and rotations are rows F of these (d, rotation vector of p); the complementary rows C of (d, vec p) are held at zero at
-the next configuration, by impulses that act at the current one (design section 4; Howell et al. 2025, section III).
+Free translations and rotations are rows F of these (d, rotation vector of p). Impulses that act at the current configuration hold the
+complementary rows C of (d, vec p) at zero at the next one (design section 4; Howell et al. 2025, section III).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StandardJoint(Joint):
     Args:
         parent, child: body names; the parent may be None or "world".
         axis: in the joint frame, (..., 3), any length: the free direction where one is free, the normal where two are.
-        parent_anchor, child_anchor: joint point in the parent's and the child's frame, from the centre of mass [m], (..., 3).
+        parent_anchor, child_anchor: joint point in the parent's and the child's frame, from the center of mass [m], (..., 3).
         orientation_offset: orientation of the child relative to the parent at coordinate zero, wxyz, (..., 4).
         spring: stiffness [N/m, N·m/rad]; damper [N·s/m, N·m·s/rad]; rest: coordinate at which the spring is relaxed [m, rad]. Scalars, or
             (..., n) with one value per free coordinate, translations first. The damper is implicit, the spring explicit.
@@ -64,9 +64,10 @@ class StandardJoint(Joint):
 
     Limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere. Their
     numbers may change later and be learned; whether they act, and which limits do, stays. The angle of a single rotation is counted from
-    the middle of its limits, so that (2.5, 3.6) rad, say, can be limits; from a lower limit alone it reaches from π/2 below it to 3π/2
-    above, from an upper one alone the other way around. Of two or three rotations, the components of the rotation vector, at most π long,
-    are limited. Limits that can never be reached (a range of 2π or more; π for components of a rotation vector) do not act.
+    the middle of its limits, so that (2.5, 3.6) rad, say, can be limits. With a lower limit alone, the angle reaches from π/2 below it to
+    3π/2 above it. With an upper limit alone, it is the other way around. Limits of two or three rotations act on the components of the
+    rotation vector, which is at most π long. Limits that can never be reached (a range of 2π or more; π for components of a rotation
+    vector) do not act.
 
     Raises:
         ValueError: a zero axis, a quaternion that is not unit, a negative damper, friction or armature, limits without room between them,
@@ -259,8 +260,8 @@ class StandardJoint(Joint):
         """Mean rates of the free coordinates between two configurations of (parent, child) one step apart [m/s, rad/s], (..., n).
 
         (F_T (d⁺ − d)/h, F_R (rotation vector of the turn)/h). The turn p⁺ p⁻¹ has the axes of the joint frame, fixed to the parent, as the
-        joint's friction and armature do; with `of_child`, p⁻¹ p⁺ has those of the child, as the damper and minimal velocities do. About one
-        axis both are the same.
+        joint's friction and armature do. With `of_child`, p⁻¹ p⁺ has the axes of the child, as the damper and minimal velocities do. About
+        one axis both are the same.
         """
         (d, p), (d_after, p_after) = self.displacement(*before), self.displacement(*after)
         free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
@@ -342,7 +343,7 @@ class StandardJoint(Joint):
     def act(
         self, parent: Pose, child: Pose, force: Tensor, torque: Tensor, place: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """What a force at the child anchor and a torque (..., 3), joint frame, do to parent (the opposite) and child.
+        """Effect of a force at the child anchor and a torque (..., 3), joint frame, on parent (the opposite) and child.
 
         Per body (linear (..., 3) world frame, angular (..., 3) body frame); forces and torques, or impulses. `place`: that of `_place`.
         """

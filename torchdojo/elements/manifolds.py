@@ -39,8 +39,8 @@ def contact_manifold(
     """Contacts through which two shapes can lie on each other.
 
     One contact is between the nearest points, which decide whether the shapes overlap at all. Shapes that may touch in a line or a face
-    get more: the ends of capsules, as balls against the other shape, and the corners of two boxes, each against the other box. Corners are
-    balls inside their box. So the normal of a corner near the other's edge turns over a length that does not depend on the gap; bare
+    get more. The ends of capsules are balls against the other shape, and each corner of two boxes acts against the other box. Corners are
+    balls inside their box. So the normal of a corner near the other's edge turns over a length that does not depend on the gap. Bare
     points would feel the edge of an equal box below them in every direction.
 
     Args:

@@ -24,11 +24,11 @@ Change = tuple[Tensor, Tensor]  # changes of impulses and of slacks since the pr
 
 
 def weight_of(nominal: Tensor, impulse: Tensor, slack: Tensor) -> Tensor:
-    """Weight of a slack (a gap, a slip): the impulse that it stands for in a map onto the path, (...,), from two points of Newton's method.
+    """Weight of a slack (a gap, a slip), (...,), from two points of Newton's method: the impulse that the slack stands for in a map.
 
-    Both points satisfy the equations of motion, linearized. Where only this contact changes, slack = s₀ + G impulse with its mobility G,
-    and the map leads to the solution in one step if the weight is G⁻¹. In a mechanism G is expensive. The change from one point to the next
-    shows G along the way that matters, as a secant (Barzilai and Borwein 1988): Δimpulse·Δslack / |Δslack|².
+    Both points satisfy the linearized equations of motion. Where only this contact changes, slack = s₀ + G impulse with its mobility G.
+    A map onto the path then leads to the solution in one step if the weight is G⁻¹. In a mechanism G is expensive. The change from one
+    point to the next shows G along the way that matters, as a secant (Barzilai and Borwein 1988): Δimpulse·Δslack / |Δslack|².
 
     Most bodies that others hold are heavier than `nominal`, and smaller weights do not help. Where several contacts hold a body G is nearly
     singular. So the secant counts between once and MOST_WEIGHT times `nominal`. A negative secant says that others moved the contact;

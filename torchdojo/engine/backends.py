@@ -1,7 +1,7 @@
-"""Which backend takes the steps of a structure: the compiled kernel, or the reference in PyTorch.
+"""The backends that take the steps of a structure: the compiled kernel, and the reference in PyTorch.
 
-`Backends.select` answers a request with an object that has a `step` and a `jacobian`: `Kernel`, `Reference`, or `Randomized`
-(smoothing.py), which samples one of the other two.
+`Backends.select` answers a request with an object that has a `step` and a `jacobian`. It is a `Kernel`, a `Reference`, or a `Randomized`
+(engine/smoothing.py), which samples one of the other two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Backend", "Backends", "Kernel", "Reference"]
 
 
 class Reference:
-    """The reference: gradients/reference_step.py with these stacked parameters."""
+    """The reference backend: gradients/reference_step.py with these stacked parameters."""
 
     def __init__(self, system: System, parameters: Sequence[Tensor], request: Request) -> None:
         self.system, self.parameters, self.request = system, parameters, request
@@ -45,7 +45,7 @@ class Reference:
 
 
 class Kernel:
-    """The compiled kernel: native/ops.py with these parameters."""
+    """The backend of the compiled kernel: native/ops.py with these parameters."""
 
     def __init__(self, program: Program, parameters: Parameters, request: Request) -> None:
         self.program, self.parameters, self.request = program, parameters, request
@@ -54,7 +54,7 @@ class Kernel:
         return ops.step(self.program, self.request, self.parameters, z, u, wrench, warm_start)
 
     def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> ops.Six:
-        """As many steps as u (..., T, nu) has inputs, in one call."""
+        """Take the T steps of u (..., T, nu) in one call."""
         return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start)
 
     def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
@@ -63,12 +63,12 @@ class Kernel:
     def minimal_jacobian(
         self, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
     ) -> Tensor:
-        """(..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` where that is given."""
+        """Jacobian (..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` if given."""
         return ops.minimal_jacobian(self.program, self.request, self.parameters, q, qd, u, wrench, warm_start, out)
 
 
 class Backends:
-    """The backends of one structure, with what the kernel makes of its elements, once, and of its parameters, as long as they stay."""
+    """The backends of one structure, with its elements lowered once, and its parameters packed as long as they stay."""
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
@@ -78,7 +78,7 @@ class Backends:
         self._warned = False  # whether the user knows that the reference takes the steps
 
     def select(self, request: Request) -> Backend:
-        """The backend that takes the steps of a request, as its options ask for.
+        """The backend that the options of a request ask for.
 
         Raises:
             RuntimeError: `backend="native"` where the kernel cannot be used.
@@ -100,19 +100,19 @@ class Backends:
         if lowered is None:
             self._warn_of_reference(request.options)
             return None
-        return Kernel(lowered, self._known(lowered), request)
+        return Kernel(lowered, self._cached_parameters(lowered), request)
 
     def parameters(self, options: SolverOptions) -> Sequence[Tensor]:
-        """Stacked parameters; those that the kernel has, where it takes the steps."""
+        """Stacked parameters: the cached ones of the kernel where it takes the steps."""
         lowered = self._kernel_program(options)
-        return self.stacked() if lowered is None else self._known(lowered).tensors
+        return self.stacked() if lowered is None else self._cached_parameters(lowered).tensors
 
     def compiled_tree(self) -> Program | None:
-        """The program whose tree the operators of minimal_operators.py read, where `torch.compile` traces; None elsewhere."""
+        """The program whose tree the operators of minimal_operators.py read while `torch.compile` traces; None elsewhere."""
         return self.program if torch.compiler.is_compiling() and self.program is not None and self.program.tree else None
 
     def stacked(self) -> list[Tensor]:
-        """Every physical number, stacked over equal elements (`System.stack_parameters`), with its graph."""
+        """All physical numbers, stacked over equal elements (`System.stack_parameters`), with their graphs."""
         return self.system.stack_parameters(self.structure.timestep, self.structure.gravity)
 
     def system_on_device(self) -> System:
@@ -131,7 +131,7 @@ class Backends:
         return self.program
 
     def _warn_of_reference(self, options: SolverOptions) -> None:
-        """Say, once, which element makes `backend="auto"` take the reference."""
+        """Warn, once, which element makes `backend="auto"` take the reference."""
         chosen = options.backend is not solver_options.Backend.AUTO
         if chosen or self._warned or self.program is not None or torch.compiler.is_compiling() or transforming():
             return
@@ -149,10 +149,10 @@ class Backends:
         if reason is None and number.device.type != "cpu":
             reason = f"it runs on the CPU, the mechanism is on {number.device}; use mech.to('cpu')"
         if reason is None:
-            library()  # raises, and says what is the matter
+            library()  # raises, and names the reason
         raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
 
-    def _known(self, lowered: Program) -> Parameters:
+    def _cached_parameters(self, lowered: Program) -> Parameters:
         if torch.compiler.is_compiling() or transforming() or forward_mode():
             return Parameters(lowered, self.stacked())
         return self._cache.get(lowered, self.structure, self.stacked)

@@ -1,8 +1,8 @@
-"""Steps in minimal coordinates: (q, q̇) to the maximal state, one step of it, and back.
+"""Steps in minimal coordinates: from (q, q̇) to the maximal state, one step of this state, and back.
 
-Both maps are smooth functions of plain numbers (state/minimal.py), so a step in minimal coordinates is one too. Its derivatives follow from
-those of the step: autograd goes through the three in turn, or their Jacobians are multiplied (state/minimal_jacobians.py; in the kernel:
-native/minimal.py).
+Both maps are smooth functions of plain numbers (state/minimal.py), so a step in minimal coordinates is smooth, too. Autograd passes through
+the three functions in turn. Jacobians of the three are multiplied: here with state/minimal_jacobians.py, in the kernel with
+native/minimal.py.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
     "to_minimal",
 ]
 
-MinimalPolicy = Callable[[Tensor, Tensor], Tensor]  # of q and qd
+MinimalPolicy = Callable[[Tensor, Tensor], Tensor]  # u from q and qd
 
 
 class MinimalOutput(NamedTuple):
-    """Result of one step in minimal coordinates, q and qd (..., num_coordinates); the rest is that of `StepOutput`."""
+    """Result of one step in minimal coordinates: q and qd (..., num_coordinates), then the fields of `StepOutput`."""
 
     q: Tensor
     qd: Tensor
@@ -57,7 +57,7 @@ class MinimalOutput(NamedTuple):
 
 
 class MinimalTrajectory(NamedTuple):
-    """Result of a rollout in minimal coordinates, q and qd (..., T+1, num_coordinates); the rest is that of `Trajectory`."""
+    """Result of a rollout in minimal coordinates: q and qd (..., T+1, num_coordinates), then the fields of `Trajectory`."""
 
     q: Tensor
     qd: Tensor
@@ -70,7 +70,7 @@ class MinimalTrajectory(NamedTuple):
 
 
 def to_minimal(backends: Backends, z: Tensor) -> tuple[Tensor, Tensor]:
-    """`Mechanism.to_minimal`: as one operator where `torch.compile` traces."""
+    """`Mechanism.to_minimal`; one operator while `torch.compile` traces."""
     structure, tree = backends.structure, backends.compiled_tree()
     structure.check_state(z)
     if tree is None:
@@ -80,7 +80,7 @@ def to_minimal(backends: Backends, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_maximal(backends: Backends, q: Tensor, qd: Tensor | None) -> Tensor:
-    """`Mechanism.to_maximal`: as one operator where `torch.compile` traces."""
+    """`Mechanism.to_maximal`; one operator while `torch.compile` traces."""
     structure, tree = backends.structure, backends.compiled_tree()
     q, qd = structure.check_coordinates(q, qd)
     if tree is None:
@@ -89,7 +89,7 @@ def to_maximal(backends: Backends, q: Tensor, qd: Tensor | None) -> Tensor:
 
 
 def lift(backends: Backends, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:
-    """z (..., 13 nb), not a number where q or qd are not, and where they are numbers, (..., 1).
+    """The state z (..., 13 nb), NaN where q or qd is not finite, and the mask (..., 1) of finite coordinates.
 
     Raises:
         ValueError: loops or couplings, and coordinates that do not fit.
@@ -101,7 +101,7 @@ def lift(backends: Backends, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def project_step(backends: Backends, q: Tensor, qd: Tensor, out: StepOutput) -> MinimalOutput:
-    """A step `out` from the state at q, qd, with the coordinates of its result; those given where it failed."""
+    """A step `out` from the state at q, qd, with the coordinates of its result. A failed step keeps q and qd."""
     solved = (out.status == int(Status.SUCCESS))[..., None]
     new = to_minimal(backends, torch.where(solved, out.z, neutral_state(out.z)))
     kept = [torch.where(solved, after, before.detach()) for after, before in zip(new, torch.broadcast_tensors(q, qd), strict=True)]
@@ -110,7 +110,7 @@ def project_step(backends: Backends, q: Tensor, qd: Tensor, out: StepOutput) -> 
 
 def project_rollout(backends: Backends, q: Tensor, qd: Tensor, valid: Tensor, path: Trajectory) -> MinimalTrajectory:
     """A trajectory from the state at q, qd, which is `valid` (..., 1), with the coordinates of its states."""
-    # The steps in front, so that batch dimensions of parameters fit behind them; the first entry is what was given.
+    # Steps come first, so that batch dimensions of parameters fit behind them. The first entry holds the given coordinates.
     after = torch.where(valid, path.z.movedim(-2, 0)[1:], neutral_state(path.z))
     columns = []
     for first, rest in zip(torch.broadcast_tensors(q, qd), to_minimal(backends, after), strict=True):
@@ -148,7 +148,7 @@ def jacobians(
 
 
 def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> Tensor:
-    """The Jacobian of the step between the derivatives of both maps."""
+    """The Jacobian of the step, multiplied with the derivatives of both maps."""
     structure, backend = backends.structure, backends.select(request)
     z, valid = lift(backends, q, qd)
     if request.grad_kappa is not None:
@@ -165,7 +165,7 @@ def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Te
         by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
         return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
 
-    # A user declared these coordinates: both maps by autograd.
+    # A user declares these coordinates, so autograd differentiates both maps.
     def lifted(y: Tensor) -> Tensor:
         q, qd = y.chunk(2, dim=-1)
         return structure.difference(minimal.to_maximal(order, nb, q, qd, h), z)
@@ -188,7 +188,7 @@ def _check(structure: Structure, q: Tensor, qd: Tensor) -> None:
         raise ValueError(
             f"step_minimal, rollout_minimal and jacobians_minimal need coordinates that are independent of each other, but they are "
             f"constrained by {', '.join(closing)}; step maximal states: mech.step(mech.close_loops(mech.to_maximal(q, qd)), u), and "
-            f"mech.to_minimal of what comes out"
+            f"mech.to_minimal of its result"
         )
     structure.check_tensor("q", q, structure.num_coordinates)
     structure.check_tensor("qd", qd, structure.num_coordinates)

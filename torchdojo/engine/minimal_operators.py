@@ -1,5 +1,7 @@
-"""The maps between minimal and maximal states as operators of PyTorch, for `torch.compile`: dynamo takes minutes to trace their loops over
-joints, of which it makes thousands of nodes. Eager calls and `torch.func` transforms use the functions of state.py themselves.
+"""The maps between minimal and maximal states as operators of PyTorch, for `torch.compile`.
+
+Dynamo would take minutes to trace their loops over joints into thousands of nodes. Eager calls and `torch.func` transforms use the
+functions of state/minimal.py themselves.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ def _map(program: int, state: Tensor, parameters: Sequence[Tensor], maximal: boo
     if maximal:
         q, qd = state.chunk(2, dim=-1)
         return to_maximal(order, lowered.num_bodies, q, qd, h)
-    found = torch.cat(to_minimal(order, lowered.num_bodies, state, h), dim=-1)
-    return found.expand(_shape(lowered, state, parameters, maximal))
+    coordinates = torch.cat(to_minimal(order, lowered.num_bodies, state, h), dim=-1)
+    return coordinates.expand(_shape(lowered, state, parameters, maximal))
 
 
 def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], maximal: bool) -> torch.Size:
@@ -45,18 +47,18 @@ def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], maxima
 
 @torch.library.custom_op("torchdojo::tree_map", mutates_args=())
 def tree_map_op(state: Tensor, parameters: list[Tensor], program: int, maximal: bool) -> Tensor:
-    """To z (..., 13 nb) from [q, qd] (..., 2n), or the other way around."""
+    """Map [q, qd] (..., 2n) to z (..., 13 nb) if `maximal`, else z to [q, qd]."""
     return _map(program, state, parameters, maximal).contiguous()
 
 
 @torch.library.custom_op("torchdojo::tree_map_adjoint", mutates_args=())
 def adjoint_op(grad: Tensor, state: Tensor, parameters: list[Tensor], program: int, maximal: bool, needs: list[bool]) -> list[Tensor]:
-    """Gradients of those of the state and the parameters that are needed."""
+    """Gradients of the state and of the parameters, for the needed ones alone."""
     with differentiable():
         leaves = [t.detach().requires_grad_(need) for t, need in zip([state, *parameters], needs, strict=True)]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        found = torch.autograd.grad(_map(program, leaves[0], leaves[1:], maximal), wanted, grad, allow_unused=True)
-    return [torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, found, strict=True)]
+        grads = torch.autograd.grad(_map(program, leaves[0], leaves[1:], maximal), wanted, grad, allow_unused=True)
+    return [torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, grads, strict=True)]
 
 
 @tree_map_op.register_fake
@@ -84,8 +86,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[1]]
     state, *parameters = ctx.saved_tensors
-    found = iter(adjoint_op(grad, state, parameters, *ctx.numbers, needs))
-    grads = [next(found) if need else None for need in needs]
+    results = iter(adjoint_op(grad, state, parameters, *ctx.numbers, needs))
+    grads = [next(results) if need else None for need in needs]
     return grads[0], grads[1:], None, None
 
 

@@ -1,6 +1,6 @@
-"""States that start with contacts inside a surface: found once, where a state enters, and told to the user.
+"""A warning about states that start with contacts inside a surface, given once, where a state enters.
 
-The step solves for gaps that are not negative at its end, so it undoes any overlap at once: a body that starts a depth d inside the ground
+The step solves for gaps that are not negative at its end, so it undoes any overlap at once. A body that starts a depth d inside the ground
 leaves it at d/h. A cube of 0.5 m, 50 mm deep at h = 0.01 s, flies off at 5 m/s and 1.25 m high. Such a state is nearly always a mistake.
 """
 
@@ -20,7 +20,7 @@ from torchdojo.state.layout import split_state, with_world
 
 __all__ = ["Penetration", "deepest_penetration", "warn_of_penetration"]
 
-TOLERANCE = 1e-6  # [m]; rounding of positions of metres and the gaps of resting contacts are far below
+TOLERANCE = 1e-6  # [m]; far above the rounding of positions of several meters and the gaps of resting contacts
 
 
 class Penetration(NamedTuple):
@@ -35,7 +35,7 @@ class Penetration(NamedTuple):
 def deepest_penetration(backends: Backends, options: SolverOptions, z: Tensor) -> Penetration | None:
     """The contact deepest inside its surface in the states z (..., 13 nb), or None where none is deeper than 1e-6 m.
 
-    The numbers are those of `mech.distances`, computed for all contacts of a kind together: that takes a tenth of the time.
+    The distances equal `mech.distances`, but all contacts of a kind are computed together, in a tenth of the time.
     """
     contacts = backends.structure.contacts
     if not contacts or not z.numel():
@@ -58,7 +58,7 @@ def deepest_penetration(backends: Backends, options: SolverOptions, z: Tensor) -
 
 
 def warn_of_penetration(backends: Backends, options: SolverOptions, z: Tensor) -> bool:
-    """Warn if contacts are inside a surface in the states z; whether it did. Nothing where values cannot be read."""
+    """Warn if contacts are inside a surface in the states z, and return whether they are. Transforms hide values: False there."""
     if torch.compiler.is_compiling() or transforming():
         return False
     inside = deepest_penetration(backends, options, z)

@@ -1,4 +1,4 @@
-"""The request of one call: its `grad_kappa`, and gradient modes that a mechanism cannot have."""
+"""The request of one call: checks of its `grad_kappa`, and of gradient modes that the mechanism supports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def request_of(
     """The request of a call with `grad_kappa`, and z with the batch dimensions that `grad_kappa` adds.
 
     Raises:
-        ValueError: a gradient mode that the mechanism cannot have; a `grad_kappa` out of range, or of a mode without.
+        ValueError: a gradient mode that the mechanism cannot have; a `grad_kappa` out of range, or for a mode that has none.
         RuntimeError: a tensor inside `torch.func` transforms or `torch.compile`.
     """
     if options.gradient_mode is not GradientMode.CENTRAL_PATH:
@@ -42,10 +42,10 @@ def request_of(
 
 
 def _each_environment(options: SolverOptions, z: Tensor, grad_kappa: Tensor) -> Tensor:
-    """`grad_kappa` (...,), one for each environment, checked."""
+    """Check `grad_kappa` (...,), one value for each environment."""
     if grad_kappa.requires_grad:
-        raise ValueError("grad_kappa: got a tensor that requires grad, and gradients do not have one by it; give grad_kappa.detach()")
-    wrong = ~(torch.isfinite(grad_kappa) & (grad_kappa >= options.kappa))  # (NaN is wrong, too)
+        raise ValueError("grad_kappa: got a tensor that requires grad, but no gradient by grad_kappa exists; give grad_kappa.detach()")
+    wrong = ~(torch.isfinite(grad_kappa) & (grad_kappa >= options.kappa))  # NaN is wrong, too
     if bool(wrong.any()):
         worst = float(grad_kappa[wrong][0])
         raise ValueError(
@@ -78,7 +78,7 @@ def _check_mode(system: System, z: Tensor, options: SolverOptions) -> None:
     for key, element in system.elements.items():
         if element.cones.size and type(element).at_limit is Element.at_limit:
             raise ValueError(
-                f"gradient_mode={mode.value!r}: {key!r} ({type(element).__name__}) has no limit κ → 0 to differentiate; give its class an "
+                f"gradient_mode={mode.value!r}: {key!r} ({type(element).__name__}) has no hard limit to differentiate; give its class an "
                 "`at_limit`, or use gradient_mode='central_path' or 'randomized'"
             )
 
@@ -92,5 +92,5 @@ def refuse_jacobian(options: SolverOptions) -> None:
     """Raise ValueError where derivatives depend on a loss."""
     if options.gradient_mode is GradientMode.COMPLEMENTARITY_AWARE:
         raise ValueError(
-            "jacobians: gradient_mode='complementarity_aware' depends on a loss, which a Jacobian has none of; use 'exact', or backward()"
+            "jacobians: gradient_mode='complementarity_aware' depends on a loss, and a Jacobian has none; use 'exact', or backward()"
         )

@@ -1,4 +1,4 @@
-"""Many steps: what a rollout returns, the loop that takes them one by one, and segments whose graphs are not kept."""
+"""Rollouts: their result, the loop that takes steps one by one, and segments whose graphs are not kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Trajectory(NamedTuple):
     substeps: Tensor
 
 
-#: A rollout from z with u, of a number of steps, from a warm start: what comes out, and the solution of the last step.
+#: Maps z, u, a number of steps and a warm start to the trajectory and the solution of the last step.
 Run = Callable[[Tensor, Tensor | Policy | None, int, Tensor | None], tuple[Trajectory, Tensor | None]]
 
 
@@ -71,13 +71,13 @@ class KernelRun:
 
 
 class Stepper(Protocol):
-    """What takes one step of a rollout: a backend, `AdaptiveSteps`, or a fitted model. u and wrench are given."""
+    """An object that takes one step of a rollout: a backend, `AdaptiveSteps`, or a fitted model. u and wrench are given."""
 
     def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput: ...
 
 
 class StepByStep:
-    """A `Run` with a backend's `step`, each step warm-started from the one before."""
+    """A `Run` that takes one `step` of a backend at a time, each warm-started from the step before."""
 
     def __init__(self, structure: Structure, stepper: Stepper, wrench: Tensor | None) -> None:
         self.structure, self.stepper, self.wrench = structure, stepper, wrench
@@ -111,7 +111,7 @@ class StepByStep:
 
 
 def segment_length(checkpoint: object, steps: int) -> int:
-    """Steps per segment for `checkpoint=` of a rollout: all of them for False, √T for True.
+    """Steps per segment for `checkpoint=` of a rollout: all steps for False, √T for True.
 
     Raises:
         TypeError, ValueError: not a bool or a number of steps. RuntimeError: inside a `torch.func` transform or `torch.compile`.
@@ -131,9 +131,10 @@ def segment_length(checkpoint: object, steps: int) -> int:
 
 
 def in_segments(run: Run, z: Tensor, u: Tensor | Policy | None, steps: int, length: int) -> Trajectory:
-    """A rollout in segments of `length` steps. Autograd keeps where each one starts, and runs it again when backward gets there.
+    """A rollout in segments of `length` steps. Autograd keeps the start of each segment, and runs the segment again in backward.
 
-    Griewank and Walther 2008, "Evaluating Derivatives", section 12.3: with segments of √T steps, memory grows as √T for one more forward.
+    With segments of √T steps, memory grows as √T for one more forward pass (Griewank and Walther 2008, "Evaluating Derivatives", section
+    12.3).
     """
     if length >= steps:
         return run(z, u, steps, None)[0]
@@ -143,14 +144,14 @@ def in_segments(run: Run, z: Tensor, u: Tensor | Policy | None, steps: int, leng
         count = min(length, steps - first)
         part = u[..., first : first + count, :] if isinstance(u, Tensor) else u
         path, warm = cast(tuple[Trajectory, Tensor | None], checkpointed(run, z, part, count, warm, use_reentrant=False))
-        # (copies, since views would keep the whole segment)
+        # These are copies, since views would keep the whole segment.
         z, warm = path.z[..., -1, :].clone(), None if warm is None else warm.clone()
         pieces.append(path)
     columns = [list(column) for column in zip(*pieces, strict=True)]
     columns[0][1:] = [states[..., 1:, :] for states in columns[0][1:]]
     del path, pieces
     joined: list[Tensor] = []
-    while columns:  # (each column is dropped before the next one is put together)
+    while columns:  # each column is dropped before the next one is put together
         column = columns.pop(0)
         joined.append(torch.cat(column, dim=-2 if len(joined) < 3 else -1))
         del column

@@ -1,4 +1,4 @@
-"""Annealing of the central-path parameter over training: wide smoothing first, which finds contacts, then less and less of it."""
+"""Annealing of the central-path parameter over training: wide smoothing first, which finds contacts, then less and less smoothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIONS = ("kappa", "grad_kappa")
 
 
 class Optioned(Protocol):
-    """What a schedule changes of a mechanism."""
+    """The part of a mechanism that a schedule changes."""
 
     options: SolverOptions
 
@@ -22,13 +22,13 @@ class Optioned(Protocol):
 class KappaSchedule:
     """A geometric path from one κ to another: ``schedule(step) = start (end/start)^(step/steps)``, and `end` from there on.
 
-    ``schedule(step)`` is a function of the step and no more. With a mechanism it is used as the learning-rate schedulers of torch are: its
-    options have `start` from the beginning, and ``schedule.step()``, after each of the optimizer, gives them the next value.
+    ``schedule(step)`` is a function of the step alone. With a mechanism, a schedule is used like the learning-rate schedulers of torch. The
+    options of the mechanism have `start` from the beginning. Each ``schedule.step()``, after the optimizer's step, sets the next value.
 
     Args:
-        start, end: κ > 0, in the unit of `SolverOptions.kappa`. steps: number of steps from the one to the other, 1 or more.
-        mechanism: whose options `step` changes; None: those of the mechanisms that are given to `apply`.
-        option: "grad_kappa", and the motion stays that of the mechanism's kappa; or "kappa".
+        start, end: κ > 0, in the unit of `SolverOptions.kappa`. steps: number of steps from `start` to `end`, 1 or more.
+        mechanism: the mechanism whose options `step` changes; None where `apply` receives mechanisms.
+        option: "grad_kappa", which keeps the motion at the mechanism's kappa; or "kappa".
 
     Raises:
         ValueError: a value out of its range; an `end` of grad_kappa below the mechanism's kappa.
@@ -56,11 +56,11 @@ class KappaSchedule:
 
     @property
     def value(self) -> float:
-        """κ now."""
+        """The present κ."""
         return self(self.last_step)
 
     def apply(self, mechanism: Optioned) -> None:
-        """Give a mechanism's options the κ of now."""
+        """Give a mechanism's options the present κ."""
         if self.option == "grad_kappa" and min(self.start, self.end) < mechanism.options.kappa:
             raise ValueError(
                 f"KappaSchedule: goes down to grad_kappa = {min(self.start, self.end)}, below the mechanism's kappa = "
@@ -69,7 +69,7 @@ class KappaSchedule:
         mechanism.options = dataclasses.replace(mechanism.options, **{self.option: self.value})  # type: ignore[arg-type]
 
     def step(self) -> None:
-        """Go on by one step, and give the mechanism's options the κ of then."""
+        """Go on by one step, and give the mechanism's options the new κ."""
         self.last_step += 1
         if self.mechanism is not None:
             self.apply(self.mechanism)
@@ -79,7 +79,7 @@ class KappaSchedule:
         return {name: value for name, value in self.__dict__.items() if name != "mechanism"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where another schedule was; the mechanism's options follow."""
+        """Continue where another schedule stopped; the mechanism's options follow."""
         unknown = state_dict.keys() ^ self.state_dict().keys()
         if unknown:
             raise ValueError(f"KappaSchedule: got a state_dict that lacks, or has besides, {sorted(unknown)}")

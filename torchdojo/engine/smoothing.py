@@ -20,7 +20,10 @@ __all__ = ["Backend", "Randomized", "sampled"]
 
 
 class Backend(Protocol):
-    """What takes the steps of a request. Tensors are checked; `jacobian` is (..., 12 nb, 12 nb + nu), written into `out` if given."""
+    """An object that takes the steps of a request, on checked tensors.
+
+    `jacobian` is (..., 12 nb, 12 nb + nu), written into `out` if given.
+    """
 
     def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput: ...
 
@@ -28,9 +31,9 @@ class Backend(Protocol):
 
 
 class Randomized:
-    """A backend with its values, and with the mean derivative of samples that have a solution.
+    """A backend that keeps the values of another one, with the mean derivative of samples that have a solution.
 
-    Every call draws its own samples, so that those of the steps of a rollout differ.
+    Every call draws its own samples, so the steps of a rollout have different samples.
     """
 
     def __init__(self, backend: Backend, smoothing: RandomizedSmoothing, parameters_need_grad: bool) -> None:
@@ -58,7 +61,7 @@ class Randomized:
 
 
 def random_inputs(smoothing: RandomizedSmoothing, generator: torch.Generator, *inputs: Tensor) -> list[Tensor]:
-    """z, u and wrench, each with the batch dimensions of all of them, and with samples in front: z as it is, noise added to the others."""
+    """z, u and wrench with their common batch dimensions and samples in front. Noise is added to u and wrench, not to z."""
     batch = torch.broadcast_shapes(*(t.shape[:-1] for t in inputs))
     deviations = {"z": 0.0, "u": smoothing.input_deviation, "wrench": smoothing.wrench_deviation}
     result = []
@@ -78,7 +81,7 @@ def random_inputs(smoothing: RandomizedSmoothing, generator: torch.Generator, *i
 
 
 def sampled(request: Request) -> Request:
-    """The request of one sample."""
+    """The request for one sample."""
     options = request.options
     assert options.randomized is not None
     return dataclasses.replace(request, options=_sampled(options, GradientMode(options.randomized.mode)))
@@ -99,7 +102,7 @@ def _mean_change(value: Tensor, samples: Tensor, weight: Tensor) -> Tensor:
 
 
 def _mean_state(z: Tensor, samples: Tensor, weight: Tensor) -> Tensor:
-    """The same of states, where a rotation of the body from where a sample is becomes the same rotation from where z is."""
+    """`_mean_change` for states: a rotation of a body away from its sample becomes the same rotation away from z."""
     here, there = z.unflatten(-1, (-1, STATE_SIZE)), samples.unflatten(-1, (-1, STATE_SIZE))
     turn = quat.multiply(quat.conjugate(there[..., ORIENTATION].detach()), there[..., ORIENTATION])
     moved = quat.multiply(here[..., ORIENTATION].expand(turn.shape), turn)

@@ -1,4 +1,4 @@
-"""Which environments have input that a step can be taken of, and what is raised for the others."""
+"""Checks of input and of status: which environments can take a step, and errors for the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def valid_environments(request: Request, flat: Sequence[Tensor]) -> Tensor:
             finite = finite & rows
     check_quaternions(z, finite)
     spin = torch.linalg.vector_norm(z.unflatten(-1, (-1, STATE_SIZE))[..., ANGULAR_VELOCITY], dim=-1).amax(-1)
-    # Too fast for the step, but not for the shortest one it may be split into: that is left to the solver, which then fails.
+    # Only a spin too fast for the shortest halved step is invalid. A slower one may fail in the solver, which leads to halving.
     shortest = flat[NUM_DATA + TIMESTEP] * 0.5**request.options.max_halvings
     valid = finite & (shortest * spin < 2 * LARGEST_SINE)
     if request.raises_invalid:

@@ -1,7 +1,7 @@
 """Threads in forked processes.
 
-In a forked child the threads of its parent's OpenMP pool do not exist, and GNU's implementation, which torch and the kernel use, waits for
-them forever. So a child that has not chosen a number of threads itself steps with one. Processes that do not step keep their threads.
+A forked child lacks the threads of its parent's OpenMP pool. GNU's implementation, which torch and the kernel use, waits for them forever.
+So a child steps with one thread, unless it chooses a number itself. Processes that do not step keep their threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 __all__ = ["step_threads", "use_step_threads"]
 
-_inherited: int | None = None  # torch's threads at the fork, None in a process that was not forked
+_inherited: int | None = None  # torch's number of threads at the fork; None in a process that is no fork
 
 
 def _remember() -> None:
@@ -31,6 +31,6 @@ def step_threads() -> int:
 
 
 def use_step_threads() -> None:
-    """Set torch to these threads, for steps that torch itself computes."""
+    """Set torch's number of threads to `step_threads()`, for steps that torch itself computes."""
     if _inherited is not None and (threads := step_threads()) != torch.get_num_threads():
         torch.set_num_threads(threads)

@@ -4,8 +4,8 @@ At the solution r(w; z, u, θ) = 0, so dw = −R⁻¹ (∂r/∂z dz + ∂r/∂u 
 
     Rᵀ λ = g,        ∂L/∂(z, u, θ) = −λᵀ ∂r/∂(z, u, θ),
 
-one transposed solve and one reverse pass through the residual, in which every tensor that enters it takes part, the weights of user-written
-modules included (Howell et al. 2025, section V; implicit function theorem). Backward keeps the solution, not the factors.
+one transposed solve and one reverse pass through the residual. Every tensor that enters the residual takes part, the weights of
+user-written modules included (Howell et al. 2025, section V; implicit function theorem). Backward keeps the solution, not the factors.
 
 With x for all data (z, u, θ), three linear maps make up all derivatives of first and second order, each an autograd Function:
 
@@ -15,8 +15,8 @@ T and A are each other's transposes, and the derivative of gᵀ T(t) and of A(g)
 
     H(g, t) = q_x + A(q_w),        (q_w, q_x) = −∂/∂(w, x) [ λᵀ (R T(t) + ∂r/∂x t) ]:
 
-the second derivative of the residual alone, along (T(t), t), and what it does to w in turn (implicit function theorem, applied to
-r(w, x) = 0 twice; w is a function of x throughout).
+the second derivative of the residual along (T(t), t), directly and through w. This is the implicit function theorem applied to
+r(w, x) = 0 twice, where w is a function of x throughout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import System
-from torchdojo.gradients.batching import align, align_given, flatten_batch, halves, loop, map_given, map_gradients, unbatchable
+from torchdojo.gradients.batching import align, align_given, flatten_batch, halves, map_given, map_gradients
 from torchdojo.gradients.checks import valid_environments
 from torchdojo.gradients.forks import use_step_threads
 from torchdojo.gradients.linearization import Linearization
@@ -44,8 +44,8 @@ __all__ = ["StepFunction", "StepTangentFunction"]
 class StepFunction(torch.autograd.Function):
     """(system, request, warm_start, z, u, wrench, *parameters) -> (w, status, iterations); w is differentiable in z, u, wrench, parameters.
 
-    The solution is followed by what instants of impacts add to the next state, on its tangent space: zeros, but with derivatives
-    (impacts.py), `Request.num_shifts` of them.
+    Behind the solution come the `Request.num_shifts` changes of the next state by the instants of impacts, on its tangent space
+    (impacts.py). Their values are zero, their derivatives are not.
     """
 
     @staticmethod
@@ -94,18 +94,13 @@ class StepFunction(torch.autograd.Function):
         info: Any, in_dims: tuple[Any, ...], system: System, request: Request, warm_start: Tensor | None, *tensors: Tensor
     ) -> tuple[Any, Any]:
         names = system.step_specs()
-        specs = [ParameterSpec(1, True), *names] if warm_start is not None else list(names)
+        specs = [ParameterSpec(1), *names] if warm_start is not None else list(names)
         values = [warm_start, *tensors] if warm_start is not None else list(tensors)
         dims = list(in_dims[2:] if warm_start is not None else in_dims[3:])
 
-        def call(*args: Tensor) -> tuple[Tensor, ...]:
-            return (
-                StepFunction.apply(system, request, *args) if warm_start is not None else StepFunction.apply(system, request, None, *args)
-            )
-
-        if unbatchable(specs, dims):
-            return loop(info.batch_size, dims, values, call), (0, 0, 0)
-        return call(*align(specs, dims, values)), (0, 0, 0)
+        aligned = align(specs, dims, values)
+        warm, data = (None, aligned) if warm_start is None else (aligned[0], aligned[1:])
+        return StepFunction.apply(system, request, warm, *data), (0, 0, 0)
 
 
 class StepAdjointFunction(torch.autograd.Function):
@@ -198,18 +193,15 @@ class StepTangentFunction(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], system: System, request: Request, *values: Tensor | None) -> tuple[Any, Any]:
-        def call(*args: Tensor | None) -> tuple[Tensor]:
-            return (StepTangentFunction.apply(system, request, *args),)
-
-        specs = [ParameterSpec(1, True), ParameterSpec(0, True), *system.step_specs(), *system.step_specs()]
-        if any(not spec.batched for spec in specs):
-            return loop(info.batch_size, in_dims[2:], values, call)[0], 0
-        return call(*align_given(specs, map_given(info.batch_size, in_dims[2:], values)))[0], 0
+        specs = [ParameterSpec(1), ParameterSpec(0), *system.step_specs(), *system.step_specs()]
+        return StepTangentFunction.apply(system, request, *align_given(specs, map_given(info.batch_size, in_dims[2:], values))), 0
 
 
 class StepHessianFunction(LastDerivative):
-    """(system, request, needs, grad_w, w, status, z, u, wrench, *parameters, *directions (None is zero)) -> H(grad_w, directions), where
-    needed."""
+    """(system, request, needs, grad_w, w, status, z, u, wrench, *parameters, *directions) -> H(grad_w, directions).
+
+    A direction that is None is zero. Results are None where not needed.
+    """
 
     refusal = (
         "torchdojo: third derivatives through the step are not implemented; difference the second ones. (torch.autograd.functional.hvp "

@@ -1,4 +1,4 @@
-"""The equations of a step linearized at its solution: the maps T, A and H of implicit.py, which has their derivation."""
+"""The equations of a step linearized at its solution: the maps T, A and H, which implicit.py derives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Linearization", "pushforward"]
 
 
 class Linearization:
-    """The equations of the solved environments of a batch, factored where derivatives are taken. To be made with grad enabled."""
+    """The equations of the solved environments of a batch, factored where derivatives are taken. Construct it with grad enabled."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class Linearization:
         batch: Sequence[int] = (),
     ) -> None:
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, active, strict=True)]
-        # The solution takes part in the broadcast: its gradient may have batch dimensions that no input has (under vmap).
+        # The solution takes part in the broadcast: under vmap, its gradient may have batch dimensions that no input has.
         batch = torch.broadcast_shapes(batch, w.shape[:-1])
-        flat, self.batch = flatten_batch([*system.step_specs(), ParameterSpec(1, True)], [*self.leaves, torch.empty(*batch, 1)])
+        flat, self.batch = flatten_batch([*system.step_specs(), ParameterSpec(1)], [*self.leaves, torch.empty(*batch, 1)])
         self.index = (status.expand(self.batch).reshape(-1) == int(Status.SUCCESS)).nonzero().squeeze(-1)
         if not len(self.index):
             return
@@ -59,24 +59,24 @@ class Linearization:
         """(..., n) of the batch -> (solved environments, n)."""
         return tensor.detach().expand(*self.batch, tensor.shape[-1]).reshape(self.batch.numel(), tensor.shape[-1])[self.index]
 
-    def named(self, needs: Sequence[bool], found: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """Gradients of those that are needed, zeros where nothing was found."""
-        filled = (torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(self.leaves, found, strict=True))
+    def named(self, needs: Sequence[bool], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """Gradients of the leaves that need one, zeros where `grads` has none."""
+        filled = (torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(self.leaves, grads, strict=True))
         return tuple(grad.detach() if need else None for grad, need in zip(filled, needs, strict=True))
 
     def pull(
         self, multiplier: Tensor, targets: Sequence[Tensor], create_graph: bool = False, residual: Tensor | None = None
     ) -> list[Tensor | None]:
-        """multiplierᵀ ∂r/∂(targets); None for those that r does not depend on."""
+        """multiplierᵀ ∂r/∂(targets); None for targets that r does not depend on."""
         residual = self.residual if residual is None else residual
         wanted = [t for t in targets if t.requires_grad]
         if not wanted:
             return [None] * len(targets)
-        found = iter(torch.autograd.grad(residual, wanted, multiplier, retain_graph=True, create_graph=create_graph, allow_unused=True))
-        return [next(found) if t.requires_grad else None for t in targets]
+        grads = iter(torch.autograd.grad(residual, wanted, multiplier, retain_graph=True, create_graph=create_graph, allow_unused=True))
+        return [next(grads) if t.requires_grad else None for t in targets]
 
     def adjoint(self, grad_w: Tensor) -> list[Tensor | None]:
-        """A(grad_w)."""
+        """The adjoint A(grad_w)."""
         residual = self.residual
         grad_w, grad_shift = grad_w.split(self.split, dim=-1)
         direct = [None] * len(self.leaves) if self.shift is None else self.pull(grad_shift, self.leaves, residual=self.shift)
@@ -89,7 +89,7 @@ class Linearization:
         return added(direct, self.pull(-multiplier, self.leaves, residual=residual))
 
     def tangent(self, directions: Sequence[Tensor | None]) -> Tensor:
-        """T(directions), (solved environments, n)."""
+        """The tangent T(directions), (solved environments, n)."""
         if self.mode is GradientMode.COMPLEMENTARITY_AWARE:
             raise RuntimeError("torchdojo: gradient_mode='complementarity_aware' depends on a loss, and forward mode has none; use 'exact'")
         moved, *shifts = pushforward([self.residual, *([] if self.shift is None else [self.shift])], self.leaves, directions)
@@ -98,10 +98,10 @@ class Linearization:
             return torch.cat((-self.kkt.solve(moved, self.refinements), shift), dim=-1)
 
     def hessian(self, grad_w: Tensor, directions: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """H(grad_w, directions)."""
+        """The Hessian product H(grad_w, directions)."""
         if self.mode.needs_limit:
             raise RuntimeError(
-                f"torchdojo: second derivatives are those of the central path, and gradient_mode={self.mode.value!r} is its limit; "
+                f"torchdojo: second derivatives exist on the central path, and gradient_mode={self.mode.value!r} is its hard limit; "
                 "use 'central_path'"
             )
         along = [self.tangent(directions), *directions]
@@ -112,22 +112,22 @@ class Linearization:
         if change is None or not change.requires_grad:
             return [None] * len(self.leaves)
         wanted = [t for t in targets if t.requires_grad]
-        found = iter(torch.autograd.grad(-change, wanted, retain_graph=True, allow_unused=True))
-        by_w, *direct = [next(found) if t.requires_grad else None for t in targets]
+        grads = iter(torch.autograd.grad(-change, wanted, retain_graph=True, allow_unused=True))
+        by_w, *direct = [next(grads) if t.requires_grad else None for t in targets]
         carried = [None] * len(direct) if by_w is None else self.adjoint(by_w)
         return added(direct, carried)
 
 
 def added(first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Sums of pairs, of which any may be missing."""
+    """Sum of each pair; any tensor may be missing."""
     return [b if a is None else a if b is None else a + b for a, b in zip(first, second, strict=True)]
 
 
 def pushforward(outputs: Sequence[Tensor], leaves: Sequence[Tensor], directions: Sequence[Tensor | None]) -> list[Tensor]:
-    """Tangents of outputs from those of the leaves they were computed from (None is zero): the transpose of the transpose.
+    """Tangents of outputs along directions of their leaves, of which None is zero: the transpose of the transpose.
 
-    Their gradients are linear in the cotangents y, so ∂/∂y of their product with the directions is the tangent. Two reverse passes, which
-    need nothing but reverse formulas of whatever users write into residuals. The graph is kept.
+    Gradients of the leaves are linear in the cotangents y, so ∂/∂y of their product with the directions is the tangent. These two reverse
+    passes need only reverse formulas of the operations in users' residuals. The graph is kept.
     """
     pairs = [(leaf, d) for leaf, d in zip(leaves, directions, strict=True) if d is not None and leaf.requires_grad]
     cotangents = [torch.zeros_like(output, requires_grad=True) for output in outputs]
@@ -143,6 +143,6 @@ def pushforward(outputs: Sequence[Tensor], leaves: Sequence[Tensor], directions:
 
 
 def inner(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Tensor | None:
-    """Sum of products of pairs that are both there; None where there are none."""
+    """Sum of the products of complete pairs; None without any."""
     terms = [(x * y.detach()).sum() for x, y in zip(a, b, strict=True) if x is not None and y is not None]
     return sum(terms[1:], terms[0]) if terms else None

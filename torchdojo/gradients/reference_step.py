@@ -1,8 +1,8 @@
-"""One step of a batch: the solved velocities turned into the next state, halved where it has to be, and its Jacobian.
+"""One step of a batch: the next state from the solved velocities, halved steps where there is no solution, and the Jacobian.
 
-A step of hard contact with friction need not have a solution (Painlevé's paradox; long steps of fast, stretched linkages against the ground
-run into it). Two steps of half the length, with the input held, then stand for it, and so on down to `SolverOptions.max_halvings`. They
-are composed with autograd, so gradients pass through them.
+A step of hard contact with friction need not have a solution: Painlevé's paradox. Long steps of fast, stretched linkages against the ground
+run into it. Two steps of half the length, with the input held, then replace the step, and so on down to `SolverOptions.max_halvings`.
+Autograd composes them, so gradients pass through them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import next_pose
 from torchdojo.dynamics.residual import StepProblem
-from torchdojo.dynamics.system import System
+from torchdojo.dynamics.system import System, select_rows
 from torchdojo.elements.element import Pose, Twist
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.checks import check_solved, valid_environments
@@ -40,8 +40,8 @@ class StepOutput(NamedTuple):
     z: (..., 13 nb) next state, differentiable.
     impulses: (..., n) joint multipliers and contact impulses [N·s, N·m·s] at the places `mech.impulse_layout` names, differentiable.
     status: (...,) values of `td.Status`. iterations: (...,) Newton iterations.
-    solution: (..., num_unknowns) to be handed to the next step as `warm_start`.
-    substeps: (...,) 1, or the number of shorter steps that stand for this one where it had no solution of its own.
+    solution: (..., num_unknowns) the `warm_start` of the next step.
+    substeps: (...,) 1, or the number of shorter steps that replace a step without a solution.
     """
 
     z: Tensor
@@ -66,7 +66,7 @@ def step(
     options = request.options
     w, status, iterations = StepFunction.apply(system, request, warm_start, z, u, wrench, *parameters)
     ok = (status == int(Status.SUCCESS))[..., None]
-    # A flagged environment keeps its state; a neutral one stands in for it below, so that no gradient can become NaN.
+    # A flagged environment keeps its state. A neutral state takes its place below, so that no gradient can become NaN.
     state = split_state(torch.where(ok, z, neutral_state(z)))
     moved = next_state(system, state.pose, w, parameters[TIMESTEP])
     impulses = w[..., system.impulse_index]
@@ -74,7 +74,7 @@ def step(
         torch.where(ok, moved, z.detach()), impulses, status, iterations, w.detach()[..., : system.num_unknowns], torch.ones_like(status)
     )
     if transforming():
-        return out  # which environments failed cannot be read here, so they stay flagged
+        return out  # transforms hide which environments fail, so these stay flagged
     halvings = options.max_halvings if halvings is None else halvings
     failed = status == int(Status.MAX_ITERATIONS)
     if halvings and bool(failed.any()):
@@ -85,7 +85,7 @@ def step(
 
 
 def next_state(system: System, pose: Pose, w: Tensor, timestep: Tensor) -> Tensor:
-    """(..., 13 nb) from what `StepFunction` returns, w (..., num_unknowns or more), and the current poses (..., nb, ·)."""
+    """The next state (..., 13 nb) from w (..., num_unknowns or more) of `StepFunction` and the current poses (..., nb, ·)."""
     twist = Twist(*system.twists(w).split(3, dim=-1))
     moved = next_pose(pose, twist, timestep[..., None, None])
     if w.shape[-1] > system.num_unknowns:
@@ -95,10 +95,12 @@ def next_state(system: System, pose: Pose, w: Tensor, timestep: Tensor) -> Tenso
 
 
 def _select_half(system: System, request: Request, tensors: Sequence[Tensor], index: Tensor) -> tuple[Request, list[Tensor]]:
-    """The request, and z, u, wrench and parameters with half the timestep, of the environments `index` of the flattened batch."""
-    specs = system.step_specs()
-    flat, batch = flatten_batch(specs, tensors)
-    part = [t[index] if s.batched and (i < NUM_DATA or len(t) > 1) else t for i, (t, s) in enumerate(zip(flat, specs, strict=True))]
+    """The request and the tensors of the environments `index` of the flattened batch, with half the timestep.
+
+    `tensors` are z, u, wrench and the parameters.
+    """
+    flat, batch = flatten_batch(system.step_specs(), tensors)
+    part = [*(t[index] for t in flat[:NUM_DATA]), *select_rows(flat[NUM_DATA:], index)]
     part[NUM_DATA + TIMESTEP] = 0.5 * part[NUM_DATA + TIMESTEP]
     return request.select(batch, index), part
 
@@ -135,7 +137,7 @@ def jacobian(
     warm_start: Tensor | None,
     halvings: int | None = None,
 ) -> Tensor:
-    """Derivative of the step on the tangent space with respect to [tangent of z, u], (..., 12 nb, 12 nb + nu). No graph."""
+    """Derivative of the step on the tangent space with respect to [tangent of z, u], (..., 12 nb, 12 nb + nu), without a graph."""
     options = request.options
     tensors = [z, u, wrench, *parameters]
     flat, batch = flatten_batch(system.step_specs(), tensors)
@@ -159,9 +161,9 @@ def jacobian(
         twist_change = -kkt.solve(right, refinements)[:, : TWIST_SIZE * nb].unflatten(1, (nb, TWIST_SIZE))
         derivative = tangent_of_next(problem, w, twist_change)
         if request.num_shifts(system) and len(hit := bouncing(problem, w)):
-            own = derivative[hit]
-            add_impacts(own, problem.select(hit), w[hit], smooth[hit], options)
-            derivative[hit] = own
+            corrected = derivative[hit]
+            add_impacts(corrected, problem.select(hit), w[hit], smooth[hit], options)
+            derivative[hit] = corrected
         result[index[good]] = derivative
     halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):
@@ -170,7 +172,7 @@ def jacobian(
 
 
 def halved_jacobian(system: System, request: Request, tensors: Sequence[Tensor], index: Tensor, halvings: int) -> Tensor:
-    """`jacobian` of the environments `index` of z, u, wrench and parameters as two half steps each."""
+    """`jacobian` of two half steps, for the environments `index` of `tensors`: z, u, wrench and parameters."""
     request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
     middle = step(system, request, parameters, z, u, wrench, None, halvings).z
     first = jacobian(system, request, parameters, z, u, wrench, None, halvings)
@@ -182,7 +184,7 @@ def halved_jacobian(system: System, request: Request, tensors: Sequence[Tensor],
 
 
 def tangent_of_next(problem: StepProblem, w: Tensor, twist_change: Tensor) -> Tensor:
-    """(N, 12 nb, n) from the derivative of the twists (N, nb, 6, n) with respect to [tangent of z, u]."""
+    """Derivative of the next state (N, 12 nb, n), from that of the twists (N, nb, 6, n), with respect to [tangent of z, u]."""
     pose, h = problem.state.pose, problem.timestep[:, None, None]
     twist = problem.body_twists(w)[:, :-1]
     count, nb, _, columns = twist_change.shape

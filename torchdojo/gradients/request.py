@@ -1,4 +1,4 @@
-"""What a call asks of a step beside its data."""
+"""The request of a call: its options beside the data of the step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Request"]
 class Request:
     """The options of a call, the κ at which its derivatives are taken, and what it does with invalid input.
 
-    Nothing in it is differentiated.
+    No part of a request is differentiated.
 
     Args:
-        grad_kappa: (...,) where environments have their own, in the place of `options.grad_kappa`; None inside transforms.
-        raise_invalid: whether an environment with invalid input raises, or is flagged.
+        grad_kappa: (...,) κ of each environment, which replaces `options.grad_kappa`; None inside transforms.
+        raise_invalid: whether an environment with invalid input raises or is flagged.
     """
 
     options: SolverOptions
@@ -43,9 +43,9 @@ class Request:
         return None if self.grad_kappa is None else self.grad_kappa.expand(batch).reshape(-1)[index]
 
     def select(self, batch: torch.Size, index: Tensor) -> Request:
-        """The same for the environments `index` of the flattened batch alone."""
+        """The request for the environments `index` of the flattened batch alone."""
         return self if self.grad_kappa is None else replace(self, grad_kappa=self.kappas(batch, index))
 
     def num_shifts(self, system: System) -> int:
-        """How many numbers follow the solution of `StepFunction`: the hard limit has some where contacts may bounce."""
+        """Number of changes by impacts behind the solution of `StepFunction`: the hard limit has them where contacts may bounce."""
         return TANGENT_SIZE * system.num_bodies if self.mode.needs_limit and can_bounce(system) else 0

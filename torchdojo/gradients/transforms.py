@@ -1,4 +1,4 @@
-"""What autograd Functions of the step need of PyTorch: forward mode, saved tensors past hooks, and derivatives that are refused."""
+"""PyTorch's side of the step's autograd Functions: forward mode, saved tensors beside hooks, derivatives that are refused."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ def forward_mode() -> bool:
 
 
 def save(ctx: Any, *tensors: Tensor) -> None:
-    """For backward, and, where tangents may be asked for, for `jvp`: what is saved for that goes with the graph only, past all hooks, and
-    outputs among it would keep themselves alive."""
+    """Save tensors for backward and, in forward mode, for `jvp`.
+
+    PyTorch keeps the tensors of `jvp` beside all hooks until the graph goes, and outputs among them would keep themselves alive. So
+    nothing is saved for `jvp` without need.
+    """
     ctx.save_for_backward(*tensors)
     if forward_mode():
         ctx.save_for_forward(*tensors)
 
 
 def apart_from_hooks(forward: Callable[..., Result]) -> Callable[..., Result]:
-    """Keep the caller's hooks of saved tensors from the graphs that are made and used up inside.
+    """Keep the caller's hooks of saved tensors away from graphs that `forward` makes and uses up.
 
-    To `torch.utils.checkpoint` and to offloading they look like parts of the caller's graph: a checkpoint would compute its whole segment
-    again whenever the solver asks for a Jacobian, and inside of that again.
+    `torch.utils.checkpoint` and offloading would take such graphs for parts of the caller's graph. A checkpoint would compute its whole
+    segment again whenever the solver asks for a Jacobian, and again within that.
     """
 
     @functools.wraps(forward)
@@ -52,7 +55,7 @@ def apart_from_hooks(forward: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class LastDerivative(torch.autograd.Function):
-    """A Function that is not differentiated further: a subclass has a `forward`, a `vmap`, and the error text `refusal`."""
+    """A Function that is not differentiated further. A subclass has `forward`, `vmap`, and the error text `refusal`."""
 
     refusal = ""
 

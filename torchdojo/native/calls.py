@@ -1,4 +1,4 @@
-"""Functions of the compiled kernel and the structures they take, declared once: ctypes makes its types of them, `header.py` C++."""
+"""Functions of the compiled kernel and their structures, declared once. ctypes makes types of them, and `header.py` makes C++."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ctypes
 
 __all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Options", "Rollout", "bind"]
 
-#: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies; strides are in numbers, zero shares the array.
-#: Arrays are contiguous otherwise.
+#: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
+#: the array. Other arrays are contiguous.
 STRUCTS: dict[str, dict[str, str]] = {
     "TdOptions": {
         "kappa": "double",
@@ -31,19 +31,19 @@ STRUCTS: dict[str, dict[str, str]] = {
         "u": "const double *",  # (N, T, nu), or null
         "wrench": "const double *",  # (N, 6 nb), or null
         "warm": "const double *",  # (N, n), or null
-        "grad_kappa": "const double *",  # (N,), or null: that of the options
+        "grad_kappa": "const double *",  # (N,), or null for that of the options
         "z": "double *",  # (N, T, 13 nb), environments `z_stride` apart
         "z_stride": "int64_t",
         "impulses": "double *",  # (N, T, ni)
         "w": "double *",  # (N, T, n), or (N, n) where w_steps is 1: the last solution only
         "w_steps": "int64_t",
-        "status": "int64_t *",  # (N, T), as the next two
+        "status": "int64_t *",  # (N, T), like the next two
         "iterations": "int64_t *",
         "substeps": "int64_t *",
     },
     # Impacts of a rollout, K of its steps (gradients/impacts.py).
     "TdImpacts": {
-        "step": "const int64_t *",  # (N, T): which of the K each step has, or −1
+        "step": "const int64_t *",  # (N, T): number of the impact of each step, or −1
         "before": "const double *",  # f⁻ and f⁺ (K, 13 nb)
         "after": "const double *",
         "slope": "const double *",  # (K, 13 nb)
@@ -64,15 +64,15 @@ STRUCTS: dict[str, dict[str, str]] = {
 
 #: Name of a function -> the type of its result and those of its arguments, in C's words.
 ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
-    # layout; tables and their length; schedule and its length; becomes the layout and the lengths that the kernel expects. Null if others.
+    # layout; tables and their length; schedule and its length; receives the layout and lengths that the kernel expects. Null on mismatch.
     "td_mechanism_create": ("void *", ("uint64_t", "const int32_t *", "int64_t", "const int32_t *", "int64_t", "uint64_t *")),
     "td_mechanism_destroy": ("void", ("void *",)),
     "td_lanes": ("int64_t", ()),
-    # how many arrays; the arrays, their bytes, and a copy of all: whether it still holds what they hold
+    # number of arrays; the arrays, their bytes, and a copy of all: whether the copy still equals the arrays
     "td_same": ("int64_t", ("int64_t", "const void *const *", "const int64_t *", "const char *")),
     "td_rollout": ("void", ("void *", "const TdOptions *", "const TdRollout *")),
     "td_rollout_adjoint": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdGradient *")),
-    # w (N, T, n): solutions on the way to the limit κ → 0
+    # w (N, T, n): solutions on the way to the hard limit κ → 0
     "td_near_limit": ("void", ("void *", "const TdOptions *", "const TdRollout *", "double *")),
     # (N, 12 nb, 12 nb + nu) of rollouts of one step
     "td_jacobian": ("void", ("void *", "const TdOptions *", "const TdRollout *", "double *")),
@@ -97,7 +97,7 @@ def _ctype(text: str) -> type | None:
 
 def _structure(name: str) -> type[ctypes.Structure]:
     fields = [(field, _ctype(kind)) for field, kind in STRUCTS[name].items()]
-    # Without __slots__ a misspelled field would become an attribute of its own.
+    # Without __slots__, a field with a typing error would become an attribute of its own.
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 

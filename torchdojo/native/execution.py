@@ -1,6 +1,7 @@
-"""What the operators of `ops.py` do: batches flattened for the kernel, its outputs checked, and gradients of parameters.
+"""The work of the operators of `ops.py`: batches flattened for the kernel, checks of its outputs, and gradients of parameters.
 
-The kernel returns gradients of z, u, wrench and the packed parameters; `Program.pack` takes those of the last on to what users give.
+The kernel returns gradients of z, u, wrench and the packed parameters. `Program.pack` carries the last one on to the parameters that users
+give.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.residual import StepProblem
+from torchdojo.dynamics.system import select_rows
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.checks import check_quaternions, check_solved, check_valid
 from torchdojo.gradients.hard_limit import SMALL_KAPPA, warn_of_lost_digits
@@ -43,11 +45,11 @@ __all__ = [
     "velocity_sensitivity",
 ]
 
-# Steps whose residual is differentiated together, which bounds the memory of backward: 30 kB a step of a quadruped with 148 contacts. Fewer
-# take longer only below 256.
+# Number of steps whose residual is differentiated together. It bounds the memory of backward, which is 30 kB a step for a quadruped with
+# 148 contacts. Backward slows down below 256 only.
 CHUNK = 1024
 
-VECTOR, SERIES = ParameterSpec(1, True), ParameterSpec(2, True)
+VECTOR, SERIES = ParameterSpec(1), ParameterSpec(2)
 Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -60,18 +62,18 @@ def flat_problem(
     program: Program,
     request: Request,
     parameters: Sequence[Tensor],
-    known: Parameters | None,
+    packed_parameters: Parameters | None,
     z: Tensor,
     u: Tensor,
     wrench: Tensor,
     warm: Tensor | None,
 ) -> tuple[kernel.Problem, torch.Size]:
-    """Flat batches for the kernel, and the batch shape. `known`: what was computed of the parameters in earlier calls."""
-    if known is not None and known.packed is not None:
-        flat, packed = known.flat, known.packed
-        batch = _broadcast(known.batch, z.shape[:-1], u.shape[:-2], wrench.shape[:-1])
+    """Flat batches for the kernel, and the batch shape. `packed_parameters` come from an earlier call."""
+    if packed_parameters is not None and packed_parameters.packed is not None:
+        flat, packed = packed_parameters.flat, packed_parameters.packed
+        batch = _broadcast(packed_parameters.batch, z.shape[:-1], u.shape[:-2], wrench.shape[:-1])
         z, u, wrench = _rows(z, batch, 1), _rows(u, batch, 2), _rows(wrench, batch, 1)
-        finite = known.finite
+        finite = packed_parameters.finite
     else:
         (z, u, wrench, *flat), batch = flatten_batch(rollout_specs(program), [z, u, wrench, *parameters])
         packed = program.packed(flat)
@@ -86,21 +88,21 @@ def flat_problem(
 
 
 def _broadcast(*shapes: torch.Size) -> torch.Size:
-    """`torch.broadcast_shapes`, at once where the shapes are the same or empty."""
+    """`torch.broadcast_shapes`, without its cost where the shapes are equal or empty."""
     batch = max(shapes, key=len)
     return batch if all(shape == batch or not shape for shape in shapes) else torch.broadcast_shapes(*shapes)
 
 
 def _rows(tensor: Tensor, batch: torch.Size, ndim: int) -> Tensor:
-    """(N, ...) of a tensor with `ndim` dimensions behind those that broadcast to `batch`."""
-    lead, own = tensor.shape[: tensor.ndim - ndim], tensor.shape[tensor.ndim - ndim :]
+    """A tensor as (N, ...), whose last `ndim` dimensions follow dimensions that broadcast to `batch`."""
+    lead, event = tensor.shape[: tensor.ndim - ndim], tensor.shape[tensor.ndim - ndim :]
     if lead != batch:
-        tensor = tensor.expand(*batch, *own)
-    return tensor if len(batch) == 1 else tensor.reshape(batch.numel(), *own)
+        tensor = tensor.expand(*batch, *event)
+    return tensor if len(batch) == 1 else tensor.reshape(batch.numel(), *event)
 
 
 def _summed(tensor: Tensor, batch: torch.Size, shape: torch.Size) -> Tensor:
-    """The sum of (N, ...) over those dimensions of `batch` in which a tensor of this shape was broadcast."""
+    """The sum of (N, ...) over the dimensions of `batch` in which a tensor of this shape is broadcast."""
     if len(batch) != 1:
         tensor = tensor.reshape(*batch, *tensor.shape[1:])
     return tensor if tensor.shape == shape else tensor.sum_to_size(shape)
@@ -115,16 +117,16 @@ def forward(
     u: Tensor,
     wrench: Tensor,
     parameters: Sequence[Tensor],
-    known: Parameters | None = None,
+    packed_parameters: Parameters | None = None,
 ) -> Six:
-    problem, batch = flat_problem(program, request, parameters, known, z, u, wrench, warm)
+    problem, batch = flat_problem(program, request, parameters, packed_parameters, z, u, wrench, warm)
     out = kernel.rollout(problem, keep_solutions, batch)
     _check(problem, out.status)
     return cast(Six, tuple(out))
 
 
 def _check(problem: kernel.Problem, status: Tensor) -> None:
-    """Raise what the reference raises, from the status (..., T) of the kernel."""
+    """Raise the errors of the reference for the status (..., T) of the kernel."""
     if not status.numel() or not status.max().item():
         return
     status = status.reshape(len(problem.z), status.shape[-1])
@@ -143,18 +145,18 @@ def backward(
     grads: Sequence[Tensor | None],
     saved: Sequence[Tensor],
     tensors: Sequence[Tensor],
-    known: Parameters | None = None,
+    packed_parameters: Parameters | None = None,
 ) -> list[Tensor]:
-    """Gradients of those of `tensors` (z, u, wrench, parameters) that are needed.
+    """Gradients of the needed `tensors`: z, u, wrench, parameters.
 
-    `grads`: of the trajectory and of the impulses. `saved`: trajectory, solutions, status, substeps.
+    `grads` are the gradients of trajectory and impulses. `saved` has the trajectory, solutions, status and substeps.
     """
     trajectory = saved[0]
     shapes = [t.shape[:-2] for t in (*grads, trajectory) if t is not None]
     lead = _broadcast(*shapes)
     z, u, wrench, *parameters = tensors
-    # The trajectory has every batch dimension of the inputs, and its gradient those of vmap.
-    problem, batch = flat_problem(program, request, parameters, known, z.expand(*lead, -1), u, wrench, None)
+    # The trajectory has every batch dimension of the inputs. Its gradient has the dimensions of vmap, too.
+    problem, batch = flat_problem(program, request, parameters, packed_parameters, z.expand(*lead, -1), u, wrench, None)
     z_all, w = (_rows(t, batch, 2).contiguous() for t in saved[:2])
     status, substeps = (_rows(t, batch, 1).contiguous() for t in saved[2:])
     ni = program.num_impulses
@@ -164,13 +166,13 @@ def backward(
         grad_z = torch.zeros_like(z_all)
     _warn_of_lost_digits(problem, out)
     impacts, instant, leaves = _impacts(problem, out) if request.num_shifts(program.system) else (None, None, [])
-    found = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]), impacts)
-    result = [_summed(t, batch, x.shape) for t, x, need in zip(found[:3], tensors[:3], needs[:3], strict=True) if need]
-    if found.parameters is not None:
-        flat = _pulled_back(program, problem.parameters, needs[3:], found.parameters)
+    gradients = kernel.adjoint(problem, out, grad_z, grad_impulses, any(needs[3:]), impacts)
+    result = [_summed(t, batch, x.shape) for t, x, need in zip(gradients[:3], tensors[:3], needs[:3], strict=True) if need]
+    if gradients.parameters is not None:
+        flat = _pulled_back(program, problem.parameters, needs[3:], gradients.parameters)
         if instant is not None:
             with differentiable():
-                more = torch.autograd.grad(instant, leaves, found.times, allow_unused=True)
+                more = torch.autograd.grad(instant, leaves, gradients.times, allow_unused=True)
             flat = [None if a is None else a if b is None else a + b for a, b in zip(flat, more, strict=True)]
         for grad, value, spec in zip(flat, parameters, program.parameter_specs, strict=True):
             if grad is not None:
@@ -180,15 +182,14 @@ def backward(
 
 
 def _warn_of_lost_digits(problem: kernel.Problem, out: kernel.Outputs) -> None:
-    """`warn_of_lost_digits` for the solutions of all steps."""
+    """Apply `warn_of_lost_digits` to the solutions of all steps."""
     options, given = problem.request.options, problem.grad_kappa
     if (options.grad_kappa or options.kappa) > SMALL_KAPPA:
         return
     steps = out.status.shape[1]
     rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
     environments = rows // steps
-    specs = problem.program.parameter_specs
-    here = [p[environments] if spec.batched and len(p) > 1 else p for p, spec in zip(problem.parameters, specs, strict=True)]
+    here = select_rows(problem.parameters, environments)
     before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.u.flatten(0, 1)[rows]
     equations = StepProblem(problem.program.system, here, before, u, problem.wrench[environments])
     kappas = None if given is None else given[environments]
@@ -196,14 +197,16 @@ def _warn_of_lost_digits(problem: kernel.Problem, out: kernel.Outputs) -> None:
 
 
 def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepImpacts | None, Tensor | None, list[Tensor]]:
-    """Impacts of all steps, and their times (K, nb) with the flat parameters that they are a function of. (Steps that were split in two are
-    differentiated as they are computed.)"""
+    """Impacts of all steps, their times (K, nb), and the flat parameters on which the times depend.
+
+    Steps that are split in two have no impacts here: they are differentiated as they are computed.
+    """
     program, request, steps = problem.program, problem.request, out.status.shape[1]
     leaves = [p.detach().requires_grad_() for p in problem.parameters]
 
     def equations(rows: Tensor) -> StepProblem:
-        environments, specs = rows // steps, program.parameter_specs
-        here = [p[environments] if s.batched and len(p) > 1 else p for p, s in zip(leaves, specs, strict=True)]
+        environments = rows // steps
+        here = select_rows(leaves, environments)
         before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
         return StepProblem(program.system, here, before, problem.u.flatten(0, 1)[rows], problem.wrench[environments])
 
@@ -214,17 +217,17 @@ def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepI
         return None, None, []
     with differentiable():
         here = equations(rows)
-        found = find_impacts(here, w[rows], *_limit(program, request, here, w[rows]))
-        slope = found.slope(here.z).contiguous()
+        impacts = find_impacts(here, w[rows], *_hard_arguments(program, request, here, w[rows]))
+        slope = impacts.slope(here.z).contiguous()
     after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., ORIENTATION]
-    before_z, after_z = ambient(here.state.pose.q.detach(), found.before), ambient(after, found.after)
+    before_z, after_z = ambient(here.state.pose.q.detach(), impacts.before), ambient(after, impacts.after)
     step = torch.full_like(out.status, -1).flatten()
     step[rows] = torch.arange(len(rows))
-    return kernel.StepImpacts(step, before_z, after_z, slope, found.component), found.instant, leaves
+    return kernel.StepImpacts(step, before_z, after_z, slope, impacts.component), impacts.instant, leaves
 
 
-def _limit(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[Tensor, SolverOptions, Solve]:
-    """The last arguments of `find_impacts`: points near the limit, and `solve_step`, by the kernel."""
+def _hard_arguments(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[Tensor, SolverOptions, Solve]:
+    """The last arguments of `find_impacts`: points near the hard limit, options, and `solve_step` by the kernel."""
 
     def solve(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
         out = kernel.rollout(_given(program, Request(options), problem, warm))
@@ -239,14 +242,14 @@ def _given(program: Program, request: Request, problem: StepProblem, warm: Tenso
 
 
 def _taken(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[kernel.Problem, kernel.Outputs]:
-    """Steps whose solutions w (N, n) are known. (Their next states are not read.)"""
+    """Steps with given solutions w (N, n). No one reads their next states."""
     asked, ones = _given(program, request, problem, None), torch.ones(len(w), 1, dtype=torch.int64)
     return asked, kernel.Outputs(asked.z[:, None].expand(-1, 2, -1).contiguous(), w.new_empty(0), w[:, None], 0 * ones, ones, ones)
 
 
 @contextlib.contextmanager
 def differentiable() -> Iterator[None]:
-    """Inside an operator autograd is switched off by dispatch keys, which enable_grad does not undo."""
+    """Switch autograd on inside an operator. Dispatch keys switch it off there, and enable_grad does not undo that."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor", "ADInplaceOrView"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
@@ -255,33 +258,34 @@ def differentiable() -> Iterator[None]:
 
 
 def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence[bool], grad: Tensor) -> list[Tensor | None]:
-    """Gradients of those of the flat parameters (N or 1, ...) that are needed, from that of the packed ones (N or 1, num_parameters)."""
+    """Gradients of the needed flat parameters (N or 1, ...), from the gradient of the packed ones (N or 1, num_parameters)."""
     with differentiable():
         leaves = [p.detach().requires_grad_(need) for p, need in zip(parameters, needs, strict=True)]
         packed = program.pack(leaves)
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        # (Those of shared parameters that are not finite are packed for each environment: see `flat_problem`.)
+        # Shared parameters that are not finite are packed for each environment (`flat_problem`).
         grad = grad.sum_to_size(packed.shape)
         # Not all parameters act: the axis of a joint that leaves or holds all directions is not packed.
-        found: Sequence[Tensor | None] = [None] * len(wanted)
+        grads: Sequence[Tensor | None] = [None] * len(wanted)
         if packed.requires_grad:
-            found = torch.autograd.grad(packed, wanted, grad, allow_unused=True)
-    # (Copies: those of concatenated tensors are views of one, and outputs of an operator may not share their memory.)
-    full = iter([torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, found, strict=True)])
+            grads = torch.autograd.grad(packed, wanted, grad, allow_unused=True)
+    # Gradients of concatenated tensors are views of one tensor, and outputs of an operator may not share memory. So they are copied.
+    full = iter([torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, grads, strict=True)])
     return [next(full) if need else None for need in needs]
 
 
-def velocity_sensitivity(program: Program, request: Request, known: Parameters, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of each of the states z (N, 13 nb) with shared parameters: z⁺ (N, 13 nb), whether it was one step that succeeded (N,), and
-    the derivatives of [v⁺, ω⁺] of each body by the packed parameters, (N, 6 nb, num_parameters), positions held.
+def velocity_sensitivity(program: Program, request: Request, packed_parameters: Parameters, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One step from each of the states z (N, 13 nb) with shared parameters, and its velocities differentiated by the packed parameters.
 
-    One adjoint per row, a row per environment of the kernel; the chain to the parameters themselves, `Program.pack`, is the same for all.
+    Returns z⁺ (N, 13 nb), whether one whole step succeeds (N,), and the derivatives of [v⁺, ω⁺] of each body at held positions,
+    (N, 6 nb, num_parameters). Each row takes one adjoint, in an environment of its own in the kernel. The chain to the parameters
+    themselves, `Program.pack`, is the same for all rows.
     """
-    if known.packed is None:
-        raise ValueError("velocity_sensitivity: parameters with batch dimensions; allowed: shared ones")
+    if packed_parameters.packed is None:
+        raise ValueError("velocity_sensitivity: got parameters with batch dimensions; allowed: parameters that all environments share")
     program, count = program, len(z)
     u, wrench = z.new_zeros(1, program.num_inputs), z.new_zeros(6 * program.num_bodies)
-    problem, _ = flat_problem(program, request, known.tensors, known, z, u, wrench, None)
+    problem, _ = flat_problem(program, request, packed_parameters.tensors, packed_parameters, z, u, wrench, None)
     out = kernel.rollout(problem)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).squeeze(-1)
     places = torch.arange(STATE_SIZE * program.num_bodies).unflatten(0, (-1, STATE_SIZE))[:, [3, 4, 5, 10, 11, 12]].flatten()
@@ -292,12 +296,12 @@ def velocity_sensitivity(program: Program, request: Request, known: Parameters, 
 
     cotangent = z.new_zeros(rows, 2, z.shape[-1])
     cotangent[torch.arange(rows), 1, places] = 1
-    packed = known.packed._replace(values=known.packed.values.expand(count * rows, -1).contiguous())
+    packed = packed_parameters.packed._replace(values=packed_parameters.packed.values.expand(count * rows, -1).contiguous())
     wide = problem._replace(z=spread(problem.z), u=spread(problem.u), wrench=spread(problem.wrench), packed=packed)
     spread_out = kernel.Outputs(spread(out.z), out.impulses[:0], *(spread(t) for t in (out.w, out.status, out.substeps, out.substeps)))
-    found = kernel.adjoint(wide, spread_out, cotangent.repeat(count, 1, 1), None, True).parameters
-    assert found is not None
-    return out.z[:, 1], whole, found.unflatten(0, (count, rows))
+    by_parameters = kernel.adjoint(wide, spread_out, cotangent.repeat(count, 1, 1), None, True).parameters
+    assert by_parameters is not None
+    return out.z[:, 1], whole, by_parameters.unflatten(0, (count, rows))
 
 
 def jacobian(
@@ -308,10 +312,10 @@ def jacobian(
     wrench: Tensor,
     warm: Tensor | None,
     parameters: Sequence[Tensor],
-    known: Parameters | None = None,
+    packed_parameters: Parameters | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    problem, batch = flat_problem(program, request, parameters, known, z, u, wrench, warm)
+    problem, batch = flat_problem(program, request, parameters, packed_parameters, z, u, wrench, warm)
     size = TANGENT_SIZE * problem.program.num_bodies
     result = result_tensor(out, (*batch, size, size + problem.program.num_inputs), z)
     solved, hit, split = steps_to_differentiate(problem)
@@ -325,7 +329,7 @@ def jacobian(
 
 
 def steps_to_differentiate(problem: kernel.Problem) -> tuple[kernel.Outputs, Tensor, Tensor]:
-    """One step of each environment, which of them have impacts whose instants count, and which were split in two."""
+    """One step of each environment, the rows with impacts whose instants count, and the rows that are split in two."""
     out = kernel.rollout(problem)
     status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
@@ -343,19 +347,22 @@ def _equations(problem: kernel.Problem, rows: Tensor) -> StepProblem:
     return StepProblem(problem.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
 
 
-def impact_jacobian(problem: kernel.Problem, solved: kernel.Outputs, rows: Tensor, known: Tensor | None = None) -> Tensor:
-    """(len(rows), 12 nb, 12 nb + nu) of steps with impacts, from those without the instants (`known`, written into)."""
+def impact_jacobian(problem: kernel.Problem, solved: kernel.Outputs, rows: Tensor, derivative: Tensor | None = None) -> Tensor:
+    """Jacobians (len(rows), 12 nb, 12 nb + nu) of steps with impacts.
+
+    `derivative`, if given, holds the Jacobians without the instants, and is overwritten.
+    """
     equations, w = _equations(problem, rows), solved.w[rows, 0]
-    if known is None:
+    if derivative is None:
         size = TANGENT_SIZE * problem.program.num_bodies
-        known = w.new_empty(len(rows), size, size + problem.program.num_inputs)
-        kernel.jacobian(*_taken(problem.program, problem.request, equations, w), known)
+        derivative = w.new_empty(len(rows), size, size + problem.program.num_inputs)
+        kernel.jacobian(*_taken(problem.program, problem.request, equations, w), derivative)
     with differentiable():
-        add_impacts(known, equations, w, *_limit(problem.program, problem.request, equations, w))
-    return known
+        add_impacts(derivative, equations, w, *_hard_arguments(problem.program, problem.request, equations, w))
+    return derivative
 
 
 def split_jacobian(problem: kernel.Problem, split: Tensor) -> Tensor:
-    """(len(split), 12 nb, 12 nb + nu) of those steps, by the reference."""
+    """Jacobians (len(split), 12 nb, 12 nb + nu) of split steps, by the reference."""
     tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
     return halved_jacobian(problem.program.system, problem.request, tensors, split, problem.request.options.max_halvings - 1)

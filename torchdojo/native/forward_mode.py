@@ -1,8 +1,8 @@
 """Forward mode through the kernel: tangents of a rollout, from its solutions.
 
-The kernel takes the steps. The tangent of each is T of gradients/implicit.py at the solution that the kernel found, with the residual of
-the reference, so that it follows every input: z, u, wrench and all parameters. That costs about one Newton iteration of the reference per
-step, some milliseconds, and `torch.func.jacfwd` makes a batch of its directions; `mech.jacobians` is far faster where z and u are all.
+The kernel takes the steps. The tangent of each step is T of gradients/implicit.py at the kernel's solution, with the residual of the
+reference. So the tangent follows every input: z, u, wrench and all parameters. A step costs about one Newton iteration of the reference,
+some milliseconds, and `torch.func.jacfwd` makes a batch of its directions. If only z and u matter, `mech.jacobians` is far faster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.system import System
+from torchdojo.dynamics.system import System, select_rows
 from torchdojo.gradients.batching import align_given, flatten_batch, halves, map_given
 from torchdojo.gradients.implicit import StepTangentFunction
 from torchdojo.gradients.linearization import pushforward
@@ -36,10 +36,9 @@ NO_SECOND_DERIVATIVE = (
 
 
 class RolloutTangent(LastDerivative):
-    """(program, request, trajectory, solutions, status, substeps, z, u, wrench, *parameters, *their tangents) -> tangents of
-    trajectory and impulses.
+    """(program, request, trajectory, solutions, status, substeps, z, u, wrench, *parameters, *their tangents) -> tangents.
 
-    Tangents that are None are zero.
+    The results are the tangents of trajectory and impulses. A given tangent that is None is zero.
     """
 
     refusal = NO_SECOND_DERIVATIVE
@@ -73,7 +72,10 @@ class RolloutTangent(LastDerivative):
 def _step_tangent(
     system: System, request: Request, w: Tensor, status: Tensor, substeps: Tensor, data: list[Tensor], change: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Tangents of the next state (N, 13 nb) and of the impulses of one step, from z, u, wrench and parameters (N or 1, ...) and theirs."""
+    """Tangents of the next state (N, 13 nb) and of the impulses of one step.
+
+    `data` are z, u, wrench and parameters (N or 1, ...), and `change` are their tangents.
+    """
     solved = status == int(Status.SUCCESS)
     split = solved & (substeps > 1)
     whole = torch.where(split, int(Status.MAX_ITERATIONS), status)
@@ -88,18 +90,17 @@ def _step_tangent(
     moved, impulses = torch.where((solved & ~split)[:, None], moved, 0.0), dw[:, system.impulse_index]
     rows = split.nonzero().squeeze(-1)
     if len(rows):
-        moved[rows], impulses[rows] = _split_tangent(system, request, w[rows], *(_rows(system, values, rows) for values in (data, change)))
+        moved[rows], impulses[rows] = _split_tangent(system, request, w[rows], *(_rows(values, rows) for values in (data, change)))
     return moved, impulses
 
 
-def _rows(system: System, values: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+def _rows(values: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
     """z, u, wrench and parameters of the environments `rows`."""
-    specs = system.step_specs()
-    return [v[rows] if i < NUM_DATA or (spec.batched and len(v) > 1) else v for i, (v, spec) in enumerate(zip(values, specs, strict=True))]
+    return [*(value[rows] for value in values[:NUM_DATA]), *select_rows(values[NUM_DATA:], rows)]
 
 
 def _split_tangent(system: System, request: Request, w: Tensor, data: list[Tensor], change: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The same of steps that were split in two: both halves are taken again, by the reference. Rare."""
+    """Tangents of steps that are split in two, which is rare. The reference takes both halves again."""
     with torch.enable_grad():
         leaves = [t.detach().requires_grad_() for t in data]
         failed = torch.ones(len(w), dtype=torch.bool)

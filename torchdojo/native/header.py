@@ -1,6 +1,7 @@
 """The C++ header of `tables.py` and `calls.py`. To read it: `python -c "from torchdojo.native import header; print(header.text())"`.
 
-`loader.py` compiles the kernel with it, so the text is part of what the cached library is found by. It exists in the build folder only.
+`loader.py` compiles the kernel with this header, so the text is part of the key of the cached library. The header exists in the build
+folder only.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NAME = "torchdojo_tables.hpp"
 
 @functools.cache
 def text() -> str:
-    """The header."""
+    """The text of the header."""
     return "\n".join(
         [
             "// Written by torchdojo/native/header.py from tables.py and calls.py.",
@@ -39,7 +40,7 @@ def text() -> str:
 
 @functools.cache
 def layout() -> int:
-    """A number that changes with every declaration. A mechanism is created only by a kernel that was compiled with the same one."""
+    """A number that changes with every declaration. A kernel creates a mechanism only if it is compiled with the same number."""
     return int.from_bytes(hashlib.sha256("\n".join(_body()).encode()).digest()[:8], "little")
 
 
@@ -97,7 +98,7 @@ def _struct(name: str, dtype: np.dtype, enums: list[str]) -> list[str]:
 
 
 def _length() -> list[str]:
-    """The length that the tables of a mechanism should have by their head, in int32."""
+    """A function that computes the length of a mechanism's tables from their head, in int32."""
     head = ROWS["Head"].itemsize // 4
     terms = [f"    expected += int64_t(head.{count}) * {dtype.itemsize // 4};" for dtype, count in TABLES.values()]
     return [

@@ -1,4 +1,4 @@
-"""Calls of the compiled kernel on flat batches: tensors in, tensors out, nothing differentiable."""
+"""Calls of the compiled kernel on flat batches of tensors. They are not differentiable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 class StepImpacts(NamedTuple):
     """K impacts of the N rollouts (`Impacts` in gradients/impacts.py).
 
-    step: (N, T) which of them each step has, or −1. before, after, slope: (K, nb, 13). component: (K, nb).
+    step: (N, T) number of the impact of each step, or −1. before, after, slope: (K, nb, 13). component: (K, nb).
     """
 
     step: Tensor
@@ -46,10 +46,10 @@ class StepImpacts(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """N rollouts of T steps: flat stacked parameters (N or 1 each), z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), warm (N, n) or None.
+    """N rollouts of T steps.
 
-    `packed` parameters, where they are known already, take the place of `parameters`. `grad_kappa` (N,): in the place of the one of the
-    request's options.
+    parameters: flat and stacked, N or 1 rows. z: (N, 13 nb). u: (N, T, nu). wrench: (N, 6 nb). warm: (N, n) or None.
+    packed: replaces `parameters` where they are packed already. grad_kappa: (N,) replaces that of the request's options.
     """
 
     program: Program
@@ -64,7 +64,11 @@ class Problem(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """z (N, T + 1, 13 nb) with the initial state; impulses (N, T, ni); w (N, T, n) or (N, 1, n), the last; the rest (N, T), int64."""
+    """Results of N rollouts of T steps.
+
+    z: (N, T + 1, 13 nb) with the initial state. impulses: (N, T, ni). w: (N, T, n), or (N, 1, n) with the last solution alone.
+    status, iterations, substeps: (N, T), int64.
+    """
 
     z: Tensor
     impulses: Tensor
@@ -75,8 +79,11 @@ class Outputs(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Of z (N, 13 nb), u (N, T, nu), wrench (N, 6 nb), where wanted of the packed parameters (N or 1, num_parameters), and of the times of
-    impacts (K, nb), in the place of the first body of each component."""
+    """Gradients of N rollouts by their data.
+
+    z: (N, 13 nb). u: (N, T, nu). wrench: (N, 6 nb). parameters: by the packed ones where wanted, (N or 1, num_parameters).
+    times: by the times of impacts, (K, nb), in the place of the first body of each component.
+    """
 
     z: Tensor
     u: Tensor
@@ -86,9 +93,9 @@ class Gradients(NamedTuple):
 
 
 def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] | None = None) -> Outputs:
-    """All steps. Solutions of every step are kept for the backward pass, or only the last one.
+    """Take all steps. Solutions of every step are kept for the backward pass, or only the last one.
 
-    Outputs have the dimensions `batch`, of N elements together, in the place of N.
+    The dimensions `batch`, with a product of N, replace N in the outputs.
     """
     count, steps = problem.u.shape[:2]
     shape = (count,) if batch is None else batch
@@ -109,12 +116,15 @@ def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] 
 def adjoint(
     problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, parameters: bool, impacts: StepImpacts | None = None
 ) -> Gradients:
-    """Gradients from those of z (N, T + 1, 13 nb) and of the impulses (N, T, ni); of parameters where asked for."""
+    """Gradients by all data, from the gradients of z (N, T + 1, 13 nb) and of the impulses (N, T, ni).
+
+    `parameters` says whether the gradient by the packed parameters is wanted.
+    """
     grad_z = grad_z.contiguous()
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
     new = problem.z.new_empty
     with _Call(problem, out) as call:
-        found = Gradients(
+        gradients = Gradients(
             new(problem.z.shape),
             new(problem.u.shape),
             new(problem.wrench.shape),
@@ -123,24 +133,24 @@ def adjoint(
         )
         hits = None
         if impacts is not None:
-            hits = calls.Impacts(by_time=_address(found.times), **{name: _address(t) for name, t in impacts._asdict().items()})
+            hits = calls.Impacts(by_time=_address(gradients.times), **{name: _address(t) for name, t in impacts._asdict().items()})
         gradient = calls.Gradient(
             grad_z=grad_z.data_ptr() + 8 * grad_z.shape[2],
             grad_z_stride=grad_z.shape[1] * grad_z.shape[2],
             grad_impulses=_address(impulses),
-            grad_z0=_address(found.z),
-            grad_u=_address(found.u),
-            grad_wrench=_address(found.wrench),
-            grad_parameters=_address(found.parameters),
+            grad_z0=_address(gradients.z),
+            grad_u=_address(gradients.u),
+            grad_wrench=_address(gradients.wrench),
+            grad_parameters=_address(gradients.parameters),
             impacts=None if hits is None else ctypes.addressof(hits),
         )
         call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
-    found.z.add_(grad_z[:, 0])
-    return found
+    gradients.z.add_(grad_z[:, 0])
+    return gradients
 
 
 def near_limit(problem: Problem, out: Outputs) -> Tensor:
-    """Solutions of all steps on the way to the limit κ → 0 (`hardened` in gradients/hard_limit.py), (N, T, n)."""
+    """Solutions (N, T, n) of all steps on the way to the hard limit κ → 0 (`hardened` in gradients/hard_limit.py)."""
     result = torch.empty_like(out.w)
     with _Call(problem, out) as call:
         call.kernel.td_near_limit(call.handle, call.options, call.rollout, _address(result))
@@ -148,20 +158,26 @@ def near_limit(problem: Problem, out: Outputs) -> Tensor:
 
 
 def jacobian(problem: Problem, out: Outputs, result: Tensor) -> None:
-    """Into `result`, (N, 12 nb, 12 nb + nu) and contiguous, those of rollouts of one step; zero where a step failed or was split."""
+    """Write the Jacobians of rollouts of one step into the contiguous `result` (N, 12 nb, 12 nb + nu).
+
+    Failed and split steps get zeros.
+    """
     with _Call(problem, out) as call:
         call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))
 
 
 def minimal_jacobian(problem: Problem, out: Outputs, q: Tensor, qd: Tensor, result: Tensor) -> None:
-    """Into `result`, (N, 2n, 2n + nu) and contiguous, those of rollouts of one step from `states` at q, qd (N, n); zeros as above."""
+    """Write the Jacobians of one step in minimal coordinates into the contiguous `result` (N, 2n, 2n + nu).
+
+    The step starts from `states` at q, qd (N, n). Failed and split steps get zeros.
+    """
     q, qd = q.contiguous(), qd.contiguous()
     with _Call(problem, out) as call:
         call.kernel.td_minimal_jacobian(call.handle, call.options, call.rollout, *(_address(t) for t in (q, qd, result)))
 
 
 def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
-    """z (N, 13 nb) at joint coordinates q, qd (N, n) of a tree, as `state.to_maximal`."""
+    """The state z (N, 13 nb) at joint coordinates q, qd (N, n) of a tree, as from `to_maximal` in state/minimal.py."""
     q, qd = q.contiguous(), qd.contiguous()
     z = q.new_empty(len(q), STATE_SIZE * program.num_bodies)
     stride = packed.values.shape[1] if len(packed.values) > 1 else 0

@@ -1,8 +1,8 @@
-"""Compiles the native kernel on first use, keeps the result in a cache folder, and opens it with ctypes.
+"""Compile the native kernel on first use, keep the result in a cache folder, and open it with ctypes.
 
     <cache>/<key>/kernel-<sha256>.so   the library; its name is its checksum, so one atomic rename publishes both
     <cache>/<key>/lock                 held (flock) by the process that compiles; the system releases it when that process dies
-    <cache>/<key>/build-*              private folder of the process that holds the lock; anybody else's is garbage
+    <cache>/<key>/build-*              private folder of the process that holds the lock; any other one is garbage
 
 The key covers everything the machine code depends on: the sources, the flags, the compiler, torch and the CPU.
 """
@@ -33,7 +33,7 @@ from torchdojo.native.toolchain import (
     CPU_CHOICES,
     LANGUAGE,
     OPENMP_CHOICES,
-    OPTIMISED,
+    OPTIMIZED,
     SANITIZED,
     NativeUnavailable,
     compiler_version,
@@ -55,11 +55,11 @@ __all__ = ["NativeUnavailable", "available", "library"]
 SOURCES = Path(__file__).parent / "src"
 
 COMPILE_SECONDS = 40  # for the announcement only
-LOCK_SECONDS = 600.0  # longer than any compile; then this process compiles for itself, which is safe without the lock too
+LOCK_SECONDS = 600.0  # longer than any compile; then this process compiles for itself, which is safe without the lock, too
 STALE_SECONDS = 86400.0
 
 _lock = threading.Lock()
-_outcome: ctypes.CDLL | str | None = None  # the library, or why there is none
+_outcome: ctypes.CDLL | str | None = None  # the library, or the reason why there is none
 _warned = False
 
 
@@ -122,12 +122,12 @@ def _switched_off() -> bool:
     return os.environ.get("TORCHDOJO_NATIVE") == "0"
 
 
-# What is compiled, and the key of the result.
+# -- sources, and the key of the result
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One compile: what goes in, and the name of the cache folder that follows from it."""
+    """One compile: its ingredients, and the name of the cache folder that follows from them."""
 
     source_dir: Path
     sources: dict[str, bytes]  # path relative to `source_dir` -> contents
@@ -154,7 +154,7 @@ def make_recipe(source_dir: Path) -> Recipe:
     sanitize = os.environ.get("TORCHDOJO_SANITIZE") == "1"
     if sanitize:
         require_asan_runtime(compiler)
-    flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMISED), *compiler_flags)
+    flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMIZED), *compiler_flags)
     ingredients = {
         "sources": {name: hashlib.sha256(text).hexdigest() for name, text in sources.items()},
         "flags": [flags, CPU_CHOICES, OPENMP_CHOICES],  # which of the choices is used follows from the compiler
@@ -167,16 +167,16 @@ def make_recipe(source_dir: Path) -> Recipe:
     return Recipe(source_dir, sources, compiler, flags, sanitize, key)
 
 
-# Where the result is kept.
+# -- cache folders
 
 
 def cache_roots() -> Iterator[Path]:
-    """The cache folder, then the one to fall back to where that cannot be written."""
+    """The cache folder, then the folder that replaces it if it cannot be written."""
     home = os.path.expanduser("~")
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     if os.environ.get("TORCHDOJO_CACHE"):
         yield Path(os.environ["TORCHDOJO_CACHE"]).expanduser().absolute()
-    elif os.path.isabs(xdg):  # a relative one is to be ignored, says the XDG specification
+    elif os.path.isabs(xdg):  # the XDG specification ignores relative paths
         yield Path(xdg) / "torchdojo"
     elif os.path.isabs(home):
         yield Path(home) / ".cache" / "torchdojo"
@@ -184,7 +184,7 @@ def cache_roots() -> Iterator[Path]:
 
 
 def _temporary_root() -> Path:
-    """A folder of this user below the system's temporary one, where anybody could have made a folder of that name before us."""
+    """A folder of this user below the system's temporary one. Another user may own a folder of that name, so the owner is checked."""
     path = Path(tempfile.gettempdir()) / f"torchdojo-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -198,7 +198,7 @@ def load_kernel(source_dir: Path) -> ctypes.CDLL:
     """The library built from the sources in a folder: from the cache, else compiled now.
 
     Raises:
-        NativeUnavailable: it cannot be built or opened; the message says why and what to do.
+        NativeUnavailable: the library cannot be built or opened; the message says why and what to do.
     """
     try:
         recipe = make_recipe(source_dir)
@@ -219,7 +219,7 @@ def load_kernel(source_dir: Path) -> ctypes.CDLL:
 
 
 def _open_cached(folder: Path) -> ctypes.CDLL | None:
-    """The library in a cache folder, or None where there is none, or only one that is damaged or does not open."""
+    """The library in a cache folder. None where there is none that is intact and opens."""
     with contextlib.suppress(OSError):
         for path in sorted(folder.glob("kernel-*.so")):
             if path.stem == f"kernel-{_checksum(path)}":
@@ -259,7 +259,7 @@ def _build(folder: Path, recipe: Recipe, notes: list[str]) -> ctypes.CDLL:
 
 
 def _sweep(folder: Path, locked: bool) -> None:
-    """Remove what an interrupted compile or a damaged file left behind."""
+    """Remove damaged files and the remains of interrupted compiles."""
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
             if path.name.startswith("unlocked-"):  # its owner holds no lock, so only its age tells
@@ -274,7 +274,7 @@ def _sweep(folder: Path, locked: bool) -> None:
 
 @contextlib.contextmanager
 def _compile_lock(folder: Path) -> Iterator[bool]:
-    """Wait until no other process compiles in the folder. Gives False where the lock cannot be had, which costs a second compile only."""
+    """Wait until no other process compiles in the folder. Without a lock it yields False, which costs a second compile only."""
     if fcntl is None:
         yield False
         return
@@ -306,16 +306,16 @@ def _acquire(descriptor: int) -> bool:
         time.sleep(0.05)
 
 
-# The compile itself.
+# -- the compile
 
 
 def _compile(private: Path, recipe: Recipe) -> Path:
-    """Compile in an empty folder; returns the library there, which torch has already opened once."""
+    """Compile in an empty folder, and return the library there, which torch has already opened once."""
     path = _build_path()
     if shutil.which("ninja", path=path) is None:
         raise NativeUnavailable('The build tool ninja is missing: pip install "torchdojo[native]"')
     say(f"compiling the native kernel for this CPU, once (about {COMPILE_SECONDS} s) ...")
-    # What went into the key is compiled, whatever happens to the files meanwhile; messages and debuggers name the files by #line.
+    # The contents that the key covers are compiled, even if files change meanwhile. Messages and debuggers name the files by #line.
     sources = private / "src"
     for name, text in recipe.sources.items():
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
@@ -355,7 +355,7 @@ def _compile(private: Path, recipe: Recipe) -> Path:
 
 
 def _build_path() -> str:
-    """The PATH with ninja on it: it lies beside the interpreter of a virtual environment, which need not be activated."""
+    """The PATH with ninja, which lies beside the interpreter of a virtual environment that need not be active."""
     folders = [os.path.dirname(sys.executable)] if sys.executable else []
     with contextlib.suppress(ImportError, AttributeError):
         import ninja
@@ -366,7 +366,7 @@ def _build_path() -> str:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str | None]) -> Iterator[None]:
-    """Environment variables set (or, with None, removed) for a while."""
+    """Set environment variables for a while, or remove those with None."""
     before = {name: os.environ.get(name) for name in values}
     try:
         _set_environment(values)
@@ -392,7 +392,7 @@ def _cannot_open(error: OSError, folder: Path) -> NativeUnavailable:
 
 
 def _shorten(output: str, lines: int = 30, width: int = 300) -> str:
-    """The end of a compiler's output, after the first errors in what is left out."""
+    """The end of a compiler's output, after the first errors of the omitted part."""
     every = [line if len(line) <= width else line[:width] + " ..." for line in output.splitlines() if line.strip()]
     head = [line for line in every[:-lines] if "error:" in line][:5]
     return "\n".join([*head, *(["..."] if head else []), *every[-lines:]])

@@ -1,4 +1,4 @@
-"""From the groups of a system to the tables of integers that the kernel reads, and the schedule of its condensed matrix."""
+"""Lowering: the groups of a system become tables of integers for the kernel, and a schedule of its condensed matrix."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from torchdojo.state.minimal import JointOrder
 
 __all__ = ["lower"]
 
-NONE = -1  # a position of what is not there
+NONE = -1  # the position of an absent part
 
 
 def lower(
@@ -55,7 +55,7 @@ def lower(
 
 @dataclass
 class _Joint:
-    """A joint, and its limits and frictions (rows of `JOINT_CONE`, but for the number of the joint)."""
+    """A joint, and its limits and frictions: rows of `JOINT_CONE` without the number of the joint."""
 
     piece: Piece
     member: int
@@ -82,7 +82,7 @@ class _Joint:
 
     @property
     def size(self) -> int:
-        """Rows of the node: held directions, and the free ones where a damper, armature, a limit or friction acts."""
+        """Rows of the node: held directions, and the free directions where a damper, armature, a limit or friction acts."""
         return 6 + self.extra if self.has_damper or self.has_free_data else self.held
 
     def add(self, piece: Piece, member: int) -> None:
@@ -101,7 +101,7 @@ class _Joint:
         turns = [any(i >= translations for i in side) for side in joint.limited]
         self.limited_rotations = turns[0] + 2 * turns[1]
         if joint.free_rotations > 1 and self.limited_rotations:
-            # Components of a rotation vector push in other directions than inputs do: rows behind those of the free directions.
+            # Components of a rotation vector push in other directions than inputs do. Their rows follow the rows of the free directions.
             self.extra = joint.free_rotations
         place = iter(zip(impulse, slack, strict=True))
         for kind, side in zip((JointCone.LOWER, JointCone.UPPER), joint.limited, strict=True):
@@ -116,9 +116,9 @@ class _Joint:
 class _Lowering:
     """The elements of a system as nodes and blocks of the condensed matrix.
 
-    Nodes are bodies, then joints with rows: held directions, and the free ones of joints with dampers, armature, limits or friction,
-    whose impulses are rows of their own so that they couple their bodies through the joint and not directly; then couplings, of one
-    row each.
+    Nodes are bodies, then joints with rows, then couplings with one row each. The rows of a joint are its held directions. A joint with
+    dampers, armature, limits or friction has its free directions, too. Their impulses are rows of their own, so that they couple the bodies
+    through the joint and not directly.
     """
 
     def __init__(self, system: System, pieces: Sequence[Piece], acting: Sequence[tuple[bool, bool]]) -> None:
@@ -157,7 +157,7 @@ class _Lowering:
             added += [(body, node) for body in sorted(set(piece.group.body_index[member].tolist())) if body < self.world]
         nodes = self.coupling_nodes
         self.schedule = graph.schedule(sizes, edges + added, indefinite=[*indefinite, *nodes], whole=nodes)
-        # Blocks that several elements add to are set to zero first, as those filled in are.
+        # Blocks that are filled in, or that several elements add to, are set to zero first.
         fill = sorted(set(self.schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         self.fill = [row(FILL, offset=self.schedule.offset[i, j], count=sizes[i] * sizes[j]) for i, j in fill]
 
@@ -297,7 +297,7 @@ def _has_law(piece: Piece) -> bool:
 
 
 def _friction(name: str, impulse: Sequence[int], slack: Sequence[int]) -> tuple:
-    """Torsional or rolling friction as a contact of its own. Torsional friction is a pyramid of two facets."""
+    """Row of torsional or rolling friction as a contact of its own. Torsional friction is a pyramid of two facets."""
     torsional = name == "torsional_friction"
     first = 1 if torsional else len(impulse) - 3
     nothing = dict.fromkeys(CONTACT.names or (), NONE) | dict.fromkeys(("cone", "first_couple", "num_couples"), 0)

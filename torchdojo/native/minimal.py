@@ -1,5 +1,7 @@
-"""The Jacobian of a step in minimal coordinates through the kernel; where a step was split in two, or has
-an impact whose instant counts, that of the maximal coordinates between both maps."""
+"""The Jacobian of a step in minimal coordinates through the kernel.
+
+A step that is split in two, or has an impact whose instant counts, uses the Jacobian in maximal coordinates between both maps.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ def jacobian(
     wrench: Tensor,
     warm: Tensor | None,
     parameters: Sequence[Tensor],
-    known: Parameters | None = None,
+    packed_parameters: Parameters | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """(..., 2n, 2n + nu) of one step, u (..., 1, nu); q and qd (..., n) have the same shape."""
-    problem, batch = flat_problem(program, request, parameters, known, torch.cat((q, qd), dim=-1), u, wrench, warm)
+    """The Jacobian (..., 2n, 2n + nu) of one step with u (..., 1, nu); q and qd (..., n) have the same shape."""
+    problem, batch = flat_problem(program, request, parameters, packed_parameters, torch.cat((q, qd), dim=-1), u, wrench, warm)
     q, qd = problem.z.chunk(2, dim=-1)
     packed = problem.packed or program.packed(problem.parameters)
     problem = problem._replace(z=kernel.states(program, packed, q, qd), packed=packed)
@@ -49,19 +51,19 @@ def jacobian(
     if len(split):
         special.append((split, split_jacobian(problem, split)))
     for rows, whole in special:
-        own = [p[rows] if len(p) > 1 else p for p in problem.parameters]
-        order, h, tangents = bound_tree(program, own), own[TIMESTEP], TANGENT_SIZE * nb
-        (found,) = minimal_products(order, nb, solved.z[rows, 1], h, [whole])
-        by_state = found[..., :tangents] @ maximal_jacobian(order, nb, q[rows], qd[rows], problem.z[rows], h)
-        result.view(len(q), *result.shape[-2:])[rows] = torch.cat((by_state, found[..., tangents:]), dim=-1)
+        selected = [p[rows] if len(p) > 1 else p for p in problem.parameters]
+        order, h, tangents = bound_tree(program, selected), selected[TIMESTEP], TANGENT_SIZE * nb
+        (product,) = minimal_products(order, nb, solved.z[rows, 1], h, [whole])
+        by_state = product[..., :tangents] @ maximal_jacobian(order, nb, q[rows], qd[rows], problem.z[rows], h)
+        result.view(len(q), *result.shape[-2:])[rows] = torch.cat((by_state, product[..., tangents:]), dim=-1)
     return result
 
 
 def bound_tree(program: Program, parameters: Sequence[Tensor]) -> list[JointOrder]:
-    """The joints of the tree, outwards, with the numbers of stacked parameters, (..., members of the group, ...) each."""
+    """The joints of the tree, outwards, with their numbers taken from stacked parameters (..., members of the group, ...)."""
     joints, fields = {}, program.fields(parameters)
     for group in program.joint_groups:
         for e, member in enumerate(group.members):
-            own = {name: value.select(-1 - group.fields[name], e) for name, value in fields[id(group)].items()}
-            joints[id(member)] = bind(member, own, group.cls)
+            numbers = {name: value.select(-1 - group.fields[name], e) for name, value in fields[id(group)].items()}
+            joints[id(member)] = bind(member, numbers, group.cls)
     return [entry._replace(joint=joints[id(entry.joint)]) for entry in program.tree]

@@ -1,7 +1,7 @@
 """The kernel as operators of PyTorch: `torch.ops.torchdojo.rollout`, its adjoint and the Jacobian of a step.
 
-`torch.compile` sees the operators. `Rollout` is the same for `torch.func`, whose transforms do not pass through the autograd formula of an
-operator. Eager calls use the Function too, or, where nothing needs a gradient, the kernel at once: operators cost some 50 µs more per call.
+`torch.compile` sees the operators. `Rollout` serves `torch.func`, whose transforms do not pass through the autograd formula of an operator.
+Eager calls use this Function too. Where nothing needs a gradient, they call the kernel at once: an operator costs 50 µs more per call.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rollout_op(
     request: list[float],
     keep_solutions: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """T steps: trajectory (..., T + 1, 13 nb), impulses, solutions (of all steps or the last), status, iterations, substeps."""
+    """T steps: trajectory (..., T + 1, 13 nb), impulses, solutions (of all steps or of the last one), status, iterations, substeps."""
     return execution.forward(by_number(program), decode(request), keep_solutions, warm, z, u, wrench, parameters)
 
 
@@ -56,7 +56,7 @@ def adjoint_op(
     request: list[float],
     needs: list[bool],
 ) -> list[Tensor]:
-    """Gradients of those of `tensors` = z, u, wrench, parameters that are needed; `saved` = trajectory, solutions, status, substeps."""
+    """Gradients of the needed `tensors` = z, u, wrench, parameters, with `saved` = trajectory, solutions, status, substeps."""
     return execution.backward(by_number(program), decode(request), needs, (grad_z, grad_impulses), saved, tensors)
 
 
@@ -70,7 +70,7 @@ def jacobian_op(
     program: int,
     request: list[float],
 ) -> Tensor:
-    """(..., 12 nb, 12 nb + nu) of one step, u (..., 1, nu). Not differentiable."""
+    """The Jacobian (..., 12 nb, 12 nb + nu) of one step with u (..., 1, nu). It is not differentiable."""
     return execution.jacobian(by_number(program), decode(request), z, u, wrench, warm, parameters)
 
 
@@ -85,7 +85,7 @@ def minimal_jacobian_op(
     program: int,
     request: list[float],
 ) -> Tensor:
-    """(..., 2n, 2n + nu) of one step in minimal coordinates, u (..., 1, nu). Not differentiable."""
+    """The Jacobian (..., 2n, 2n + nu) of one step in minimal coordinates with u (..., 1, nu). It is not differentiable."""
     return minimal.jacobian(by_number(program), decode(request), q, qd, u, wrench, warm, parameters)
 
 
@@ -145,14 +145,14 @@ def _map_inputs(
 def _map_gradients(
     program: Program, size: int, dims: Sequence[int | None], values: Sequence[Tensor | None]
 ) -> tuple[list[Tensor | None], list[torch.Size]]:
-    """(two gradients, four saved, z, u, wrench, parameters) all mapped; shapes of the last ones."""
+    """(two gradients, four saved, z, u, wrench, parameters), all mapped, and the shapes of z, u, wrench and parameters."""
     specs = [SERIES, SERIES, SERIES, SERIES, VECTOR, VECTOR, *rollout_specs(program)]
-    there = [i for i, value in enumerate(values) if value is not None]
-    mapped = map_all(size, [dims[i] for i in there], [cast(Tensor, values[i]) for i in there])
+    present = [i for i, value in enumerate(values) if value is not None]
+    mapped = map_all(size, [dims[i] for i in present], [cast(Tensor, values[i]) for i in present])
     aligned: list[Tensor | None] = [None] * len(values)
-    for i, value in zip(there, align([specs[i] for i in there], [0] * len(there), mapped), strict=True):
+    for i, value in zip(present, align([specs[i] for i in present], [0] * len(present), mapped), strict=True):
         aligned[i] = value
-    return aligned, [value.shape for value in mapped[len(there) - len(values) + 6 :]]
+    return aligned, [value.shape for value in mapped[len(present) - len(values) + 6 :]]
 
 
 @rollout_op.register_vmap
@@ -174,7 +174,7 @@ def _(info, in_dims, z, u, wrench, warm, parameters, program, request):  # type:
 @minimal_jacobian_op.register_vmap
 def _(info, in_dims, q, qd, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
-    # (q and qd have the same batch dimensions, so with both mapped or none they have them afterwards.)
+    # Both q and qd become mapped, so that they keep equal batch dimensions.
     q, qd = map_all(info.batch_size, in_dims[:2], [q, qd])
     dims = [in_dims[4], 0, *in_dims[2:4], *in_dims[5]]
     state = torch.cat((q, qd), dim=-1)
@@ -213,8 +213,8 @@ def _backward_op(ctx: Any, grad_z: Tensor | None, grad_impulses: Tensor | None, 
     if (grad_z is None and grad_impulses is None) or not any(needs):
         return None, None, None, None, [None] * (len(needs) - 3), None, None, None
     saved = list(ctx.saved_tensors)
-    found = iter(adjoint_op(grad_z, grad_impulses, saved[:4], saved[4:], *ctx.numbers, needs))
-    grads = [next(found) if need else None for need in needs]
+    results = iter(adjoint_op(grad_z, grad_impulses, saved[:4], saved[4:], *ctx.numbers, needs))
+    grads = [next(results) if need else None for need in needs]
     return *grads[:3], None, grads[3:], None, None, None
 
 
@@ -227,19 +227,21 @@ adjoint_op.register_autograd(_refuse)
 
 
 class Rollout(torch.autograd.Function):
-    """(program, request, known, warm, z, u, wrench, *parameters) -> the outputs of `rollout_op`, all solutions kept.
+    """(program, request, packed_parameters, warm, z, u, wrench, *parameters) -> the outputs of `rollout_op`, with all solutions.
 
-    Without the parameters where they are `known` and no gradient of them is wanted.
+    The parameters are left out where `packed_parameters` replaces them and no gradient of them is wanted.
     """
 
     @staticmethod
-    def forward(program: Program, request: Request, known: Parameters | None, warm: Tensor | None, *tensors: Tensor) -> Six:
+    def forward(program: Program, request: Request, packed_parameters: Parameters | None, warm: Tensor | None, *tensors: Tensor) -> Six:
         z, u, wrench, *parameters = [t.detach() for t in tensors]
-        return execution.forward(program, request, True, None if warm is None else warm.detach(), z, u, wrench, parameters, known)
+        return execution.forward(
+            program, request, True, None if warm is None else warm.detach(), z, u, wrench, parameters, packed_parameters
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Six) -> None:
-        ctx.program, ctx.request, ctx.known, _, *tensors = inputs
+        ctx.program, ctx.request, ctx.packed_parameters, _, *tensors = inputs
         _save(ctx, output, tensors)
 
     @staticmethod
@@ -251,45 +253,59 @@ class Rollout(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[4:])
         if (grad_z is None and grad_impulses is None) or not any(needs):
             return (None,) * (4 + len(needs))
-        arguments = ctx.program, ctx.request, ctx.known, needs, grad_z, grad_impulses, *ctx.saved_tensors
+        arguments = ctx.program, ctx.request, ctx.packed_parameters, needs, grad_z, grad_impulses, *ctx.saved_tensors
         if torch.is_grad_enabled() or transforming() or forward_mode():
             return None, None, None, None, *RolloutAdjoint.apply(*arguments)
         return None, None, None, None, *RolloutAdjoint.forward(*arguments)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], program: Program, request: Request, known: Any, warm: Tensor | None, *tensors: Tensor
+        info: Any,
+        in_dims: tuple[Any, ...],
+        program: Program,
+        request: Request,
+        packed_parameters: Any,
+        warm: Tensor | None,
+        *tensors: Tensor,
     ) -> tuple[Any, Any]:
         warm, values = _map_inputs(program, in_dims[3:], warm, tensors)
         return Rollout.apply(program, request, None, warm, *values), (0,) * 6
 
 
 class RolloutAdjoint(LastDerivative):
-    """(program, request, known, needs, two gradients, four saved, z, u, wrench, *parameters) -> gradients of the last, None where not
-    needed."""
+    """(program, request, packed_parameters, needs, two gradients, four saved, z, u, wrench, *parameters) -> gradients.
+
+    The gradients are those by z, u, wrench and parameters, and None where not needed.
+    """
 
     refusal = NO_SECOND_DERIVATIVE
 
     @staticmethod
     def forward(
-        program: Program, request: Request, known: Parameters | None, needs: tuple[bool, ...], *values: Tensor | None
+        program: Program, request: Request, packed_parameters: Parameters | None, needs: tuple[bool, ...], *values: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         detached = [None if value is None else value.detach() for value in values]
         saved = cast(list[Tensor], detached[2:])
-        found = iter(execution.backward(program, request, needs, detached[:2], saved[:4], saved[4:], known))
-        return tuple(next(found) if need else None for need in needs)
+        results = iter(execution.backward(program, request, needs, detached[:2], saved[:4], saved[4:], packed_parameters))
+        return tuple(next(results) if need else None for need in needs)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], program: Program, request: Request, known: Any, needs: tuple[bool, ...], *values: Tensor | None
+        info: Any,
+        in_dims: tuple[Any, ...],
+        program: Program,
+        request: Request,
+        packed_parameters: Any,
+        needs: tuple[bool, ...],
+        *values: Tensor | None,
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
         mapped, shapes = _map_gradients(program, info.batch_size, in_dims[4:], values)
-        grads = RolloutAdjoint.apply(program, request, None if len(needs) > 3 else known, needs, *mapped)
+        grads = RolloutAdjoint.apply(program, request, None if len(needs) > 3 else packed_parameters, needs, *mapped)
         out = tuple(None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes, strict=True))
         return out, tuple(0 if need else None for need in needs)
 
 
-# Applied functions bind their arguments, which asks for the signature anew in every call if it is not there.
+# `apply` binds arguments, and computes the signature anew in every call where the function does not store it.
 for _forward in (Rollout.forward, RolloutAdjoint.forward):
     setattr(_forward, "__signature__", inspect.signature(_forward))  # noqa: B010  (functions have no such attribute, says mypy)
 
@@ -298,11 +314,11 @@ for _forward in (Rollout.forward, RolloutAdjoint.forward):
 
 
 def available() -> bool:
-    """`loader.available`, as a constant to torch.compile."""
+    """`loader.available`, which is a constant to torch.compile."""
     return loader.available()
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler.
+# This has the effect of torch.compiler.assume_constant_result, without importing the compiler.
 available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -329,7 +345,7 @@ def step(
     states, impulses, w, status, iterations, substeps = rollout(program, request, parameters, z, u.unsqueeze(-2), wrench, warm)
     after = states.select(-2, 1)
     return StepOutput(
-        after.clone() if after.requires_grad else after,  # (backward keeps the trajectory, and callers may write to what they get)
+        after.clone() if after.requires_grad else after,  # backward keeps the trajectory, and callers may write to theirs
         impulses.select(-2, 0),
         status.select(-1, 0),
         iterations.select(-1, 0),
@@ -367,7 +383,7 @@ def minimal_jacobian(
     warm: Tensor | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """(..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` where that is given."""
+    """The Jacobian (..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` if given."""
     u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
         result = cast(Tensor, minimal_jacobian_op(q, qd, u, wrench, warm, list(parameters.tensors), program.number, encode(request)))

@@ -1,4 +1,4 @@
-"""Packed parameters: everything physical that the kernel reads of an environment, as one vector in the order that `tables.py` declares."""
+"""Packed parameters: all physical numbers that the kernel reads of an environment, one vector in the order that `tables.py` declares."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ KINDS = (StandardJoint, JointElement, Contact, JointCoupling)  # in the order of
 
 
 class Packed(NamedTuple):
-    """Parameters as the kernel reads them: (N or 1, num_parameters), and its object for the springs and dampers that act in them."""
+    """Parameters as the kernel reads them, (N or 1, num_parameters), and its object for the springs and dampers that act."""
 
     values: Tensor
     handle: int
 
 
 class Piece(NamedTuple):
-    """The packed parameters of a group: the layout of those of one member, and the place of those of the first."""
+    """The packed parameters of a group: the layout of one member's parameters, and the position of the first member's."""
 
     group: Group
     layout: np.dtype
     start: int
 
     def place(self, member: int, name: str | None = None) -> int:
-        """Of a member's parameters, or of those in one field; −1 where it has no such field."""
+        """Position of a member's parameters, or of its field `name`; −1 where it has no such field."""
         first = self.start + size(self.layout) * member
         if name is None:
             return first
@@ -90,14 +90,14 @@ def _layout(group: Group) -> np.dtype:
 
 
 def is_plain(group: Group) -> bool:
-    """Whether the contacts of a group are those of a sphere with a half-space of the world, and without couples."""
+    """Whether the contacts of a group join a sphere and a half-space of the world, without couples."""
     return (
         shapes_of(group) == ("sphere", "surface") and group.body_index.shape[1] == 1 and not any(name in group.fields for name in COUPLES)
     )
 
 
 def shapes_of(group: Group) -> tuple[str, str]:
-    """Shapes of the contacts of a group, and of what they touch: names of `SHAPES`."""
+    """Shapes of the contacts of a group, and shapes that they touch: names of `SHAPES`."""
     contact = group.template
     assert isinstance(contact, Contact)
     return contact.shape_kind, contact.other_kind
@@ -106,7 +106,7 @@ def shapes_of(group: Group) -> tuple[str, str]:
 def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], parameters: Sequence[Tensor]) -> Tensor:
     """Stacked parameters (`System.stack_parameters`, batch dimensions flattened to N or 1) as (N or 1, num_parameters), float64.
 
-    Axes become bases, normals become contact frames: what the kernel needs is computed once per call.
+    Axes become bases, and normals become contact frames, once per call.
 
     Args:
         fields: the physical fields among these parameters, by the id of the group.
@@ -119,7 +119,7 @@ def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], param
 
 
 def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors (N or 1, members, ...) for the fields of a piece; those that it lacks are zero."""
+    """Tensors (N or 1, members, ...) for the fields of a piece. A missing field is zero."""
     group, element = piece.group, piece.group.template
     if isinstance(element, StandardJoint):
         bases = {
@@ -153,7 +153,7 @@ def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:
 
 
 def _basis(axis: Tensor, free: int) -> Tensor:
-    """Rows of held directions, then of free ones, (..., 9), as `StandardJoint.directions` chooses them."""
+    """Rows of held directions, then of free directions, (..., 9), as `StandardJoint.directions` chooses them."""
     if free in (0, 3):
         return torch.eye(3, dtype=axis.dtype).flatten().expand(*axis.shape[:-1], 9)
     axis = unit(axis)
@@ -162,7 +162,7 @@ def _basis(axis: Tensor, free: int) -> Tensor:
 
 
 def _join(layout: np.dtype, values: Mapping[str, Tensor]) -> Tensor:
-    """Tensors (N or 1, members, ...) in the order of a layout, (N or 1, members, numbers); zeros where there is none."""
+    """Tensors (N or 1, members, ...) in the order of a layout, (N or 1, members, numbers). A missing tensor is zero."""
     members = next(iter(values.values()))
     pieces = []
     for name in layout.names or ():

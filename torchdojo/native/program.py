@@ -1,4 +1,4 @@
-"""A system lowered for the kernel: tables, elimination schedule and packed parameters, and the kernel's objects made of them."""
+"""A system lowered for the kernel: tables, elimination schedule, packed parameters, and the kernel's objects made from them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYP
 
 
 def unsupported(system: System) -> str | None:
-    """What the kernel does not know of a system: an element written by a user, or one with tensors of its own; None if nothing."""
+    """An element of the system that the kernel lacks: one written by a user, or one with tensors of its own. None if there is none."""
     for group in system.groups:
         if isinstance(group.template, JointElement):
-            continue  # as supported as its joint is
+            continue  # supported if its joint is supported
         name = next(key for key, element in system.elements.items() if element is group.template)
         if group.cls not in (*_JOINTS, *CONTACT_MODELS, JointCoupling):
             return f"{name}, a {group.cls.__name__}, is not a built-in joint, coupling or contact"
@@ -53,8 +53,8 @@ def unsupported(system: System) -> str | None:
 class Program:
     """A system lowered for the kernel.
 
-    Springs and dampers that are zero in every environment cost nothing, so there is one table per combination of those that act.
-    Operators know a program by its `number`. Copies and unpickled programs are programs of their own, lowered anew.
+    Springs and dampers that are zero in every environment cost nothing, so there is one table per combination that acts. Operators
+    identify a program by its `number`. Copies and unpickled programs have numbers of their own, and are lowered anew.
     """
 
     def __init__(self, system: System) -> None:
@@ -84,7 +84,7 @@ class Program:
         self._lock = threading.Lock()
         self._last: tuple[Tensor, Packed] | None = None
         _by_number[self.number] = self
-        _by_system[id(self.system)] = self  # (a program keeps its system, so that the id stays taken)
+        _by_system[id(self.system)] = self  # a program keeps its system, so the id stays taken
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("number", "_handles", "_lock", "_last")}
@@ -117,7 +117,7 @@ class Program:
             return self._handles[acting]
 
     def packed(self, parameters: Sequence[Tensor]) -> Packed:
-        """`pack` and `handle` of parameters whose batch dimensions are flattened to N or 1; those of the last call if they are the same."""
+        """`pack` and `handle` of parameters whose batch dimensions are flattened to N or 1, kept for equal numbers in the next call."""
         if max(len(p) for p in parameters) > 1:
             return Packed(self.pack(parameters), self.handle(parameters))
         numbers = torch.cat([p.reshape(-1) for p in parameters])
@@ -137,7 +137,7 @@ def create(table: np.ndarray, schedule: np.ndarray, layout: int | None = None) -
     """The kernel's object for these tables.
 
     Raises:
-        NativeUnavailable: the kernel was compiled from other declarations than this process has, or the tables are not as long as they say.
+        NativeUnavailable: the kernel has other declarations than this process, or the length of a table differs from that in its head.
     """
     given = header.layout() if layout is None else layout, table.size, schedule.size
     expected = (ctypes.c_uint64 * 3)()
@@ -162,20 +162,20 @@ _by_system: weakref.WeakValueDictionary[int, Program] = weakref.WeakValueDiction
 
 
 def program(system: System) -> Program:
-    """The program of a system, lowered at its first use and kept by whoever asked for it."""
+    """The program of a system, lowered at its first use and kept alive by its users."""
     return _by_system.get(id(system)) or Program(system)
 
 
 def by_number(number: int) -> Program:
-    """The program that an operator was given the number of.
+    """The program with this number.
 
     Raises:
-        RuntimeError: it is gone, together with its mechanism.
+        RuntimeError: the program is gone, together with its mechanism.
     """
-    found = _by_number.get(number)
-    if found is None:
+    lowered = _by_number.get(number)
+    if lowered is None:
         raise RuntimeError("torchdojo: the mechanism of this step no longer exists; keep it alive until its gradients are taken")
-    return found
+    return lowered
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A request as numbers: those that operators of PyTorch take, of which the kernel's options are a part."""
+"""A request as numbers, as operators of PyTorch take it. The kernel's options are a part of these numbers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torchdojo.solver.options import OnFailure, SolverOptions
 
 __all__ = ["decode", "encode", "kernel_options"]
 
-#: The kernel's own options, then what Python does with the result.
+#: The kernel's own options, then the options that Python applies to the result.
 FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), "raises", "raise_invalid")
 _MODES = {number: mode for mode, number in GRADIENT_MODES.items()}
 
 
 def encode(request: Request) -> list[float]:
-    """The numbers of a request, in the order of `FIELDS`, without the κ that environments have of their own."""
+    """The numbers of a request, in the order of `FIELDS`, without the κ of single environments."""
     options = request.options
     residual_tol, path_tol = options.tolerances(torch.float64)
     return [
@@ -40,7 +40,7 @@ def encode(request: Request) -> list[float]:
 
 
 def decode(numbers: Sequence[float]) -> Request:
-    """The request that `encode` made these numbers of."""
+    """The request from which `encode` makes these numbers."""
     return _decode(tuple(numbers))
 
 

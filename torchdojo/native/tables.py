@@ -53,7 +53,7 @@ class JointCone(enum.IntEnum):
 CONTACT_LAWS = contact.Contact.laws
 COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
 SHAPE_KINDS = (*pairs.KINDS, "surface")
-GRADIENT_MODES = {mode: number for number, mode in enumerate(GradientMode)}  # how a mode crosses to the kernel
+GRADIENT_MODES = {mode: number for number, mode in enumerate(GradientMode)}  # the kernel's numbers of the modes
 
 #: C++ name, with its struct or namespace -> its integer type and its members.
 ENUMS: dict[str, tuple[str, dict[str, int]]] = {
@@ -182,27 +182,27 @@ def row(dtype: np.dtype, **values: object) -> tuple:
 
 
 def numbers(layout: np.dtype | None = None, /, **sizes: int | np.dtype) -> np.dtype:
-    """Fields of float64 behind those of a layout: how many numbers each has, or which fields of its own."""
+    """Fields of float64 behind the fields of a layout. Each has a count of numbers, or a layout of its own."""
     fields: list[tuple] = [] if layout is None else [(name, layout[name]) for name in layout.names or ()]
     fields += [(name, np.float64, (kind,)) if isinstance(kind, int) else (name, kind) for name, kind in sizes.items()]
     return np.dtype(fields)
 
 
 def place(layout: np.dtype, name: str) -> int:
-    """Numbers in front of a field."""
+    """Count of numbers in front of a field."""
     assert layout.fields is not None
     return layout.fields[name][1] // 8
 
 
 def size(layout: np.dtype) -> int:
-    """Numbers of all fields."""
+    """Count of numbers in all fields."""
     return layout.itemsize // 8
 
 
 # The packed parameters of one environment: the globals, then bodies, joints, limits and frictions of joints, contacts, couplings.
 GLOBAL_PARAMETERS = numbers(timestep=1, gravity=3)
 BODY_PARAMETERS = numbers(mass=1, inertia=9)
-# Two bases, in the joint frame: held directions, then free ones, a row each.
+# Two bases, in the joint frame. Each has a row per held direction, then a row per free direction.
 JOINT_PARAMETERS = numbers(translations=9, rotations=9, parent_anchor=3, child_anchor=3, orientation=4)
 FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1)  # behind the others, per free direction; armature only where it is given
 # A number of each law and of each couple stands behind the others, where it is given.
@@ -233,7 +233,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
 
 # -- constants ---------------------------------------------------------------------------------------------------------------------------
 
-MOST_FACETS = 32  # of a pyramid
+MOST_FACETS = 32  # maximum of facets of a pyramid
 
 #: C++ namespace -> name -> value. Integers stay integers, a tuple becomes an array.
 CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
@@ -281,10 +281,10 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "continuation_easy": continuation.EASY,
         "continuation_longest": continuation.LONGEST,
         "continuation_shortest": continuation.SHORTEST,
-        # the limit κ → 0
+        # the hard limit κ → 0
         "limit_kappa": hard_maps.HARD_KAPPA,
-        "limit_path_tol": hard_limit.LIMIT_PATH_TOL,
-        "limit_residual_tol": hard_limit.LIMIT_RESIDUAL_TOL,
+        "limit_path_tol": hard_limit.HARD_PATH_TOL,
+        "limit_residual_tol": hard_limit.HARD_RESIDUAL_TOL,
         "limit_refinements": hard_maps.HARD_REFINEMENTS,
         "limit_iterations": hard_maps.HARD_ITERATIONS,
         "compliance": hard_maps.COMPLIANCE,

@@ -1,4 +1,4 @@
-"""The compiler of the native kernel: which one, with which flags, and what tells this machine from another."""
+"""The compiler of the native kernel, its flags, and the features that tell this machine from another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
     "CPU_CHOICES",
     "LANGUAGE",
     "OPENMP_CHOICES",
-    "OPTIMISED",
+    "OPTIMIZED",
     "SANITIZED",
     "NativeUnavailable",
     "compiler_version",
@@ -29,19 +29,18 @@ __all__ = [
 ]
 
 LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math")
-OPTIMISED = ("-O3",)
+OPTIMIZED = ("-O3",)
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 
-# Ways to ask for the same thing, best first, each as (compiler flags, linker flags): the first that the compiler takes is used.
-# (Compilers hold copies in registers of 512 bits for expensive and make two of one: what was written in halves is then waited for where it
-# is read whole.)
+# Ways to ask for the same thing, best first, each as (compiler flags, linker flags). The first way that the compiler takes is used.
+# Compilers take copies in registers of 512 bits for expensive, and copy in two halves. A later read of the whole then waits for both.
 CPU_CHOICES = (
     (("-march=native", "-mmove-max=512", "-mstore-max=512"), ()),
     (("-march=native",), ()),
     (("-mcpu=native",), ()),
     ((), ()),
 )
-OPENMP_CHOICES = ((("-fopenmp",), ("-fopenmp",)), (("-Xpreprocessor", "-fopenmp"), ("-lomp",)), ((), ()))  # the second: Apple's clang
+OPENMP_CHOICES = ((("-fopenmp",), ("-fopenmp",)), (("-Xpreprocessor", "-fopenmp"), ("-lomp",)), ((), ()))  # the second is for Apple's clang
 
 
 class NativeUnavailable(RuntimeError):  # noqa: N818 (it reads as a state, and users catch it by this name)
@@ -74,7 +73,7 @@ def compiler_version(compiler: str) -> str:
 
 
 def _run_compiler(command: list[str], check: bool = False) -> subprocess.CompletedProcess[str]:
-    # LD_PRELOAD may hold the AddressSanitizer, which is meant for this process and not for the compiler.
+    # LD_PRELOAD may hold the AddressSanitizer for this process. The compiler must not load it.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"} | {"LC_ALL": "C"}
     return subprocess.run(
         command, env=environment, text=True, errors="replace", stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=check
@@ -82,21 +81,21 @@ def _run_compiler(command: list[str], check: bool = False) -> subprocess.Complet
 
 
 def cpu_features() -> list[str]:
-    """What tells this CPU from another: a home shared by unlike machines must never run code built for the other one."""
+    """Features that tell this CPU from another. Unlike machines that share a home must never run each other's code."""
     x86 = {"vendor_id", "cpu family", "model", "model name", "stepping", "flags"}
     others = {"Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "isa"}
-    found = [platform.machine()]
+    features = [platform.machine()]
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 name, _, value = line.partition(":")
-                if not line.strip() and len(found) > 1:
+                if not line.strip() and len(features) > 1:
                     break  # the first processor is enough, and reading all of 256 takes milliseconds
                 if name.strip() in x86 | others:
-                    found.append(f"{name.strip()}: {' '.join(sorted(value.split()))}")
+                    features.append(f"{name.strip()}: {' '.join(sorted(value.split()))}")
     except OSError:
         pass
-    return found if len(found) > 1 else [*found, platform.processor(), platform.platform()]
+    return features if len(features) > 1 else [*features, platform.processor(), platform.platform()]
 
 
 def libc() -> str:
@@ -117,7 +116,7 @@ def require_asan_runtime(compiler: str) -> None:
 
 
 def settle_flags(folder: Path, compiler: str, flags: Sequence[str], sanitize: bool) -> tuple[list[str], list[str]]:
-    """(compiler flags, linker flags): those given and the best of each choice that this compiler takes. Probes are compiled in a folder."""
+    """(compiler flags, linker flags): the given flags and the best choices that this compiler takes. Probes are compiled in `folder`."""
     compile_flags, link_flags = list(flags), list(SANITIZED[2:3]) if sanitize else []
     if sanitize and "clang" in compiler_version(compiler):
         link_flags.append("-shared-libasan")  # the default of GCC

@@ -1,4 +1,4 @@
-"""Options of the solver, and the status that every environment comes back with."""
+"""Options of the solver, and the status of every environment after a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Backend", "GradientMode", "OnFailure", "RandomizedSmoothing", "Solve
 
 
 class Status(enum.IntEnum):
-    """Outcome of one step of one environment. `explain` says what to do about it."""
+    """Outcome of one step of one environment. `explain` gives the usual causes and remedies."""
 
     SUCCESS = 0
     MAX_ITERATIONS = 1
@@ -38,14 +38,14 @@ _EXPLANATIONS = {
 
 
 class OnFailure(str, enum.Enum):
-    """What happens to an environment whose step fails: flag it in `StepOutput.status`, or raise for the whole batch."""
+    """Treatment of an environment whose step fails: flag it in `StepOutput.status`, or raise for the whole batch."""
 
     FLAG = "flag"
     RAISE = "raise"
 
 
 class Backend(str, enum.Enum):
-    """What takes the steps: the compiled kernel, the reference in PyTorch, or the kernel wherever it can."""
+    """The backend that takes the steps: the compiled kernel, the reference in PyTorch, or the kernel wherever possible."""
 
     AUTO = "auto"
     REFERENCE = "reference"
@@ -53,30 +53,30 @@ class Backend(str, enum.Enum):
 
 
 class GradientMode(str, enum.Enum):
-    """What is differentiated when a step is.
+    """The derivative that is taken of a step.
 
-    CENTRAL_PATH: the step itself, a smooth function at κ > 0, or at a larger `grad_kappa`: a smoothed one (Howell et al. 2025, section V).
-        Right to rounding, cheap, and never zero: contacts that do not touch yet pull a little, and stiction gives way a little. Where the
-        smoothing is wide it misleads: the gradient at a large `grad_kappa` is that of another, softer world, and descent ends where that
-        one is best; anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
-    EXACT: the limit κ → 0. Contacts are breaking, sticking or sliding, facets of pyramids, limits and joint friction open or closed, and
-        the equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13; elements/hard_maps.py). Good for
-        identification and for fine optimization within one sequence of contacts. It is one-sided where a class changes, says nothing of
-        the other side, and is zero in all directions in which contacts hold: a box that rests cannot learn to lift. Impulses of redundant
-        contacts (four corners) have derivatives of least norm, since there they are not unique. Where contacts with restitution bounce,
-        it is the derivative of the motion in continuous time, to first order in the timestep, and not that of the step as it is computed,
-        which differences of the step would show: a ball that starts higher bounces later, and is lower afterwards (dx⁺/dx = −e; the
-        step, x⁺ = x + h v⁺ wherever in it the impact is, says 1). That is the saltation matrix, see `torchdojo.gradients.impacts`.
+    CENTRAL_PATH: the derivative of the step itself, a smooth function at κ > 0. A larger `grad_kappa` smooths more (Howell et al. 2025,
+        section V). It is right to rounding, cheap, and never zero: contacts that do not touch yet pull a little, and stiction gives way a
+        little. Wide smoothing misleads. The gradient at a large `grad_kappa` belongs to another, softer world, and descent ends where that
+        world is best. So anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
+    EXACT: the derivative in the hard limit κ → 0. Contacts are breaking, sticking or sliding. Facets of pyramids, joint limits and joint
+        friction are open or closed. The equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13;
+        elements/hard_maps.py). It is good for identification and for fine optimization within one sequence of contacts. Where a class
+        changes, it is one-sided and says nothing of the other side. It is zero in all directions in which contacts hold: a box that rests
+        cannot learn to lift. Impulses of redundant contacts (four corners) have derivatives of least norm, since there they are not unique.
+        Where contacts with restitution bounce, it is the derivative of the motion in continuous time, to first order in the timestep.
+        Differences of the step show another one, dx⁺/dx = 1, since x⁺ = x + h v⁺ wherever in the step the impact is. But a ball that starts
+        higher bounces later, and is lower afterwards: dx⁺/dx = −e. `torchdojo.gradients.impacts` derives this saltation matrix.
     COMPLEMENTARITY_AWARE: `EXACT`, with a way out of such flat places (Nimble: Werling et al. 2021, section 4.4). Where the loss would go
-        down if pressed contacts opened, these are taken for breaking: those with the world, or all of them. Of the three gradients the one
-        largest in the inputs counts (in the wrench, for mechanisms without inputs), environment by environment, and the exact one in case
-        of a tie. Good for getting started. It is no gradient of anything: it may promise a descent that the impulses then do not allow, so
+        down if pressed contacts opened, such contacts are taken for breaking: those with the world, or all. In each environment, the
+        gradient that is largest in the inputs wins among these two and the exact one, which wins ties. Without inputs, the wrench decides.
+        It is good for getting started. It is no gradient of anything, and may promise a descent that the impulses then do not allow. So
         take small steps, and finish with `EXACT`. It depends on the loss, so there is no Jacobian of this kind.
-    RANDOMIZED: the mean of gradients at inputs and wrenches to which Gaussian noise is added: the gradient of a randomly smoothed step, by
-        its first-order estimator (Suh et al. 2022, "Do differentiable simulators give better policy gradients?"). Good across events that
-        noise reaches, of any kind and number. It costs a step and a gradient per sample, and has their variance; events that all samples
-        miss do not exist for it; and at jumps (an impact that is missed or not) it is biased, since a mean of derivatives does not see the
-        jump. Values stay those of the step without noise.
+    RANDOMIZED: the mean of gradients at inputs and wrenches with added Gaussian noise. It is the gradient of a randomly smoothed step, by
+        its first-order estimator (Suh et al. 2022, "Do differentiable simulators give better policy gradients?"). It is good across events
+        that noise reaches, of any kind and number. It costs a step and a gradient per sample, and has their variance. Events that all
+        samples miss do not exist for it. At jumps, such as an impact that is missed or not, it is biased: a mean of derivatives does not
+        see the jump. Values stay those of the step without noise.
     """
 
     CENTRAL_PATH = "central_path"
@@ -91,14 +91,14 @@ class GradientMode(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomizedSmoothing:
-    """What `GradientMode.RANDOMIZED` averages over.
+    """The samples over which `GradientMode.RANDOMIZED` averages.
 
     Args:
         samples: number of perturbed steps per environment and step.
-        input_deviation: standard deviation of what is added to the entries of u [N, N·m], one number for all or one for each.
-        wrench_deviation: the same of the wrench [N, N·m].
-        seed: of the samples, which are the same in every backward pass.
-        mode: of the gradient of each sample, "central_path" or "exact".
+        input_deviation: standard deviation of the noise on the entries of u [N, N·m], one number for all or one for each.
+        wrench_deviation: standard deviation of the noise on the wrench [N, N·m].
+        seed: seed of the samples, which are the same in every backward pass.
+        mode: gradient mode of each sample, "central_path" or "exact".
 
     Raises:
         ValueError: a value out of its range; the message says which.
@@ -121,7 +121,7 @@ class RandomizedSmoothing:
             values = tuple(value) if isinstance(value, Sequence) else (value,)
             if not all(math.isfinite(v) and v >= 0 for v in values):
                 raise ValueError(f"RandomizedSmoothing.{name}: got {value}; allowed: finite numbers >= 0 [N, N·m]")
-            object.__setattr__(self, name, values if isinstance(value, Sequence) else value)  # (hashable)
+            object.__setattr__(self, name, values if isinstance(value, Sequence) else value)  # hashable
             some |= any(values)
         if not some:
             raise ValueError("RandomizedSmoothing: got no deviation; give input_deviation= or wrench_deviation= a positive number [N, N·m]")
@@ -146,19 +146,19 @@ class SolverOptions:
 
     Args:
         kappa: central-path parameter [N·s·m in gap rows, J in friction rows]: every complementarity product equals it.
-        grad_kappa: gradients are taken at this larger kappa instead (smoothed gradients). None: the same as `kappa`. A single call may be
-            given another one, for each environment its own.
-        gradient_mode: "central_path", "exact", "complementarity_aware" or "randomized"; `td.GradientMode` says what each is good for.
+        grad_kappa: a larger kappa at which gradients are taken instead (smoothed gradients). None: the same as `kappa`. A single call may
+            have another one, even one per environment.
+        gradient_mode: "central_path", "exact", "complementarity_aware" or "randomized"; `td.GradientMode` explains them.
         randomized: `td.RandomizedSmoothing`, which the mode "randomized" needs.
         residual_tol: largest absolute violation of any equation [N·s, N·m·s, m, m/s]. None: 1e-9 in float64, 1e-5 in float32.
         central_path_tol: largest violation of a complementarity row, as a fraction of kappa.
-        max_iterations: Newton iterations per attempt; a step may make several attempts (warm, cold, continuation).
+        max_iterations: maximum of Newton iterations per attempt; a step may make several attempts (warm, cold, continuation).
         min_iterations: Newton iterations made even where the tolerances hold already. They converge quadratically: one or two polish the
             solution to rounding, as finite differences of the step need.
-        max_halvings: how often a step without a solution may be split into two of half its length (0: never).
+        max_halvings: maximum number of times that a step without a solution is split into two of half its length (0: never).
         on_failure: "flag" or "raise".
-        backend: "auto": the compiled kernel in float64 on the CPU where all joints and contacts are built in and a compiler was found, the
-            reference elsewhere. "reference", or "native", which raises where the kernel cannot be used.
+        backend: "auto" takes the compiled kernel in float64 on the CPU, if all joints and contacts are built in and there is a compiler. It
+            takes the reference elsewhere. "reference" takes the reference. "native" raises where the kernel cannot be used.
 
     Raises:
         ValueError: a value out of its range; the message says which.
@@ -202,7 +202,7 @@ class SolverOptions:
         mode = GradientMode(self.gradient_mode)
         if mode.needs_limit and self.grad_kappa is not None:
             raise ValueError(
-                f"SolverOptions.grad_kappa: got {self.grad_kappa} with gradient_mode={mode.value!r}, which is the limit of no smoothing; "
+                f"SolverOptions.grad_kappa: got {self.grad_kappa} with gradient_mode={mode.value!r}, the hard limit of no smoothing; "
                 'allowed: None, or gradient_mode="central_path"'
             )
         if (mode is GradientMode.RANDOMIZED) != isinstance(self.randomized, RandomizedSmoothing):
@@ -229,5 +229,5 @@ class SolverOptions:
             raise ValueError(
                 f"residual_tol = {self.residual_tol} is below what float32 resolves; use 1e-5, None, or mech.to(torch.float64)"
             )
-        # A product of 1e-4 whose factors carry the rounding of positions of order 1 m is known to about 1 % in float32.
+        # In float32, a product of 1e-4 is accurate to about 1 %: its factors carry the rounding of positions of order 1 m.
         return self.residual_tol or 1e-5, max(self.central_path_tol, 1e-2)

@@ -1,7 +1,7 @@
-"""The layout of a state: which numbers of z are which, and poses with the world behind the bodies.
+"""The layout of a state: the meaning of the numbers of z, and poses with the world behind the bodies.
 
-Per body z = [x(3), v(3), q(4), omega(3)]; x, q are the current configuration, v (world), omega (body) the velocity that led to it. Its
-tangent has 12 numbers per body, [dx, dv, dphi, domega] with dphi a rotation vector in the body frame.
+Per body z = [x(3), v(3), q(4), omega(3)]. Here x, q are the current configuration, and v (world), omega (body) are the velocity that led to
+it. The tangent has 12 numbers per body, [dx, dv, dphi, domega], with dphi a rotation vector in the body frame.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BodyStates(NamedTuple):
 
 
 def split_state(z: Tensor) -> BodyStates:
-    """(..., 13 nb) to its parts. Quaternions are normalized, so gradients come back tangent to the unit sphere."""
+    """Split (..., 13 nb) into its parts. Quaternions are normalized, so gradients come back tangent to the unit sphere."""
     x, v, q, omega = z.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
     return BodyStates(Pose(x, quat.normalize(q)), Twist(v, omega))
 
@@ -56,12 +56,12 @@ def join_state(pose: Pose, twist: Twist) -> Tensor:
 
 
 def split_twists(twists: Tensor) -> Twist:
-    """(..., 6) to v and ω."""
+    """Split (..., 6) into v and ω."""
     return Twist(twists[..., :3], twists[..., 3:])
 
 
 def neutral_state(z: Tensor) -> Tensor:
-    """All bodies at the origin and at rest, (13 nb,). It stands in for an invalid state z (..., 13 nb), so that no gradient becomes NaN."""
+    """All bodies at the origin and at rest, (13 nb,). This state replaces an invalid z (..., 13 nb), so that no gradient becomes NaN."""
     neutral = z.new_zeros(z.shape[-1] // STATE_SIZE, STATE_SIZE)
     neutral[:, ORIENTATION.start] = 1
     return neutral.flatten()

@@ -1,8 +1,11 @@
-"""States with closed loops: joint coordinates of a spanning tree that satisfy the joints outside it, and the couplings.
+"""States with closed loops: joint coordinates of a spanning tree that satisfy the joints outside the tree, and the couplings.
 
-The rows r of those joints and couplings are functions of the tree's coordinates y; r(y) = 0 is solved by Levenberg and Marquardt's
-iteration δ = −Jᵀ(J Jᵀ + μI)⁻¹ r with μ = |r|², which needs no full rank of J (loops have redundant rows, and stretched ones are singular)
-and still converges quadratically where the solutions are not isolated (Yamashita and Fukushima 2001). Started at y, it ends next to y.
+The rows r of these joints and couplings are functions of the tree's coordinates y. Levenberg and Marquardt's iteration solves r(y) = 0:
+
+    δ = −Jᵀ(J Jᵀ + μI)⁻¹ r   with   μ = |r|².
+
+It needs no full rank of J: loops have redundant rows, and stretched loops are singular. It still converges quadratically where the
+solutions are not isolated (Yamashita and Fukushima 2001). Started at y, it ends next to y.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, 
             piece = by_name[name].coordinates
             q = _put(q, piece, value.get("q", 0.0), f"{name}.q")
             qd = _put(qd, piece, value.get("qd", 0.0), f"{name}.qd")
-            if name in mech.joints:  # the others, poses of joints without coordinates, tell where the search starts
+            if name in mech.joints:  # poses of joints without coordinates only start the search
                 given[0, piece], given[1, piece] = "q" in value, "qd" in value
     placed = {name: value for name, value in values.items() if name not in by_name}
     if any(_carries(mech, name) for name in placed):
@@ -105,28 +108,28 @@ def close_loops(mech: Structure, z: Tensor, hold: Sequence[str]) -> Tensor:
 
 @torch.no_grad()
 def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
-    """By how much the joints outside the tree and the couplings are open at z, the most of a batch: name -> (distance [m], angle [rad]).
+    """Gaps at z of the joints outside the tree and of the couplings, largest of a batch: name -> (distance [m], angle [rad]).
 
-    (Of a coupling: (gap of its row, 0) for a follower that slides, (0, gap) for one that turns.)
+    A coupling has (gap of its row, 0) if its follower slides, and (0, gap) if it turns.
     """
-    found: dict[str, tuple[float, float]] = {}
+    openings: dict[str, tuple[float, float]] = {}
     tree = mech.tree_joints
     for name, joint in mech.named_joints().items():
         if name not in tree:
             rows = joint.constraint(*mech.element_poses(z, joint))
-            split = 3 - joint.free_translations if isinstance(joint, StandardJoint) else joint.num_rows  # what a user wrote: as distances
+            split = 3 - joint.free_translations if isinstance(joint, StandardJoint) else joint.num_rows  # a user's rows are distances
             distance = torch.linalg.vector_norm(rows[..., :split], dim=-1)
             sine = torch.linalg.vector_norm(rows[..., split:], dim=-1).clamp_max(1.0)
-            found[f"joint {name!r}"] = float(distance.max()), float(2 * torch.asin(sine).max())
+            openings[f"joint {name!r}"] = float(distance.max()), float(2 * torch.asin(sine).max())
     for name, coupling in mech.named_couplings().items():
         gap = float(coupling.constraint(*mech.element_poses(z, coupling)).abs().max())
         slides = coupling.coordinates[1] < coupling.joints[1].free_translations
-        found[f"coupling {name!r}"] = (gap, 0.0) if slides else (0.0, gap)
-    return found
+        openings[f"coupling {name!r}"] = (gap, 0.0) if slides else (0.0, gap)
+    return openings
 
 
 def _closed(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor, where: str) -> Tensor:
-    """z (..., 13 nb) next to the tree coordinates q and rates qd (..., n), with those that are `given` (2, n) unchanged."""
+    """z (..., 13 nb) next to the tree coordinates q and rates qd (..., n). Coordinates and rates that are `given` (2, n) stay."""
     h = mech.timestep
 
     def place(q: Tensor, qd: Tensor) -> Tensor:
@@ -136,7 +139,7 @@ def _closed(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
         return _rows(mech, place(q, torch.zeros_like(q)))
 
     def rows_before(change: Tensor) -> Tensor:
-        """At the configuration one step earlier, the coordinates of which are `change` [m, rad] behind."""
+        """Rows at the configuration one step earlier, whose coordinates are `change` [m, rad] behind."""
         pose, twist = split_state(place(q, change / h[..., None]))
         earlier = previous_pose(pose, twist, h[..., None, None])
         return _rows(mech, join_state(earlier, Twist(torch.zeros_like(twist.v), torch.zeros_like(twist.omega))))
@@ -158,7 +161,7 @@ def _closed(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
 
 
 def _follow(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """Coordinates and rates with those of followers set from their leaders, where they are not given."""
+    """Coordinates and rates in which followers that are not given follow from their leaders."""
     places = {entry.name: entry.coordinates.start for entry in order}
     for _ in mech.couplings:  # chains of any order
         for coupling in mech.named_couplings().values():
@@ -176,19 +179,19 @@ def _follow(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
 
 
 def _rows(mech: Structure, z: Tensor) -> Tensor:
-    """What is to vanish: rows of the joints outside the tree, then of the couplings, (..., m) [m, half-angle or rad]."""
+    """Rows that must vanish: of the joints outside the tree, then of the couplings, (..., m) [m, half-angle or rad]."""
     tree = mech.tree_joints
     elements = [joint for name, joint in mech.named_joints().items() if name not in tree] + list(mech.named_couplings().values())
     return mech.constraint_rows(z, elements)
 
 
 def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, bool]:
-    """y (..., n) next to the given one with rows(y) = 0, and whether there is one. Only the coordinates `free` (n,) change."""
+    """The root of `rows` next to y (..., n), and whether there is one. Only the coordinates `free` (n,) change."""
     with torch.no_grad():
         answer, error = _iterate(rows, y, free)
         number = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
         for attempt in range(1, ATTEMPTS + 1):
-            # A straight chain that is too long is stationary: no first-order change shortens it. A little off, it is not.
+            # A straight chain that is too long is stationary: no first-order change shortens it. A bent one is not stationary.
             failed = error > _tolerance(y)
             if not bool(failed.any()) or not bool(free.any()):
                 break
@@ -200,10 +203,11 @@ def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[T
 
 
 def _with_gradient(rows: Callable[[Tensor], Tensor], y: Tensor, answer: Tensor, free: Tensor) -> Tensor:
-    """`answer`, as a function of the coordinates y that it was found from, and of what else enters the rows.
+    """`answer`, as a function of the coordinates y where the iteration starts, and of all else that enters the rows.
 
     r(answer; y, θ) = 0 moves with δ = −J⁺(J dy + ∂r/∂θ dθ) along the free coordinates on top of dy (implicit function theorem, least
-    norm): one Newton step, of no length, whose right-hand side carries the graph. (Of y next to the answer; curvature is left out.)
+    norm). This is one Newton step of no length, whose right-hand side carries the graph. Curvature is left out, so y must lie next to the
+    answer.
     """
     if not torch.is_grad_enabled():
         return answer
@@ -228,7 +232,7 @@ def _iterate(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple
         error = torch.linalg.vector_norm(value, dim=-1)
         better = error < best
         answer, best = torch.where(better[..., None], y, answer), torch.where(better, error, best)
-        # An error of rounding is the end, and leaves a state that was closed as it was.
+        # The iteration ends at rounding, so a closed state stays as it is.
         moving = (error > 1e-3 * _tolerance(y)) & torch.isfinite(error)
         if not bool(moving.any()) or not bool(free.any()):
             break
@@ -250,8 +254,8 @@ def _tolerance(z: Tensor) -> float:
 
 
 def _open_message(mech: Structure, z: Tensor, where: str) -> str:
-    limit = _tolerance(z)
-    still = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, z).items() if max(m, rad) > limit]
+    tolerance = _tolerance(z)
+    still = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, z).items() if max(m, rad) > tolerance]
     return (
         f"a loop cannot be closed {where}: at the nearest state found, {', '.join(still)} stays open. Correct the anchors, axes and "
         "orientations of these joints (or ratio and offset of the coupling), or start from coordinates nearer to a closed loop: "

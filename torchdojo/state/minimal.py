@@ -1,8 +1,9 @@
 """Minimal coordinates of a spanning tree, and the maps between them and the maximal state.
 
-The velocity of a joint is the backward difference of its coordinates over one step, (q(t) − q(t−h)) / h, as z holds the velocity that led
-to the current configuration. Built this way, a maximal state made from (q, qd) satisfies the joint equations at both ends of that step, and
-nothing has to settle when a simulation starts. For rotations it is F · rotation_vector(p⁻⁻¹ p) / h, p⁻ the relative orientation before.
+The velocity of a joint is the backward difference of its coordinates over one step, (q(t) − q(t−h)) / h. This agrees with z, which holds
+the velocity that led to the current configuration. A maximal state built from (q, qd) then satisfies the joint equations at both ends of
+that step. So nothing has to settle when a simulation starts. The velocity of rotations is F · rotation_vector(p⁻⁻¹ p) / h, with p⁻ the
+relative orientation before.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class JointOrder(NamedTuple):
 
 
 def spanning_order(body_names: Sequence[str], joints: Mapping[str, Joint]) -> list[JointOrder]:
-    """Order in which a spanning tree is built up from the world; `tree_joints` chooses it. Coordinates are in declared order; those of
-    `FreePose` joints follow.
+    """Order in which a spanning tree grows from the world outwards. `tree_joints` chooses the tree.
+
+    Coordinates are in declared order, and coordinates of `FreePose` joints follow.
 
     Raises:
         ValueError: bodies that no chain of joints connects to the world.
@@ -65,8 +67,8 @@ def tree_names(joints: Mapping[str, Joint]) -> list[str]:
 def tree_joints(joints: Mapping[str, Joint]) -> dict[str, Joint]:
     """The joints of a spanning tree, from the world outwards; the others close loops.
 
-    Of several joints that lead to a body it is the first one in declared order, unless the bodies would then hang on each other alone.
-    A body that only joints without coordinates lead to gets the coordinates of a `FreePose`, "PARENT_to_BODY", in their place.
+    If several joints lead to a body, the tree has the first one in declared order, unless bodies would then hang on each other alone. If
+    only joints without coordinates lead to a body, the body gets the coordinates of a `FreePose`, "PARENT_to_BODY".
     """
     carrying = {name: joint for name, joint in joints.items() if joint.carries_child}
     first: dict[str, str] = {}
@@ -96,7 +98,7 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
     state = split_state(z)
     h = timestep[..., None]
     before = previous_pose(state.pose, state.twist, h[..., None])
-    # One entry more, with index −1: the world.
+    # The world is one more entry, with index −1.
     now, before = with_world(state.pose), with_world(before)
     q: dict[str, Tensor] = {}
     qd: dict[str, Tensor] = {}

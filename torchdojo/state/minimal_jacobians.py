@@ -1,4 +1,4 @@
-"""Derivatives of the maps between minimal and maximal states (minimal.py), by hand, for all joints of a tree at once.
+"""Derivatives of the maps between minimal and maximal states (state/minimal.py), by hand, for all joints of a tree at once.
 
 Tangents of poses are (dx, dφ), φ in the body frame: R' = R (1 + [dφ]×). Between a parent a and a child b, with the anchors p_a and p_b,
 
@@ -36,14 +36,14 @@ class _Tree(NamedTuple):
 
     parent: Tensor  # (E,), the number of bodies for the world
     child: Tensor  # (E,)
-    translations: Tensor  # (E, 3) places of the coordinates in q, their number where there is none
+    translations: Tensor  # (E, 3) places of the coordinates in q; the size of q where there is none
     rotations: Tensor
     translational_axes: Tensor  # (..., E, 3, 3), rows in the parent frame
     rotational_axes: Tensor  # (..., E, 3, 3), rows in the joint frame
     normal: Tensor  # (..., E, 3) across two free rotations, zero for other joints
-    parent_anchor: Tensor  # (..., E, 3)
+    parent_anchor: Tensor  # (..., E, 3) in the parent frame
     child_anchor: Tensor
-    offset: Tensor  # (..., E, 4)
+    offset: Tensor  # (..., E, 4) orientation offset
 
 
 def _stacked(order: Sequence[JointOrder], num_bodies: int, count: int) -> _Tree:
@@ -89,7 +89,7 @@ class _Displacements(NamedTuple):
 
 
 def _displacements(tree: _Tree, pose: Pose) -> _Displacements:
-    """From the poses (..., nb + 1, ·) of the bodies and of the world."""
+    """Displacements of the joints at poses (..., nb + 1, ·) of the bodies and of the world."""
     (x_a, q_a), (x_b, q_b) = (Pose(pose.x[..., i, :], pose.q[..., i, :]) for i in (tree.parent, tree.child))
     a, b = quat.rotation_matrix(q_a), quat.rotation_matrix(q_b)
     lever = (a.mT @ (x_b + quat.rotate(q_b, tree.child_anchor) - x_a)[..., None])[..., 0]
@@ -117,9 +117,9 @@ def _hat(v: Tensor) -> Tensor:
 
 
 def _right_jacobian(phi: Tensor) -> Tensor:
-    """J(φ) with exp(φ + dφ) = exp(φ) exp(J dφ), (..., 3, 3). That of −φ is its transpose."""
+    """J(φ) with exp(φ + dφ) = exp(φ) exp(J dφ), (..., 3, 3). Its transpose is J(−φ)."""
     squared = (phi * phi).sum(-1)[..., None, None]
-    small = squared < 1e-8  # (the next terms of the series are below 1e-18)
+    small = squared < 1e-8  # the next terms of the series are below 1e-18
     safe = torch.where(small, 1.0, squared)
     angle = torch.sqrt(safe)
     first = torch.where(small, 0.5 - squared / 24, (1 - torch.cos(angle)) / safe)
@@ -168,12 +168,12 @@ def minimal_products(order: Sequence[JointOrder], num_bodies: int, z: Tensor, ti
     rates = _blocks(translations / h[..., None], zero, zero, rate)
     rates_before = _blocks(-translations / h[..., None], zero, zero, -rate @ quat.rotation_matrix(delta).mT)
     sides = []
-    for body, (at, earlier) in (
+    for body, (current, earlier) in (
         (tree.parent, (now.by_parent, before.by_parent)),
         (tree.child, (now.by_child, before.by_child)),
     ):
-        body = body.clamp_max(num_bodies - 1)  # (the world's columns are not read)
-        direct, back = torch.cat((coordinates, rates), dim=-2) @ at, rates_before @ earlier
+        body = body.clamp_max(num_bodies - 1)  # no one reads the world's columns
+        direct, back = torch.cat((coordinates, rates), dim=-2) @ current, rates_before @ earlier
         back = torch.cat((torch.zeros_like(back), back), dim=-2)
         # The pose before: dx − h dv and R (dφ − M dω).
         turned = back[..., 3:] @ turn[..., body, :, :]
@@ -207,7 +207,7 @@ def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd
     phi, moved = (
         (tree.rotational_axes.mT @ nn.functional.pad(v, (0, 1))[..., tree.rotations][..., None])[..., 0] for v in (q, h[..., 0] * qd)
     )
-    # How far the joint turns in a step: τ = t + k n with t = h A_rᵀ q̇; with two free rotations k = −n·(p⃗ × t)/p₀ keeps it assembled.
+    # Rotation of the joint in a step: τ = t + k n with t = h A_rᵀ q̇. With two free rotations, k = −n·(p⃗ × t)/p₀ keeps it assembled.
     normal, scalar, vector = tree.normal, now.p[..., :1], now.p[..., 1:]
     double = (normal * normal).sum(-1, keepdim=True) > 0
     scalar = torch.where(double, scalar, 1.0)

@@ -21,8 +21,8 @@ def retract(pose: Pose, dx: Tensor, dphi: Tensor) -> Pose:
 def local_jacobian(function: Callable[[Tensor], Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
     """Value (..., m) and Jacobian (..., m, n) of a function (..., n) -> (..., m) that acts on each leading index by itself.
 
-    Reverse mode with a batch of cotangents. Measured on the 13-body quadruped with 148 contacts, one environment: 30 times faster than
-    `torch.func.jacfwd`, whose structured zeros go through Python.
+    Reverse mode takes a batch of cotangents. On the 13-body quadruped with 148 contacts, it is 30 times faster than `torch.func.jacfwd`,
+    whose structured zeros go through Python.
     """
     with torch.enable_grad():
         leaf = y.detach().requires_grad_()

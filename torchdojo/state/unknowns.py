@@ -1,9 +1,8 @@
-"""Where each element's numbers are: in the unknown w of a step, in the input u, and among the stacked parameters."""
+"""Positions of each element's numbers in the unknown w of a step, in the input u, and among the stacked parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchdojo.elements.element import Element
@@ -13,20 +12,18 @@ __all__ = ["FIRST_ELEMENT", "GRAVITY", "INERTIA", "MASS", "NUM_DATA", "TIMESTEP"
 
 # Data of a step: z, u and the wrench come before the stacked parameters.
 NUM_DATA = 3
-# Places of the stacked parameters; those of the elements follow, group by group.
+# Places of the stacked parameters. Parameters of the elements follow, group by group.
 TIMESTEP, GRAVITY, MASS, INERTIA, FIRST_ELEMENT = range(5)
 
 
-@dataclass(frozen=True)
-class ParameterSpec:
-    """One stacked parameter: dimensions of one value (elements included), and whether leading batch dimensions are allowed."""
+class ParameterSpec(NamedTuple):
+    """Dimensions of one value of a stacked tensor, elements included; batch dimensions stand in front."""
 
     ndim: int
-    batched: bool
 
 
 class Place(NamedTuple):
-    """Where one element is: its impulses and slacks in w, its inputs in u."""
+    """Places of one element: its impulses and slacks in w, its inputs in u."""
 
     impulse: slice
     slack: slice
@@ -37,8 +34,8 @@ class UnknownLayout:
     """Layout of the step's unknown w and of the input u.
 
     w = [v⁺, ω⁺ per body (6) | multipliers of joints and couplings, in order | per element with cones its impulses, then its slacks].
-    The residual has the balance of momentum, the equations of joints and couplings, and per element with cones its equalities, then its
-    complementarity products, in the same places.
+    The residual has its rows in the same places: the balance of momentum, then the equations of joints and couplings. Each element with
+    cones has its equalities, then its complementarity products.
     """
 
     def __init__(self, num_bodies: int, elements: Mapping[str, Element]) -> None:

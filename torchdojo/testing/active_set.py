@@ -23,8 +23,11 @@ __all__ = ["ActiveContact", "ActiveSet", "active_set"]
 
 
 class ActiveContact(NamedTuple):
-    """mode: "open", "sticking" or "sliding" (a contact without friction that is closed slides). gap [m]: the slack of the contact's first
-    row, φ⁺ of a hard contact. impulse: γ [N·s]."""
+    """State of a contact in a step.
+
+    mode: "open", "sticking" or "sliding"; a closed contact without friction slides.
+    gap [m]: the slack of the contact's first row, φ⁺ of a hard contact. impulse: γ [N·s].
+    """
 
     mode: str
     gap: float
@@ -32,8 +35,11 @@ class ActiveContact(NamedTuple):
 
 
 class ActiveSet(NamedTuple):
-    """contacts: by name, in order. limits: per joint with limits those that act, such as ["lower 0"] for the lower limit of coordinate 0.
-    frictions: per joint with friction the mode of each free coordinate, "sticking" or "sliding"."""
+    """Modes of all contacts, limits and frictions in a step.
+
+    contacts: by name, in order. limits: per joint with limits the acting ones, such as ["lower 0"] for the lower limit of coordinate 0.
+    frictions: per joint with friction the mode of each free coordinate, "sticking" or "sliding".
+    """
 
     contacts: dict[str, ActiveContact]
     limits: dict[str, list[str]]
@@ -67,7 +73,7 @@ def _contact(contact: Contact, impulse: Tensor, slack: Tensor, mass: float, h: f
     gamma, gap = float(impulse[0]), float(slack[0])
     if gamma * h <= mass * gap:
         return ActiveContact("open", gap, gamma)
-    room, speed = 0.0, 0.0  # what is left of the friction, and the speed of the slip
+    room, speed = 0.0, 0.0  # the remaining friction, and the speed of the slip
     if isinstance(contact, NonlinearContact):
         xi, eta = contact.sliding_pair(impulse, slack)
         room, speed = float(xi[0] - xi[1:].norm()), float(eta[0] + eta[1:].norm())

@@ -34,12 +34,12 @@ KINDS: dict[type[PhysicalModule], str] = {Joint: "joints", Contact: "contacts", 
 STATES = 2
 GAPS = (1e-4, 0.05)  # [m] at which the states of a contact start: within reach of a step, and in flight
 NEAR_LIMIT = 1e-3  # [m, rad] from a joint limit, at which its states start
-REACH = 20  # Newton steps towards the gap of a contact
+REACH = 20  # Newton steps toward the gap of a contact
 DIRECTIONS = 3
 
 
 class Check(NamedTuple):
-    """What a check measured, and the most that it allows."""
+    """The measured value of a check, and the largest value that it allows."""
 
     value: float
     allowed: float

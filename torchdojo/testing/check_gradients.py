@@ -21,9 +21,9 @@ __all__ = ["GradientReport", "InputRow", "StepReport", "check_gradients", "gradi
 class GradientReport(NamedTuple):
     """One entry per input ("z", "u", and each parameter's name) and output ("state", "impulses").
 
-    errors: largest difference between analytic and numeric derivative, relative to the largest numeric derivative of that input and output
-        (at least a thousandth of that with respect to the state, which is what finite differences resolve).
-    analytic, numeric: the derivatives compared, (number of directions,).
+    errors: largest difference between analytic and numeric derivative, relative to the largest numeric derivative of that input and output.
+        The latter counts as at least a thousandth of the derivative by the state, because differences resolve no more.
+    analytic, numeric: the compared derivatives, (number of directions,).
     """
 
     errors: dict[str, float]
@@ -47,10 +47,10 @@ def check_gradients(
 ) -> GradientReport:
     """Compare the step's gradients with central differences on the tangent space.
 
-    A random combination of the next state's tangent, and one of the impulses, is differentiated backward once, and compared with central
-    differences along the tangent of z, along u, and along every entry of every floating-point parameter (weights of user-written modules
-    included). The differences are Richardson-extrapolated over step sizes from 1e-9 to 1e-3; for each direction the first of them, going
-    up, counts at which the estimate has settled.
+    A random combination of the next state's tangent, and one of the impulses, is differentiated backward once. Central differences along
+    the tangent of z, u, and every entry of every floating-point parameter are compared with it. Weights of user-written modules are
+    included. The differences are Richardson-extrapolated over step sizes from 1e-9 to 1e-3. For each direction, the smallest step counts at
+    which the estimate has settled.
 
     Args:
         mechanism: float64. z: (13 nb,), one environment. u: (nu,) or None.

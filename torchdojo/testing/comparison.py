@@ -18,13 +18,16 @@ __all__ = ["Comparison", "Gradients"]
 
 #: Numbers of an output by name, one per environment: (..., 13 nb) -> (...,) each.
 Losses = Callable[[StepOutput], dict[str, Tensor]]
-#: Of each loss, with respect to the tangent of z, u, the wrench, and parameters in order; flat.
+#: Flat gradients of each loss by name, with respect to the tangent of z, u, the wrench, and parameters in order.
 Gradients = dict[str, list[Tensor]]
 DATA = ("z", "u", "wrench")
 
 
 class Input(NamedTuple):
-    """An input of the step, or a part of one: how to pick its gradient from all, and the step at displacements (n, entries) of it."""
+    """An input of the step, or a part of one.
+
+    pick: selects its gradient from all gradients. move: takes the step at displacements (n, entries) of the input.
+    """
 
     name: str
     pick: Callable[[list[Tensor]], Tensor]

@@ -13,7 +13,7 @@ from torchdojo.state.unknowns import NUM_DATA
 
 __all__ = ["balanced", "derivative", "step_problem"]
 
-MOST_BALANCING = 2000  # rounds; entries span fifteen orders of magnitude where a gap is a nanometre
+MOST_BALANCING = 2000  # rounds; entries span fifteen orders of magnitude where a gap is a nanometer
 
 
 def step_problem(mech: Mechanism, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None) -> StepProblem:
@@ -26,7 +26,7 @@ def step_problem(mech: Mechanism, z: Tensor, u: Tensor | None = None, wrench: Te
 
 
 def derivative(problem: StepProblem, w: Tensor) -> Tensor:
-    """Of the residual of one environment with respect to its unknowns w (n,), (n, n)."""
+    """Derivative (n, n) of the residual of one environment with respect to its unknowns w (n,)."""
     return local_jacobian(problem.residual, w[None])[1][0]
 
 

@@ -1,4 +1,4 @@
-"""What a choice of kappa means for a mechanism: how high resting contacts float, and how fast sticking ones creep.
+"""Effects of kappa on a mechanism: the height at which resting contacts float, and the speed at which sticking contacts creep.
 
 `kappa` is absolute, so its meaning depends on scale (design section 5). On the central path γ φ = κ, so a contact that carries the impulse
 γ floats at φ = κ/γ; and ξ ∘ η = κ e makes a contact with friction slip at |η₂₃| = κ |ξ₂₃| / (ξ₁² − |ξ₂₃|²).
@@ -79,7 +79,7 @@ def creep(mech: Mechanism, output: StepOutput) -> Tensor:
 
     Returns:
         (..., number of contacts with friction), contacts in order. Zero where a contact carries less than a tenth of `resting_impulse` or
-        slides (|ξ₂₃| above 99 % of ξ₁): what moves there is not creep.
+        slides (|ξ₂₃| above 99 % of ξ₁): motion there is not creep.
     """
     layout, speeds = mech.impulse_layout, []
     kappa = mech.options.kappa

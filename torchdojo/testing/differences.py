@@ -1,4 +1,4 @@
-"""Central differences of a step, as accurate as rounding allows, and what has to be set for them."""
+"""Central differences of a step, as accurate as rounding allows, and the settings that they need."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["central", "converged", "directions", "parameter_mover", "requiring_g
 #: A tuple of tensors with batch dimensions in front: `StepOutput`, `Trajectory`.
 Output = TypeVar("Output", bound=tuple[Any, ...])
 
-# Central differences at steps from this largest one down, extrapolated in pairs: flight does not bend within metres, contact at small kappa
-# within micrometres, and where it is pressed hard (2 µm), together with joints that are pulled apart, within nanometres.
+# Central differences are taken at steps from this largest one down, and extrapolated in pairs. Flight is linear within meters, contact at
+# small kappa within micrometers. A contact pressed hard (2 µm), together with joints that are pulled apart, is linear within nanometers.
 LARGEST_STEP, SHRINK, COUNT = 1e-3, 4.0, 14
-# Of forces and torques: 16 mN move a body of 1 kg by 1.6 µm in a step of 0.01 s, and what smaller ones do drowns in rounding.
+# Largest step of forces and torques: 16 mN move a body of 1 kg by 1.6 µm in a step of 0.01 s. Effects of smaller forces drown in rounding.
 LARGEST_FORCE = 1.6e-2
 
 
 @contextlib.contextmanager
 def converged(mechanism: Mechanism, **options: Any) -> Iterator[None]:
-    """Solutions far tighter than those a simulation needs, without splitting of steps: what differences can be taken of."""
+    """Solve far more tightly than a simulation needs, without splitting steps, so that differences can be taken."""
     kept = mechanism.options
     tight: dict[str, Any] = dict(residual_tol=1e-10, central_path_tol=1e-6, min_iterations=8, max_halvings=0)
     mechanism.options = dataclasses.replace(kept, **{**tight, **options})
@@ -41,7 +41,7 @@ def converged(mechanism: Mechanism, **options: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def requiring_grad(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Parameters that require grad meanwhile."""
+    """Let parameters require grad for a while."""
     parameters = list(parameters)
     wanted = [p.requires_grad for p in parameters]
     try:
@@ -61,10 +61,10 @@ def directions(size: int, count: int | None, generator: torch.Generator) -> Tens
 
 
 def parameter_mover(mechanism: Mechanism, names: Sequence[str], run: Callable[[], Output]) -> Callable[[Tensor], Output]:
-    """A function of displacements (n, total size of the named parameters): what `run` returns with them, n environments.
+    """A function of displacements (n, total size of the named parameters) that returns the result of `run` for n environments.
 
-    Physical fields and tensors of user-written elements take one batch; tensors behind a parametrization of the user's own take one value
-    after the other.
+    Physical fields and tensors of user-written elements take one batch. Tensors behind a user's own parametrization take one value after
+    the other.
     """
     values = [mechanism.get_parameter(name).detach() for name in names]
     places = [_places(mechanism, mechanism.get_parameter(name)) for name in names]
@@ -122,11 +122,11 @@ def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest:
         central = (plus - minus) / (2 * steps[:, None])
         refined = (16 * central[1:] - central[:-1]) / 15
         change = (refined[1:] - refined[:-1]).abs()
-        # Two neighbouring changes and a floor for rounding, so that two noisy estimates which agree by chance are not taken for settled.
+        # Two adjacent changes count, and a floor for rounding. So two noisy estimates that agree by chance are not taken for settled.
         change = torch.maximum(change, torch.cat((change[1:], change[-1:]))) + 1e-13 / steps[2:, None]
         change = torch.where(torch.isfinite(change), change, torch.inf)
-        # From the smallest step up: rounding falls until curvature sets in. Beyond that, estimates may settle again, on another slope
-        # (a contact pressed in deeply answers as linearly as one at rest), so the search ends there.
+        # From the smallest step up, rounding falls until curvature sets in. The search ends there, because estimates may settle again on
+        # another slope: a contact pressed in deeply answers as linearly as one at rest.
         best = torch.full_like(change[0], len(change) - 1, dtype=torch.long)
         going = torch.ones_like(best, dtype=torch.bool)
         for i in reversed(range(len(change) - 1)):

@@ -26,8 +26,9 @@ PARTS = ("bodies", "joints", "contacts", "couplings")
 class InputRow(NamedTuple):
     """One input of the step: name, number of entries, and the derivative of the loss along the direction that agrees least.
 
-    analytic: of backward. numeric: of central differences. difference: the largest |analytic − numeric| over all directions, relative to
-    the largest entry of the gradient (at least a thousandth of that with respect to the state, which is what differences resolve).
+    analytic: from backward. numeric: from central differences.
+    difference: the largest |analytic − numeric| over all directions, relative to the largest entry of the gradient. The latter counts as at
+        least a thousandth of the entry for the state, because differences resolve no more.
     """
 
     name: str
@@ -39,12 +40,11 @@ class InputRow(NamedTuple):
 
 @dataclass(frozen=True)
 class StepReport:
-    """Gradients of one step beside differences, and what they depend on; `print` shows it as a table.
+    """Gradients of one step beside differences, and the numbers that they depend on; `print` shows a table.
 
-    rows: one per input. kappa, grad_kappa: of the step, and of the gradient where that is another one (None: it is not).
-    mode: of the gradients.
-    condition, condition_balanced: condition numbers of the derivative of all equations with respect to all unknowns, as it is and with
-        rows and columns scaled to unit length (the first depends on units, the second does not).
+    rows: one per input. kappa: of the step. grad_kappa: of the gradient, None if it is the same. mode: of the gradients.
+    condition: condition number of the derivative of all equations with respect to all unknowns, which depends on units.
+    condition_balanced: the same number with rows and columns scaled to unit length, which does not depend on units.
     active: modes of contacts, limits and frictions of joints.
     """
 
@@ -105,16 +105,17 @@ def gradient_report(
     directions: int | None = 3,
     seed: int = 0,
 ) -> StepReport:
-    """Compare the gradient of a scalar of one step with central differences, input by input, and report on what it depends on.
+    """Compare the gradient of a scalar of one step with central differences, input by input, and report its circumstances.
 
     Inputs are the tangent of z body by body ("z.box"), u, the wrench body by body, and parameters. The differences are
-    Richardson-extrapolated over step sizes from 1e-11 to 1e-3 (of forces, to 16 mN); for each direction the first of them, going up,
-    counts at which the estimate has settled. For them the step is solved to 1e-10; otherwise it has the options of the mechanism,
-    `grad_kappa` and `gradient_mode` included: gradients of these do not agree with differences, by design, and the report says so.
+    Richardson-extrapolated over step sizes from 1e-11 to 1e-3 (of forces, to 16 mN). For each direction, the smallest step counts at which
+    the estimate has settled. The step is solved to 1e-10, and otherwise has the options of the mechanism. With a `grad_kappa` or another
+    `gradient_mode`, gradients do not agree with differences, by design, and the report says so.
 
     Args:
         mechanism: float64. z: (13 nb,), one environment. u: (nu,), and wrench: (6 nb,), or None for zero.
-        loss: of a `StepOutput`, for any number of environments (..., 13 nb) -> (...,). Default: a random combination of the tangent
+        loss: function of a `StepOutput`, for any number of environments (..., 13 nb) -> (...,). Default: a random combination of the
+        tangent
             coordinates of the next state.
         parameters: "trainable": each that requires grad; "all": each; "classes": all, those of one kind together ("bodies.*.mass"); or the
             beginnings of names.

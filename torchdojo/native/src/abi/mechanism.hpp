@@ -1,5 +1,5 @@
-// The mechanism as tables, decoded once from what `torchdojo/native/lowering.py` writes: which numbers belong to which body, joint, contact.
-// torchdojo_tables.hpp has their fields, in the namespace `rows`; `torchdojo/native/tables.py` declares and explains them.
+// The mechanism as tables, decoded once from the rows that `torchdojo/native/lowering.py` writes: which numbers belong to which element.
+// `torchdojo/native/tables.py` declares and explains the fields. The build generates their structures in the namespace `rows`.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct JointTable : rows::Joint {
     int free_t() const { return 3 - held_t; }
     int free_r() const { return 3 - held_r; }
     int free() const { return 6 - held(); }
-    // Places behind `parameters`, of a number per free direction each.
+    // Places behind `parameters`; each holds a number per free direction.
     int spring() const { return parameter::free_values + parameter::free::spring * free(); }
     int damper() const { return parameter::free_values + parameter::free::damper * free(); }
     int rest() const { return parameter::free_values + parameter::free::rest * free(); }
@@ -43,15 +43,15 @@ private:
     double angle(int i) const { return 6.28318530717958647692 * (i / 2) / facets; }
 };
 
-// Torsional or rolling friction of a contact: as the friction of a contact of its own, whose slips are angular velocities and whose
-// normal impulse is that of the contact it belongs to. About the normal, friction is a pyramid with the directions 1 and −1.
+// Torsional or rolling friction of a contact. The table describes this friction as a contact of its own, whose slips are angular
+// velocities. Both contacts share the normal impulse. About the normal, friction is a pyramid with the directions 1 and −1.
 struct CoupleTable {
     int32_t contact, parameter;
     ContactTable friction;
 
     explicit CoupleTable(const rows::Couple &row) : contact(row.contact), parameter(row.parameter), friction{row.friction} {}
 
-    int first_axis() const { return friction.is_pyramid() ? 0 : 1; }  // of (n, t1, t2)
+    int first_axis() const { return friction.is_pyramid() ? 0 : 1; }  // index into (n, t1, t2)
     int num_axes() const { return friction.is_pyramid() ? 1 : 2; }
 };
 
@@ -73,13 +73,13 @@ struct MechanismTable : rows::Head {
     std::vector<JointConeTable> joint_cones;
     std::vector<PairTable> pairs;
     std::vector<CoupleTable> couples;
-    std::vector<ContactTable> frictions;  // those of the contacts, then of the couples
+    std::vector<ContactTable> frictions;  // first the frictions of contacts, then the couples
     std::vector<CouplingTable> couplings;
-    std::vector<TreeTable> tree;  // from the world outwards; none where coordinates depend on each other (loops, couplings)
+    std::vector<TreeTable> tree;  // from the world outward; empty where coordinates depend on each other (loops, couplings)
     std::vector<MultiplierTable> multipliers;
-    std::vector<int32_t> equations;  // positions in w of all rows but those of the bodies and of complementarity
+    std::vector<int32_t> equations;  // positions in w of all rows except balance and complementarity
     std::vector<int32_t> impulses;  // positions in w of StepOutput.impulses
-    std::vector<Fill> fill;  // blocks that the matrix lacks and its factors have
+    std::vector<Fill> fill;  // blocks that are zero in the matrix and nonzero in its factors
     std::vector<char> is_free;  // per body: no joint holds it, limits it, rubs on it or is coupled
     Schedule schedule;
 

@@ -1,4 +1,4 @@
-// The C ABI of the step. torchdojo_tables.hpp has its prototypes and structures, from calls.py; `program.py` and `kernel.py` call it.
+// The C ABI of the step. The build generates its prototypes and structures from calls.py; `program.py` and `kernel.py` call it.
 #include <cstring>
 
 #if defined(_OPENMP)
@@ -36,7 +36,7 @@ int64_t num_blocks(int64_t environments, int64_t threads) {
     return std::max<int64_t>(1, std::min(threads, (environments + pack_lanes - 1) / pack_lanes));
 }
 
-// Calls part(first, last, many, block) on blocks of environments, one per thread; `many`: whether the block is worth a vector register.
+// Calls part(first, last, many, block) on blocks of environments, one per thread; `many`: whether the block fills a vector register.
 template <class F>
 void in_parallel(int64_t environments, int64_t threads, F &&part) {
     const int64_t blocks = num_blocks(environments, threads);
@@ -55,14 +55,14 @@ void in_parallel(int64_t environments, int64_t threads, F &&part) {
     for (int64_t block = 0; block < blocks; ++block) run(block);
 }
 
-// Memory that results will fill: where much of it is new, Linux finds it in pages of 2 MB, if asked, and not 4 kB by 4 kB as it is touched
-// (which took 40 of 105 µs of the Jacobian of ten bodies). NumPy asks from the same size on.
+// Asks for pages of 2 MB for memory that results will fill. Otherwise, Linux supplies new memory in pages of 4 kB at the first write.
+// For the Jacobian of ten bodies, page faults would take 40 of 105 µs. NumPy asks from the same size on.
 void expect([[maybe_unused]] const double *memory, [[maybe_unused]] int64_t count) {
 #if defined(MADV_HUGEPAGE)
     constexpr uintptr_t page = 4096, large = uintptr_t(1) << 22;
     const uintptr_t bytes = uintptr_t(count) * sizeof(double), start = (uintptr_t(memory) + page - 1) / page * page;
     if (memory && bytes >= large)
-        madvise(reinterpret_cast<void *>(start), bytes - page, MADV_HUGEPAGE);  // (advice: nothing lost if it fails)
+        madvise(reinterpret_cast<void *>(start), bytes - page, MADV_HUGEPAGE);  // advice only: a failure changes no result
 #endif
 }
 
@@ -85,7 +85,7 @@ int64_t td_lanes() { return pack_lanes; }
 // Whether `count` arrays of `bytes` each hold what `copy` holds, one after the other.
 int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, const char *copy) {
     for (int64_t i = 0; i < count; copy += bytes[i++])
-        if (bytes[i] && std::memcmp(arrays[i], copy, size_t(bytes[i]))) return 0;  // (an empty array may be a null pointer)
+        if (bytes[i] && std::memcmp(arrays[i], copy, size_t(bytes[i]))) return 0;  // an empty array may be a null pointer
     return 1;
 }
 
@@ -103,7 +103,7 @@ void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
 void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdGradient *g) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    // Parameters that are shared: one sum per block, added up in their order.
+    // Shared parameters have one sum per block. The sums are added in the order of the blocks.
     const bool partial = g->grad_parameters && !r->parameter_stride;
     const int64_t size = h.table.num_parameters, blocks = num_blocks(r->environments, o->threads);
     std::vector<double> sums(partial ? size_t(blocks * size) : 0);
@@ -116,7 +116,7 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
     for (size_t k = 0; k < sums.size(); ++k) g->grad_parameters[k % size] += sums[k];
 }
 
-// w: (N, T, n), the solutions on the way to the limit κ → 0; those that do not get there stay what they are.
+// Takes w, (N, T, n), to the κ at which contacts are classified for hard gradients. Solutions that do not get there stay unchanged.
 void td_near_limit(void *handle, const TdOptions *o, const TdRollout *r, double *w) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
@@ -143,8 +143,9 @@ void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *o
 void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, const double *q, const double *qd, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    // Lanes are environments, where their matrices and factors side by side leave room in the cache (of 1 MB, say), else rows of one: of
-    // the few rows of a small mechanism many lanes would be idle (one core: half-cheetah 13 and 23 µs per environment, Atlas 122 and 97).
+    // Lanes are environments where their matrices and factors fit side by side into the cache of about 1 MB. Otherwise lanes are rows of
+    // one environment. A small mechanism has too few rows to fill the lanes: half-cheetah takes 13 µs with environments and 23 µs with
+    // rows.
     const int64_t n = h.table.num_coordinates;
     expect(out, r->environments * 2 * n * (2 * n + h.table.num_inputs));
     const bool in_cache = 2 * sizeof(Pack) * size_t(h.table.schedule.num_values) < (size_t(1) << 19);

@@ -1,6 +1,7 @@
-// What the C ABI asks for on a block of environments, with scalars T: `double` for one environment at a time, `Pack` for several in lanes.
+// The work behind the C ABI for a block of environments. The scalar T is `double` for one environment at a time, `Pack` for several in
+// lanes.
 //
-// worker_one.cpp and worker_many.cpp compile the two side by side, which takes a third off the wait for the first step.
+// worker_one.cpp and worker_many.cpp compile the two at the same time, which shortens the build by a third.
 #pragma once
 
 #include <memory>
@@ -17,9 +18,9 @@ public:
     explicit Worker(const MechanismTable &m);
     ~Worker();
 
-    // All of them: environments first … last, with parameters and `grad_kappa` as the ABI has them.
+    // All functions work on environments first … last; parameters and `grad_kappa` are laid out as in the ABI.
     void forward(const Options &options, const TdRollout &r, int64_t first, int64_t last);
-    // grad_parameters: as in TdGradient, but shared ones for these environments alone.
+    // grad_parameters: as in TdGradient, but a gradient of shared parameters counts these environments alone.
     void backward(const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
                   int64_t first, int64_t last);
     void near_limit(const Options &options, const TdRollout &r, double *to, int64_t first, int64_t last);

@@ -82,8 +82,8 @@ Worker<T>::Worker(const MechanismTable &m) : mechanism(m), pools(std::make_uniqu
 template <class T>
 Worker<T>::~Worker() = default;
 
-// Step t of environment n. (Written in place: to copy a job just after its pointers were written, in wider registers, waits for them, which
-// took a tenth of the time of a free body's step.)
+// Step t of environment n. The job is written in place. A copy in wider registers would wait for the pointers just written, a tenth of
+// the time of a free body's step.
 TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t, Job &job) {
     const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, at = n * r.steps + t;
     job.timestep_factor = 1.0;
@@ -135,8 +135,8 @@ void Worker<T>::forward(const Options &options, const TdRollout &r, int64_t firs
     workspace->stepper.run(feed, options, shared_parameters(r));
 }
 
-// Solutions of all steps of environments first … last on the way to the limit, (last - first, T, n): all at once, so that no lane waits for
-// the slowest of a few. Those that do not get there stay what they are.
+// Takes the solutions of all steps of environments first … last, (last - first, T, n), to the κ at which contacts are classified.
+// All steps run in one feed, so that no lane waits for the slowest step of a small group. Solutions that do not get there stay unchanged.
 template <class T>
 struct LimitFeed {
     const MechanismTable &mechanism;
@@ -180,7 +180,7 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
     const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
     GradientJob jobs[lanes<T>];
     const bool continued = options.limit && options.kappa > constant::limit_kappa;
-    const int64_t block = lanes<T> * std::max<int64_t>(1, 16 / r.steps);  // of environments: about sixteen steps per lane or more
+    const int64_t block = lanes<T> * std::max<int64_t>(1, 16 / r.steps);  // environments: about sixteen steps per lane or more
     int64_t block_start = first;
     for (int64_t start = first; start < last; start += lanes<T>) {
         const int count = int(std::min<int64_t>(lanes<T>, last - start));
@@ -239,8 +239,8 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
     workspace->split.flush();
 }
 
-// The jobs of environments first … last whose step was solved whole, up to `lanes<T>` of them at a time: run(environments, jobs, count).
-// The results of others, `size` numbers each, are zero.
+// Calls run(environments, jobs, count) on environments first … last whose step is solved and not split, up to `lanes<T>` at a time.
+// The results of other environments, `size` numbers each, are zero.
 template <class T, class F>
 void each_solved(const MechanismTable &m, double grad_kappa, const TdRollout &r, double *out, int64_t size, int64_t first, int64_t last,
                  F &&run) {

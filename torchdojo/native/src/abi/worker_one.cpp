@@ -1,4 +1,4 @@
-// One environment at a time, and what lanes leave to that: the lower rungs of the ladder, and gradients of steps that were split.
+// The worker for one environment at a time. Lanes leave the lower rungs of the ladder and the gradients of split steps to this worker.
 #include "abi/worker_members.hpp"
 
 namespace torchdojo {

@@ -114,13 +114,13 @@ struct HalfSpace {
         return by;
     }
 
-    // −λᵀr by both configurations.
+    // Derivatives of −λᵀr by both configurations.
     template <class R>
     static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data,
                          const T *w) {
         const int number = int(&contact - problem.mechanism.contacts.data()), body = contact.body;
         const ContactByTurn<T> &by = adjoint.by_turn[number];
-        R direct = adjoint.multiplier[contact.impulse];  // of φ⁺ + shift
+        R direct = adjoint.multiplier[contact.impulse];  // multiplier of φ⁺ + shift
         Vec3<R> phi{};
         if (Restitution<T>::acts(contact)) {
             Restitution<T>::multiply(adjoint, problem, contact, data, load3(w + 6 * body + 3), direct, phi);

@@ -1,11 +1,13 @@
 // Contacts inside the interior-point method: their complementarity conditions, linearized, and condensed into the body.
 //
 // Unknowns of a contact: impulses (γ, ξ), slacks (s, η). Its rows, with derivatives J_n, J_t of distance and slip by the twist δ:
+//
 //     J_n δ − δs = −r₁       δξ₁ − μ δγ = −r₂       J_t δ − δη₂₃ = −r₃₄       s δγ + γ δs = ρ₀       δη + H δξ = q
-// Elimination leaves (δγ, δξ₂₃) = (γ̂, ξ̂₂₃) − K (J_n, J_t) δ with N = H₂₂⁻¹, m = −N H₂₁, K = [[γ/s, 0], [μ (γ/s) m, N]], and the
-// body's block gains B K J; then δη₁ = p + a·δη₂₃ − b·δξ. The last row, for λ∘(W δξ + W⁻¹ δη) = ρ or for ξ∘δη + η∘δξ = ρ:
+//
+// Elimination leaves (δγ, δξ₂₃) = (γ̂, ξ̂₂₃) − K (J_n, J_t) δ with N = H₂₂⁻¹, m = −N H₂₁, K = [[γ/s, 0], [μ (γ/s) m, N]]. The body's
+// block gains B K J, and δη₁ = p + a·δη₂₃ − b·δξ. The last row is λ∘(W δξ + W⁻¹ δη) = ρ or ξ∘δη + η∘δξ = ρ:
 //   Nesterov-Todd scaled (off the path):  H = W²,  q = W (λ⁻¹∘ρ); a, b, p from the first row of H⁻¹δη + δξ = W⁻¹(λ⁻¹∘ρ).
-//   plain (on the path, of whatever κ, the same for less):  H = A(ξ)⁻¹A(η) with the arrow matrices A,  q = A(ξ)⁻¹ρ. In closed form, with
+//   plain (on the path of any κ, at less cost):  H = A(ξ)⁻¹A(η) with the arrow matrices A,  q = A(ξ)⁻¹ρ. In closed form, with
 //     Y = (I + η₂₃ξ₂₃ᵀ/(ξ₁η₁ − ξ₂₃·η₂₃))/η₁:  Nᵀ = (ξ₁ I − ξ₂₃ξ₂₃ᵀ/ξ₁) Y,  m = −Yᵀ (η₂₃ − η₁ξ₂₃/ξ₁); a = −ξ₂₃/ξ₁, b = η/ξ₁, p = ρ₁/ξ₁.
 // Vandenberghe 2010, "The CVXOPT linear and quadratic cone program solvers", section 4.2; Nocedal and Wright 2006, section 19.3.
 #pragma once
@@ -49,7 +51,7 @@ struct ContactCones {
         });
     }
 
-    // Right-hand sides of the bodies, and, once x is solved for, the directions of the cones.
+    // Right-hand sides of the bodies, and, once x is solved, the directions of the cones.
     static void begin(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, T *x) {
         const MechanismTable &m = problem.mechanism;
         for (int c = 0; c < m.num_contacts; ++c) {
@@ -80,7 +82,7 @@ struct ContactCones {
         const MechanismTable &m = problem.mechanism;
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
-            Vec3<T> move{};  // of the gap and the slip
+            Vec3<T> move{};  // change of the gap and the slip
             auto add = [&](int body, const T *C) {
                 const T *b = x + m.bodies[body].right;
                 for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
@@ -195,7 +197,7 @@ struct ContactCones {
         finish();
     }
 
-    // The transposed system: ν of the contacts grows by what belongs to the gradient g and to λ = x (null: zero).
+    // The transposed system: ν of the contacts grows by the multipliers that follow from the gradient g and from λ = x (null: zero).
     template <class R>
     static void add_multipliers(AdjointState<T, R> &adjoint, const Problem<T> &problem, const R *g, const R *x) {
         for (int c = 0; c < problem.mechanism.num_contacts; ++c)
@@ -208,7 +210,7 @@ struct ContactCones {
         for (int c = 0; c < problem.mechanism.num_contacts; ++c) subtract(adjoint, problem, c, y);
     }
 
-    // f(place of an impulse, its ν), of all that compliance holds in the limit κ → 0.
+    // Calls f(place of an impulse, its ν) for every impulse that has compliance in hard gradients.
     template <class R, class F>
     static void each_held(const AdjointState<T, R> &adjoint, const F &f) {
         const MechanismTable &m = adjoint.mechanism;
@@ -224,8 +226,8 @@ struct ContactCones {
             adjoint.multiplier[adjoint.mechanism.contacts[c].impulse] = adjoint.touching[c].x;
     }
 
-    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero). Adds the multipliers of its friction to `multiplier`, and those of its couples
-    // to `turning`. Columns of the transposed system:
+    // (ν_φ, ν_t) of contact c from g and λ = x (null: zero). Adds the multipliers of its friction to `multiplier` and the multipliers of
+    // its couples to `turning`. Columns of the transposed system:
     //   γ: s ν_s − μ ν_μ = g_γ + b_n     s: ν_φ = γ ν_s     ξ, η: ν_t = Nᵀ q, ν_μ = g_ξ₁ + m·q with q = g_ξ₂₃ + b_t
     template <class R>
     static TD_INLINE Vec3<R> multipliers(AdjointState<T, R> &adjoint, const Problem<T> &problem, int c, const R *g, const R *x) {
@@ -272,12 +274,12 @@ struct ContactCones {
             take(problem.pairs[contact.pair].other_rows, y + m.bodies[other].right);
     }
 
-    // Contact to which a friction belongs.
+    // The contact of a friction.
     static TD_INLINE int contact_of(const MechanismTable &m, int c) {
         return c < m.num_contacts ? c : m.couples[c - m.num_contacts].contact;
     }
 
-    // Reduced mass of the bodies.
+    // Reduced mass of the two bodies.
     static TD_INLINE T mass(const Problem<T> &problem, const ContactTable &contact) {
         const T mass = problem.body_parameters(contact.body)[parameter::mass];
         const int body = other_body(problem.mechanism, contact);
@@ -301,7 +303,7 @@ private:
         return problem.parameters[m.couples[c - m.num_contacts].parameter];
     }
 
-    // ν_t from b_t, in place. Returns what the multiplier of the cone's height adds to the column of γ, per μ.
+    // ν_t from b_t, in place. Returns the multiplier of the cone's height, which μ times adds to the column of γ.
     template <class R>
     static TD_INLINE R friction_multiplier(AdjointState<T, R> &adjoint, const ContactTable &friction, const FrictionData<T> &data,
                                            const R *g, R *nu) {
@@ -358,7 +360,7 @@ private:
         else if (friction.friction) Disc<T>::start(height, s1, s2, level, values, values + half);
     }
 
-    // From `start` to w.
+    // Copies `start` into w.
     static TD_INLINE void store(const MechanismTable &mechanism, const ContactTable &contact, const T *values, const Mask<T> &mask, T *w) {
         auto put = [&](int impulse, int slack, int k) {
             w[impulse] = select(mask, values[k], w[impulse]), w[slack] = select(mask, values[half + k], w[slack]);
@@ -398,7 +400,7 @@ private:
                            move[1]);
     }
 
-    // For a change `height` of the cone's height, and changes of the slip.
+    // Direction of the cone for a change `height` of its height and for changes of the slip.
     static TD_INLINE void eliminate_friction(ConeState<T> &cones, const ContactTable &friction, const T *w, const FrictionData<T> &data,
                                              const T &height, const T *residual, const T &m0, const T &m1) {
         const int impulse = friction.friction_impulse(), slack = friction.friction_slack();

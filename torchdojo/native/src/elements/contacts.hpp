@@ -1,5 +1,5 @@
-// All contacts: of spheres with half-spaces (contact.hpp), and between bodies and shapes with what turns on them (pair.hpp,
-// couple_friction.hpp).
+// All contacts: spheres on half-spaces (contact.hpp), pairs of bodies and of shapes (pair.hpp), and their torsional and rolling friction
+// (couple_friction.hpp).
 #pragma once
 
 #include "elements/contact.hpp"
@@ -74,9 +74,11 @@ private:
     }
 
     // With P = γ n + Tᵀβ, the couple c = τ n + Tᵀρ, and ± for the body and the other one, V is
-    //     Σ ± (α_v·P + F α_ω·(l × P + c)) − ν_φ gap − ν_tᵀ T u − ν_τ n·σ − ν_ρᵀ T σ,    u = Σ ± (v + F ω × l),  σ = Σ ± F ω,
-    // where the gap is φ⁺ + shift + softness γ, or h n·(u + e u⁻) of an impact that bounces, and F turns from body frames into the world's.
-    // Besides, heights μγ of friction cones are in the rows ξ₁ − μγ, or μγ − 1ᵀβ − sψ. Coefficients get their gradients here, too.
+    //
+    //     Σ ± (α_v·P + F α_ω·(l × P + c)) − ν_φ gap − ν_tᵀ T u − ν_τ n·σ − ν_ρᵀ T σ,    u = Σ ± (v + F ω × l),  σ = Σ ± F ω.
+    //
+    // The gap is φ⁺ + shift + softness γ, or h n·(u + e u⁻) for an impact that bounces. F turns vectors from body frames into the world
+    // frame. The heights μγ of friction cones enter the rows ξ₁ − μγ, or μγ − 1ᵀβ − sψ, which give the gradients of the coefficients.
     static TouchGradient<T> touch_gradient(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int number,
                                            const T *w) {
         const ContactTable &contact = problem.mechanism.contacts[number];

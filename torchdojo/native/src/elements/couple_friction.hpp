@@ -1,9 +1,10 @@
 // Torsional and rolling friction (NonlinearContact in contacts.py): couples about axes d of the contact frame, the normal or both tangents.
 //
-// With the frames F of pair.hpp, an impulse c along d is a torque F_aᵀ(c d) on the body and −F_bᵀ(c d) on the other, and resists the spin
-//     σ = d·(F_a ω_a − F_b ω_b).
+// With the frames F of pair.hpp, an impulse c along d is a torque F_aᵀ(c d) on the body and −F_bᵀ(c d) on the other. This impulse resists
+// the spin σ = d·(F_a ω_a − F_b ω_b).
+//
 // These impulses obey the equations of sliding friction, with spins in the place of slips and in cones of the heights μ_t γ and μ_r γ. So
-// they are condensed as sliding friction is (contact_cone.hpp). With C_n the row of the gap, C the rows of spins and B the torques, the
+// they are condensed as sliding friction is (contact_cone.hpp). Let C_n be the row of the gap, C the rows of spins and B the torques. The
 // block of the bodies gains  B (μ (γ/s) m C_n + N C).
 #pragma once
 
@@ -11,15 +12,15 @@
 
 namespace torchdojo {
 
-// f(side, its body) of the bodies of a contact that are not the world.
+// Calls f(side, its body) for the bodies of a contact that are not the world.
 template <class F>
 TD_INLINE void for_each_side(const MechanismTable &m, const ContactTable &contact, const F &f) {
     f(0, contact.body);
     if (const int other = other_body(m, contact); other < m.num_bodies) f(1, other);
 }
 
-// Spins and torques at given axes (n, t1, t2) and frames, both with derivatives by the next poses, which `chain` turns into those by the
-// twists. Returns the couple on the body, whose derivatives the caller accounts for.
+// Spins and torques at given axes (n, t1, t2) and frames, both with derivatives by the next poses. `chain` turns these into derivatives by
+// the twists. Returns the couple on the body; the caller adds its derivatives.
 template <class T, class Chain>
 Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact, const Vec3<Dual<T>> *axes, const Mat3<Dual<T>> *frames,
                                 const Vec3<T> *omega, const T *w, const Chain &chain) {
@@ -81,7 +82,7 @@ void condense_couple(Problem<T> &problem, const CoupleTable &couple, const Coupl
     });
 }
 
-// f(axis, place of a body in rows of the matrix, torque on it per impulse, derivative of the spin by its twist) of couple c.
+// Calls f(axis, place of a body in rows of the matrix, torque per impulse, derivative of the spin by the twist) for couple c.
 template <class T, class F>
 TD_INLINE void for_each_arm(const Problem<T> &problem, int c, const F &f) {
     const CoupleTable &couple = problem.mechanism.couples[c];
@@ -115,7 +116,8 @@ void couple_subtract(const Problem<T> &problem, int c, const R *nu, R *y) {
     });
 }
 
-// −ν·(spins) by the next poses (added to g), and by the current orientations where the frames are those: δ(d·R ω) = (ω × Rᵀd)·φ.
+// Derivative of −ν·(spins) by the next poses (added to g), and by the current orientations where these are the frames:
+// δ(d·R ω) = (ω × Rᵀd)·φ.
 template <class T, class R>
 void couple_product(const Problem<T> &problem, int c, const R *nu, const T *w, R *g, std::vector<Vec3<R>> &phi) {
     const CoupleTable &couple = problem.mechanism.couples[c];

@@ -1,9 +1,9 @@
-// Linear couplings of joint coordinates (JointCoupling in couplings.py): c_follower⁺ − ratio c_leader⁺ − offset = 0, one row each, which is
-// a node of its own in the condensed matrix, linked to the bodies of both joints.
+// Linear couplings of joint coordinates (JointCoupling in couplings.py): c_follower⁺ − ratio c_leader⁺ − offset = 0, one row each. The row
+// is a node of its own in the condensed matrix, linked to the bodies of both joints.
 //
-// The multiplier λ acts along the follower's coordinate, −ratio λ along the leader's, at the current configuration and as limits do:
-// through the transposed Jacobian of the coordinate. Of two angles, the turns with which the coupling holds at the current configuration
-// depend on data only and have no derivative.
+// The multiplier λ acts along the follower's coordinate, −ratio λ along the leader's. Both act at the current configuration, as limits do,
+// through the transposed Jacobian of the coordinate. The full turns that close the coupling of two angles depend on data only and have no
+// derivative.
 #pragma once
 
 #include "elements/joint_geometry.hpp"
@@ -26,7 +26,7 @@ struct CouplingEnd {
 
     bool turns() const { return !translation && joint.free_r() == 1; }
 
-    // The coordinate, an angle next to `near`; `angle` is set for several rotations.
+    // The coordinate. An angle is the one nearest to `near`; `angle` is set for several rotations.
     TD_INLINE T coordinate(const Problem<T> &problem, const Relative<T> &at, const T &near, RotationVector<T> &angle) const {
         if (translation) return dot(f, problem.displacement(joint, data, at));
         if (turns()) return angle_near(at.p, f, near);
@@ -38,8 +38,8 @@ struct CouplingEnd {
     TD_INLINE Vec3<T> torque(const RotationVector<T> &angle) const { return turns() ? f : right_jacobian_inverse(angle, f); }
 };
 
-// Turns of leader and follower that cancel the `gap` of their angles in (−π, π]: 2π (n_f − ratio n_l). Where both turn and no n_l does so,
-// the state is not on the coupling, and n_l = 0 (_unwrapped in couplings.py).
+// Turns of leader and follower that cancel the `gap` of their angles in (−π, π]: 2π (n_f − ratio n_l). Where both are angles and no n_l
+// cancels the gap, the state is not on the coupling, and n_l = 0 (_unwrapped in couplings.py).
 inline void coupling_turns(double gap, double ratio, bool leading, bool following, double &leader, double &follower) {
     constexpr double turn = 6.28318530717958647692;
     leader = follower = 0.0;
@@ -52,7 +52,7 @@ inline void coupling_turns(double gap, double ratio, bool leading, bool followin
         int best = 0;
         for (int k = 1; k <= 2 * constant::most_turns; ++k)
             if (rest(k) < rest(best)) best = k;
-        // Several numbers may fit equally well. The smallest one wins, because the ratio parts the others.
+        // Several numbers may fit equally well. The smallest one wins, because the ratio separates the others.
         const double enough = rest(best) + constant::alike;
         for (best = 0; rest(best) > enough;) ++best;
         if (rest(best) <= constant::satisfied) leader = number(best);
@@ -97,7 +97,7 @@ void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, Coup
         const Relative<T> next = problem.relative(end.joint, parent.next, child.next, end.data.offset_quaternion);
         RotationVector<T> angle;
         row += data.weight[e] * end.coordinate(problem, next, data.turned[e], angle);
-        // Wrench of λ on child and parent (that on the parent by its position is minus the child's), and the row.
+        // Wrench of λ on child and parent, and the row. The force on the parent is minus the force on the child.
         RowGradient<T, T> now, &after = data.next[e];
         if (end.translation) {
             now = translation_gradient(parent.pose, child.pose, end.data.offset, end.data.now, anchor, end.f);
@@ -125,7 +125,7 @@ void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, Coup
     }
 }
 
-// Impulse of the multiplier λ of a coupling at one of its ends.
+// Impulse of a coupling's multiplier λ at one of the two ends.
 template <class T>
 TD_INLINE JointImpulse<T> coupling_impulse(const CouplingEnd<T> &end, const CouplingData<T> &data, int which, const T &lambda) {
     JointImpulse<T> impulse{};

@@ -1,4 +1,4 @@
-// Numbers of each kind of element at one point, which the functions of the element fill and others read.
+// Numbers of each kind of element at one point. The functions of the element fill them, and other functions read them.
 #pragma once
 
 #include "base/dual.hpp"
@@ -10,11 +10,11 @@ template <class T>
 struct JointData {
     Mat3<T> offset;                   // R_off
     Quat<T> offset_quaternion;
-    Relative<T> now, next, before;    // before: where a damper acts; its displacement where that acts along translations
+    Relative<T> now, next, before;    // before: where a damper acts; its displacement only where the damper acts along translations
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
-    T free_force[6];                  // of springs and inputs on the free directions [N·s, N·m·s]
-    T impulse[6];                     // of dampers, armature, friction and limits on the free directions
-    RotationVector<T> angle, turn;    // of p (springs), and from p one step back to p (dampers)
+    T free_force[6];                  // impulses of springs and inputs along the free directions [N·s, N·m·s]
+    T impulse[6];                     // impulses of dampers, armature, friction and limits along the free directions
+    RotationVector<T> angle, turn;    // rotation vectors of p (springs), and from p one step back to p (dampers)
 };
 
 // Joints with armature, limits or friction: see free.hpp.
@@ -22,11 +22,11 @@ template <class T>
 struct FreeData {
     T rate[6], coordinate[6];         // ċ⁺ and c⁺
     TwistRow<T> rate_row[6], coordinate_row[6];
-    RotationVector<T> turn, now, next;  // of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
-    T angle;                          // of a single limited rotation at the current configuration
-    T incoming_rate[6];               // of the step before
+    RotationVector<T> turn, now, next;  // rotation vectors of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
+    T angle;                          // angle of a single limited rotation at the current configuration
+    T incoming_rate[6];               // rate of the step before
     BodyPose<T> incoming_parent, incoming_child;
-    Relative<T> incoming;             // before that step
+    Relative<T> incoming;             // configuration before the step that led here
     RotationVector<T> incoming_turn;
     Vec3<T> limit_child[3], limit_parent[3];  // torques of limits on components of the rotation vector
     T extra_impulse[3];               // and their impulses
@@ -65,14 +65,14 @@ struct ContactData : FrictionData<T> {
     T beta[2];                        // tangential impulse
 };
 
-// Contacts between bodies or shapes: see pair.hpp. Derivatives are those by the next poses (x, φ of the body, then of the other).
+// Contacts between bodies or shapes: see pair.hpp. Derivatives are by the next poses (x, φ of the body, then of the other).
 template <class T>
 struct PairData {
     Vec3<T> n, t1, t2, force, lever[2];
     T wrench[2][6][12];               // impulses on both bodies
     T rows[3][12];                    // gap and slip
     T other_wrench[18], other_rows[18];  // as `wrench` and `rows` of ContactData
-    Vec3<T> couple;                   // of torsional and rolling friction, on the body
+    Vec3<T> couple;                   // couple of torsional and rolling friction on the body
 };
 
 // Laws of the gap: see gap_law.hpp.
@@ -81,8 +81,8 @@ struct LawData {
     T distance;                       // φ at the current configuration
     T distance_row[12];  // its derivative by the current poses (x, φ of the body, then of the other), where the gap is shifted
     T shift, softness, slope;  // slope: −∂shift/∂φ
-    Mask<T> bounces, bouncing;  // whether it is an impact that bounces, and the velocities rule the gap
-    Vec3<T> incoming, spin;  // velocity and (world frame) angular velocity that led here
+    Mask<T> bounces, bouncing;  // whether the contact has restitution, and whether Newton's law rules the gap in this step
+    Vec3<T> incoming, spin;  // velocity, and angular velocity in the world frame, that led here
 };
 
 // Torsional and rolling friction: see couple_friction.hpp.
@@ -94,10 +94,10 @@ struct CoupleData : FrictionData<T> {
 
 template <class T>
 struct CouplingData {
-    RotationVector<T> angle[2];  // at the current configuration, of joints with several rotations
+    RotationVector<T> angle[2];  // at the current configuration, for joints with several rotations
     T turned[2];  // angles of single rotations at the current configuration, unwrapped
-    T weight[2];  // of the coordinates in the row, and of the multiplier along them: −ratio and 1
-    RowGradient<T, T> next[2];  // of the weighted coordinates, by the next poses
+    T weight[2];  // weights of the coordinates in the row, and of the multiplier along them: −ratio and 1
+    RowGradient<T, T> next[2];  // derivatives of the weighted coordinates by the next poses
 };
 
 }  // namespace torchdojo

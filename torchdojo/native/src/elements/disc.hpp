@@ -50,7 +50,7 @@ struct ConeScaling {
         const T twice = 2.0 * (v.x * x.x - v.y * x.y - v.z * x.z), inverse = 1.0 / theta;
         return {inverse * (twice * v.x - x.x), inverse * (x.y - twice * v.y), inverse * (x.z - twice * v.z)};
     }
-    // q of the rows of η for products (W ξ)∘(W⁻¹ η) that should change by ρ.
+    // q in the rows of η, for products (W ξ)∘(W⁻¹ η) that change by ρ.
     TD_INLINE Vec3<T> aim(const Vec3<T> &rho) const {
         const Vec3<T> t = arrow_solve(point, rho);
         const Vec3<T> q = weigh(t);
@@ -75,7 +75,7 @@ TD_INLINE ConeScaling<T> cone_scaling(const Vec3<T> &xi, const Vec3<T> &eta) {
 
 template <class T>
 struct Disc {
-    // The plainly linearized product.
+    // The product, plainly linearized.
     static TD_INLINE void condense(const Vec3<T> &xi, const Vec3<T> &eta, FrictionData<T> &data) {
         T *N = data.compliance, *m = data.cone_coupling;
         const T scale = 1.0 / eta.x, y = scale / (xi.x * eta.x - xi.y * eta.y - xi.z * eta.z), ratio = 1.0 / xi.x;
@@ -89,8 +89,8 @@ struct Disc {
         data.eta_xi = ratio * eta;
     }
 
-    // The scaled one. With u = m₂₃, H₂₂ = θ² (I + 2uuᵀ). Far out on the boundary |u| is 1e4 and more: nothing here may cancel, or the
-    // direction leaves the cone (with H₂₂⁻¹ H₂₁ multiplied out, cold starts at κ = 1e-9 failed).
+    // The scaled product. With u = m₂₃, H₂₂ = θ² (I + 2uuᵀ). Near the cone's boundary |u| exceeds 1e4. Terms must not cancel here, or the
+    // direction leaves the cone: cold starts at κ = 1e-9 fail if H₂₂⁻¹ H₂₁ is multiplied out.
     static TD_INLINE void condense(const ConeScaling<T> &s, FrictionData<T> &data) {
         T *N = data.compliance, *m = data.cone_coupling;
         const T u0 = s.middle.y, u1 = s.middle.z, stretch = 1.0 / (1.0 + 2.0 * (u0 * u0 + u1 * u1));

@@ -1,10 +1,17 @@
 // Every element of a mechanism, with the functions of all phases of a step and of its derivative:
-//     prepare         what stays the same during the step
-//     linearize       residual and condensed matrix at w
-//     condense        the condensed cones into the matrix
-//     differentiate   what derivatives need and does not depend on the right-hand side
-//     multiply        −λᵀ ∂r/∂(z, u, f)
-//     add_parameters  −λᵀ ∂r/∂(parameters)
+//
+//     prepare         computes the numbers that stay the same during the step
+//
+//     linearize       adds to residual and condensed matrix at w
+//
+//     condense        adds the condensed cones to the matrix
+//
+//     differentiate   computes the numbers for derivatives that do not depend on the right-hand side
+//
+//     multiply        adds −λᵀ ∂r/∂(z, u, f)
+//
+//     add_parameters  adds −λᵀ ∂r/∂(parameters)
+//
 // The complementarity of contacts and joints is in ConeElements (solver/cones.hpp).
 #pragma once
 

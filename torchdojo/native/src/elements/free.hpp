@@ -1,11 +1,12 @@
 // The free directions of joints: dampers, armature, and limits and Coulomb friction of the coordinates (joint_cones.py, joints.py).
 //
-// Their impulses λ along a free direction are rows of the joint's node of their own, so that they couple its bodies through the joint and
-// not directly:
-//     δλ + (h·damper ∂r̂ + armature ∂ċ⁺ + k ∂ċ⁺ + Σ (γ/s) ∂c⁺) δw = what the cones' products still lack.
-// c⁺ is the coordinate at the next configuration, ċ⁺ = (c⁺ − c)/h, for rotations the rotation vector of p⁺ p⁻¹ over h, and r̂ the backward
-// difference that dampers see. k = 1/(σ_p/p + σ_q/q) and γ/s are those of the condensed pairs (joint_cone.hpp). Along components of the
-// rotation vector of two or three free rotations, limits act in other directions than inputs; they have rows behind the others.
+// The impulse λ along a free direction has its own row in the joint's node. So λ couples the bodies through the joint and not directly:
+//
+//     δλ + (h·damper ∂r̂ + armature ∂ċ⁺ + k ∂ċ⁺ + Σ (γ/s) ∂c⁺) δw = remaining error of the cones' products.
+//
+// c⁺ is the coordinate at the next configuration, and ċ⁺ = (c⁺ − c)/h. For rotations, ċ⁺ is the rotation vector of p⁺ p⁻¹ over h. Dampers
+// see the backward difference r̂. The condensed pairs have k = 1/(σ_p/p + σ_q/q) and γ/s (joint_cone.hpp). Limits on components of a
+// rotation vector act in other directions than inputs; their rows stand behind the others.
 #pragma once
 
 #include "solver/problem.hpp"
@@ -60,7 +61,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         free.now = angle;
     }
     if (joint.armature >= 0) {
-        // Seen from the poses before, the step that led here: the rate that the armature had.
+        // The rate of the armature in the step that led here, from the poses before.
         for (const int which : {0, 1}) {
             const int body = which ? joint.child : joint.parent;
             const BodyPose<T> &pose = problem.bodies[body].pose;
@@ -103,7 +104,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     }
 }
 
-// Impulses along the free directions, and (`derived`) their rows, without the condensed pairs.
+// Impulses along the free directions and, if `derived`, their rows, without the condensed pairs.
 template <bool derived, class T, class Store>
 void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
     const T h = problem.timestep();
@@ -201,7 +202,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
     }
 }
 
-// The condensed pairs: k ∂ċ⁺ and (γ/s) ∂c⁺ into the rows.
+// Adds the condensed pairs, k ∂ċ⁺ and (γ/s) ∂c⁺, to the rows.
 template <class T>
 void condense_free(Problem<T> &problem, const JointTable &joint) {
     const bool world = joint.parent == problem.mechanism.num_bodies;

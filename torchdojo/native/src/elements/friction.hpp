@@ -6,7 +6,7 @@
 
 namespace torchdojo {
 
-// Impulse along both axes, from the friction's impulses.
+// Impulse along both axes, from the impulses of the friction.
 template <class R>
 TD_INLINE void tangential(const ContactTable &friction, const R *impulse, R *beta) {
     beta[0] = impulse[1], beta[1] = impulse[2];

@@ -1,9 +1,9 @@
-// Laws of the gap (Contact.gap in elements/contact.py), which is φ⁺ for a hard contact without any.
+// Laws of the gap (Contact.gap in elements/contact.py). The gap of a hard contact without a law is φ⁺.
 //
 // Laws of overlap change the gap by the distance φ at the current configuration and by the impulse γ:
 //     gap = φ⁺ + shift(φ) + softness γ.
 // Each law of overlap is a struct below and an entry in `OverlapLaws`. In an impact that bounces, velocities rule the gap instead: Newton's
-// law h n·(u⁺ + e u⁻) replaces the gap where the law is less.
+// law h n·(u⁺ + e u⁻) replaces the gap where the law has the smaller value.
 #pragma once
 
 #include "elements/list.hpp"
@@ -47,7 +47,7 @@ struct Compliance {
                               T &by_timestep) {
         const LawData<T> &law = problem.laws[contact.law];
         const T overlap = min(law.distance, T{}), damping = problem.parameters[contact.damping];
-        const T weight = -(direct * law.softness * law.softness) * (gamma - damping * overlap);  // of h stiffness + damping
+        const T weight = -(direct * law.softness * law.softness) * (gamma - damping * overlap);  // weight of h stiffness + damping
         sum[contact.stiffness] += problem.timestep() * weight;
         sum[contact.damping] += weight - direct * law.softness * overlap;
         by_timestep += weight * problem.parameters[contact.stiffness];
@@ -61,7 +61,7 @@ template <class T>
 struct Restitution {
     static bool acts(const ContactTable &contact) { return contact.restitution >= 0; }
 
-    // Weight h of Newton's law in lanes that bounce, e, and the weight of the other gap there. They are 0, 0, 1 without restitution.
+    // Weight h of Newton's law, e, and the weight of the other gap, in lanes that bounce. Without restitution the three are 0, 0, 1.
     struct Weights {
         T law, e, gap;
     };
@@ -105,7 +105,7 @@ struct Restitution {
         for (int k = 0; k < 3; ++k) row[k] = select(own.bouncing, turned[k], row[k]);
     }
 
-    // The same in the adjoint: −ν times Newton's law by the next orientation (added to `phi`) and the incoming velocity.
+    // The adjoint of Newton's law: −ν times its derivative by the next orientation (added to `phi`) and by the incoming velocity.
     template <class R>
     static TD_INLINE void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact,
                                    const ContactData<T> &data, const Vec3<T> &omega, const R &nu, Vec3<R> &phi) {
@@ -114,7 +114,7 @@ struct Restitution {
         const auto [law, e, gap] = weights(problem, contact);
         const Vec3<T> spin = transposed_times(body.next.R, problem.laws[contact.law].spin);
         phi = phi - nu * (law * by_turn(data, omega + e * spin, e * spin, p[parameter::radius]));
-        // e n·(u⁻ with u⁻ = v + (R ω) × l⁺): of the current orientation and of the velocities in the state
+        // e n·u⁻ with u⁻ = v + (R ω) × l⁺ depends on the current orientation and on the velocities in the state.
         const Vec3<T> torque = transposed_times(body.pose.R, body.next.R * cross(data.lever, data.n));
         const R weight = nu * (law * e);
         const int i = contact.body;
@@ -134,7 +134,7 @@ private:
 
 template <class T>
 struct GapLaw {
-    // distance(x, R): φ of the poses of both bodies. gradient(row): its derivative by the current ones.
+    // distance(x, R): φ at the poses of both bodies. gradient(row): its derivative by the current poses.
     template <class Distance, class Gradient>
     static void prepare(Problem<T> &problem, const ContactTable &contact, int other, const Distance &distance, const Gradient &gradient) {
         LawData<T> &law = problem.laws[contact.law];
@@ -159,7 +159,7 @@ struct GapLaw {
         return problem.laws[contact.law].shift + problem.laws[contact.law].softness * gamma;
     }
 
-    // −ν·shift by the current poses.
+    // Derivative of −ν·shift by the current poses.
     template <class R>
     static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact, int other, const R &nu) {
         if (!shifts(contact)) return;

@@ -1,5 +1,5 @@
-// Joints: rows of the held directions at the next configuration, impulses on both bodies at the current one. Along free directions act
-// springs and inputs, which are constant during a step, and the impulses of free.hpp.
+// Joints: rows of the held directions at the next configuration, impulses on both bodies at the current configuration. Springs and inputs,
+// which are constant during a step, and the impulses of free.hpp act along the free directions.
 #pragma once
 
 #include "elements/free.hpp"
@@ -42,7 +42,7 @@ private:
         for (int r = 0; r < 3; ++r) on_parent[r * 6] = -force[r], on_parent[(3 + r) * 6] = torque_parent[r];
     }
 
-    // To the known part of the balance: + impulse on child and parent.
+    // Adds an impulse on child and parent to the constant part of the balance.
     static TD_INLINE void add_impulse(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, int column,
                                       const T &impulse) {
         auto add = [&](BodyData<T> &body, const T *b) {

@@ -1,4 +1,4 @@
-// Joints in the derivative of the solved step: −λᵀr by the data (adjoint.hpp).
+// Joints in the derivative of the solved step: the derivative of −λᵀr by the data (adjoint.hpp).
 #pragma once
 
 #include "elements/joint_impulse.hpp"
@@ -97,7 +97,7 @@ private:
         }
     }
 
-    // Armature, limits and friction: V = μ (−a (ċ⁺ − ċ)) − ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
+    // Armature, limits and friction: derivatives of V = μ (−a (ċ⁺ − ċ)) − ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
     template <class R>
     static void moving_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
                                const MovingGradient<T> &g) {
@@ -114,7 +114,7 @@ private:
                 incoming = (inverse * problem.parameters[joint.armature + i]) * adjoint.right[joint.right + joint.held() + i];
                 rate[i] = rate[i] - incoming;
             }
-            // Rotations move no positions.
+            // A rotational coordinate does not depend on positions.
             const bool translation = i < joint.free_t();
             auto add_next = [&](const R &weight, const RowGradient<T, T> &g) {
                 if (translation) adjoint.subtract(adjoint.x_next, joint, -(weight * g.x_child), weight * g.x_child);
@@ -185,7 +185,7 @@ private:
         const Vec3<R> a_w = world ? Vec3<R>{} : load3(&adjoint.multiplier[6 * joint.parent + 3]);
         const Vec3<R> b_v = load3(&adjoint.multiplier[6 * joint.child]), b_w = load3(&adjoint.multiplier[6 * joint.child + 3]);
 
-        // Inputs, springs and dampers: gradients of what they depend on.
+        // Inputs, springs and dampers: gradients of the coordinates, rates and inputs on which they depend.
         if (joint.has_spring || joint.has_damper || joint.input >= 0) {
             const T *spring = p + joint.spring(), *damper = p + joint.damper();
             for (int k = held; k < 6; ++k) {

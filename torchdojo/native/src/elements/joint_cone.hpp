@@ -1,10 +1,12 @@
 // Limits and friction of joint coordinates inside the solver: pairs (impulse, slack) with product κ, condensed into rows of their joint.
 //
 // With δc, δċ the change of coordinate and rate along a direction, and the rows' residuals r:
-//   limit      ±δc − δs = −r,  s δγ + γ δs = ρ                    gives  δγ = (ρ − γ (r ± δc))/s
-//   friction   δp + δq = −r₁,  δċ − δσ_p + δσ_q = −r₂,
-//              σ_p δp + p δσ_p = ρ_p,  σ_q δq + q δσ_q = ρ_q      gives  δp = k (−r₂ − δċ + ρ_p/p − (ρ_q + σ_q r₁)/q),  k = 1/(σ_p/p + σ_q/q)
-// and the impulse along the direction is ±γ or (p − q)/2.
+//   limit      ±δc − δs = −r,  s δγ + γ δs = ρ
+//              gives  δγ = (ρ − γ (r ± δc))/s.
+//   friction   δp + δq = −r₁,  δċ − δσ_p + δσ_q = −r₂,  σ_p δp + p δσ_p = ρ_p,  σ_q δq + q δσ_q = ρ_q
+//              gives  δp = k (−r₂ − δċ + ρ_p/p − (ρ_q + σ_q r₁)/q),  k = 1/(σ_p/p + σ_q/q).
+//
+// The impulse along the direction is ±γ or (p − q)/2.
 #pragma once
 
 #include "elements/free.hpp"
@@ -29,7 +31,7 @@ struct JointCones {
         });
     }
 
-    // Right-hand sides of the rows, and, once x is solved for, the directions of the pairs.
+    // Right-hand sides of the rows, and, once x is solved, the directions of the pairs.
     static void begin(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, T *x) {
         for_each(problem, [&](const JointConeTable &cone, const JointConeData<T> &data) {
             eliminate(cones, cone, data, w, residual, T{});
@@ -132,7 +134,7 @@ struct JointCones {
         }
     }
 
-    // w, and the gradient g of it.
+    // w and its gradient g.
     template <class R>
     static void store_multipliers(AdjointState<T, R> &adjoint, const T *w, const R *g) {
         const MechanismTable &m = adjoint.mechanism;
@@ -150,8 +152,8 @@ struct JointCones {
     }
 
 private:
-    // ν of the row of a limit or, of the rate, of a friction, from λ = x (null: zero). Columns of the transposed system, μ that of the
-    // joint's row in which the pair acts:
+    // ν of the row of a limit, or of the rate's row of a friction, from λ = x (null: zero). The pair acts in a row of the joint with the
+    // multiplier μ. Columns of the transposed system:
     //   limit:     γ: s ν_s ∓ μ = g_γ,  s: γ ν_s − ν = 0
     //   friction:  p: ν₁ + σ_p ν_p − μ/2 = g_p,  q: ν₁ + σ_q ν_q + μ/2 = g_q,  σ: p ν_p = ν,  q ν_q = −ν
     template <class R>

@@ -1,7 +1,7 @@
-// V = −λᵀr by the geometry of a joint, for joint_parameters.hpp: its directions, anchors and orientation.
+// Derivatives of V = −λᵀr by the geometry of a joint, for joint_parameters.hpp: its directions, anchors and orientation.
 //
-// A rotation ψ of the joint frame in itself, R_off ← R_off (I + [ψ]×), changes what depends on p alone as a rotation R_off ψ of the parent
-// does. The quaternion changes by ½ q_off ⊗ (0, ψ), so its gradient is 2 q_off ⊗ (0, ∂V/∂ψ).
+// Let ψ rotate the joint frame in itself, R_off ← R_off (I + [ψ]×). Functions of p alone change as if the parent rotated by R_off ψ.
+// The quaternion changes by ½ q_off ⊗ (0, ψ), so its gradient is 2 q_off ⊗ (0, ∂V/∂ψ).
 #pragma once
 
 #include "elements/joint_impulse.hpp"
@@ -27,7 +27,7 @@ public:
         about = transposed_times(data.offset, transposed_times(parent.pose.R, child.pose.R * b_w) - a_w);
     }
 
-    // Impulses at the current configuration, V = f·along + τ·about (see impulse_product), but for their directions.
+    // Impulses at the current configuration, V = f·along + τ·about (see impulse_product), without the gradient of their directions.
     void add_impulse(const JointImpulse<T> &impulse) {
         const Quat<T> &p = data.now.p;
         const Vec3<T> force = data.offset * impulse.force;

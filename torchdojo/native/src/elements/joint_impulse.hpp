@@ -9,7 +9,7 @@ namespace torchdojo {
 // Whether anything acts along the free directions.
 inline bool free_acts(const JointTable &joint) { return joint.has_spring || joint.has_damper || joint.input >= 0 || joint.free_data >= 0; }
 
-// Impulse of a joint: of its multipliers in w, and of what acts along its free directions.
+// Impulse of a joint: from its multipliers in w, and from the impulses along its free directions.
 template <class T>
 TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const T *w) {
     JointImpulse<T> sum{};
@@ -64,7 +64,7 @@ void impulse_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, con
     const Vec3<R> world_k = Ra * k, turn_a = transposed_times(Ra, turn);
     Vec3<R> phi_a = cross(in.f_a, transposed_times(Ra, A)) + cross(in.tau_a, turn_a) - cross(k, data.now.y_parent);
     Vec3<R> phi_b = cross(swing, in.f_b) + cross(b_w, in.tau_b) - cross(anchor, transposed_times(Rb, world_k));
-    // σ = ∂V/∂τ, for what of τ depends on the relative orientation.
+    // σ = ∂V/∂τ, for the part of τ that depends on the relative orientation.
     const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);
     const R s0 = 0.5 * dot(impulse.held, sigma);
     const Vec3<R> sv = 0.5 * cross(impulse.held, sigma);

@@ -1,4 +1,4 @@
-// Joints in the gradient of parameters (parameter_gradient.hpp): V = −λᵀr by what defines them, and by the timestep.
+// Joints in the gradient of parameters (parameter_gradient.hpp): derivatives of V = −λᵀr by the joint's parameters and by the timestep.
 #pragma once
 
 #include "elements/joint_geometry.hpp"
@@ -37,9 +37,9 @@ private:
         g.finish();
     }
 
-    // Impulses along the free directions f, and what springs and dampers depend on: for translations the displacements now and one step
-    // back, for rotations the rotation vectors of p and from p one step back to p. Springs and dampers that are zero everywhere are left
-    // out of the step, but not of its gradient.
+    // Impulses along the free directions f, and the arguments of springs and dampers. For translations, these are the displacements now and
+    // one step back. For rotations, these are the rotation vectors of p and of its change in the last step. Springs and dampers that are
+    // zero everywhere are left out of the step, but not of its gradient.
     static void free_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const T *w) {
         const JointTable &joint = g.joint;
         const JointData<T> &data = g.data;

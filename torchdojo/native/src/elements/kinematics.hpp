@@ -1,4 +1,4 @@
-// Poses of bodies, what joints see of them, and derivatives of that.
+// Poses of bodies, the relative poses that joints see, and their derivatives.
 //
 // Names: x, R, q pose; v, ω velocity; + the next configuration; M = dφ⁺/dω⁺ where φ⁺ is the body-frame rotation vector of the next
 // orientation. With a = (h/2) ω⁺ and c = √(1 − |a|²), the next orientation is q ⊗ (c, a), and
@@ -21,8 +21,8 @@ struct BodyPose {
 template <class T>
 struct BodyData {
     BodyPose<T> pose, next;
-    T q_norm;                         // of the quaternion as given
-    Vec3<T> linear, angular;          // known part of the balance of momentum, impulses of springs and inputs included
+    T q_norm;                         // norm of the quaternion as given
+    Vec3<T> linear, angular;          // constant part of the balance of momentum, with the impulses of springs and inputs
     Quat<T> increment;
     Mat3<T> M;
 
@@ -34,7 +34,7 @@ struct BodyData {
     TD_INLINE Quat<T> orientation_back() const { return pose.q * conjugate(increment); }
 };
 
-// The pose that a step of length h leads to with the velocities v and ω, or the one that it came from.
+// The pose that a step of length h reaches with the velocities v and ω, or the pose from which it started.
 template <class T>
 TD_INLINE BodyPose<T> pose_after(const BodyPose<T> &pose, const T &h, const Vec3<T> &v, const Vec3<T> &omega) {
     const Vec3<T> a = (0.5 * h) * omega;
@@ -51,12 +51,12 @@ TD_INLINE BodyPose<T> pose_before(const BodyPose<T> &pose, const T &h, const Vec
 // A displacement and a relative orientation seen from the joint frame.
 template <class T>
 struct Relative {
-    Vec3<T> y;                        // child anchor from the parent's centre of mass, world frame
-    Vec3<T> y_parent;                 // the same in the parent's frame
+    Vec3<T> y;                        // child anchor from the parent's center of mass, world frame
+    Vec3<T> y_parent;                 // y in the parent's frame
     Quat<T> p;
 };
 
-// Derivative with respect to the twists (v, ω) of child and parent; that by the parent's v is minus the child's.
+// Derivative with respect to the twists (v, ω) of child and parent. The derivative by the parent's v is minus the one by the child's v.
 template <class T>
 struct TwistRow {
     Vec3<T> linear, child, parent;
@@ -76,7 +76,7 @@ TD_INLINE TwistRow<T> operator*(const T &s, const TwistRow<T> &a) {
     return {s * a.linear, s * a.child, s * a.parent};
 }
 
-// Gradient of μ_T·d + μ_R·vec(p) with respect to (x_b, φ_b, φ_a); that for x_a is −x_b's. At any configuration.
+// Gradient of μ_T·d + μ_R·vec(p) with respect to (x_b, φ_b, φ_a), at any configuration. The gradient for x_a is minus the one for x_b.
 template <class T, class R>
 struct RowGradient {
     Vec3<Product<T, R>> x_child, phi_child, phi_parent;
@@ -98,13 +98,14 @@ TD_INLINE void add_rotation_gradient(RowGradient<T, R> &g, const Mat3<T> &offset
     g.phi_parent = g.phi_parent - offset * (0.5 * (straight - turned));
 }
 
-// Gradient of f·(rotation vector of p⁺ p⁻¹) by the next poses, and its opposite by the current ones but for the parent (see adjoint.hpp).
+// Gradient of f·(rotation vector of p⁺ p⁻¹) by the next poses. By the current poses the gradient is the opposite, except for the parent
+// (see joint_adjoint.hpp).
 template <class T>
 TD_INLINE RowGradient<T, T> turn_gradient(const Mat3<T> &offset, const Quat<T> &now, const RotationVector<T> &turn, const Vec3<T> &f) {
     return {Vec3<T>{}, transposed_times(rotation_matrix(now), left_jacobian_inverse(turn, f)), -(offset * right_jacobian_inverse(turn, f))};
 }
 
-// The angle about f of a relative orientation p: of those that differ by full turns the one next to `near`.
+// The angle about f of a relative orientation p. Among angles that differ by full turns, this is the one nearest to `near`.
 template <class T>
 T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
     constexpr double turn = 6.28318530717958647692;
@@ -113,7 +114,7 @@ T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
     return angle + turn * each_lane<T>([](double x) { return std::nearbyint(x); }, (near - angle) / turn);
 }
 
-// Gradient of a rotational coordinate: of that angle (2 atan2(f·v, w)) for one free rotation, of f·(rotation vector) for several.
+// Gradient of a rotational coordinate: the angle 2 atan2(f·v, w) for one free rotation, f·(rotation vector) for several.
 template <class T>
 TD_INLINE RowGradient<T, T> angle_gradient(const JointTable &joint, const Mat3<T> &offset, const Quat<T> &p, const RotationVector<T> &angle,
                                            const Vec3<T> &f) {

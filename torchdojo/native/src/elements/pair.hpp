@@ -1,9 +1,13 @@
 // Contacts between two bodies, and between shapes (elements/contact.py): geometry by forward derivatives, the rest by hand.
 //
-// At the next configuration: φ, the normal n from b to a, the tangents and the levers. Between bodies, the impulse P = γ n + Tᵀβ acts at the
-// current configuration and at a common point, with F = R and
-//     l_a = l⁺ + Δ,  l_b = l⁺ + (x_a⁺ − x_b⁺) − Δ,  Δ = ½ ((x_a⁺ − x_a) − (x_b⁺ − x_b));
-// against the world, l_a = l⁺ and F = R⁺. Torques F_aᵀ(l_a × P) and −F_bᵀ(l_b × P); slip u = v_a + (F_a ω_a) × l_a − v_b − (F_b ω_b) × l_b.
+// φ, the normal n from b to a, the tangents and the levers belong to the next configuration. Between bodies, the impulse P = γ n + Tᵀβ acts
+// at the current configuration and at a common point. There F = R and
+//
+//     l_a = l⁺ + Δ,  l_b = l⁺ + (x_a⁺ − x_b⁺) − Δ,  Δ = ½ ((x_a⁺ − x_a) − (x_b⁺ − x_b)).
+//
+// Against the world, l_a = l⁺ and F = R⁺. The torques are F_aᵀ(l_a × P) and −F_bᵀ(l_b × P). The slip is
+//
+//     u = v_a + (F_a ω_a) × l_a − v_b − (F_b ω_b) × l_b.
 #pragma once
 
 #include "base/geometry.hpp"
@@ -64,7 +68,7 @@ geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &
     return result;
 }
 
-// P: of the numbers of the shapes, T or S.
+// P: the scalar of the shapes' numbers, T or S.
 template <class T, class S, class P>
 Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
                const Mat3<S> &Rb, const P *shape_a, const P *shape_b) {
@@ -156,7 +160,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     tangents<T, S>(touching.n, direction[1], direction[2]);
     const Vec3<S> levers[2] = {touching.lever_a, touching.lever_b};
     const Mat3<S> frames[2] = {world ? R[0] : lift<S>(problem.bodies[bodies[0]].pose.R), lift<S>(problem.bodies[bodies[1]].pose.R)};
-    auto chain = [&](const T *g, T *twist) {  // from derivatives by the next poses to those by the velocities
+    auto chain = [&](const T *g, T *twist) {  // from derivatives by the next poses to derivatives by the velocities
         for (const int i : {0, 1}) {
             if (i && world) continue;
             store3(twist + 6 * i, h * load3(g + 6 * i));
@@ -189,7 +193,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
         }
     }
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
-    T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of what the velocities do directly
+    T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of the velocities' direct part
     if (contact.law >= 0) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
     if (Restitution<T>::acts(contact)) {
         LawData<T> &own = problem.laws[contact.law];
@@ -198,7 +202,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
         rows[0] = select(own.bouncing, law, rows[0]);
         along[0] = select(own.bouncing, h, T{});
     }
-    // The same for both bodies: B, C, and the derivative of the impulses.
+    // Common to both bodies: B, C, and the derivative of the impulses.
     out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);
     const Vec3<T> axes[3] = {out.n, out.t1, out.t2};
     T twist[12];
@@ -260,7 +264,7 @@ void condense_pair(Problem<T> &problem, const ContactTable &contact, const Conta
     }
 }
 
-// Distance, slip and spin of a pair for given velocities, to start its cones from.
+// Distance, slip and spin of a pair for given velocities, from which its cones start.
 template <class T>
 struct PairMotion {
     T distance, slip[2], spin[3];  // spins about the normal and both tangents
@@ -292,8 +296,8 @@ PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact
     return {touching.distance, {dot(t1, velocity), dot(t2, velocity)}, {dot(touching.n, spin), dot(t1, spin), dot(t2, spin)}};
 }
 
-// Contacts between bodies or shapes: V = α_a·wrench_a + α_b·wrench_b − ν_φ gap − ν_t·slip, by the next poses (from linearize_pair) and
-// by what the current ones do besides: Δ in the levers, and the frames of torques and angular velocities.
+// Contacts between bodies or shapes: derivatives of V = α_a·wrench_a + α_b·wrench_b − ν_φ gap − ν_t·slip. The derivatives by the next
+// poses come from linearize_pair. The current poses enter Δ in the levers, and the frames of torques and angular velocities.
 template <class T, class R>
 void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact, const T *w) {
     const PairTable &pair = problem.mechanism.pairs[contact.pair];
@@ -313,7 +317,7 @@ void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const 
         for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
     for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
         couple_product(problem, k, &adjoint.turning[2 * k], w, g, adjoint.gradient.phi);
-    // −(what u⁺ and u⁻ are multiplied with)
+    // minus the factors of u⁺ and u⁻
     const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
     const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
     Vec3<R> by_lever[2] = {};
@@ -326,7 +330,7 @@ void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const 
         const Vec3<T> before = load3(state + 10), &lever = from.lever[i];
         adjoint.x_next[body] = adjoint.x_next[body] + Vec3<R>{g[6 * i], g[6 * i + 1], g[6 * i + 2]};
         adjoint.phi_next[body] = adjoint.phi_next[body] + Vec3<R>{g[6 * i + 3], g[6 * i + 4], g[6 * i + 5]};
-        const Vec3<R> pull = sign * transposed_times(pose, cross(lever, arriving));  // of R ω⁻ × l
+        const Vec3<R> pull = sign * transposed_times(pose, cross(lever, arriving));  // derivative of R ω⁻ × l
         adjoint.gradient.v[body] = adjoint.gradient.v[body] + sign * arriving;
         adjoint.gradient.omega[body] = adjoint.gradient.omega[body] + pull;
         adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + cross(before, pull);
@@ -347,7 +351,7 @@ void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const 
     adjoint.gradient.x[bodies[1]] = adjoint.gradient.x[bodies[1]] - shift;
 }
 
-// The geometry of shapes by forward derivatives with respect to their numbers, first those of the body, then those of the other.
+// The geometry of shapes by forward derivatives with respect to their numbers, the shape of the body before the shape of the other one.
 // now: weight of the current distance.
 template <class T>
 void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const ContactTable &contact, const PairTable &pair,

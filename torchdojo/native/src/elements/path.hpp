@@ -1,4 +1,4 @@
-// Scalar maps onto the central path that cones of joints and of contacts share (path_maps.py, which derives them).
+// Scalar maps onto the central path that cones of joints and of contacts share. path_maps.py derives them.
 #pragma once
 
 #include "base/math.hpp"
@@ -6,9 +6,9 @@
 
 namespace torchdojo {
 
-// g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1): how far a friction impulse stays inside its disc. Halley's method from the root for
-// small g; after two steps the relative error is below 7e-7 for all τ ≥ 0, ε > 0, after three it is rounding.
-// `W` of them side by side: each division waits for the one before.
+// g = 1 − x with x + ε x/(1 − x²) = τ, x in [0, 1): the distance of a friction impulse from the edge of its disc. Halley's method starts
+// from the root for small g. The relative error is below 7e-7 after two steps for all τ ≥ 0, ε > 0, and rounding after three. `W` values
+// are computed side by side, because each division waits for the one before.
 template <int W, class T>
 TD_INLINE void disc_gaps(const T *tau, const T *epsilon, T *gap) {
     const T one = broadcast<T>(1.0);
@@ -50,7 +50,7 @@ struct PathWeight {
     }
 };
 
-// The point of Newton's step before: gives the change since, and takes the new one.
+// The point of the previous Newton step. Returns the change since then, and stores the new point.
 template <class T>
 TD_INLINE T change(T &before, const T &now) {
     const T from = before;
@@ -58,7 +58,7 @@ TD_INLINE T change(T &before, const T &now) {
     return now - from;
 }
 
-// γ > 0 with γ − a κ/γ = c: the positive root, without cancellation.
+// The positive root of γ − a κ/γ = c, without cancellation.
 template <class T>
 TD_INLINE T orthant_on_path(const T &c, const T &a, const T &kappa) {
     const T level = kappa * a, root = sqrt(c * c + 4.0 * level);

@@ -1,12 +1,15 @@
 // Friction in a pyramid (LinearContact): one impulse β_i per direction d_i in the tangent plane and ψ, with slacks η_i and sψ.
 //
-// With the change m of the slip, the rows' residuals r and w_i = β_i/η_i:
-//     μ δγ − Σ δβ − δsψ = −r₁      d_i·m + δψ − δη_i = −r_i      sψ δψ + ψ δsψ = ρψ      η_i δβ_i + β_i δη_i = ρ_i
-// gives  δψ = (ρψ − ψ (μ δγ + r₁ − Σ ρ_i/η_i + Σ w_i (d_i·m + r_i)))/(sψ + ψ Σ w),   δβ_i = ρ_i/η_i − w_i (d_i·m + δψ + r_i),
-// so that the tangential impulse Σ d_i δβ_i has the stiffness N = Σ w_i d_i d_iᵀ − b (Σ w_i d_i)ᵀ against the slip and follows μ δγ with
-// b = Σ w_i d_i/(Σ w + sψ/ψ): the `compliance` and the `cone_coupling` of a contact.
+// With the change m of the slip, the rows' residuals r and w_i = β_i/η_i, the rows are
 //
-// Arrays of a contact here are those of w from its second place on: (ψ, β) and (sψ, η).
+//     μ δγ − Σ δβ − δsψ = −r₁      d_i·m + δψ − δη_i = −r_i      sψ δψ + ψ δsψ = ρψ      η_i δβ_i + β_i δη_i = ρ_i.
+//
+// They give  δψ = (ρψ − ψ (μ δγ + r₁ − Σ ρ_i/η_i + Σ w_i (d_i·m + r_i)))/(sψ + ψ Σ w),   δβ_i = ρ_i/η_i − w_i (d_i·m + δψ + r_i).
+//
+// So the tangential impulse Σ d_i δβ_i has the stiffness N = Σ w_i d_i d_iᵀ − b (Σ w_i d_i)ᵀ against the slip, the contact's `compliance`.
+// The impulse follows μ δγ with b = Σ w_i d_i/(Σ w + sψ/ψ), the contact's `cone_coupling`.
+//
+// Arrays of a contact start here at its second place in w: (ψ, β) and (sψ, η).
 #pragma once
 
 #include "elements/path.hpp"
@@ -29,8 +32,8 @@ struct Pyramid {
         for (int i = 0; i < facets(); ++i) sum[0] += x(i) * beta[i], sum[1] += y(i) * beta[i];
     }
 
-    // N = ((sψ/ψ) Σ w_i d_i d_iᵀ + Σ_{i<j} w_i w_j (d_i − d_j)(d_i − d_j)ᵀ)/(Σ w + sψ/ψ): the same as above without differences of large
-    // numbers, which one dominant w_i would make of it.
+    // N = ((sψ/ψ) Σ w_i d_i d_iᵀ + Σ_{i<j} w_i w_j (d_i − d_j)(d_i − d_j)ᵀ)/(Σ w + sψ/ψ). This form equals the one above. With one dominant
+    // w_i, the form above would subtract large numbers.
     void condense(const T *impulse, const T *slack, T *compliance, T *cone_coupling) const {
         const T own = slack[0] / impulse[0];
         T total = own, first[2] = {T{}, T{}}, w[most_facets];
@@ -69,7 +72,7 @@ struct Pyramid {
         }
     }
 
-    // At a given slip, inside a pyramid of about `height`, with products `level` (_pyramid_start in contacts.py).
+    // The start at a given slip, inside a pyramid of about `height`, with products `level` (_pyramid_start in contacts.py).
     void start(const T &height, const T &s0, const T &s1, const T &level, T *impulse, T *slack) const {
         T largest{};
         for (int i = 0; i < facets(); ++i) largest = max(largest, x(i) * s0 + y(i) * s1);
@@ -81,7 +84,7 @@ struct Pyramid {
         }
     }
 
-    // A smoothed projection onto the simplex (pyramid_on_path in path_maps.py, which derives it); impulse and slack are overwritten.
+    // A smoothed projection onto the simplex, which pyramid_on_path in path_maps.py derives. Impulse and slack are overwritten.
     void project(const T &given, const T &kappa, const T &mass, T *impulse, T *slack) const {
         const int n = facets();
         const T height = max(given, broadcast<T>(constant::least_height)), level = mass * kappa;
@@ -119,9 +122,9 @@ struct Pyramid {
         for (int i = 1; i <= n; ++i) slack[i] = kappa / impulse[i];
     }
 
-    // Multipliers (ν_b, ν_i) of the rows, from the right-hand side g of the columns of (ψ, β) and b = what of λ falls on the tangents:
+    // Multipliers (ν_b, ν_i) of the rows, from the right-hand side g of the columns of (ψ, β) and the part b of λ along the tangents:
     //   ψ: Σ ν_i + (sψ/ψ) ν_b = g_ψ      β_i: η_i ν_i/β_i − ν_b = g_i + d_i·b = q_i
-    // so that ν_i = w_i ((sψ/ψ) q_i + g_ψ + Σ_j w_j (q_i − q_j))/(Σ w + sψ/ψ), once more without differences of large numbers.
+    // So ν_i = w_i ((sψ/ψ) q_i + g_ψ + Σ_j w_j (q_i − q_j))/(Σ w + sψ/ψ), again without differences of large numbers.
     template <class R>
     void multipliers(const T *impulse, const T *slack, const R *g, const R *b, R *nu) const {
         const T own = slack[0] / impulse[0];

@@ -1,10 +1,12 @@
-// Derivatives of the solved step by the implicit function theorem: the transposed system, and products with the derivatives of the residual
-// by the data (z, u, wrench).
+// Derivatives of the solved step by the implicit function theorem. The file has the transposed system, and products with the derivatives of
+// the residual by the data (z, u, wrench).
 //
 // At the solution r(w; z, u, f) = 0. For a gradient g = ∂L/∂w, solve (∂r/∂w)ᵀ λ = g; then ∂L/∂(z, u, f) = −λᵀ ∂r/∂(z, u, f)  (Howell et al.
-// 2025, section V). Writing λ = (α_v, α_ω) per body, μ per multiplier and (ν_φ, ν_μ, ν_t) per contact, −λᵀr is, up to terms without data,
-//     Σ bodies  α·(known momentum)  +  Σ joints λᵀ(impulses on both bodies) − μᵀ(rows)  +  Σ contacts α_ω·(l × P) − ν_φ φ − ν_tᵀ slip,
-// and each term is differentiated by hand by its element.
+// 2025, section V). Let λ be (α_v, α_ω) per body, μ per multiplier and (ν_φ, ν_μ, ν_t) per contact. Then −λᵀr is, up to terms without data,
+//
+//     Σ bodies  α·(constant momentum)  +  Σ joints λᵀ(impulses on both bodies) − μᵀ(rows)  +  Σ contacts α_ω·(l × P) − ν_φ φ − ν_tᵀ slip.
+//
+// Each element differentiates its own terms, which are derived by hand.
 #pragma once
 
 #include "solver/capacitance.hpp"
@@ -21,7 +23,7 @@ public:
         : State(m), refinement(m), capacitance(m), misfit(m.schedule.num_rows), wanted(misfit), contact_rows(3 * m.num_contacts),
           contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing), known_spin(m.num_bodies) {}
 
-    // Factor the derivative at w, where `problem` has been prepared.
+    // Factors the derivative at w. `problem` must be prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.condense(problem, w);
         linearize_step<false>(problem, w);
@@ -36,7 +38,7 @@ public:
         Elements<T>::each([&](auto element) { element.differentiate(*this, problem, w); });
     }
 
-    // λ for the gradient g of w (none for slacks). Without `by_impulses` g is that of velocities alone; `sparse`: of a few of them.
+    // λ for the gradient g of w, which is zero for slacks. Without `by_impulses`, g is nonzero for velocities alone; `sparse`: for a few.
     void solve(const Problem<T> &problem, const T *w, const R *g, bool by_impulses, bool sparse = false) {
         point = w;
         const MechanismTable &m = mechanism;
@@ -81,7 +83,7 @@ public:
         ConeElements<T>::each([&](auto element) { element.store_multipliers(*this, w, g); });
     }
 
-    // −λᵀ ∂r/∂(z, u, f) into `gradient`, at the w of `factor`.
+    // Writes −λᵀ ∂r/∂(z, u, f) into `gradient`, at the w of `factor`.
     void multiply(const Problem<T> &problem, const T *w) {
         const MechanismTable &m = mechanism;
         const T h = problem.timestep();
@@ -104,8 +106,8 @@ public:
 
 private:
     using State::point, State::right, State::turning, State::pressing, State::turn, State::left_out;
-    // One step of iterative refinement brings back the digits that pressed contacts cost. The multipliers ν of the cones are unknowns of
-    // their own, ν += K (B δα): from the refined α, K (B α) would be a small number, known to rounding of α, times a large one, γ/s = γ²/κ.
+    // One step of iterative refinement restores the digits that pressed contacts lose. The multipliers ν of the cones are separate
+    // unknowns, ν += K (B δα). K (B α) from the refined α would multiply its rounding error by the large number γ/s = γ²/κ.
     Refinement<T> refinement;
     Capacitance<T> capacitance;
     static constexpr bool several_per_matrix = lanes<T> < lanes<R>;  // right-hand sides are in lanes
@@ -113,10 +115,10 @@ private:
     std::vector<R> contact_rows, contact_solution;
     const std::vector<R> nothing;  // a gradient of zeros
     std::vector<R> given_way, taken;  // gradients: see find_given_way
-    std::vector<Mat3<T>> known_spin;  // of the known angular momentum, by ω
+    std::vector<Mat3<T>> known_spin;  // derivative of the constant angular momentum by ω
 
-    // The compliance of held impulses, which they do not have in the limit, takes up compliance times ν of their right-hand sides. The
-    // change since the last time is what is left of them. With it in the place of g, refinement is the proximal point method (hard_maps.py).
+    // Held impulses have no compliance in hard gradients. The added compliance takes compliance times ν from their right-hand sides. The
+    // change since the last refinement remains. With this change in the place of g, refinement is the proximal point method (hard_maps.py).
     void find_given_way() {
         ConeElements<T>::each([&](auto element) {
             element.each_held(*this, [&](int at, const R &nu) {
@@ -126,17 +128,17 @@ private:
         });
     }
 
-    // ν of all cones grows by what belongs to the gradient g and to λ = x (null: zero).
+    // ν of all cones grows by the multipliers that follow from the gradient g and from λ = x (null: zero).
     void add_cone_multipliers(const Problem<T> &problem, const R *g, const R *x) {
         ConeElements<T>::each([&](auto element) { element.add_multipliers(*this, problem, g, x); });
     }
 
-    // y −= Cᵀ ν of all cones
+    // y −= Cᵀ ν for all cones
     void subtract_cones(const Problem<T> &problem, R *y) const {
         ConeElements<T>::each([&](auto element) { element.subtract(*this, problem, y); });
     }
 
-    // Instead of refinement, where that is possible and pays: see capacitance.hpp.
+    // The capacitance matrix replaces refinement where it is possible and faster: see capacitance.hpp.
     void leave_out(Problem<T> &problem) {
         if (!refinement.needed || give || !refinement.only_contacts() || !capacitance.take(refinement, problem)) return;
         refinement.needed = false;
@@ -171,7 +173,7 @@ private:
         if (size) capacitance.factor();
     }
 
-    // The contacts that were left out into the solution without them.
+    // Adds the omitted contacts to the solution without them.
     void add_left_out(const Problem<T> &problem, const R *g) {
         if (!capacitance.size) return;
         R *row = contact_rows.data();

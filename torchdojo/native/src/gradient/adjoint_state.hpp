@@ -16,20 +16,20 @@ struct DataGradient {
     explicit DataGradient(const MechanismTable &m) : x(m.num_bodies + 1), phi(x), v(x), omega(x), force(x), torque(x), u(m.num_inputs) {}
 };
 
-// Derivatives by the current poses (x of the child, that of the parent being its negative; φ of both) of what free directions depend on:
-// coordinates for springs, h times backward differences of coordinates for dampers.
+// Derivatives of the arguments of free directions by the current poses: coordinates for springs, h times backward differences for dampers.
+// The poses are x of the child and φ of both bodies. The derivative by x of the parent is the negative of the child's.
 template <class T>
 struct FreeGradient {
     RowGradient<T, T> coordinate[6], difference[6];
 };
 
-// The same for joints with armature, limits or friction: h ċ⁺ by the next and the current poses, c⁺ by the next ones, h ċ of the step that
-// led here by the current poses, and by those before it, which follow from them and the velocities.
+// Derivatives for joints with armature, limits or friction: h ċ⁺ by the next and the current poses, and c⁺ by the next poses. The rate ċ
+// belongs to the step that led here, so h ċ has derivatives by the current poses and by the poses before.
 template <class T>
 struct MovingGradient {
     RowGradient<T, T> rate_next[6], rate_now[6], coordinate_next[6], incoming_now[6];
     struct Before {
-        Vec3<T> x, phi, omega;  // of the poses before, by the current ones and by the velocities that led here
+        Vec3<T> x, phi, omega;  // the poses before, by the current poses and by the velocities that led here
     } before_child[6], before_parent[6];
 };
 
@@ -44,16 +44,16 @@ template <class T>
 struct JointImpulse {
     Vec3<T> force;
     Vec3<T> held, turned, pushes;  // multipliers m of held rotations, torques along free ones, impulses along components of `angle`
-    const RotationVector<T> *angle;  // of p; null where nothing pushes along it
+    const RotationVector<T> *angle;  // rotation vector of p; null where nothing pushes along it
 
-    // ½ (p_w m + p_v × m), and J_l⁻ᵀ of what pushes along the rotation vector.
+    // ½ (p_w m + p_v × m), and J_l⁻ᵀ times the impulses along the rotation vector.
     TD_INLINE Vec3<T> torque(const Quat<T> &p) const {
         const Vec3<T> sum = 0.5 * (p.w * held + cross(p.v, held)) + turned;
         return angle ? sum + right_jacobian_inverse(*angle, pushes) : sum;
     }
 };
 
-// An impulse of a joint, or of an end of a coupling, in the frames in which products need it: of the parent (a) and of the child (b).
+// An impulse of a joint, or of an end of a coupling, in the frames of the parent (a) and the child (b).
 template <class T>
 struct ImpulseInFrames {
     JointImpulse<T> impulse;
@@ -73,15 +73,15 @@ struct AdjointState {
     DataGradient<R> gradient;
     std::vector<R> multiplier;  // λ in the places of w (zero in complementarity rows, which no datum enters; with several right-hand
     // sides per matrix zero in rows of friction, too, which only its coefficient enters)
-    const T *give = nullptr;  // in the limit κ → 0: compliance of what is held (Limit::apply), which refinement takes out
+    const T *give = nullptr;  // for hard gradients: compliance of held impulses (Limit::apply), which refinement removes
     const T *point = nullptr;  // w
     std::vector<R> right;  // λ by rows of the matrix
     std::vector<Vec3<R>> touching;  // ν_φ and ν_t of contacts
     std::vector<char> left_out;  // contacts without columns in the matrix (capacitance.hpp)
     std::vector<R> turning;  // ν of the spins of torsional and rolling friction
     std::vector<R> pressing;  // ν of limits and frictions of joints
-    std::vector<Vec3<R>> phi_next, x_next;  // −λᵀr by the next poses
-    std::vector<Mat3<T>> turn;  // of the increments
+    std::vector<Vec3<R>> phi_next, x_next;  // derivatives of −λᵀr by the next poses
+    std::vector<Mat3<T>> turn;  // rotations of the increments
     std::vector<ContactByTurn<T>> by_turn;
     std::vector<FreeGradient<T>> free;
     std::vector<MovingGradient<T>> moving;
@@ -107,14 +107,14 @@ struct AdjointState {
     }
 };
 
-// V by where and how two surfaces touch, in the world frame: the distance φ⁺, the contact frame, and the lever on each body.
+// Derivatives of V by the geometry of a touch, in the world frame: the distance φ⁺, the contact frame, and the lever on each body.
 template <class T>
 struct TouchGradient {
     T distance;
     Vec3<T> n, t1, t2, lever[2];
 };
 
-// A gradient of parameters, of one step: in their places; that of the timestep apart.
+// The gradient of parameters for one step, in their places. The gradient of the timestep is separate.
 template <class T>
 struct ParameterSum {
     std::vector<T> sum;

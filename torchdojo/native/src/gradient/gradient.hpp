@@ -1,8 +1,10 @@
 // The backward pass of steps: from gradients of the next state and the impulses to gradients of state, input, wrench and parameters.
 //
-//   x⁺ = x + h v⁺,  φ⁺ = R(increment)ᵀ φ + M ω⁺: a gradient of z⁺ falls on w = (v⁺, ω⁺, …), directly on the current pose, and on the
-// timestep (parameter_gradient.hpp). What falls on w goes through the transposed system of adjoint.hpp. Gradients of quaternions are
-// ambient and tangent to the sphere: that of a rotation vector φ (q ⊗ [1, φ/2]) is ½ vec(q̄ ⊗ g), and the other way 2 q ⊗ (0, g).
+//   x⁺ = x + h v⁺,  φ⁺ = R(increment)ᵀ φ + M ω⁺
+//
+// A gradient of z⁺ has a part for w = (v⁺, ω⁺, …), a direct part for the current pose, and a part for the timestep
+// (parameter_gradient.hpp). The part for w goes through the transposed system of adjoint.hpp. Gradients of quaternions are ambient and
+// tangent to the sphere. With q ⊗ [1, φ/2], the gradient of a rotation vector φ is ½ vec(q̄ ⊗ g). The way back is 2 q ⊗ (0, g).
 #pragma once
 
 #include "solver/limit.hpp"
@@ -14,12 +16,12 @@ namespace torchdojo {
 struct GradientJob {
     Job step;                         // z, u, wrench, parameters of the step
     const double *w, *grad_z_next, *grad_impulses;  // impulses: may be null
-    double *grad_z, *grad_u, *grad_wrench, *grad_parameters;  // the last three may be null; that of parameters is added to what is there
-    double grad_kappa;                // at which derivatives are taken, where not in the limit
-    const double *near_limit;         // the solution on the way to the limit (`limit_options`), where that is known; may be null
+    double *grad_z, *grad_u, *grad_wrench, *grad_parameters;  // the last three may be null; the gradient of parameters is added
+    double grad_kappa;                // κ at which derivatives are taken, if they are not hard
+    const double *near_limit;         // the solution for hard gradients, continued with `limit_options`; may be null
 };
 
-// To continue a solution to the κ at which contacts are classified (`hardened` in gradients/hard_limit.py).
+// Options that continue a solution to the κ at which contacts are classified (`hardened` in gradients/hard_limit.py).
 inline Options limit_options(const Options &options) {
     Options own = options;
     own.kappa = std::min(options.kappa, constant::limit_kappa);
@@ -38,7 +40,7 @@ public:
           smooth(size_t(lanes<T>) * m.num_unknowns), scratch_z(size_t(lanes<T>) * state_size * m.num_bodies),
           scratch_impulses(size_t(lanes<T>) * m.num_impulses) {}
 
-    // Gradients of up to `lanes` steps. `count` jobs; lanes behind them repeat the last one. Those of parameters are complete after
+    // Gradients of `count` steps, at most `lanes`. Lanes behind them repeat the last job. Gradients of parameters are complete after
     // `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         load(jobs, count, options, shared);
@@ -83,18 +85,18 @@ public:
     const MechanismTable &mechanism;
     Stepper<T> stepper;
     Adjoint<T, T> adjoint;
-    std::vector<T> w, solution, give; // give: of Limit::apply, in the limit
+    std::vector<T> w, solution, give; // give: from Limit::apply, for hard gradients
 
 private:
     ParameterGradient<T> parameters;
-    T by_timestep;                    // of the next state, at fixed velocities
+    T by_timestep;                    // derivative of the next state at fixed velocities
     bool by_impulses;                 // whether some job has a gradient of its impulses
     std::vector<T> grad_w, grad_next, grad_impulses;
-    std::vector<Mask<T>> wanted;      // to open, per contact
+    std::vector<Mask<T>> wanted;      // contacts to open
     std::vector<double> smooth, scratch_z, scratch_impulses;
     bool moved[lanes<T>];
 
-    // Numbers of all jobs side by side, those of the last one also in the lanes behind it; null: zeros.
+    // Numbers of all jobs side by side. The lanes behind the last job repeat its numbers. Null gives zeros.
     template <class F>
     static void gather(std::vector<T> &to, const GradientJob *jobs, int count, F &&array) {
         const double *from[lanes<T>];
@@ -113,8 +115,8 @@ private:
         }
     }
 
-    // The solutions continued to the κ at which derivatives are taken (point_of_derivative in gradients/hard_limit.py): jobs with the same κ at
-    // once.
+    // Continues the solutions to the κ at which derivatives are taken (point_of_derivative in gradients/hard_limit.py). Jobs with the same
+    // κ run together.
     void move(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         auto goal = [&](int j) { return options.limit ? std::min(options.kappa, constant::limit_kappa) : jobs[j].grad_kappa; };
         bool done[lanes<T>];
@@ -157,8 +159,8 @@ private:
         for (int i = 0; i < size; ++i) moved[group[i]] = status[group[i]] == success;
     }
 
-    // Where opening pressed contacts makes a larger gradient than the exact one just computed, that takes its place (better_of in
-    // gradients/hard_limit.py, which says what this is for).
+    // Opening pressed contacts may give a larger gradient than the exact one just computed. The larger gradient then replaces the exact
+    // one; better_of in gradients/hard_limit.py gives the reason.
     void escape() {
         const T *nu = adjoint.multiplier.data();
         T best = controls();
@@ -188,7 +190,7 @@ private:
         differentiate();
     }
 
-    // With the equations at `solution`, and grad_w.
+    // Solves the transposed system at `solution` for grad_w.
     void differentiate() {
         adjoint.factor(stepper.problem, stepper.cones, solution.data());
         adjoint.solve(stepper.problem, solution.data(), grad_w.data(), by_impulses);
@@ -197,7 +199,7 @@ private:
 
     bool between_bodies(const ContactTable &contact) const { return other_body(mechanism, contact) < mechanism.num_bodies; }
 
-    // Squared norm of the gradient of the inputs, or, without inputs, of the wrench.
+    // Squared norm of the gradient of the inputs. Without inputs, the wrench takes their place.
     T controls() const {
         T sum{};
         for (const T &u : adjoint.gradient.u) sum += u * u;
@@ -207,7 +209,7 @@ private:
         return sum;
     }
 
-    // grad_next and grad_impulses to grad_w; the direct part for the pose stays in grad_next (x) and `direct` (φ).
+    // Turns grad_next and grad_impulses into grad_w. The direct part for the pose stays in grad_next (x) and `direct` (φ).
     void pull_back() {
         const T h = stepper.problem.timestep();
         by_timestep = T{};

@@ -1,15 +1,17 @@
-// What impacts add to the backward pass of a step, around that of the step itself (gradients/impacts.py, which derives it):
+// Terms that impacts add to the backward pass of a step. gradients/impacts.py derives them:
 //
 //   dz⁺ = D (dz + f⁻ dτ) − f⁺ dτ,   dτ = slope · dz
 //
-// so, for a gradient g of z⁺ and y = Dᵀ g,   grad_z = y + slope (f⁻ · y − f⁺ · g),   body by body, with one dτ for all bodies of a component.
+// For a gradient g of z⁺ and y = Dᵀ g, this gives   grad_z = y + slope (f⁻ · y − f⁺ · g).
+//
+// The terms apply body by body, with one dτ for all bodies of a component.
 #pragma once
 
 #include "abi/mechanism.hpp"
 
 namespace torchdojo {
 
-// grad_z is y, and becomes what it is with the impact k.
+// grad_z is y on entry, and has the terms of the impact k on return.
 inline void add_impact(const TdImpacts &impacts, int64_t k, int num_bodies, const double *g, double *grad_z) {
     const int64_t first = k * num_bodies;
     const double *before = impacts.before + state_size * first, *after = impacts.after + state_size * first;

@@ -1,7 +1,9 @@
-// The whole derivative of the step on the tangent space, row by row of the velocities through the transposed system: 6 nb solves instead of
-// one per column (12 nb + nu). With T = double, the rows of one environment are solved side by side in lanes: its matrix stays in the nearest
-// cache, where those of eight environments would not, and is read once for eight rows. With T = Pack, lanes are environments: of the few rows
-// of a body or two, many lanes would be idle.
+// The whole derivative of the step on the tangent space. The rows of the velocities go through the transposed system: 6 nb solves instead
+// of one per column (12 nb + nu).
+//
+// With T = double, the rows of one environment are solved side by side in lanes. Its matrix stays in the nearest cache, where the matrices
+// of eight environments do not fit. The matrix is read once for eight rows. With T = Pack, lanes are environments, because one or two
+// bodies have too few rows to fill the lanes.
 #pragma once
 
 #include "gradient/gradient.hpp"
@@ -15,7 +17,7 @@ public:
 
     explicit StepJacobian(const MechanismTable &m) : mechanism(m), adjoint(m), right(m.num_unknowns) {}
 
-    // Of up to `lanes<T>` jobs, `step` and `w` are read. Each of `out`: (12 nb, 12 nb + nu). `gradient` loads and smooths.
+    // Reads `step` and `w` of up to `lanes<T>` jobs. Each of `out` is (12 nb, 12 nb + nu). `gradient` loads and smooths.
     void run(const GradientJob *jobs, int count, double *const *out, const Options &options, const double *shared,
              StepGradient<T> &gradient) {
         gradient.load(jobs, count, options, shared);
@@ -49,12 +51,12 @@ private:
 
     int columns() const { return tangent_size * mechanism.num_bodies + mechanism.num_inputs; }
 
-    // The rows of a body into the cache, to be there when they are written (a fifth of the time went into waiting for them).
+    // Fetches the rows of a body into the cache before they are written. Waiting for them would take a fifth of the time.
     void fetch(const double *rows) const {
         for (int k = 0; k < tangent_size * columns(); k += 8) __builtin_prefetch(rows + k, 1);
     }
 
-    // Derivative of one velocity: rows of v (3-5 of a body's twelve) and ω (9-11).
+    // Derivative of one velocity: row 3-5 (v) or 9-11 (ω) of a body's twelve rows.
     void store_row(double *out, int row, int lane) {
         const int body = row / 6, part = row % 6;
         double *to = out + size_t(columns()) * (tangent_size * body + (part < 3 ? 3 + part : 6 + part));
@@ -68,7 +70,7 @@ private:
             }
         for (int k = 0; k < mechanism.num_inputs; ++k) to[k] = u[pack_lanes * k];
     }
-    // Every `pack_lanes`-th double from there is in that lane of consecutive packs.
+    // Every `pack_lanes`-th double from the result on lies in the same lane of consecutive packs.
     static const double *in_lane(const Pack *first, int lane) { return reinterpret_cast<const double *>(first) + lane; }
 
     // Rows of the pose of a body: dx⁺ = dx + h dv⁺, dφ⁺ = R(increment)ᵀ dφ + M dω⁺, at the velocities of the step itself.

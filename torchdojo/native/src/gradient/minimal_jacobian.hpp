@@ -1,10 +1,12 @@
 // The whole derivative of a step in minimal coordinates, (q, q̇, u) to (q⁺, q̇⁺), row by row through the transposed system.
 //
-// q̇⁺ is a function of the poses at both ends of the step, of which the next one moves with the current one and with w: a row of its
-// derivative is one right-hand side for the transposed system (its gradient by v⁺, ω⁺, nothing for impulses), plus its gradient by the
-// current poses; tree.hpp takes both on to (q, q̇). No rows of q⁺ are needed where q⁺ = q + h q̇⁺, for translations and single rotations:
-// they follow. Components of a rotation vector of two or three rotations do not add up like that, and have right-hand sides of their own.
-// So a tree with n coordinates takes n solves, or a few more, instead of the 6 nb of jacobian.hpp, and what is stored is (2n)².
+// q̇⁺ is a function of the poses at both ends of the step. The next pose moves with the current pose and with w. A row of the derivative
+// gives one right-hand side for the transposed system: its gradient by v⁺ and ω⁺, zero for impulses. Its gradient by the current poses is
+// added, and tree.hpp takes both to (q, q̇).
+//
+// Rows of q⁺ follow from q⁺ = q + h q̇⁺ for translations and single rotations. Components of a rotation vector of two or three rotations
+// do not add up, and have their own right-hand sides. So a tree with n coordinates takes n solves, or a few more, instead of the 6 nb of
+// jacobian.hpp, and stores (2n)² numbers.
 #pragma once
 
 #include "gradient/gradient.hpp"
@@ -14,8 +16,8 @@ namespace torchdojo {
 
 struct MinimalJob {
     GradientJob step;
-    const double *q, *qd;             // of which step.step.z is the state
-    double *out;                      // (2n, 2n + nu)
+    const double *q, *qd;             // coordinates and rates of the state step.step.z
+    double *out;                      // shape (2n, 2n + nu)
 };
 
 template <class T, class R>
@@ -37,7 +39,7 @@ public:
         next[m.num_bodies] = Next{};
     }
 
-    // Up to `lanes<T>` jobs. `gradient` loads and smooths.
+    // Takes up to `lanes<T>` jobs. `gradient` loads and smooths.
     void run(const MinimalJob *jobs, int count, const Options &options, const double *shared, StepGradient<T> &gradient) {
         GradientJob steps[lanes<T>];
         for (int lane = 0; lane < count; ++lane) steps[lane] = jobs[lane].step;
@@ -75,12 +77,12 @@ private:
         int link, i;
         bool rate;
     };
-    struct Gradient {                 // by v⁺ of the child (minus that by the parent's), ω⁺; by x, φ at the current poses
+    struct Gradient {                 // by v⁺ of the child (its negative for the parent), ω⁺; by x, φ at the current poses
         Vec3<T> v, omega_child, omega_parent, x, phi_child, phi_parent;
     };
     struct Next {                     // at the end of the step itself, not where derivatives are smoothed
         BodyPose<T> pose;
-        Mat3<T> turn;                 // of the increment
+        Mat3<T> turn;                 // rotation of the increment
         Vec3<T> a;
         T c;
         // Mᵀφ / h, M = h (c I + a aᵀ/c − [a]×)
@@ -135,7 +137,7 @@ private:
         }
     }
 
-    // Of A_t (e⁺ − e) and A_r log(p⁻¹ p⁺), h times the rate, by the next poses, or of A_r log p⁺; in the body frames of those.
+    // Gradient of h times the rate, A_t (e⁺ − e) and A_r log(p⁻¹ p⁺), or of A_r log p⁺, by the next poses and in their body frames.
     RowGradient<T, T> by_next(const Problem<T> &problem, const JointTable &joint, const FreeAxes<T> &axes, const Target &target,
                               const Relative<T> &after, const RotationVector<T> &turn, const RotationVector<T> &angle) const {
         const int i = target.i - joint.free_t();
@@ -145,7 +147,7 @@ private:
         return {Vec3<T>{}, left_jacobian_inverse(turn, f), -in_parent(problem, joint, axes, right_jacobian_inverse(turn, f))};
     }
 
-    // Of A_t e and −A_r log(p⁻¹ p⁺) by the current ones.
+    // Gradient of A_t e and −A_r log(p⁻¹ p⁺) by the current poses.
     RowGradient<T, T> by_now(const Problem<T> &problem, const JointTable &joint, const FreeAxes<T> &axes, const Target &target,
                              const RotationVector<T> &turn) const {
         const int i = target.i - joint.free_t();
@@ -167,7 +169,7 @@ private:
         return axes.offset * (rotation_matrix(p) * in_child);
     }
 
-    // To lane k of R, or to all of it where its lanes are environments.
+    // Writes to lane k of R, or to all lanes where they are environments.
     template <class To>
     static TD_INLINE void add(To &&to, int k, const Vec3<T> &value) {
         for (int c = 0; c < 3; ++c) {

@@ -1,10 +1,10 @@
-// Gradients of parameters: products of the multipliers with the derivatives of the residual by the packed parameters of an environment
-// (their places are those of `parameter` in mechanism.hpp; program.py takes these gradients on to what users give).
+// Gradients of parameters: products of the multipliers with the derivatives of the residual by the packed parameters of an environment.
+// `parameter` in mechanism.hpp gives their places. program.py takes these gradients to the user's parameters.
 //
-// V = −λᵀr is differentiated at fixed z, u and w. It depends on the parameters directly, and on the timestep h also through the poses that
-// steps lead to: dx⁺/dh = v⁺, dφ⁺/dh = ω⁺/c with the next orientation q ⊗ (c, a), and for poses one step back (of dampers, with the next
-// velocities, and of armature, with those that led here) dx/dh = −v, dφ/dh = −ω/c. A half of a split step has its own h, a fixed fraction
-// of the one in the parameters.
+// V = −λᵀr is differentiated at fixed z, u and w. V depends on the parameters directly, and on the timestep h also through poses. The next
+// poses, with the orientation q ⊗ (c, a), have dx⁺/dh = v⁺ and dφ⁺/dh = ω⁺/c. Poses one step back have dx/dh = −v and dφ/dh = −ω/c, with
+// the next velocities for dampers and with the velocities that led here for armature. A half of a split step has its own h, a fixed
+// fraction of the h in the parameters.
 #pragma once
 
 #include "elements/elements.hpp"
@@ -16,8 +16,8 @@ class ParameterGradient : ParameterSum<T> {
 public:
     explicit ParameterGradient(const MechanismTable &m) : ParameterSum<T>{std::vector<T>(m.num_parameters), T{}}, mechanism(m) {}
 
-    // Adds the gradient of a step at w: the one of `problem`, whose multipliers and derivatives by the next poses are those of `adjoint`.
-    // carried: what the timestep changes of the next state, seen from later steps. factor: of the timestep in the parameters.
+    // Adds the gradient of the step in `problem` at w, with the multipliers and the derivatives by the next poses of `adjoint`.
+    // carried: gradient of the timestep through the next state, from later steps. factor: of the timestep in the parameters.
     void add(const Problem<T> &problem, const AdjointState<T, T> &adjoint, const T *w, const T &carried, const T &factor) {
         by_timestep = carried;
         for (int i = 0; i < mechanism.num_bodies; ++i) body_product(problem, adjoint, i, w);
@@ -25,8 +25,8 @@ public:
         sum[parameter::timestep] += factor * by_timestep;
     }
 
-    // Lane by lane, the rows (num_parameters numbers each) that gradients are added to; null for lanes that do not count. Several lanes may
-    // share a row. Sums of lanes that keep their rows reach them at the next `flush` only.
+    // Sets, lane by lane, the rows (num_parameters numbers each) to which gradients are added; null for lanes that do not count. Several
+    // lanes may share a row. Sums of lanes that keep their rows reach them only at the next `flush`.
     void direct(double *const *rows) {
         if (std::equal(rows, rows + lanes<T>, row)) return;
         flush();
@@ -49,7 +49,7 @@ private:
     const MechanismTable &mechanism;
     double *row[lanes<T>] = {};
 
-    // Known momentum less the new one: m (v − v⁺ + h g) + h f, and c Jω − a × Jω − (c⁺ Jω⁺ + a⁺ × Jω⁺) + h τ with a = (h/2) ω and
+    // Constant momentum minus the new momentum: m (v − v⁺ + h g) + h f, and c Jω − a × Jω − (c⁺ Jω⁺ + a⁺ × Jω⁺) + h τ. Here a = (h/2) ω and
     // c = √(1 − |a|²), before and after.
     void body_product(const Problem<T> &problem, const AdjointState<T, T> &adjoint, int i, const T *w) {
         const T h = problem.timestep();

@@ -1,4 +1,4 @@
-// The backward pass of steps that were split, one environment at a time.
+// The backward pass of split steps, one environment at a time.
 #pragma once
 
 #include "gradient/gradient.hpp"
@@ -6,7 +6,7 @@
 
 namespace torchdojo {
 
-// Gradients of a step that was split in two: both halves are solved again (to the same bits), then differentiated in turn.
+// Gradients of a step split in two. Both halves are solved again, to the same bits, and then differentiated in turn.
 class SplitGradient {
 public:
     explicit SplitGradient(const MechanismTable &m) : mechanism(m), gradient(m), recovery(m) {}
@@ -28,7 +28,7 @@ void SplitGradient::run(const Step &job, const Options &options, const double *s
     std::fill_n(job.grad_z, nz, 0.0);
     if (job.grad_u) std::fill_n(job.grad_u, nu, 0.0);
     if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
-    // Levels of `recovery` are overwritten by deeper ones of its own only, so what is needed here is copied.
+    // Only deeper levels of the same `recovery` overwrite a level, so the numbers needed here are copied.
     if (!recovery.run_halves(job.step, options, shared, depth, recovery.halves(depth))) return;
     const Recovery::Halves level = recovery.halves(depth);
     std::vector<double> middle(nz), u(nu), wrench(nf);

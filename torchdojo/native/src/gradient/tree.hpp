@@ -1,16 +1,18 @@
-// Minimal coordinates (q, q̇) of a tree of joints: the state that has them, and its derivative (state/minimal.py, minimal_jacobians.py).
+// Minimal coordinates (q, q̇) of a tree of joints: the state from coordinates, and its derivative (state/minimal.py, minimal_jacobians.py).
 //
-// Between a parent a and a child b, p the relative orientation and e the displacement of the anchors in the parent's frame, coordinates are
-// A_t e and A_r log p with the free axes in the rows of A, and rates their backward differences over the step that led here,
+// Between a parent a and a child b, p is the relative orientation and e the displacement of the anchors in the parent's frame. With the
+// free axes in the rows of A, coordinates are (A_t e, A_r log p). Rates are their backward differences over the step that led here,
+//
 //     q̇ = (A_t (e − e⁻), A_r log(p⁻⁻¹ p)) / h.
-// A state is put together at both configurations, p = exp(A_rᵀ q), p⁻ = p exp(−τ) with τ = h A_rᵀ q̇ (and the turn about the held axis that
-// keeps two free rotations assembled), and its velocities are v = (x − x⁻)/h, (h/2) ω = vec(q⁻⁻¹ q).
 //
-// A coordinate moves all bodies beyond its joint as one rigid body. A motion is a row S = (v_o, ω): velocity
-// of the point o that moves with it, and angular velocity, in the world frame. A gradient of the pose (g_x, g_φ) of one of the bodies is a
-// force g_x in its centre of mass and a torque R g_φ; all of them together are a force F and a torque N about o, and S·(F, N) is the
-// gradient by the coordinate. So products with the derivative of the map sum forces and torques over subtrees, leaves first (the recursion
-// of Featherstone 2008, "Rigid Body Dynamics Algorithms", section 5.3, at o in the place of the joints).
+// A state is assembled at both configurations: p = exp(A_rᵀ q), and p⁻ = p exp(−τ) with τ = h A_rᵀ q̇. For two free rotations, τ includes a
+// turn about the held axis that keeps the joint assembled. The velocities are v = (x − x⁻)/h and (h/2) ω = vec(q⁻⁻¹ q).
+//
+// A coordinate moves all bodies beyond its joint as one rigid body. A motion is a row S = (v_o, ω) in the world frame, where v_o
+// is the velocity of the point o that moves with the body. A gradient of a body's pose (g_x, g_φ) is a force g_x in its center
+// of mass and a torque R g_φ. All gradients together are a force F and a torque N about o, and S·(F, N) is the gradient by the coordinate.
+// So products with the derivative of the map sum forces and torques over subtrees, leaves first. Featherstone 2008, "Rigid Body Dynamics
+// Algorithms", section 5.3, has this recursion with the joints in the place of o.
 #pragma once
 
 #include "gradient/adjoint.hpp"
@@ -26,7 +28,7 @@ struct Exponential {
 
     TD_INLINE explicit Exponential(const Vec3<T> &theta) : theta(theta) {
         const T squared = dot(theta, theta);
-        const Mask<T> small = squared < broadcast<T>(1e-8);  // (the next terms of the series are below 1e-18)
+        const Mask<T> small = squared < broadcast<T>(1e-8);  // the next terms of the series are below 1e-18
         const T angle = sqrt(select(small, broadcast<T>(1.0), squared)), half = 0.5 * angle, cube = angle * angle * angle;
         const T c = each_lane<T>([](double x) { return std::cos(x); }, half), s = each_lane<T>([](double x) { return std::sin(x); }, half);
         cosine = select(small, 1.0 - squared / 8.0, c), sine = select(small, 0.5 - squared / 48.0, s / angle);
@@ -74,8 +76,8 @@ struct FreeAxes {
     TD_INLINE Vec3<T> child_anchor() const { return load3(p + parameter::child_anchor); }
 };
 
-// τ, by which a joint at p turns in the step that led there: t = h A_rᵀ q̇, and with two free rotations k n besides, n across both. There
-// n·vec p = 0 holds at both ends of the step, for which k = −n·(p⃗ × t)/p₀ (`_held_turn` in state.py).
+// τ, the turn of a joint in the step that led to p: t = h A_rᵀ q̇. Two free rotations add k n, with the axis n across both. For them
+// n·vec p = 0 holds at both ends of the step, which gives k = −n·(p⃗ × t)/p₀ (state/minimal.py).
 template <class T>
 struct StepTurn {
     const bool held;
@@ -95,7 +97,7 @@ struct StepTurn {
     TD_INLINE Vec3<T> by_t(const Vec3<T> &dt) const { return held ? dt + (dot(cross(vector, n), dt) / scalar) * n : dt; }
 };
 
-// From (q, q̇) to z.
+// The map from (q, q̇) to z.
 template <class T>
 class TreeStates {
 public:
@@ -149,12 +151,16 @@ private:
 
 // Products of gradients of z with the derivative of z by (q, q̇). With g the gradient of z = (x, v, φ, ω) of a body, v = (x − x⁻)/h and
 // dω = M⁻¹ (dφ − R(increment)ᵀ dφ⁻), M⁻¹ = (c I + [a]×)/h, the gradients of its poses are
+//
 //     now:     force g_x + g_v/h,  torque R (g_φ + m)                  m = M⁻ᵀ g_ω = (c g_ω − a × g_ω)/h
 //     before:  force −g_v/h,       torque −R m
-// Summed over subtrees, −h times the latter is D, and the sum of both P, in which 1/h cancels:
+//
+// Summed over subtrees, −h times the gradient before is D. The sum of both gradients is P, in which 1/h cancels:
+//
 //     P = (g_x, R g_φ + (x − o) × g_x + v × g_v),     D = (g_v, h R m + (x⁻ − o) × g_v),
 //     g_q = S·P + (S − S⁻)/h·D,                       g_q̇ = S⁻'·D
-// where S and S⁻ are the motions of both configurations by q, and −h S⁻' that of the one before by q̇.
+//
+// Here S and S⁻ are the motions of both configurations by q, and −h S⁻' is the motion of the configuration before by q̇.
 template <class T, class R>
 class TreeProduct {
 public:
@@ -168,7 +174,7 @@ public:
     // At q, q̇ and the state of `problem`, which has them.
     void prepare(const Problem<T> &problem) {
         const T h = problem.timestep(), inverse = 1.0 / h;
-        // (Near the robot, so that no digits are lost to its distance from the origin.)
+        // o lies near the robot, so that no digits are lost to the robot's distance from the origin.
         const Vec3<T> o = problem.bodies[mechanism.joints[mechanism.tree[0].joint].child].pose.x;
         for (int i = 0; i <= mechanism.num_bodies; ++i) {
             const BodyPose<T> &pose = problem.bodies[i].pose;
@@ -238,7 +244,7 @@ public:
 private:
     struct Body {
         Mat3<T> turn, turn_before;  // orientation
-        Vec3<T> arm, arm_before, v, a;  // of the centre of mass from o, now and before; a = (h/2) ω
+        Vec3<T> arm, arm_before, v, a;  // center of mass from o, now and before; a = (h/2) ω
         T c;
     };
     struct Row {
