@@ -83,5 +83,10 @@ def test_public_names_and_signatures() -> None:
     assert not changes, "the public API differs from tests/data/public_api.json:\n" + "\n".join(changes)
 
 
+def test_the_version_is_that_of_pyproject() -> None:
+    text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text()
+    assert re.findall(r'^version = "(.*)"', text, re.MULTILINE) == [td.__version__]
+
+
 if __name__ == "__main__":
     TABLE.write_text(json.dumps(public_api(), indent=0, sort_keys=True) + "\n")

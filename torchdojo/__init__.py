@@ -39,8 +39,6 @@ from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Actuator",
     "Actuators",
@@ -100,8 +98,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import `td.identification` at its first use: it is built on the step, and no part of the step."""
+def __getattr__(name: str) -> ModuleType | str:
+    """Attributes that few programs need: `td.identification`, and the version that pip installed (pyproject.toml is its owner)."""
     if name == "identification":
         return importlib.import_module("torchdojo.identification")
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("torchdojo")
     raise AttributeError(f"module 'torchdojo' has no attribute {name!r}")

@@ -79,8 +79,8 @@ def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, 
 
 
 def _carries(mech: Structure, body: str) -> bool:
-    """Whether a free body has joints beside the one that makes it free."""
-    return sum(body in joint.body_names for joint in mech.named_joints().values()) > 1
+    """Whether other bodies hang on a body by joints."""
+    return any(joint.parent == body for joint in mech.named_joints().values())
 
 
 def _place(z: Tensor, free: Mapping[str, minimal.JointOrder], placed: Mapping[str, Mapping[str, Any]]) -> Tensor:
