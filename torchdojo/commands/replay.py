@@ -81,7 +81,7 @@ def replay(
 
     Args:
         parameters: output folder of `torchdojo fit`, whose object takes the place of the nominal cube.
-        substeps, kappa: default: 1 and 1e-6, or those of the fit.
+        substeps, kappa: default: 1 and 1e-6, or the values of the fit.
     """
     with user_input():
         if parameters is None:

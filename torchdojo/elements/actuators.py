@@ -1,7 +1,7 @@
 """Actuators: from controls to the input u of a mechanism, with MuJoCo's affine law.
 
-An actuator drives one free coordinate q of an actuated joint through a gear g. With its control c (MuJoCo documentation, chapter
-Computation, "Actuation model": transmission, force generation, and the clamps of the XML attributes ctrlrange and forcerange),
+An actuator drives one free coordinate q of an actuated joint through a gear g, with a control c. The MuJoCo documentation, chapter
+Computation, "Actuation model", has the transmission, the force, and the clamps of the XML attributes ctrlrange and forcerange:
 
     length l = l₀ + g q,  velocity l̇ = g q̇
     force f = clip(gain · clip(c, ctrlrange) + bias, forcerange),  gain = (1, l, l̇) · (gain₀, gain₁, gain₂),  bias likewise
@@ -15,9 +15,9 @@ It is stable while h² g² kp is below four times the inertia that the coordinat
 inertia, and the servos of most arms are stiffer. With ``servos="implicit"`` the joint's damper, which is implicit, carries d = g² kv. The
 input u makes up for the excess of the damper at the start of the step:
 
-    force on the coordinate = u − d q̇⁺,  u = g f + d q̇        so        g f − d (q̇⁺ − q̇)
+    force on the coordinate = u − d q̇⁺ = g f − d (q̇⁺ − q̇),    u = g f + d q̇.
 
-This is g f with q̇⁺ in place of q̇ where f is not clipped: (M + h d)(q̇⁺ − q̇) = h g f, as in MuJoCo's integrators "implicit" and
+This force is g f with q̇⁺ in place of q̇ where f is not clipped. Then (M + h d)(q̇⁺ − q̇) = h g f, as in MuJoCo's integrators "implicit" and
 "implicitfast". Where f is clipped, it differs from g f by h d times the acceleration, of first order in h like the integrator. The servo
 then answers as with an inertia that is larger by h d. MuJoCo leaves d out there, and chatters where that is not stable. The table compares
 with MuJoCo at h = 1e-4 s, with the base held and targets of all servos up to 0.1 rad away. It has the largest error of an angle over 0.2 s,
@@ -27,7 +27,7 @@ relative to the largest motion:
     Panda, kv to 450 N m s/rad, h = 2 ms     0.091       0.52     0.43
     UR5e, kv to 400 N m s/rad, h = 2 ms      0.006       0.14     0.017
 
-Where no force is clipped (targets up to 0.005 and 0.01 rad away) both arms are within 2e-8 of MuJoCo at the same h after 0.5 s. The
+With targets up to 0.005 and 0.01 rad away, no force is clipped. Both arms are then within 2e-8 of MuJoCo at the same h after 0.5 s. The
 servos of A1 and Go1 have no kv, and both modes are one (within 2e-7 of MuJoCo at h = 2 ms).
 """
 
@@ -77,10 +77,11 @@ class Actuator:
     """The drive of one coordinate of a joint: numbers, or tensors (...,) that may carry a graph.
 
     Args:
-        joint: name of an actuated joint. coordinate: which of its free coordinates, translations first.
+        joint: name of an actuated joint.
+        coordinate: which of its free coordinates, translations first.
         gear: g, length per coordinate and force on the coordinate per force.
         gain, bias: three numbers each, constant, per length and per velocity; a single gain is constant.
-        ctrlrange, forcerange: (lower, upper); None: not clipped. forcerange is before the gear.
+        ctrlrange, forcerange: (lower, upper), before the gear; None: not clipped.
         length0: l₀, the length at coordinate zero.
     """
 

@@ -6,7 +6,7 @@ section 4; Howell et al. 2025, section III-C). The surface has the signed distan
     φ = sdf(x⁺ + R⁺c) − r      lever l = R⁺c − r n      impulse P = γ n + Tᵀβ      torque R⁺ᵀ(l × P)      v_t = T (v⁺ + (R⁺ω⁺) × l)
 
 Between a body a and another body b, the normal points from b to a. The distance, the normal and the point of contact on a, p⁺ = x_a⁺ + l⁺,
-are also those of the next configuration. P acts on a and −P on b, at the current configuration and at one common point, p = p⁺ − ½(x_a⁺ −
+also belong to the next configuration. P acts on a and −P on b, at the current configuration and at one common point, p = p⁺ − ½(x_a⁺ −
 x_a + x_b⁺ − x_b):
 
     l_i = p − x_i      torques R_aᵀ(l_a × P), −R_bᵀ(l_b × P)      v_t = T (v_a⁺ + (R_a ω_a⁺) × l_a − v_b⁺ − (R_b ω_b⁺) × l_b)
@@ -31,7 +31,7 @@ from torchdojo.parameters import require
 
 __all__ = ["Contact", "Touch"]
 
-# Acceleration [m/s²] by which a contact in reach may approach within a step and still counts as resting. It is twice that of gravity, so
+# Acceleration [m/s²] by which a contact in reach may approach within a step and still counts as resting. It is twice gravity, so
 # that lying bodies do not bounce.
 RESTING_ACCELERATION = 20.0
 #: Laws of a contact that act only where they are given: name -> number of dimensions of one value.
@@ -54,7 +54,8 @@ class Contact(Element):
 
     Args:
         body: name of the body.
-        point: contact point in the body frame, from the center of mass [m], (..., 3). radius: [m], (...,), >= 0.
+        point: contact point in the body frame, from the center of mass [m], (..., 3).
+        radius: [m], (...,), >= 0.
         shape: a `Sphere`, `Capsule` or `Box` in the body frame, in place of point and radius; the last two need an `other_shape`.
         other: name of the body that carries the surface; None or "world": it is fixed.
         normal: of a half-space, in the frame of `other`, any positive length, (..., 3). Default: z, the ground.
@@ -63,8 +64,8 @@ class Contact(Element):
         restitution: coefficient e of Newton's law v_n⁺ = −e v_n⁻, (...,), in [0, 1]; see `gap`. None: contacts do not bounce.
         recovery_speed: largest speed at which surfaces that start a step overlapped are pushed apart [m/s], (...,), > 0; see `gap`.
             None: one step undoes any overlap.
-        stiffness, damping: [N/m] > 0 and [N·s/m] >= 0, (...,), of a compliant contact, which gives way by the force over the stiffness;
-            see `gap`. None: hard.
+        stiffness, damping: [N/m] > 0 and [N·s/m] >= 0, (...,), of a compliant contact. Its overlap at rest is the force over the
+            stiffness; see `gap`. None: hard.
 
     Numbers of shapes become fields of the contact, `radius`, `size` and so on, and `other_radius`, `other_size`, `other_point`,
     `other_orientation` ... Like all fields they may require grad and carry batch dimensions. A user's surface with numbers of its own
@@ -226,7 +227,7 @@ class Contact(Element):
         return Touch(distance, normal, (lever + apart, lever + (a.next.x - b.next.x) - apart))
 
     def slip(self, motions: tuple[Motion, ...], touch: Touch, current: bool = False) -> Tensor:
-        """Velocity of the body's material point at the contact, relative to that of the other, world frame [m/s], (..., 3).
+        """Velocity of the body's material point at the contact, relative to the other body's, world frame [m/s], (..., 3).
 
         With `current`, angular velocities are those in the current body frames, as the incoming ones are.
         """
@@ -275,7 +276,7 @@ class Contact(Element):
         leave at u_n⁺ = −e u_n⁻ in the very step in which they would arrive, when they are nearer than one step; slower ones come to rest.
         Without friction, impacts at e = 1 keep the energy: it changes by Σ γ n·(u⁺ + u⁻)/2. With friction, or where other contacts that do
         not bounce take part, Newton's law may create energy (Kane 1984; Glocker 2001). The step of an impact jumps as inputs change:
-        gradients are those of a given sequence of impacts, as with any law of impact. The mode "exact" also differentiates the instants
+        gradients belong to a given sequence of impacts, as with any law of impact. The mode "exact" also differentiates the instants
         (gradients/impacts.py).
         """
         gap = self._held_gap(motions, touch, gamma, timestep)
@@ -287,7 +288,7 @@ class Contact(Element):
     def impact(self, motions: tuple[Motion, ...], gamma: Tensor, timestep: Tensor) -> tuple[Tensor, Tensor]:
         """Whether the law of impact rules the step of a contact with restitution, and the time τ of the impact in the step [s], (...,).
 
-        The velocities that led to the step give τ = h φ/(φ⁻ − φ). The arguments are those of `gap`.
+        The velocities that led to the step give τ = h φ/(φ⁻ − φ). The arguments are as in `gap`.
         """
         touch = self.touch(motions)
         bounces, rebound, instant = self._rebound(motions, touch, timestep)

@@ -20,7 +20,7 @@ __all__ = ["Contact", "ImpactContact", "LinearContact", "NonlinearContact"]
 
 
 class ImpactContact(Contact):
-    """Contact without friction: φ − s = 0, γ s = κ. The arguments are those of `Contact`."""
+    """Contact without friction: φ − s = 0, γ s = κ. The arguments are as in `Contact`."""
 
     cones = Cones(orthant=1)
 
@@ -49,7 +49,7 @@ class FrictionalContact(Contact):
     """Base class of contacts with Coulomb friction.
 
     Args:
-        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are those of `Contact`.
+        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are as in `Contact`.
     """
 
     fields: ClassVar[dict[str, int]] = {**Contact.fields, "friction": 0}
@@ -76,9 +76,9 @@ class NonlinearContact(FrictionalContact):
         ρ₁ − μ_r γ = 0,   T(ω_a − ω_b) − ζ₂₃ = 0,   ρ ∘ ζ = κ e.
 
     Args:
-        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are those of `Contact`.
-        torsional_friction, rolling_friction: μ_t and μ_r [m], (...,), >= 0: the couple over the normal impulse, a length of the order of
-            the size of the patch of contact. None: no such couple.
+        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are as in `Contact`.
+        torsional_friction, rolling_friction: μ_t and μ_r [m], (...,), >= 0. They are the couple over the normal impulse, a length of the
+            order of the contact patch's size. None: no such couple.
     """
 
     laws: ClassVar[tuple[str, ...]] = (*Contact.laws, "torsional_friction", "rolling_friction")
@@ -185,7 +185,7 @@ class LinearContact(FrictionalContact):
     exactly against the slip.
 
     Args:
-        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are those of `Contact`.
+        friction: Coulomb coefficient μ, (...,), >= 0. The other arguments are as in `Contact`.
         facets: even number of directions, 4 or more.
     """
 

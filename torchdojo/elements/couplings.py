@@ -194,5 +194,5 @@ class JointCoupling(Element):
 
 
 def _kinematic(joint: Joint) -> dict[str, int]:
-    """Fields that enter a joint's coordinates, those that a user's subclass added included."""
+    """Fields that enter a joint's coordinates, with the fields that a user's subclass adds."""
     return {name: joint.fields[name] for name in joint.stacked_fields if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}

@@ -151,14 +151,14 @@ class Element(PhysicalModule):
         return None
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor] | None:
-        """Impulses and slacks (..., E, cones.size) at which the linearized products are those of hard contact (κ → 0), from a small κ.
+        """Impulses and slacks (..., E, cones.size) whose linearized products equal the products of hard contact (κ → 0), from a small κ.
 
         With this map, `GradientMode.EXACT` and the modes that build on it are available (hard_maps.py has the theory). Default: None.
 
         Args:
             impulse, slack: (..., E, cones.size), on the central path, or already hard. mass: of `effective_mass`.
             timestep: h [s], broadcastable to (..., E).
-            compliance: of closed pairs and of sticking slips, relative to that of the bodies; may be zero.
+            compliance: of closed pairs and of sticking slips, relative to the compliance of the bodies; may be zero.
         """
         return None
 

@@ -8,12 +8,12 @@ As κ → 0 a complementarity pair γ s = 0 is open (γ = 0) or closed (s = 0), 
 
 (Le Lidec et al., "From compliant to rigid contact simulation: a unified and efficient approach" and "Simple", equations 8-13). The
 linearized product ξ ∘ δη + η ∘ δξ = 0 says the last line where ξ and η are on the boundary of their cones. It says the others where the
-variable that vanishes is replaced by nothing. So the hard equations are those of the central path, at another point.
+variable that vanishes is replaced by nothing. So the hard equations equal the equations of the central path, at another point.
 
 Rows of sticking and closed contacts may depend on each other, as in a box on four corners. They are given a compliance, `COMPLIANCE` times
 that of their bodies, with which the equations are factored. Iterative refinement against the equations without the compliance removes it.
 This is the proximal point method (Carpentier, Budhiraja and Mansard 2021, "Proximal and sparse resolution of constrained dynamic
-equations"). Velocities converge to the exact ones, impulses to those of least norm, in units of √mass.
+equations"). Velocities converge to the exact ones, impulses to the exact ones of least norm, in units of √mass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 HARD_KAPPA = 1e-12  # at which contacts are classified
-# Compliance added to sticking and closed contacts, relative to that of the bodies. Each refinement reduces the error by about this factor.
+# Compliance added to sticking and closed contacts, relative to the bodies'. Each refinement reduces the error by about this factor.
 # Between two bodies the condensed matrix loses twice as many digits as this number has zeros.
 COMPLIANCE = 1e-6
 HARD_REFINEMENTS = 2

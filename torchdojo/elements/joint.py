@@ -119,7 +119,7 @@ class Joint(Element):
         raise NotImplementedError
 
     def place_child(self, parents: tuple[Pose, Pose], q: Tensor, change: Tensor) -> tuple[Pose, Pose]:
-        """Poses of the child at coordinates q and one step earlier, when they were `change` less, from those of the parent."""
+        """Poses of the child at coordinates q and one step earlier, when they are `change` less, from the poses of the parent."""
         return attached(parents[0], self.displace(q)), attached(parents[1], self.displace(q - change))
 
     def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor, *, of_child: bool = False) -> Tensor:
@@ -137,7 +137,7 @@ class Joint(Element):
         return self._turned_back(value, torch.cat((lengths, near), dim=-1))
 
     def _turned_back(self, value: Tensor, near: Tensor) -> Tensor:
-        """Coordinates with each angle next to that of `near`, both (..., num_coordinates)."""
+        """Coordinates with each angle next to the angle of `near`, both (..., num_coordinates)."""
         turns = torch.round((near - value).detach() / (2 * torch.pi))
         return value + 2 * torch.pi * torch.where(torch.arange(self.num_coordinates) < self.num_coordinates - self.num_angles, 0.0, turns)
 
@@ -242,7 +242,7 @@ class Joint(Element):
 class FreePose(Joint):
     """The pose of a body relative to another, or to the world: six coordinates, no equations and no parameters.
 
-    It stands in the spanning tree for joints without coordinates, which then close a loop. The coordinates are those of a `Floating` joint
+    It stands in the spanning tree for joints without coordinates, which then close a loop. The coordinates are as in a `Floating` joint
     between the centers of mass: position in the parent's frame, then rotation vector of the relative orientation.
     """
 

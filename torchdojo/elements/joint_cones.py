@@ -1,8 +1,8 @@
 """Limits and Coulomb friction on the free coordinates of joints: elements that the mechanism makes for the joints that have them.
 
 Both act along the coordinates c of a joint and read its fields: limits of any joint with coordinates, friction of a `StandardJoint`. Their
-impulses act at the current configuration, those of limits through the transposed Jacobian of c, those of friction as inputs do. With the
-coordinates c⁺ and rates ċ⁺ of the step (design section 4):
+impulses act at the current configuration: limits through the transposed Jacobian of c, friction as inputs do. With the coordinates c⁺ and
+rates ċ⁺ of the step (design section 4):
 
     limit       c⁺ − lower − s = 0,  upper − c⁺ − s = 0,  γ s = κ                                        impulse γ, −γ
     friction    p + q − 2b = 0,  ċ⁺ − σ_p + σ_q = 0,  p σ_p = κ,  q σ_q = κ,  b = h friction             impulse λ = (p − q)/2
@@ -43,7 +43,7 @@ class JointElement(Element):
     def __init__(self, joint: Joint) -> None:
         super().__init__()
         shared = {name: joint.__dict__[name] for name in ("_parameters", "_buffers", "_modules")}
-        # Fields that a user's subclass adds to those of the standard joints may enter its kinematics.
+        # Fields that a user's subclass adds to the fields of the standard joints may enter its kinematics.
         read = [name for name in joint.fields if name in READ_FIELDS or name not in StandardJoint.fields]
         fields = {name: joint.fields[name] for name in read if name not in ("friction", *BOUNDS) or name in self.own_fields}
         self.__dict__.update(shared, joint=joint, fields=fields)

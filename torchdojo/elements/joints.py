@@ -6,8 +6,8 @@ orientation are
 
     d = R_offᵀ R_aᵀ (x_b + R_b p_b − x_a − R_a p_a)          p = q_off⁻¹ q_a⁻¹ q_b
 
-Free translations and rotations are rows F of these (d, rotation vector of p). Impulses that act at the current configuration hold the
-complementary rows C of (d, vec p) at zero at the next one (design section 4; Howell et al. 2025, section III).
+Free translations and rotations are rows F of (d, rotation vector of p). Impulses at the current configuration hold the complementary rows
+C of (d, vec p) at zero at the next configuration. See design section 4, and Howell et al. 2025, section III.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StandardJoint(Joint):
 
     Args:
         parent, child: body names; the parent may be None or "world".
-        axis: in the joint frame, (..., 3), any length: the free direction where one is free, the normal where two are.
+        axis: the free direction where one is free, the normal where two are; in the joint frame, (..., 3), of any length.
         parent_anchor, child_anchor: joint point in the parent's and the child's frame, from the center of mass [m], (..., 3).
         orientation_offset: orientation of the child relative to the parent at coordinate zero, wxyz, (..., 4).
         spring: stiffness [N/m, N·m/rad]; damper [N·s/m, N·m·s/rad]; rest: coordinate at which the spring is relaxed [m, rad]. Scalars, or
@@ -59,7 +59,7 @@ class StandardJoint(Joint):
         limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration (`JointLimits`).
         friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
         armature: inertia [kg, kg·m²] that moves with the coordinate's rate, of a motor seen through its gear: energy ½ a rate².
-        effort_limit [N, N·m] and velocity_limit [m/s, rad/s]: kept on the joint for the user and for file formats; they do not act.
+        effort_limit, velocity_limit: [N, N·m] and [m/s, rad/s], kept on the joint for the user and for file formats; they do not act.
         actuated: whether the joint's free coordinates appear in the input u.
 
     Limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere. Their
@@ -269,15 +269,15 @@ class StandardJoint(Joint):
         return torch.cat((_project(free_t, d_after - d), _project(free_r, quat.rotation_vector(turn))), dim=-1) / timestep
 
     def expanded(self, along: Tensor) -> tuple[Tensor, Tensor]:
-        """Force and torque (..., 3), joint frame, of forces on the free coordinates (..., num_coordinates), as those of inputs."""
+        """Force and torque (..., 3), joint frame, of forces on the free coordinates (..., num_coordinates), such as inputs."""
         free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
         return _expand(free_t, along[..., : self.free_translations]), _expand(free_r, along[..., self.free_translations :])
 
     def act_along(self, parent: Pose, child: Pose, along: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The transposed Jacobian of the coordinates at these poses times `along`.
 
-        A turn ω of the child, joint frame, changes the rotation vector φ of p by J⁻¹ω with the left Jacobian J of SO(3) (Barfoot 2017,
-        section 7.1): J⁻ᵀ = I + ½[φ]× + c [φ]×², c = (1 − (|φ|/2) cot(|φ|/2))/|φ|². About one axis this is the identity.
+        A turn ω of the child, joint frame, changes the rotation vector φ of p by J⁻¹ω with the left Jacobian J of SO(3). Barfoot 2017,
+        section 7.1, gives J⁻ᵀ = I + ½[φ]× + c [φ]×², c = (1 − (|φ|/2) cot(|φ|/2))/|φ|². About one axis this is the identity.
         """
         force, torque = self.expanded(along)
         if self.free_rotations < 2:
@@ -345,7 +345,7 @@ class StandardJoint(Joint):
     ) -> list[tuple[Tensor, Tensor]]:
         """Effect of a force at the child anchor and a torque (..., 3), joint frame, on parent (the opposite) and child.
 
-        Per body (linear (..., 3) world frame, angular (..., 3) body frame); forces and torques, or impulses. `place`: that of `_place`.
+        Per body (linear (..., 3) world frame, angular (..., 3) body frame); forces and torques, or impulses. `place`: from `_place`.
         """
         frame, _, parent_lever, child_lever = place or self._place(parent, child)
         force, torque = quat.rotate(frame, force), quat.rotate(frame, torque)
@@ -360,7 +360,7 @@ class StandardJoint(Joint):
         return frame, p, child.x + child_lever - parent.x, child_lever
 
     def _rate_change(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
-        """Rates of this step less those of the step before, (..., num_coordinates)."""
+        """Rates of this step minus the rates of the step before, (..., num_coordinates)."""
         now, after = [m.pose for m in motions], [m.next for m in motions]
         before = [previous_pose(m.pose, m.incoming, timestep) for m in motions]
         return self.rate(now, after, timestep) - self.rate(before, now, timestep)

@@ -85,12 +85,13 @@ def contacts_between(
     corner_radius: float | None = None,
     **arguments: Any,
 ) -> dict[str, Contact]:
-    """Contacts of every shape of every body with those of all others, except between bodies that a joint connects.
+    """Contacts of every shape of every body with all shapes of other bodies, except between bodies that a joint connects.
 
     The result is what `Mechanism(contacts=...)` takes; contacts with the ground plane are not part of it.
 
     Args:
-        bodies: by name, with shapes (a body without is passed over). joints: of the mechanism; neighbors do not touch each other.
+        bodies: by name, with shapes; bodies without shapes are skipped.
+        joints: of the mechanism; neighbors do not touch each other.
         world: fixed shapes, in the world frame.
         filter: (name, name or None for the world) -> whether these two may touch; asked once per pair that is not excluded already.
         model, corner_radius, arguments: as in `contact_manifold`.

@@ -151,7 +151,7 @@ def run_starts(
         except DivergenceError as error:
             starts.append(Start(np.inf, 0, None, str(error)))
             continue
-        # The model's own parameters decide which samples are in flight, and thus the cost. Here all models have those of their results.
+        # The model's own parameters decide which samples are in flight, and thus the cost. Here all models have their fitted parameters.
         with torch.no_grad():
             model.raw.copy_(result.raw)
         cost, reached = problem_of(stage, model, training).cost(result.raw, result.start)

@@ -196,7 +196,7 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
     """Build the mechanism that a description says, and warn of collision geometry that makes no contact.
 
     Args:
-        contacts: "collision": those of the description. None or a mapping: see `torchdojo.io.load_urdf`.
+        contacts: "collision": the contacts of the description. None or a mapping: see `torchdojo.io.load_urdf`.
         friction: coefficient of the contacts made here; None: the description's.
         timestep: [s]. gravity: (3,) [m/s^2], world frame.
         part: name of a link in the words of the format. remedy: for an inertia that no body can have.

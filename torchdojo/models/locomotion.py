@@ -152,7 +152,7 @@ def half_cheetah(
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 240 to 60 and 6 to 1.5.
         limits: False leaves MuJoCo's joint limits out.
         armature: False leaves MuJoCo's armatures out.
-        contact: False leaves all contacts out. contact_body: False leaves only those of the two feet.
+        contact: False leaves all contacts out. contact_body: False leaves only the contacts of the two feet.
     """
     return _build(HALF_CHEETAH, CHEETAH_MASS / _volume(HALF_CHEETAH), Options(**locals()), planar=True)
 
@@ -219,7 +219,7 @@ def ant(
         spring, damper: of every hinge [N·m/rad, N·m·s/rad]; None: MuJoCo's, 0 and 1.
         limits: False leaves MuJoCo's joint limits out.
         armature: False leaves MuJoCo's armatures out.
-        contact: False leaves all contacts out. contact_body: False leaves only those of the four feet.
+        contact: False leaves all contacts out. contact_body: False leaves only the contacts of the four feet.
     """
     return _build(ANT, ANT_DENSITY, Options(**locals()))
 

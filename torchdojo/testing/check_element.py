@@ -80,7 +80,7 @@ def check_element(
 
     Args:
         element: a joint, contact or coupling, built in or written by a user; it is copied, and stays as it is.
-        joints: further joints by name, such as those that a coupling refers to.
+        joints: further joints by name, such as the joints that a coupling names.
         z: states to use in place of random ones, (n, 13 nb), n >= 2, bodies in the order in which elements name them.
 
     Returns:

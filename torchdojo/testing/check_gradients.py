@@ -21,8 +21,8 @@ __all__ = ["GradientReport", "InputRow", "StepReport", "check_gradients", "gradi
 class GradientReport(NamedTuple):
     """One entry per input ("z", "u", and each parameter's name) and output ("state", "impulses").
 
-    errors: largest difference between analytic and numeric derivative, relative to the largest numeric derivative of that input and output.
-        The latter counts as at least a thousandth of the derivative by the state, because differences resolve no more.
+    errors: largest difference between analytic and numeric derivative, relative to the largest numeric derivative of this input and output.
+        The divisor is at least a thousandth of the derivative by the state, because differences resolve no more.
     analytic, numeric: the compared derivatives, (number of directions,).
     """
 
@@ -114,7 +114,7 @@ def tangent_step(mechanism: Mechanism, z: Tensor, u: Tensor | None = None) -> Ca
         mechanism: float64. z: (..., 13 nb). u: (..., nu) or None.
 
     Returns:
-        (delta, du) -> the tangent (..., 12 nb) that leads from the next state of (z, u) to that of (`retract`(z, delta), u + du).
+        (delta, du) -> the tangent (..., 12 nb) from the next state of (z, u) to the next state of (`retract`(z, delta), u + du).
 
     Raises:
         ValueError: a step that fails at (z, u).

@@ -63,7 +63,7 @@ class Comparison:
         return torch.randn(size, generator=self.generator, dtype=torch.float64)
 
     def tangent(self, out: StepOutput) -> Tensor:
-        """Tangent of the next state (..., 12 nb), from that of the undisturbed step."""
+        """Tangent of the next state (..., 12 nb), from the next state of the undisturbed step."""
         return self.mechanism.difference(out.z, self.base.z.expand_as(out.z))
 
     def step(self, delta: Tensor | None = None, du: Tensor | None = None, force: Tensor | None = None) -> StepOutput:
@@ -93,7 +93,7 @@ class Comparison:
         return [self.whole(kind, f"{kind}.{body}", slice(i * count, (i + 1) * count)) for i, body in enumerate(self.mechanism.bodies)]
 
     def parameters(self, groups: Mapping[str, Sequence[str]]) -> list[Input]:
-        """Parameters, those of one group together; `groups` must be those of `gradients`."""
+        """Parameters by group; `groups` must equal the groups of `gradients`."""
         inputs, start = [], len(DATA)
         for label, group in groups.items():
             places = slice(start, start + len(group))

@@ -61,7 +61,7 @@ def kappa_for_gap(mech: Mechanism, gap: float = 1e-5, *, contacts: int | None = 
 
 
 def resting_gap(mech: Mechanism, kappa: float | None = None, *, contacts: int | None = None) -> float:
-    """Height at which contacts of `mech` at rest float above the ground [m], at `kappa` (default: that of `mech.options`).
+    """Height at which contacts of `mech` at rest float above the ground [m], at `kappa` (default: the kappa of `mech.options`).
 
     Over a batch of parameters the largest is returned. `contacts` as in `resting_impulse`.
 

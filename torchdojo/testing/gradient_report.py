@@ -67,7 +67,7 @@ class StepReport:
 
     @property
     def smoothed(self) -> bool:
-        """Whether gradients are taken at another kappa than the step, or in another mode, so that they are not those of the step itself."""
+        """Whether gradients are taken at another kappa than the step, or in another mode, and so differ from the step's own gradients."""
         return self.grad_kappa is not None or self.mode is not GradientMode.CENTRAL_PATH
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def gradient_report(
         loss: function of a `StepOutput`, for any number of environments (..., 13 nb) -> (...,). Default: a random combination of the
         tangent
             coordinates of the next state.
-        parameters: "trainable": each that requires grad; "all": each; "classes": all, those of one kind together ("bodies.*.mass"); or the
+        parameters: "trainable": each that requires grad; "all": each; "classes": all, with each kind together ("bodies.*.mass"); or the
             beginnings of names.
         directions: random ones per input, with normally distributed entries; None: all coordinate axes.
 

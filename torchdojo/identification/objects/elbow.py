@@ -25,7 +25,7 @@ from torchdojo.solver.options import SolverOptions
 
 __all__ = ["WIDTH", "elbow", "elbow_model"]
 
-#: Length [m] that position errors are compared with: that of a link.
+#: Length [m] with which position errors are compared: the length of a link.
 WIDTH = 0.1
 
 HALF_EXTENTS = (0.05, 0.025, 0.025)

@@ -59,7 +59,7 @@ def read_mjcf(
     ignore: Sequence[str] = (),
     rim_points: int = 4,
 ) -> MjcfInfo:
-    """Describe an MJCF file; arguments, conventions and errors are those of `torchdojo.io.load_mjcf`."""
+    """Describe an MJCF file; arguments, conventions and errors are as in `torchdojo.io.load_mjcf`."""
     return _Reader(compile_mjcf(path), floating_base, merge_fixed_joints, ignore, rim_points).read()
 
 
@@ -178,7 +178,7 @@ class _Reader:
             raise ValueError(f"{self.path}: body {self.names[t]!r} has the joints {joints}: {error}. {SUPPORTED}") from error
 
     def _body(self, t: int, group: list[int], poses: Mapping[int, Pose], fit: Fit, geoms: GeomReader) -> BodyInfo:
-        """The MJCF bodies of a group as one, in axes along those of its joint."""
+        """The MJCF bodies of a group as one, in axes along the axes of its joint."""
         model = self.model
         if sum(model.body_mass[b] for b in group) <= 0:
             raise ValueError(f"{self.path}: body {self.names[t]!r} moves but has no mass; give it an <inertial> or a geom with mass")

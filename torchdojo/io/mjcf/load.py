@@ -58,7 +58,7 @@ def load_mjcf(
             without a name. Points inside another ball of the same link, and points whose height no joint can change, are left out. In a
             file without planes the ground is z = 0. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF
             body.
-        friction: coefficient of the contacts made here; None: as MuJoCo combines those of the two geoms. Geoms of condim 1 have none.
+        friction: coefficient of the contacts made here; None: MuJoCo's, from both geoms. Geoms of condim 1 have no friction.
         merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
         ignore: names of equality constraints to leave out without a word.
         rim_points: contact points on each rim of a cylinder.

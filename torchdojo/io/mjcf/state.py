@@ -22,7 +22,7 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
 
     The joints of a tree are closed exactly. Two hinges of one body, both turned, reach orientations that an Orbital joint cannot: the
     nearest one takes their place. Loops and couplings that qpos leaves open stay open; ``mech.close_loops`` closes them. Velocities are
-    those of the step that leads to the configuration, as everywhere in z.
+    the velocities of the step that leads to the configuration, as everywhere in z.
 
     Args:
         mech: the mechanism. robot: `read_mjcf` of the same file with the same options.

@@ -43,7 +43,7 @@ def read_urdf(
     rim_points: int = 4,
     repair_inertia: bool = False,
 ) -> RobotInfo:
-    """Describe a URDF robot; arguments, conventions and errors are those of `torchdojo.io.load_urdf`."""
+    """Describe a URDF robot; arguments, conventions and errors are as in `torchdojo.io.load_urdf`."""
     parsed = parse_urdf(path)
     tree = _Tree(parsed)
     tree.lock_joints_without_range()
@@ -274,7 +274,7 @@ def _inertia(tree: _Tree, name: str, links: tuple[str, ...], poses: Mapping[str,
 
 
 def _nearest_possible_inertia(inertia: Array) -> Array:
-    """The inertia whose second moments of mass, all of which must be positive, are nearest to those of the given matrix.
+    """The inertia whose second moments of mass, all of which must be positive, are nearest to the second moments of the given matrix.
 
     An inertia that a rigid body can have is returned as it is. The second moments are S = tr(I)/2 - I: a negative one violates the triangle
     inequality.
@@ -338,7 +338,7 @@ def _shape(geometry: Any, rotation: Array, position: Array, rim_points: int, cap
     if geometry.sphere is not None:
         return Sphere(float(geometry.sphere.radius), **pose)
     radius, length = float(geometry.cylinder.radius), float(geometry.cylinder.length)
-    if capsule:  # its length is that of the cylindrical part
+    if capsule:  # `length` counts the cylindrical part alone
         return Capsule(radius, length, **pose)
     return Cylinder(radius, length, rim_points=rim_points, **pose)
 
