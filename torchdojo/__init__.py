@@ -103,5 +103,9 @@ def __getattr__(name: str) -> ModuleType | str:
     if name == "identification":
         return importlib.import_module("torchdojo.identification")
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("torchdojo")
+        metadata = importlib.import_module("importlib.metadata")
+        try:
+            return metadata.version("torchdojo")
+        except metadata.PackageNotFoundError:
+            return "0+source"  # a checkout on the path that pip has not installed
     raise AttributeError(f"module 'torchdojo' has no attribute {name!r}")
