@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CHOSEN = ("spheres10", "pendulum10", "quadruped", "quadrotor")
+CHOSEN = ("quadruped", "humanoid", "pendulum10", "spheres10", "quadrotor")
 KINDS = ("forward", "forward + backward", "jacobians", "jacobians, out=")
 
 
@@ -125,7 +125,7 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=512, help="environments; half as many for Jacobians (default: 512)")
     parser.add_argument("--steps", type=int, default=50, help="of a rollout (default: 50)")
-    parser.add_argument("--rounds", type=int, default=4, help="pairs of processes (default: 4)")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of processes (default: 5)")
     parser.add_argument("--repeats", type=int, default=5, help="calls of each process (default: 5)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -22,6 +22,7 @@ from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
 from torchdojo.state import minimal
+from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE, TWIST_SIZE, join_state, split_state, with_world
 from torchdojo.state.unknowns import UnknownLayout
 
@@ -164,6 +165,7 @@ class Structure(PhysicalModule):
 
     def check_tensor(self, name: str, value: Any, size: int) -> None:
         """Raise unless `value` is a tensor (..., size) with the mechanism's dtype and device."""
+        use_own_threads()
         check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
 
     def check_state(self, z: Any, name: str = "z") -> None:

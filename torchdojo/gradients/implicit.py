@@ -30,7 +30,6 @@ from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import System
 from torchdojo.gradients.batching import align, align_given, flatten_batch, halves, map_given, map_gradients
 from torchdojo.gradients.checks import valid_environments
-from torchdojo.gradients.forks import use_step_threads
 from torchdojo.gradients.linearization import Linearization
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import LastDerivative, apart_from_hooks, save
@@ -51,7 +50,6 @@ class StepFunction(torch.autograd.Function):
     @staticmethod
     @apart_from_hooks
     def forward(system: System, request: Request, warm_start: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        use_step_threads()
         options = request.options
         flat, batch = flatten_batch(system.step_specs(), [t.detach() for t in tensors])
         z = flat[0]

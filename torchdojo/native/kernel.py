@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.gradients.forks import step_threads
 from torchdojo.gradients.request import Request
 from torchdojo.native import calls
 from torchdojo.native.program import Packed, Program, kernel_library
@@ -182,7 +181,7 @@ def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
     z = q.new_empty(len(q), STATE_SIZE * program.num_bodies)
     stride = packed.values.shape[1] if len(packed.values) > 1 else 0
     parameters, addresses = _address(packed.values), [_address(t) for t in (q, qd, z)]
-    kernel_library().td_states(packed.handle, len(q), step_threads(), parameters, stride, *addresses)
+    kernel_library().td_states(packed.handle, len(q), torch.get_num_threads(), parameters, stride, *addresses)
     return z
 
 
@@ -191,7 +190,7 @@ class _Call:
 
     def __init__(self, problem: Problem, out: Outputs) -> None:
         program = problem.program
-        self._options = kernel_options(problem.request, step_threads())
+        self._options = kernel_options(problem.request, torch.get_num_threads())
         self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
         given = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
         self._inputs = [None if t is None else t.contiguous() for t in given]

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchdojo.elements.element import Twist
 from torchdojo.elements.joints import StandardJoint, previous_pose
 from torchdojo.state import minimal
+from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY, join_state, split_state
 from torchdojo.state.tangent import local_jacobian
 from torchdojo.structure import Structure
@@ -36,6 +37,7 @@ LARGEST_CHANGE = 0.5  # [m, rad] of a coordinate in one iteration: trigonometric
 
 def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, Mapping[str, Any]]) -> Tensor:
     """`Mechanism.initial_state`."""
+    use_own_threads()
     order = mech.tree_order()
     by_name = {entry.name: entry for entry in order}
     names = list(mech.bodies)
