@@ -27,6 +27,7 @@ STRUCTURES: dict[str, Any] = {
     "TdRollout": calls.Rollout,
     "TdImpacts": calls.Impacts,
     "TdGradient": calls.Gradient,
+    "TdMap": calls.Map,
 }
 
 
