@@ -18,6 +18,7 @@ from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Policy, Trajectory, rollout, segment_length
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
+from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import loops, placement
 from torchdojo.state.layout import TANGENT_SIZE
@@ -70,6 +71,7 @@ class Mechanism(Structure):
 
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
 
+    @in_float64
     def forward(
         self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None, *, grad_kappa: float | Tensor | None = None
     ) -> Tensor:
@@ -84,6 +86,7 @@ class Mechanism(Structure):
                 warn_user(f"{text}. mech.step returns the status of each")
         return out.z
 
+    @in_float64
     def step(
         self,
         z: Tensor,
@@ -114,6 +117,7 @@ class Mechanism(Structure):
         z, request = request_of(self.backends.system, self.options, z, grad_kappa)
         return self.backends.select(request).step(z, u, wrench, warm_start)
 
+    @in_float64
     def rollout(
         self,
         z: Tensor,
@@ -163,6 +167,7 @@ class Mechanism(Structure):
         if not self.warned_of_penetration:
             self.warned_of_penetration = warn_of_penetration(self.backends, self.options, z)
 
+    @in_float64
     def jacobians(
         self,
         z: Tensor,
@@ -197,6 +202,7 @@ class Mechanism(Structure):
 
     # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
 
+    @in_float64
     def step_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> MinimalOutput:
         """One step in joint coordinates, `to_minimal` of `step` at `to_maximal`: ``out = mech.step_minimal(q, qd, u)``, then out.q, out.qd.
 
@@ -212,12 +218,14 @@ class Mechanism(Structure):
         z, _ = minimal.lift(self.backends, q, qd)
         return minimal.project_step(self.backends, q, qd, self.step(z, u, **options))
 
+    @in_float64
     def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
         """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy maps q, qd to u. Options are those of `rollout`."""
         z, valid = minimal.lift(self.backends, q, qd)
         given = u if u is None or isinstance(u, Tensor) else (lambda z: u(*self.to_minimal(z)))
         return minimal.project_rollout(self.backends, q, qd, valid, self.rollout(z, given, **options))
 
+    @in_float64
     def jacobians_minimal(
         self,
         q: Tensor,
@@ -269,13 +277,14 @@ class Mechanism(Structure):
             raise ValueError(f"initial_state: got on={on!r}; allowed: 'ground' or None")
         z = loops.initial_state(self, tuple(batch_shape), values, {} if pose is None else keyframe(self.poses, pose).values)
         if on is not None:
-            return self.place(z)
+            return self.place(z).to(self.state_dtype)
         if any("position" in given for given in values.values()):  # the caller may still lift a state of joint angles alone
             self._warn_of_penetration(z)
         elif not values and pose is None and not self.warned_of_ground:
             self.warned_of_ground = warn_of_ground(self.backends, self.options, z, list(self.poses))
-        return z
+        return z.to(self.state_dtype)
 
+    @in_float64
     def place(self, z: Tensor, clearance: float | Tensor = 0.0) -> Tensor:
         """The state with each free part moved along the ground's normal, until its nearest contact is `clearance` above a surface.
 
@@ -294,6 +303,7 @@ class Mechanism(Structure):
         """
         return placement.place(self, z, clearance)
 
+    @in_float64
     def close_loops(self, z: Tensor, *, hold: Sequence[str] = ()) -> Tensor:
         """The state nearest to z in joint coordinates in which every joint is assembled and every coupling holds, (..., 13 nb).
 
@@ -310,6 +320,7 @@ class Mechanism(Structure):
         """
         return loops.close_loops(self, z, hold)
 
+    @in_float64
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step.
 
@@ -320,6 +331,7 @@ class Mechanism(Structure):
         """
         return minimal.to_minimal(self.backends, z)
 
+    @in_float64
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
         """z (..., 13 nb) from joint coordinates; inverse of `to_minimal`.
 
@@ -329,6 +341,7 @@ class Mechanism(Structure):
 
     # -- energy and momentum -------------------------------------------------------------------------------------------------------------
 
+    @in_float64
     def kinetic_energy(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
         """Kinetic energy of the step that led to z [J], (...).
 
@@ -336,10 +349,12 @@ class Mechanism(Structure):
         """
         return energy.kinetic_energy(self, z, z_next)
 
+    @in_float64
     def potential_energy(self, z: Tensor) -> Tensor:
         """Potential energy of gravity, zero at the origin, and of joint springs [J], (...)."""
         return energy.potential_energy(self, z)
 
+    @in_float64
     def momentum(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
         """Momentum [linear N·s, angular about the common center of mass N·m·s] of the step that led to z, world frame, (..., 6).
 

@@ -48,7 +48,8 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
     now = _checked(model.qpos0 if qpos is None else qpos, model.nq, "qpos")
     velocity = _checked(np.zeros(model.nv) if qvel is None else qvel, model.nv, "qvel")
     z = _state(robot, now, velocity, float(mech.timestep)).to(mech.gravity)
-    return mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
+    z = mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
+    return z.to(mech.state_dtype)
 
 
 def keyframes(mech: Mechanism, robot: MjcfInfo) -> dict[str | int, Keyframe]:
