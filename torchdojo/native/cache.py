@@ -22,7 +22,7 @@ __all__ = ["ParameterCache", "Parameters"]
 
 
 class Parameters:
-    """Stacked parameters, and, where no batch dimensions distinguish environments, the form that the kernel reads."""
+    """Stacked parameters, and the form that the kernel reads: once for all environments, or with a row for each."""
 
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
@@ -48,13 +48,29 @@ class Parameters:
         return self._flattened[1]
 
     @functools.cached_property
-    def packed(self) -> Packed | None:
-        return self._program.packed(self.flat) if self.batch.numel() == 1 else None
+    def packed(self) -> Packed:
+        return self._program.packed(self.flat)
+
+    @property
+    def shared(self) -> bool:
+        """Whether all environments have the same parameters."""
+        return self.batch.numel() == 1
 
     @functools.cached_property
     def finite(self) -> bool:
-        """Whether the `packed` parameters are finite."""
-        return self.packed is not None and bool(torch.isfinite(self.packed.values).all())
+        """Whether the `packed` parameters are finite, or the kernel looks, because environments differ."""
+        return not self.shared or bool(torch.isfinite(self.packed.values).all())
+
+    def rows(self, batch: torch.Size) -> tuple[list[Tensor], Packed]:
+        """Flat and packed parameters (N or 1, ...) of the environments of `batch`, with which the batch dimensions broadcast."""
+        if self.shared or self.batch == batch:
+            return self.flat, self.packed
+
+        def spread(tensor: Tensor) -> Tensor:
+            event = tensor.shape[1:]
+            return tensor if len(tensor) == 1 else tensor.reshape(*self.batch, *event).expand(*batch, *event).reshape(-1, *event)
+
+        return [spread(tensor) for tensor in self.flat], self.packed._replace(values=spread(self.packed.values))
 
 
 class Snapshot:

@@ -348,7 +348,7 @@ def rollout(
     if transforming() or forward_mode():
         return _of_periods(Rollout.apply(program, request, None, warm, *tensors), request.repeat, keep_solutions)
     if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):
-        if not parameters.requires_grad and parameters.packed is not None:
+        if not parameters.requires_grad:
             tensors = tensors[:3]
         return _of_periods(Rollout.apply(program, request, parameters, warm, *tensors), request.repeat, keep_solutions)
     return execution.forward(program, request, less, warm, z, u, wrench, parameters.tensors, parameters)
