@@ -5,15 +5,19 @@ Stacking and packing the 179 tensors of a quadruped takes 0.4 ms, longer than it
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.joints import Joint
 from torchdojo.gradients.batching import flatten_batch
+from torchdojo.native.actuation import Law, lower_law
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.parameters import PhysicalModule
 from torchdojo.state.unknowns import NUM_DATA
@@ -27,6 +31,7 @@ class Parameters:
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
         self.tensors = tensors
+        self.law: Law | None = None  # by which controls become inputs
 
     @functools.cached_property
     def requires_grad(self) -> bool:
@@ -55,6 +60,13 @@ class Parameters:
     def shared(self) -> bool:
         """Whether all environments have the same parameters."""
         return self.batch.numel() == 1
+
+    def with_law(self, law: Law) -> Parameters:
+        """These parameters, for calls that take controls."""
+        _ = self.packed, self.requires_grad  # once for all copies
+        other = copy.copy(self)
+        other.law = law
+        return other
 
     @functools.cached_property
     def finite(self) -> bool:
@@ -115,13 +127,21 @@ class Snapshot:
 
 
 class ParameterCache:
-    """The last `Parameters` of a mechanism. Copies and unpickled ones are empty."""
+    """The last `Parameters` of a mechanism, and the last `Law` of its actuators. Copies and unpickled ones are empty."""
 
     def __init__(self) -> None:
         self._last: tuple[Snapshot, Parameters] | None = None
+        self._law: tuple[Actuators, Snapshot, Law] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParameterCache, ()
+
+    def law(self, program: Program, joints: Mapping[str, Joint], actuators: Actuators) -> Law | None:
+        """The law of the actuators; None where its numbers require grad or are computed."""
+        if self._law is None or self._law[0] is not actuators or not self._law[1].holds():
+            snapshot = Snapshot.take([actuators])
+            self._law = None if snapshot is None else (actuators, snapshot, lower_law(program, joints, actuators))
+        return None if self._law is None else self._law[2]
 
     def get(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters:
         last = self._last

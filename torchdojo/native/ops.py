@@ -301,6 +301,8 @@ class RolloutAdjoint(LastDerivative):
         needs: tuple[bool, ...],
         *values: Tensor | None,
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+        if len(needs) > 3 and packed_parameters is not None and packed_parameters.law is not None:
+            raise RuntimeError("is_grads_batched: not with ctrl= and parameters that require grad; take one gradient after the other")
         mapped, shapes = _map_gradients(program, info.batch_size, in_dims[4:], values)
         grads = RolloutAdjoint.apply(program, request, None if len(needs) > 3 else packed_parameters, needs, *mapped)
         out = tuple(None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes, strict=True))
