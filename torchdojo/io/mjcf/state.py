@@ -52,8 +52,21 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
     turn = from_rotation_matrix(torch.as_tensor(np.swapaxes(axes_before, -1, -2) @ axes))
     q = from_rotation_matrix(torch.as_tensor(axes))
     z = torch.cat((torch.as_tensor(x), torch.as_tensor(x - x_before) / h, q, 2 * turn[:, 1:] / h), dim=-1).flatten()
-    z = z.to(mech.gravity)
+    z = mech.unwind(z.to(mech.gravity), near=_angles(mech, robot, now))
     return mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
+
+
+def _angles(mech: Mechanism, robot: MjcfInfo, qpos: Array) -> Tensor:
+    """The angles of single rotations as qpos has them, in the places of minimal coordinates; zero elsewhere."""
+    model = robot.compiled.model
+    number = {str(model.joint(j).name) or f"joint{j}": j for j in range(model.njnt)}
+    values = mech.gravity.new_zeros(mech.num_coordinates)
+    for entry in mech.tree_order():
+        if entry.joint.free_rotations == 1 and entry.name in robot.coordinates:
+            label, sign = robot.coordinates[entry.name][-1]
+            place = int(model.jnt_qposadr[number[label]])
+            values[entry.coordinates.stop - 1] = sign * float(qpos[place] - model.qpos0[place])
+    return values
 
 
 def _checked(value: Any, size: int, name: str) -> Array:
