@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Options", "Rollout", "bind"]
+__all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Map", "Options", "Rollout", "bind"]
 
 #: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
 #: the array. Other arrays are contiguous.
@@ -50,6 +50,18 @@ STRUCTS: dict[str, dict[str, str]] = {
         "component": "const int64_t *",  # (K, nb): the first body of each body's component
         "by_time": "double *",  # (K, nb): gradients of τ, in the places of these first bodies
     },
+    # A function of states (src/maps/state_maps.hpp), or a product with its derivative.
+    "TdMap": {
+        "map": "int64_t",  # a `StateMap`
+        "derivative": "int64_t",  # a `Derivative`
+        "environments": "int64_t",
+        "threads": "int64_t",
+        "parameters": "const double *",  # (N or 1, P)
+        "parameter_stride": "int64_t",
+        "in": "const double *",  # (N, size of the argument)
+        "along": "const double *",  # the gradient of the value, or the tangent of the argument; null for the value
+        "out": "double *",
+    },
     "TdGradient": {
         "grad_z": "const double *",  # (N, T, 13 nb) of the states after each step, environments `grad_z_stride` apart
         "grad_z_stride": "int64_t",
@@ -81,11 +93,7 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "void",
         ("void *", "const TdOptions *", "const TdRollout *", "const double *", "const double *", "double *"),
     ),
-    # environments, threads; parameters and their stride; q and q̇ (N, n); z (N, 13 nb)
-    "td_states": (
-        "void",
-        ("void *", "int64_t", "int64_t", "const double *", "int64_t", "const double *", "const double *", "double *"),
-    ),
+    "td_map": ("void", ("void *", "const TdMap *")),
 }
 
 _TYPES = {"void": None, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64}
@@ -101,7 +109,7 @@ def _structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 
-Options, Rollout, Impacts, Gradient = (_structure(name) for name in ("TdOptions", "TdRollout", "TdImpacts", "TdGradient"))
+Options, Rollout, Impacts, Gradient, Map = (_structure(name) for name in ("TdOptions", "TdRollout", "TdImpacts", "TdGradient", "TdMap"))
 
 
 def bind(kernel: ctypes.CDLL) -> ctypes.CDLL:

@@ -13,7 +13,7 @@ from torchdojo.gradients.request import Request
 from torchdojo.native import calls
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.native.request import kernel_options
-from torchdojo.native.tables import CROOKED_QUATERNION
+from torchdojo.native.tables import CROOKED_QUATERNION, Derivative, StateMap
 from torchdojo.state.layout import STATE_SIZE
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "minimal_jacobian",
     "near_limit",
     "rollout",
+    "state_map",
     "states",
 ]
 
@@ -175,14 +176,36 @@ def minimal_jacobian(problem: Problem, out: Outputs, q: Tensor, qd: Tensor, resu
         call.kernel.td_minimal_jacobian(call.handle, call.options, call.rollout, *(_address(t) for t in (q, qd, result)))
 
 
+def state_map(
+    program: Program, packed: Packed, which: StateMap, derivative: Derivative, state: Tensor, along: Tensor | None = None
+) -> Tensor:
+    """A function of states at `state` (N, ·), or the product of its derivative with `along` (N, ·), a gradient or a tangent.
+
+    The parameters are held. N or 1 rows of them.
+    """
+    state = state.contiguous()
+    along = None if along is None else along.contiguous()
+    sizes = program.map_sizes[which]
+    out = state.new_empty(len(state), sizes[0 if derivative is Derivative.PULL else 1])
+    values = packed.values
+    arguments = calls.Map(
+        map=which,
+        derivative=derivative,
+        environments=len(state),
+        threads=torch.get_num_threads(),
+        parameters=values.data_ptr(),
+        parameter_stride=values.shape[1] if len(values) > 1 else 0,
+        out=out.data_ptr(),
+        along=_address(along),
+        **{"in": state.data_ptr()},
+    )
+    kernel_library().td_map(packed.handle, ctypes.byref(arguments))
+    return out
+
+
 def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
     """The state z (N, 13 nb) at joint coordinates q, qd (N, n) of a tree, as from `to_maximal` in state/minimal.py."""
-    q, qd = q.contiguous(), qd.contiguous()
-    z = q.new_empty(len(q), STATE_SIZE * program.num_bodies)
-    stride = packed.values.shape[1] if len(packed.values) > 1 else 0
-    parameters, addresses = _address(packed.values), [_address(t) for t in (q, qd, z)]
-    kernel_library().td_states(packed.handle, len(q), torch.get_num_threads(), parameters, stride, *addresses)
-    return z
+    return state_map(program, packed, StateMap.TO_MAXIMAL, Derivative.VALUE, torch.cat((q, qd), dim=-1))
 
 
 class _Call:

@@ -155,13 +155,10 @@ void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, c
     });
 }
 
-// z: (N, 13 nb) of the states of (q, q̇), (N, n) each.
-void td_states(void *handle, int64_t environments, int64_t threads, const double *parameters, int64_t stride, const double *q,
-               const double *qd, double *z) {
+void td_map(void *handle, const TdMap *m) {
     Handle &h = *static_cast<Handle *>(handle);
-    in_parallel(environments, threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many ? h.many.states(parameters, stride, q, qd, z, first, last) : h.one.states(parameters, stride, q, qd, z, first, last);
-    });
+    in_parallel(m->environments, m->threads,
+                [&](int64_t first, int64_t last, bool many, int64_t) { many ? h.many.map(*m, first, last) : h.one.map(*m, first, last); });
 }
 
 }  // extern "C"

@@ -7,6 +7,7 @@
 #include "gradient/jacobian.hpp"
 #include "gradient/minimal_jacobian.hpp"
 #include "gradient/split_gradient.hpp"
+#include "maps/state_maps.hpp"
 
 namespace torchdojo {
 
@@ -73,8 +74,8 @@ struct Worker<T>::Pools {
     Pool<BackwardWorkspace<T>> backward;
     Pool<JacobianWorkspace<T>> jacobian;
     Pool<MinimalWorkspace<T>> minimal;
-    Pool<TreeStates<T>> states;
-    explicit Pools(const MechanismTable &m) : forward(m), backward(m), jacobian(m), minimal(m), states(m) {}
+    Pool<StateMaps<T>> maps;
+    explicit Pools(const MechanismTable &m) : forward(m), backward(m), jacobian(m), minimal(m), maps(m) {}
 };
 
 template <class T>
@@ -291,23 +292,31 @@ void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, cons
 }
 
 template <class T>
-void Worker<T>::states(const double *parameters, int64_t stride, const double *q, const double *qd, double *z, int64_t first,
-                       int64_t last) {
-    const MechanismTable &m = mechanism;
-    auto tree = pools->states.take();
-    auto load = [&](std::vector<T> &to, const double *from, int lane) {
-        for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, from[k]);
-    };
-    for (int lane = 0; lane < lanes<T>; ++lane) load(tree->parameters, parameters + first * stride, lane);
-    for (int64_t start = first; start < last; start += lanes<T>) {
+void Worker<T>::map(const TdMap &map, int64_t first, int64_t last) {
+    auto workspace = pools->maps.take();
+    const int64_t in_size = StateMaps<T>::in_size(mechanism, map.map), out_size = StateMaps<T>::out_size(mechanism, map.map);
+    const int64_t sizes[3] = {in_size, map.derivative == maps::pull ? out_size : in_size,
+                              map.derivative == maps::pull ? in_size : out_size};
+    std::vector<T> &in = workspace->in, &along = workspace->along, &out = workspace->out;
+    in.resize(sizes[0]), along.resize(sizes[1]), out.resize(sizes[2]);
+    auto load = [&](std::vector<T> &to, const double *from, int64_t stride, int64_t start) {
         for (int lane = 0; lane < lanes<T>; ++lane) {
-            const int64_t n = std::min(start + lane, last - 1);
-            if (stride) load(tree->parameters, parameters + n * stride, lane);
-            load(tree->q, q + n * m.num_coordinates, lane), load(tree->qd, qd + n * m.num_coordinates, lane);
+            const double *row = from + std::min(start + lane, last - 1) * stride;
+            for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, row[k]);
         }
-        tree->run();
-        for (int lane = 0; lane < lanes<T> && start + lane < last; ++lane)
-            for (size_t k = 0; k < tree->z.size(); ++k) z[(start + lane) * int64_t(tree->z.size()) + k] = get(tree->z[k], lane);
+    };
+    load(workspace->parameters, map.parameters, map.parameter_stride, first);
+    for (int64_t start = first; start < last; start += lanes<T>) {
+        if (map.parameter_stride && start > first) load(workspace->parameters, map.parameters, map.parameter_stride, start);
+        load(in, map.in, sizes[0], start);
+        if (map.along) load(along, map.along, sizes[1], start);
+        if (map.derivative == maps::pull) workspace->pull(map.map, in.data(), along.data(), out.data());
+        else if (map.derivative == maps::push) workspace->push(map.map, in.data(), along.data(), out.data());
+        else workspace->value(map.map, in.data(), out.data());
+        for (int lane = 0; lane < lanes<T> && start + lane < last; ++lane) {
+            double *row = map.out + (start + lane) * sizes[2];
+            for (size_t k = 0; k < out.size(); ++k) row[k] = get(out[k], lane);
+        }
     }
 }
 
