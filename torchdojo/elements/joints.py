@@ -49,10 +49,10 @@ __all__ = [
 class StandardJoint(Joint):
     """A joint of the table `JOINT_TYPES`, with springs, dampers and inputs on its free coordinates.
 
-    The angle of a single rotation is 2 atan2(axis · vec p, scalar p) in (−2π, 2π]: z holds the sign of p, so the angle is continuous as a
-    body turns, to ±2π, where it jumps by 4π. A quaternion −q of one of the bodies is the same orientation, and 2π away (`Mechanism.unwind`).
-    The coordinates of two or three rotations are a rotation vector, of the shorter turn: at most π long. To 2π, it would have no derivative
-    after a full turn, where most bodies that turn come to rest.
+    The angle of a single rotation is 2 atan2(axis · vec p, scalar p) in (−2π, 2π]. The signs of the quaternions in z count, so the angle is
+    continuous as a body turns, to ±2π, where it jumps by 4π. The quaternion −q of a body is the same orientation, and 2π away
+    (`Mechanism.unwind`). Two or three rotations have a rotation vector of the shorter turn, at most π long. A vector to 2π would have no
+    derivative after a full turn, where most bodies that turn come to rest.
 
     Args:
         parent, child: body names; the parent may be None or "world".
