@@ -38,6 +38,7 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
+from torchdojo.state.poses import Keyframe
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "Joint",
     "JointCoupling",
     "KappaSchedule",
+    "Keyframe",
     "LinearContact",
     "Mechanism",
     "Mesh",

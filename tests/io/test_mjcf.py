@@ -362,6 +362,11 @@ def test_keyframes(write_mjcf: Write) -> None:
     assert q.tolist() == pytest.approx([0.1, 0.2, 0.3])
     assert qd.tolist() == pytest.approx([1, 2, 3])
     assert mjcf_state(mech, info, 1).tolist() == pytest.approx(mech.initial_state().tolist())
+    assert list(mech.poses) == ["up", 1] and mech.poses["up"].ctrl is None
+    for name in mech.poses:
+        assert mech.initial_state(pose=name).tolist() == pytest.approx(mjcf_state(mech, info, name).tolist(), abs=1e-12)
+    with pytest.raises(ValueError, match=r"has no pose 'down'; there are \['up', 1\]"):
+        mech.initial_state(pose="down")
     with pytest.raises(ValueError, match=r"has no keyframe 'down'; there are 2: \['up', ''\]"):
         mjcf_state(mech, info, "down")
     with pytest.raises(ValueError, match=r"qpos: got shape \(2,\); allowed: \(3,\)"):

@@ -344,3 +344,29 @@ def test_keyframe_of_panda() -> None:
     q, qd = mech.to_minimal(mjcf_state(mech, info, "home"))
     assert q.tolist() == pytest.approx([0, 0, 0, -1.57079, 0, 1.57079, -0.7853, 0.04, 0.04], abs=1e-9)
     assert qd.abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("robot", [robot for robot in ROBOTS if robot[1] in ("humanoid.xml", "x2.xml", "a1.xml", "ur5e.xml", "panda.xml")])
+def test_keyframes_are_poses(robot: tuple[str, str]) -> None:
+    """Centers of mass at a pose are MuJoCo's own at the keyframe; controls are the file's; a base in the world stays where it is drawn."""
+    info, mech = described(robot)
+    model, data = info.compiled.model, mujoco.MjData(info.compiled.model)
+    assert len(mech.poses) == model.nkey > 0
+    for number, (name, pose) in enumerate(mech.poses.items()):
+        assert name == (model.key(number).name or number)
+        mujoco.mj_resetDataKeyframe(model, data, number)
+        mujoco.mj_kinematics(model, data)
+        centers = np.stack([body.center for body in info.bodies.values()])
+        ids = list(info.tops.values())
+        rotation = data.xmat.reshape(-1, 3, 3)[ids]
+        expected = data.xpos[ids] + (rotation @ centers[..., None])[..., 0]
+        x = split_state(mech.initial_state(pose=name)).pose.x
+        assert np.abs(x.numpy() - expected).max() <= (1e-9 if robot[0] != "humanoid" else 0.05)  # stacks of two hinges: an Orbital joint
+        if mech.actuators is not None:
+            assert pose.ctrl == tuple(data.ctrl[: len(mech.actuators.names)])
+    if robot[1] == "a1.xml":
+        fixed = load(path_of(robot), floating_base=False)
+        hip = fixed.initial_state(pose="home").unflatten(-1, (-1, 13))[0, :3] - fixed.initial_state().unflatten(-1, (-1, 13))[0, :3]
+        assert float(hip.abs().max()) <= 1e-12
+        home, own = mech.poses["home"].values, fixed.poses["home"].values
+        assert own.keys() < home.keys() and all(own[name]["q"] == pytest.approx(home[name]["q"]) for name in own)

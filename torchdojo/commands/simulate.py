@@ -34,7 +34,7 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.state import placement
 from torchdojo.testing import diagnostics
 
 __all__ = ["Recording", "add_arguments", "build", "check_tolerance", "gradient_check", "place", "record", "run", "spread"]
@@ -201,18 +201,8 @@ def _at_rest(mech: Mechanism) -> Tensor:
 
 
 def place(mech: Mechanism, z: Tensor, height: float) -> Tensor:
-    """Lift or lower every part that is not joined to the world until its lowest contact is `height` [m] above the ground."""
-    distances = mech.distances(z)
-    bodies = list(mech.bodies)
-    names = list(mech.contacts.values())
-    z = z.clone()
-    for part in diagnostics.free_parts(mech):
-        columns = [i for i, contact in enumerate(names) if contact.body in part]
-        if columns:
-            lift = height - distances[..., columns].amin(-1)
-            for body in part:
-                z[..., STATE_SIZE * bodies.index(body) + 2] += lift
-    return z
+    """`Mechanism.place` at `height` [m] for mechanisms with a part that can move; z of others."""
+    return mech.place(z, height) if placement.movable(mech, z) else z
 
 
 def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torchdojo.elements.actuators import Actuator, actuate
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
+from torchdojo.io.mjcf.state import keyframes
 from torchdojo.io.robot import assemble
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import warn_user
@@ -40,8 +41,9 @@ def load_mjcf(
 
     A body has the axes of its topmost MJCF body and its origin at its center of mass. At coordinate zero every joint has the pose that the
     file draws. So ``mech.initial_state()`` is MuJoCo's ``qpos0``, a coordinate is ``qpos - qpos0``, and limits and springs are shifted
-    accordingly. `mjcf_state` gives the state of other ``qpos``, or of a keyframe. `torchdojo/io/README.md` lists the joint types, what
-    acts, what is left out with a warning, and what is refused.
+    accordingly. The keyframes of the file are ``mech.poses``, those without a name under their number:
+    ``mech.initial_state(pose="home", on="ground")``. `mjcf_state` gives the state of other ``qpos``. `torchdojo/io/README.md` lists the
+    joint types, what acts, what is left out with a warning, and what is refused.
 
     Several MJCF joints on one body become one joint of `td.joints.JOINT_TYPES`. To have coordinates along the axes of the file, the body
     frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or three
@@ -104,6 +106,7 @@ def load_mjcf(
         remedy="repair_inertia=True takes the nearest possible inertia",
     )
     _actuate(mech, robot, servos)
+    mech.poses.update(keyframes(mech, robot))
     return mech
 
 
