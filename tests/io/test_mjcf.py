@@ -404,9 +404,14 @@ def test_missing_meshes(write_mjcf: Write) -> None:
     drawn = '<geom type="mesh" mesh="no" contype="0" conaffinity="0" material="m"/>'
     assert "meshes" not in notes(write_mjcf(free_body(weighed + drawn), assets))
     collides = '<geom type="mesh" mesh="no"/>'
-    assert "collision meshes that are not there are left out: no.stl on body 'a'" in notes(
-        write_mjcf(free_body(weighed + collides), assets)
-    )
+    path = write_mjcf(free_body(weighed + collides), assets)
+    for mode in ("skip", None):
+        assert "collision meshes that are not there are left out: no.stl on body 'a'" in notes(path, mesh=mode)
+    with pytest.raises(
+        FileNotFoundError, match=rf"robot\.xml: collision mesh of body 'a': 'no\.stl' is in none of .*{path.parent}.*mesh='skip'"
+    ):
+        load(path)
+    assert "meshes" not in notes(path, contacts=None)
     with pytest.raises(ValueError, match=r"the mass of body 'a' is computed from the mesh 'no\.stl', which is not there"):
         load(write_mjcf(free_body(drawn + '<geom size=".1"/>'), assets))
     with pytest.raises(ValueError, match=r"the mass of body 'b' is computed from the mesh"):
