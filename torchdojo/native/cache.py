@@ -78,6 +78,8 @@ class Snapshot:
                 tensor = module._parameters.get(name)
                 if tensor is None or tensor.requires_grad or tensor.dtype != torch.float64 or not tensor.is_contiguous():
                     return None
+                if transforming() and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                    return None
                 slots.append((module._parameters, name, tensor, tensor.data_ptr()))
         return Snapshot(slots)
 
