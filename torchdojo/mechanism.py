@@ -18,6 +18,7 @@ from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Policy, Trajectory, rollout, segment_length
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
+from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import loops
 from torchdojo.state.layout import TANGENT_SIZE
@@ -66,6 +67,7 @@ class Mechanism(Structure):
 
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
 
+    @in_float64
     def forward(
         self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None, *, grad_kappa: float | Tensor | None = None
     ) -> Tensor:
@@ -80,6 +82,7 @@ class Mechanism(Structure):
                 warn_user(f"{text}. mech.step returns the status of each")
         return out.z
 
+    @in_float64
     def step(
         self,
         z: Tensor,
@@ -110,6 +113,7 @@ class Mechanism(Structure):
         z, request = request_of(self.backends.system, self.options, z, grad_kappa)
         return self.backends.select(request).step(z, u, wrench, warm_start)
 
+    @in_float64
     def rollout(
         self,
         z: Tensor,
@@ -159,6 +163,7 @@ class Mechanism(Structure):
         if not self.warned_of_penetration:
             self.warned_of_penetration = warn_of_penetration(self.backends, self.options, z)
 
+    @in_float64
     def jacobians(
         self,
         z: Tensor,
@@ -193,6 +198,7 @@ class Mechanism(Structure):
 
     # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
 
+    @in_float64
     def step_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> MinimalOutput:
         """One step in joint coordinates, `to_minimal` of `step` at `to_maximal`: ``out = mech.step_minimal(q, qd, u)``, then out.q, out.qd.
 
@@ -208,12 +214,14 @@ class Mechanism(Structure):
         z, _ = minimal.lift(self.backends, q, qd)
         return minimal.project_step(self.backends, q, qd, self.step(z, u, **options))
 
+    @in_float64
     def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
         """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy maps q, qd to u. Options are those of `rollout`."""
         z, valid = minimal.lift(self.backends, q, qd)
         given = u if u is None or isinstance(u, Tensor) else (lambda z: u(*self.to_minimal(z)))
         return minimal.project_rollout(self.backends, q, qd, valid, self.rollout(z, given, **options))
 
+    @in_float64
     def jacobians_minimal(
         self,
         q: Tensor,
@@ -257,8 +265,9 @@ class Mechanism(Structure):
         z = loops.initial_state(self, tuple(batch_shape), values)
         if any("position" in given for given in values.values()):  # the caller may still lift a state of joint angles alone
             self._warn_of_penetration(z)
-        return z
+        return z.to(self.state_dtype)
 
+    @in_float64
     def close_loops(self, z: Tensor, *, hold: Sequence[str] = ()) -> Tensor:
         """The state nearest to z in joint coordinates in which every joint is assembled and every coupling holds, (..., 13 nb).
 
@@ -275,6 +284,7 @@ class Mechanism(Structure):
         """
         return loops.close_loops(self, z, hold)
 
+    @in_float64
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step.
 
@@ -285,6 +295,7 @@ class Mechanism(Structure):
         """
         return minimal.to_minimal(self.backends, z)
 
+    @in_float64
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
         """z (..., 13 nb) from joint coordinates; inverse of `to_minimal`.
 
@@ -294,6 +305,7 @@ class Mechanism(Structure):
 
     # -- energy and momentum -------------------------------------------------------------------------------------------------------------
 
+    @in_float64
     def kinetic_energy(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
         """Kinetic energy of the step that led to z [J], (...).
 
@@ -301,10 +313,12 @@ class Mechanism(Structure):
         """
         return energy.kinetic_energy(self, z, z_next)
 
+    @in_float64
     def potential_energy(self, z: Tensor) -> Tensor:
         """Potential energy of gravity, zero at the origin, and of joint springs [J], (...)."""
         return energy.potential_energy(self, z)
 
+    @in_float64
     def momentum(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
         """Momentum [linear N·s, angular about the common center of mass N·m·s] of the step that led to z, world frame, (..., 6).
 

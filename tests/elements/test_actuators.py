@@ -211,8 +211,9 @@ def test_copies_state_dicts_and_precision() -> None:
     assert torch.equal(torch.load(saved, weights_only=False).actuators(ctrl, z), mech.actuators(ctrl, z))
     single = clone.to(torch.float32)
     assert single.actuators(ctrl.float(), z.float()).dtype == torch.float32
-    with pytest.raises(TypeError, match=r"ctrl: got torch.float64 on cpu, the mechanism has torch.float32 on cpu"):
-        single.actuators(ctrl, z.float())
+    assert single.actuators(ctrl, z.float()).dtype == torch.float64
+    with pytest.raises(TypeError, match=r"ctrl: got torch.float16 on cpu; allowed: torch.float64 or torch.float32 on cpu"):
+        single.actuators(ctrl.half(), z.float())
 
 
 def test_urdf(tmp_path: Path) -> None:

@@ -413,9 +413,9 @@ def test_parameters_are_one() -> None:
             z = model.rollout(model.initial_state(hinge=dict(q=0.09)), torch.full((30, 1), 20.0)).z
             assert float(model.to_minimal(z)[0].max()) == pytest.approx(upper, abs=1e-3)
     single = copy.deepcopy(mech).to(torch.float32)
-    assert all(tensor.dtype == torch.float32 for tensor in single.stacked_parameters())
+    assert all(tensor.dtype == torch.float64 for tensor in single.stacked_parameters())
     single.load_state_dict(mech.state_dict())
-    single.options = td.SolverOptions(kappa=1e-4)
+    single.options = td.SolverOptions(kappa=1e-4, dtype=torch.float32)
     assert not single.step(single.initial_state()).status
 
 

@@ -45,6 +45,7 @@ from torchdojo.elements.element import Pose
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import PhysicalModule, as_tensor, bind, require, stacked
+from torchdojo.precision import in_float64
 
 __all__ = ["Actuator", "Actuators", "actuate"]
 
@@ -232,8 +233,11 @@ class Actuators(PhysicalModule):
         slopes = (self.gain[..., 1:], self.bias[..., 1:], self.carried_damping)
         return any(field.requires_grad or bool(field.any()) for field in slopes)
 
+    @in_float64
     def forward(self, ctrl: Tensor, z: Tensor | None = None) -> Tensor:
         """The input u (..., nu) [N, N m] for controls (..., n) at a state z (..., 13 nb), which motors alone do without.
+
+        u has the dtype of ctrl, and z may have another one.
 
         An angle is that in (−π, π], or within π of the middle of the joint's limits; z does not count turns.
 
@@ -269,6 +273,7 @@ class Actuators(PhysicalModule):
         """(..., n) per actuator to (..., nu)."""
         return value.new_zeros(*value.shape[:-1], self.num_inputs).index_add(-1, self.input_index, value)
 
+    @in_float64
     def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinate [m, rad] of each actuator at z, and its rate over the step that led there [m/s, rad/s], (..., n)."""
         mech = self._mechanism
@@ -318,8 +323,10 @@ class Actuators(PhysicalModule):
             raise TypeError(f"ctrl: got {type(ctrl).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
         if ctrl.ndim < 1 or ctrl.shape[-1] != size:
             raise ValueError(f"ctrl: got shape {tuple(ctrl.shape)}; allowed: (..., {size}), one per actuator: {list(self.names)}")
-        if ctrl.dtype != number.dtype or ctrl.device != number.device:
-            raise TypeError(f"ctrl: got {ctrl.dtype} on {ctrl.device}, the mechanism has {number.dtype} on {number.device}; convert one")
+        if ctrl.dtype != torch.float64 or ctrl.device != number.device:
+            raise TypeError(
+                f"ctrl: got {ctrl.dtype} on {ctrl.device}; allowed: torch.float64 or torch.float32 on {number.device}; convert it"
+            )
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def request_of(
         RuntimeError: a tensor inside `torch.func` transforms or `torch.compile`.
     """
     if options.gradient_mode is not GradientMode.CENTRAL_PATH:
-        _check_mode(system, z, options)
+        _check_mode(system, options)
     if grad_kappa is None:
         return z, Request(options, None, raise_invalid)
     _check_has_kappa(options)
@@ -67,14 +67,14 @@ def _check_has_kappa(options: SolverOptions) -> None:
         raise ValueError(f"grad_kappa: got one with gradient_mode={mode.value!r} in the limit of no smoothing; use 'central_path'")
 
 
-def _check_mode(system: System, z: Tensor, options: SolverOptions) -> None:
+def _check_mode(system: System, options: SolverOptions) -> None:
     mode, sampled = GradientMode(options.gradient_mode), options.randomized
     if mode is GradientMode.RANDOMIZED and (torch.compiler.is_compiling() or transforming()):
         raise RuntimeError("gradient_mode='randomized' draws samples, which torch.func and torch.compile do not allow here; use another")
     if not mode.needs_limit and (sampled is None or sampled.mode is GradientMode.CENTRAL_PATH):
         return
-    if z.dtype != torch.float64:
-        raise ValueError(f"gradient_mode={mode.value!r} needs float64; the mechanism has {z.dtype}; use mech.to(torch.float64)")
+    if options.dtype != torch.float64:
+        raise ValueError(f"gradient_mode={mode.value!r} needs float64; got SolverOptions(dtype={options.dtype}); leave dtype out")
     for key, element in system.elements.items():
         if element.cones.size and type(element).at_limit is Element.at_limit:
             raise ValueError(

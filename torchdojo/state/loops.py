@@ -42,7 +42,7 @@ def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, 
     by_name = {entry.name: entry for entry in order}
     names = list(mech.bodies)
     free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1 and e.name in mech.joints}
-    q = mech.gravity.new_zeros(*batch, mech.num_coordinates)
+    q = mech.gravity.new_zeros(*batch, mech.num_coordinates, dtype=torch.float64)
     qd = torch.zeros_like(q)
     given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=q.device)
     for name, value in values.items():

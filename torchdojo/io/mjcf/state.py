@@ -53,7 +53,8 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
     q = from_rotation_matrix(torch.as_tensor(axes))
     z = torch.cat((torch.as_tensor(x), torch.as_tensor(x - x_before) / h, q, 2 * turn[:, 1:] / h), dim=-1).flatten()
     z = z.to(mech.gravity)
-    return mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
+    z = mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
+    return z.to(mech.state_dtype)
 
 
 def _checked(value: Any, size: int, name: str) -> Array:
