@@ -27,25 +27,34 @@ from torchdojo.parameters import transforming
 from torchdojo.state.minimal import to_maximal, to_minimal
 from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
 
-__all__ = ["covers", "state_map"]
+__all__ = ["TREE", "compiled_map", "covers", "state_map"]
 
 GEOMETRY = ("axis", "parent_anchor", "child_anchor", "orientation_offset")  # the fields of joints that the maps of a tree read
-TREE = (StateMap.TO_MINIMAL, StateMap.TO_MAXIMAL)
+TREE = (StateMap.TO_MINIMAL, StateMap.TO_MAXIMAL)  # maps of the spanning tree
 
 
 def covers(parameters: Parameters, state: Tensor) -> bool:
-    """Whether a state has the batch dimensions of all parameters. Otherwise the shape of a value depends on the parameters that it reads."""
+    """Whether a state has the batch dimensions of all parameters.
+
+    Otherwise the shape of a value depends on the parameters that the function reads.
+    """
     batch, lead = parameters.batch, state.shape[:-1]
     return not batch or torch.broadcast_shapes(batch, lead) == lead
 
 
 def state_map(program: Program, parameters: Parameters, which: StateMap, state: Tensor) -> Tensor:
     """The value (..., size) of a function at `state` (..., size), which `covers` the batch dimensions of the parameters."""
-    if torch.compiler.is_compiling():
-        return cast(Tensor, state_map_op(state, list(parameters.tensors), program.number, int(which), True))
     if transforming() or forward_mode() or (state.requires_grad and torch.is_grad_enabled()):
         return cast(Tensor, Mapped.apply(program, parameters, which, state))
     return _evaluate(program, parameters, which, Derivative.VALUE, state)
+
+
+def compiled_map(program: Program, parameters: Sequence[Tensor], which: StateMap, state: Tensor, native: bool) -> Tensor:
+    """`state_map` as an operator, for `torch.compile`. It is differentiable in the parameters, too, for the maps of the tree.
+
+    native: whether the kernel computes it, where it can.
+    """
+    return cast(Tensor, state_map_op(state, list(parameters), program.number, int(which), native))
 
 
 def _evaluate(
@@ -86,7 +95,7 @@ class Mapped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        call = Product.apply if torch.is_grad_enabled() or transforming() or forward_mode() else _evaluate
+        call: Any = Product.apply if torch.is_grad_enabled() or transforming() or forward_mode() else _evaluate
         return None, None, None, call(*ctx.held, Derivative.PULL, *ctx.saved_tensors, grad)
 
     @staticmethod
@@ -100,9 +109,7 @@ class Product(LastDerivative):
     refusal = NO_SECOND_DERIVATIVE
 
     @staticmethod
-    def forward(
-        program: Program, parameters: Parameters, which: StateMap, derivative: Derivative, state: Tensor, along: Tensor
-    ) -> Tensor:
+    def forward(program: Program, parameters: Parameters, which: StateMap, derivative: Derivative, state: Tensor, along: Tensor) -> Tensor:
         return _evaluate(program, parameters, which, derivative, state, along)
 
     @staticmethod
