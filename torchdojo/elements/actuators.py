@@ -44,7 +44,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.parameters import PhysicalModule, as_tensor, bind, require, stacked
+from torchdojo.parameters import PhysicalModule, as_tensor, bind, require, stacked, transforming
 from torchdojo.precision import in_float64
 
 __all__ = ["Actuator", "Actuators", "actuate"]
@@ -153,6 +153,7 @@ class Actuators(PhysicalModule):
 
     Attributes:
         names: of the actuators, in the order of ctrl. joints: of the joint of each. input_index: (n,) the entry of u of each.
+        clipped: how many controls that `step` and `rollout` were given as `ctrl` were out of `ctrlrange`; set it to zero to count anew.
 
     Where a control or a force is clipped, its derivative with respect to the clipped value is zero, and with respect to the bound one.
     """
@@ -182,6 +183,7 @@ class Actuators(PhysicalModule):
         self.__dict__["_mech"] = mech  # no submodule: the mechanism contains this module
         if not actuators:
             raise ValueError("Actuators: got none; give at least one, {'name': td.Actuator.motor('joint')}")
+        self.clipped = 0
         self.names = tuple(actuators)
         self.joints = tuple(actuator.joint for actuator in actuators.values())
         self.coordinates = tuple(actuator.coordinate for actuator in actuators.values())
@@ -227,6 +229,15 @@ class Actuators(PhysicalModule):
     def __len__(self) -> int:
         return len(self.names)
 
+    def out_of_range(self, ctrl: Tensor) -> Tensor:
+        """Whether each of the controls (..., n) is below or above its `ctrlrange`, so that the law clips it."""
+        return (ctrl < self.ctrlrange[..., 0]) | (ctrl > self.ctrlrange[..., 1])
+
+    def count(self, ctrl: Tensor) -> None:
+        """Add the controls out of range to `clipped`, except where values are hidden: in `torch.func` transforms and `torch.compile`."""
+        if not (torch.compiler.is_compiling() or transforming()):
+            self.clipped += int(self.out_of_range(ctrl).sum())
+
     @property
     def measures(self) -> bool:
         """Whether the input depends on the state: False for motors."""
@@ -244,7 +255,7 @@ class Actuators(PhysicalModule):
         Raises:
             ValueError: wrong shapes, servos without a z. TypeError: wrong dtype or device.
         """
-        self._check(ctrl)
+        self.check(ctrl)
         ctrl = _clip(ctrl, self.ctrlrange)
         if z is None:
             if self.measures:
@@ -317,7 +328,8 @@ class Actuators(PhysicalModule):
                 [self.coordinates[i] for i in driven],
             )
 
-    def _check(self, ctrl: Any) -> None:
+    def check(self, ctrl: Any) -> None:
+        """Raise unless ctrl is a tensor (..., n) with the mechanism's dtype and device."""
         size, number = len(self.names), self._mechanism.gravity
         if not isinstance(ctrl, Tensor):
             raise TypeError(f"ctrl: got {type(ctrl).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")

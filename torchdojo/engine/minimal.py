@@ -68,6 +68,7 @@ class MinimalTrajectory(NamedTuple):
     status: Tensor
     iterations: Tensor
     substeps: Tensor
+    solution: Tensor
 
 
 def to_minimal(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[Tensor, Tensor]:

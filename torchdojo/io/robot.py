@@ -172,6 +172,31 @@ def composed_inertia(parts: Sequence[tuple[float, Array, Array]]) -> tuple[float
     return mass, center, inertia
 
 
+def repaired_inertia(path: Path, name: str, inertia: Array) -> tuple[Array, str]:
+    """The nearest inertia (3, 3) that a body can have, and what changed, in words: nothing where the given one is possible."""
+    repaired = nearest_possible_inertia(inertia)
+    if repaired is inertia:
+        return inertia, ""
+    before, after = (np.array2string(np.linalg.eigvalsh(matrix), precision=6) for matrix in (inertia, repaired))
+    size = np.linalg.norm(repaired - inertia) / np.linalg.norm(inertia)
+    return repaired, f"{path}: inertia of {name!r} repaired: principal moments {before} -> {after} kg m^2, a change of {100 * size:.2g} %"
+
+
+def nearest_possible_inertia(inertia: Array) -> Array:
+    """The inertia whose second moments of mass, all of which must be positive, are nearest to the second moments of the given matrix.
+
+    An inertia that a rigid body can have is returned as it is. The second moments are S = tr(I)/2 - I: a negative one violates the triangle
+    inequality.
+    """
+    second = np.trace(inertia) / 2.0 * np.eye(3) - inertia
+    moments, axes = np.linalg.eigh(second)
+    floor = 1e-6 * moments.max()
+    if moments.min() >= 0.0 or floor <= 0.0:
+        return inertia
+    second = (axes * np.maximum(moments, floor)) @ axes.T
+    return np.asarray(np.trace(second) * np.eye(3) - second)
+
+
 def closing_joint(name: str, kind: str, ends: Sequence[tuple[LinkInfo, Pose]], axis: Array, options: dict[str, Any]) -> JointInfo | None:
     """The joint between a frame on one link and a frame on another, or None where both links are part of one body.
 
