@@ -4,10 +4,11 @@
     scripts/bench_coordinates.py                                       # quadruped, ant, humanoid; batch 1, 64 and 1024; one thread
     scripts/bench_coordinates.py --models ant --batch 64 --threads 2
 
-All calls are timed by turns in one process, after the robot has settled on its feet under random inputs. A time is the least of many rounds.
-With one thread it is time on the CPU, which other processes hardly lengthen. It is printed as a fraction of the step's time, forward under
-`no_grad`, or forward and backward by the state, for steps by the state and the input. Steps start cold. "contacts" counts the contacts of a
-state that are closer than 1 mm. The models come from bench_cases.py. A fraction beyond its bound is marked, and makes the exit status 1.
+All calls are timed by turns in one process, after the robot has settled on its feet under random inputs. A time is the least of many
+rounds. With one thread it is time on the CPU, which other processes hardly lengthen. It is printed as a fraction of the step's time,
+forward under `no_grad`, or forward and backward by the state, for steps by the state and the input. Steps start cold. "contacts" counts
+the contacts of a state that are closer than 1 mm. The models come from bench_cases.py. A fraction beyond its bound is marked, and makes
+the exit status 1.
 """
 
 from __future__ import annotations
