@@ -21,7 +21,7 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
 from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state import loops, placement
+from torchdojo.state import loops, placement, signs
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.poses import Keyframe, keyframe
 from torchdojo.structure import Structure
@@ -230,8 +230,8 @@ class Mechanism(Structure):
         Args:
             q, qd: (..., num_coordinates), as in `to_maximal`. u, options: as in `step` (`warm_start`, `wrench`, ...).
 
-        Steps fail as in `step`. Rotations come back as in `to_minimal`: angles in (−π, π] and rotation vectors of at most π, whatever turns
-        q has.
+        Steps fail as in `step`. Rotations come back as in `to_minimal`: angles in (−2π, 2π] and rotation vectors of at most π, whatever
+        further turns q has.
 
         Raises:
             ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
@@ -349,7 +349,8 @@ class Mechanism(Structure):
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step.
 
-        Both have the order of `tree_joints`.
+        Both have the order of `tree_joints`. Angles of single rotations lie in (−2π, 2π], by the signs of the quaternions in z. They jump
+        from one end to the other, by 4π, and rates do not. Rotation vectors are at most π long.
 
         Raises:
             ValueError: no chain of joints with coordinates connects a body with the world.
@@ -373,6 +374,23 @@ class Mechanism(Structure):
     def contact_points(self, z: Tensor) -> Tensor:
         """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
         return observables.contact_points(self.backends, self.options, z)
+
+    @in_float64
+    def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:
+        """The same orientations, with the signs of quaternions for which the angles of the tree's joints are shortest, (..., 13 nb).
+
+        A quaternion and its negative are one orientation, but z holds the angles of single rotations to ±2π by these signs
+        (`StandardJoint`). States that this library makes have consistent signs. Recorded ones, or those from rotation matrices, may have
+        others: a joint then reads a turn too much or too little, and its limits and springs act on that. Here each angle lies within the
+        limits of its joint if it can, and is at most π long otherwise.
+
+        Args:
+            z: (..., 13 nb). near: (..., num_coordinates) [rad], next to which the angles are to be, instead.
+        """
+        self.check_state(z)
+        if near is not None:
+            self.check_tensor("near", near, self.num_coordinates)
+        return signs.unwind(self.tree_order(), z, near)
 
     # -- energy and momentum -------------------------------------------------------------------------------------------------------------
 
