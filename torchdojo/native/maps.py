@@ -70,8 +70,8 @@ def _evaluate(
 
 def _packed(program: Program, parameters: Parameters, lead: torch.Size) -> Packed:
     """The packed parameters of environments with batch dimensions `lead`, in one row if all share them."""
-    if parameters.packed is not None:
-        return parameters.packed
+    if parameters.batch.numel() == 1:
+        return cast(Packed, parameters.packed)
     data = [torch.empty(1).expand(*lead, 1)] * NUM_DATA
     flat, _ = flatten_batch([VECTOR] * NUM_DATA + program.parameter_specs, [*data, *(t.detach() for t in parameters.tensors)])
     return program.packed(flat[NUM_DATA:])
