@@ -43,11 +43,13 @@ CONTACT_MODELS: dict[type[Element], ContactModel] = {
 
 
 class JointCone(enum.IntEnum):
-    """Kinds of pairs of a joint: lower limit, upper limit, friction."""
+    """Kinds of pairs of a joint: lower limit, upper limit, friction, lowest rate, highest rate."""
 
     LOWER = 0
     UPPER = 1
     FRICTION = 2
+    LOWEST_RATE = 3
+    HIGHEST_RATE = 4
 
 
 class StateMap(enum.IntEnum):
@@ -112,7 +114,7 @@ JOINT = _row(
     "limited_r",  # which limits act on rotations: 1 lower, 2 upper, 3 both
     "extra",  # rows of limits on components of a rotation vector
     "first_cone num_cones",  # its limits and frictions
-    "has_friction",
+    "has_rate_cones",  # friction, limits of rates
     "free_data",  # number among the joints with armature, limits or friction (−1: none)
     "size",  # rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
     "right",  # position in the right-hand side
