@@ -164,6 +164,8 @@ COUPLING = _row(
     coupling_body=4,
 )
 LINK = _row("joint coordinate")
+#: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
+ACTUATOR = _row("joint coordinate input number")
 
 #: C++ name in the namespace `rows` -> row.
 ROWS: dict[str, np.dtype] = {
@@ -177,6 +179,7 @@ ROWS: dict[str, np.dtype] = {
     "Couple": COUPLE,
     "Coupling": COUPLING,
     "Link": LINK,
+    "Actuator": ACTUATOR,
 }
 
 #: The tables of a mechanism as they follow the head, one after the other -> row, and the field of the head with their length.
@@ -232,6 +235,8 @@ FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1)  # behind the 
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
+# Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
+ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
 #: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box.
 SHAPES = {
     "sphere": numbers(point=3, radius=1),
@@ -253,6 +258,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::coupling": {"size": COUPLING_PARAMETERS},
     "parameter::shape": {"size": SHAPES["box"]},
     "parameter::surface": {"size": SHAPES["surface"]},
+    "actuator": {"size": ACTUATOR_PARAMETERS},
 }
 
 # -- constants ---------------------------------------------------------------------------------------------------------------------------
