@@ -32,6 +32,7 @@ from torchdojo.elements.manifolds import contact_manifold, contacts_between
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
+from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
@@ -58,6 +59,7 @@ __all__ = [
     "FreeOrbital",
     "FreeRevolute",
     "GradientMode",
+    "Hull",
     "ImpactContact",
     "Joint",
     "JointCoupling",

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.system import System
+from torchdojo.elements.actuators import Actuators
+from torchdojo.engine.periods import Periods, Stepper
 from torchdojo.engine.smoothing import Backend, Randomized, sampled
 from torchdojo.gradients import reference_step
 from torchdojo.gradients.reference_step import StepOutput
@@ -70,9 +72,9 @@ class Kernel:
     def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
         return ops.step(self.program, self.request, self.parameters, z, u, wrench, warm_start)
 
-    def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> ops.Six:
-        """Take the T steps of u (..., T, nu) in one call."""
-        return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start)
+    def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, keep_solutions: bool = False) -> ops.Six:
+        """Take the T steps, or periods, of u (..., T, nu) in one call."""
+        return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start, keep_solutions)
 
     def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
         return ops.jacobian(self.program, self.request, self.parameters, z, u, wrench, warm_start, out)
@@ -110,6 +112,13 @@ class Backends:
         if request.options.dtype == torch.float64:
             return Reference(system, parameters, request)
         return SinglePrecision(system, [single(parameter) for parameter in parameters], request)
+
+    def stepper(self, request: Request, law: Actuators | None = None) -> Stepper:
+        """What takes the periods of a request. With a law, their inputs are controls."""
+        if law is None and request.repeat == 1:
+            return self.select(request)
+        kernel = None if law else self.kernel(request)
+        return kernel or Periods(self.select(request.of_a_step), request.repeat, law)
 
     def kernel(self, request: Request) -> Kernel | None:
         """The kernel for a request, or None where another backend takes its steps.

@@ -18,7 +18,13 @@ __all__ = ["refuse_jacobian", "request_of"]
 
 
 def request_of(
-    system: System, options: SolverOptions, z: Tensor, grad_kappa: float | Tensor | None, *, raise_invalid: bool = False
+    system: System,
+    options: SolverOptions,
+    z: Tensor,
+    grad_kappa: float | Tensor | None,
+    *,
+    raise_invalid: bool = False,
+    repeat: int = 1,
 ) -> tuple[Tensor, Request]:
     """The request of a call with `grad_kappa`, and z with the batch dimensions that `grad_kappa` adds.
 
@@ -29,16 +35,16 @@ def request_of(
     if options.gradient_mode is not GradientMode.CENTRAL_PATH:
         _check_mode(system, options)
     if grad_kappa is None:
-        return z, Request(options, None, raise_invalid)
+        return z, Request(options, None, raise_invalid, repeat)
     _check_has_kappa(options)
     if not isinstance(grad_kappa, Tensor):
         if isinstance(grad_kappa, bool) or not isinstance(grad_kappa, (int, float)):
             raise TypeError(f"grad_kappa: got {type(grad_kappa).__name__}; allowed: a number, or a tensor (...,) with one per environment")
-        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid)
+        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid, repeat)
     if torch.compiler.is_compiling() or transforming():
         raise RuntimeError("grad_kappa: got a tensor inside torch.func or torch.compile, which hide its values; give a number there")
     kappas = _each_environment(options, z, grad_kappa)
-    return z.expand(*torch.broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), Request(options, kappas, raise_invalid)
+    return z.expand(*torch.broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), Request(options, kappas, raise_invalid, repeat)
 
 
 def _each_environment(options: SolverOptions, z: Tensor, grad_kappa: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, 
 void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    expect(r->z, (r->environments - 1) * r->z_stride + r->steps * state_size * h.table.num_bodies);
-    expect(r->impulses, r->environments * r->steps * h.table.num_impulses);
+    expect(r->z, (r->environments - 1) * r->z_stride + r->steps / r->every * state_size * h.table.num_bodies);
+    expect(r->impulses, r->environments * (r->steps / r->repeat) * h.table.num_impulses);
     expect(r->w, r->environments * r->w_steps * h.table.num_unknowns);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
         many ? h.many.forward(options, *r, first, last) : h.one.forward(options, *r, first, last);

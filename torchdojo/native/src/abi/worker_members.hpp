@@ -41,7 +41,8 @@ template <class T>
 struct ForwardWorkspace {
     Stepper<T> stepper;
     Recovery recovery;
-    explicit ForwardWorkspace(const MechanismTable &m) : stepper(m), recovery(m) {}
+    std::vector<double> impulses;  // of one step in each lane, where a period sums them
+    explicit ForwardWorkspace(const MechanismTable &m) : stepper(m), recovery(m), impulses(size_t(lanes<T>) * m.num_impulses) {}
 };
 
 template <class T>
@@ -83,20 +84,25 @@ Worker<T>::Worker(const MechanismTable &m) : mechanism(m), pools(std::make_uniqu
 template <class T>
 Worker<T>::~Worker() = default;
 
+// The period of step t, and the place of its results. A division would cost a tenth of a free body's step.
+TD_INLINE int64_t period_of(const TdRollout &r, int64_t t) { return r.repeat == 1 ? t : t / r.repeat; }
+TD_INLINE int64_t place_of(const TdRollout &r, int64_t t) { return r.every == 1 ? t : t / r.every; }
+
 // Step t of environment n. The job is written in place. A copy in wider registers would wait for the pointers just written, a tenth of
-// the time of a free body's step.
+// the time of a free body's step. If only the ends of periods are stored, a step may end where it starts.
 TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t, Job &job) {
-    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, at = n * r.steps + t;
+    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, place = place_of(r, t), at = n * place_of(r, r.steps) + place;
+    const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
     job.timestep_factor = 1.0;
     job.parameters = r.parameters + n * r.parameter_stride;
-    job.z = t ? r.z + n * r.z_stride + (t - 1) * nz : r.z0 + n * r.z0_stride;
-    job.u = r.u ? r.u + at * m.num_inputs : nullptr;
+    job.z = t ? r.z + n * r.z_stride + place_of(r, t - 1) * nz : r.z0 + n * r.z0_stride;
+    job.u = r.u ? r.u + period * m.num_inputs : nullptr;
     job.wrench = r.wrench ? r.wrench + n * 6 * m.num_bodies : nullptr;
-    auto solution = [&](int64_t step) { return r.w + (n * r.w_steps + (r.w_steps > 1 ? step : 0)) * nw; };
-    job.warm = t ? solution(t - 1) : r.warm ? r.warm + n * nw : nullptr;
-    job.z_next = r.z + n * r.z_stride + t * nz;
-    job.impulses = r.impulses + at * m.num_impulses;
-    job.w = solution(t);
+    auto solution = [&](int64_t place) { return r.w + (n * r.w_steps + (r.w_steps > 1 ? place : 0)) * nw; };
+    job.warm = t ? solution(place_of(r, t - 1)) : r.warm ? r.warm + n * nw : nullptr;
+    job.z_next = r.z + n * r.z_stride + place * nz;
+    job.impulses = r.impulses + period * m.num_impulses;
+    job.w = solution(place);
     job.status = r.status + at, job.iterations = r.iterations + at, job.substeps = r.substeps + at;
 }
 
@@ -108,11 +114,12 @@ struct RolloutFeed {
     const MechanismTable &mechanism;
     const TdRollout &rollout;
     const Options &options;
-    Recovery &recovery;
+    ForwardWorkspace<T> &workspace;
     int64_t next_environment, last, environment[lanes<T>] = {}, step[lanes<T>];
+    int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];  // of one step, where a period gathers them
 
-    RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, Recovery &recovery, int64_t first, int64_t last)
-        : mechanism(m), rollout(r), options(o), recovery(recovery), next_environment(first), last(last) {
+    RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, ForwardWorkspace<T> &workspace, int64_t first, int64_t last)
+        : mechanism(m), rollout(r), options(o), workspace(workspace), next_environment(first), last(last) {
         for (int lane = 0; lane < lanes<T>; ++lane) step[lane] = r.steps;
     }
     bool next(int lane, Job &job) {
@@ -122,17 +129,36 @@ struct RolloutFeed {
             step[lane] = 0;
         }
         describe(mechanism, rollout, environment[lane], step[lane]++, job);
+        if (rollout.repeat > 1) {
+            job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
+            if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
+        }
         return true;
     }
-    void finished(int, const Job &job, bool solved) {
-        if (!solved && *job.status == max_iterations) recovery.recover(job, options, shared_parameters(rollout));
+    void finished(int lane, const Job &job, bool solved) {
+        if (!solved && *job.status == max_iterations) workspace.recovery.recover(job, options, shared_parameters(rollout));
+        if (rollout.repeat > 1) gather(environment[lane], step[lane] - 1, job);
+    }
+
+private:
+    // Adds the results of step t of environment n to those of its period.
+    void gather(int64_t n, int64_t t, const Job &job) {
+        const bool first = t % rollout.repeat == 0;
+        const int64_t period = n * period_of(rollout, rollout.steps) + period_of(rollout, t);
+        double *impulses = rollout.impulses + period * mechanism.num_impulses;
+        for (int k = 0; k < mechanism.num_impulses; ++k) impulses[k] = first ? job.impulses[k] : impulses[k] + job.impulses[k];
+        if (rollout.every == 1) return;
+        int64_t &worst = rollout.status[period], &count = rollout.iterations[period], &parts = rollout.substeps[period];
+        worst = first ? *job.status : std::max(worst, *job.status);
+        count = first ? *job.iterations : count + *job.iterations;
+        parts = first ? *job.substeps : parts + *job.substeps;
     }
 };
 
 template <class T>
 void Worker<T>::forward(const Options &options, const TdRollout &r, int64_t first, int64_t last) {
     auto workspace = pools->forward.take();
-    RolloutFeed<T> feed(mechanism, r, options, workspace->recovery, first, last);
+    RolloutFeed<T> feed(mechanism, r, options, *workspace, first, last);
     workspace->stepper.run(feed, options, shared_parameters(r));
 }
 
@@ -206,7 +232,8 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                 describe(m, r, n, t, job.step);
                 job.w = job.step.w;
                 job.grad_z_next = carried;
-                job.grad_impulses = g.grad_impulses ? g.grad_impulses + at * m.num_impulses : nullptr;
+                const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
+                job.grad_impulses = g.grad_impulses ? g.grad_impulses + period * m.num_impulses : nullptr;
                 job.grad_z = &workspace->grad_z[j * nz];
                 job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
                 job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
