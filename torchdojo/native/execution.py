@@ -69,9 +69,13 @@ def flat_problem(
     warm: Tensor | None,
 ) -> tuple[kernel.Problem, torch.Size]:
     """Flat batches for the kernel, and the batch shape. `packed_parameters` come from an earlier call."""
-    if packed_parameters is not None and packed_parameters.packed is not None:
-        flat, packed = packed_parameters.flat, packed_parameters.packed
+    law = None if packed_parameters is None else packed_parameters.law
+    if packed_parameters is not None:
         batch = _broadcast(packed_parameters.batch, z.shape[:-1], u.shape[:-2], wrench.shape[:-1])
+        if law is not None:
+            batch = _broadcast(batch, law.batch)
+            law = law.rows(batch)
+        flat, packed = packed_parameters.rows(batch)
         z, u, wrench = _rows(z, batch, 1), _rows(u, batch, 2), _rows(wrench, batch, 1)
         finite = packed_parameters.finite
     else:
@@ -84,7 +88,7 @@ def flat_problem(
     if warm is not None:
         warm = _rows(warm, batch, 1)
     grad_kappa = None if request.grad_kappa is None else request.grad_kappa.expand(batch).reshape(-1)
-    return kernel.Problem(program, request, flat, z, u, wrench, warm, packed, grad_kappa), batch
+    return kernel.Problem(program, request, flat, z, u, wrench, warm, packed, grad_kappa, law), batch
 
 
 def _broadcast(*shapes: torch.Size) -> torch.Size:
@@ -283,7 +287,7 @@ def velocity_sensitivity(program: Program, request: Request, packed_parameters: 
     (N, 6 nb, num_parameters). Each row takes one adjoint, in an environment of its own in the kernel. The chain to the parameters
     themselves, `Program.pack`, is the same for all rows.
     """
-    if packed_parameters.packed is None:
+    if not packed_parameters.shared:
         raise ValueError("velocity_sensitivity: got parameters with batch dimensions; allowed: parameters that all environments share")
     program, count = program, len(z)
     u, wrench = z.new_zeros(1, program.num_inputs), z.new_zeros(6 * program.num_bodies)
