@@ -1,7 +1,8 @@
 """A warning about states that start with contacts inside a surface, given once, where a state enters.
 
-The step solves for gaps that are not negative at its end, so it undoes any overlap at once. A body that starts a depth d inside the ground
-leaves it at d/h. A cube of 0.5 m, 50 mm deep at h = 0.01 s, flies off at 5 m/s and 1.25 m high. Such a state is nearly always a mistake.
+The step solves for gaps that are not negative at its end, but undoes an overlap no faster than `SolverOptions.depenetration_speed`. A body
+that starts a depth d inside the ground leaves it at d/h, at most at this speed. With None, a cube of 0.5 m, 50 mm deep at h = 0.01 s, flies
+off at 5 m/s and 1.25 m high. Such a state is nearly always a mistake.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ def warn_of_penetration(backends: Backends, options: SolverOptions, z: Tensor) -
     if inside is None:
         return False
     where = f" of environment {inside.environment}" if z.ndim > 1 else ""
-    speed = inside.depth / float(backends.structure.timestep.detach().max())
+    at_once = inside.depth / float(backends.structure.timestep.detach().max())
+    speed = min(at_once, options.depenetration_speed or at_once)
+    steps = "the first step pushes" if speed == at_once else f"about {round(at_once / speed)} steps push"
     warn_user(
-        f"contact {inside.contact!r}{where} starts {1000 * inside.depth:.3g} mm inside its surface, deepest of all: the first step pushes "
-        f"it out, at about {speed:.2g} m/s, and the body flies on. Start higher: mech.distances(z) says by how much"
+        f"contact {inside.contact!r}{where} starts {1000 * inside.depth:.3g} mm inside its surface, deepest of all: {steps} it out, at "
+        f"about {speed:.2g} m/s, and the body flies on. Start higher: mech.place(z) puts it onto the ground"
     )
     return True
 
