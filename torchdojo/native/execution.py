@@ -198,7 +198,8 @@ def _warn_of_lost_digits(problem: kernel.Problem, out: kernel.Outputs) -> None:
     environments = rows // steps
     here = select_rows(problem.parameters, environments)
     before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.input_of(rows)
-    equations = StepProblem(problem.program.system, here, before, u, problem.wrench[environments])
+    wrench = problem.wrench[environments]
+    equations = StepProblem(problem.program.system, here, before, u, wrench, depenetration_speed=options.depenetration_speed)
     kappas = None if given is None else given[environments]
     warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
@@ -215,7 +216,8 @@ def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepI
         environments = rows // steps
         here = select_rows(leaves, environments)
         before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
-        return StepProblem(program.system, here, before, problem.input_of(rows), problem.wrench[environments])
+        u, wrench = problem.input_of(rows), problem.wrench[environments]
+        return StepProblem(program.system, here, before, u, wrench, depenetration_speed=request.options.depenetration_speed)
 
     w = out.w.flatten(0, 1)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
@@ -358,7 +360,9 @@ def steps_to_differentiate(problem: kernel.Problem) -> tuple[kernel.Outputs, Ten
 
 
 def _equations(problem: kernel.Problem, rows: Tensor) -> StepProblem:
-    return StepProblem(problem.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
+    program, parameters, speed = problem.program, problem.parameters, problem.request.options.depenetration_speed
+    whole = StepProblem(program.system, parameters, problem.z, problem.u[:, 0], problem.wrench, depenetration_speed=speed)
+    return whole.select(rows)
 
 
 def impact_jacobian(problem: kernel.Problem, solved: kernel.Outputs, rows: Tensor, derivative: Tensor | None = None) -> Tensor:

@@ -100,7 +100,7 @@ def _row(*names: str, **others: np.dtype | int) -> np.dtype:
 HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
     "has_loops",  # joints or couplings may repeat each other
-    "num_fill num_joint_cones num_free_data num_pairs num_laws num_couples num_couplings num_links num_coordinates",
+    "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates",
 )
 BODY = _row("diagonal", "right")
 JOINT = _row(
@@ -129,7 +129,7 @@ CONTACT = _row(
     "parameters",
     "pair",  # number among the contacts between bodies or shapes (−1: a sphere on a half-space of the world)
     *CONTACT_LAWS,  # positions in the packed parameters (−1: none)
-    "law",  # number among the contacts that have one of these (−1: none)
+    "law",  # its number among the contacts, where its laws are (−1: a couple)
     "cone",  # from the first impulse (and slack) to those of friction
     "first_couple num_couples",  # its torsional and rolling friction
 )
