@@ -22,13 +22,15 @@ from torchdojo.elements.element import Cones, Element, Motion, Pose
 from torchdojo.elements.hard_maps import hard_normal, hard_pair
 from torchdojo.elements.joint import BOUNDS, Joint
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.servo import SERVO, SERVO_RANGE
 from torchdojo.elements.path_maps import LEAST_HEIGHT, Change, disc_gap, normal_on_path, weight_of
 from torchdojo.parameters import bind
 
-__all__ = ["JointFriction", "JointLimits"]
+__all__ = ["JointElement", "JointFriction", "JointLimits", "coordinate_mass", "units"]
 
 KINEMATIC_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset")
-READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature")
+READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature", *SERVO)
+ELEMENT_FIELDS = ("friction", *SERVO_RANGE, *BOUNDS)  # of elements of their own
 
 
 class JointElement(Element):
@@ -44,8 +46,9 @@ class JointElement(Element):
         super().__init__()
         shared = {name: joint.__dict__[name] for name in ("_parameters", "_buffers", "_modules")}
         # Fields that a user's subclass adds to the fields of the standard joints may enter its kinematics.
-        read = [name for name in joint.fields if name in READ_FIELDS or name not in StandardJoint.fields]
-        fields = {name: joint.fields[name] for name in read if name not in ("friction", *BOUNDS) or name in self.own_fields}
+        stiffness = ("spring",) if isinstance(joint, StandardJoint) and joint.implicit else ()
+        read = [name for name in joint.fields if name in (*READ_FIELDS, *stiffness) or name not in StandardJoint.fields]
+        fields = {name: joint.fields[name] for name in read if name not in ELEMENT_FIELDS or name in self.own_fields}
         self.__dict__.update(shared, joint=joint, fields=fields)
 
     def __getattr__(self, name: str) -> Any:
@@ -124,8 +127,8 @@ class JointLimits(JointElement):
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         joint = self.bound_joint()
-        wrenches = [joint.act_along(poses[0], poses[1], one) for one in _units(joint, inertia)]
-        return _coordinate_mass(joint, mass, inertia, timestep, wrenches)[..., self.sides[0]]
+        wrenches = [joint.act_along(poses[0], poses[1], one) for one in units(joint, inertia)]
+        return coordinate_mass(joint, mass, inertia, timestep, wrenches)[..., self.sides[0]]
 
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
@@ -175,8 +178,8 @@ class JointFriction(JointElement):
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         joint = self.bound_joint()
-        wrenches = [joint.act(poses[0], poses[1], *joint.expanded(one)) for one in _units(joint, inertia)]
-        return _coordinate_mass(joint, mass, inertia, timestep, wrenches)
+        wrenches = [joint.act(poses[0], poses[1], *joint.expanded(one)) for one in units(joint, inertia)]
+        return coordinate_mass(joint, mass, inertia, timestep, wrenches)
 
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
@@ -212,13 +215,15 @@ def _middle(joint: Joint) -> Tensor:
     return torch.where(below & above, 0.5 * (lower + upper), one_sided)
 
 
-def _units(joint: Joint, like: Tensor) -> list[Tensor]:
+def units(joint: Joint, like: Tensor) -> list[Tensor]:
     """A unit along each coordinate, (num_coordinates,)."""
     return list(torch.eye(joint.num_coordinates, dtype=like.dtype, device=like.device))
 
 
-def _coordinate_mass(joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tensor, wrenches: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
-    """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), plus the armature and h times the damper.
+def coordinate_mass(
+    joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tensor, wrenches: list[list[tuple[Tensor, Tensor]]], driven: bool = True
+) -> Tensor:
+    """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), plus the armature and h times `StandardJoint.damping`.
 
     An impulse along the coordinate also has to overcome these two within a step. `wrenches` on the bodies are the rows J.
 
@@ -239,5 +244,5 @@ def _coordinate_mass(joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tens
     bodies = torch.stack(masses, dim=-1)
     if not isinstance(joint, StandardJoint):
         return bodies
-    total = bodies + timestep * joint.damper
+    total = bodies + timestep * joint.damping(timestep, driven)
     return total if joint.armature is None else total + joint.armature
