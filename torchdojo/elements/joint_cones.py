@@ -22,8 +22,8 @@ from torchdojo.elements.element import Cones, Element, Motion, Pose
 from torchdojo.elements.hard_maps import hard_normal, hard_pair
 from torchdojo.elements.joint import BOUNDS, Joint
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.elements.servo import SERVO, SERVO_RANGE
 from torchdojo.elements.path_maps import LEAST_HEIGHT, Change, disc_gap, normal_on_path, weight_of
+from torchdojo.elements.servo import SERVO, SERVO_RANGE
 from torchdojo.parameters import bind
 
 __all__ = ["JointElement", "JointFriction", "JointLimits", "coordinate_mass", "units"]

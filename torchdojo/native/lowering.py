@@ -12,6 +12,7 @@ from torchdojo.dynamics.system import System
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.native import graph
 from torchdojo.native.packing import Piece, is_plain, shapes_of
@@ -74,7 +75,7 @@ class _Joint:
         self.parent, self.child = group.body_index[self.member].tolist()
         self.held_translations, self.held_rotations = 3 - self.module.free_translations, 3 - self.module.free_rotations
         self.held = self.held_translations + self.held_rotations
-        self.armature = self.piece.place(self.member, "armature")
+        self.armature, self.stiffness = (self.piece.place(self.member, name) for name in ("armature", "stiffness"))
 
     @property
     def has_free_data(self) -> bool:
@@ -86,12 +87,17 @@ class _Joint:
         return 6 + self.extra if self.has_damper or self.has_free_data else self.held
 
     def add(self, piece: Piece, member: int) -> None:
-        """The cones of a `JointLimits` or `JointFriction`."""
+        """The cones of a `JointLimits`, `JointFriction` or `JointDrive`."""
         element = piece.group.members[member]
         assert isinstance(element, JointElement)
         joint = element.joint
         free, translations = joint.num_coordinates, joint.free_translations
         impulse, slack = piece.group.impulse_index[member].tolist(), piece.group.slack_index[member].tolist()
+        if isinstance(element, JointDrive):
+            first, count = piece.place(member, "half"), len(joint.driven)
+            for k, i in enumerate(joint.driven):
+                self._cone(JointCone.DRIVE, i, self.held + i, impulse[k], slack[k], count, first + i)
+            return
         if isinstance(element, JointFriction):
             first = piece.place(member, "friction")
             for i in range(free):
@@ -213,13 +219,15 @@ class _Lowering:
                 has_spring=joint.has_spring,
                 has_damper=joint.has_damper,
                 armature=joint.armature,
+                stiffness=joint.stiffness,
                 lower=joint.limits[0],
                 upper=joint.limits[1],
                 limited_r=joint.limited_rotations,
                 extra=joint.extra,
                 first_cone=first_cone,
                 num_cones=len(joint.cones),
-                has_friction=any(cone["kind"] == JointCone.FRICTION for cone in joint.cones),
+                has_friction=any(cone["kind"] in (JointCone.FRICTION, JointCone.DRIVE) for cone in joint.cones),
+                driven=sum(1 << i for i in joint.module.driven),
                 free_data=next(free_data) if joint.has_free_data else NONE,
                 size=joint.size,
                 right=self.schedule.rhs_offset[node] if joint.size else NONE,

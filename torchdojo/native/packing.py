@@ -15,13 +15,16 @@ from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import orthonormal_complement, unit
 from torchdojo.elements.joint import BOUNDS
 from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.servo import SERVO, SERVO_RANGE
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
     CONTACT_LAWS,
     CONTACT_PARAMETERS,
     COUPLES,
     COUPLING_PARAMETERS,
+    DRIVE_PARAMETERS,
     FREE_PARAMETERS,
     GLOBAL_PARAMETERS,
     JOINT_PARAMETERS,
@@ -75,10 +78,12 @@ def _layout(group: Group) -> np.dtype:
     """Packed parameters of one member of a group."""
     element = group.template
     if isinstance(element, StandardJoint):
-        given = [name for name in FREE_PARAMETERS.names or () if name != "armature" or name in group.fields]
+        absent = {"armature": "armature" not in group.fields, "stiffness": not element.implicit and SERVO[0] not in group.fields}
+        given = [name for name in FREE_PARAMETERS.names or () if not absent.get(name)]
         return numbers(JOINT_PARAMETERS, **dict.fromkeys(given, element.num_coordinates))
     if isinstance(element, JointElement):
-        names = ("friction",) if isinstance(element, JointFriction) else BOUNDS
+        drive = DRIVE_PARAMETERS.names or ()
+        names = drive if isinstance(element, JointDrive) else ("friction",) if isinstance(element, JointFriction) else BOUNDS
         return numbers(**dict.fromkeys(names, element.joint.num_coordinates))
     if isinstance(element, JointCoupling):
         return COUPLING_PARAMETERS
@@ -126,7 +131,13 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
             "translations": _basis(fields["axis"], element.free_translations),
             "rotations": _basis(fields["axis"], element.free_rotations),
         }
-        return fields | bases | {"orientation": normalize(fields["orientation_offset"])}
+        return fields | bases | {"orientation": normalize(fields["orientation_offset"])} | _implicit(element, fields)
+    if isinstance(element, JointDrive):
+        lower, upper = (fields[name].nan_to_num(posinf=0.0, neginf=0.0) for name in SERVO_RANGE)
+        return dict(zip(("stiffness", "damping"), (fields[name] for name in SERVO), strict=True)) | {
+            "half": 0.5 * (upper - lower),
+            "middle": 0.5 * (lower + upper),
+        }
     if isinstance(element, JointElement):
         # Limits that do not act are infinite, and nothing reads them.
         return {name: value.nan_to_num(posinf=0.0, neginf=0.0) if name in BOUNDS else value for name, value in fields.items()}
@@ -139,6 +150,17 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         return laws | frame | {name: fields[name] for name in ("point", "radius", "offset")}
     kind, other = shapes_of(group)
     return laws | {"shape_a": _shape(fields, kind, ""), "shape_b": _shape(fields, other, "other_")}
+
+
+def _implicit(joint: StandardJoint, fields: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Damper and stiffness of a joint whose spring or servo is implicit (`ServoJoint.damping`)."""
+    if not joint.implicit and SERVO[0] not in fields:
+        return {}
+    stiffness, damper = (fields["spring"] if joint.implicit else torch.zeros_like(fields["spring"])), fields["damper"]
+    if SERVO[0] in fields:
+        kp, kd = (fields[name] * joint.without_range(fields[name]) if joint.driven else fields[name] for name in SERVO)
+        stiffness, damper = stiffness + kp, damper + kd
+    return {"stiffness": stiffness, "damper": damper}
 
 
 def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:

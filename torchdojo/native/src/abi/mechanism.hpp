@@ -26,7 +26,8 @@ struct JointTable : rows::Joint {
 
 struct JointConeTable : rows::JointCone {
     double sign() const { return kind == upper ? -1.0 : 1.0; }
-    int pairs() const { return kind == friction ? 2 : 1; }
+    bool is_pair() const { return kind >= friction; }  // impulses p and q of a friction or a drive
+    int pairs() const { return is_pair() ? 2 : 1; }
 };
 
 struct ContactTable : rows::Contact {

@@ -75,8 +75,13 @@ private:
             wrench_column(problem, joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
 
         const int free = joint.free();
+        for (int i = 0; i < free; ++i) {
+            data.damping[i] = p[joint.damper() + i];
+            if (joint.stiffness >= 0) data.damping[i] += h * problem.parameters[joint.stiffness + i];
+        }
         const T *spring = p + joint.spring(), *rest = p + joint.rest();
         for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * problem.u[joint.input + i];
+        if (joint.driven) prepare_drives(problem, joint, data);
         if (joint.has_spring) {
             const Vec3<T> d = problem.displacement(joint, data, data.now);
             data.angle = rotation_vector(rel);
