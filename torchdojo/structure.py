@@ -103,7 +103,7 @@ class Structure(PhysicalModule):
         return cast(Mapping[str, JointCoupling], self.couplings)
 
     def elements(self) -> dict[str, Element]:
-        """All joints, couplings and contacts ("joints.NAME", ...), and what acts on joints: "limits.NAME", "frictions.NAME", "drives.NAME"."""
+        """All joints, couplings and contacts ("joints.NAME", ...), and "limits.NAME", "frictions.NAME", "drives.NAME" of joints."""
         pairs = [
             (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
         ]
@@ -156,7 +156,7 @@ class Structure(PhysicalModule):
         - "couplings.NAME": the impulse on the follower's coordinate.
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
-        - "drives.NAME" of a joint whose servo has a range: p of these coordinates, then q. The impulse is (p − q)/2 plus the range's middle.
+        - "drives.NAME" of a joint whose servo has a range: p of these coordinates, then q. The impulse is (p − q)/2 + h (middle).
         """
         layout, start = {}, 0
         for key, piece in self.layout.impulses.items():

@@ -326,7 +326,10 @@ def test_a1_in_detail() -> None:
         mech = load(shared_path("models", "unitree_a1", "a1.xml"))
     assert not any("actuator" in str(w.message) for w in caught)
     assert mech.actuators.names[:3] == ("FR_hip", "FR_thigh", "FR_calf")
-    assert mech.actuators.forcerange[0].tolist() == [-33.5, 33.5]
+    hip = mech.joints["FR_hip_joint"]
+    assert (float(hip.servo_lower), float(hip.servo_upper), float(hip.servo_stiffness)) == (-33.5, 33.5, 100.0)
+    explicit = load(shared_path("models", "unitree_a1", "a1.xml"), servos="implicitfast")
+    assert explicit.actuators.forcerange[0].tolist() == [-33.5, 33.5]
     knee = mech.joints["FL_calf_joint"]
     assert (knee.parent, knee.child) == ("FL_thigh", "FL_calf")
     assert knee.effort_limit == [33.5]

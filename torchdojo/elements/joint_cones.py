@@ -144,7 +144,7 @@ class JointLimits(JointElement):
 class JointFriction(JointElement):
     """Coulomb friction on all free coordinates of a joint: impulses (p, q) >= 0, slacks (σ_p, σ_q), all p first."""
 
-    own_fields = ("friction",)
+    own_fields: tuple[str, ...] = ("friction",)
     joint: StandardJoint
 
     @property

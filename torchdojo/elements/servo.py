@@ -1,6 +1,6 @@
 """Servos and implicit springs of joints: the fields, and the damper that makes both implicit.
 
-A spring or a position servo at the next coordinate c⁺ = c + h ċ⁺ is the one at the current coordinate and a damper of h times its stiffness:
+At the next coordinate c⁺ = c + h ċ⁺, a spring or a position servo is that of the current one and a damper of h times the stiffness:
 
     spring (rest − c⁺) = spring (rest − c) − h spring ċ⁺          kp (target − c⁺) − kd ċ⁺ = kp (target − c) − (kd + h kp) ċ⁺
 
@@ -46,8 +46,8 @@ class ServoJoint(Joint):
             driven = self._driven(*(new if bound == name else getattr(self, bound) for bound in SERVO_RANGE))
             if driven != self.driven:
                 raise ValueError(
-                    f"{self.label(name)}: got {new.tolist()}, which acts on the coordinates {driven}; allowed: ranges that act on those that "
-                    f"the joint was built with a range for, {self.driven}"
+                    f"{self.label(name)}: got {new.tolist()}, which acts on the coordinates {driven}; allowed: ranges that act on those "
+                    f"that the joint was built with a range for, {self.driven}"
                 )
         super().__setattr__(name, value)
 

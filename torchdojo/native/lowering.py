@@ -74,6 +74,7 @@ class _Joint:
         assert isinstance(self.module, StandardJoint)
         self.parent, self.child = group.body_index[self.member].tolist()
         self.held_translations, self.held_rotations = 3 - self.module.free_translations, 3 - self.module.free_rotations
+        self.driven = self.module.driven
         self.held = self.held_translations + self.held_rotations
         self.armature, self.stiffness = (self.piece.place(self.member, name) for name in ("armature", "stiffness"))
 
@@ -94,9 +95,9 @@ class _Joint:
         free, translations = joint.num_coordinates, joint.free_translations
         impulse, slack = piece.group.impulse_index[member].tolist(), piece.group.slack_index[member].tolist()
         if isinstance(element, JointDrive):
-            first, count = piece.place(member, "half"), len(joint.driven)
-            for k, i in enumerate(joint.driven):
-                self._cone(JointCone.DRIVE, i, self.held + i, impulse[k], slack[k], count, first + i)
+            first, driven = piece.place(member, "half"), element.joint.driven
+            for k, i in enumerate(driven):
+                self._cone(JointCone.DRIVE, i, self.held + i, impulse[k], slack[k], len(driven), first + i)
             return
         if isinstance(element, JointFriction):
             first = piece.place(member, "friction")
@@ -227,7 +228,7 @@ class _Lowering:
                 first_cone=first_cone,
                 num_cones=len(joint.cones),
                 has_friction=any(cone["kind"] in (JointCone.FRICTION, JointCone.DRIVE) for cone in joint.cones),
-                driven=sum(1 << i for i in joint.module.driven),
+                driven=sum(1 << i for i in joint.driven),
                 free_data=next(free_data) if joint.has_free_data else NONE,
                 size=joint.size,
                 right=self.schedule.rhs_offset[node] if joint.size else NONE,

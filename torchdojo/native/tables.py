@@ -206,8 +206,8 @@ GLOBAL_PARAMETERS = numbers(timestep=1, gravity=3)
 BODY_PARAMETERS = numbers(mass=1, inertia=9)
 # Two bases, in the joint frame. Each has a row per held direction, then a row per free direction.
 JOINT_PARAMETERS = numbers(translations=9, rotations=9, parent_anchor=3, child_anchor=3, orientation=4)
-# Behind the others, per free direction; armature and stiffness only where they are given. The stiffness makes springs and servos implicit: h
-# times the stiffness is a damper.
+# Behind the others, per free direction; armature and stiffness only where they are given. The stiffness makes springs and servos implicit:
+# h times the stiffness is a damper.
 FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1, stiffness=1)
 DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free direction: half the width and the middle of the range
 # A number of each law and of each couple stands behind the others, where it is given.
