@@ -46,8 +46,8 @@ class JointElement(Element):
         super().__init__()
         shared = {name: joint.__dict__[name] for name in ("_parameters", "_buffers", "_modules")}
         # Fields that a user's subclass adds to the fields of the standard joints may enter its kinematics.
-        stiffness = ("spring",) if isinstance(joint, StandardJoint) and joint.implicit else ()
-        read = [name for name in joint.fields if name in (*READ_FIELDS, *stiffness) or name not in StandardJoint.fields]
+        stiff = ("spring", "rest") if isinstance(joint, StandardJoint) and (joint.implicit or SERVO[0] in joint.fields) else ()
+        read = [name for name in joint.fields if name in (*READ_FIELDS, *stiff) or name not in StandardJoint.fields]
         fields = {name: joint.fields[name] for name in read if name not in ELEMENT_FIELDS or name in self.own_fields}
         self.__dict__.update(shared, joint=joint, fields=fields)
 
@@ -244,5 +244,8 @@ def coordinate_mass(
     bodies = torch.stack(masses, dim=-1)
     if not isinstance(joint, StandardJoint):
         return bodies
-    total = bodies + timestep * joint.damping(timestep, driven)
+    total = bodies + timestep * joint.damping(timestep)
+    if driven and joint.driven and joint.servo_stiffness is not None and joint.servo_damping is not None:
+        others = 1 - joint.without_range(total)
+        total = total + others * timestep * (joint.servo_damping + timestep * joint.servo_stiffness)
     return total if joint.armature is None else total + joint.armature

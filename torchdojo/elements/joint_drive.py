@@ -18,7 +18,7 @@ from torch import Tensor
 from torchdojo.elements.element import Cones, Motion, Pose
 from torchdojo.elements.joint_cones import JointFriction, coordinate_mass, units
 from torchdojo.elements.path_maps import LEAST_HEIGHT
-from torchdojo.elements.servo import SERVO, SERVO_RANGE
+from torchdojo.elements.servo import SERVO, SERVO_RANGE, at_most_one_radian
 
 __all__ = ["JointDrive"]
 
@@ -45,9 +45,12 @@ class JointDrive(JointFriction):
         """Middle of the range [N, N·m], (..., len(driven))."""
         return 0.5 * self._own(self.servo_lower + self.servo_upper)
 
-    def gain(self, timestep: Tensor) -> Tensor:
-        """g = kd + h kp [N·s/m, N·m·s/rad], (..., len(driven))."""
-        return self._own(self.servo_damping + timestep * self.servo_stiffness)
+    def gain(self, timestep: Tensor, u: Tensor | None = None) -> Tensor:
+        """g = kd + h kp [N·s/m, N·m·s/rad], (..., len(driven)), with the larger kp of `at_most_one_radian` for the inputs u."""
+        stiffness = self.servo_stiffness
+        if u is not None and u.shape[-1]:
+            stiffness = at_most_one_radian(stiffness, u, self.joint.free_translations)
+        return self._own(self.servo_damping + timestep * stiffness)
 
     def _rate(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
         parent, child = motions
@@ -59,7 +62,7 @@ class JointDrive(JointFriction):
         joint = self.bound_joint()
         parent, child = motions
         (p, q), (slack_p, slack_q) = impulse.tensor_split(2, -1), slack.tensor_split(2, -1)
-        force, gain, middle = 0.5 * (p - q), self.gain(timestep), self.middle
+        force, gain, middle = 0.5 * (p - q), self.gain(timestep, u), self.middle
         wanted = (self._own(u) if u.shape[-1] else 0.0) - middle
         slip = self._rate(motions, timestep) - (wanted - force / timestep) / gain
         rows = torch.cat((p + q - 2 * self.bound_impulse(timestep), slip - slack_p + slack_q), dim=-1)

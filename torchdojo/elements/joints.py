@@ -347,9 +347,12 @@ class StandardJoint(ServoJoint):
         multiplier = _expand(held_r, impulse[..., rows_t:])
         torque = 0.5 * (p[..., :1] * multiplier + quat.cross(p[..., 1:], multiplier))
         if self.num_coordinates:
-            free = timestep * self._free_force(motions, timestep)
+            inputs = None
             if self.num_inputs:
-                free = free + timestep * (u * self.without_range(u) if self.driven else u)  # `JointDrive` has the others
+                inputs = u * self.without_range(u) if self.driven else u  # `JointDrive` has the others
+            free = timestep * self._free_force(motions, timestep, inputs)
+            if inputs is not None:
+                free = free + timestep * inputs
             if self.armature is not None:
                 free = free - self.armature * self._rate_change(motions, timestep)
             force = force + _expand(free_t, free[..., : self.free_translations])
@@ -381,12 +384,13 @@ class StandardJoint(ServoJoint):
         before = [previous_pose(m.pose, m.incoming, timestep) for m in motions]
         return self.rate(now, after, timestep) - self.rate(before, now, timestep)
 
-    def _free_force(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
+    def _free_force(self, motions: tuple[Motion, ...], timestep: Tensor, inputs: Tensor | None) -> Tensor:
         """Spring (at the current coordinate) and `damping` (at the next velocity) on the free coordinates [N, N·m]."""
         parent, child = motions
         before = [previous_pose(m.pose, m.twist, timestep) for m in motions]
         rate = self.rate(before, (parent.pose, child.pose), timestep, of_child=True)
-        return self.spring * (self.rest - self.coordinates(parent.pose, child.pose)) - self.damping(timestep) * rate
+        spring = self.spring * (self.rest - self.coordinates(parent.pose, child.pose))
+        return spring - self.damping(timestep, spring if inputs is None else spring + inputs) * rate
 
     def armature_energy(self, rate: Tensor) -> Tensor:
         """½ a rate², summed over the free coordinates [J], (...)."""

@@ -4,12 +4,16 @@ At the next coordinate c⁺ = c + h ċ⁺, a spring or a position servo is that 
 
     spring (rest − c⁺) = spring (rest − c) − h spring ċ⁺          kp (target − c⁺) − kd ċ⁺ = kp (target − c) − (kd + h kp) ċ⁺
 
-Dampers act at the next velocity with exact Jacobians, so both laws are linear in ċ⁺ and stable for all stiffnesses and timesteps. The input
-u carries kp (target − c) and any feedforward, so the target is an input with gradients. A servo with a range is a `JointDrive`.
+Dampers act at the next velocity with exact Jacobians, so both laws are linear in ċ⁺. For translations and for rotations about a fixed axis
+they are backward Euler: stable for all k and h, and a step loses the energy ½ m (v⁺ − v)² + ½ k (c⁺ − c)². The input u carries
+kp (target − c) and any feedforward, so the target is an input with gradients. A servo with a range is a `JointDrive`.
+
+Two things need a larger damper: gaps beyond a radian (`at_most_one_radian`), and several rotations far from zero (`detour`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +22,7 @@ from torch import Tensor
 from torchdojo.elements.joint import Joint
 from torchdojo.parameters import as_tensor, require, transforming
 
-__all__ = ["SERVO", "SERVO_RANGE", "ServoJoint"]
+__all__ = ["SERVO", "SERVO_RANGE", "ServoJoint", "at_most_one_radian", "detour"]
 
 SERVO = ("servo_stiffness", "servo_damping")
 SERVO_RANGE = ("servo_lower", "servo_upper")
@@ -32,6 +36,7 @@ class ServoJoint(Joint):
     driven: tuple[int, ...] = ()  #: coordinates whose servo has a range
     spring: Tensor
     damper: Tensor
+    rest: Tensor
     servo_stiffness: Tensor | None
     servo_damping: Tensor | None
     servo_lower: Tensor | None
@@ -94,19 +99,53 @@ class ServoJoint(Joint):
         acts = torch.as_tensor(acts).reshape(-1, self.num_coordinates).any(0)
         return tuple((every & acts).nonzero().flatten().tolist())
 
-    def damping(self, timestep: Tensor, driven: bool = False) -> Tensor:
-        """Damper along the free coordinates, with that of implicit springs and of servos, (..., num_coordinates).
-
-        Servos with a range count if `driven`; a `JointDrive` has these.
-        """
-        total = self.damper
-        if self.implicit:
-            total = total + timestep * self.spring
-        if self.servo_stiffness is None or self.servo_damping is None:
+    @property
+    def implicit_stiffness(self) -> Tensor | None:
+        """Stiffness of the implicit spring and of servos without a range, (..., num_coordinates); None where neither is."""
+        total = self.spring * detour(self.rest, self.free_translations) if self.implicit else None
+        if self.servo_stiffness is None:
             return total
-        servo = self.servo_damping + timestep * self.servo_stiffness
-        return total + (servo * self.without_range(servo) if self.driven and not driven else servo)
+        servo = self.servo_stiffness * self.without_range(self.spring) if self.driven else self.servo_stiffness
+        return servo if total is None else total + servo
+
+    def damping(self, timestep: Tensor, force: Tensor | None = None) -> Tensor:
+        """Damper along the free coordinates, with that of implicit springs and of servos without a range, (..., num_coordinates).
+
+        Args:
+            force: of springs and inputs on the coordinates [N, N·m]; None: none.
+        """
+        total, stiffness = self.damper, self.implicit_stiffness
+        if self.servo_damping is not None:
+            total = total + (self.servo_damping * self.without_range(self.spring) if self.driven else self.servo_damping)
+        if stiffness is None:
+            return total
+        return total + timestep * (stiffness if force is None else at_most_one_radian(stiffness, force, self.free_translations))
 
     def without_range(self, like: Tensor) -> Tensor:
         """One for coordinates whose force no range of a servo limits, zero for the others, (num_coordinates,)."""
         return like.new_tensor([0.0 if i in self.driven else 1.0 for i in range(self.num_coordinates)])
+
+
+def at_most_one_radian(stiffness: Tensor, force: Tensor, translations: int) -> Tensor:
+    """Stiffness (..., n) that turns the joint by at most about 1 rad in a step: max(stiffness, √r |torque| / 1 rad), where not zero.
+
+    Here r is the number of rotations. A body turns by less than 90 degrees in a step (`LARGEST_SINE`), and a very stiff spring closes its
+    whole gap in one.
+    """
+    size = stiffness.shape[-1]
+    angle = torch.arange(size, device=stiffness.device) >= translations
+    return torch.where(angle & (stiffness > 0), torch.maximum(stiffness, math.sqrt(max(size - translations, 1)) * force.abs()), stiffness)
+
+
+def detour(rest: Tensor, translations: int) -> Tensor:
+    """Factor (..., 1) of the stiffness for several rotations, which a rest position |ρ| > 1.28 rad makes larger than one.
+
+    Rotation vectors φ change by J⁻¹ω, and J⁻¹ has the eigenvalues 1 and y ± i|φ|/2, y = (|φ|/2) cot(|φ|/2). So a stiff damper f times h k
+    multiplies errors by 1 − (y ± i|φ|/2)/f. That is stable for f > |φ|/(2 sin|φ|), of which this is 1.5 times.
+    """
+    if rest.shape[-1] - translations < 2:
+        return rest.new_ones(1)
+    squared = (rest[..., translations:] ** 2).sum(-1, keepdim=True)
+    long = squared > 1
+    size = torch.sqrt(torch.where(long, squared, torch.ones_like(squared)))
+    return torch.where(long, (0.75 * size / torch.sin(size).clamp_min(0.05)).clamp_min(1.0), torch.ones_like(squared))

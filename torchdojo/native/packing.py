@@ -17,7 +17,7 @@ from torchdojo.elements.joint import BOUNDS
 from torchdojo.elements.joint_cones import JointElement, JointFriction
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.elements.servo import SERVO, SERVO_RANGE
+from torchdojo.elements.servo import SERVO, SERVO_RANGE, detour
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
     CONTACT_LAWS,
@@ -156,11 +156,12 @@ def _implicit(joint: StandardJoint, fields: dict[str, Tensor]) -> dict[str, Tens
     """Damper and stiffness of a joint whose spring or servo is implicit (`ServoJoint.damping`)."""
     if not joint.implicit and SERVO[0] not in fields:
         return {}
-    stiffness, damper = (fields["spring"] if joint.implicit else torch.zeros_like(fields["spring"])), fields["damper"]
-    if SERVO[0] in fields:
-        kp, kd = (fields[name] * joint.without_range(fields[name]) if joint.driven else fields[name] for name in SERVO)
-        stiffness, damper = stiffness + kp, damper + kd
-    return {"stiffness": stiffness, "damper": damper}
+    spring = fields["spring"]
+    stiffness = spring * detour(fields["rest"], joint.free_translations) if joint.implicit else torch.zeros_like(spring)
+    if SERVO[0] not in fields:
+        return {"stiffness": stiffness}
+    kp, kd = (fields[name] * joint.without_range(spring) if joint.driven else fields[name] for name in SERVO)
+    return {"stiffness": stiffness + kp, "damper": fields["damper"] + kd}
 
 
 def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:

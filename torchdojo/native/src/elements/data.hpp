@@ -15,6 +15,7 @@ struct JointData {
     T free_force[6];                  // impulses of springs, inputs and middles of drives along the free directions [N·s, N·m·s]
     T impulse[6];                     // impulses of dampers, armature, friction, drives and limits along the free directions
     T damping[6];                     // dampers, and h times the stiffness of implicit springs and servos
+    T excess[6];                      // derivative of this stiffness by the force, where it is the larger one: see at_most_one_radian
     RotationVector<T> angle, turn;    // rotation vectors of p (springs), and from p one step back to p (dampers)
 };
 
@@ -37,6 +38,7 @@ struct FreeData {
 template <class T>
 struct DriveData {
     T gain;                           // g = kd + h kp
+    T excess;                         // derivative of kp by u: see at_most_one_radian
     T compliance;                     // 1/(g h)
     T offset;                         // (u − m)/g, with the middle m of the range
     T mass;

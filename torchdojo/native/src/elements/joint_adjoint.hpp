@@ -108,12 +108,14 @@ private:
             if (cone.is_pair()) rate[cone.coordinate] -= inverse * adjoint.multiplier[cone.impulse + cone.stride];
             else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
         }
-        if (joint.driven && joint.input >= 0)  // −ν times the derivative of −(u − m)/g
+        if (joint.driven && joint.input >= 0)  // −ν times the derivative of λ/(g h) − (u − m)/g
             for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
                 const JointConeTable &cone = problem.mechanism.joint_cones[c];
                 if (cone.kind != JointConeTable::drive) continue;
-                const T inverse_gain = 1.0 / problem.joint_cones[c].drive.gain;
-                adjoint.gradient.u[joint.input + cone.coordinate] += inverse_gain * adjoint.multiplier[cone.impulse + cone.stride];
+                const DriveData<T> &drive = problem.joint_cones[c].drive;
+                const T pushed = 0.5 * (adjoint.point[cone.impulse] - adjoint.point[cone.impulse + cone.stride]);
+                const T slope = (1.0 + h * drive.excess * (drive.compliance * pushed - drive.offset)) / drive.gain;
+                adjoint.gradient.u[joint.input + cone.coordinate] += slope * adjoint.multiplier[cone.impulse + cone.stride];
             }
         for (int i = 0; i < joint.free(); ++i) {
             R incoming{};
@@ -203,8 +205,14 @@ private:
                     power += on_child[6 * r] * b_v[r] + on_child[6 * (3 + r)] * b_w[r];
                     power += on_parent[6 * r] * a_v[r] + on_parent[6 * (3 + r)] * a_w[r];
                 }
-                if (joint.input >= 0 && !(joint.driven >> i & 1)) adjoint.gradient.u[joint.input + i] += h * power;
-                if (joint.has_spring) adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
+                R push = h * power;
+                if (joint.stiffness >= 0 && joint.has_damper && i >= joint.free_t()) {
+                    bool translation;
+                    const T change = dot(joint_direction(problem, joint, k, translation), data.turn.theta);
+                    push = push - (h * data.excess[i] * change) * adjoint.right[joint.right + k];
+                }
+                if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
+                if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
                 if (joint.has_damper) adjoint.add(-data.damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
             }
         }

@@ -56,7 +56,7 @@ private:
             turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
         }
         const T *p = &problem.parameters[joint.parameters];
-        const T *spring = p + joint.spring(), *rest = p + joint.rest();
+        const T *spring = p + joint.spring(), *damper = p + joint.damper(), *rest = p + joint.rest();
         T *by_p = &to.sum[joint.parameters];
         T *by_spring = by_p + joint.spring(), *by_damper = by_p + joint.damper(), *by_rest = by_p + joint.rest();
         Vec3<T> pulls[2] = {}, drags[2] = {};  // weights for translations and rotations
@@ -65,15 +65,18 @@ private:
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             const Vec3<T> &sigma = translation ? g.along : g.about;
             const Vec3<T> position = translation ? d : angle.theta, change = translation ? d - d_back : turn.theta;
-            const T power = dot(f, sigma), pull = h * spring[i] * power, drag = data.damping[i] * power;
-            by_spring[i] += h * power * (rest[i] - dot(f, position));  // h spring (rest − coordinate)
-            by_rest[i] += pull;
-            const T damped = power * dot(f, change);                   // −(damper + h stiffness) f·change
+            const T power = dot(f, sigma), drag = data.damping[i] * power;
+            const T damped = power * dot(f, change);                // −(damper + h stiffness) f·change
             by_damper[i] -= damped;
+            T push = h * power;                                     // by the force of spring and input
             if (joint.stiffness >= 0) {
-                to.sum[joint.stiffness + i] -= h * damped;
-                to.by_timestep -= problem.parameters[joint.stiffness + i] * damped;
+                to.sum[joint.stiffness + i] -= select(data.excess[i] == T{}, h * damped, T{});
+                to.by_timestep -= (data.damping[i] - damper[i]) / h * damped;
+                push -= h * data.excess[i] * damped;
             }
+            const T pull = spring[i] * push;
+            by_spring[i] += push * (rest[i] - dot(f, position));    // h spring (rest − coordinate)
+            by_rest[i] += pull;
             Vec3<T> by_f = -pull * position - drag * change;
             if (acts) {
                 by_f = by_f + (implicit ? data.free_force[i] + data.impulse[i] : data.free_force[i]) * sigma;
@@ -186,9 +189,9 @@ private:
         by[n * parameter::drive::middle] += h * dot(f, translation ? g.along : g.about) - nu / drive.gain;
         const T by_gain = nu * (drive.compliance * pushed - drive.offset) / drive.gain;
         by[n * parameter::drive::damping] += by_gain;
-        by[n * parameter::drive::stiffness] += h * by_gain;
-        const T kp = problem.parameters[cone.parameter + n * parameter::drive::stiffness];
-        to.by_timestep += kp * by_gain + nu * drive.compliance * pushed / h;
+        by[n * parameter::drive::stiffness] += select(drive.excess == T{}, h * by_gain, T{});
+        const T kd = problem.parameters[cone.parameter + n * parameter::drive::damping];
+        to.by_timestep += (drive.gain - kd) / h * by_gain + nu * drive.compliance * pushed / h;
     }
 
     // Gradient of the timestep by the poses one step back, from the velocities of bodies.
