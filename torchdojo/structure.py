@@ -6,7 +6,7 @@ users (mechanism.py) stand on top of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -22,6 +22,7 @@ from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
+from torchdojo.precision import in_float64
 from torchdojo.state import minimal
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE, TWIST_SIZE, join_state, split_state, with_world
@@ -41,6 +42,7 @@ class Structure(PhysicalModule):
     contacts: nn.ModuleDict
     couplings: nn.ModuleDict
     actuators: Actuators | None
+    state_dtype: torch.dtype = torch.float64  #: of the states that `initial_state` builds; `.float()` changes it, and no number
 
     def __init__(self, bodies: Modules, joints: Modules, contacts: Modules, couplings: Modules, timestep: Any, gravity: Any) -> None:
         super().__init__()
@@ -73,6 +75,12 @@ class Structure(PhysicalModule):
         elif value.shape[-1] != 3:
             raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., 3)")
         return value
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Structure:
+        dtype = fn(torch.empty(0, dtype=self.state_dtype)).dtype
+        if dtype in (torch.float32, torch.float64):
+            self.state_dtype = dtype
+        return super()._apply(fn, recurse)
 
     def _add_floating_joints(self) -> None:
         children = {joint.child for joint in self.named_joints().values()}
@@ -172,7 +180,7 @@ class Structure(PhysicalModule):
     # -- checks --------------------------------------------------------------------------------------------------------------------------
 
     def check_tensor(self, name: str, value: Any, size: int) -> None:
-        """Raise unless `value` is a tensor (..., size) with the mechanism's dtype and device."""
+        """Raise unless `value` is a float64 tensor (..., size) on the mechanism's device."""
         use_own_threads()
         check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
 
@@ -186,9 +194,9 @@ class Structure(PhysicalModule):
 
     def check_forces(self, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor]:
         """u and wrench, checked, with zeros for None."""
-        u = self.gravity.new_zeros(self.num_inputs) if u is None else u
+        u = self.gravity.new_zeros(self.num_inputs, dtype=torch.float64) if u is None else u
         self.check_tensor("u", u, self.num_inputs)
-        wrench = self.gravity.new_zeros(TWIST_SIZE * self.num_bodies) if wrench is None else wrench
+        wrench = self.gravity.new_zeros(TWIST_SIZE * self.num_bodies, dtype=torch.float64) if wrench is None else wrench
         self.check_tensor("wrench", wrench, TWIST_SIZE * self.num_bodies)
         return u, wrench
 
@@ -211,11 +219,13 @@ class Structure(PhysicalModule):
         """Poses of the bodies of an element, as from `element_states`."""
         return [pose for pose, _ in self.element_states(z, element)]
 
+    @in_float64
     def distances(self, z: Tensor) -> Tensor:
         """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
         values = [contact.distance(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
         return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
 
+    @in_float64
     def joint_errors(self, z: Tensor) -> Tensor:
         """Rows of all joint equations [m, half-angle], then of the couplings [m, rad], at z, (..., n): zero when assembled."""
         return self.constraint_rows(z, [*self.named_joints().values(), *self.named_couplings().values()])
@@ -244,6 +254,7 @@ class Structure(PhysicalModule):
         q, qd = torch.broadcast_tensors(q, qd)
         return q, qd
 
+    @in_float64
     def retract(self, z: Tensor, delta: Tensor) -> Tensor:
         """Move a state along the tangent (..., 12 nb), per body [dx, dv, dphi, domega]. Quaternions keep their unit norm."""
         self.check_state(z)
@@ -253,6 +264,7 @@ class Structure(PhysicalModule):
         pose = Pose(state.pose.x + dx, quat.multiply(state.pose.q, quat.exp(dphi)))
         return join_state(pose, Twist(state.twist.v + dv, state.twist.omega + domega))
 
+    @in_float64
     def difference(self, z: Tensor, reference: Tensor) -> Tensor:
         """Tangent (..., 12 nb) that leads from `reference` to z; inverse of `retract`."""
         self.check_state(z)

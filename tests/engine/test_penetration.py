@@ -75,9 +75,12 @@ def test_a_rollout_warns_once() -> None:
 def test_initial_state_warns_of_a_position(backend: str) -> None:
     mech = models.box()
     mech.options = td.SolverOptions(backend=backend)
+    with pytest.warns(UserWarning, match=r"250 mm inside its surface; mech.initial_state\(pose='home', on='ground'\)") as caught:
+        mech.initial_state()
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mech.initial_state()  # in the ground, for the user to lift
+        mech.initial_state()  # in the ground, for the user to lift, who knows by now
         mech.initial_state(box=dict(velocity=(0, 0, 1)))
         mech.initial_state(box=dict(position=(0, 0, 0.25 - 0.9e-6)))  # rounding
     with pytest.warns(UserWarning, match="of environment 1 starts 50 mm inside") as caught:

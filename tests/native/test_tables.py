@@ -27,6 +27,7 @@ STRUCTURES: dict[str, Any] = {
     "TdRollout": calls.Rollout,
     "TdImpacts": calls.Impacts,
     "TdGradient": calls.Gradient,
+    "TdMap": calls.Map,
 }
 
 
@@ -104,7 +105,7 @@ def quadruped() -> tuple[np.ndarray, np.ndarray]:
     system = td.models.quadruped().backends.system
     pieces, size = pieces_of(system)
     acting = [(True, True) for piece in pieces if isinstance(piece.group.template, td.StandardJoint)]
-    table, schedule = lower(system, pieces, [], acting, size)
+    table, schedule = lower(system, pieces, [], True, acting, size)
     return table, schedule.table
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.system import System
+from torchdojo.elements.actuators import Actuators
+from torchdojo.engine.periods import Periods, Stepper
 from torchdojo.engine.smoothing import Backend, Randomized, sampled
 from torchdojo.gradients import reference_step
 from torchdojo.gradients.reference_step import StepOutput
@@ -44,6 +46,23 @@ class Reference:
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
 
 
+class SinglePrecision(Reference):
+    """The reference in float32, between inputs and results in float64. Its parameters are float32."""
+
+    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
+        out = super().step(single(z), single(u), single(wrench), None if warm_start is None else single(warm_start))
+        return StepOutput(*(value.double() if value.is_floating_point() else value for value in out))
+
+    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
+        result = super().jacobian(single(z), single(u), single(wrench), None if warm_start is None else single(warm_start)).double()
+        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Floating-point numbers as float32."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
 class Kernel:
     """The backend of the compiled kernel: native/ops.py with these parameters."""
 
@@ -53,9 +72,9 @@ class Kernel:
     def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
         return ops.step(self.program, self.request, self.parameters, z, u, wrench, warm_start)
 
-    def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> ops.Six:
-        """Take the T steps of u (..., T, nu) in one call."""
-        return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start)
+    def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, keep_solutions: bool = False) -> ops.Six:
+        """Take the T steps, or periods, of u (..., T, nu) in one call."""
+        return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start, keep_solutions)
 
     def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
         return ops.jacobian(self.program, self.request, self.parameters, z, u, wrench, warm_start, out)
@@ -86,7 +105,20 @@ class Backends:
         smoothing = request.options.randomized
         if smoothing is not None:
             return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
-        return self.kernel(request) or Reference(self.system_on_device(), self.stacked(), request)
+        return self.kernel(request) or self._reference(request)
+
+    def _reference(self, request: Request) -> Backend:
+        system, parameters = self.system_on_device(), self.stacked()
+        if request.options.dtype == torch.float64:
+            return Reference(system, parameters, request)
+        return SinglePrecision(system, [single(parameter) for parameter in parameters], request)
+
+    def stepper(self, request: Request, law: Actuators | None = None) -> Stepper:
+        """What takes the periods of a request. With a law, their inputs are controls."""
+        if law is None and request.repeat == 1:
+            return self.select(request)
+        kernel = None if law else self.kernel(request)
+        return kernel or Periods(self.select(request.of_a_step), request.repeat, law)
 
     def kernel(self, request: Request) -> Kernel | None:
         """The kernel for a request, or None where another backend takes its steps.
@@ -124,7 +156,7 @@ class Backends:
         if options.backend is solver_options.Backend.REFERENCE:
             return None
         number = self.structure.gravity
-        if self.program is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
+        if self.program is None or options.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
             if options.backend is solver_options.Backend.NATIVE:
                 self._refuse_native()
             return None
@@ -144,8 +176,6 @@ class Backends:
 
     def _refuse_native(self) -> NoReturn:
         number, reason = self.structure.gravity, unsupported(self.system)
-        if reason is None and number.dtype != torch.float64:
-            reason = f"it computes in float64, the mechanism has {number.dtype}; use mech.to(torch.float64)"
         if reason is None and number.device.type != "cpu":
             reason = f"it runs on the CPU, the mechanism is on {number.device}; use mech.to('cpu')"
         if reason is None:

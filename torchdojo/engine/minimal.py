@@ -67,6 +67,7 @@ class MinimalTrajectory(NamedTuple):
     status: Tensor
     iterations: Tensor
     substeps: Tensor
+    solution: Tensor
 
 
 def to_minimal(backends: Backends, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ leaves it at d/h. A cube of 0.5 m, 50 mm deep at h = 0.01 s, flies off at 5 m/s 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -18,7 +19,7 @@ from torchdojo.parameters import transforming, warn_user
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import split_state, with_world
 
-__all__ = ["Penetration", "deepest_penetration", "warn_of_penetration"]
+__all__ = ["Penetration", "deepest_penetration", "warn_of_ground", "warn_of_penetration"]
 
 TOLERANCE = 1e-6  # [m]; far above the rounding of positions of several meters and the gaps of resting contacts
 
@@ -69,5 +70,20 @@ def warn_of_penetration(backends: Backends, options: SolverOptions, z: Tensor) -
     warn_user(
         f"contact {inside.contact!r}{where} starts {1000 * inside.depth:.3g} mm inside its surface, deepest of all: the first step pushes "
         f"it out, at about {speed:.2g} m/s, and the body flies on. Start higher: mech.distances(z) says by how much"
+    )
+    return True
+
+
+def warn_of_ground(backends: Backends, options: SolverOptions, z: Tensor, poses: Sequence[str | int]) -> bool:
+    """Warn if a state of zero coordinates is inside a surface, with the remedy, and return whether it is."""
+    if torch.compiler.is_compiling() or transforming():
+        return False
+    inside = deepest_penetration(backends, options, z)
+    if inside is None:
+        return False
+    remedy = f"pose={poses[0]!r}, on='ground'" if poses else "on='ground'"
+    warn_user(
+        f"initial_state() has all coordinates zero, and contact {inside.contact!r} {1000 * inside.depth:.3g} mm inside its surface; "
+        f"mech.initial_state({remedy}) stands on the ground, and mech.place(z) puts any state there"
     )
     return True

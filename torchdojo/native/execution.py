@@ -111,7 +111,7 @@ def _summed(tensor: Tensor, batch: torch.Size, shape: torch.Size) -> Tensor:
 def forward(
     program: Program,
     request: Request,
-    keep_solutions: bool,
+    keep: kernel.Keep,
     warm: Tensor | None,
     z: Tensor,
     u: Tensor,
@@ -120,7 +120,7 @@ def forward(
     packed_parameters: Parameters | None = None,
 ) -> Six:
     problem, batch = flat_problem(program, request, parameters, packed_parameters, z, u, wrench, warm)
-    out = kernel.rollout(problem, keep_solutions, batch)
+    out = kernel.rollout(problem, keep, batch)
     _check(problem, out.status)
     return cast(Six, tuple(out))
 
@@ -190,7 +190,7 @@ def _warn_of_lost_digits(problem: kernel.Problem, out: kernel.Outputs) -> None:
     rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
     environments = rows // steps
     here = select_rows(problem.parameters, environments)
-    before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.u.flatten(0, 1)[rows]
+    before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.input_of(rows)
     equations = StepProblem(problem.program.system, here, before, u, problem.wrench[environments])
     kappas = None if given is None else given[environments]
     warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
@@ -208,7 +208,7 @@ def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepI
         environments = rows // steps
         here = select_rows(leaves, environments)
         before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
-        return StepProblem(program.system, here, before, problem.u.flatten(0, 1)[rows], problem.wrench[environments])
+        return StepProblem(program.system, here, before, problem.input_of(rows), problem.wrench[environments])
 
     w = out.w.flatten(0, 1)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
@@ -238,7 +238,7 @@ def _hard_arguments(program: Program, request: Request, problem: StepProblem, w:
 
 def _given(program: Program, request: Request, problem: StepProblem, warm: Tensor | None) -> kernel.Problem:
     parameters = [p.detach() for p in problem.parameters]
-    return kernel.Problem(program, request, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
+    return kernel.Problem(program, request.of_a_step, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
 
 
 def _taken(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[kernel.Problem, kernel.Outputs]:

@@ -44,14 +44,20 @@ NONE = -1  # the position of an absent part
 
 
 def lower(
-    system: System, pieces: Sequence[Piece], tree: Sequence[JointOrder], acting: Sequence[tuple[bool, bool]], num_parameters: int
+    system: System,
+    pieces: Sequence[Piece],
+    tree: Sequence[JointOrder],
+    has_loops: bool,
+    acting: Sequence[tuple[bool, bool]],
+    num_parameters: int,
 ) -> tuple[np.ndarray, graph.Schedule]:
     """The tables of a mechanism, head first, and the schedule of the condensed matrix.
 
     Args:
+        tree: the spanning tree, whose coordinates the joints outside constrain, and couplings, if it `has_loops`.
         acting: per group of joints, whether any spring, and any damper, is not zero.
     """
-    return _Lowering(system, pieces, acting).tables(tree, num_parameters)
+    return _Lowering(system, pieces, acting).tables(tree, has_loops, num_parameters)
 
 
 @dataclass
@@ -131,6 +137,8 @@ class _Lowering:
     def __init__(self, system: System, pieces: Sequence[Piece], acting: Sequence[tuple[bool, bool]]) -> None:
         self.system, self.world = system, system.num_bodies
         members = [(piece, member) for piece in pieces for member in range(len(piece.group.members))]
+        declared = [element for element in system.elements.values() if isinstance(element, Contact)]
+        self.declared = {id(contact): number for number, contact in enumerate(declared)}
         self.contacts = [(piece, member) for piece, member in members if isinstance(piece.group.template, Contact)]
         self.couplings = [(piece, member) for piece, member in members if isinstance(piece.group.template, JointCoupling)]
         joint_pieces = [piece for piece in pieces if isinstance(piece.group.template, StandardJoint)]
@@ -168,7 +176,7 @@ class _Lowering:
         fill = sorted(set(self.schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         self.fill = [row(FILL, offset=self.schedule.offset[i, j], count=sizes[i] * sizes[j]) for i, j in fill]
 
-    def tables(self, tree: Sequence[JointOrder], num_parameters: int) -> tuple[np.ndarray, graph.Schedule]:
+    def tables(self, tree: Sequence[JointOrder], has_loops: bool, num_parameters: int) -> tuple[np.ndarray, graph.Schedule]:
         system, schedule = self.system, self.schedule
         impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         contacts, pairs, couples = self._contact_rows()
@@ -190,7 +198,7 @@ class _Lowering:
             num_inputs=system.num_inputs,
             num_parameters=num_parameters,
             num_cones=system.num_cones,
-            has_loops=not tree,  # couplings may repeat each other, as joints in loops may
+            has_loops=has_loops,
             num_free_data=sum(joint.has_free_data for joint in self.joints),
             num_laws=sum(_has_law(piece) for piece, _ in self.contacts),
             num_coordinates=sum(entry.joint.num_coordinates for entry in tree),
@@ -256,6 +264,7 @@ class _Lowering:
             values = row(
                 CONTACT,
                 body=body,
+                number=self.declared[id(group.members[member])],
                 friction=model,
                 facets=getattr(group.template, "facets", 0),
                 impulse=impulse[0],

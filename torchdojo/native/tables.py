@@ -51,6 +51,25 @@ class JointCone(enum.IntEnum):
     DRIVE = 3
 
 
+class StateMap(enum.IntEnum):
+    """Functions of states: from z, and `TO_MAXIMAL` from q and q̇, side by side (src/maps/state_maps.hpp)."""
+
+    TO_MINIMAL = 0
+    TO_MAXIMAL = 1
+    DISTANCES = 2
+    CONTACT_POINTS = 3
+    KINETIC_ENERGY = 4
+    POTENTIAL_ENERGY = 5
+
+
+class Derivative(enum.IntEnum):
+    """The value of a function, a gradient pulled back through it, or a tangent pushed forward."""
+
+    VALUE = 0
+    PULL = 1
+    PUSH = 2
+
+
 CONTACT_LAWS = contact.Contact.laws
 COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
 SHAPE_KINDS = (*pairs.KINDS, "surface")
@@ -62,6 +81,8 @@ ENUMS: dict[str, tuple[str, dict[str, int]]] = {
     "GradientMode": ("int64_t", {mode.name.lower(): number for mode, number in GRADIENT_MODES.items()}),
     "rows::Contact::Model": ("int32_t", {model.name.lower(): int(model) for model in ContactModel}),
     "rows::JointCone::Kind": ("int32_t", {kind.name.lower(): int(kind) for kind in JointCone}),
+    "maps::Kind": ("int64_t", {name.name.lower(): int(name) for name in StateMap}),
+    "maps::Derivative": ("int64_t", {name.name.lower(): int(name) for name in Derivative}),
     "geometry::Kind": ("int32_t", {kind: number for number, kind in enumerate(SHAPE_KINDS)}),
 }
 
@@ -101,6 +122,7 @@ JOINT = _row(
 )
 CONTACT = _row(
     "body",
+    "number",  # among the contacts as declared
     "friction",  # a `ContactModel`
     "facets",  # of the pyramid
     "impulse slack",  # positions in w

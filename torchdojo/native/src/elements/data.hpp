@@ -16,7 +16,7 @@ struct JointData {
     T impulse[6];                     // impulses of dampers, armature, friction, drives and limits along the free directions
     T damping[6];                     // dampers, and h times the stiffness of implicit springs and servos
     T excess[6];                      // derivative of this stiffness by the force, where it is the larger one: see at_most_one_radian
-    RotationVector<T> angle, turn;    // rotation vectors of p (springs), and from p one step back to p (dampers)
+    RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and from p one step back to p (dampers)
 };
 
 // Joints with armature, limits or friction: see free.hpp.
@@ -25,7 +25,7 @@ struct FreeData {
     T rate[6], coordinate[6];         // ċ⁺ and c⁺
     TwistRow<T> rate_row[6], coordinate_row[6];
     RotationVector<T> turn, now, next;  // rotation vectors of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
-    T angle;                          // angle of a single limited rotation at the current configuration
+    T angle;                          // of a single limited rotation at the current configuration
     T incoming_rate[6];               // rate of the step before
     BodyPose<T> incoming_parent, incoming_child;
     Relative<T> incoming;             // configuration before the step that led here
@@ -107,7 +107,7 @@ struct CoupleData : FrictionData<T> {
 template <class T>
 struct CouplingData {
     RotationVector<T> angle[2];  // at the current configuration, for joints with several rotations
-    T turned[2];  // angles of single rotations at the current configuration, unwrapped
+    T coordinate[2], turns[2];  // at the current configuration: coordinates, and the turns [rad] that angles have on top
     T weight[2];  // weights of the coordinates in the row, and of the multiplier along them: −ratio and 1
     RowGradient<T, T> next[2];  // derivatives of the weighted coordinates by the next poses
 };
