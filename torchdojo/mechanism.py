@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
-from torchdojo.engine import minimal
+from torchdojo.engine import minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
@@ -240,19 +240,19 @@ class Mechanism(Structure):
         Raises:
             ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
         """
-        z, _ = minimal.lift(self.backends, q, qd)
-        return minimal.project_step(self.backends, q, qd, self.step(z, u, **options))
+        given = minimal.Coordinates(self.backends, self.options, q, qd)
+        return given.after_step(self.step(given.z, u, **options))
 
     @in_float64
     def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
         """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy maps q, qd to u or ctrl. Options: as in `rollout`."""
-        z, valid = minimal.lift(self.backends, q, qd)
+        start = minimal.Coordinates(self.backends, self.options, q, qd)
 
         def of_states(given: Tensor | MinimalPolicy | None) -> Tensor | Policy | None:
             return given if given is None or isinstance(given, Tensor) else (lambda z: given(*self.to_minimal(z)))
 
         options["ctrl"] = of_states(options.get("ctrl"))
-        return minimal.project_rollout(self.backends, q, qd, valid, self.rollout(z, of_states(u), **options))
+        return start.after_rollout(self.rollout(start.z, of_states(u), **options))
 
     @in_float64
     def jacobians_minimal(
@@ -359,7 +359,7 @@ class Mechanism(Structure):
         Raises:
             ValueError: no chain of joints with coordinates connects a body with the world.
         """
-        return minimal.to_minimal(self.backends, z)
+        return minimal.to_minimal(self.backends, self.options, z)
 
     @in_float64
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
@@ -367,7 +367,17 @@ class Mechanism(Structure):
 
         Loops are closed only if the coordinates are those of closed loops; `close_loops` closes others.
         """
-        return minimal.to_maximal(self.backends, q, qd)
+        return minimal.to_maximal(self.backends, self.options, q, qd)
+
+    @in_float64
+    def distances(self, z: Tensor) -> Tensor:
+        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
+        return observables.distances(self.backends, self.options, z)
+
+    @in_float64
+    def contact_points(self, z: Tensor) -> Tensor:
+        """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
+        return observables.contact_points(self.backends, self.options, z)
 
     @in_float64
     def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:
@@ -394,12 +404,12 @@ class Mechanism(Structure):
 
         With the state one step later, it is the energy at the configuration z (discrete Legendre transform).
         """
-        return energy.kinetic_energy(self, z, z_next)
+        return observables.kinetic_energy(self.backends, self.options, z, z_next)
 
     @in_float64
     def potential_energy(self, z: Tensor) -> Tensor:
         """Potential energy of gravity, zero at the origin, and of joint springs [J], (...)."""
-        return energy.potential_energy(self, z)
+        return observables.potential_energy(self.backends, self.options, z)
 
     @in_float64
     def momentum(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:

@@ -21,6 +21,7 @@ from torchdojo.elements.element import Element, Pose, Twist
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
 from torchdojo.precision import in_float64
 from torchdojo.state import minimal
@@ -111,12 +112,14 @@ class Structure(PhysicalModule):
         return cast(Mapping[str, JointCoupling], self.couplings)
 
     def elements(self) -> dict[str, Element]:
-        """All joints, couplings and contacts ("joints.NAME", ...), and "limits.NAME", "frictions.NAME", "drives.NAME" of joints."""
+        """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME",
+        "velocity_limits.NAME", "drives.NAME"."""
         pairs = [
             (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
         ]
         standard = {name: joint for name, joint in self.named_joints().items() if isinstance(joint, StandardJoint)}
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
+        pairs += [(f"velocity_limits.{name}", JointVelocityLimits(joint)) for name, joint in standard.items() if joint.velocity_limited]
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
         pairs += [(f"drives.{name}", JointDrive(joint)) for name, joint in standard.items() if joint.driven]
         return cast(dict[str, Element], dict(pairs))
@@ -163,6 +166,7 @@ class Structure(PhysicalModule):
         - "contacts.NAME": γ; (γ, ξ₁, ξ₂, ξ₃) with a friction cone; (γ, ψ, β) with a pyramid. `NonlinearContact` gives the order of couples.
         - "couplings.NAME": the impulse on the follower's coordinate.
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
+        - "velocity_limits.NAME" of a joint with limits of speed: γ of the lower sides, rates of −v, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
         - "drives.NAME" of a joint whose servo has a range: p of these coordinates, then q. The impulse is (p − q)/2 + h (middle).
         """
@@ -224,6 +228,12 @@ class Structure(PhysicalModule):
         """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
         values = [contact.distance(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
         return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
+
+    @in_float64
+    def contact_points(self, z: Tensor) -> Tensor:
+        """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
+        values = [contact.place(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
+        return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
 
     @in_float64
     def joint_errors(self, z: Tensor) -> Tensor:

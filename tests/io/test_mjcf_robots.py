@@ -230,7 +230,7 @@ def test_five_steps(robot: tuple[str, str]) -> None:
 def test_accelerations_are_those_of_mujoco(robot: tuple[str, str]) -> None:
     """From rest in a random configuration, springs, actuators and armature included; without what MuJoCo makes soft."""
     h = 1e-5
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None)
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None, servos="explicit")
     mech = stripped(mech, "limits", "friction")
     # Armature of 1 kg·m² times rates, coordinates to 1e-16 divided by h: 1e-11. Newton's third step goes as far as there is to go.
     mech.options = SolverOptions(residual_tol=1e-10, min_iterations=3, max_halvings=0)
@@ -270,7 +270,7 @@ def test_accelerations_are_those_of_mujoco(robot: tuple[str, str]) -> None:
 def test_motion_is_that_of_mujoco(robot: tuple[str, str]) -> None:
     """0.1 s at h = 1e-4 from rest in a random configuration, with torques, springs and armature: relative to how far joints move."""
     h, steps = 1e-4, 1000
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None)
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None, servos="explicit")
     mech = stripped(mech, "limits", "friction")
     mech.options = SolverOptions(residual_tol=1e-11)
     for joint in mech.joints.values():

@@ -30,7 +30,7 @@ __all__ = ["JointElement", "JointFriction", "JointLimits", "coordinate_mass", "u
 
 KINEMATIC_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset")
 READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature", *SERVO)
-ELEMENT_FIELDS = ("friction", *SERVO_RANGE, *BOUNDS)  # of elements of their own
+ELEMENT_FIELDS = ("friction", "velocity_limits", *SERVO_RANGE, *BOUNDS)  # of elements of their own
 
 
 class JointElement(Element):

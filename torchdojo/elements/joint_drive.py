@@ -12,6 +12,8 @@ and u − g ċ⁺ may be any larger force. The law is monotone in ċ⁺, so it i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,11 @@ class JointDrive(JointFriction):
 
     own_fields = (*SERVO, *SERVO_RANGE)
     reads_joint_inputs = True
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        # Coordinates without a range may have infinite ones, which no parameter of a step may be.
+        return torch.where(self.joint.without_range(value) > 0, 0.0, value) if name in SERVO_RANGE else value
 
     @property
     def cones(self) -> Cones:  # type: ignore[override]

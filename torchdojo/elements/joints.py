@@ -22,7 +22,7 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, ServoJoint
-from torchdojo.parameters import as_tensor, require
+from torchdojo.parameters import as_tensor, require, transforming
 
 __all__ = [
     "JOINT_TYPES",
@@ -69,11 +69,12 @@ class StandardJoint(ServoJoint):
         servo_stiffness, servo_damping: kp and kd [N/m, N·m/rad], [N·s/m, N·m·s/rad] of a servo whose u = kp (target − c) + feedforward. The
             joint adds −(kd + h kp) ċ⁺, which makes the servo implicit. `td.actuate` sets them.
         servo_range: (lower, upper) of the servo's total force [N, N·m] (`JointDrive`); infinite: none. It acts where there is a servo.
-        effort_limit, velocity_limit: [N, N·m] and [m/s, rad/s], kept on the joint for the user and for file formats; they do not act.
+        velocity_limits: largest speeds of the free coordinates [m/s, rad/s]; infinite: none (`JointVelocityLimits`).
+        effort_limit: [N, N·m], kept on the joint for the user and for file formats; it does not act.
         actuated: whether the joint's free coordinates appear in the input u.
 
-    Limits, friction, armature and servo act where the joint is built with them (all but limits: not zero), and are None elsewhere. Their
-    numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
+    All limits, friction, armature and servo act where the joint is built with them (all but limits: not zero), and are None elsewhere.
+    Their numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
     Limits of two or three rotations act on the components of the rotation vector. There, limits of π or more can never be reached, and do
     not act.
 
@@ -91,7 +92,7 @@ class StandardJoint(ServoJoint):
         "damper": 1,
         "rest": 1,
     }
-    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, **ServoJoint.optional}
+    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **ServoJoint.optional}
     axis: Tensor
     parent_anchor: Tensor
     child_anchor: Tensor
@@ -101,6 +102,8 @@ class StandardJoint(ServoJoint):
     rest: Tensor
     friction: Tensor | None
     armature: Tensor | None
+    velocity_limits: Tensor | None
+    velocity_limited: tuple[int, ...] = ()  #: coordinates whose speed is limited
     free_translations: int
     free_rotations: int
     period: ClassVar[float] = 2 * TURN
@@ -125,7 +128,7 @@ class StandardJoint(ServoJoint):
         servo_damping: Any = None,
         servo_range: tuple[Any, Any] | None = None,
         effort_limit: Any = None,
-        velocity_limit: Any = None,
+        velocity_limits: Any = None,
         actuated: bool = True,
     ) -> None:
         super().__init__(parent, child)
@@ -137,10 +140,9 @@ class StandardJoint(ServoJoint):
         self.damper = damper
         self.rest = rest
         self.effort_limit = effort_limit
-        self.velocity_limit = velocity_limit
         self.actuated = actuated
         self.implicit = bool(implicit)
-        given = {"friction": friction, "armature": armature}
+        given = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
         present = [name for name, value in given.items() if self.num_coordinates and self.has_effect(name, value)]
         self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)})
         for name in present:
@@ -177,8 +179,8 @@ class StandardJoint(ServoJoint):
 
     @property
     def stacked_fields(self) -> dict[str, int]:
-        # Limits, friction and drives are elements of their own.
-        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", *BOUNDS, *SERVO_RANGE)}
+        # All limits, friction and drives are elements of their own.
+        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven)
@@ -186,20 +188,23 @@ class StandardJoint(ServoJoint):
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
     def has_effect(self, name: str, value: Any) -> bool:
-        """Whether a limit is given, or a friction, an armature or a servo that is not zero, or may be learned."""
+        """Whether a limit is given, or a finite speed, or a friction, an armature or a servo that is not zero, or may be learned."""
         if value is None or name in (*BOUNDS, *SERVO_RANGE):
             return value is not None
         tensor = as_tensor(value, self.label(name))
-        return tensor.requires_grad or bool(tensor.any())
+        nothing = torch.inf if name == "velocity_limits" else 0.0
+        return tensor.requires_grad or bool((tensor != nothing).any())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         if name in BOUNDS:
             return super().check_field(name, value)
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
-        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", *SERVO, *SERVO_RANGE)
+        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", "velocity_limits", *SERVO, *SERVO_RANGE)
         value = value.expand(size) if per_coordinate and value.ndim == 0 else value
         if name in SERVO_RANGE:
             require(~torch.isnan(value), self.label(name), value, "numbers, infinite for no limit")
+        elif name == "velocity_limits":
+            require(value > 0, self.label(name), value, "speeds above 0, infinite for none")
         else:
             value = super().check_field(name, value)
         if value.shape[-1] != size:
@@ -213,7 +218,20 @@ class StandardJoint(ServoJoint):
             value = quat.normalize(value)
         if name in ("spring", "damper", "friction", "armature", *SERVO):
             require(value >= 0, self.label(name), value, "values >= 0")
+        if name == "velocity_limits" and not transforming():
+            self._check_velocity_limited(torch.isfinite(value.detach()).reshape(-1, size))
         return value
+
+    def _check_velocity_limited(self, finite: Tensor) -> None:
+        """Raise unless the coordinates with a finite speed (n, num_coordinates) are those that the joint was built with."""
+        limited = tuple(finite.any(0).nonzero().flatten().tolist())
+        allowed = limited if not self.velocity_limited else self.velocity_limited
+        if limited != allowed or bool((finite.any(0) != finite.all(0)).any()):
+            raise ValueError(
+                f"{self.label('velocity_limits')}: got finite numbers for the coordinates {limited}; allowed: for the same ones in all "
+                f"environments and at all times, {allowed} here"
+            )
+        self.velocity_limited = limited
 
     # -- the directions ------------------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint_cones import JointElement, JointFriction
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.native import graph
 from torchdojo.native.packing import Piece, is_plain, shapes_of
 from torchdojo.native.tables import (
@@ -94,7 +95,7 @@ class _Joint:
         return 6 + self.extra if self.has_damper or self.has_free_data else self.held
 
     def add(self, piece: Piece, member: int) -> None:
-        """The cones of a `JointLimits`, `JointFriction` or `JointDrive`."""
+        """The cones of a `JointLimits`, `JointFriction`, `JointVelocityLimits` or `JointDrive`."""
         element = piece.group.members[member]
         assert isinstance(element, JointElement)
         joint = element.joint
@@ -109,6 +110,12 @@ class _Joint:
             first = piece.place(member, "friction")
             for i in range(free):
                 self._cone(JointCone.FRICTION, i, self.held + i, impulse[i], slack[i], free, first + i)
+            return
+        if isinstance(element, JointVelocityLimits):
+            first, place = piece.place(member), iter(zip(impulse, slack, strict=True))
+            for kind in (JointCone.LOWEST_RATE, JointCone.HIGHEST_RATE):
+                for i in element.joint.velocity_limited:
+                    self._cone(kind, i, self.held + i, *next(place), 1, first + i)
             return
         self.limits = piece.place(member, "lower"), piece.place(member, "upper")
         turns = [any(i >= translations for i in side) for side in joint.limited]
@@ -235,7 +242,7 @@ class _Lowering:
                 extra=joint.extra,
                 first_cone=first_cone,
                 num_cones=len(joint.cones),
-                has_friction=any(cone["kind"] in (JointCone.FRICTION, JointCone.DRIVE) for cone in joint.cones),
+                has_rate_cones=any(cone["kind"] not in (JointCone.LOWER, JointCone.UPPER) for cone in joint.cones),
                 driven=sum(1 << i for i in joint.driven),
                 free_data=next(free_data) if joint.has_free_data else NONE,
                 size=joint.size,

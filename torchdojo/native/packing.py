@@ -13,8 +13,7 @@ from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import orthonormal_complement, unit
-from torchdojo.elements.joint import BOUNDS
-from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, detour
@@ -82,8 +81,7 @@ def _layout(group: Group) -> np.dtype:
         given = [name for name in FREE_PARAMETERS.names or () if not absent.get(name)]
         return numbers(JOINT_PARAMETERS, **dict.fromkeys(given, element.num_coordinates))
     if isinstance(element, JointElement):
-        drive = DRIVE_PARAMETERS.names or ()
-        names = drive if isinstance(element, JointDrive) else ("friction",) if isinstance(element, JointFriction) else BOUNDS
+        names = (DRIVE_PARAMETERS.names or ()) if isinstance(element, JointDrive) else element.own_fields
         return numbers(**dict.fromkeys(names, element.joint.num_coordinates))
     if isinstance(element, JointCoupling):
         return COUPLING_PARAMETERS
@@ -133,14 +131,14 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         }
         return fields | bases | {"orientation": normalize(fields["orientation_offset"])} | _implicit(element, fields)
     if isinstance(element, JointDrive):
-        lower, upper = (fields[name].nan_to_num(posinf=0.0, neginf=0.0) for name in SERVO_RANGE)
+        lower, upper = (fields[name] for name in SERVO_RANGE)
         return dict(zip(("stiffness", "damping"), (fields[name] for name in SERVO), strict=True)) | {
             "half": 0.5 * (upper - lower),
             "middle": 0.5 * (lower + upper),
         }
     if isinstance(element, JointElement):
         # Limits that do not act are infinite, and nothing reads them.
-        return {name: value.nan_to_num(posinf=0.0, neginf=0.0) if name in BOUNDS else value for name, value in fields.items()}
+        return {name: value.nan_to_num(posinf=0.0, neginf=0.0) if name in element.own_fields else value for name, value in fields.items()}
     if isinstance(element, JointCoupling):
         return fields
     laws = {name: fields[name] for name in ("friction", *CONTACT_LAWS, *COUPLES) if name in fields}

@@ -43,12 +43,14 @@ CONTACT_MODELS: dict[type[Element], ContactModel] = {
 
 
 class JointCone(enum.IntEnum):
-    """Kinds of pairs of a joint: lower limit, upper limit, friction, a servo with a range."""
+    """Kinds of pairs of a joint: lower limit, upper limit, friction, lowest rate, highest rate, a servo with a range."""
 
     LOWER = 0
     UPPER = 1
     FRICTION = 2
-    DRIVE = 3
+    LOWEST_RATE = 3
+    HIGHEST_RATE = 4
+    DRIVE = 5
 
 
 class StateMap(enum.IntEnum):
@@ -113,7 +115,7 @@ JOINT = _row(
     "limited_r",  # which limits act on rotations: 1 lower, 2 upper, 3 both
     "extra",  # rows of limits on components of a rotation vector
     "first_cone num_cones",  # its limits and frictions
-    "has_friction",  # or drives
+    "has_rate_cones",  # friction, limits of rates, drives
     "driven",  # bits of the coordinates with a drive, whose inputs the drive has
     "free_data",  # number among the joints with armature, limits or friction (−1: none)
     "size",  # rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node

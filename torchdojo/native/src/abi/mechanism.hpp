@@ -26,8 +26,10 @@ struct JointTable : rows::Joint {
 };
 
 struct JointConeTable : rows::JointCone {
-    double sign() const { return kind == upper ? -1.0 : 1.0; }
-    bool is_pair() const { return kind >= friction; }  // impulses p and q of a friction or a drive
+    double sign() const { return kind == upper || kind == highest_rate ? -1.0 : 1.0; }
+    bool limits_rate() const { return kind == lowest_rate || kind == highest_rate; }
+    bool is_pair() const { return kind == friction || kind == drive; }  // with impulses p and q
+    bool on_rate() const { return is_pair() || limits_rate(); }
     int pairs() const { return is_pair() ? 2 : 1; }
 };
 

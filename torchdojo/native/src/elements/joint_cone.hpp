@@ -1,8 +1,9 @@
-// Limits, friction and drives of joint coordinates inside the solver: pairs (impulse, slack) with product κ, condensed into rows of their joint.
+// Limits, friction and drives of joint coordinates and rates inside the solver: pairs (impulse, slack) with product κ, condensed into rows
+// of their joint.
 //
 // With δc, δċ the change of coordinate and rate along a direction, and the rows' residuals r:
 //   limit      ±δc − δs = −r,  s δγ + γ δs = ρ
-//              gives  δγ = (ρ − γ (r ± δc))/s.
+//              gives  δγ = (ρ − γ (r ± δc))/s.  Limits of rates have δċ in the place of δc.
 //   friction   δp + δq = −r₁,  δċ + c δλ − δσ_p + δσ_q = −r₂,  σ_p δp + p δσ_p = ρ_p,  σ_q δq + q δσ_q = ρ_q,  λ = (p − q)/2
 //   or drive   gives  δp = k (−r₂ − c r₁/2 − δċ + ρ_p/p − (ρ_q + σ_q r₁)/q),  k = 1/(c + σ_p/p + σ_q/q).
 //
@@ -82,7 +83,7 @@ struct JointCones {
                     const T b = max(h * value, broadcast<T>(constant::least_height));
                     put_pair(b, broadcast<T>(1.0), negate(Mask<T>{}), level, cone.stride, put);
                 } else {
-                    const T gap = max(cone.sign() * (free.coordinate[cone.coordinate] - value), sqrt(level));
+                    const T gap = max(cone_room(cone, free, value), sqrt(level));
                     put(0, level / gap, gap);
                 }
             }
@@ -111,7 +112,7 @@ struct JointCones {
                 put_pair(b, disc_gap(abs(t) * inverse, 2.0 * kappa * inverse * (mass * inverse)), t >= T{}, kappa, q, put);
             } else {
                 weight.add(change(x_before[0], x[0]), change(s_before[0], s[0]));
-                const T a = weight(worth * problem.cone_mass(cone), known);
+                const T a = weight(cone.on_rate() ? problem.cone_mass(cone) : worth * problem.cone_mass(cone), known);
                 const T gamma = orthant_on_path(x[0] - a * s[0], a, kappa);
                 put(0, gamma, kappa / gamma);
             }
@@ -169,7 +170,7 @@ private:
         if (cone.is_pair()) right = right - g[cone.impulse + cone.stride];
         if (x) {
             const R mu = x[problem.mechanism.joints[cone.joint].right + cone.row];
-            right = cone.kind == JointConeTable::upper ? right - mu : right + mu;
+            right = cone.sign() < 0 ? right - mu : right + mu;
         }
         return problem.joint_cones[c].stiffness * right;
     }

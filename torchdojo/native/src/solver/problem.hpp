@@ -120,10 +120,10 @@ struct Problem {
         return i == j ? mechanism.bodies[i ? pair.other : contact.body].diagonal : i ? pair.other_body : pair.body_other;
     }
 
-    // Derivative by the twists of the coordinate of a limit, or of the rate of a friction or a drive; and its effective mass.
+    // Derivative by the twists of the coordinate or of the rate on which a cone acts; and its effective mass.
     TD_INLINE const TwistRow<T> &cone_row(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
-        return cone.is_pair() ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];
+        return cone.on_rate() ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];
     }
     TD_INLINE T cone_mass(const JointConeTable &cone) const {
         const JointTable &joint = mechanism.joints[cone.joint];
