@@ -236,6 +236,25 @@ class Structure(PhysicalModule):
         return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
 
     @in_float64
+    def body_points(self, z: Tensor, body: str, points: Tensor) -> Tensor:
+        """Points of a body in the world frame at z [m], (..., k, 3).
+
+        Args:
+            z: (..., 13 nb). body: its name. points: (..., k, 3) [m], in the body's frame, from its center of mass.
+
+        Raises:
+            ValueError: an unknown name, points of another shape.
+        """
+        self.check_state(z)
+        if body not in self.bodies:
+            raise ValueError(f"body_points: got {body!r}; bodies are {list(self.bodies)}")
+        if points.ndim < 2 or points.shape[-1] != 3:
+            raise ValueError(f"body_points: got points of shape {tuple(points.shape)}; allowed: (..., k, 3), one point as points[None]")
+        start = STATE_SIZE * list(self.bodies).index(body)
+        x, q = z[..., None, start : start + 3], quat.normalize(z[..., None, start + 6 : start + 10])
+        return x + quat.rotate(q, points)
+
+    @in_float64
     def joint_errors(self, z: Tensor) -> Tensor:
         """Rows of all joint equations [m, half-angle], then of the couplings [m, rad], at z, (..., n): zero when assembled."""
         return self.constraint_rows(z, [*self.named_joints().values(), *self.named_couplings().values()])

@@ -207,7 +207,6 @@ class _Lowering:
             num_cones=system.num_cones,
             has_loops=has_loops,
             num_free_data=sum(joint.has_free_data for joint in self.joints),
-            num_laws=sum(_has_law(piece) for piece, _ in self.contacts),
             num_coordinates=sum(entry.joint.num_coordinates for entry in tree),
             **{count: len(tables[name]) for name, (_, count) in TABLES.items()},
         )
@@ -262,7 +261,6 @@ class _Lowering:
         rows: list[tuple] = []
         pairs: list[tuple] = []
         couples: list[tuple] = []
-        laws = itertools.count()
         for number, (piece, member) in enumerate(self.contacts):
             group = piece.group
             impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
@@ -278,7 +276,7 @@ class _Lowering:
                 slack=slack[0],
                 parameters=piece.place(member),
                 pair=NONE if is_plain(group) else len(pairs),
-                law=next(laws) if _has_law(piece) else NONE,
+                law=number,
                 # Torsional friction, which is an orthant, comes before the second-order cones of sliding and rolling.
                 cone=group.template.cones.orthant if model is ContactModel.DISC else 1,
                 first_couple=len(couples),
@@ -315,10 +313,6 @@ class _Lowering:
             )
             rows.append(values)
         return rows
-
-
-def _has_law(piece: Piece) -> bool:
-    return any(name in piece.group.fields for name in CONTACT_LAWS)
 
 
 def _friction(name: str, impulse: Sequence[int], slack: Sequence[int]) -> tuple:

@@ -101,7 +101,7 @@ def _row(*names: str, **others: np.dtype | int) -> np.dtype:
 HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
     "has_loops",  # joints or couplings may repeat each other
-    "num_fill num_joint_cones num_free_data num_pairs num_laws num_couples num_couplings num_links num_coordinates",
+    "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates",
 )
 BODY = _row("diagonal", "right")
 JOINT = _row(
@@ -131,7 +131,7 @@ CONTACT = _row(
     "parameters",
     "pair",  # number among the contacts between bodies or shapes (−1: a sphere on a half-space of the world)
     *CONTACT_LAWS,  # positions in the packed parameters (−1: none)
-    "law",  # number among the contacts that have one of these (−1: none)
+    "law",  # its number among the contacts, where its laws are (−1: a couple)
     "cone",  # from the first impulse (and slack) to those of friction
     "first_couple num_couples",  # its torsional and rolling friction
 )
@@ -166,6 +166,8 @@ COUPLING = _row(
     coupling_body=4,
 )
 LINK = _row("joint coordinate")
+#: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
+ACTUATOR = _row("joint coordinate input number")
 
 #: C++ name in the namespace `rows` -> row.
 ROWS: dict[str, np.dtype] = {
@@ -179,6 +181,7 @@ ROWS: dict[str, np.dtype] = {
     "Couple": COUPLE,
     "Coupling": COUPLING,
     "Link": LINK,
+    "Actuator": ACTUATOR,
 }
 
 #: The tables of a mechanism as they follow the head, one after the other -> row, and the field of the head with their length.
@@ -237,6 +240,8 @@ DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
+# Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
+ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
 #: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box.
 SHAPES = {
     "sphere": numbers(point=3, radius=1),
@@ -259,6 +264,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::coupling": {"size": COUPLING_PARAMETERS},
     "parameter::shape": {"size": SHAPES["box"]},
     "parameter::surface": {"size": SHAPES["surface"]},
+    "actuator": {"size": ACTUATOR_PARAMETERS},
 }
 
 # -- constants ---------------------------------------------------------------------------------------------------------------------------
