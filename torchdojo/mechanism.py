@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
-from torchdojo.engine import minimal
+from torchdojo.engine import minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
@@ -21,7 +21,7 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
 from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state import loops, placement
+from torchdojo.state import loops, placement, signs
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.poses import Keyframe, keyframe
 from torchdojo.structure import Structure
@@ -230,25 +230,25 @@ class Mechanism(Structure):
         Args:
             q, qd: (..., num_coordinates), as in `to_maximal`. u, options: as in `step` (`warm_start`, `wrench`, ...).
 
-        Steps fail as in `step`. Rotations come back as in `to_minimal`: angles in (−π, π] and rotation vectors of at most π, whatever turns
-        q has.
+        Steps fail as in `step`. Rotations come back as in `to_minimal`: angles in (−2π, 2π] and rotation vectors of at most π, whatever
+        further turns q has.
 
         Raises:
             ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
         """
-        z, _ = minimal.lift(self.backends, q, qd)
-        return minimal.project_step(self.backends, q, qd, self.step(z, u, **options))
+        given = minimal.Coordinates(self.backends, self.options, q, qd)
+        return given.after_step(self.step(given.z, u, **options))
 
     @in_float64
     def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
         """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy maps q, qd to u or ctrl. Options: as in `rollout`."""
-        z, valid = minimal.lift(self.backends, q, qd)
+        start = minimal.Coordinates(self.backends, self.options, q, qd)
 
         def of_states(given: Tensor | MinimalPolicy | None) -> Tensor | Policy | None:
             return given if given is None or isinstance(given, Tensor) else (lambda z: given(*self.to_minimal(z)))
 
         options["ctrl"] = of_states(options.get("ctrl"))
-        return minimal.project_rollout(self.backends, q, qd, valid, self.rollout(z, of_states(u), **options))
+        return start.after_rollout(self.rollout(start.z, of_states(u), **options))
 
     @in_float64
     def jacobians_minimal(
@@ -349,12 +349,13 @@ class Mechanism(Structure):
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step.
 
-        Both have the order of `tree_joints`.
+        Both have the order of `tree_joints`. Angles of single rotations lie in (−2π, 2π], by the signs of the quaternions in z. They jump
+        from one end to the other, by 4π, and rates do not. Rotation vectors are at most π long.
 
         Raises:
             ValueError: no chain of joints with coordinates connects a body with the world.
         """
-        return minimal.to_minimal(self.backends, z)
+        return minimal.to_minimal(self.backends, self.options, z)
 
     @in_float64
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
@@ -362,7 +363,34 @@ class Mechanism(Structure):
 
         Loops are closed only if the coordinates are those of closed loops; `close_loops` closes others.
         """
-        return minimal.to_maximal(self.backends, q, qd)
+        return minimal.to_maximal(self.backends, self.options, q, qd)
+
+    @in_float64
+    def distances(self, z: Tensor) -> Tensor:
+        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
+        return observables.distances(self.backends, self.options, z)
+
+    @in_float64
+    def contact_points(self, z: Tensor) -> Tensor:
+        """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
+        return observables.contact_points(self.backends, self.options, z)
+
+    @in_float64
+    def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:
+        """The same orientations, with the signs of quaternions for which the angles of the tree's joints are shortest, (..., 13 nb).
+
+        A quaternion and its negative are one orientation, but z holds the angles of single rotations to ±2π by these signs
+        (`StandardJoint`). States that this library makes have consistent signs. Recorded ones, or those from rotation matrices, may have
+        others: a joint then reads a turn too much or too little, and its limits and springs act on that. Here each angle lies within the
+        limits of its joint if it can, and is at most π long otherwise.
+
+        Args:
+            z: (..., 13 nb). near: (..., num_coordinates) [rad], next to which the angles are to be, instead.
+        """
+        self.check_state(z)
+        if near is not None:
+            self.check_tensor("near", near, self.num_coordinates)
+        return signs.unwind(self.tree_order(), z, near)
 
     # -- energy and momentum -------------------------------------------------------------------------------------------------------------
 
@@ -372,12 +400,12 @@ class Mechanism(Structure):
 
         With the state one step later, it is the energy at the configuration z (discrete Legendre transform).
         """
-        return energy.kinetic_energy(self, z, z_next)
+        return observables.kinetic_energy(self.backends, self.options, z, z_next)
 
     @in_float64
     def potential_energy(self, z: Tensor) -> Tensor:
         """Potential energy of gravity, zero at the origin, and of joint springs [J], (...)."""
-        return energy.potential_energy(self, z)
+        return observables.potential_energy(self.backends, self.options, z)
 
     @in_float64
     def momentum(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:

@@ -14,7 +14,17 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["PhysicalModule", "bind", "check_tensor", "module_dict", "parametrized_names", "plain_class", "result_tensor", "stacked"]
+__all__ = [
+    "PhysicalModule",
+    "bind",
+    "check_tensor",
+    "differentiated",
+    "module_dict",
+    "parametrized_names",
+    "plain_class",
+    "result_tensor",
+    "stacked",
+]
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 _Self = TypeVar("_Self", bound="PhysicalModule")
@@ -147,12 +157,12 @@ class PhysicalModule(nn.Module):
                 )
             return
         given = as_tensor(value, self.label(name))
-        if given.dtype != torch.float64 and not isinstance(value, nn.Parameter) and not _differentiated(given):
+        if given.dtype != torch.float64 and not isinstance(value, nn.Parameter) and not differentiated(given):
             given = given.double()
         tensor = self.check_field(name, given)
         if not is_parametrized(self, name):
             self._store(name, value, tensor)
-        elif _differentiated(tensor):
+        elif differentiated(tensor):
             raise ValueError(
                 f"{self.label(name)}: got a tensor that requires grad for a parametrized field, which keeps numbers only; "
                 "give value.detach(), or make the field a plain one first: td.parametrize.bake(module)"
@@ -166,7 +176,7 @@ class PhysicalModule(nn.Module):
         self._buffers.pop(name, None)
         if isinstance(value, nn.Parameter) and tensor is value:
             self.register_parameter(name, value)
-        elif _differentiated(tensor):
+        elif differentiated(tensor):
             self.register_buffer(name, tensor)  # a tensor with a graph, or a leaf of the user's, is used as it is
         else:
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
@@ -210,7 +220,7 @@ def _with_digits(tensor: Tensor, changed: Tensor) -> Tensor:
     return tensor.to(changed.device) if lost else changed
 
 
-def _differentiated(tensor: Tensor) -> bool:
+def differentiated(tensor: Tensor) -> bool:
     """Whether derivatives with respect to this tensor are asked for, in reverse or forward mode."""
     dual = forward_ad.unpack_dual(tensor).tangent is not None
     return tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor) or dual

@@ -218,6 +218,12 @@ class Structure(PhysicalModule):
         return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
 
     @in_float64
+    def contact_points(self, z: Tensor) -> Tensor:
+        """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
+        values = [contact.place(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
+        return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+
+    @in_float64
     def joint_errors(self, z: Tensor) -> Tensor:
         """Rows of all joint equations [m, half-angle], then of the couplings [m, rad], at z, (..., n): zero when assembled."""
         return self.constraint_rows(z, [*self.named_joints().values(), *self.named_couplings().values()])

@@ -230,6 +230,16 @@ FOURBAR = (
 )
 
 
+@pytest.mark.parametrize("angle", [0.5, 4.0, -3.5, 6.2])
+def test_angles_of_states_are_those_of_qpos(write_mjcf: Write, angle: float) -> None:
+    """Orientations of MuJoCo have no sign that says how far a hinge has turned; qpos does."""
+    path = write_mjcf(body(hinge("first", Y), inside=body(hinge("second", '"1 0 1"'), name="b")))
+    mech = quiet(path, contacts=None)
+    q, qd = mech.to_minimal(mjcf_state(mech, read_mjcf(path), qpos=[angle, -angle], qvel=[1.0, 2.0]))
+    torch.testing.assert_close(q, torch.tensor([angle, -angle]))
+    torch.testing.assert_close(qd, torch.tensor([1.0, 2.0]), rtol=1e-2, atol=0)
+
+
 def test_connect_closes_a_loop(write_mjcf: Write) -> None:
     path = write_mjcf(FOURBAR, '<equality><connect name="pin" body1="b" body2="c" anchor="1 0 0"/></equality>')
     mech = quiet(path, contacts=None)

@@ -94,6 +94,20 @@ def test_limits_given_in_part(write_urdf) -> None:
         assert limits('effort="5" velocity="1"') == {"effort_limit": 5.0, "velocity_limit": 1.0}
 
 
+def test_limits_to_a_full_turn(write_urdf) -> None:
+    """Files round 2π. Wider limits are refused, and the file is told what to write."""
+
+    def bounds(limit: float) -> list[float]:
+        content = f'<limit lower="{-limit}" upper="{limit}" effort="1" velocity="1"/>'
+        mech = load_urdf(write_urdf(link("a"), link("b"), joint("j", "revolute", "a", "b", content)), contacts=None)
+        return [float(bound) for bound in mech.joints["j"].limits]
+
+    assert bounds(4.5) == [-4.5, 4.5]
+    assert bounds(6.2832) == bounds(6.28318530718) == bounds(6.283) == [-2 * math.pi, 2 * math.pi]
+    with pytest.raises(ValueError, match=r"joint 'j': Revolute\.limits: got \[-10\.0\]; allowed: .*type=\"continuous\""):
+        bounds(10.0)
+
+
 @pytest.mark.parametrize("kind", ["revolute", "prismatic"])
 def test_joint_without_range_is_fixed_at_its_coordinate(write_urdf, kind: str) -> None:
     path = write_urdf(

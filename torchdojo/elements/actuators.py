@@ -252,7 +252,7 @@ class Actuators(PhysicalModule):
 
         u has the dtype of ctrl, and z may have another one.
 
-        An angle is that in (−π, π], or within π of the middle of the joint's limits; z does not count turns.
+        An angle is that in (−2π, 2π] of `StandardJoint`; z does not count further turns.
 
         Raises:
             ValueError: wrong shapes, servos without a z. TypeError: wrong dtype or device.
@@ -295,13 +295,11 @@ class Actuators(PhysicalModule):
         values: list[Tensor] = []
         order: list[int] = []
         for group in self._groups:
-            joint, middle = group.bound(mech)
+            joint = group.bound(mech)
             now, before = ([Pose(x[..., index, :], q[..., index, :]) for index in group.bodies] for x, q in configurations)
-            coordinate = joint.coordinates(now[0], now[1])
-            if middle is not None:
-                turns = torch.round((middle - coordinate[..., -1]).detach() / (2 * torch.pi))
-                coordinate = torch.cat((coordinate[..., :-1], (coordinate[..., -1] + 2 * torch.pi * turns)[..., None]), dim=-1)
-            pair = torch.stack(torch.broadcast_tensors(coordinate, joint.rate(before, now, h, of_child=True)), dim=-1)
+            pair = torch.stack(
+                torch.broadcast_tensors(joint.coordinates(now[0], now[1]), joint.rate(before, now, h, of_child=True)), dim=-1
+            )
             values.append(pair[..., group.member, group.coordinate, :])
             order += group.actuators
         batch = torch.broadcast_shapes(*(value.shape[:-2] for value in values))
@@ -353,26 +351,13 @@ class _Group:
     member: list[int]  #: joint of each actuator, in `names`
     coordinate: list[int]  #: of each actuator
 
-    def bound(self, mech: Driven) -> tuple[StandardJoint, Tensor | None]:
-        """A joint with the numbers of all, stacked, and the middles of their angles (..., joints), where there are limits."""
+    def bound(self, mech: Driven) -> StandardJoint:
+        """A joint with the numbers of all, stacked."""
         joints = [cast(StandardJoint, mech.joints[name]) for name in self.names]
         first = joints[0]
         read = {name: ndim for name, ndim in first.stacked_fields.items() if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}
         fields = {name: stacked([getattr(joint, name) for joint in joints], ndim) for name, ndim in read.items()}
-        middle = self._middles(joints) if first.free_rotations == 1 else None
-        return bind(first, fields, type_before_parametrizations(first)), middle
-
-    def _middles(self, joints: list[StandardJoint]) -> Tensor | None:
-        """`joint_cones._middle` of all, zero without limits."""
-        place, some = joints[0].free_translations, joints[0].axis
-        limits = [joint.limits for joint in joints]
-        if all(pair is None for pair in limits):
-            return None
-        zero = some.new_zeros(place + 1)
-        lower, upper = (stacked([zero if pair is None else pair[i].detach() for pair in limits], 1)[..., place] for i in (0, 1))
-        below, above = (torch.tensor([place in joint.limited[i] for joint in joints], device=some.device) for i in (0, 1))
-        one_sided = torch.where(below, lower + 0.5 * torch.pi, torch.where(above, upper - 0.5 * torch.pi, 0.0))
-        return torch.where(below & above, 0.5 * (lower + upper), one_sided)
+        return bind(first, fields, type_before_parametrizations(first))
 
 
 def _clip(value: Tensor, bounds: Tensor) -> Tensor:

@@ -194,6 +194,10 @@ class Contact(Element):
         """φ: signed distance between the surfaces at the poses of `body_names` [m], (...,)."""
         return self._witness(poses)[0]
 
+    def place(self, *poses: Pose) -> Tensor:
+        """The point of contact on the surface of the body, world frame [m], (..., 3)."""
+        return poses[0].x + self._witness(poses)[2]
+
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """φ (...,), normal (..., 3), and the point of contact on the body from its center of mass (..., 3)."""
         pose = poses[0]

@@ -20,7 +20,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo.elements.element import Cones, Element, Motion, Pose
 from torchdojo.elements.hard_maps import hard_normal, hard_pair
-from torchdojo.elements.joint import BOUNDS, Joint
+from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.path_maps import LEAST_HEIGHT, Change, disc_gap, normal_on_path, weight_of
 from torchdojo.parameters import bind
@@ -203,8 +203,13 @@ def _pair(b: Tensor, gap: Tensor, first: Tensor) -> Tensor:
 
 
 def _middle(joint: Joint) -> Tensor:
-    """The angles from which the joint's angles are counted (see `StandardJoint`), (..., num_angles)."""
+    """The angles from which the joint's angles are counted, (..., num_angles): those of a user's joint from the middle of the limits.
+
+    With a lower limit alone, they reach from π/2 below it to 3π/2 above it. With an upper limit alone, it is the other way around.
+    """
     assert joint.lower is not None and joint.upper is not None
+    if joint.period > TURN:
+        return joint.lower.new_zeros(joint.num_angles)
     places = list(range(joint.num_coordinates - joint.num_angles, joint.num_coordinates))
     lower, upper = joint.lower[..., places].detach(), joint.upper[..., places].detach()
     below, above = (torch.tensor([place in side for place in places], dtype=torch.bool, device=lower.device) for side in joint.limited)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
-from torchdojo.elements.joint import BOUNDS, Joint
+from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.parameters import as_tensor, require
 
 __all__ = [
@@ -49,6 +49,11 @@ __all__ = [
 class StandardJoint(Joint):
     """A joint of the table `JOINT_TYPES`, with springs, dampers and inputs on its free coordinates.
 
+    The angle of a single rotation is 2 atan2(axis · vec p, scalar p) in (−2π, 2π]. The signs of the quaternions in z count, so the angle is
+    continuous as a body turns, to ±2π, where it jumps by 4π. The quaternion −q of a body is the same orientation, and 2π away
+    (`Mechanism.unwind`). Two or three rotations have a rotation vector of the shorter turn, at most π long. A vector to 2π would have no
+    derivative after a full turn, where most bodies that turn come to rest.
+
     Args:
         parent, child: body names; the parent may be None or "world".
         axis: the free direction where one is free, the normal where two are; in the joint frame, (..., 3), of any length.
@@ -63,15 +68,13 @@ class StandardJoint(Joint):
         actuated: whether the joint's free coordinates appear in the input u.
 
     Limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere. Their
-    numbers may change later and be learned; whether they act, and which limits do, stays. The angle of a single rotation is counted from
-    the middle of its limits, so that (2.5, 3.6) rad, say, can be limits. With a lower limit alone, the angle reaches from π/2 below it to
-    3π/2 above it. With an upper limit alone, it is the other way around. Limits of two or three rotations act on the components of the
-    rotation vector, which is at most π long. Limits that can never be reached (a range of 2π or more; π for components of a rotation
-    vector) do not act.
+    numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
+    Limits of two or three rotations act on the components of the rotation vector. There, limits of π or more can never be reached, and do
+    not act.
 
     Raises:
         ValueError: a zero axis, a quaternion that is not unit, a negative damper, friction or armature, limits without room between them,
-            values that do not fit the number of free coordinates.
+            limits of an angle beyond ±2π, values that do not fit the number of free coordinates.
     """
 
     fields: ClassVar[dict[str, int]] = {
@@ -95,6 +98,7 @@ class StandardJoint(Joint):
     armature: Tensor | None
     free_translations: int
     free_rotations: int
+    period: ClassVar[float] = 2 * TURN
 
     def __init__(
         self,
@@ -144,7 +148,7 @@ class StandardJoint(Joint):
 
     @property
     def num_angles(self) -> int:
-        """The angle of a single rotation counts modulo 2π; several rotations are the components of a rotation vector."""
+        """The angle of a single rotation counts modulo 4π; several rotations are the components of a rotation vector."""
         return 1 if self.free_rotations == 1 else 0
 
     @property
@@ -241,20 +245,14 @@ class StandardJoint(Joint):
         return torch.cat((_project(translational, d), _project(rotational, p[..., 1:])), dim=-1)
 
     def coordinates(self, parent: Pose, child: Pose) -> Tensor:
-        """Free coordinates, translations [m] then rotations [rad] (components of the rotation vector), (..., num_coordinates)."""
-        d, p = self.displacement(parent, child)
-        translational, _ = self.directions(self.free_translations)
-        rotational, _ = self.directions(self.free_rotations)
-        return torch.cat((_project(translational, d), _project(rotational, quat.rotation_vector(p))), dim=-1)
-
-    def coordinates_near(self, parent: Pose, child: Pose, near: Tensor) -> Tensor:
-        if self.free_rotations != 1:
-            return self.coordinates(parent, child)
+        """Free coordinates (..., num_coordinates): translations [m], then the angle [rad] or components of the rotation vector."""
         d, p = self.displacement(parent, child)
         translational, rotational = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
-        angle = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
-        turns = torch.round((near - angle).detach() / (2 * torch.pi))
-        return torch.cat((_project(translational, d), angle + 2 * torch.pi * turns), dim=-1)
+        if self.free_rotations == 1:
+            turn = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
+        else:
+            turn = _project(rotational, quat.rotation_vector(p))
+        return torch.cat((_project(translational, d), turn), dim=-1)
 
     def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor, *, of_child: bool = False) -> Tensor:
         """Mean rates of the free coordinates between two configurations of (parent, child) one step apart [m/s, rad/s], (..., n).

@@ -139,9 +139,20 @@ class Backends:
         lowered = self._kernel_program(options)
         return self.stacked() if lowered is None else self._cached_parameters(lowered).tensors
 
-    def compiled_tree(self) -> Program | None:
-        """The program whose tree the operators of minimal_operators.py read while `torch.compile` traces; None elsewhere."""
-        return self.program if torch.compiler.is_compiling() and self.program is not None and self.program.tree else None
+    def map_parameters(self, options: SolverOptions) -> Parameters | None:
+        """The parameters with which the kernel computes functions of states (native/maps.py); None where the reference must.
+
+        The kernel holds parameters. So the reference takes over where one of them is differentiated, except while `torch.compile` traces.
+        """
+        lowered = self._kernel_program(options)
+        if lowered is None:
+            return None
+        if torch.compiler.is_compiling():
+            return Parameters(lowered, self.stacked())
+        if transforming() or forward_mode():
+            return self._cache.get_held(lowered, self.structure, self.stacked)
+        parameters = self._cache.get(lowered, self.structure, self.stacked)
+        return None if torch.is_grad_enabled() and parameters.requires_grad else parameters
 
     def stacked(self) -> list[Tensor]:
         """All physical numbers, stacked over equal elements (`System.stack_parameters`), with their graphs."""

@@ -16,6 +16,7 @@ A file holds N samples of all trajectories, one after another, at a constant rat
 
 Other scalars (mass, half_side, ...) are kept as `numbers`. Bodies and joint coordinates come in the order of the mechanism. Without
 `joint_angle`, the file has one recorded body for each body of the mechanism. With `joint_angle`, it has one for each `Floating` joint.
+Quaternions may have either sign: joints between recorded bodies start at the angles of `Mechanism.unwind`.
 
 Velocities are backward differences, x[k+1] − x[k] = dt v[k+1] and q[k+1] = q[k] exp(dt ω[k+1]), as in the variational integrator. Where
 they are not given, they are computed so, and every trajectory loses its first sample, which has no velocity.

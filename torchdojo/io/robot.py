@@ -21,6 +21,7 @@ from torchdojo.elements import joints
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.joint import TURN
 from torchdojo.geometry.shapes import Shape
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import warn_user
@@ -33,6 +34,7 @@ Pose = tuple[Array, Array]  # (3, 3) rotation and (3,) position [m]
 Key = TypeVar("Key", bound=Hashable)
 
 Z_AXIS = np.array([0.0, 0.0, 1.0])
+ROUNDED_TURN = 1e-3  # [rad] files write 2π with so many digits
 FRICTION = 0.5  # of contacts to which neither the file nor the caller gives a coefficient
 
 
@@ -258,6 +260,9 @@ def _body(robot: RobotInfo, info: BodyInfo, part: str, remedy: str) -> Body:
 
 def _joint(robot: RobotInfo, info: JointInfo) -> joints.StandardJoint:
     kind: type[joints.StandardJoint] = getattr(joints, info.kind)
+    options = dict(info.options)
+    if kind.free_rotations == 1 and "limits" in options:
+        options["limits"] = tuple(_rounded_turn(bound) for bound in options["limits"])
     try:
         return kind(
             info.parent,
@@ -266,10 +271,18 @@ def _joint(robot: RobotInfo, info: JointInfo) -> joints.StandardJoint:
             parent_anchor=info.parent_anchor.tolist(),
             child_anchor=info.child_anchor.tolist(),
             orientation_offset=from_rotation_matrix(torch.as_tensor(info.rotation)),
-            **info.options,
+            **options,
         )
     except ValueError as error:
         raise ValueError(f"{robot.path}: joint {info.name!r}: {error}") from error
+
+
+def _rounded_turn(bounds: Any) -> Any:
+    """Bounds whose last one, of an angle, is exactly ±2π where the file rounds it."""
+    array = np.array(bounds, dtype=np.float64)
+    last = array[..., -1:] if array.ndim else array
+    np.copyto(last, np.copysign(TURN, last), where=np.abs(np.abs(last) - TURN) < ROUNDED_TURN)
+    return array.tolist()
 
 
 def _coupling(info: CouplingInfo) -> JointCoupling:

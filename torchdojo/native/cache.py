@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.native.program import Packed, Program, kernel_library
-from torchdojo.parameters import PhysicalModule
+from torchdojo.parameters import PhysicalModule, differentiated
 from torchdojo.state.unknowns import NUM_DATA
 
 __all__ = ["ParameterCache", "Parameters"]
@@ -71,12 +72,14 @@ class Snapshot:
 
     @staticmethod
     def take(modules: Iterable[PhysicalModule]) -> Snapshot | None:
-        """A snapshot; None where parameters require grad, are computed (parametrized), or are not plain arrays of float64."""
+        """A snapshot; None where parameters are differentiated, computed (parametrized), or not plain arrays of float64."""
         slots: list[tuple[dict[str, nn.Parameter | None], str, Tensor, int]] = []
         for module in modules:
             for name in module.fields:
                 tensor = module._parameters.get(name)
-                if tensor is None or tensor.requires_grad or tensor.dtype != torch.float64 or not tensor.is_contiguous():
+                if tensor is None or tensor.dtype != torch.float64 or not tensor.is_contiguous():
+                    return None
+                if differentiated(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                     return None
                 slots.append((module._parameters, name, tensor, tensor.data_ptr()))
         return Snapshot(slots)
@@ -111,10 +114,26 @@ class ParameterCache:
         last = self._last
         if last is not None and last[0].holds():
             return last[1]
-        system = program.system
-        members: list[PhysicalModule] = [member for group in system.groups for member in group.members]
-        snapshot = Snapshot.take([mechanism, *system.bodies, *members])
+        snapshot = Snapshot.take(_modules(program, mechanism))
         with torch.set_grad_enabled(snapshot is None and torch.is_grad_enabled()):
             parameters = Parameters(program, stack())
         self._last = None if snapshot is None else (snapshot, parameters)
         return parameters
+
+    def get_held(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters | None:
+        """`get` inside of transforms and forward mode; None where a parameter is part of them, or requires grad."""
+        with temporarily_clear_interpreter_stack(), torch.no_grad():
+            if self._last is None or not self._last[0].holds():
+                snapshot = Snapshot.take(_modules(program, mechanism))
+                if snapshot is None:
+                    return None
+                self._last = snapshot, Parameters(program, stack())
+            parameters = self._last[1]
+            parameters.batch, parameters.packed  # noqa: B018  (computed here, since inside of transforms results would be wrapped)
+            return parameters
+
+
+def _modules(program: Program, mechanism: PhysicalModule) -> list[PhysicalModule]:
+    """The modules whose numbers are parameters of a step."""
+    system = program.system
+    return [mechanism, *system.bodies, *(member for group in system.groups for member in group.members)]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchdojo.elements.element import Twist
 from torchdojo.elements.joints import StandardJoint, previous_pose
-from torchdojo.state import minimal
+from torchdojo.state import minimal, signs
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY, join_state, split_state
 from torchdojo.state.tangent import local_jacobian
@@ -81,7 +81,7 @@ def initial_state(
         z = _closed(mech, order, q, qd, given, "at these joint coordinates")
     else:
         z = minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep)
-    return _place(z, free, placed)
+    return signs.carry_signs(order, z, _place(z, free, placed))
 
 
 def _carries(mech: Structure, body: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from torchdojo.io.mjcf.model import import_mujoco
 from torchdojo.io.robot import Array
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
-from torchdojo.state.minimal import to_minimal
+from torchdojo.state.minimal import JointOrder, to_minimal
 from torchdojo.state.poses import Keyframe
+from torchdojo.state.signs import unwind
 
 __all__ = ["keyframes", "mjcf_state"]
 
@@ -47,7 +49,7 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
         qpos, qvel = model.key_qpos[number], model.key_qvel[number]
     now = _checked(model.qpos0 if qpos is None else qpos, model.nq, "qpos")
     velocity = _checked(np.zeros(model.nv) if qvel is None else qvel, model.nv, "qvel")
-    z = _state(robot, now, velocity, float(mech.timestep)).to(mech.gravity)
+    z = _state(mech.tree_order(), robot, now, velocity, float(mech.timestep)).to(mech.gravity)
     z = mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
     return z.to(mech.state_dtype)
 
@@ -62,7 +64,7 @@ def keyframes(mech: Mechanism, robot: MjcfInfo) -> dict[str | int, Keyframe]:
     h = mech.timestep.detach().cpu().double().reshape(-1)[0]
     poses: dict[str | int, Keyframe] = {}
     for number in range(model.nkey):
-        z = _state(robot, np.array(model.key_qpos[number]), np.array(model.key_qvel[number]), float(h))
+        z = _state(order, robot, np.array(model.key_qpos[number]), np.array(model.key_qvel[number]), float(h))
         coordinates = dict(zip(("q", "qd"), to_minimal(order, mech.num_bodies, z, h), strict=True))
         still = not np.any(model.key_qvel[number])
         values = {
@@ -75,7 +77,7 @@ def keyframes(mech: Mechanism, robot: MjcfInfo) -> dict[str | int, Keyframe]:
     return poses
 
 
-def _state(robot: MjcfInfo, now: Array, velocity: Array, h: float) -> Tensor:
+def _state(order: Sequence[JointOrder], robot: MjcfInfo, now: Array, velocity: Array, h: float) -> Tensor:
     """The state (13 nb,) in float64 at qpos `now`, with the velocities of the step of h [s] that leads there at qvel `velocity`."""
     mujoco, model = import_mujoco(), robot.compiled.model
     moving = set(robot.tops.values())
@@ -88,7 +90,21 @@ def _state(robot: MjcfInfo, now: Array, velocity: Array, h: float) -> Tensor:
     (x, axes), (x_before, axes_before) = _poses(robot, now), _poses(robot, before)
     turn = from_rotation_matrix(torch.as_tensor(np.swapaxes(axes_before, -1, -2) @ axes))
     q = from_rotation_matrix(torch.as_tensor(axes))
-    return torch.cat((torch.as_tensor(x), torch.as_tensor(x - x_before) / h, q, 2 * turn[:, 1:] / h), dim=-1).flatten()
+    z = torch.cat((torch.as_tensor(x), torch.as_tensor(x - x_before) / h, q, 2 * turn[:, 1:] / h), dim=-1).flatten()
+    return unwind(order, z, _angles(order, robot, now))
+
+
+def _angles(order: Sequence[JointOrder], robot: MjcfInfo, qpos: Array) -> Tensor:
+    """The angles of single rotations as qpos has them, in the places of minimal coordinates; zero elsewhere."""
+    model = robot.compiled.model
+    number = {str(model.joint(j).name) or f"joint{j}": j for j in range(model.njnt)}
+    values = torch.zeros(max(entry.coordinates.stop for entry in order), dtype=torch.float64)
+    for entry in order:
+        if entry.joint.free_rotations == 1 and entry.name in robot.coordinates:
+            label, sign = robot.coordinates[entry.name][-1]
+            place = int(model.jnt_qposadr[number[label]])
+            values[entry.coordinates.stop - 1] = sign * float(qpos[place] - model.qpos0[place])
+    return values
 
 
 def _checked(value: Any, size: int, name: str) -> Array:

@@ -40,16 +40,7 @@ template <class T>
 void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
     const T h = problem.timestep();
     const T *p = &problem.parameters[joint.parameters];
-    if (joint.limited_r && joint.free_r() == 1) {
-        const Vec3<T> f = load3(p + parameter::rotations + 6);
-        const T *lower = &problem.parameters[joint.lower], *upper = &problem.parameters[joint.upper];
-        const int i = joint.free_t();
-        constexpr double quarter = 1.57079632679489661923;
-        const T middle = joint.limited_r == 3   ? 0.5 * (lower[i] + upper[i])
-                         : joint.limited_r == 1 ? lower[i] + quarter
-                                                : upper[i] - quarter;
-        free.angle = angle_near(data.now.p, f, middle);
-    }
+    if (joint.limited_r && joint.free_r() == 1) free.angle = angle_about(data.now.p, load3(p + parameter::rotations + 6));
     if (joint.extra) {
         const RotationVector<T> angle = rotation_vector(data.now.p);
         for (int j = 0; j < joint.free_r(); ++j) {

@@ -48,8 +48,7 @@ private:
                 if (joint.has_damper)
                     then = translation_gradient(parent.one_step_back(), child.one_step_back(), data.offset, data.before, anchor, f);
             } else {
-                if (joint.has_spring)
-                    now = {Vec3<T>{}, left_jacobian_inverse(data.angle, f), -(data.offset * right_jacobian_inverse(data.angle, f))};
+                if (joint.has_spring) now = angle_gradient(joint, data.offset, data.now.p, data.angle, f);
                 if (joint.has_damper) {
                     const Vec3<T> g = right_jacobian_inverse(data.turn, f), in_parent = data.offset * (before * g);
                     change = {Vec3<T>{}, left_jacobian_inverse(data.turn, f), -in_parent};

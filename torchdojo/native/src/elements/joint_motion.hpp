@@ -107,7 +107,7 @@ class JointMotion {
 public:
     JointMotion(const JointTable &joint, const T *parameters, const MovingBody<T> &parent, const MovingBody<T> &child)
         : axes(joint, parameters), now(relative(parent.pose, child.pose)), joint(joint), parent(parent), child(child) {
-        if (joint.free_r()) angle = rotation_vector(now.p);
+        if (joint.free_r() > 1) angle = rotation_vector(now.p);
     }
 
     const FreeAxes<T> axes;
@@ -116,7 +116,9 @@ public:
     void coordinates(T *q) const {
         const Vec3<T> e = now.y_parent - axes.parent_anchor();
         for (int i = 0; i < joint.free_t(); ++i) q[i] = dot(axes.translation(i), e);
-        for (int i = 0; i < joint.free_r(); ++i) q[joint.free_t() + i] = dot(axes.rotation(i), angle.theta);
+        if (joint.free_r() == 1) q[joint.free_t()] = angle_about(now.p, axes.rotation(0));
+        else
+            for (int i = 0; i < joint.free_r(); ++i) q[joint.free_t() + i] = dot(axes.rotation(i), angle.theta);
     }
 
     // of_child: rates of rotations about the child's axes, as in minimal velocities. Otherwise about the parent's, as in the armature.
@@ -135,9 +137,11 @@ public:
     void add_coordinates(const T *by_q, StateGradient<T> &on_parent, StateGradient<T> &on_child) const {
         if (joint.free_t()) add_translation(axes.translations(by_q), on_parent, on_child);
         if (!joint.free_r()) return;
-        const Vec3<T> w = axes.rotations(by_q);
-        on_child.phi = on_child.phi + left_jacobian_inverse(angle, w);
-        on_parent.phi = on_parent.phi - axes.offset * right_jacobian_inverse(angle, w);
+        const bool single = joint.free_r() == 1;
+        const RowGradient<T, T> g = angle_gradient(joint, axes.offset, now.p, angle, single ? axes.rotation(0) : axes.rotations(by_q));
+        const T weight = single ? by_q[joint.free_t()] : broadcast<T>(1.0);
+        on_child.phi = on_child.phi + weight * g.phi_child;
+        on_parent.phi = on_parent.phi + weight * g.phi_parent;
     }
 
     // Adds the gradient of by_qd · rates.
@@ -171,7 +175,7 @@ public:
 private:
     const JointTable &joint;
     const MovingBody<T> &parent, &child;
-    RotationVector<T> angle;          // of p
+    RotationVector<T> angle;          // of p, for several rotations
 
     TD_INLINE Relative<T> relative(const BodyPose<T> &a, const BodyPose<T> &b) const {
         Relative<T> r;
