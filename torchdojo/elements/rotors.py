@@ -17,7 +17,6 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.actuators import Actuator, Actuators, Driven
 from torchdojo.elements.joints import Floating
 from torchdojo.precision import in_float64
-from torchdojo.state.layout import split_state
 
 __all__ = ["Rotor", "Rotors"]
 
@@ -87,7 +86,8 @@ class Rotors(Actuators):
             raise ValueError("z: not given; the thrust of rotors turns with the body")
         thrust = _clip(self.gain[..., 0] * _clip(ctrl, self.ctrlrange) + self.bias[..., 0], self.forcerange)
         wrench = thrust @ self.per_thrust
-        q = split_state(z).pose.q[..., self.body, :]
+        now, _ = self._mechanism.configurations(z)
+        q = now.q[..., self.body, :]
         turned = torch.cat((quat.rotate(q, wrench[..., :3]), quat.rotate(q, wrench[..., 3:])), dim=-1)
         place = self._mechanism.input_layout[self.joint]
         return torch.nn.functional.pad(turned, (place.start, self.num_inputs - place.stop))

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, NonlinearContact
-from torchdojo.elements.joints import Floating, Prismatic, Revolute, StandardJoint
+from torchdojo.elements.joints import CylindricalFree, Floating, Prismatic, Revolute, StandardJoint
 from torchdojo.geometry.shapes import Box, Sphere
 from torchdojo.mechanism import Mechanism
 from torchdojo.models.built_in import add_motors, built_in
 
 LEG = 0.5  # [m]
 ROD = 1.0  # [m]
+AXIS = (1.0, 0.0, 0.0)  # of the four-bar's hinges
 PIVOT = 2.1  # height of the four-bar's hinges on the world [m]
 
 
@@ -63,28 +66,32 @@ def fourbar(
     *, timestep: float = 0.01, gravity: Any = (0.0, 0.0, -9.81), damper: Any = 1.0, effort: float = 50.0, actuated: bool = False
 ) -> Mechanism:
     """Four rods of 1 kg and 1 m in a rhombus that hangs from one point, hinges about x: "jointb1" and "jointb3" on the world, "joint12" and
-    "joint34" at the sides, and "joint24", which closes the loop at the lower end.
+    "joint34" at the sides. "joint24" closes the loop at the lower end.
 
-    At coordinate zero all rods point down from the hinges above them. "jointb1" and "jointb3" have motors.
+    At coordinate zero all rods point down from the hinges above them. "jointb1" and "jointb3" have motors. Dojo closes the loop with a
+    hinge. Three of its five rows repeat what the other hinges hold, and a loop that stays in its plane has no derivative with respect to
+    axes and anchors that would leave it. So "joint24" is a `CylindricalFree`, which holds the two directions of the plane alone. The motion
+    is the same.
 
     Args:
         timestep: [s]. gravity: [m/s²], world frame, (3,).
         damper: of every hinge [N·m·s/rad].
-        effort: largest torque of the motors [N·m]; 10 N·m hold the rhombus of the pose "home" open.
-        actuated: whether the other hinges have inputs too (Dojo's have), without motors.
+        effort: largest torque of the motors [N·m]; 11 N·m of each hold the rhombus of the pose "home" open.
+        actuated: whether "joint12" and "joint34" have inputs too, without motors.
     """
     bodies = {f"link{i}": Body(1.0, shape=Box((0.1, 0.1, ROD))) for i in (1, 2, 3, 4)}
     top, end = (0.0, 0.0, 0.5 * ROD), (0.0, 0.0, -0.5 * ROD)
 
-    def hinge(parent: str | None, child: str, driven: bool, anchor: Any, child_anchor: Any = top) -> StandardJoint:
+    def hinge(parent: str | None, child: str, driven: bool, anchor: Any) -> StandardJoint:
         options: dict[str, Any] = {"effort_limit": effort} if driven else {"actuated": actuated}
-        return Revolute(parent, child, axis=(1.0, 0.0, 0.0), parent_anchor=anchor, child_anchor=child_anchor, damper=damper, **options)
+        return Revolute(parent, child, axis=AXIS, parent_anchor=anchor, child_anchor=top, damper=damper, **options)
 
+    turning = torch.as_tensor(damper, dtype=torch.float64)[..., None] * torch.tensor((0.0, 1.0, 1.0, 1.0), dtype=torch.float64)
     joints = {
         "jointb1": hinge(None, "link1", True, (0.0, 0.0, PIVOT)),
         "joint12": hinge("link1", "link2", False, end),
         "jointb3": hinge(None, "link3", True, (0.0, 0.0, PIVOT)),
         "joint34": hinge("link3", "link4", False, end),
-        "joint24": hinge("link2", "link4", False, end, end),
+        "joint24": CylindricalFree("link2", "link4", axis=AXIS, parent_anchor=end, child_anchor=end, damper=turning, actuated=False),
     }
     return add_motors(Mechanism(bodies, joints, timestep=timestep, gravity=gravity))
