@@ -20,6 +20,7 @@ from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import Element, Pose, Twist
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
 from torchdojo.precision import in_float64
 from torchdojo.state import minimal
@@ -109,12 +110,14 @@ class Structure(PhysicalModule):
         return cast(Mapping[str, JointCoupling], self.couplings)
 
     def elements(self) -> dict[str, Element]:
-        """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME"."""
+        """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME",
+        "velocity_limits.NAME"."""
         pairs = [
             (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
         ]
         standard = {name: joint for name, joint in self.named_joints().items() if isinstance(joint, StandardJoint)}
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
+        pairs += [(f"velocity_limits.{name}", JointVelocityLimits(joint)) for name, joint in standard.items() if joint.velocity_limited]
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
         return cast(dict[str, Element], dict(pairs))
 
@@ -156,6 +159,7 @@ class Structure(PhysicalModule):
         - "contacts.NAME": γ; (γ, ξ₁, ξ₂, ξ₃) with a friction cone; (γ, ψ, β) with a pyramid. `NonlinearContact` gives the order of couples.
         - "couplings.NAME": the impulse on the follower's coordinate.
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
+        - "velocity_limits.NAME" of a joint with limits of speed: γ of the lower sides, rates of −v, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
         """
         layout, start = {}, 0
@@ -222,6 +226,25 @@ class Structure(PhysicalModule):
         """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
         values = [contact.place(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
         return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+
+    @in_float64
+    def body_points(self, z: Tensor, body: str, points: Tensor) -> Tensor:
+        """Points of a body in the world frame at z [m], (..., k, 3).
+
+        Args:
+            z: (..., 13 nb). body: its name. points: (..., k, 3) [m], in the body's frame, from its center of mass.
+
+        Raises:
+            ValueError: an unknown name, points of another shape.
+        """
+        self.check_state(z)
+        if body not in self.bodies:
+            raise ValueError(f"body_points: got {body!r}; bodies are {list(self.bodies)}")
+        if points.ndim < 2 or points.shape[-1] != 3:
+            raise ValueError(f"body_points: got points of shape {tuple(points.shape)}; allowed: (..., k, 3), one point as points[None]")
+        start = STATE_SIZE * list(self.bodies).index(body)
+        x, q = z[..., None, start : start + 3], quat.normalize(z[..., None, start + 6 : start + 10])
+        return x + quat.rotate(q, points)
 
     @in_float64
     def joint_errors(self, z: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ def test_a1_in_detail() -> None:
     knee = mech.joints["FL_calf_joint"]
     assert (knee.parent, knee.child) == ("FL_thigh", "FL_calf")
     assert [float(bound) for bound in knee.limits] == pytest.approx([-2.69653369433, -0.916297857297])
-    assert (float(knee.effort_limit), float(knee.velocity_limit)) == pytest.approx((33.5, 21.0))
+    assert (float(knee.effort_limit), float(knee.velocity_limits)) == pytest.approx((33.5, 21.0))
     assert "FL_foot" not in mech.bodies  # merged into FL_calf
     foot = mech.contacts["FL_foot_0"]
     assert foot.body == "FL_calf"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from mechanisms import random_body, random_joint
+from mechanisms import close_to_limits, random_body, random_joint
 from parity import check, exact
 
 import torchdojo as td
@@ -35,3 +35,30 @@ def test_angles_beyond_pi(kind: str) -> None:
     qd[:, n - 1] = 5 * q[:, n - 1].sign()  # towards the limit, which is near for some
     out = check(mech, mech.to_maximal(q, qd), torch.randn(count, mech.num_inputs))
     assert float(out.impulses[:, mech.impulse_layout["limits.first"]].max()) > 1e-3
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", ["Revolute", "Planar", "Orbital", "CylindricalFree"])
+def test_velocity_limits(kind: str) -> None:
+    """A joint to the world and one between bodies, with limits, damper and friction beside; rates that are reached, and others."""
+    torch.manual_seed(0)
+    n = sum(joint_types.JOINT_TYPES[kind])
+    given = dict(velocity_limits=1.0 + torch.rand(n), limits=(-1.0, 1.0), friction=0.2)
+    joints = {"first": random_joint(kind, None, "a", True, True, True, **given), "second": random_joint(kind, "a", "b", **given)}
+    mech = td.Mechanism({name: random_body() for name in "ab"}, joints, options=exact())
+    q, qd = 0.3 * torch.randn(5, 2 * n), 3 * torch.randn(5, 2 * n)
+    out = check(mech, mech.to_maximal(q, qd), torch.randn(5, mech.num_inputs))
+    pressing = out.impulses[:, mech.impulse_layout["velocity_limits.second"]]
+    assert float(pressing.min()) < 1e-5 and float(pressing.max()) > 1e-1
+
+
+@pytest.mark.slow
+@pytest.mark.sanitize
+@pytest.mark.parametrize("count", [1, 5])
+def test_velocity_limits_of_every_joint(count: int) -> None:
+    torch.manual_seed(0)
+    mech, z, u = close_to_limits(count, velocity_limits=1.5, friction=0.2, armature=0.1)
+    mech.options = exact()
+    out = check(mech, z, u)
+    pressing = [out.impulses[:, place].max() for name, place in mech.impulse_layout.items() if name.startswith("velocity_limits.")]
+    assert len(pressing) == 30 and float(min(pressing)) > 1e-9 and float(max(pressing)) > 1e-1

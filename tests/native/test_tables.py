@@ -24,6 +24,7 @@ ROWS = tables.ROWS.items()
 NATIVE = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 STRUCTURES: dict[str, Any] = {
     "TdOptions": calls.Options,
+    "TdLaw": calls.Law,
     "TdRollout": calls.Rollout,
     "TdImpacts": calls.Impacts,
     "TdGradient": calls.Gradient,

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
-from torchdojo.parameters import as_tensor, require
+from torchdojo.parameters import as_tensor, require, transforming
 
 __all__ = [
     "JOINT_TYPES",
@@ -64,11 +64,12 @@ class StandardJoint(Joint):
         limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration (`JointLimits`).
         friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
         armature: inertia [kg, kg·m²] that moves with the coordinate's rate, of a motor seen through its gear: energy ½ a rate².
-        effort_limit, velocity_limit: [N, N·m] and [m/s, rad/s], kept on the joint for the user and for file formats; they do not act.
+        velocity_limits: largest speeds of the free coordinates [m/s, rad/s]; infinite: none (`JointVelocityLimits`).
+        effort_limit: [N, N·m], kept on the joint for the user and for file formats; it does not act.
         actuated: whether the joint's free coordinates appear in the input u.
 
-    Limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere. Their
-    numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
+    All limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere.
+    Their numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
     Limits of two or three rotations act on the components of the rotation vector. There, limits of π or more can never be reached, and do
     not act.
 
@@ -86,7 +87,7 @@ class StandardJoint(Joint):
         "damper": 1,
         "rest": 1,
     }
-    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, **Joint.optional}
+    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **Joint.optional}
     axis: Tensor
     parent_anchor: Tensor
     child_anchor: Tensor
@@ -96,6 +97,8 @@ class StandardJoint(Joint):
     rest: Tensor
     friction: Tensor | None
     armature: Tensor | None
+    velocity_limits: Tensor | None
+    velocity_limited: tuple[int, ...] = ()  #: coordinates whose speed is limited
     free_translations: int
     free_rotations: int
     period: ClassVar[float] = 2 * TURN
@@ -116,7 +119,7 @@ class StandardJoint(Joint):
         friction: Any = None,
         armature: Any = None,
         effort_limit: Any = None,
-        velocity_limit: Any = None,
+        velocity_limits: Any = None,
         actuated: bool = True,
     ) -> None:
         super().__init__(parent, child)
@@ -128,9 +131,8 @@ class StandardJoint(Joint):
         self.damper = damper
         self.rest = rest
         self.effort_limit = effort_limit
-        self.velocity_limit = velocity_limit
         self.actuated = actuated
-        given = {"friction": friction, "armature": armature}
+        given = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
         present = [name for name, value in given.items() if self.num_coordinates and self.has_effect(name, value)]
         self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)})
         for name in present:
@@ -165,8 +167,8 @@ class StandardJoint(Joint):
 
     @property
     def stacked_fields(self) -> dict[str, int]:
-        # Limits and friction are elements of their own.
-        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", *BOUNDS)}
+        # All limits and friction are elements of their own.
+        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS)}
 
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), self.actuated, "armature" in self.fields)
@@ -174,18 +176,23 @@ class StandardJoint(Joint):
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
     def has_effect(self, name: str, value: Any) -> bool:
-        """Whether a limit is given, or a friction or an armature that is not zero, or may be learned."""
+        """Whether a limit is given, or a finite speed, or a friction or an armature that is not zero, or may be learned."""
         if value is None or name in BOUNDS:
             return value is not None
         tensor = as_tensor(value, self.label(name))
-        return tensor.requires_grad or bool(tensor.any())
+        nothing = torch.inf if name == "velocity_limits" else 0.0
+        return tensor.requires_grad or bool((tensor != nothing).any())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         if name in BOUNDS:
             return super().check_field(name, value)
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
-        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature")
-        value = super().check_field(name, value.expand(size) if per_coordinate and value.ndim == 0 else value)
+        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", "velocity_limits")
+        value = value.expand(size) if per_coordinate and value.ndim == 0 else value
+        if name == "velocity_limits":
+            require(value > 0, self.label(name), value, "speeds above 0, infinite for none")
+        else:
+            value = super().check_field(name, value)
         if value.shape[-1] != size:
             per = f", one per free coordinate of a {type(self).__name__}" if per_coordinate else ""
             raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., {size}){per}")
@@ -197,7 +204,20 @@ class StandardJoint(Joint):
             value = quat.normalize(value)
         if name in ("spring", "damper", "friction", "armature"):
             require(value >= 0, self.label(name), value, "values >= 0")
+        if name == "velocity_limits" and not transforming():
+            self._check_velocity_limited(torch.isfinite(value.detach()).reshape(-1, size))
         return value
+
+    def _check_velocity_limited(self, finite: Tensor) -> None:
+        """Raise unless the coordinates with a finite speed (n, num_coordinates) are those that the joint was built with."""
+        limited = tuple(finite.any(0).nonzero().flatten().tolist())
+        allowed = limited if not self.velocity_limited else self.velocity_limited
+        if limited != allowed or bool((finite.any(0) != finite.all(0)).any()):
+            raise ValueError(
+                f"{self.label('velocity_limits')}: got finite numbers for the coordinates {limited}; allowed: for the same ones in all "
+                f"environments and at all times, {allowed} here"
+            )
+        self.velocity_limited = limited
 
     # -- the directions ------------------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from torchdojo.dynamics.system import System
 from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.engine.periods import Periods, Stepper
 from torchdojo.engine.smoothing import Backend, Randomized, sampled
 from torchdojo.gradients import reference_step
+from torchdojo.gradients.hard_limit import SMALL_KAPPA
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import forward_mode
@@ -26,7 +28,7 @@ from torchdojo.native.loader import library
 from torchdojo.native.program import Program, program, unsupported
 from torchdojo.parameters import result_tensor, transforming, warn_user
 from torchdojo.solver import options as solver_options
-from torchdojo.solver.options import SolverOptions
+from torchdojo.solver.options import GradientMode, SolverOptions
 from torchdojo.structure import Structure
 
 __all__ = ["Backend", "Backends", "Kernel", "Reference"]
@@ -117,8 +119,30 @@ class Backends:
         """What takes the periods of a request. With a law, their inputs are controls."""
         if law is None and request.repeat == 1:
             return self.select(request)
-        kernel = None if law else self.kernel(request)
+        kernel = self.kernel(request) if law is None else self.driven_kernel(request, law)
         return kernel or Periods(self.select(request.of_a_step), request.repeat, law)
+
+    def driven_kernel(self, request: Request, law: Actuators) -> Kernel | None:
+        """The kernel with a law in its steps, or None where the law stays outside.
+
+        The kernel differentiates by controls and states. For gradients by the numbers of the law, or by where driven joints are, for
+        transforms, and for the hard limit, PyTorch takes the law between the steps.
+        """
+        options = request.options
+        hidden = torch.compiler.is_compiling() or transforming() or forward_mode()
+        if hidden or request.mode is not GradientMode.CENTRAL_PATH or (options.grad_kappa or options.kappa) <= SMALL_KAPPA:
+            return None
+        kernel = self.kernel(request)
+        if kernel is None or (torch.is_grad_enabled() and kernel.parameters.requires_grad and self._moves_joints(law)):
+            return None
+        lowered = self._cache.law(kernel.program, self.structure.named_joints(), law)
+        return None if lowered is None else Kernel(kernel.program, kernel.parameters.with_law(lowered), request)
+
+    def _moves_joints(self, law: Actuators) -> bool:
+        """Whether numbers require grad that decide which coordinates the actuators measure."""
+        joints = [self.structure.joints[name] for name in dict.fromkeys(law.joints)]
+        geometry = [getattr(joint, name) for joint in joints for name in KINEMATIC_FIELDS]
+        return any(number.requires_grad for number in (self.structure.timestep, *geometry))
 
     def kernel(self, request: Request) -> Kernel | None:
         """The kernel for a request, or None where another backend takes its steps.

@@ -62,11 +62,13 @@ def rollout(
 ) -> Trajectory:
     """`Mechanism.rollout` on a checked z. With a law, u are controls."""
     structure, law, keep = backends.structure, plan.law, plan.keep_solutions
-    kernel = None if callable(u) or plan.adaptive or law else backends.kernel(request)
+    kernel = None
+    if not (callable(u) or plan.adaptive):
+        kernel = backends.kernel(request) if law is None else backends.driven_kernel(request, law)
     run: Run
     if kernel is not None:
         zero = z.new_zeros(steps, structure.num_inputs)
-        z, u, wrench = structure.check_inputs(z, zero if u is None else cast(Tensor, u), plan.wrench)
+        z, u, wrench = check_given(structure, law, z, zero if u is None else cast(Tensor, u), plan.wrench)
         run = KernelRun(kernel, wrench, keep)
     elif plan.adaptive:
         steps_of_one = AdaptiveSteps(backends, request.of_a_step, plan.adaptive)

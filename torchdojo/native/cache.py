@@ -5,8 +5,9 @@ Stacking and packing the 179 tensors of a quadruped takes 0.4 ms, longer than it
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.joints import Joint
 from torchdojo.gradients.batching import flatten_batch
+from torchdojo.native.actuation import Law, lower_law
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.parameters import PhysicalModule, differentiated
 from torchdojo.state.unknowns import NUM_DATA
@@ -23,11 +27,12 @@ __all__ = ["ParameterCache", "Parameters"]
 
 
 class Parameters:
-    """Stacked parameters, and, where no batch dimensions distinguish environments, the form that the kernel reads."""
+    """Stacked parameters, and the form that the kernel reads: once for all environments, or with a row for each."""
 
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
         self.tensors = tensors
+        self.law: Law | None = None  # by which controls become inputs
 
     @functools.cached_property
     def requires_grad(self) -> bool:
@@ -49,13 +54,36 @@ class Parameters:
         return self._flattened[1]
 
     @functools.cached_property
-    def packed(self) -> Packed | None:
-        return self._program.packed(self.flat) if self.batch.numel() == 1 else None
+    def packed(self) -> Packed:
+        return self._program.packed(self.flat)
+
+    @property
+    def shared(self) -> bool:
+        """Whether all environments have the same parameters."""
+        return self.batch.numel() == 1
+
+    def with_law(self, law: Law) -> Parameters:
+        """These parameters, for calls that take controls."""
+        _ = self.packed, self.requires_grad  # once for all copies
+        other = copy.copy(self)
+        other.law = law
+        return other
 
     @functools.cached_property
     def finite(self) -> bool:
-        """Whether the `packed` parameters are finite."""
-        return self.packed is not None and bool(torch.isfinite(self.packed.values).all())
+        """Whether the `packed` parameters are finite, or the kernel looks, because environments differ."""
+        return not self.shared or bool(torch.isfinite(self.packed.values).all())
+
+    def rows(self, batch: torch.Size) -> tuple[list[Tensor], Packed]:
+        """Flat and packed parameters (N or 1, ...) of the environments of `batch`, with which the batch dimensions broadcast."""
+        if self.shared or self.batch == batch:
+            return self.flat, self.packed
+
+        def spread(tensor: Tensor) -> Tensor:
+            event = tensor.shape[1:]
+            return tensor if len(tensor) == 1 else tensor.reshape(*self.batch, *event).expand(*batch, *event).reshape(-1, *event)
+
+        return [spread(tensor) for tensor in self.flat], self.packed._replace(values=spread(self.packed.values))
 
 
 class Snapshot:
@@ -102,13 +130,21 @@ class Snapshot:
 
 
 class ParameterCache:
-    """The last `Parameters` of a mechanism. Copies and unpickled ones are empty."""
+    """The last `Parameters` of a mechanism, and the last `Law` of its actuators. Copies and unpickled ones are empty."""
 
     def __init__(self) -> None:
         self._last: tuple[Snapshot, Parameters] | None = None
+        self._law: tuple[Actuators, Snapshot, Law] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParameterCache, ()
+
+    def law(self, program: Program, joints: Mapping[str, Joint], actuators: Actuators) -> Law | None:
+        """The law of the actuators; None where its numbers require grad or are computed."""
+        if self._law is None or self._law[0] is not actuators or not self._law[1].holds():
+            snapshot = Snapshot.take([actuators])
+            self._law = None if snapshot is None else (actuators, snapshot, lower_law(program, joints, actuators))
+        return None if self._law is None else self._law[2]
 
     def get(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters:
         last = self._last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Map", "Options", "Rollout", "bind"]
+__all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Law", "Map", "Options", "Rollout", "bind"]
 
 #: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
 #: the array. Other arrays are contiguous. P = T / repeat periods hold an input each. Results are those of every step, S = T, or of every
@@ -18,9 +18,18 @@ STRUCTS: dict[str, dict[str, str]] = {
         "max_iterations": "int64_t",
         "min_iterations": "int64_t",
         "max_halvings": "int64_t",
+        "depenetration_speed": "double",  # [m/s]; 0: one step undoes any overlap
         "warm_iterations": "int64_t",
         "threads": "int64_t",
         "gradient_mode": "int64_t",  # a `GradientMode`
+    },
+    # The law that turns controls into inputs at the start of every step.
+    "TdLaw": {
+        "actuators": "int64_t",
+        "table": "const int32_t *",  # rows `Actuator`, those of a joint side by side
+        "values": "const double *",  # (N or 1, numbers): `ACTUATOR_PARAMETERS` of each actuator, then the range of each input
+        "stride": "int64_t",
+        "measures": "int64_t",  # whether the law reads the state
     },
     "TdRollout": {
         "environments": "int64_t",
@@ -31,7 +40,8 @@ STRUCTS: dict[str, dict[str, str]] = {
         "parameter_stride": "int64_t",
         "z0": "const double *",  # (N, 13 nb)
         "z0_stride": "int64_t",
-        "u": "const double *",  # (N, P, nu), or null
+        "u": "const double *",  # (N, P, nu), or null; with a law, the controls (N, P, number of actuators)
+        "law": "const TdLaw *",  # or null
         "wrench": "const double *",  # (N, 6 nb), or null
         "warm": "const double *",  # (N, n), or null
         "grad_kappa": "const double *",  # (N,), or null for that of the options
@@ -70,7 +80,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "grad_z_stride": "int64_t",
         "grad_impulses": "const double *",  # (N, P, ni), or null
         "grad_z0": "double *",  # (N, 13 nb)
-        "grad_u": "double *",  # (N, T, nu), or null
+        "grad_u": "double *",  # (N, T, nu), or null; with a law, gradients of controls (N, P, ·), added to what is there
         "grad_wrench": "double *",  # (N, 6 nb), or null
         "grad_parameters": "double *",  # (N, P), or (P) where parameters are shared, or null: added to what is there
         "impacts": "const TdImpacts *",  # or null
@@ -112,7 +122,9 @@ def _structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 
-Options, Rollout, Impacts, Gradient, Map = (_structure(name) for name in ("TdOptions", "TdRollout", "TdImpacts", "TdGradient", "TdMap"))
+Options, Law, Rollout, Impacts, Gradient, Map = (
+    _structure(f"Td{name}") for name in ("Options", "Law", "Rollout", "Impacts", "Gradient", "Map")
+)
 
 
 def bind(kernel: ctypes.CDLL) -> ctypes.CDLL:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchdojo.gradients.request import Request
 from torchdojo.native import calls
+from torchdojo.native.actuation import Law
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.native.request import kernel_options
 from torchdojo.native.tables import CROOKED_QUATERNION, Derivative, StateMap
@@ -48,7 +49,7 @@ class StepImpacts(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """N rollouts of T steps, in P periods of `request.repeat` steps.
+    """N rollouts of T steps, in P periods of `request.repeat` steps. With a law, u are controls (N, P, number of actuators).
 
     parameters: flat and stacked, N or 1 rows. z: (N, 13 nb). u: (N, P, nu). wrench: (N, 6 nb). warm: (N, n) or None.
     packed: replaces `parameters` where they are packed already. grad_kappa: (N,) replaces that of the request's options.
@@ -63,6 +64,7 @@ class Problem(NamedTuple):
     warm: Tensor | None
     packed: Packed | None = None
     grad_kappa: Tensor | None = None
+    law: Law | None = None
 
     @property
     def steps(self) -> int:
@@ -130,21 +132,27 @@ def rollout(problem: Problem, keep: Keep = Keep.STEPS, batch: Sequence[int] | No
 
 
 def adjoint(
-    problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, parameters: bool, impacts: StepImpacts | None = None
+    problem: Problem,
+    out: Outputs,
+    grad_z: Tensor,
+    grad_impulses: Tensor | None,
+    parameters: bool | Tensor,
+    impacts: StepImpacts | None = None,
 ) -> Gradients:
     """Gradients by all data, from the gradients of z (N, T + 1, 13 nb) and of the impulses (N, P, ni).
 
-    `parameters` says whether the gradient by the packed parameters is wanted.
+    `parameters` says whether the gradient by the packed parameters is wanted, or is a tensor to write it into.
     """
     grad_z = grad_z.contiguous()
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
     new = problem.z.new_empty
     with _Call(problem, out) as call:
+        by_parameters = parameters.zero_() if isinstance(parameters, Tensor) else torch.zeros_like(call.parameters) if parameters else None
         gradients = Gradients(
             new(problem.z.shape),
-            new(len(problem.u), problem.steps, problem.u.shape[2]),
+            torch.zeros_like(problem.u) if problem.law else new(len(problem.u), problem.steps, problem.u.shape[2]),
             new(problem.wrench.shape),
-            torch.zeros_like(call.parameters) if parameters else None,
+            by_parameters,
             None if impacts is None else problem.z.new_empty(impacts.component.shape),
         )
         hits = None
@@ -162,7 +170,7 @@ def adjoint(
         )
         call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
     gradients.z.add_(grad_z[:, 0])
-    if problem.request.repeat > 1:
+    if problem.request.repeat > 1 and problem.law is None:
         gradients = gradients._replace(u=gradients.u.unflatten(1, (-1, problem.request.repeat)).sum(2))
     return gradients
 
@@ -234,6 +242,8 @@ class _Call:
         self._options = kernel_options(problem.request, torch.get_num_threads())
         self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
         given = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
+        self._law = None if problem.law is None else problem.law.arguments()
+        self._kept = problem.law
         self._inputs = [None if t is None else t.contiguous() for t in given]
         z, u, wrench, warm, grad_kappa = self._inputs
         self._rollout = calls.Rollout(
@@ -246,6 +256,7 @@ class _Call:
             z0=_address(z),
             z0_stride=problem.z.shape[1],
             u=_address(u) if program.num_inputs else None,
+            law=None if self._law is None else ctypes.addressof(self._law),
             wrench=_address(wrench),
             warm=_address(warm),
             grad_kappa=_address(grad_kappa),

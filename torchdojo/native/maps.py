@@ -14,18 +14,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchdojo.gradients.batching import align, flatten_batch, map_all
+from torchdojo.gradients.batching import align, map_all
 from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
 from torchdojo.native import kernel, loader
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import VECTOR, differentiable
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
 from torchdojo.native.minimal import bound_tree
-from torchdojo.native.program import Packed, Program, by_number
+from torchdojo.native.program import Program, by_number
 from torchdojo.native.tables import Derivative, StateMap
 from torchdojo.parameters import transforming
 from torchdojo.state.minimal import to_maximal, to_minimal
-from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
+from torchdojo.state.unknowns import TIMESTEP
 
 __all__ = ["TREE", "compiled_map", "covers", "state_map"]
 
@@ -64,17 +64,8 @@ def _evaluate(
     rows = state.detach() if len(lead) == 1 else state.detach().reshape(lead.numel(), state.shape[-1])
     if along is not None:
         along = along.detach().reshape(lead.numel(), along.shape[-1])
-    out = kernel.state_map(program, _packed(program, parameters, lead), which, derivative, rows, along)
+    out = kernel.state_map(program, parameters.rows(lead)[1], which, derivative, rows, along)
     return out if len(lead) == 1 else out.view(*lead, out.shape[-1])
-
-
-def _packed(program: Program, parameters: Parameters, lead: torch.Size) -> Packed:
-    """The packed parameters of environments with batch dimensions `lead`, in one row if all share them."""
-    if parameters.packed is not None:
-        return parameters.packed
-    data = [torch.empty(1).expand(*lead, 1)] * NUM_DATA
-    flat, _ = flatten_batch([VECTOR] * NUM_DATA + program.parameter_specs, [*data, *(t.detach() for t in parameters.tensors)])
-    return program.packed(flat[NUM_DATA:])
 
 
 class Mapped(torch.autograd.Function):

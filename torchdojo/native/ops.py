@@ -301,6 +301,8 @@ class RolloutAdjoint(LastDerivative):
         needs: tuple[bool, ...],
         *values: Tensor | None,
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+        if len(needs) > 3 and packed_parameters is not None and packed_parameters.law is not None:
+            raise RuntimeError("is_grads_batched: not with ctrl= and parameters that require grad; take one gradient after the other")
         mapped, shapes = _map_gradients(program, info.batch_size, in_dims[4:], values)
         grads = RolloutAdjoint.apply(program, request, None if len(needs) > 3 else packed_parameters, needs, *mapped)
         out = tuple(None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes, strict=True))
@@ -348,7 +350,7 @@ def rollout(
     if transforming() or forward_mode():
         return _of_periods(Rollout.apply(program, request, None, warm, *tensors), request.repeat, keep_solutions)
     if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):
-        if not parameters.requires_grad and parameters.packed is not None:
+        if not parameters.requires_grad:
             tensors = tensors[:3]
         return _of_periods(Rollout.apply(program, request, parameters, warm, *tensors), request.repeat, keep_solutions)
     return execution.forward(program, request, less, warm, z, u, wrench, parameters.tensors, parameters)

@@ -223,9 +223,10 @@ def _joint_options(joint: Any, kind: str) -> dict[str, Any]:
         bounds = float(joint.limit.lower or 0.0), float(joint.limit.upper or 0.0)
         if kind in ("revolute", "prismatic") and np.isfinite(bounds).any():
             options["limits"] = bounds
-        for keyword, value in (("effort_limit", joint.limit.effort), ("velocity_limit", joint.limit.velocity)):
-            if np.isfinite(value):
-                options[keyword] = float(value)
+        if np.isfinite(joint.limit.effort):
+            options["effort_limit"] = float(joint.limit.effort)
+        if kind in ("revolute", "continuous", "prismatic") and 0 < joint.limit.velocity < np.inf:  # exporters write 0 where none is known
+            options["velocity_limits"] = float(joint.limit.velocity)
     return options
 
 

@@ -25,7 +25,9 @@ struct JointTable : rows::Joint {
 };
 
 struct JointConeTable : rows::JointCone {
-    double sign() const { return kind == upper ? -1.0 : 1.0; }
+    double sign() const { return kind == upper || kind == highest_rate ? -1.0 : 1.0; }
+    bool limits_rate() const { return kind == lowest_rate || kind == highest_rate; }
+    bool on_rate() const { return kind == friction || limits_rate(); }
     int pairs() const { return kind == friction ? 2 : 1; }
 };
 

@@ -27,6 +27,7 @@ Options native_options(const TdOptions &o) {
     options.kappa = o.kappa, options.residual_tol = o.residual_tol, options.path_tol = o.path_tol;
     options.max_iterations = o.max_iterations, options.min_iterations = o.min_iterations;
     options.max_halvings = o.max_halvings, options.warm_iterations = o.warm_iterations;
+    options.depenetration_speed = o.depenetration_speed;
     options.complementarity_aware = o.gradient_mode == complementarity_aware;
     options.limit = o.gradient_mode == exact || options.complementarity_aware;
     return options;
@@ -107,7 +108,7 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
     const bool partial = g->grad_parameters && !r->parameter_stride;
     const int64_t size = h.table.num_parameters, blocks = num_blocks(r->environments, o->threads);
     std::vector<double> sums(partial ? size_t(blocks * size) : 0);
-    expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
+    if (!r->law) expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t block) {
         double *grad_parameters = partial ? &sums[block * size] : g->grad_parameters;
         many ? h.many.backward(options, o->grad_kappa, *r, *g, grad_parameters, first, last)

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "abi/worker.hpp"
+#include "elements/actuation.hpp"
 #include "gradient/jacobian.hpp"
 #include "gradient/minimal_jacobian.hpp"
 #include "gradient/split_gradient.hpp"
@@ -41,18 +42,21 @@ template <class T>
 struct ForwardWorkspace {
     Stepper<T> stepper;
     Recovery recovery;
-    std::vector<double> impulses;  // of one step in each lane, where a period sums them
-    explicit ForwardWorkspace(const MechanismTable &m) : stepper(m), recovery(m), impulses(size_t(lanes<T>) * m.num_impulses) {}
+    Actuation actuation;
+    std::vector<double> impulses, inputs;  // of one step in each lane: impulses that a period sums, and inputs by a law
+    explicit ForwardWorkspace(const MechanismTable &m)
+        : stepper(m), recovery(m), actuation(m), impulses(size_t(lanes<T>) * m.num_impulses), inputs(size_t(lanes<T>) * m.num_inputs) {}
 };
 
 template <class T>
 struct BackwardWorkspace {
     StepGradient<T> gradient;
     SplitGradient split;
-    std::vector<double> grad_z, carried, grad_wrench, near_limit;
+    Actuation actuation;
+    std::vector<double> grad_z, carried, grad_wrench, near_limit, inputs, grad_inputs;
     explicit BackwardWorkspace(const MechanismTable &m)
-        : gradient(m), split(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
-          grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
+        : gradient(m), split(m), actuation(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
+          grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies), inputs(size_t(lanes<T>) * m.num_inputs), grad_inputs(inputs) {}
 };
 
 template <class T>
@@ -106,6 +110,18 @@ TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, 
     job.status = r.status + at, job.iterations = r.iterations + at, job.substeps = r.substeps + at;
 }
 
+// The place of the controls of step t, and of their gradients, where a law turns them into inputs.
+TD_INLINE int64_t control_of(const TdRollout &r, int64_t n, int64_t t) {
+    return (n * period_of(r, r.steps) + period_of(r, t)) * r.law->actuators;
+}
+
+// Sets the input of step t of environment n, which is computed into `inputs`, where there is a law.
+inline void actuate(const TdRollout &r, int64_t n, int64_t t, Actuation &actuation, double *inputs, Job &job) {
+    if (!r.law) return;
+    actuation.inputs(*r.law, job.parameters, n, job.z, r.u + control_of(r, n, t), inputs);
+    job.u = inputs;
+}
+
 inline const double *shared_parameters(const TdRollout &r) { return r.parameter_stride ? nullptr : r.parameters; }
 
 // Environments first … last: each lane follows one of them through all its steps, then takes the next one.
@@ -129,6 +145,8 @@ struct RolloutFeed {
             step[lane] = 0;
         }
         describe(mechanism, rollout, environment[lane], step[lane]++, job);
+        double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
+        actuate(rollout, environment[lane], step[lane] - 1, workspace.actuation, inputs, job);
         if (rollout.repeat > 1) {
             job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
             if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
@@ -206,6 +224,7 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
     const MechanismTable &m = mechanism;
     const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
     GradientJob jobs[lanes<T>];
+    const double *from[lanes<T>];  // the state of each step
     const bool continued = options.limit && options.kappa > constant::limit_kappa;
     const int64_t block = lanes<T> * std::max<int64_t>(1, 16 / r.steps);  // environments: about sixteen steps per lane or more
     int64_t block_start = first;
@@ -230,12 +249,14 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                 GradientJob &job = jobs[active];
                 job = GradientJob{};
                 describe(m, r, n, t, job.step);
+                actuate(r, n, t, workspace->actuation, workspace->inputs.data() + j * nu, job.step);
+                from[j] = job.step.z;
                 job.w = job.step.w;
                 job.grad_z_next = carried;
                 const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
                 job.grad_impulses = g.grad_impulses ? g.grad_impulses + period * m.num_impulses : nullptr;
                 job.grad_z = &workspace->grad_z[j * nz];
-                job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
+                job.grad_u = r.law ? workspace->grad_inputs.data() + j * nu : g.grad_u ? g.grad_u + at * nu : nullptr;
                 job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
                 job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
                 job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
@@ -256,6 +277,12 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
             for (int j = 0; j < count && g.impacts; ++j) {
                 const int64_t k = g.impacts->step[(start + j) * r.steps + t];
                 if (k >= 0) add_impact(*g.impacts, k, m.num_bodies, &workspace->carried[j * nz], &workspace->grad_z[j * nz]);
+            }
+            for (int j = 0; j < count && r.law; ++j) {
+                const int64_t n = start + j, place = control_of(r, n, t);
+                if (r.status[n * r.steps + t] == success)
+                    workspace->actuation.adjoint(*r.law, r.parameters + n * r.parameter_stride, n, from[j], r.u + place,
+                                                 &workspace->grad_inputs[j * nu], g.grad_u + place, &workspace->grad_z[j * nz]);
             }
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
             if (g.grad_wrench)

@@ -78,8 +78,9 @@ struct PairData {
 // Laws of the gap: see gap_law.hpp.
 template <class T>
 struct LawData {
-    T distance;                       // φ at the current configuration
-    T distance_row[12];  // its derivative by the current poses (x, φ of the body, then of the other), where the gap is shifted
+    bool overlaps = false;  // whether a law of overlap acts in some lane: only then are shift, slope and distance_row of use
+    T distance;  // φ at the current configuration
+    T distance_row[12];  // its derivative by the current poses (x, φ of the body, then of the other)
     T shift, softness, slope;  // slope: −∂shift/∂φ
     Mask<T> bounces, bouncing;  // whether the contact has restitution, and whether Newton's law rules the gap in this step
     Vec3<T> incoming, spin;  // velocity, and angular velocity in the world frame, that led here

@@ -35,6 +35,13 @@ void free_values(const Problem<T> &problem, const JointTable &joint, const Joint
     }
 }
 
+// What a limit leaves of the way of a coordinate, or of the speed of a rate.
+template <class T>
+TD_INLINE T cone_room(const JointConeTable &cone, const FreeData<T> &free, const T &limit) {
+    const int i = cone.coordinate;
+    return cone.limits_rate() ? limit + cone.sign() * free.rate[i] : cone.sign() * (free.coordinate[i] - limit);
+}
+
 // Numbers that stay the same during the step.
 template <class T>
 void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
@@ -186,9 +193,8 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
             row[0] = impulse[0] + impulse[q] - 2.0 * max(h * value, broadcast<T>(constant::least_height));
             row[q] = free->rate[cone.coordinate] - slack[0] + slack[q];
         } else {
-            const double sign = cone.sign();
-            total += sign * impulse[0];
-            row[0] = sign * (free->coordinate[cone.coordinate] - value) - slack[0];
+            total += cone.sign() * impulse[0];
+            row[0] = cone_room(cone, *free, value) - slack[0];
         }
     }
 }

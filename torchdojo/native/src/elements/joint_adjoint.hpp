@@ -96,7 +96,7 @@ private:
         }
     }
 
-    // Armature, limits and friction: derivatives of V = μ (−a (ċ⁺ − ċ)) − ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
+    // Armature, limits and friction: derivatives of V = μ (−a (ċ⁺ − ċ)) ∓ ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
     template <class R>
     static void moving_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
                                const MovingGradient<T> &g) {
@@ -105,6 +105,7 @@ private:
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
             if (cone.kind == JointConeTable::friction) rate[cone.coordinate] -= inverse * adjoint.multiplier[cone.impulse + cone.stride];
+            else if (cone.limits_rate()) rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
             else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
         }
         for (int i = 0; i < joint.free(); ++i) {
@@ -125,7 +126,7 @@ private:
                 adjoint.gradient.phi[joint.parent] = adjoint.gradient.phi[joint.parent] + weight * g.phi_parent;
             };
             if (joint.num_cones && (translation || joint.limited_r)) add_next(coordinate[i], g.coordinate_next[i]);
-            if (joint.armature < 0 && !joint.has_friction) continue;
+            if (joint.armature < 0 && !joint.has_rate_cones) continue;
             add_next(rate[i], g.rate_next[i]);
             add_now(rate[i], g.rate_now[i]);
             if (joint.armature < 0) continue;

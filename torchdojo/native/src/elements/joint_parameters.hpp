@@ -102,7 +102,7 @@ private:
             g.add_free(joint.free_t() + e, from.extra_impulse[e] * left_jacobian_inverse(from.now, g.about));
         T rate[6] = {};  // weights of h ċ⁺
         cone_product(to, problem, adjoint, g, from, rate);
-        if (!armature && !joint.has_friction) return;
+        if (!armature && !joint.has_rate_cones) return;
         const Vec3<T> d = problem.displacement(joint, data, data.now), d_next = problem.displacement(joint, data, data.next);
         const Vec3<T> d_before = armature ? problem.displacement(joint, data, from.incoming) : d;
         Vec3<T> next{}, before{}, rate_turn{}, before_turn{};
@@ -148,7 +148,7 @@ private:
             to, problem, joint, by_before, [&](int b) { return z + state_size * b + 3; }, [&](int b) { return z + state_size * b + 10; });
     }
 
-    // Limits and friction of a joint: −ν (±(c⁺ − bound)), and −ν ċ⁺ and 2 λ max(h friction, least) of the pairs' rows.
+    // Limits and friction of a joint: −ν (±(c⁺ − bound)), −ν (speed ± ċ⁺), and −ν ċ⁺ and 2 λ max(h friction, least) of the pairs' rows.
     static void cone_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, JointGradient<T> &g,
                              const FreeData<T> &from, T *rate) {
         const T h = problem.timestep(), inverse = 1.0 / h;
@@ -160,6 +160,11 @@ private:
                 rate[cone.coordinate] -= nu;
                 to.sum[cone.parameter] += h * twice;
                 to.by_timestep += nu * from.rate[cone.coordinate] + friction * twice;
+            } else if (cone.limits_rate()) {  // −ν (v ± ċ⁺)
+                const T nu = adjoint.multiplier[cone.impulse], own = (cone.sign() * inverse) * nu;
+                rate[cone.coordinate] -= own;
+                to.sum[cone.parameter] -= nu;
+                to.by_timestep += own * from.rate[cone.coordinate];
             } else {
                 const T nu = cone.sign() * adjoint.multiplier[cone.impulse];
                 g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);
