@@ -156,9 +156,12 @@ class Actuators(PhysicalModule):
         replaceable: True for motors that a built-in robot comes with: `actuate` replaces them.
         clipped: how many controls that `step` and `rollout` were given as `ctrl` were out of `ctrlrange`; set it to zero to count anew.
 
+    A subclass with another `forward` sets `in_kernel` to False: PyTorch then takes its law before every step.
+
     Where a control or a force is clipped, its derivative with respect to the clipped value is zero, and with respect to the bound one.
     """
 
+    in_kernel: ClassVar[bool] = True
     fields: ClassVar[dict[str, int]] = {
         "gear": 1,
         "gain": 2,
