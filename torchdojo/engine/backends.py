@@ -129,8 +129,8 @@ class Backends:
         transforms, for the hard limit, and for subclasses with a law of their own, PyTorch takes the law between the steps.
         """
         options = request.options
-        hidden = torch.compiler.is_compiling() or transforming() or forward_mode()
-        if hidden or not law.in_kernel or request.mode is not GradientMode.CENTRAL_PATH or (options.grad_kappa or options.kappa) <= SMALL_KAPPA:
+        hidden = torch.compiler.is_compiling() or transforming() or forward_mode() or not law.in_kernel
+        if hidden or request.mode is not GradientMode.CENTRAL_PATH or (options.grad_kappa or options.kappa) <= SMALL_KAPPA:
             return None
         kernel = self.kernel(request)
         if kernel is None or (torch.is_grad_enabled() and kernel.parameters.requires_grad and self._moves_joints(law)):
