@@ -71,6 +71,10 @@ class Mechanism(Structure):
         self.options = options or SolverOptions()
         self.backends = Backends(self)
 
+    def rebuild(self) -> None:
+        super().rebuild()
+        self.backends = Backends(self)
+
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
 
     @in_float64
