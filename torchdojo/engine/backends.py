@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -126,10 +127,10 @@ class Backends:
         """The kernel with a law in its steps, or None where the law stays outside.
 
         The kernel differentiates by controls and states. For gradients by the numbers of the law, or by where driven joints are, for
-        transforms, and for the hard limit, PyTorch takes the law between the steps.
+        transforms, for the hard limit, and for subclasses with a law of their own, PyTorch takes the law between the steps.
         """
         options = request.options
-        hidden = torch.compiler.is_compiling() or transforming() or forward_mode()
+        hidden = torch.compiler.is_compiling() or transforming() or forward_mode() or not law.in_kernel
         if hidden or request.mode is not GradientMode.CENTRAL_PATH or (options.grad_kappa or options.kappa) <= SMALL_KAPPA:
             return None
         kernel = self.kernel(request)
@@ -162,6 +163,11 @@ class Backends:
         """Stacked parameters: the cached ones of the kernel where it takes the steps."""
         lowered = self._kernel_program(options)
         return self.stacked() if lowered is None else self._cached_parameters(lowered).tensors
+
+    def holding(self, parameters: Parameters | None) -> contextlib.AbstractContextManager[None]:
+        """A block in which calls take these parameters, from `map_parameters`, without looking whether numbers have changed."""
+        hidden = parameters is None or torch.compiler.is_compiling() or transforming() or forward_mode()
+        return contextlib.nullcontext() if hidden else self._cache.holding(cast(Parameters, parameters))
 
     def map_parameters(self, options: SolverOptions) -> Parameters | None:
         """The parameters with which the kernel computes functions of states (native/maps.py); None where the reference must.
