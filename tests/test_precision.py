@@ -105,9 +105,7 @@ def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
     td.actuate(mech, {"servo": td.Actuator.position("hip", kp=2.0, kv=0.1)})
     given = [value.to(dtype) for value in inputs(mech)]
     for name, call in CALLS.items():
-        with pytest.raises(
-            TypeError, match=rf"[zqu]\w*: got {dtype}; allowed: torch.float64 or torch.float32; convert it: \w+\.double\(\)"
-        ):
+        with pytest.raises(TypeError, match=rf"got {dtype}; allowed: torch.float64 or torch.float32; convert it: \w+\.double\(\)"):
             call(mech, *given)
             pytest.fail(f"{name} takes {dtype}")
 
