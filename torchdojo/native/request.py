@@ -17,7 +17,20 @@ from torchdojo.solver.options import OnFailure, SolverOptions
 __all__ = ["decode", "encode", "kernel_options"]
 
 #: The kernel's own options, then the options that Python applies to the result.
-FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), "raises", "raise_invalid", "repeat")
+OWN = ("raises", "raise_invalid", "repeat", "driven")
+FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), *OWN)
+_MODES
+
+__all__ = ["decode", "encode", "kernel_options"]
+
+#: The kernel's own options, then the options that Python applies to the result.
+FIELDS = (
+    *(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")),
+    "raises",
+    "raise_invalid",
+    "repeat",
+    "driven",
+)
 _MODES = {number: mode for mode, number in GRADIENT_MODES.items()}
 
 
@@ -37,6 +50,7 @@ def encode(request: Request) -> list[float]:
         float(options.on_failure is OnFailure.RAISE),
         float(request.raise_invalid),
         float(request.repeat),
+        float(request.driven),
     ]
 
 
@@ -59,7 +73,7 @@ def _decode(numbers: tuple[float, ...]) -> Request:
         max_halvings=int(value["max_halvings"]),
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )
-    return Request(options, None, bool(value["raise_invalid"]), int(value["repeat"]))
+    return Request(options, None, bool(value["raise_invalid"]), int(value["repeat"]), bool(value["driven"]))
 
 
 @functools.lru_cache(maxsize=64)
