@@ -19,18 +19,6 @@ __all__ = ["decode", "encode", "kernel_options"]
 #: The kernel's own options, then the options that Python applies to the result.
 OWN = ("raises", "raise_invalid", "repeat", "driven")
 FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), *OWN)
-_MODES
-
-__all__ = ["decode", "encode", "kernel_options"]
-
-#: The kernel's own options, then the options that Python applies to the result.
-FIELDS = (
-    *(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")),
-    "raises",
-    "raise_invalid",
-    "repeat",
-    "driven",
-)
 _MODES = {number: mode for mode, number in GRADIENT_MODES.items()}
 
 
