@@ -82,6 +82,12 @@ STEPPING: dict[str, tuple[Call, type[Exception], str]] = {
     "jacobians_out_strided": (lambda: mechanism().jacobians(state(), out=torch.empty(25, 24).mT), ValueError, r"out: .*not contiguous"),
     "to_minimal_shape": (lambda: mechanism().to_minimal(state()[:3]), ValueError, r"z: got shape \(3,\); allowed"),
     "to_maximal_shape": (lambda: mechanism().to_maximal(torch.zeros(2)), ValueError, r"q: got shape \(2,\); allowed: \(\.\.\., 7\)"),
+    "body_points_name": (lambda: mechanism().body_points(state(), "leg", torch.zeros(1, 3)), ValueError, r"got 'leg'; bodies are \["),
+    "body_points_shape": (
+        lambda: mechanism().body_points(state(), next(iter(mechanism().bodies)), torch.zeros(3)),
+        ValueError,
+        r"got points of shape \(3,\); allowed: \(\.\.\., k, 3\)",
+    ),
     "retract_shape": (
         lambda: mechanism().retract(state(), torch.zeros(12)),
         ValueError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +24,10 @@ CALLS: dict[str, Callable[[td.Mechanism, Tensor, Tensor, Tensor, Tensor], Any]] 
     "step": lambda m, z, u, q, qd: m.step(z, u),
     "step_by_keywords": lambda m, z, u, q, qd: m.step(u=u, z=z, wrench=torch.full((12,), 0.1, dtype=u.dtype)),
     "rollout": lambda m, z, u, q, qd: m.rollout(z, u[..., None, :].expand(*u.shape[:-1], 3, -1)),
+    "repeat": lambda m, z, u, q, qd: m.step(z, u, repeat=3),
+    "ctrl": lambda m, z, u, q, qd: m.step(z, ctrl=u, repeat=2),
+    "rollout_of_ctrl": lambda m, z, u, q, qd: m.rollout(z, ctrl=u[..., None, :], repeat=2, keep_solutions=True),
+    "policy_of_ctrl": lambda m, z, u, q, qd: m.rollout(z, ctrl=lambda z: 0.1 * z[..., :1], steps=2, repeat=2),
     "policy": lambda m, z, u, q, qd: m.rollout(z, lambda z: 0.1 * z[..., :1], steps=3),
     "adaptive": lambda m, z, u, q, qd: m.rollout(z, steps=2, adaptive=True),
     "jacobians": lambda m, z, u, q, qd: m.jacobians(z, u),
@@ -33,6 +37,9 @@ CALLS: dict[str, Callable[[td.Mechanism, Tensor, Tensor, Tensor, Tensor], Any]] 
     "to_minimal": lambda m, z, u, q, qd: m.to_minimal(z),
     "to_maximal": lambda m, z, u, q, qd: m.to_maximal(q, qd),
     "close_loops": lambda m, z, u, q, qd: m.close_loops(z),
+    "place": lambda m, z, u, q, qd: m.place(z, clearance=0.01),
+    "unwind": lambda m, z, u, q, qd: m.unwind(z, near=q),
+    "actuators": lambda m, z, u, q, qd: m.actuators(u, z),
     "distances": lambda m, z, u, q, qd: m.distances(z),
     "joint_errors": lambda m, z, u, q, qd: m.joint_errors(z),
     "kinetic_energy": lambda m, z, u, q, qd: m.kinetic_energy(z, z),
@@ -62,15 +69,18 @@ def flat(result: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", CALLS)
 def test_results_have_the_dtype_of_the_state(name: str) -> None:
     mech, call = hopper(), CALLS[name]
+    td.actuate(mech, {"servo": td.Actuator.position("hip", kp=2.0, kv=0.1)})
     z, u, q, qd = inputs(mech)
     expected = flat(call(mech, z, u, q, qd))
     for state, other in ((torch.float32, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.float32)):
         result = flat(call(mech, z.to(state), u.to(other), q.to(state), qd.to(other)))
         for key, value in result.items():
             if value.is_floating_point():
-                dtype = (state, other)[int(key)] if name == "jacrev" else torch.float64 if key == "solution" else state
+                dtype = torch.float64 if key == "solution" else state
+                if name in ("jacrev", "actuators"):
+                    dtype = (state, other)[int(key or 1)]
                 assert value.dtype == dtype, key
-            if name not in ("policy", "rollout_minimal"):  # what these policies see is rounded
+            if name not in ("policy", "policy_of_ctrl", "rollout_minimal"):  # what these policies see is rounded
                 torch.testing.assert_close(value.double(), expected[key].double(), **ROUNDED)
 
 
@@ -114,7 +124,8 @@ def test_gradients_against_differences_of_the_float64_step(backend: str) -> None
     assert delta.grad is not None and leaf.grad is not None and delta.grad.dtype == leaf.grad.dtype == SINGLE
     analytic = basis @ torch.cat((delta.grad, leaf.grad)).double()
     torch.testing.assert_close(analytic, difference, rtol=1e-4, atol=1e-4 * float(difference.abs().max()))
-    assert td.testing.check_gradients(mech, z.float(), u.float(), parameters=False, directions=2).max_relative_error < 1e-6
+    if backend == "auto":
+        assert td.testing.check_gradients(mech, z.float(), u.float(), parameters=False, directions=2).max_relative_error < 1e-6
 
 
 # -- modules ---------------------------------------------------------------------------------------------------------------------------
@@ -216,23 +227,29 @@ def test_a_solve_in_single_precision_is_asked_for_by_name() -> None:
 # -- training --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_float32_policy_trains_through_a_rollout() -> None:
-    """A network learns to swing a rod to 0.5 rad against gravity."""
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_float32_policy_trains_through_a_rollout(compiled: bool) -> None:
+    """A network learns to swing a rod to 0.5 rad against gravity, from observations of its state, with four steps per answer."""
     rod = td.Body(1.0, (0.1, 0.1, 0.01))
     mech = td.Mechanism(
-        {"rod": rod}, {"hinge": td.Revolute(None, "rod", axis=(0, 1, 0), child_anchor=(0, 0, 0.5), damper=0.2)}, timestep=0.05
+        {"rod": rod}, {"hinge": td.Revolute(None, "rod", axis=(0, 1, 0), child_anchor=(0, 0, 0.5), damper=0.2)}, timestep=0.0125
     ).float()
-    net = nn.Sequential(nn.Linear(13, 16), nn.Tanh(), nn.Linear(16, 1)).float()
+    net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)).float()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
     z, history = mech.initial_state((4,), hinge={"q": torch.linspace(-0.2, 0.2, 4)[:, None]}), []
-    for _ in range(40):
+
+    def policy(z: Tensor) -> Tensor:
+        return cast(Tensor, net(torch.cat(mech.to_minimal(z), dim=-1)))
+
+    ask = torch.compile(policy) if compiled else policy
+    for _ in range(25):
         optimizer.zero_grad()
-        angle, rate = mech.to_minimal(mech.rollout(z, net, steps=15).z[..., -5:, :])
+        angle, rate = mech.to_minimal(mech.rollout(z, ask, steps=12, repeat=4).z[..., -4:, :])
         loss = (angle - 0.5).square().mean() + 0.1 * rate.square().mean()
         loss.backward()
         optimizer.step()
         history.append(float(loss.detach()))
-    assert loss.dtype == SINGLE and history[-1] < 0.1 * history[0]
+    assert loss.dtype == SINGLE and history[-1] < 0.3 * history[0]
 
 
 def test_torch_compile() -> None:

@@ -48,6 +48,7 @@ class Mechanism(Structure):
         ValueError: names that are unknown, doubled or unusable, a body with no mass, non-positive timesteps.
     """
 
+    checked_signs: bool = False  # whether a state has come in whose signs of quaternions have been looked at
     warned_of_penetration: bool = False  # whether `rollout` or `initial_state` has warned
     warned_of_ground: bool = False  # whether `initial_state` has named the remedy for a state of zeros in the ground
     poses: dict[str | int, Keyframe]
@@ -68,6 +69,10 @@ class Mechanism(Structure):
         super().__init__(bodies, joints, contacts, couplings, timestep, gravity)
         self.poses = {}
         self.options = options or SolverOptions()
+        self.backends = Backends(self)
+
+    def rebuild(self) -> None:
+        super().rebuild()
         self.backends = Backends(self)
 
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
@@ -184,7 +189,10 @@ class Mechanism(Structure):
         return rollout(self.backends, request, z, given, steps, warm_start, plan)
 
     def _warn_of_penetration(self, z: Tensor) -> None:
-        """Warn, the first time, of contacts inside a surface in the states z."""
+        """Warn, the first time, of contacts inside a surface in the states z, and of signs of quaternions that belong to other angles."""
+        if not (self.checked_signs or torch.compiler.is_compiling() or transforming()):
+            self.checked_signs = True
+            signs.warn_of_signs(self.named_joints(), lambda joint: self.element_poses(z, joint))
         if not self.warned_of_penetration:
             self.warned_of_penetration = warn_of_penetration(self.backends, self.options, z)
 

@@ -19,6 +19,7 @@ from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import Element, Pose, Twist
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
+from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
@@ -63,7 +64,8 @@ class Structure(PhysicalModule):
         self._add_floating_joints()
         self._attach_couplings()
         #: Positions of each element's numbers in the unknown of the step and in u.
-        self.layout = UnknownLayout(len(self.bodies), self.elements())
+        self.layout: UnknownLayout
+        Structure.rebuild(self)
         self._tree_joints = minimal.tree_names(self.named_joints())
         self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self.named_joints()).values())
 
@@ -111,7 +113,7 @@ class Structure(PhysicalModule):
 
     def elements(self) -> dict[str, Element]:
         """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME",
-        "velocity_limits.NAME"."""
+        "velocity_limits.NAME", "drives.NAME"."""
         pairs = [
             (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
         ]
@@ -119,7 +121,12 @@ class Structure(PhysicalModule):
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
         pairs += [(f"velocity_limits.{name}", JointVelocityLimits(joint)) for name, joint in standard.items() if joint.velocity_limited]
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
+        pairs += [(f"drives.{name}", JointDrive(joint)) for name, joint in standard.items() if joint.driven]
         return cast(dict[str, Element], dict(pairs))
+
+    def rebuild(self) -> None:
+        """Lay out the unknown of a step anew, after a joint got a servo (`StandardJoint.add_servo`). Solutions for warm starts change."""
+        self.layout = UnknownLayout(len(self.bodies), self.elements())
 
     # -- sizes ---------------------------------------------------------------------------------------------------------------------------
 
@@ -161,6 +168,7 @@ class Structure(PhysicalModule):
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
         - "velocity_limits.NAME" of a joint with limits of speed: γ of the lower sides, rates of −v, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
+        - "drives.NAME" of a joint whose servo has a range: p of these coordinates, then q. The impulse is (p − q)/2 + h (middle).
         """
         layout, start = {}, 0
         for key, piece in self.layout.impulses.items():
@@ -226,6 +234,25 @@ class Structure(PhysicalModule):
         """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
         values = [contact.place(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
         return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+
+    @in_float64
+    def body_points(self, z: Tensor, body: str, points: Tensor) -> Tensor:
+        """Points of a body in the world frame at z [m], (..., k, 3).
+
+        Args:
+            z: (..., 13 nb). body: its name. points: (..., k, 3) [m], in the body's frame, from its center of mass.
+
+        Raises:
+            ValueError: an unknown name, points of another shape.
+        """
+        self.check_state(z)
+        if body not in self.bodies:
+            raise ValueError(f"body_points: got {body!r}; bodies are {list(self.bodies)}")
+        if points.ndim < 2 or points.shape[-1] != 3:
+            raise ValueError(f"body_points: got points of shape {tuple(points.shape)}; allowed: (..., k, 3), one point as points[None]")
+        start = STATE_SIZE * list(self.bodies).index(body)
+        x, q = z[..., None, start : start + 3], quat.normalize(z[..., None, start + 6 : start + 10])
+        return x + quat.rotate(q, points)
 
     @in_float64
     def joint_errors(self, z: Tensor) -> Tensor:

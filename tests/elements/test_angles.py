@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -111,6 +112,44 @@ def test_initial_states_have_the_angle_that_is_asked_for(sign: float, angle: flo
     q, qd = mech.to_minimal(z)
     torch.testing.assert_close(q[:, 0], torch.full((3,), angle))
     torch.testing.assert_close(qd[:, 0], torch.ones(3))
+
+
+def test_a_loop_that_closes_a_turn_away_warns() -> None:
+    """A square of four hinges: three exterior angles of π/2 leave 2π − π/2 for the fourth, and the sign of its offset chooses."""
+    square = {
+        f"h{i}": td.Revolute("abcd"[i], "abcd"[i + 1], axis=(0, 1, 0), parent_anchor=(0, 0, -1), child_anchor=(0, 0, 1)) for i in range(3)
+    }
+    base = td.Revolute(None, "a", axis=(0, 1, 0))
+    angles = {f"h{i}": dict(q=math.pi / 2) for i in range(3)}
+    for sign, expected in ((1.0, -1.5 * math.pi), (-1.0, 0.5 * math.pi)):
+        last = td.Revolute(
+            "d",
+            "a",
+            axis=(0, 1, 0),
+            parent_anchor=(0, 0, -1),
+            child_anchor=(0, 0, 1),
+            limits=(0.0, 3.0),
+            orientation_offset=(sign, 0, 0, 0),
+        )
+        mech = td.Mechanism({name: td.Body(1.0, (0.1, 0.1, 0.1)) for name in "abcd"}, {"base": base, **square, "last": last})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            z = mech.initial_state(**angles)
+        assert float(last.coordinates(*mech.element_poses(z, last))) == pytest.approx(expected)
+        messages = [str(warning.message) for warning in caught]
+        assert messages == [] if sign < 0 else "it reads -4.71 rad" in messages[0] and "negate its orientation_offset" in messages[0]
+
+
+def test_states_with_the_other_sign_warn() -> None:
+    mech = hinged(limits=(-1.0, 1.0))
+    z = mech.to_maximal(torch.tensor([0.3]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mech.rollout(z, steps=2)
+    other = hinged(limits=(-1.0, 1.0))
+    with pytest.warns(UserWarning, match=r"joint 'hinge' starts at -5\.98 rad, outside its limits, .* can be 0\.3 rad\. mech\.unwind"):
+        other.rollout(flipped(z, 0), steps=1)
+    assert torch.equal(other.unwind(flipped(z, 0)), z)
 
 
 def test_unwind() -> None:

@@ -127,6 +127,7 @@ def test_simulate_reports_it(source: str, height: float, depth: float | None, ca
 @pytest.mark.filterwarnings("ignore:contact")
 def test_what_the_first_step_does(depth: float, height: float) -> None:
     mech = models.box(timestep=0.01)
+    mech.options = td.SolverOptions(depenetration_speed=None)
     path = mech.rollout(mech.initial_state(box=dict(position=(0, 0, 0.25 - depth))), steps=100)
     assert not path.status.any() and (path.substeps == 1).all()
     assert abs(float(path.z[1, 5]) * 0.01 / depth - 1) <= 0.03  # and the gap that κ leaves

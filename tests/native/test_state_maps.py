@@ -144,11 +144,24 @@ def test_contacts_come_in_the_order_in_which_they_are_declared(calls: list[str])
     contacts["middle"] = td.NonlinearContact("ball", point=(0.0, 0.0, 0.2), friction=0.5)
     mech = td.Mechanism(ball, contacts=contacts)
     z = mech.initial_state()
+    calls.clear()
     torch.testing.assert_close(mech.distances(z), torch.tensor(list(heights.values())))
     torch.testing.assert_close(mech.contact_points(z)[:, 2], torch.tensor(list(heights.values())))
     assert calls == ["distances", "contact_points"]
     empty = td.Mechanism(ball)
     assert empty.distances(z).shape == (0,) and empty.contact_points(z.expand(2, -1)).shape == (2, 0, 3)
+
+
+def test_points_of_bodies() -> None:
+    """A contact's point on a ball lies below the point of the body at its center."""
+    made = random_tree(1, 5, 4, contacts=3)
+    mech, z = made.mechanism, made.z
+    for i, contact in enumerate(mech.contacts.values()):
+        center = mech.body_points(z, contact.body, contact.point[None])
+        assert center.shape == (4, 1, 3)
+        normal = contact.normal / contact.normal.norm()
+        torch.testing.assert_close(mech.contact_points(z)[:, i], center[:, 0] - contact.radius * normal)
+        torch.testing.assert_close(center[:, 0] @ normal - contact.offset - contact.radius, mech.distances(z)[:, i])
 
 
 # -- batches, parameters, failures -------------------------------------------------------------------------------------------------------

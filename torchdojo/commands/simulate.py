@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         z = spread(mech, place(mech, z, options.height), options.batch, options.seed)
     inside = deepest_penetration(mech.backends, mech.options, z)
     if inside is not None:
-        print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground; the first step pushes it out")
+        print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground, and is pushed out")
     recording = record(mech, z, options.steps)
     report = {
         **_counts(mech, recording, options),

@@ -132,21 +132,27 @@ def rollout(problem: Problem, keep: Keep = Keep.STEPS, batch: Sequence[int] | No
 
 
 def adjoint(
-    problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, parameters: bool, impacts: StepImpacts | None = None
+    problem: Problem,
+    out: Outputs,
+    grad_z: Tensor,
+    grad_impulses: Tensor | None,
+    parameters: bool | Tensor,
+    impacts: StepImpacts | None = None,
 ) -> Gradients:
     """Gradients by all data, from the gradients of z (N, T + 1, 13 nb) and of the impulses (N, P, ni).
 
-    `parameters` says whether the gradient by the packed parameters is wanted.
+    `parameters` says whether the gradient by the packed parameters is wanted, or is a tensor to write it into.
     """
     grad_z = grad_z.contiguous()
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
     new = problem.z.new_empty
     with _Call(problem, out) as call:
+        by_parameters = parameters.zero_() if isinstance(parameters, Tensor) else torch.zeros_like(call.parameters) if parameters else None
         gradients = Gradients(
             new(problem.z.shape),
             torch.zeros_like(problem.u) if problem.law else new(len(problem.u), problem.steps, problem.u.shape[2]),
             new(problem.wrench.shape),
-            torch.zeros_like(call.parameters) if parameters else None,
+            by_parameters,
             None if impacts is None else problem.z.new_empty(impacts.component.shape),
         )
         hits = None

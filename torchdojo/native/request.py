@@ -34,6 +34,7 @@ def encode(request: Request) -> list[float]:
         float(options.max_iterations),
         float(options.min_iterations),
         float(options.max_halvings),
+        options.depenetration_speed or 0.0,
         float(GRADIENT_MODES[request.mode]),
         float(options.on_failure is OnFailure.RAISE),
         float(request.raise_invalid),
@@ -59,6 +60,7 @@ def _decode(numbers: tuple[float, ...]) -> Request:
         max_iterations=int(value["max_iterations"]),
         min_iterations=int(value["min_iterations"]),
         max_halvings=int(value["max_halvings"]),
+        depenetration_speed=value["depenetration_speed"] or None,
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )
     return Request(options, None, bool(value["raise_invalid"]), int(value["repeat"]), bool(value["driven"]))

@@ -156,6 +156,9 @@ class SolverOptions:
         min_iterations: Newton iterations made even where the tolerances hold already. They converge quadratically: one or two polish the
             solution to rounding, as finite differences of the step need.
         max_halvings: maximum number of times that a step without a solution is split into two of half its length (0: never).
+        depenetration_speed: largest speed at which contacts that start a step deep inside a surface come out [m/s]; see `Contact.gap`. It
+            acts below a depth of speed times timestep, and changes no bit elsewhere. A contact's own `recovery_speed` replaces it, and a
+            contact with `stiffness` has none. None: one step undoes any overlap.
         on_failure: "flag" or "raise".
         backend: "auto" takes the compiled kernel in float64 on the CPU, if all joints and contacts are built in and there is a compiler. It
             takes the reference elsewhere. "reference" takes the reference. "native" raises where the kernel cannot be used.
@@ -175,12 +178,13 @@ class SolverOptions:
     max_iterations: int = 50
     min_iterations: int = 0
     max_halvings: int = 5
+    depenetration_speed: float | None = 1.0
     on_failure: OnFailure | str = OnFailure.FLAG
     backend: Backend | str = Backend.AUTO
     dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
-        for name in ("kappa", "grad_kappa", "residual_tol", "central_path_tol"):
+        for name in ("kappa", "grad_kappa", "residual_tol", "central_path_tol", "depenetration_speed"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"SolverOptions.{name}: got {value}; allowed: positive finite numbers")

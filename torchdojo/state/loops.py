@@ -163,7 +163,9 @@ def _closed(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
             f"the loops are closed {where}, but no velocities with the given ones keep them closed: give fewer rates, or consistent "
             "ones (z holds the velocity that led to the configuration)"
         )
-    return place(q, change / h[..., None])
+    z = place(q, change / h[..., None])
+    signs.warn_of_turns(mech.named_joints(), mech.tree_joints, lambda joint: mech.element_poses(z, joint))
+    return z
 
 
 def _follow(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:

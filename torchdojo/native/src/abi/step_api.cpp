@@ -27,6 +27,7 @@ Options native_options(const TdOptions &o) {
     options.kappa = o.kappa, options.residual_tol = o.residual_tol, options.path_tol = o.path_tol;
     options.max_iterations = o.max_iterations, options.min_iterations = o.min_iterations;
     options.max_halvings = o.max_halvings, options.warm_iterations = o.warm_iterations;
+    options.depenetration_speed = o.depenetration_speed;
     options.complementarity_aware = o.gradient_mode == complementarity_aware;
     options.limit = o.gradient_mode == exact || options.complementarity_aware;
     return options;

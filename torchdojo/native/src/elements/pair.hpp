@@ -198,7 +198,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     }
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
     T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of the velocities' direct part
-    if (contact.law >= 0) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
+    if (problem.overlaps && problem.laws[contact.law].overlaps) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
     if (Restitution<T>::acts(contact)) {
         LawData<T> &own = problem.laws[contact.law];
         const S law = h * dot(direction[0], velocity + problem.parameters[contact.restitution] * incoming);
@@ -383,7 +383,7 @@ void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const Conta
             total = total + g.n[r] * next.n[r] + g.lever[0][r] * next.lever_a[r] + g.lever[1][r] * next.lever_b[r];
             if (contact.friction) total = total + g.t1[r] * t1[r] + g.t2[r] * t2[r];
         }
-        if (GapLaw<T>::shifts(contact)) total = total + now * touching(a.pose, b.pose).distance;
+        if (problem.laws[contact.law].overlaps) total = total + now * touching(a.pose, b.pose).distance;
         for (int k = 0; k < geometry::numbers(kinds[i]); ++k) to.sum[places[i] + k] += total.d[k];
     }
 }

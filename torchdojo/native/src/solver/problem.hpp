@@ -22,10 +22,12 @@ struct Problem {
     std::vector<CouplingData<T>> couplings;
     std::vector<T> residual;          // rows of the equations, in the places of w; cones.hpp has the complementarity rows
     std::vector<T> values;            // the condensed matrix
+    double depenetration_speed = 0.0; // as in Options
+    bool overlaps = false;            // whether a law of overlap acts on some contact in this step
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
-          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_laws), free(m.num_free_data),
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_contacts), free(m.num_free_data),
           joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings), residual(m.num_unknowns),
           values(m.schedule.num_values) {
         BodyPose<T> origin{};
@@ -127,6 +129,7 @@ struct Problem {
     }
     TD_INLINE T cone_mass(const JointConeTable &cone) const {
         const JointTable &joint = mechanism.joints[cone.joint];
+        if (cone.kind == JointConeTable::drive) return joint_cones[&cone - mechanism.joint_cones.data()].drive.mass;
         const int extra = cone.row - joint.held() - joint.free();
         return extra < 0 ? free[joint.free_data].mass[cone.coordinate] : free[joint.free_data].limit_mass[extra];
     }
