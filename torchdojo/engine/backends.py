@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -177,6 +178,11 @@ class Backends:
         """Stacked parameters: the cached ones of the kernel where it takes the steps."""
         lowered = self._kernel_program(options)
         return self.stacked() if lowered is None else self._cached_parameters(lowered).tensors
+
+    def holding(self, parameters: Parameters | None) -> contextlib.AbstractContextManager[None]:
+        """A block in which calls take these parameters, from `map_parameters`, without looking whether numbers have changed."""
+        hidden = parameters is None or torch.compiler.is_compiling() or transforming() or forward_mode()
+        return contextlib.nullcontext() if hidden else self._cache.holding(cast(Parameters, parameters))
 
     def map_parameters(self, options: SolverOptions) -> Parameters | None:
         """The parameters with which the kernel computes functions of states (native/maps.py); None where the reference must.
