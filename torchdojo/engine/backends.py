@@ -138,10 +138,10 @@ class Backends:
         """The kernel with a law in its steps, or None where the law stays outside.
 
         The kernel differentiates by controls and states. For gradients by the numbers of the law, or by where driven joints are, for
-        transforms, and for the hard limit, PyTorch takes the law between the steps.
+        transforms, for the hard limit, and for subclasses with a law of their own, PyTorch takes the law between the steps.
         """
         options, compiling = request.options, torch.compiler.is_compiling()
-        hidden = not compiling and (transforming() or forward_mode())
+        hidden = not law.in_kernel or (not compiling and (transforming() or forward_mode()))
         if hidden or request.mode is not GradientMode.CENTRAL_PATH or (options.grad_kappa or options.kappa) <= SMALL_KAPPA:
             return None
         if compiling:
