@@ -108,5 +108,6 @@ def test_opcheck(which: StateMap, native: bool) -> None:
     ops = torch.ops.torchdojo
     torch.library.opcheck(ops.state_map.default, (state, parameters, *numbers))
     plain = [t.detach() for t in (state, *parameters)]
-    value, needs = ops.state_map(plain[0], plain[1:], *numbers), [i == 0 or (not native and i % 2 == 0) for i in range(len(plain))]
-    torch.library.opcheck(ops.state_map_adjoint.default, (torch.ones_like(value), plain[0], plain[1:], *numbers, needs))
+    value, serial = ops.state_map(plain[0], plain[1:], *numbers)
+    needs = [i == 0 or (not native and i % 2 == 0) for i in range(len(plain))]
+    torch.library.opcheck(ops.state_map_adjoint.default, (torch.ones_like(value), serial, plain[0], plain[1:], *numbers, needs))

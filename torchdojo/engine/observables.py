@@ -29,6 +29,11 @@ def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap
         return None if parameters is None or not covers(parameters, state) else state_map(program, parameters, which, state)
     # Tracing the reference's loops over joints would take minutes, so the operator has the reference, too.
     tensors = backends.stacked() if parameters is None else parameters.tensors
+    if not tensors:  # the operator looks them up when it runs
+        lead = state.shape[:-1]
+        if torch.broadcast_shapes(backends.present_batch(False), lead) == lead:
+            return compiled_map(program, (), which, state, native=True)
+        tensors = backends.stacked()
     shared = all(t.ndim == spec.ndim and not t.requires_grad for t, spec in zip(tensors, program.parameter_specs, strict=True))
     if which not in TREE and (parameters is None or not shared):
         return None
