@@ -72,8 +72,12 @@ def test_compiled_observables() -> None:
     def observe(z: Tensor) -> tuple[Tensor, ...]:
         return mech.distances(z), mech.contact_points(z), mech.kinetic_energy(z) + mech.potential_energy(z), *mech.to_minimal(z)
 
-    results = compiled(observe)(z), observe(z)
+    function = compiled(observe)
+    results = function(z), observe(z)
     same(*results)
+    td.models.ant().step(td.models.initial_state("ant"))  # other mechanisms, eager or not, compile nothing anew
+    with torch.compiler.set_stance("fail_on_recompile"):
+        same(function(z), results[1])
     grads = [torch.autograd.grad(sum(value.square().sum() for value in values), z) for values in results]
     same(*grads)
     mech.bodies["torso"].mass.requires_grad_()

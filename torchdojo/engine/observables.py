@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["contact_points", "distances", "in_kernel", "kinetic_energy", "potential_energy"]
+__all__ = ["contact_points", "coordinates", "distances", "in_kernel", "kinetic_energy", "potential_energy"]
 
 
 def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor | None:
@@ -44,6 +46,12 @@ def _observed(backends: Backends, options: SolverOptions, which: StateMap, z: Te
     if z.dtype != torch.float64 or z.shape[-1:] != (STATE_SIZE * backends.structure.num_bodies,):
         return None  # the reference says what is wrong
     return in_kernel(backends, backends.map_parameters(options), which, z)
+
+
+def coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """`Mechanism.quick_coordinates`."""
+    value = _observed(backends, options, StateMap.TO_MINIMAL, z)
+    return None if value is None else cast(tuple[Tensor, Tensor], value.chunk(2, dim=-1))
 
 
 def distances(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:

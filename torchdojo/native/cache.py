@@ -35,8 +35,12 @@ class Parameters:
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
         self.tensors = tensors
-        self.serial = next(_serials)
         self.law: Law | None = None  # by which controls become inputs
+
+    @functools.cached_property
+    def serial(self) -> int:
+        """A number of these parameters. It is counted when it is asked for: Dynamo, which makes objects, would guard on the count."""
+        return next(_serials)
 
     @functools.cached_property
     def requires_grad(self) -> bool:
@@ -70,7 +74,8 @@ class Parameters:
         """These parameters, for calls that take controls."""
         _ = self.packed, self.requires_grad  # once for all copies
         other = copy.copy(self)
-        other.law, other.serial = law, next(_serials)
+        other.law = law
+        other.__dict__.pop("serial", None)
         return other
 
     @functools.cached_property
