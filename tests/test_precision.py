@@ -99,6 +99,32 @@ def test_results_have_the_dtype_of_the_state(name: str) -> None:
                 torch.testing.assert_close(value.double(), expected[key].double(), **ROUNDED)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
+    mech = hopper()
+    td.actuate(mech, {"servo": td.Actuator.position("hip", kp=2.0, kv=0.1)})
+    given = [value.to(dtype) for value in inputs(mech)]
+    for name, call in CALLS.items():
+        with pytest.raises(TypeError, match=rf"got {dtype}; allowed: torch.float64 or torch.float32; convert it: \w+\.double\(\)"):
+            call(mech, *given)
+            pytest.fail(f"{name} takes {dtype}")
+
+
+def test_autocast_changes_nothing_or_is_refused() -> None:
+    mech = hopper()
+    td.actuate(mech, {"servo": td.Actuator.position("hip", kp=2.0, kv=0.1)})
+    given = inputs(mech)
+    for call in CALLS.values():
+        expected = flat(call(mech, *given))
+        try:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                result = flat(call(mech, *given))
+        except RuntimeError as error:
+            assert "torch.autocast is on" in str(error)
+        else:
+            assert all(torch.equal(value, expected[key]) for key, value in result.items())
+
+
 def test_warm_starts_and_jacobians_written_into_out() -> None:
     mech = hopper()
     z, u, q, qd = (t.float() for t in inputs(mech))

@@ -223,7 +223,7 @@ def test_copies_state_dicts_and_precision() -> None:
     single = clone.to(torch.float32)
     assert single.actuators(ctrl.float(), z.float()).dtype == torch.float32
     assert single.actuators(ctrl, z.float()).dtype == torch.float64
-    with pytest.raises(TypeError, match=r"ctrl: got torch.float16 on cpu; allowed: torch.float64 or torch.float32 on cpu"):
+    with pytest.raises(TypeError, match=r"ctrl: got torch.float16; allowed: torch.float64 or torch.float32; convert it"):
         single.actuators(ctrl.half(), z.float())
 
 

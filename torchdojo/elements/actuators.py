@@ -137,7 +137,7 @@ def actuate(mech: Driven, actuators: Mapping[str, Actuator], servos: Servos = "i
         ValueError: unknown names or joints without inputs, values that do not fit, a mechanism that has actuators already.
     """
     check_servos(servos)
-    if mech.actuators is not None:
+    if mech.actuators is not None and not mech.actuators.replaceable:
         raise ValueError(f"the mechanism already has the actuators {list(mech.actuators.names)}; give all of them at once")
     module = Actuators(mech, actuators)
     if inputrange is not None:
@@ -233,11 +233,15 @@ class Actuators(PhysicalModule):
 
     Attributes:
         names: of the actuators, in the order of ctrl. joints: of the joint of each. input_index: (n,) the entry of u of each.
+        replaceable: True for motors that a built-in robot comes with: `actuate` replaces them.
         clipped: how many controls that `step` and `rollout` were given as `ctrl` were out of `ctrlrange`; set it to zero to count anew.
+
+    A subclass with another `forward` sets `in_kernel` to False: PyTorch then takes its law before every step.
 
     Where a control or a force is clipped, its derivative with respect to the clipped value is zero, and with respect to the bound one.
     """
 
+    in_kernel: ClassVar[bool] = True
     fields: ClassVar[dict[str, int]] = {
         "gear": 1,
         "gain": 2,
@@ -264,6 +268,7 @@ class Actuators(PhysicalModule):
         if not actuators:
             raise ValueError("Actuators: got none; give at least one, {'name': td.Actuator.motor('joint')}")
         self.clipped = 0
+        self.replaceable = False
         self.names = tuple(actuators)
         self.joints = tuple(actuator.joint for actuator in actuators.values())
         self.coordinates = tuple(actuator.coordinate for actuator in actuators.values())

@@ -25,12 +25,14 @@ class Request:
         grad_kappa: (...,) κ of each environment, which replaces `options.grad_kappa`; None inside transforms.
         raise_invalid: whether an environment with invalid input raises or is flagged.
         repeat: steps of a period, which hold one input.
+        driven: whether operators take controls for inputs, with the law of the mechanism's actuators.
     """
 
     options: SolverOptions
     grad_kappa: Tensor | None = field(default=None, compare=False)
     raise_invalid: bool = False
     repeat: int = 1
+    driven: bool = False
 
     @property
     def mode(self) -> GradientMode:
