@@ -24,11 +24,13 @@ class Request:
     Args:
         grad_kappa: (...,) κ of each environment, which replaces `options.grad_kappa`; None inside transforms.
         raise_invalid: whether an environment with invalid input raises or is flagged.
+        may_split: whether the reference's solver may leave a step that is too fast to shorter steps (solver/speed.py).
     """
 
     options: SolverOptions
     grad_kappa: Tensor | None = field(default=None, compare=False)
     raise_invalid: bool = False
+    may_split: bool = False
 
     @property
     def mode(self) -> GradientMode:

@@ -373,7 +373,8 @@ def split_jacobian(problem: kernel.Problem, solved: kernel.Outputs, split: Tenso
         return halved_jacobian(program.system, request, tensors, split, request.options.max_halvings - 1)
     parameters = select_rows(problem.parameters, split)
     warm, grad_kappa = (None if t is None else t.expand(*batch, *t.shape[1:])[split] for t in (problem.warm, problem.grad_kappa))
-    asked = kernel.Problem(program, request, parameters, *(t[split] for t in problem[3:6]), warm, None, grad_kappa)
+    z, u, wrench = problem.z[split], problem.u[split], problem.wrench[split]
+    asked = kernel.Problem(program, request, parameters, z, u, wrench, warm, None, grad_kappa)
     size = TANGENT_SIZE * program.num_bodies
     result = problem.z.new_empty(len(split), size, size + program.num_inputs)
     kernel.jacobian(asked, kernel.Outputs(*(t[split] for t in solved)), result)

@@ -41,7 +41,8 @@ template <class T>
 struct ForwardWorkspace {
     Stepper<T> stepper;
     Recovery recovery;
-    explicit ForwardWorkspace(const MechanismTable &m) : stepper(m), recovery(m) {}
+    SplitSteps<T> splits;
+    explicit ForwardWorkspace(const MechanismTable &m) : stepper(m), recovery(m), splits(m) {}
 };
 
 template <class T>
@@ -109,14 +110,15 @@ struct RolloutFeed {
     const MechanismTable &mechanism;
     const TdRollout &rollout;
     const Options &options;
-    Recovery &recovery;
+    ForwardWorkspace<T> &workspace;
     int64_t next_environment, last, environment[lanes<T>] = {}, step[lanes<T>];
 
-    RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, Recovery &recovery, int64_t first, int64_t last)
-        : mechanism(m), rollout(r), options(o), recovery(recovery), next_environment(first), last(last) {
+    RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, ForwardWorkspace<T> &workspace, int64_t first, int64_t last)
+        : mechanism(m), rollout(r), options(o), workspace(workspace), next_environment(first), last(last) {
         for (int lane = 0; lane < lanes<T>; ++lane) step[lane] = r.steps;
     }
     bool next(int lane, Job &job) {
+        if (workspace.splits.next(lane, job)) return true;
         if (step[lane] == rollout.steps) {
             if (next_environment == last) return false;
             environment[lane] = next_environment++;
@@ -125,15 +127,18 @@ struct RolloutFeed {
         describe(mechanism, rollout, environment[lane], step[lane]++, job);
         return true;
     }
-    void finished(int, const Job &job, bool solved) {
-        if (!solved && *job.status == max_iterations) recovery.recover(job, options, shared_parameters(rollout));
+    void finished(int lane, const Job &job, bool solved) {
+        if (*job.status == too_fast) return workspace.splits.begin(lane, job);
+        if (*job.status == max_iterations)
+            solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
+        workspace.splits.finish(lane, solved);
     }
 };
 
 template <class T>
 void Worker<T>::forward(const Options &options, const TdRollout &r, int64_t first, int64_t last) {
     auto workspace = pools->forward.take();
-    RolloutFeed<T> feed(mechanism, r, options, workspace->recovery, first, last);
+    RolloutFeed<T> feed(mechanism, r, options, *workspace, first, last);
     workspace->stepper.run(feed, options, shared_parameters(r));
 }
 

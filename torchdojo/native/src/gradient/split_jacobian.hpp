@@ -29,12 +29,12 @@ void SplitJacobian::run(const Step &job, double *out, const Options &options, co
     std::fill_n(out, size * columns, 0.0);
     // Only deeper levels of the same `recovery` overwrite a level, so the numbers needed here are copied.
     if (!recovery.run_halves(job.step, options, shared, depth, recovery.halves(depth))) return;
-    Recovery::Halves level = recovery.halves(depth);
+    Halves level = recovery.halves(depth);
     std::vector<double> parts[2];
     for (int which = 0; which < 2; ++which) {
         parts[which].resize(size * columns);
         Step half{};
-        half.step = Recovery::half_job(job.step, level, which);
+        half.step = level.half(job.step, which);
         half.w = half.step.w, half.grad_kappa = job.grad_kappa;
         double *to = parts[which].data();
         if (level.substeps[which] > 1) run(half, to, options, shared, depth + 1);
