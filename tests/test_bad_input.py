@@ -44,7 +44,9 @@ STEPPING: dict[str, tuple[Call, type[Exception], str]] = {
     "z_scalar": (lambda: mechanism()(torch.tensor(1.0)), ValueError, r"z: got shape \(\); allowed: \(\.\.\., 26\)"),
     "z_numpy": (lambda: mechanism()(state().numpy()), TypeError, r"z: got ndarray; allowed: a tensor.*torch\.as_tensor"),
     "z_list": (lambda: mechanism()([0.0] * 26), TypeError, r"z: got list; allowed: a tensor of shape"),
-    "z_float32": (lambda: mechanism()(state().float()), TypeError, r"z: got torch\.float32, the mechanism has torch\.float64.*mech\.to"),
+    "z_half": (lambda: mechanism()(state().half()), TypeError, r"z: got torch\.float16; allowed: torch\.float64 or torch\.float32"),
+    "u_bfloat16": (lambda: mechanism().step(state().float(), torch.zeros(1).bfloat16()), TypeError, r"u: got torch\.bfloat16.*u\.double"),
+    "q_integer": (lambda: mechanism().to_maximal(torch.zeros(7, dtype=torch.int64)), TypeError, r"q: got torch\.int64.*q\.double"),
     "z_device": (lambda: mechanism()(state().to("meta")), TypeError, r"z: on meta, the mechanism on cpu; move one"),
     "u_shape": (lambda: mechanism()(state(), torch.zeros(3)), ValueError, r"u: got shape \(3,\); allowed: \(\.\.\., 1\)"),
     "u_integer": (lambda: mechanism()(state(), torch.zeros(1, dtype=torch.int64)), TypeError, r"u: got torch\.int64"),
@@ -80,13 +82,19 @@ STEPPING: dict[str, tuple[Call, type[Exception], str]] = {
     "jacobians_out_strided": (lambda: mechanism().jacobians(state(), out=torch.empty(25, 24).mT), ValueError, r"out: .*not contiguous"),
     "to_minimal_shape": (lambda: mechanism().to_minimal(state()[:3]), ValueError, r"z: got shape \(3,\); allowed"),
     "to_maximal_shape": (lambda: mechanism().to_maximal(torch.zeros(2)), ValueError, r"q: got shape \(2,\); allowed: \(\.\.\., 7\)"),
+    "body_points_name": (lambda: mechanism().body_points(state(), "leg", torch.zeros(1, 3)), ValueError, r"got 'leg'; bodies are \["),
+    "body_points_shape": (
+        lambda: mechanism().body_points(state(), next(iter(mechanism().bodies)), torch.zeros(3)),
+        ValueError,
+        r"got points of shape \(3,\); allowed: \(\.\.\., k, 3\)",
+    ),
     "retract_shape": (
         lambda: mechanism().retract(state(), torch.zeros(12)),
         ValueError,
         r"delta: got shape \(12,\); allowed: \(\.\.\., 24\)",
     ),
     "difference_shape": (lambda: mechanism().difference(state(), state()[:13]), ValueError, r"reference: got shape \(13,\); allowed"),
-    "step_in_half": (lambda: mechanism().to(torch.float16).step(state().half()), ValueError, r"float16.*torch\.float64"),
+    "step_in_half": (lambda: mechanism().to(torch.float16).step(state().half()), TypeError, r"float16.*torch\.float64"),
 }
 
 TRIANGLE = (1.0, 1.0, 2.5)

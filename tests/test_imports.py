@@ -31,7 +31,7 @@ FLOORS = (
     ("parametrize",),
     ("elements",),
     ("geometry",),
-    ("quaternion", "parameters"),
+    ("quaternion", "parameters", "precision"),
 )
 FLOOR = {name: len(FLOORS) - i for i, names in enumerate(FLOORS) for name in names}
 APPLICATIONS = [name for names in FLOORS[:2] for name in names]

@@ -199,12 +199,12 @@ def test_parametrized_mechanism_can_be_copied() -> None:
     assert torch.equal(mechanism(z), before) and not torch.equal(copied(z), before)
 
 
-def test_float32() -> None:
+def test_solve_in_float32() -> None:
     mechanism = hopper(td.SolverOptions(kappa=1e-4))
     z = states(mechanism, 8)
     expected = mechanism.rollout(z, steps=10)
-    single = copy.deepcopy(mechanism).to(torch.float32)
-    assert {p.dtype for p in single.parameters()} == {torch.float32}
+    single = copy.deepcopy(mechanism)
+    single.options = td.SolverOptions(kappa=1e-4, dtype=torch.float32)
     out = single.rollout(z.float(), steps=10)
     assert out.z.dtype == torch.float32 and not out.status.any()
     # Complementarity rows are met to 1e-2 κ in float32: impulses of 1e-2 N·s to 1e-4, over masses of 0.3 kg and ten steps.
@@ -213,7 +213,7 @@ def test_float32() -> None:
     single(start).sum().backward()
     assert start.grad is not None and bool(torch.isfinite(start.grad).all())
     with pytest.raises(ValueError, match=r"kappa = 1e-06 is below what float32 resolves.*1e-4"):
-        hopper(td.SolverOptions(kappa=1e-6)).to(torch.float32).step(z.float())
+        hopper(td.SolverOptions(kappa=1e-6, dtype=torch.float32))
 
 
 # -- function transforms --------------------------------------------------------------------------------------

@@ -32,11 +32,13 @@ from torchdojo.elements.manifolds import contact_manifold, contacts_between
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
+from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
+from torchdojo.state.poses import Keyframe
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
 __all__ = [
@@ -57,10 +59,12 @@ __all__ = [
     "FreeOrbital",
     "FreeRevolute",
     "GradientMode",
+    "Hull",
     "ImpactContact",
     "Joint",
     "JointCoupling",
     "KappaSchedule",
+    "Keyframe",
     "LinearContact",
     "Mechanism",
     "Mesh",

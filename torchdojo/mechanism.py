@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
-from torchdojo.engine import minimal
+from torchdojo.engine import minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
-from torchdojo.engine.penetration import warn_of_penetration
+from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
+from torchdojo.engine.periods import check_given, check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
-from torchdojo.engine.rollout import Policy, Trajectory, rollout, segment_length
+from torchdojo.engine.rollout import Plan, Policy, Trajectory, rollout, segment_length
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
+from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state import loops
+from torchdojo.state import loops, placement, signs
 from torchdojo.state.layout import TANGENT_SIZE
+from torchdojo.state.poses import Keyframe, keyframe
 from torchdojo.structure import Structure
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
@@ -39,13 +42,16 @@ class Mechanism(Structure):
     The state z (..., 13 nb) has [x(3) m, v(3) m/s, q(4) wxyz, omega(3) rad/s] per body, in order. Here x and v are in
     the world frame, and omega is in the body frame. The input u (..., nu) holds forces and torques [N, N·m] on the free coordinates of
     actuated joints, in order. With the actuators of `td.actuate`, or of an MJCF file, ``u = mech.actuators(ctrl, z)``; `actuators` is None
-    otherwise.
+    otherwise. `poses` has named poses to start from (`td.Keyframe`): "home" of the built-in mechanisms, and the keyframes of an MJCF file.
 
     Raises:
         ValueError: names that are unknown, doubled or unusable, a body with no mass, non-positive timesteps.
     """
 
+    checked_signs: bool = False  # whether a state has come in whose signs of quaternions have been looked at
     warned_of_penetration: bool = False  # whether `rollout` or `initial_state` has warned
+    warned_of_ground: bool = False  # whether `initial_state` has named the remedy for a state of zeros in the ground
+    poses: dict[str | int, Keyframe]
     options: SolverOptions
     backends: Backends
 
@@ -61,11 +67,13 @@ class Mechanism(Structure):
         options: SolverOptions | None = None,
     ) -> None:
         super().__init__(bodies, joints, contacts, couplings, timestep, gravity)
+        self.poses = {}
         self.options = options or SolverOptions()
         self.backends = Backends(self)
 
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
 
+    @in_float64
     def forward(
         self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None, *, grad_kappa: float | Tensor | None = None
     ) -> Tensor:
@@ -80,19 +88,27 @@ class Mechanism(Structure):
                 warn_user(f"{text}. mech.step returns the status of each")
         return out.z
 
+    @in_float64
     def step(
         self,
         z: Tensor,
         u: Tensor | None = None,
         *,
+        ctrl: Tensor | None = None,
+        repeat: int = 1,
         warm_start: Tensor | None = None,
         wrench: Tensor | None = None,
         grad_kappa: float | Tensor | None = None,
     ) -> StepOutput:
-        """One step.
+        """One step, or one control period of `repeat` steps.
 
         Args:
             z: (..., 13 nb). u: (..., nu) [N, N·m]; None is zero. Batch dimensions broadcast, also with the batch of parameters.
+            ctrl: instead of u, the controls of `mech.actuators`, (..., number of actuators). At the start of every step, they become
+                ``u = mech.actuators(ctrl, z)``. `Actuators.clipped` counts the controls out of their range.
+            repeat: steps under this u, wrench or ctrl. The result has the state after the last step, the impulses of all steps summed, the
+                worst status (the largest value), and the sums of iterations and substeps. A step that fails keeps its state, and the steps
+                after it go on from there.
             warm_start: `solution` of the previous step, (..., num_unknowns): fewer iterations, the same result.
             wrench: external force (world) and torque (body frame) at each center of mass, (..., 6 nb) [N, N·m].
             grad_kappa: replaces `SolverOptions.grad_kappa` in this call. It is a number, or a tensor (...,) with one per environment, kappa
@@ -106,16 +122,22 @@ class Mechanism(Structure):
         """
         if warm_start is not None:
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns)
-        z, u, wrench = self.check_inputs(z, u, wrench)
-        z, request = request_of(self.backends.system, self.options, z, grad_kappa)
-        return self.backends.select(request).step(z, u, wrench, warm_start)
+        law = law_of(self, u, ctrl)
+        z, given, wrench = check_given(self, law, z, u if law is None else ctrl, wrench)
+        z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat))
+        return self.backends.stepper(request, law).step(z, given, wrench, warm_start)
 
+    @in_float64
     def rollout(
         self,
         z: Tensor,
         u: Tensor | Policy | None = None,
         *,
+        ctrl: Tensor | Policy | None = None,
         steps: int | None = None,
+        repeat: int = 1,
+        warm_start: Tensor | None = None,
+        keep_solutions: bool = False,
         wrench: Tensor | None = None,
         adaptive: bool | AdaptiveOptions = False,
         grad_kappa: float | Tensor | None = None,
@@ -125,40 +147,52 @@ class Mechanism(Structure):
 
         Args:
             z: (..., 13 nb). u: (..., T, nu), or a policy z -> (..., nu) with `steps`, or None (zero) with `steps`.
-            steps: T. wrench: as in `step`, held over the rollout.
+            ctrl: instead of u, controls as in `step`, (..., T, number of actuators), or a policy z -> ctrl with `steps`.
+            steps: T, the number of periods. repeat: steps of each period, as in `step`. A policy is asked once per period.
+            warm_start: as in `step`, for the first step. keep_solutions: return the solutions of all periods, not of the last one alone.
+            wrench: as in `step`, held over the rollout.
             adaptive: split steps with an impact, per environment (engine/adaptive.py); True means `td.AdaptiveOptions()`. `substeps` counts
                 the substeps, and `impulses` are their sums. `iterations` sums over all trials: three steps at least. Gradients pass through
                 the substeps taken. This does not work inside `torch.func` transforms or `torch.compile`.
             grad_kappa: as in `step`, for all steps; not with `adaptive`.
-            checkpoint: keep for backward the start of every √T-th step (True), or of every n-th step (n). Steps between are computed again
+            checkpoint: keep for backward the start of every √T-th period (True), or of every n-th (n). Steps between are computed again
                 when needed. Beyond the trajectory and its gradient, memory is O(√T) instead of O(T), for one more forward pass. Values are
                 the same to the last bit. This does not work inside `torch.func` transforms or `torch.compile`.
 
         Raises:
             ValueError: `steps` missing, or different from the length of u; `adaptive` with an option that it excludes.
         """
-        if isinstance(u, Tensor):
-            if u.ndim < 2 or (steps is not None and u.shape[-2] != steps):
+        law = law_of(self, u, ctrl)
+        given, name, size = (u, "u", self.num_inputs) if law is None else (ctrl, "ctrl", len(law))
+        if isinstance(given, Tensor):
+            if given.ndim < 2 or (steps is not None and given.shape[-2] != steps):
                 raise ValueError(
-                    f"u: got shape {tuple(u.shape)} with steps={steps}; allowed: (..., T, {self.num_inputs}), with steps None or T"
+                    f"{name}: got shape {tuple(given.shape)} with steps={steps}; allowed: (..., T, {size}), with steps None or T"
                 )
-            steps = u.shape[-2]
+            steps = given.shape[-2]
         if steps is None or steps < 1:
-            raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or an input u of shape (..., T, {self.num_inputs})")
+            raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or {name} of shape (..., T, {size})")
+        if warm_start is not None:
+            self.check_tensor("warm_start", warm_start, self.layout.num_unknowns)
         careful = adaptive_options(adaptive)
         self.check_state(z)
         length = segment_length(checkpoint, steps)
         self._warn_of_penetration(z)
-        z, request = request_of(self.backends.system, self.options, z, grad_kappa)
+        z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat))
         if careful and (grad_kappa is not None or request.options.randomized is not None):
             raise ValueError("rollout(adaptive=...): goes neither with grad_kappa= of the call nor with gradient_mode='randomized'")
-        return rollout(self.backends, request, z, u, steps, wrench, careful, length)
+        plan = Plan(wrench, careful, length, law, keep_solutions)
+        return rollout(self.backends, request, z, given, steps, warm_start, plan)
 
     def _warn_of_penetration(self, z: Tensor) -> None:
-        """Warn, the first time, of contacts inside a surface in the states z."""
+        """Warn, the first time, of contacts inside a surface in the states z, and of signs of quaternions that belong to other angles."""
+        if not (self.checked_signs or torch.compiler.is_compiling() or transforming()):
+            self.checked_signs = True
+            signs.warn_of_signs(self.named_joints(), lambda joint: self.element_poses(z, joint))
         if not self.warned_of_penetration:
             self.warned_of_penetration = warn_of_penetration(self.backends, self.options, z)
 
+    @in_float64
     def jacobians(
         self,
         z: Tensor,
@@ -193,27 +227,34 @@ class Mechanism(Structure):
 
     # -- stepping in minimal coordinates -------------------------------------------------------------------------------------------------
 
+    @in_float64
     def step_minimal(self, q: Tensor, qd: Tensor, u: Tensor | None = None, **options: Any) -> MinimalOutput:
         """One step in joint coordinates, `to_minimal` of `step` at `to_maximal`: ``out = mech.step_minimal(q, qd, u)``, then out.q, out.qd.
 
         Args:
             q, qd: (..., num_coordinates), as in `to_maximal`. u, options: as in `step` (`warm_start`, `wrench`, ...).
 
-        Steps fail as in `step`. Rotations come back as in `to_minimal`: angles in (−π, π] and rotation vectors of at most π, whatever turns
-        q has.
+        Steps fail as in `step`. Rotations come back as in `to_minimal`: angles in (−2π, 2π] and rotation vectors of at most π, whatever
+        further turns q has.
 
         Raises:
             ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
         """
-        z, _ = minimal.lift(self.backends, q, qd)
-        return minimal.project_step(self.backends, q, qd, self.step(z, u, **options))
+        given = minimal.Coordinates(self.backends, self.options, q, qd)
+        return given.after_step(self.step(given.z, u, **options))
 
+    @in_float64
     def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
-        """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy maps q, qd to u. Options are those of `rollout`."""
-        z, valid = minimal.lift(self.backends, q, qd)
-        given = u if u is None or isinstance(u, Tensor) else (lambda z: u(*self.to_minimal(z)))
-        return minimal.project_rollout(self.backends, q, qd, valid, self.rollout(z, given, **options))
+        """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy maps q, qd to u or ctrl. Options: as in `rollout`."""
+        start = minimal.Coordinates(self.backends, self.options, q, qd)
 
+        def of_states(given: Tensor | MinimalPolicy | None) -> Tensor | Policy | None:
+            return given if given is None or isinstance(given, Tensor) else (lambda z: given(*self.to_minimal(z)))
+
+        options["ctrl"] = of_states(options.get("ctrl"))
+        return start.after_rollout(self.rollout(start.z, of_states(u), **options))
+
+    @in_float64
     def jacobians_minimal(
         self,
         q: Tensor,
@@ -243,22 +284,55 @@ class Mechanism(Structure):
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
-    def initial_state(self, batch_shape: Sequence[int] = (), **values: Mapping[str, Any]) -> Tensor:
+    def initial_state(
+        self, batch_shape: Sequence[int] = (), *, pose: str | int | None = None, on: str | None = None, **values: Mapping[str, Any]
+    ) -> Tensor:
         """A state from joint coordinates and poses of free bodies by name; values that are not given are zero (the identity).
 
         A joint takes `hinge=dict(q=.3, qd=1.)`, and a free body `box=dict(position=..., velocity=..., orientation=...,
         angular_velocity=...)`. Bodies with joints to a free body move with it. If loops or couplings are open at these coordinates,
         coordinates that are not given move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be
-        given: their coordinates follow from the others. A given position whose contacts overlap warns, as in `rollout`.
+        given: their coordinates follow from the others. A given position whose contacts overlap warns, as in `rollout`, and so does a
+        state of zeros.
+
+        Args:
+            pose: a name of `mech.poses`, whose coordinates take the place of zeros: "home" of a built-in mechanism, a keyframe of a file.
+            on: "ground" puts each free part on the ground, as `place` does.
 
         Raises:
-            ValueError: unknown names or keys, values that do not fit, loops that cannot be closed.
+            ValueError: unknown names or keys, values that do not fit, loops that cannot be closed; and as `place`.
         """
-        z = loops.initial_state(self, tuple(batch_shape), values)
+        if on not in (None, "ground"):
+            raise ValueError(f"initial_state: got on={on!r}; allowed: 'ground' or None")
+        z = loops.initial_state(self, tuple(batch_shape), values, {} if pose is None else keyframe(self.poses, pose).values)
+        if on is not None:
+            return self.place(z).to(self.state_dtype)
         if any("position" in given for given in values.values()):  # the caller may still lift a state of joint angles alone
             self._warn_of_penetration(z)
-        return z
+        elif not values and pose is None and not self.warned_of_ground:
+            self.warned_of_ground = warn_of_ground(self.backends, self.options, z, list(self.poses))
+        return z.to(self.state_dtype)
 
+    @in_float64
+    def place(self, z: Tensor, clearance: float | Tensor = 0.0) -> Tensor:
+        """The state with each free part moved along the ground's normal, until its nearest contact is `clearance` above a surface.
+
+        A part is a set of bodies that joints connect, not through the world. Each part moves as a whole and by itself. Joint coordinates
+        and velocities stay. Only contacts with the world count: half-spaces, shapes fixed in the world, and surfaces of the user's own. A
+        part comes down onto half-spaces, and climbs from there out of what else it meets. Without half-spaces, it goes up or down. The
+        normal is that of the half-space that points up most. Walls and ceilings do not count.
+
+        Parts that cannot move stay: those on a fixed base, on joints that hold or limit the way up, or without contacts with the world.
+
+        Args:
+            z: (..., 13 nb), differentiable. clearance: [m], (...,), differentiable. The contact that decides has the derivative.
+
+        Raises:
+            ValueError: no part can move, where the message says why; no surface on the way; a clearance that is not finite.
+        """
+        return placement.place(self, z, clearance)
+
+    @in_float64
     def close_loops(self, z: Tensor, *, hold: Sequence[str] = ()) -> Tensor:
         """The state nearest to z in joint coordinates in which every joint is assembled and every coupling holds, (..., 13 nb).
 
@@ -275,36 +349,69 @@ class Mechanism(Structure):
         """
         return loops.close_loops(self, z, hold)
 
+    @in_float64
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step.
 
-        Both have the order of `tree_joints`.
+        Both have the order of `tree_joints`. Angles of single rotations lie in (−2π, 2π], by the signs of the quaternions in z. They jump
+        from one end to the other, by 4π, and rates do not. Rotation vectors are at most π long.
 
         Raises:
             ValueError: no chain of joints with coordinates connects a body with the world.
         """
-        return minimal.to_minimal(self.backends, z)
+        return minimal.to_minimal(self.backends, self.options, z)
 
+    @in_float64
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
         """z (..., 13 nb) from joint coordinates; inverse of `to_minimal`.
 
         Loops are closed only if the coordinates are those of closed loops; `close_loops` closes others.
         """
-        return minimal.to_maximal(self.backends, q, qd)
+        return minimal.to_maximal(self.backends, self.options, q, qd)
+
+    @in_float64
+    def distances(self, z: Tensor) -> Tensor:
+        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
+        return observables.distances(self.backends, self.options, z)
+
+    @in_float64
+    def contact_points(self, z: Tensor) -> Tensor:
+        """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
+        return observables.contact_points(self.backends, self.options, z)
+
+    @in_float64
+    def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:
+        """The same orientations, with the signs of quaternions for which the angles of the tree's joints are shortest, (..., 13 nb).
+
+        A quaternion and its negative are one orientation, but z holds the angles of single rotations to ±2π by these signs
+        (`StandardJoint`). States that this library makes have consistent signs. Recorded ones, or those from rotation matrices, may have
+        others: a joint then reads a turn too much or too little, and its limits and springs act on that. Here each angle lies within the
+        limits of its joint if it can, and is at most π long otherwise.
+
+        Args:
+            z: (..., 13 nb). near: (..., num_coordinates) [rad], next to which the angles are to be, instead.
+        """
+        self.check_state(z)
+        if near is not None:
+            self.check_tensor("near", near, self.num_coordinates)
+        return signs.unwind(self.tree_order(), z, near)
 
     # -- energy and momentum -------------------------------------------------------------------------------------------------------------
 
+    @in_float64
     def kinetic_energy(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
         """Kinetic energy of the step that led to z [J], (...).
 
         With the state one step later, it is the energy at the configuration z (discrete Legendre transform).
         """
-        return energy.kinetic_energy(self, z, z_next)
+        return observables.kinetic_energy(self.backends, self.options, z, z_next)
 
+    @in_float64
     def potential_energy(self, z: Tensor) -> Tensor:
         """Potential energy of gravity, zero at the origin, and of joint springs [J], (...)."""
-        return energy.potential_energy(self, z)
+        return observables.potential_energy(self.backends, self.options, z)
 
+    @in_float64
     def momentum(self, z: Tensor, z_next: Tensor | None = None) -> Tensor:
         """Momentum [linear N·s, angular about the common center of mass N·m·s] of the step that led to z, world frame, (..., 6).
 

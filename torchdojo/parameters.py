@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,20 @@ from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import is_parametrized
 
-__all__ = ["PhysicalModule", "bind", "check_tensor", "module_dict", "parametrized_names", "plain_class", "result_tensor", "stacked"]
+__all__ = [
+    "PhysicalModule",
+    "bind",
+    "check_tensor",
+    "differentiated",
+    "module_dict",
+    "parametrized_names",
+    "plain_class",
+    "result_tensor",
+    "stacked",
+]
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
+_Self = TypeVar("_Self", bound="PhysicalModule")
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -53,18 +64,18 @@ def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
 
 
 def check_tensor(name: str, value: Any, size: int, number: Tensor, owner: str) -> None:
-    """Raise unless `value` is a tensor (..., size) with the dtype and the device of `number`, a parameter of the mechanism."""
+    """Raise unless `value` is a float64 tensor (..., size) on the device of `number`, a parameter of the mechanism."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
     if torch.is_autocast_enabled(number.device.type):
         raise RuntimeError(
-            f"torch.autocast is on, and the step has no mixed precision: contact needs the digits of {number.dtype}; put it into "
-            f"`with torch.autocast({number.device.type!r}, enabled=False):` and convert what networks give, u.to({number.dtype})"
+            f"torch.autocast is on, and the step has no mixed precision: contact needs the digits of torch.float64; put it into "
+            f"`with torch.autocast({number.device.type!r}, enabled=False):` and convert what networks give, u.float()"
         )
     if value.ndim < 1 or value.shape[-1] != size:
         raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for {owner}")
-    if value.dtype != number.dtype:
-        raise TypeError(f"{name}: got {value.dtype}, the mechanism has {number.dtype}; convert one, for example mech.to({value.dtype})")
+    if value.dtype != torch.float64:  # `precision.in_float64` has converted float32
+        raise TypeError(f"{name}: got {value.dtype}; allowed: torch.float64 or torch.float32; convert it, for example {name}.double()")
     if value.device != number.device:
         raise TypeError(
             f"{name}: on {value.device}, the mechanism on {number.device}; move one, for example mech.to({str(value.device)!r})"
@@ -98,6 +109,9 @@ class PhysicalModule(nn.Module):
     batch dimensions. Its value may be set to a number or to any tensor. A tensor with a graph (`contact.friction = network(x)`) takes the
     place of the parameter. `check_field` validates assignments. A parametrized field (`td.parametrize`) is computed from another
     parameter, which an assigned number sets.
+
+    Fields keep float64 under `.float()`, `.half()` and `.to(dtype)`, and stay the same objects for optimizers: networks around a mechanism
+    change their precision, and its numbers do not. Modules inside of a physical module, weights of a user's element say, follow its fields.
 
     Fields of the table `optional` exist only where a module is built with them (`set_fields`). Elsewhere they read as None, and stay so,
     because the terms of an element are part of the equations' structure.
@@ -142,10 +156,13 @@ class PhysicalModule(nn.Module):
                     f"{self.label(name)}: got {value!r} for a {self.noun} built without {keyword}; build it with {keyword}="
                 )
             return
-        tensor = self.check_field(name, as_tensor(value, self.label(name)))
+        given = as_tensor(value, self.label(name))
+        if given.dtype != torch.float64 and not isinstance(value, nn.Parameter) and not differentiated(given):
+            given = given.double()
+        tensor = self.check_field(name, given)
         if not is_parametrized(self, name):
             self._store(name, value, tensor)
-        elif _differentiated(tensor):
+        elif differentiated(tensor):
             raise ValueError(
                 f"{self.label(name)}: got a tensor that requires grad for a parametrized field, which keeps numbers only; "
                 "give value.detach(), or make the field a plain one first: td.parametrize.bake(module)"
@@ -159,10 +176,14 @@ class PhysicalModule(nn.Module):
         self._buffers.pop(name, None)
         if isinstance(value, nn.Parameter) and tensor is value:
             self.register_parameter(name, value)
-        elif _differentiated(tensor):
+        elif differentiated(tensor):
             self.register_buffer(name, tensor)  # a tensor with a graph, or a leaf of the user's, is used as it is
         else:
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
+
+    def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
+        """Of `.float()`, `.to(...)`, `.cuda()`: everything but losing digits."""
+        return super()._apply(lambda tensor: _with_digits(tensor, fn(tensor)), recurse)
 
     # Copies of a parametrized module get a class of their own. `torch.nn.utils.parametrize` gives every module that it changes a new class,
     # but copies share that class. Undoing the change in a copy would break the original. Torch also refuses to pickle such modules.
@@ -193,7 +214,13 @@ class PhysicalModule(nn.Module):
         return [name for name in own if name not in self.fields and not name.startswith("parametrizations.")]
 
 
-def _differentiated(tensor: Tensor) -> bool:
+def _with_digits(tensor: Tensor, changed: Tensor) -> Tensor:
+    """`changed`, or, where it lost the digits of a float64 `tensor`, the tensor itself on the device of `changed`."""
+    lost = tensor.dtype == torch.float64 and changed.is_floating_point() and changed.dtype != torch.float64
+    return tensor.to(changed.device) if lost else changed
+
+
+def differentiated(tensor: Tensor) -> bool:
     """Whether derivatives with respect to this tensor are asked for, in reverse or forward mode."""
     dual = forward_ad.unpack_dual(tensor).tangent is not None
     return tensor.requires_grad or torch._C._functorch.is_gradtrackingtensor(tensor) or dual

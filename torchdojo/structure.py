@@ -6,7 +6,7 @@ users (mechanism.py) stand on top of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, cast
 
 import torch
@@ -20,7 +20,9 @@ from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import Element, Pose, Twist
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
+from torchdojo.precision import in_float64
 from torchdojo.state import minimal
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE, TWIST_SIZE, join_state, split_state, with_world
@@ -40,6 +42,7 @@ class Structure(PhysicalModule):
     contacts: nn.ModuleDict
     couplings: nn.ModuleDict
     actuators: Actuators | None
+    state_dtype: torch.dtype = torch.float64  #: of the states that `initial_state` builds; `.float()` changes it, and no number
 
     def __init__(self, bodies: Modules, joints: Modules, contacts: Modules, couplings: Modules, timestep: Any, gravity: Any) -> None:
         super().__init__()
@@ -72,6 +75,12 @@ class Structure(PhysicalModule):
             raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., 3)")
         return value
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Structure:
+        dtype = fn(torch.empty(0, dtype=self.state_dtype)).dtype
+        if dtype in (torch.float32, torch.float64):
+            self.state_dtype = dtype
+        return super()._apply(fn, recurse)
+
     def _add_floating_joints(self) -> None:
         children = {joint.child for joint in self.named_joints().values()}
         for name in self.bodies:
@@ -101,12 +110,14 @@ class Structure(PhysicalModule):
         return cast(Mapping[str, JointCoupling], self.couplings)
 
     def elements(self) -> dict[str, Element]:
-        """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME"."""
+        """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME",
+        "velocity_limits.NAME"."""
         pairs = [
             (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
         ]
         standard = {name: joint for name, joint in self.named_joints().items() if isinstance(joint, StandardJoint)}
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
+        pairs += [(f"velocity_limits.{name}", JointVelocityLimits(joint)) for name, joint in standard.items() if joint.velocity_limited]
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
         return cast(dict[str, Element], dict(pairs))
 
@@ -148,6 +159,7 @@ class Structure(PhysicalModule):
         - "contacts.NAME": γ; (γ, ξ₁, ξ₂, ξ₃) with a friction cone; (γ, ψ, β) with a pyramid. `NonlinearContact` gives the order of couples.
         - "couplings.NAME": the impulse on the follower's coordinate.
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
+        - "velocity_limits.NAME" of a joint with limits of speed: γ of the lower sides, rates of −v, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
         """
         layout, start = {}, 0
@@ -164,7 +176,7 @@ class Structure(PhysicalModule):
     # -- checks --------------------------------------------------------------------------------------------------------------------------
 
     def check_tensor(self, name: str, value: Any, size: int) -> None:
-        """Raise unless `value` is a tensor (..., size) with the mechanism's dtype and device."""
+        """Raise unless `value` is a float64 tensor (..., size) on the mechanism's device."""
         use_own_threads()
         check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
 
@@ -178,9 +190,9 @@ class Structure(PhysicalModule):
 
     def check_forces(self, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor]:
         """u and wrench, checked, with zeros for None."""
-        u = self.gravity.new_zeros(self.num_inputs) if u is None else u
+        u = self.gravity.new_zeros(self.num_inputs, dtype=torch.float64) if u is None else u
         self.check_tensor("u", u, self.num_inputs)
-        wrench = self.gravity.new_zeros(TWIST_SIZE * self.num_bodies) if wrench is None else wrench
+        wrench = self.gravity.new_zeros(TWIST_SIZE * self.num_bodies, dtype=torch.float64) if wrench is None else wrench
         self.check_tensor("wrench", wrench, TWIST_SIZE * self.num_bodies)
         return u, wrench
 
@@ -203,11 +215,38 @@ class Structure(PhysicalModule):
         """Poses of the bodies of an element, as from `element_states`."""
         return [pose for pose, _ in self.element_states(z, element)]
 
+    @in_float64
     def distances(self, z: Tensor) -> Tensor:
         """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
         values = [contact.distance(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
         return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
 
+    @in_float64
+    def contact_points(self, z: Tensor) -> Tensor:
+        """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
+        values = [contact.place(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
+        return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+
+    @in_float64
+    def body_points(self, z: Tensor, body: str, points: Tensor) -> Tensor:
+        """Points of a body in the world frame at z [m], (..., k, 3).
+
+        Args:
+            z: (..., 13 nb). body: its name. points: (..., k, 3) [m], in the body's frame, from its center of mass.
+
+        Raises:
+            ValueError: an unknown name, points of another shape.
+        """
+        self.check_state(z)
+        if body not in self.bodies:
+            raise ValueError(f"body_points: got {body!r}; bodies are {list(self.bodies)}")
+        if points.ndim < 2 or points.shape[-1] != 3:
+            raise ValueError(f"body_points: got points of shape {tuple(points.shape)}; allowed: (..., k, 3), one point as points[None]")
+        start = STATE_SIZE * list(self.bodies).index(body)
+        x, q = z[..., None, start : start + 3], quat.normalize(z[..., None, start + 6 : start + 10])
+        return x + quat.rotate(q, points)
+
+    @in_float64
     def joint_errors(self, z: Tensor) -> Tensor:
         """Rows of all joint equations [m, half-angle], then of the couplings [m, rad], at z, (..., n): zero when assembled."""
         return self.constraint_rows(z, [*self.named_joints().values(), *self.named_couplings().values()])
@@ -236,6 +275,7 @@ class Structure(PhysicalModule):
         q, qd = torch.broadcast_tensors(q, qd)
         return q, qd
 
+    @in_float64
     def retract(self, z: Tensor, delta: Tensor) -> Tensor:
         """Move a state along the tangent (..., 12 nb), per body [dx, dv, dphi, domega]. Quaternions keep their unit norm."""
         self.check_state(z)
@@ -245,6 +285,7 @@ class Structure(PhysicalModule):
         pose = Pose(state.pose.x + dx, quat.multiply(state.pose.q, quat.exp(dphi)))
         return join_state(pose, Twist(state.twist.v + dv, state.twist.omega + domega))
 
+    @in_float64
     def difference(self, z: Tensor, reference: Tensor) -> Tensor:
         """Tangent (..., 12 nb) that leads from `reference` to z; inverse of `retract`."""
         self.check_state(z)

@@ -237,8 +237,8 @@ def test_jacobians_with_half_lever(name: str, kappa_exponent: int) -> None:
 
 @pytest.mark.parametrize("name", TREES)
 def test_minimal_coordinates(name: str) -> None:
-    """x_min holds per joint [Δx, Δθ, Δv, Δω] on the original's axes. Rotations are compared as rotations: the original does not reduce
-    angles above π to the shorter turn."""
+    """x_min holds per joint [Δx, Δθ, Δv, Δω] on the original's axes. Several rotations are compared as rotations: the original does not
+    reduce angles above π to the shorter turn."""
     case = case_of(name)
     q, qd = case.mechanism.to_minimal(case.arrays["z"])
     mine, theirs = 0, 0
@@ -255,10 +255,30 @@ def test_minimal_coordinates(name: str) -> None:
         assert torch.allclose(here[:, :3], (golden_q @ their_axes)[:, :3], rtol=0, atol=1e-12)
         turn, their_turn = (quat.rotation_matrix(quat.exp(v[:, 3:])) for v in (here, golden_q @ their_axes))
         # The original loses digits where a turn is nearly complete: 6e-11 at 2.8e-4 rad before it, in cartpole_random_h05.
+        if joint.free_rotations == 1:
+            assert torch.allclose(here[:, 3:], (golden_q @ their_axes)[:, 3:], rtol=0, atol=1e-10)
         assert torch.allclose(turn, their_turn, rtol=0, atol=1e-10)
         assert torch.allclose(rate, golden_qd @ their_axes, rtol=0, atol=1e-11)
         mine, theirs = mine + count, theirs + 2 * count
     assert (mine, theirs) == (q.shape[-1], case.arrays["x_min"].shape[-1])
+
+
+#: Cases with a hinge beyond π: records there, and the largest angle [rad].
+BEYOND_PI = {"cartpole_limits": (54, 4.377), "cartpole_random_h05": (75, 6.2829)}
+
+
+@pytest.mark.parametrize("name", BEYOND_PI)
+def test_angles_beyond_pi(name: str) -> None:
+    """The pole's angle and the step from there are those of the original: `test_state_without_contact` and `test_golden_cartpole` compare
+    the states."""
+    case = case_of(name)
+    q, qd = case.mechanism.to_minimal(case.arrays["z"])
+    angle, rate = case.arrays["x_min"][:, 2], case.arrays["x_min"][:, 3]
+    sign = torch.sign(q[0, 1] * angle[0])  # the bases of both engines
+    count, largest = BEYOND_PI[name]
+    assert int((q[:, 1].abs() > torch.pi).sum()) == count and float(q[:, 1].abs().max()) == pytest.approx(largest, abs=1e-3)
+    assert worst(sign * q[:, 1] - angle) <= 1e-10 and worst(sign * qd[:, 1] - rate) <= 1e-11
+    assert worst(case.mechanism.to_maximal(q, qd) - case.arrays["z"]) <= 1e-9  # the sign of the quaternion, too
 
 
 @pytest.mark.parametrize("name", FREE)

@@ -131,15 +131,22 @@ def test_limits_stop_every_coordinate(kind: str) -> None:
 
 
 def test_limits_around_pi() -> None:
-    """Angles of 2.5 to 3.6 rad; `to_minimal` counts from −π to π."""
-    mech = pendulum(limits=(2.5, 3.6))
-    mech.gravity = torch.zeros(3)
-    with torch.no_grad():
-        path = mech.rollout(mech.to_maximal(torch.full((4, 1), 3.0), torch.tensor([[6.0], [-6.0], [60.0], [-60.0]])), steps=20)
-    assert not path.status.any()
-    q = mech.to_minimal(path.z)[0].squeeze(-1) % (2 * math.pi)
-    assert float(q.min()) > 2.5 and float(q.max()) < 3.6
-    assert worst(q[[0, 2]].amax(-1) - 3.6) < 1e-4 and worst(q[[1, 3]].amin(-1) - 2.5) < 1e-4
+    """Angles of 2.5 to 3.6 rad, those a turn below, and ranges of more than a turn, to 2π."""
+    for middle, width in ((3.05, 0.55), (3.05 - 2 * math.pi, 0.55), (0.0, 4.0), (0.0, 2 * math.pi), (5.0, 1.0)):
+        mech = pendulum(limits=(middle - width, middle + width))
+        mech.gravity = torch.zeros(3)
+        with torch.no_grad():
+            path = mech.rollout(mech.to_maximal(torch.full((4, 1), middle), torch.tensor([[30.0], [-30.0], [60.0], [-60.0]])), steps=30)
+        assert not path.status.any()
+        q = mech.to_minimal(path.z)[0].squeeze(-1) - middle
+        assert float(q.abs().max()) < width
+        assert worst(q[[0, 2]].amax(-1) - width) < 1e-4 and worst(q[[1, 3]].amin(-1) + width) < 1e-4
+
+
+@pytest.mark.parametrize("limits", [(-1.0, 6.3), (-7.0, math.inf), ((-4.0,), (9.0,)), (-700.0, 700.0)])
+def test_limits_beyond_two_turns_are_refused(limits: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Revolute\.limits: got .*angles within ±2π of zero.*turns on has no limits"):
+        pendulum(limits=limits)
 
 
 def test_fast_turn_does_not_pass_a_narrow_gap() -> None:
@@ -186,11 +193,11 @@ def test_wrench_of_limits_is_the_transposed_jacobian(kind: str) -> None:
 
 
 def test_limits_that_cannot_be_reached_do_not_act() -> None:
-    for kind, limits in {"Revolute": (-2 * math.pi, 2 * math.pi), "Spherical": (-4.0, 4.0), "Prismatic": (-math.inf, math.inf)}.items():
+    for kind, limits in {"Revolute": (-math.inf, math.inf), "Spherical": (-4.0, 4.0), "Prismatic": (-math.inf, math.inf)}.items():
         mech = held(kind, limits=limits)
         assert not any("limits" in key for key in mech.impulse_layout)
         assert [float(bound[0]) for bound in mech.joints["joint"].limits] == list(limits)
-    mech = held("PlanarAxis", limits=((-1.0, -math.inf, -9.0), (math.inf, 2.0, 9.0)))
+    mech = held("PlanarAxis", limits=((-1.0, -math.inf, -math.inf), (math.inf, 2.0, math.inf)))
     assert mech.joints["joint"].limited == ((0,), (1,))
 
 
@@ -413,9 +420,9 @@ def test_parameters_are_one() -> None:
             z = model.rollout(model.initial_state(hinge=dict(q=0.09)), torch.full((30, 1), 20.0)).z
             assert float(model.to_minimal(z)[0].max()) == pytest.approx(upper, abs=1e-3)
     single = copy.deepcopy(mech).to(torch.float32)
-    assert all(tensor.dtype == torch.float32 for tensor in single.stacked_parameters())
+    assert all(tensor.dtype == torch.float64 for tensor in single.stacked_parameters())
     single.load_state_dict(mech.state_dict())
-    single.options = td.SolverOptions(kappa=1e-4)
+    single.options = td.SolverOptions(kappa=1e-4, dtype=torch.float32)
     assert not single.step(single.initial_state()).status
 
 

@@ -164,7 +164,7 @@ def test_bad_input(name: str) -> None:
 def test_float32() -> None:
     for kind in (Cardan, TwoAngles):
         mech = cardan_arm(kind).float()
-        mech.options = td.SolverOptions(kappa=1e-4, residual_tol=1e-4, backend="reference")
+        mech.options = td.SolverOptions(kappa=1e-4, residual_tol=1e-4, backend="reference", dtype=torch.float32)
         z = mech.initial_state(hinge=dict(q=0.3))
         assert z.dtype == torch.float32 and worst(mech.joint_errors(z)) < 2e-5
         assert mech.step(z).z.dtype == torch.float32

@@ -75,9 +75,12 @@ def test_a_rollout_warns_once() -> None:
 def test_initial_state_warns_of_a_position(backend: str) -> None:
     mech = models.box()
     mech.options = td.SolverOptions(backend=backend)
+    with pytest.warns(UserWarning, match=r"250 mm inside its surface; mech.initial_state\(pose='home', on='ground'\)") as caught:
+        mech.initial_state()
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mech.initial_state()  # in the ground, for the user to lift
+        mech.initial_state()  # in the ground, for the user to lift, who knows by now
         mech.initial_state(box=dict(velocity=(0, 0, 1)))
         mech.initial_state(box=dict(position=(0, 0, 0.25 - 0.9e-6)))  # rounding
     with pytest.warns(UserWarning, match="of environment 1 starts 50 mm inside") as caught:
@@ -124,6 +127,7 @@ def test_simulate_reports_it(source: str, height: float, depth: float | None, ca
 @pytest.mark.filterwarnings("ignore:contact")
 def test_what_the_first_step_does(depth: float, height: float) -> None:
     mech = models.box(timestep=0.01)
+    mech.options = td.SolverOptions(depenetration_speed=None)
     path = mech.rollout(mech.initial_state(box=dict(position=(0, 0, 0.25 - depth))), steps=100)
     assert not path.status.any() and (path.substeps == 1).all()
     assert abs(float(path.z[1, 5]) * 0.01 / depth - 1) <= 0.03  # and the gap that κ leaves

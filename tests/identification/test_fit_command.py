@@ -102,8 +102,9 @@ def test_fit_finds_and_writes(tosses, tmp_path, capsys):
     replayed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (replayed["object"], replayed["substeps"], replayed["flagged_steps"]) == ("cube", 1, 0)
     for key in ("position_error_mm", "rotation_error_degrees", "position_error_percent_of_width"):
-        expected = (6 * report["fitted"]["training"][key] + 2 * report["fitted"]["validation"][key]) / 8
-        assert replayed[key] == pytest.approx(expected, rel=1e-9)
+        for model, errors in (("nominal", replayed["nominal"]), ("fitted", replayed)):
+            expected = (6 * report[model]["training"][key] + 2 * report[model]["validation"][key]) / 8
+            assert errors[key] == pytest.approx(expected, rel=1e-9)
     assert main(["replay", str(tosses), "--parameters", str(output), "--friction", "0.3"]) == 2
     assert main(["replay", str(tosses), "--parameters", str(tmp_path)]) == 2
     errors = capsys.readouterr().err

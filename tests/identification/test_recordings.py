@@ -74,6 +74,20 @@ def test_bad_arrays_are_refused(changes, message):
     assert message in str(error.value)
 
 
+def test_throws_have_the_numbers_of_their_file():
+    ids, source = np.array([7, 7, 9, 9]), np.array([12, 3, 5, 4])
+    for given, numbers, name in (
+        ({"throw_id": ids, "toss_index": source}, ids, "throw_id"),
+        ({"throw_id": None, "toss_index": source}, source, "toss_index"),
+        ({"throw_id": None}, np.arange(4), "position"),
+    ):
+        recordings = recordings_of(falling(**given))
+        assert (recordings.throw_id.tolist(), recordings.numbered_by) == (numbers.tolist(), name)
+        assert recordings.select([2, 1]).throw_id.tolist() == numbers[[2, 1]].tolist()
+    with pytest.raises(DataError, match=r"toss_index is int64 \(2,\); allowed: whole numbers \(4,\), one per trajectory"):
+        recordings_of(falling(throw_id=None, toss_index=np.array([0, 1])))
+
+
 def test_damaged_files_are_refused(tmp_path):
     path = tmp_path / "throws.npz"
     np.savez_compressed(path, **falling(50))
@@ -162,7 +176,8 @@ def test_real_recordings_are_read():
     assert (len(cube), len(cube.throw_id.unique()), cube.num_bodies, cube.num_joints) == (454, 430, 1, 0)
     assert cube.numbers["half_side"] == 0.0524
     elbow = read_recordings(shared_path("data", "contactnets_elbow", "contactnets_elbow_train.npz"))
-    assert (len(elbow), elbow.num_bodies, elbow.num_joints) == (433, 1, 1)
+    assert (len(elbow), elbow.num_bodies, elbow.num_joints, elbow.numbered_by) == (433, 1, 1, "toss_index")
+    assert int((elbow.throw_id <= 318).sum()) == 254  # the throws whose frame is tilted
     model = elbow_model(elbow.dt)
     z = model.states(elbow.samples[:500], elbow)
     assert float(model.mechanism.joint_errors(z.detach()).abs().max()) < 1e-12

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from made_up import recorded
+from made_up import recorded, thrown_cubes
 
 from conftest import shared_path
 from torchdojo import quaternion as quat
 from torchdojo.identification import FittedObject, cube_model, elbow_model, fit, flight_starts, levelled, read_config, record_rollouts
-from torchdojo.identification.recordings import recordings_of
+from torchdojo.identification.recordings import DataError, read_recordings, recordings_of
 
 NOISE = (5e-4, 0.05, 4e-3, 0.5)  # of position [m], velocity [m/s], rotation vector [rad], angular velocity [rad/s]
 
@@ -106,6 +107,23 @@ def test_a_tilted_frame_is_levelled():
         ends = level.offsets[1:] - 1
         lowest = [model.call("distances", model.states(some[ends], level)).amin(-1) for some in (samples, leveled.samples)]
     torch.testing.assert_close(*lowest, rtol=0, atol=1e-12)
+
+
+def test_tilts_name_throws_by_the_numbers_of_their_file(tmp_path):
+    """A file with some of the throws, in another order, gets the same tilts."""
+    model = cube_model(1 / 148, ("friction",))
+    arrays = thrown_cubes(model, 4, 20) | {"toss_index": np.array([10, 12, 15, 19])}
+    arrays.pop("throw_id", None)
+    np.savez(tmp_path / "tosses.npz", **arrays)
+    data = read_recordings(tmp_path / "tosses.npz")
+    rows, chosen = [(11, 15, -0.03, 0.02)], [3, 1, 0]
+    leveled = levelled(model, data, rows)
+    moved = [not torch.equal(leveled.select([i]).samples, data.select([i]).samples) for i in range(4)]
+    assert moved == [False, True, True, False]
+    assert torch.equal(levelled(model, data.select(chosen), rows).samples, leveled.select(chosen).samples)
+    description = {"data": str(tmp_path / "tosses.npz"), "object": "cube", "stages": [{"parameters": ["friction"], "horizon": 1}]}
+    with pytest.raises(DataError, match=r"no throw has a number from 0 to 9, .*; throws are numbered by toss_index, from 10 to 19"):
+        fit(read_config({**description, "tilts": [[0, 9, 0.1, 0.0]]}))
 
 
 @pytest.mark.parametrize("row", [[1.0, 2.0, 0.1], [1.0, 2.0, float("nan"), 0.0], [2.0, 1.0, 0.1, 0.0]], ids=str)

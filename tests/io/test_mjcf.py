@@ -230,6 +230,16 @@ FOURBAR = (
 )
 
 
+@pytest.mark.parametrize("angle", [0.5, 4.0, -3.5, 6.2])
+def test_angles_of_states_are_those_of_qpos(write_mjcf: Write, angle: float) -> None:
+    """Orientations of MuJoCo have no sign that says how far a hinge has turned; qpos does."""
+    path = write_mjcf(body(hinge("first", Y), inside=body(hinge("second", '"1 0 1"'), name="b")))
+    mech = quiet(path, contacts=None)
+    q, qd = mech.to_minimal(mjcf_state(mech, read_mjcf(path), qpos=[angle, -angle], qvel=[1.0, 2.0]))
+    torch.testing.assert_close(q, torch.tensor([angle, -angle]))
+    torch.testing.assert_close(qd, torch.tensor([1.0, 2.0]), rtol=1e-2, atol=0)
+
+
 def test_connect_closes_a_loop(write_mjcf: Write) -> None:
     path = write_mjcf(FOURBAR, '<equality><connect name="pin" body1="b" body2="c" anchor="1 0 0"/></equality>')
     mech = quiet(path, contacts=None)
@@ -362,6 +372,11 @@ def test_keyframes(write_mjcf: Write) -> None:
     assert q.tolist() == pytest.approx([0.1, 0.2, 0.3])
     assert qd.tolist() == pytest.approx([1, 2, 3])
     assert mjcf_state(mech, info, 1).tolist() == pytest.approx(mech.initial_state().tolist())
+    assert list(mech.poses) == ["up", 1] and mech.poses["up"].ctrl is None
+    for name in mech.poses:
+        assert mech.initial_state(pose=name).tolist() == pytest.approx(mjcf_state(mech, info, name).tolist(), abs=1e-12)
+    with pytest.raises(ValueError, match=r"has no pose 'down'; there are \['up', 1\]"):
+        mech.initial_state(pose="down")
     with pytest.raises(ValueError, match=r"has no keyframe 'down'; there are 2: \['up', ''\]"):
         mjcf_state(mech, info, "down")
     with pytest.raises(ValueError, match=r"qpos: got shape \(2,\); allowed: \(3,\)"):
@@ -389,9 +404,14 @@ def test_missing_meshes(write_mjcf: Write) -> None:
     drawn = '<geom type="mesh" mesh="no" contype="0" conaffinity="0" material="m"/>'
     assert "meshes" not in notes(write_mjcf(free_body(weighed + drawn), assets))
     collides = '<geom type="mesh" mesh="no"/>'
-    assert "collision meshes that are not there are left out: no.stl on body 'a'" in notes(
-        write_mjcf(free_body(weighed + collides), assets)
-    )
+    path = write_mjcf(free_body(weighed + collides), assets)
+    for mode in ("skip", None):
+        assert "collision meshes that are not there are left out: no.stl on body 'a'" in notes(path, mesh=mode)
+    with pytest.raises(
+        FileNotFoundError, match=rf"robot\.xml: collision mesh of body 'a': 'no\.stl' is in none of .*{path.parent}.*mesh='skip'"
+    ):
+        load(path)
+    assert "meshes" not in notes(path, contacts=None)
     with pytest.raises(ValueError, match=r"the mass of body 'a' is computed from the mesh 'no\.stl', which is not there"):
         load(write_mjcf(free_body(drawn + '<geom size=".1"/>'), assets))
     with pytest.raises(ValueError, match=r"the mass of body 'b' is computed from the mesh"):

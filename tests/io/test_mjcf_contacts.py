@@ -39,12 +39,23 @@ def test_geoms_become_contacts(write_mjcf: Write, geom: str, count: int, radius:
     assert expected - 1e-12 <= float(mech.distances(mech.initial_state()).min()) <= expected + slack + 1e-12
 
 
-@pytest.mark.parametrize("geom", ['type="ellipsoid" size=".1 .2 .3"', 'type="mesh" mesh="m"'], ids=["ellipsoid", "mesh"])
-def test_geoms_without_contact_points_are_named(write_mjcf: Write, geom: str) -> None:
+def test_ellipsoids_are_18_balls_and_a_sphere_is_one(write_mjcf: Write) -> None:
+    ellipsoid = '<geom name="g" type="ellipsoid" size=".1 .2 .3"/>'
+    path = write_mjcf(FLOOR + free_body(ellipsoid + '<geom name="s" type="ellipsoid" size=".4 .4 .4"/>'))
+    assert list(quiet(path).contacts) == ["s_0"]  # the other one lies inside
+    path = write_mjcf(FLOOR + free_body(ellipsoid, 'pos="0 0 1"'))
+    mech = quiet(path)
+    assert list(mech.contacts) == [f"g_{i}" for i in range(18)]
+    assert float(mech.distances(mech.initial_state()).min()) == pytest.approx(0.7)
+
+
+def test_geoms_without_contact_points_are_named(write_mjcf: Write) -> None:
     mesh = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>'
-    path = write_mjcf(FLOOR + free_body(f'<geom name="g" {geom}/><geom name="ball" size=".1"/>'), mesh)
-    assert "geoms without contact points (mesh, ellipsoid, ...) make no contact: g" in notes(path)
-    assert list(quiet(path).contacts) == ["ball"]
+    path = write_mjcf(FLOOR + free_body('<geom name="g" type="mesh" mesh="m"/><geom name="ball" size=".1"/>'), mesh)
+    reason = "geoms without contact points (height fields, signed distances, meshes with mesh=None) make no contact: g"
+    assert reason in notes(path, mesh=None)
+    assert list(quiet(path, mesh=None).contacts) == ["ball"]
+    assert list(quiet(path).contacts) == ["g_1", "g_2", "g_3", "ball"]  # g_0 lies inside of the ball
     assert "contact points" not in notes(path, contacts=None)
 
 

@@ -38,7 +38,7 @@ ROBOTS = {
     ("hopper", "brax_hopper.xml"): (4, 6, 3, 2),
     ("humanoid", "humanoid.xml"): (11, 23, 17, 29),
     ("humanoid", "brax_humanoid.xml"): (11, 23, 17, 2),
-    ("skydio_x2", "x2.xml"): (1, 6, 0, 28),
+    ("skydio_x2", "x2.xml"): (1, 6, 0, 28 + 4 * 18),
     ("unitree_a1", "a1.xml"): (13, 18, 12, 96),
     ("unitree_go1", "go1.xml"): (13, 18, 12, 144),
     ("unitree_h1", "h1.xml"): (20, 25, 19, 94),
@@ -61,7 +61,7 @@ def path_of(robot: tuple[str, str]) -> Path:
 @cache
 def described(robot: tuple[str, str]) -> tuple[MjcfInfo, Mechanism]:
     """The description and the mechanism of a file, for tests that change neither: read once, as large files take a second."""
-    return read_mjcf(path_of(robot)), load(path_of(robot))
+    return read_mjcf(path_of(robot)), load(path_of(robot), mesh=None)
 
 
 def groups(info: MjcfInfo) -> dict[str, list[int]]:
@@ -122,7 +122,7 @@ def test_counts(robot: tuple[str, str]) -> None:
 def test_masses_centres_inertias_and_kinematics(robot: tuple[str, str]) -> None:
     info, mech = described(robot)
     if robot[1] == "panda.xml":  # random coordinates do not satisfy couplings
-        info, mech = read_mjcf(path_of(robot), ignore="joint_0"), load(path_of(robot), ignore="joint_0")
+        info, mech = (read(path_of(robot), ignore="joint_0", mesh=None) for read in (read_mjcf, load))
     generator = np.random.default_rng(0)
     for qpos in (info.compiled.model.qpos0, *(random_qpos(info, generator) for _ in range(4))):
         z = mjcf_state(mech, info, qpos=qpos)
@@ -210,6 +210,7 @@ def test_lowest_point(robot: tuple[str, str]) -> None:
             slack = max(slack, size[0] * (1 - np.cos(np.pi / 4)))  # between two rim points
         else:
             reach = {types.mjGEOM_SPHERE: size[0], types.mjGEOM_CAPSULE: size[0] + up[2] * size[1], types.mjGEOM_BOX: up @ size}
+            reach[types.mjGEOM_ELLIPSOID] = np.linalg.norm(up * size)
             lowest.append(height - float(reach[types(int(kind))]))
     smallest = float(mech.distances(mech.initial_state()).min())
     if robot in FIXED:  # there the lowest point of a geom may be one that no joint moves
@@ -339,7 +340,33 @@ def test_a1_in_detail() -> None:
 
 def test_keyframe_of_panda() -> None:
     path = shared_path("models", "franka_panda", "panda.xml")
-    info, mech = read_mjcf(path), load(path)
+    info, mech = read_mjcf(path), load(path, mesh=None)
     q, qd = mech.to_minimal(mjcf_state(mech, info, "home"))
     assert q.tolist() == pytest.approx([0, 0, 0, -1.57079, 0, 1.57079, -0.7853, 0.04, 0.04], abs=1e-9)
     assert qd.abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("robot", [robot for robot in ROBOTS if robot[1] in ("humanoid.xml", "x2.xml", "a1.xml", "ur5e.xml", "panda.xml")])
+def test_keyframes_are_poses(robot: tuple[str, str]) -> None:
+    """Centers of mass at a pose are MuJoCo's own at the keyframe; controls are the file's; a base in the world stays where it is drawn."""
+    info, mech = described(robot)
+    model, data = info.compiled.model, mujoco.MjData(info.compiled.model)
+    assert len(mech.poses) == model.nkey > 0
+    for number, (name, pose) in enumerate(mech.poses.items()):
+        assert name == (model.key(number).name or number)
+        mujoco.mj_resetDataKeyframe(model, data, number)
+        mujoco.mj_kinematics(model, data)
+        centers = np.stack([body.center for body in info.bodies.values()])
+        ids = list(info.tops.values())
+        rotation = data.xmat.reshape(-1, 3, 3)[ids]
+        expected = data.xpos[ids] + (rotation @ centers[..., None])[..., 0]
+        x = split_state(mech.initial_state(pose=name)).pose.x
+        assert np.abs(x.numpy() - expected).max() <= (1e-9 if robot[0] != "humanoid" else 0.05)  # stacks of two hinges: an Orbital joint
+        if mech.actuators is not None:
+            assert pose.ctrl == tuple(data.ctrl[: len(mech.actuators.names)])
+    if robot[1] == "a1.xml":
+        fixed = load(path_of(robot), floating_base=False)
+        hip = fixed.initial_state(pose="home").unflatten(-1, (-1, 13))[0, :3] - fixed.initial_state().unflatten(-1, (-1, 13))[0, :3]
+        assert float(hip.abs().max()) <= 1e-12
+        home, own = mech.poses["home"].values, fixed.poses["home"].values
+        assert own.keys() < home.keys() and all(own[name]["q"] == pytest.approx(home[name]["q"]) for name in own)

@@ -53,7 +53,7 @@ def test_anchors_offset_axis_and_options(write_urdf) -> None:
     np.testing.assert_allclose(rotation_matrix(hinge.orientation_offset).numpy(), expected, atol=1e-14)
     assert (float(hinge.damper), float(hinge.friction)) == (0.5, 0.25)
     assert [float(bound) for bound in hinge.limits] == [-1.0, 2.0]
-    assert (hinge.effort_limit, hinge.velocity_limit) == (3.0, 4.0)
+    assert (hinge.effort_limit, hinge.velocity_limits.tolist()) == (3.0, [4.0])
     # the inertia of b is given in axes turned by 90 degrees about z: x and y change places
     assert mech.bodies["b"].inertia.diagonal().tolist() == pytest.approx([0.2, 0.1, 0.25])
 
@@ -91,7 +91,22 @@ def test_limits_given_in_part(write_urdf) -> None:
     assert limits('upper="2"') == {"limits": (0.0, 2.0)}  # URDF: a missing side is 0
     assert limits('lower="-inf" upper="2" effort="5" velocity="inf"') == {"limits": (-math.inf, 2.0), "effort_limit": 5.0}
     with pytest.warns(UserWarning, match="'j' gives neither lower nor upper limit"):
-        assert limits('effort="5" velocity="1"') == {"effort_limit": 5.0, "velocity_limit": 1.0}
+        assert limits('effort="5" velocity="1"') == {"effort_limit": 5.0, "velocity_limits": 1.0}
+    assert "velocity_limits" not in limits('upper="1" velocity="0"')  # what exporters write where they know none
+
+
+def test_limits_to_a_full_turn(write_urdf) -> None:
+    """Files round 2π. Wider limits are refused, and the file is told what to write."""
+
+    def bounds(limit: float) -> list[float]:
+        content = f'<limit lower="{-limit}" upper="{limit}" effort="1" velocity="1"/>'
+        mech = load_urdf(write_urdf(link("a"), link("b"), joint("j", "revolute", "a", "b", content)), contacts=None)
+        return [float(bound) for bound in mech.joints["j"].limits]
+
+    assert bounds(4.5) == [-4.5, 4.5]
+    assert bounds(6.2832) == bounds(6.28318530718) == bounds(6.283) == [-2 * math.pi, 2 * math.pi]
+    with pytest.raises(ValueError, match=r"joint 'j': Revolute\.limits: got \[-10\.0\]; allowed: .*type=\"continuous\""):
+        bounds(10.0)
 
 
 @pytest.mark.parametrize("kind", ["revolute", "prismatic"])
@@ -303,7 +318,7 @@ def test_harmless_elements_are_silent_and_unknown_ones_named(write_urdf) -> None
 def test_mesh_files_are_not_needed(write_urdf) -> None:
     path = write_urdf(link("a", INERTIAL + collision('<mesh filename="package://nowhere/hull.stl"/>') + collision('<sphere radius="1"/>')))
     with pytest.warns(UserWarning, match=r"mesh collision geometry is skipped.*a \(package://nowhere/hull\.stl\)"):
-        mech = load_urdf(path)
+        mech = load_urdf(path, mesh="skip")
     assert list(mech.contacts) == ["a_0"]
 
 

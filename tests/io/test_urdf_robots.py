@@ -81,7 +81,7 @@ def original(path: Path):
 
 def read(path: Path, **options) -> RobotInfo:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # skipped meshes: tested apart
+        warnings.simplefilter("ignore")
         return read_urdf(path, **options)
 
 
@@ -90,7 +90,8 @@ def load(path: Path, **options):
         options.setdefault("floating_base", False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return load_urdf(path, repair_inertia=path.name == "halfcheetah.urdf", **options)
+        # meshes: tested in test_meshes.py
+        return load_urdf(path, repair_inertia=path.name == "halfcheetah.urdf", **{"mesh": None, **options})
 
 
 def body_poses(robot: RobotInfo, q: dict[str, float]) -> dict[str | None, tuple[np.ndarray, np.ndarray]]:
@@ -210,7 +211,7 @@ def test_a1_in_detail() -> None:
     knee = mech.joints["FL_calf_joint"]
     assert (knee.parent, knee.child) == ("FL_thigh", "FL_calf")
     assert [float(bound) for bound in knee.limits] == pytest.approx([-2.69653369433, -0.916297857297])
-    assert (float(knee.effort_limit), float(knee.velocity_limit)) == pytest.approx((33.5, 21.0))
+    assert (float(knee.effort_limit), float(knee.velocity_limits)) == pytest.approx((33.5, 21.0))
     assert "FL_foot" not in mech.bodies  # merged into FL_calf
     foot = mech.contacts["FL_foot_0"]
     assert foot.body == "FL_calf"
@@ -220,7 +221,7 @@ def test_a1_in_detail() -> None:
 
 def test_meshes_are_named_in_the_warning() -> None:
     with pytest.warns(UserWarning, match=r"mesh collision geometry is skipped.*shoulder_link \(package://.*shoulder\.stl\)"):
-        load_urdf(shared_path("models", "ur5", "ur5_robot.urdf"))
+        load_urdf(shared_path("models", "ur5", "ur5_robot.urdf"), mesh="skip")
 
 
 @pytest.mark.parametrize("file", ["panda.urdf", "panda_collision.urdf"])

@@ -92,6 +92,18 @@ def test_options_reach_the_mechanism():
 def test_quadruped_limits_only_when_asked():
     assert models.quadruped().joints["FR_calf_joint"].limits is None
     assert models.quadruped(limits=True).joints["FR_calf_joint"].limits == (-2.5, -1.0)
+    assert models.quadruped().joints["FR_calf_joint"].velocity_limits is None
+
+
+def test_speed_of_the_quadruped_under_violent_torques():
+    """±30 N·m at random spin legs of 0.17 kg beyond what a step represents, unless their motors have a largest speed."""
+    mech = models.quadruped(velocity_limits=True)
+    u = 60 * torch.rand(100, 12, generator=torch.Generator().manual_seed(0)) - 30
+    with torch.no_grad():
+        path = mech.rollout(models.initial_state("quadruped", mech), u)
+        speeds = mech.to_minimal(path.z)[1][:, 6:]
+    assert not path.status.any() and bool((path.substeps == 1).all())
+    assert 20.9 < float(speeds.abs().max()) < 21.0
 
 
 def _golden(name):

@@ -111,7 +111,7 @@ def test_impacts_of_a_tree() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [{}, {"friction": 0.5}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"friction": 0.5}, {"velocity_limits": 1.5}], ids=str)
 def test_limits_and_friction_of_joints(given: dict[str, float]) -> None:
     compare(close_to_limits(3, **given))
 

@@ -24,9 +24,11 @@ ROWS = tables.ROWS.items()
 NATIVE = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 STRUCTURES: dict[str, Any] = {
     "TdOptions": calls.Options,
+    "TdLaw": calls.Law,
     "TdRollout": calls.Rollout,
     "TdImpacts": calls.Impacts,
     "TdGradient": calls.Gradient,
+    "TdMap": calls.Map,
 }
 
 
@@ -104,7 +106,7 @@ def quadruped() -> tuple[np.ndarray, np.ndarray]:
     system = td.models.quadruped().backends.system
     pieces, size = pieces_of(system)
     acting = [(True, True) for piece in pieces if isinstance(piece.group.template, td.StandardJoint)]
-    table, schedule = lower(system, pieces, [], acting, size)
+    table, schedule = lower(system, pieces, [], True, acting, size)
     return table, schedule.table
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo.gradients.request import Request
 from torchdojo.native import loader
+from torchdojo.native.tables import StateMap
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler")
 
@@ -63,6 +64,24 @@ def test_compiled_steps_and_their_gradients() -> None:
     same(*grads)
 
 
+def test_compiled_observables() -> None:
+    """Contacts and energies, and their gradients; with a parameter that needs one, Dynamo traces the reference."""
+    mech = td.models.half_cheetah()
+    z = td.models.initial_state("half_cheetah", mech).expand(3, -1).clone().requires_grad_()
+
+    def observe(z: Tensor) -> tuple[Tensor, ...]:
+        return mech.distances(z), mech.contact_points(z), mech.kinetic_energy(z) + mech.potential_energy(z), *mech.to_minimal(z)
+
+    results = compiled(observe)(z), observe(z)
+    same(*results)
+    grads = [torch.autograd.grad(sum(value.square().sum() for value in values), z) for values in results]
+    same(*grads)
+    mech.bodies["torso"].mass.requires_grad_()
+    mass = [mech.bodies["torso"].mass]
+    energies = compiled(mech.potential_energy)(z), mech.potential_energy(z)
+    same(*(torch.autograd.grad(energy.sum(), mass) for energy in energies))
+
+
 def test_compiled_jacobians_rollouts_and_vmap() -> None:
     mech = robot()
     q, qd = coordinates(mech, 3)
@@ -74,17 +93,20 @@ def test_compiled_jacobians_rollouts_and_vmap() -> None:
     same(compiled(mapped)(q, qd), mech.step_minimal(q, qd)[:2])
 
 
-@pytest.mark.parametrize("maximal", [True, False])
-def test_opcheck(maximal: bool) -> None:
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("which", [StateMap.TO_MINIMAL, StateMap.TO_MAXIMAL])
+def test_opcheck(which: StateMap, native: bool) -> None:
     mech = robot()
     kernel = mech.backends.kernel(Request(mech.options))
     assert kernel is not None
     q, qd = coordinates(mech, 3)
+    maximal = which is StateMap.TO_MAXIMAL
     state = (torch.cat((q, qd), dim=-1) if maximal else mech.to_maximal(q, qd).detach()).requires_grad_()
-    parameters = [p.detach().clone().requires_grad_() for p in mech.stacked_parameters()]
-    numbers = kernel.program.number, maximal
+    # The kernel has gradients of the state alone.
+    parameters = [p.detach().clone().requires_grad_(not native) for p in mech.stacked_parameters()]
+    numbers = kernel.program.number, int(which), native
     ops = torch.ops.torchdojo
-    torch.library.opcheck(ops.tree_map.default, (state, parameters, *numbers))
+    torch.library.opcheck(ops.state_map.default, (state, parameters, *numbers))
     plain = [t.detach() for t in (state, *parameters)]
-    value, needs = ops.tree_map(plain[0], plain[1:], *numbers), [i % 2 == 0 for i in range(len(plain))]
-    torch.library.opcheck(ops.tree_map_adjoint.default, (torch.ones_like(value), plain[0], plain[1:], *numbers, needs))
+    value, needs = ops.state_map(plain[0], plain[1:], *numbers), [i == 0 or (not native and i % 2 == 0) for i in range(len(plain))]
+    torch.library.opcheck(ops.state_map_adjoint.default, (torch.ones_like(value), plain[0], plain[1:], *numbers, needs))

@@ -52,7 +52,7 @@ def on_the_way(mech: td.Mechanism, steps: int, count: int = 6) -> Tensor:
 def problem(mech: td.Mechanism, z: Tensor) -> StepProblem:
     system = mech.backends.system
     flat, _ = flatten_batch(system.step_specs(), [*mech.check_inputs(z, None, None), *mech.stacked_parameters()])
-    return StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA])
+    return StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA], depenetration_speed=mech.options.depenetration_speed)
 
 
 #: h, kappa, steps; mean iterations of the reference from cold and from warm starts (6 throws), of the kernel from warm ones (1000 throws).

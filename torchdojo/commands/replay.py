@@ -1,4 +1,4 @@
-"""`torchdojo replay`: recorded tosses against open-loop rollouts from their first samples, of a nominal cube or of a fitted object.
+"""`torchdojo replay`: recorded tosses against rollouts from their first samples, of a nominal cube, or of nominal and fitted object.
 
 The nominal cube takes its numbers from a file in the format of `shared/data/contactnets_cube`, which has real tosses (Pfrommer, Halm and
 Posa, "ContactNets", CoRL 2020). The file has the arrays of `torchdojo.identification.recordings`, and the scalars half_side, mass, inertia,
@@ -28,7 +28,7 @@ from torchdojo.commands.common import (
     whole,
     write_report,
 )
-from torchdojo.identification.evaluation import compare, roll
+from torchdojo.identification.evaluation import compare, open_loop, roll
 from torchdojo.identification.fitted_object import FittedObject
 from torchdojo.identification.objects.cube import check_heights, cube
 from torchdojo.identification.parameters import ParametricMechanism
@@ -42,7 +42,12 @@ UNITS = {"mm": "mm", "degrees": "degrees", "percent_of_width": "% of the width"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Roll every toss of a recorded data set from its first sample and compare with the recording."
     parser.add_argument("file", type=Path, metavar="FILE.npz", help="tosses of a cube in the format of ContactNets' processed data")
-    parser.add_argument("--parameters", type=Path, metavar="DIR", help="output folder of `torchdojo fit`: replay the object it has found")
+    parser.add_argument(
+        "--parameters",
+        type=Path,
+        metavar="DIR",
+        help="output folder of `torchdojo fit`: replay the nominal and the fitted object",
+    )
     parser.add_argument("--substeps", type=whole, metavar="K", help="steps per recorded interval (default: 1, or those of the fit)")
     parser.add_argument("--kappa", type=positive, metavar="K", help="central-path parameter (default: 1e-06, or that of the fit)")
     parser.add_argument("--batch-limit", type=whole, metavar="N", help="only the first N tosses")
@@ -57,13 +62,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class Replayed(NamedTuple):
-    """An object, its recordings, the states (N, 13 nb) of their samples, and its part of the report."""
+    """An object, its recordings, the states (N, 13 nb) of their samples, its part of the report, and the object to compare with."""
 
     model: ParametricMechanism
     recordings: Recordings
     z: Tensor
     width: float | None
     report: dict[str, Any]
+    nominal: ParametricMechanism | None = None
 
 
 def replay(
@@ -77,10 +83,11 @@ def replay(
     half_side: float | None = None,
     output: Path | None = None,
 ) -> dict[str, Any]:
-    """Roll all tosses; returns the report.
+    """Roll all tosses; returns the report. It has the errors of the nominal object, too, under "nominal", where there is a fitted one.
 
     Args:
-        parameters: output folder of `torchdojo fit`, whose object takes the place of the nominal cube.
+        parameters: output folder of `torchdojo fit`, whose object takes the place of the nominal cube. The nominal object beside it starts
+            from the same samples, and has the values that the description of the fit gives as nominal.
         substeps, kappa: default: 1 and 1e-6, or the values of the fit.
     """
     with user_input():
@@ -92,11 +99,12 @@ def replay(
             replayed = _fitted_object(path, parameters, substeps, kappa, batch_limit)
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
-    model, recordings, z, width, described = replayed
+    model, recordings, z, width, described, nominal = replayed
     start = time.perf_counter()
     substeps = model.substeps(recordings)
     rollout = roll(model.stepper(), z, recordings.offsets, substeps, progress=lambda times, count: progress(times, count, "replay"))
     errors = compare(model, recordings, rollout)
+    beside = None if nominal is None else open_loop(nominal, recordings)
     wall = time.perf_counter() - start
 
     report: dict[str, Any] = {
@@ -115,12 +123,19 @@ def replay(
         "iterations_max": int(rollout.iterations.max()),
         "wall_time_s": wall,
     }
+    if beside is not None:
+        report["nominal"] = beside.summary(width)
     kind = f"{described['object']} as {parameters} has it" if parameters else f"a cube, friction = {described['friction']:g}"
     print(f"{path.name}: {report['tosses']} tosses, {report['samples']} samples, h = {report['timestep_s']:.4g} s: {kind}")
+    if nominal is not None:
+        print("nominal -> fitted")
     print_table(_rows(report))
     if output is not None:
         arrays = {"z": rollout.z, "position_error_m": errors.position, "offsets": recordings.offsets}
         arrays["rotation_error_degrees"] = torch.rad2deg(errors.rotation)
+        if beside is not None:
+            arrays |= {"nominal_z": beside.z, "nominal_position_error_m": beside.position}
+            arrays["nominal_rotation_error_degrees"] = torch.rad2deg(beside.rotation)
         numbers: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
         np.savez_compressed(output / "replay.npz", **numbers)
     write_report(report, output)
@@ -161,16 +176,18 @@ def _fitted_object(path: Path, folder: Path, substeps: int | None, kappa: float 
     model = fitted.model(recordings.dt, substeps, kappa)
     with torch.no_grad():
         z = model.states(recordings.samples, recordings)
-    return Replayed(model, recordings, z, fitted.width, {"object": fitted.object, "parameters": fitted.parameters})
+    nominal = fitted.nominal_model(recordings.dt, substeps)
+    return Replayed(model, recordings, z, fitted.width, {"object": fitted.object, "parameters": fitted.parameters}, nominal)
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = []
+    rows, nominal = [], report.get("nominal")
     for name, value in report.items():
         quantity, error, unit = name.partition("_error_")
         if error:
             kind = "median" if unit.startswith("median_") else "mean"
-            rows.append((f"{quantity.replace('_', ' ')} error, {kind}", f"{value:.4g} {UNITS[unit.removeprefix('median_')]}"))
+            before = f"{nominal[name]:.4g} -> " if nominal and name in nominal else ""
+            rows.append((f"{quantity.replace('_', ' ')} error, {kind}", f"{before}{value:.4g} {UNITS[unit.removeprefix('median_')]}"))
     return [
         *rows,
         ("flagged steps", f"{report['flagged_steps']} of {report['steps']}"),

@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -26,13 +26,15 @@ from torchdojo.commands.common import (
     whole,
     write_report,
 )
+from torchdojo.elements.bodies import Body
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.penetration import deepest_penetration
+from torchdojo.geometry.hulls import Hull
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.state import placement
 from torchdojo.testing import diagnostics
 
 __all__ = ["Recording", "add_arguments", "build", "check_tolerance", "gradient_check", "place", "record", "run", "spread"]
@@ -69,6 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a mimic joint (MJCF: an equality constraint) to leave independent; repeatable",
     )
     add(
+        "--mesh",
+        choices=["hull", "skip", "none"],
+        help="collision meshes: contacts of hulls, the same without missing files, or no contact",
+    )
+    add("--mesh-path", action="append", default=[], metavar="DIR", help="a folder to look for meshes in; repeatable")
+    add("--mesh-points", type=whole, metavar="N", help="largest number of contact points of a mesh (default: 16)")
+    add("--repair-inertia", action="store_true", help="use the nearest possible inertia in place of an impossible one")
+    add(
         "--check",
         action="store_true",
         help="compare gradients with respect to state, input and parameters with finite differences, in the middle and at the end; exit "
@@ -87,11 +97,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         z = spread(mech, place(mech, z, options.height), options.batch, options.seed)
     inside = deepest_penetration(mech.backends, mech.options, z)
     if inside is not None:
-        print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground; the first step pushes it out")
+        print(f"note: contact {inside.contact!r} starts {1000 * inside.depth:.3g} mm inside the ground, and is pushed out")
     recording = record(mech, z, options.steps)
     report = {
         **_counts(mech, recording, options),
         "initial_penetration_mm": (1e3 * inside.depth if inside else 0.0) if mech.contacts else None,
+        **_hulls(mech),
         **_errors(mech, recording),
         **_contact_quality(mech, recording),
         **_energy(mech, recording),
@@ -123,8 +134,10 @@ def build(options: argparse.Namespace) -> tuple[Mechanism, Tensor]:
 
 
 def _built_in(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanism, Tensor]:
-    if options.fixed_base or options.contact or options.ignore:
-        raise CommandError("--fixed-base, --contact and --ignore are for robot files; built-in mechanisms are complete")
+    if options.fixed_base or options.contact or options.ignore or _mesh_options(options):
+        raise CommandError(
+            "--fixed-base, --contact, --ignore, --mesh and --repair-inertia are for robot files; built-in mechanisms are complete"
+        )
     with user_input():
         mech = models.make(options.source, timestep=options.timestep, **given)
         return mech, models.initial_state(options.source, mech)
@@ -137,8 +150,16 @@ def _robot(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanis
     if options.contact:
         given = {**given, "contacts": _contacts(options.contact)}
     with user_input():
+        given = {**given, **_mesh_options(options)}
         mech = load(path, timestep=options.timestep, floating_base=not options.fixed_base, ignore=options.ignore, **given)
         return mech, _at_rest(mech)
+
+
+def _mesh_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `td.load` that the user gave."""
+    given: dict[str, Any] = {"mesh_path": options.mesh_path, "mesh_points": options.mesh_points, "repair_inertia": options.repair_inertia}
+    mesh = {} if options.mesh is None else {"mesh": None if options.mesh == "none" else options.mesh}
+    return {**{key: value for key, value in given.items() if value}, **mesh}
 
 
 def _contacts(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -180,18 +201,8 @@ def _at_rest(mech: Mechanism) -> Tensor:
 
 
 def place(mech: Mechanism, z: Tensor, height: float) -> Tensor:
-    """Lift or lower every part that is not joined to the world until its lowest contact is `height` [m] above the ground."""
-    distances = mech.distances(z)
-    bodies = list(mech.bodies)
-    names = list(mech.contacts.values())
-    z = z.clone()
-    for part in diagnostics.free_parts(mech):
-        columns = [i for i, contact in enumerate(names) if contact.body in part]
-        if columns:
-            lift = height - distances[..., columns].amin(-1)
-            for body in part:
-                z[..., STATE_SIZE * bodies.index(body) + 2] += lift
-    return z
+    """`Mechanism.place` at `height` [m] for mechanisms with a part that can move; z of others."""
+    return mech.place(z, height) if placement.movable(mech, z) else z
 
 
 def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
@@ -262,6 +273,13 @@ def _counts(mech: Mechanism, recording: Recording, options: argparse.Namespace) 
         "flagged_steps": int((recording.status != int(Status.SUCCESS)).sum()),
         "halved_steps": int((recording.substeps > 1).sum()),
     }
+
+
+def _hulls(mech: Mechanism) -> dict[str, Any]:
+    hulls = [shape for body in mech.bodies.values() for shape in cast(Body, body).shapes if isinstance(shape, Hull)]
+    if not hulls:
+        return {}
+    return {"meshes": len(hulls), "mesh_points": sum(len(hull.chosen) for hull in hulls), "mesh_gap_m": max(hull.gap for hull in hulls)}
 
 
 def _errors(mech: Mechanism, recording: Recording) -> dict[str, Any]:
@@ -343,6 +361,8 @@ def _rows(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("flagged steps", f"{r['flagged_steps']} of {r['steps'] * r['environments']}"),
         ("halved steps", f"{r['halved_steps']} of {r['steps'] * r['environments']}"),
     ]
+    if "meshes" in r:
+        rows.append(("meshes", f"{r['meshes']} as {r['mesh_points']} points, at most {1e3 * r['mesh_gap_m']:.3g} mm inside their hulls"))
     if r["smallest_distance_m"] is not None:
         rows += [
             ("smallest distance", f"{r['smallest_distance_m']:.3g} m"),

@@ -7,7 +7,7 @@ derivative with respect to the unknown, element by element. `linearize_data` giv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.integrator import LARGEST_SINE, momentum_change, next_pose
 from torchdojo.dynamics.system import Group, System, select_rows
+from torchdojo.elements.contacts import Contact
 from torchdojo.elements.element import Element, Motion, Pose, Twist
 from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, split_state, split_twists, with_world
 from torchdojo.state.tangent import local_jacobian, retract
@@ -39,14 +40,21 @@ class StepProblem:
     Args:
         system: layout. parameters: result of `System.stack_parameters`, with batch dimensions flattened to N or 1.
         z: (N, 13 nb); u: (N, nu); wrench: (N, 6 nb).
+        depenetration_speed: as in `SolverOptions`.
     """
 
-    def __init__(self, system: System, parameters: Sequence[Tensor], z: Tensor, u: Tensor, wrench: Tensor) -> None:
+    def __init__(
+        self, system: System, parameters: Sequence[Tensor], z: Tensor, u: Tensor, wrench: Tensor, *, depenetration_speed: float | None
+    ) -> None:
         self.system = system
         self.parameters = parameters
         self.z, self.u, self.wrench = z, u, wrench
         self.timestep, self.gravity, self.mass, self.inertia = parameters[:FIRST_ELEMENT]
+        self.depenetration_speed = depenetration_speed
         self.elements = system.bind_elements(parameters)
+        for element in self.elements:
+            if isinstance(element, Contact):
+                element.depenetration_speed = depenetration_speed
         self.state = split_state(z)
         # The world is one more body, at the origin and at rest.
         self.pose = with_world(self.state.pose)
@@ -54,7 +62,13 @@ class StepProblem:
 
     def select(self, index: Tensor) -> StepProblem:
         """The same problem for the environments `index`."""
-        return StepProblem(self.system, select_rows(self.parameters, index), self.z[index], self.u[index], self.wrench[index])
+        parameters = select_rows(self.parameters, index)
+        return self.replace(parameters=parameters, z=self.z[index], u=self.u[index], wrench=self.wrench[index])
+
+    def replace(self, **data: Any) -> StepProblem:
+        """The same problem with other parameters, z, u or wrench."""
+        same = {name: getattr(self, name) for name in ("parameters", "z", "u", "wrench")}
+        return StepProblem(self.system, **(same | data), depenetration_speed=self.depenetration_speed)
 
     # -- residual ------------------------------------------------------------------------------------------------------------------------
 

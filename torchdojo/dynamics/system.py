@@ -51,7 +51,8 @@ class Group:
 class System:
     """The elements of a mechanism, grouped by kind, with their places in the unknown w, in u and among the stacked parameters.
 
-    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", "limits.NAME" and "frictions.NAME". `layout` has their places.
+    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", "limits.NAME", "frictions.NAME" and
+    "velocity_limits.NAME". `layout` has their places.
     """
 
     def __init__(self, bodies: Mapping[str, Body], elements: Mapping[str, Element], layout: UnknownLayout) -> None:
@@ -144,24 +145,24 @@ class System:
     def stack_parameters(self, timestep: Tensor, gravity: Tensor) -> list[Tensor]:
         """Every physical number as a flat list, equal fields of equal elements stacked: [h, gravity, masses, inertias, group by group].
 
-        Stacking happens outside the autograd Function. So gradients flow on to the modules, to parametrizations, and to networks whose
-        outputs are assigned as parameters.
+        All are float64, whatever an assigned tensor is. Stacking happens outside the autograd Function. So gradients flow on to the
+        modules, to parametrizations, and to networks whose outputs are assigned as parameters.
         """
         tensors = [timestep, gravity, stacked([b.mass for b in self.bodies], 0), stacked([b.inertia for b in self.bodies], 2)]
         for group in self.groups:
             for name, ndim in group.fields.items():
                 tensors.append(stacked([getattr(member, name) for member in group.members], ndim))
-            tensors += [self._own(group, name, timestep.dtype) for name in group.extra]
-        return tensors
+            tensors += [self._own(group, name) for name in group.extra]
+        return [tensor.double() if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor for tensor in tensors]
 
-    def _own(self, group: Group, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor that a user registered, which must have the dtype of the mechanism."""
+    def _own(self, group: Group, name: str) -> Tensor:
+        """A tensor that a user registered, which must be float64."""
         tensor = _lookup(group.template, name)
-        if tensor.is_floating_point() and tensor.dtype != dtype:
+        if tensor.is_floating_point() and tensor.dtype != torch.float64:
             key = next(key for key, element in self.elements.items() if element is group.template)
             raise TypeError(
-                f"{key}: its tensor {name!r} is {tensor.dtype}, the mechanism {dtype} (plain numbers of physical modules are float64); "
-                f"convert it before, nn.Parameter(torch.tensor(1.0).double()), or all at once, mech.to({dtype})"
+                f"{key}: its tensor {name!r} is {tensor.dtype}, the mechanism torch.float64 (plain numbers of physical modules are "
+                f"float64); convert it before, nn.Parameter(torch.tensor(1.0).double()), or all at once, mech.to(torch.float64)"
             )
         return tensor
 

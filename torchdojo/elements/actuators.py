@@ -44,7 +44,8 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.parameters import PhysicalModule, as_tensor, bind, require, stacked
+from torchdojo.parameters import PhysicalModule, as_tensor, bind, require, stacked, transforming
+from torchdojo.precision import in_float64
 
 __all__ = ["Actuator", "Actuators", "actuate"]
 
@@ -152,6 +153,7 @@ class Actuators(PhysicalModule):
 
     Attributes:
         names: of the actuators, in the order of ctrl. joints: of the joint of each. input_index: (n,) the entry of u of each.
+        clipped: how many controls that `step` and `rollout` were given as `ctrl` were out of `ctrlrange`; set it to zero to count anew.
 
     Where a control or a force is clipped, its derivative with respect to the clipped value is zero, and with respect to the bound one.
     """
@@ -181,6 +183,7 @@ class Actuators(PhysicalModule):
         self.__dict__["_mech"] = mech  # no submodule: the mechanism contains this module
         if not actuators:
             raise ValueError("Actuators: got none; give at least one, {'name': td.Actuator.motor('joint')}")
+        self.clipped = 0
         self.names = tuple(actuators)
         self.joints = tuple(actuator.joint for actuator in actuators.values())
         self.coordinates = tuple(actuator.coordinate for actuator in actuators.values())
@@ -226,21 +229,33 @@ class Actuators(PhysicalModule):
     def __len__(self) -> int:
         return len(self.names)
 
+    def out_of_range(self, ctrl: Tensor) -> Tensor:
+        """Whether each of the controls (..., n) is below or above its `ctrlrange`, so that the law clips it."""
+        return (ctrl < self.ctrlrange[..., 0]) | (ctrl > self.ctrlrange[..., 1])
+
+    def count(self, ctrl: Tensor) -> None:
+        """Add the controls out of range to `clipped`, except where values are hidden: in `torch.func` transforms and `torch.compile`."""
+        if not (torch.compiler.is_compiling() or transforming()):
+            self.clipped += int(self.out_of_range(ctrl).sum())
+
     @property
     def measures(self) -> bool:
         """Whether the input depends on the state: False for motors."""
         slopes = (self.gain[..., 1:], self.bias[..., 1:], self.carried_damping)
         return any(field.requires_grad or bool(field.any()) for field in slopes)
 
+    @in_float64
     def forward(self, ctrl: Tensor, z: Tensor | None = None) -> Tensor:
         """The input u (..., nu) [N, N m] for controls (..., n) at a state z (..., 13 nb), which motors alone do without.
 
-        An angle is that in (−π, π], or within π of the middle of the joint's limits; z does not count turns.
+        u has the dtype of ctrl, and z may have another one.
+
+        An angle is that in (−2π, 2π] of `StandardJoint`; z does not count further turns.
 
         Raises:
             ValueError: wrong shapes, servos without a z. TypeError: wrong dtype or device.
         """
-        self._check(ctrl)
+        self.check(ctrl)
         ctrl = _clip(ctrl, self.ctrlrange)
         if z is None:
             if self.measures:
@@ -269,6 +284,7 @@ class Actuators(PhysicalModule):
         """(..., n) per actuator to (..., nu)."""
         return value.new_zeros(*value.shape[:-1], self.num_inputs).index_add(-1, self.input_index, value)
 
+    @in_float64
     def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinate [m, rad] of each actuator at z, and its rate over the step that led there [m/s, rad/s], (..., n)."""
         mech = self._mechanism
@@ -277,13 +293,11 @@ class Actuators(PhysicalModule):
         values: list[Tensor] = []
         order: list[int] = []
         for group in self._groups:
-            joint, middle = group.bound(mech)
+            joint = group.bound(mech)
             now, before = ([Pose(x[..., index, :], q[..., index, :]) for index in group.bodies] for x, q in configurations)
-            coordinate = joint.coordinates(now[0], now[1])
-            if middle is not None:
-                turns = torch.round((middle - coordinate[..., -1]).detach() / (2 * torch.pi))
-                coordinate = torch.cat((coordinate[..., :-1], (coordinate[..., -1] + 2 * torch.pi * turns)[..., None]), dim=-1)
-            pair = torch.stack(torch.broadcast_tensors(coordinate, joint.rate(before, now, h, of_child=True)), dim=-1)
+            pair = torch.stack(
+                torch.broadcast_tensors(joint.coordinates(now[0], now[1]), joint.rate(before, now, h, of_child=True)), dim=-1
+            )
             values.append(pair[..., group.member, group.coordinate, :])
             order += group.actuators
         batch = torch.broadcast_shapes(*(value.shape[:-2] for value in values))
@@ -312,14 +326,17 @@ class Actuators(PhysicalModule):
                 [self.coordinates[i] for i in driven],
             )
 
-    def _check(self, ctrl: Any) -> None:
+    def check(self, ctrl: Any) -> None:
+        """Raise unless ctrl is a tensor (..., n) with the mechanism's dtype and device."""
         size, number = len(self.names), self._mechanism.gravity
         if not isinstance(ctrl, Tensor):
             raise TypeError(f"ctrl: got {type(ctrl).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
         if ctrl.ndim < 1 or ctrl.shape[-1] != size:
             raise ValueError(f"ctrl: got shape {tuple(ctrl.shape)}; allowed: (..., {size}), one per actuator: {list(self.names)}")
-        if ctrl.dtype != number.dtype or ctrl.device != number.device:
-            raise TypeError(f"ctrl: got {ctrl.dtype} on {ctrl.device}, the mechanism has {number.dtype} on {number.device}; convert one")
+        if ctrl.dtype != torch.float64 or ctrl.device != number.device:
+            raise TypeError(
+                f"ctrl: got {ctrl.dtype} on {ctrl.device}; allowed: torch.float64 or torch.float32 on {number.device}; convert it"
+            )
 
 
 @dataclass(frozen=True)
@@ -332,26 +349,13 @@ class _Group:
     member: list[int]  #: joint of each actuator, in `names`
     coordinate: list[int]  #: of each actuator
 
-    def bound(self, mech: Driven) -> tuple[StandardJoint, Tensor | None]:
-        """A joint with the numbers of all, stacked, and the middles of their angles (..., joints), where there are limits."""
+    def bound(self, mech: Driven) -> StandardJoint:
+        """A joint with the numbers of all, stacked."""
         joints = [cast(StandardJoint, mech.joints[name]) for name in self.names]
         first = joints[0]
         read = {name: ndim for name, ndim in first.stacked_fields.items() if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}
         fields = {name: stacked([getattr(joint, name) for joint in joints], ndim) for name, ndim in read.items()}
-        middle = self._middles(joints) if first.free_rotations == 1 else None
-        return bind(first, fields, type_before_parametrizations(first)), middle
-
-    def _middles(self, joints: list[StandardJoint]) -> Tensor | None:
-        """`joint_cones._middle` of all, zero without limits."""
-        place, some = joints[0].free_translations, joints[0].axis
-        limits = [joint.limits for joint in joints]
-        if all(pair is None for pair in limits):
-            return None
-        zero = some.new_zeros(place + 1)
-        lower, upper = (stacked([zero if pair is None else pair[i].detach() for pair in limits], 1)[..., place] for i in (0, 1))
-        below, above = (torch.tensor([place in joint.limited[i] for joint in joints], device=some.device) for i in (0, 1))
-        one_sided = torch.where(below, lower + 0.5 * torch.pi, torch.where(above, upper - 0.5 * torch.pi, 0.0))
-        return torch.where(below & above, 0.5 * (lower + upper), one_sided)
+        return bind(first, fields, type_before_parametrizations(first))
 
 
 def _clip(value: Tensor, bounds: Tensor) -> Tensor:

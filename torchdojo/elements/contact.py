@@ -63,7 +63,7 @@ class Contact(Element):
         other_shape: a `Sphere`, `Capsule` or `Box` in the frame of `other`, in place of the half-space.
         restitution: coefficient e of Newton's law v_n⁺ = −e v_n⁻, (...,), in [0, 1]; see `gap`. None: contacts do not bounce.
         recovery_speed: largest speed at which surfaces that start a step overlapped are pushed apart [m/s], (...,), > 0; see `gap`.
-            None: one step undoes any overlap.
+            None: `SolverOptions.depenetration_speed`.
         stiffness, damping: [N/m] > 0 and [N·s/m] >= 0, (...,), of a compliant contact. Its overlap at rest is the force over the
             stiffness; see `gap`. None: hard.
 
@@ -90,6 +90,7 @@ class Contact(Element):
     damping: Any
     torsional_friction: Any
     rolling_friction: Any
+    depenetration_speed: float | None = None  # the option of the step, for contacts without a law of overlap of their own
 
     def __init__(
         self,
@@ -194,6 +195,10 @@ class Contact(Element):
         """φ: signed distance between the surfaces at the poses of `body_names` [m], (...,)."""
         return self._witness(poses)[0]
 
+    def place(self, *poses: Pose) -> Tensor:
+        """The point of contact on the surface of the body, world frame [m], (..., 3)."""
+        return poses[0].x + self._witness(poses)[2]
+
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """φ (...,), normal (..., 3), and the point of contact on the body from its center of mass (..., 3)."""
         pose = poses[0]
@@ -263,7 +268,8 @@ class Contact(Element):
         φ and φ⁻ are the gaps at the beginning of the step and one step before.
 
         Overlap: φ⁺ − min(φ + h v_rec, 0) for a `recovery_speed` v_rec. At most h v_rec of an overlap is undone per step, and the surfaces
-        then part at that speed. Where φ >= −h v_rec the term is zero, so no number changes where nothing overlaps.
+        then part at that speed. Where φ >= −h v_rec the term is zero, so no number changes where nothing overlaps. Hard contacts without a
+        speed of their own have `SolverOptions.depenetration_speed`.
 
         Compliance: φ⁺ + (γ − d min(φ, 0))/(h k + d), that is, in contact, γ/h = −k φ⁺ − d (φ⁺ − min(φ, 0))/h: the spring and damper of the
         overlap, implicit, and never pulling.
@@ -297,11 +303,13 @@ class Contact(Element):
     def _held_gap(self, motions: tuple[Motion, ...], touch: Touch, gamma: Tensor, timestep: Tensor) -> Tensor:
         """φ⁺ with the terms of recovery and compliance, (...,)."""
         fields, gap, h = self.fields, touch.distance, timestep[..., 0]
-        if "recovery_speed" not in fields and "stiffness" not in fields:
+        default = None if "stiffness" in fields else self.depenetration_speed  # a spring's overlap at rest is no error
+        speed = self.recovery_speed if "recovery_speed" in fields else default
+        if speed is None and "stiffness" not in fields:
             return gap
         now = self.distance(*(motion.pose for motion in motions))
-        if "recovery_speed" in fields:
-            gap = gap - (now + h * self.recovery_speed).clamp_max(0)
+        if speed is not None:
+            gap = gap - (now + h * speed).clamp_max(0)
         if "stiffness" in fields:
             gap = gap + (gamma[..., 0] - self.damping * now.clamp_max(0)) / (h * self.stiffness + self.damping)
         return gap

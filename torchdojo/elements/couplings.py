@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo.elements.element import Element, Motion, Pose
-from torchdojo.elements.joint import Joint
+from torchdojo.elements.joint import TURN, Joint
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import bind
@@ -39,8 +39,8 @@ class JointCoupling(Element):
     (a `Cylindrical` becomes a screw). The joints' own parameters receive gradients, as do `ratio` and `offset`.
 
     Angles of single rotations do not wrap: the follower of a wheel with ratio ½ is back after two turns of the wheel. The state z holds
-    no turns, so the coupling takes the turns with which it holds at the current configuration. For two angles these are up to 16 turns of
-    the leader, or any number where ratio or 1/ratio is an integer of at most 16. Components of a rotation vector, of joints with several
+    angles to ±2π, so the coupling adds the turns with which it holds at the current configuration. For two angles these are up to 16 turns
+    of the leader, or any number where ratio or 1/ratio is an integer of at most 16. Components of a rotation vector, of joints with several
     rotations, do wrap at π.
 
     Args:
@@ -137,7 +137,8 @@ class JointCoupling(Element):
 
     def constraint(self, *poses: Pose) -> Tensor:
         """c_follower − ratio · c_leader − offset, (..., 1) [m, rad], at poses of the leader's parent and child and of the follower's."""
-        leader, follower = self._unwrapped(self.bound_joints(), poses)
+        joints = self.bound_joints()
+        leader, follower = (value + turns for value, turns in zip(*self._unwrapped(joints, poses), strict=True))
         return follower - self.ratio[..., None] * leader - self.offset[..., None]
 
     def residual(
@@ -146,14 +147,16 @@ class JointCoupling(Element):
         joints = self.bound_joints()
         poses = [motion.pose for motion in motions]
         ratio = self.ratio[..., None]
-        now = self._unwrapped(joints, poses)
+        now, turns = self._unwrapped(joints, poses)
         wrenches, after = [], []
         for k, (joint, weight) in enumerate(zip(joints, (-ratio, torch.ones_like(ratio)), strict=True)):
             parent, child = poses[2 * k : 2 * k + 2]
             along = torch.zeros(joint.num_coordinates, dtype=impulse.dtype, device=impulse.device)
             along[self.coordinates[k]] = 1.0
             wrenches += joint.act_along(parent, child, weight * impulse * along)
-            after.append(self._coordinate(k, joint, motions[2 * k].next, motions[2 * k + 1].next, now[k]))
+            near = now[k].tile(joint.num_angles)
+            place = slice(self.coordinates[k], self.coordinates[k] + 1)
+            after.append(joint.coordinates_near(motions[2 * k].next, motions[2 * k + 1].next, near)[..., place] + turns[k])
         return wrenches, after[1] - ratio * after[0] - self.offset[..., None]
 
     def _turns_freely(self, k: int) -> bool:
@@ -161,36 +164,31 @@ class JointCoupling(Element):
         joint = self.joints[k]
         return self.coordinates[k] >= joint.num_coordinates - joint.num_angles
 
-    def _coordinate(self, k: int, joint: Joint, parent: Pose, child: Pose, near: Tensor) -> Tensor:
-        """The coupled coordinate of joint k, (..., 1); an angle next to `near`."""
-        place = self.coordinates[k]
-        return joint.coordinates_near(parent, child, near.tile(joint.num_angles))[..., place : place + 1]
+    def _unwrapped(self, joints: list[Joint], poses: list[Pose] | tuple[Pose, ...]) -> tuple[list[Tensor], list[Tensor]]:
+        """Coordinates of leader and follower, (..., 1) each, and the turns [rad] of their angles that satisfy the coupling best.
 
-    def _unwrapped(self, joints: list[Joint], poses: list[Pose] | tuple[Pose, ...]) -> list[Tensor]:
-        """Coordinates of leader and follower, (..., 1) each, angles with the turns that satisfy the coupling best.
-
-        2π(n_f − ratio n_l) is to cancel the gap of the angles in (−π, π]. Where both ends turn and no n_l does so, the state is
-        not on the coupling, and n_l = 0.
+        2π(n_f − ratio n_l) is to cancel the gap of the coordinates. Where both ends turn and no n_l does so, the state is not on the
+        coupling, and n_l = 0. A body whose quaternion has the other sign than expected is one turn away, so all turns are tried.
         """
-        zero = torch.zeros_like(self.ratio[..., None])
-        values = [self._coordinate(k, joint, poses[2 * k], poses[2 * k + 1], zero) for k, joint in enumerate(joints)]
+        values = [
+            joint.coordinates(poses[2 * k], poses[2 * k + 1])[..., place : place + 1]
+            for k, (joint, place) in enumerate(zip(joints, self.coordinates, strict=True))
+        ]
         ratio = self.ratio.detach()[..., None]
         gap = (values[1] - self.ratio[..., None] * values[0] - self.offset[..., None]).detach()
-        turn = 2 * torch.pi
         leading, following = self._turns_freely(0), self._turns_freely(1)
         turns = torch.zeros_like(gap)
         if leading and following:
             numbers = gap.new_tensor([0, *(sign * n for n in range(1, MOST_TURNS + 1) for sign in (1, -1))])
-            rest = gap - turn * ratio * numbers
-            rest = (rest - turn * torch.round(rest / turn)).abs()
+            rest = gap - TURN * ratio * numbers
+            rest = (rest - TURN * torch.round(rest / TURN)).abs()
             # The smallest of the numbers that fit equally well: they part as the ratio changes.
             best = (rest <= rest.amin(-1, keepdim=True) + ALIKE).long().argmax(-1, keepdim=True)
             turns = torch.where(rest.gather(-1, best) <= SATISFIED, numbers[best], 0.0)
         elif leading:
-            turns = torch.where(ratio == 0, 0.0, torch.round(gap / torch.where(ratio == 0, 1.0, turn * ratio)))
-        if following:
-            values[1] = values[1] - turn * torch.round((gap - turn * ratio * turns) / turn)
-        return [values[0] + turn * turns, values[1]]
+            turns = torch.where(ratio == 0, 0.0, torch.round(gap / torch.where(ratio == 0, 1.0, TURN * ratio)))
+        followed = -torch.round((gap - TURN * ratio * turns) / TURN) if following else torch.zeros_like(gap)
+        return values, [TURN * turns, TURN * followed]
 
 
 def _kinematic(joint: Joint) -> dict[str, int]:

@@ -13,9 +13,10 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.element import Element, Motion, Pose
 from torchdojo.parameters import as_tensor, require, transforming
 
-__all__ = ["BOUNDS", "FreePose", "Joint"]
+__all__ = ["BOUNDS", "TURN", "FreePose", "Joint"]
 
 BOUNDS = ("lower", "upper")
+TURN = 2 * torch.pi
 
 
 class Joint(Element):
@@ -45,6 +46,7 @@ class Joint(Element):
     noun: ClassVar[str] = "joint"
     num_coordinates: int = 0
     free_translations: int = 0  # how many of the coordinates are lengths; they stand in front of the angles
+    period: ClassVar[float] = TURN  # [rad] at which angles start anew
     lower: Tensor | None
     upper: Tensor | None
 
@@ -87,7 +89,7 @@ class Joint(Element):
 
     @property
     def num_angles(self) -> int:
-        """How many coordinates, the last ones, are angles that count modulo 2π: all but lengths, and but rotation vectors."""
+        """How many coordinates, the last ones, are angles that count modulo `period`: all but lengths, and but rotation vectors."""
         return self.free_rotations
 
     @property
@@ -131,15 +133,15 @@ class Joint(Element):
         return self._turned_back(change, torch.zeros_like(change)) / timestep
 
     def coordinates_near(self, parent: Pose, child: Pose, near: Tensor) -> Tensor:
-        """`coordinates`, with the full turns that bring each of the angles closest to `near` (..., num_angles)."""
+        """`coordinates`, with the periods that bring each of the angles closest to `near` (..., num_angles)."""
         value = self.coordinates(parent, child)
         lengths = value.new_zeros(self.num_coordinates - self.num_angles).expand(*near.shape[:-1], -1)
         return self._turned_back(value, torch.cat((lengths, near), dim=-1))
 
     def _turned_back(self, value: Tensor, near: Tensor) -> Tensor:
         """Coordinates with each angle next to the angle of `near`, both (..., num_coordinates)."""
-        turns = torch.round((near - value).detach() / (2 * torch.pi))
-        return value + 2 * torch.pi * torch.where(torch.arange(self.num_coordinates) < self.num_coordinates - self.num_angles, 0.0, turns)
+        turns = torch.round((near - value).detach() / self.period)
+        return value + self.period * torch.where(torch.arange(self.num_coordinates) < self.num_coordinates - self.num_angles, 0.0, turns)
 
     def act_along(self, parent: Pose, child: Pose, along: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Effect of impulses along the coordinates (..., num_coordinates) on parent and child: the transposed Jacobian of `coordinates`."""
@@ -227,7 +229,15 @@ class Joint(Element):
         reached = [torch.isfinite(lower), torch.isfinite(upper)]
         number = torch.arange(self.num_coordinates)
         angle = number >= self.num_coordinates - self.num_angles
-        reached = [side & ~(angle & reached[0] & reached[1] & (upper - lower >= 2 * torch.pi)) for side in reached]
+        if self.period > TURN:
+            within = [~(angle & side) | (bound.abs() <= TURN) for side, bound in zip(reached, (lower, upper), strict=True)]
+            allowed = (
+                f"angles within ±2π of zero, the range of z (upper: {upper.tolist()}); a joint that turns on has no limits (URDF: "
+                'type="continuous", MJCF: limited="false")'
+            )
+            require(within[0] & within[1], self.label("limits"), lower, allowed)
+        else:
+            reached = [side & ~(angle & reached[0] & reached[1] & (upper - lower >= TURN)) for side in reached]
         vector = (number >= self.free_translations) & ~angle
         outside = vector & ((lower >= torch.pi) | (upper <= -torch.pi))
         require(~outside, self.label("limits"), lower, f"ranges that a rotation vector of at most π can reach (upper: {upper.tolist()})")

@@ -20,15 +20,16 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo.elements.element import Cones, Element, Motion, Pose
 from torchdojo.elements.hard_maps import hard_normal, hard_pair
-from torchdojo.elements.joint import BOUNDS, Joint
+from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.path_maps import LEAST_HEIGHT, Change, disc_gap, normal_on_path, weight_of
 from torchdojo.parameters import bind
 
-__all__ = ["JointFriction", "JointLimits"]
+__all__ = ["JointElement", "JointFriction", "JointLimits", "coordinate_mass", "units"]
 
 KINEMATIC_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset")
 READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature")
+ELEMENT_FIELDS = ("friction", "velocity_limits", *BOUNDS)  # of elements of their own
 
 
 class JointElement(Element):
@@ -45,7 +46,7 @@ class JointElement(Element):
         shared = {name: joint.__dict__[name] for name in ("_parameters", "_buffers", "_modules")}
         # Fields that a user's subclass adds to the fields of the standard joints may enter its kinematics.
         read = [name for name in joint.fields if name in READ_FIELDS or name not in StandardJoint.fields]
-        fields = {name: joint.fields[name] for name in read if name not in ("friction", *BOUNDS) or name in self.own_fields}
+        fields = {name: joint.fields[name] for name in read if name not in ELEMENT_FIELDS or name in self.own_fields}
         self.__dict__.update(shared, joint=joint, fields=fields)
 
     def __getattr__(self, name: str) -> Any:
@@ -124,8 +125,8 @@ class JointLimits(JointElement):
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         joint = self.bound_joint()
-        wrenches = [joint.act_along(poses[0], poses[1], one) for one in _units(joint, inertia)]
-        return _coordinate_mass(joint, mass, inertia, timestep, wrenches)[..., self.sides[0]]
+        wrenches = [joint.act_along(poses[0], poses[1], one) for one in units(joint, inertia)]
+        return coordinate_mass(joint, mass, inertia, timestep, wrenches)[..., self.sides[0]]
 
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
@@ -175,8 +176,8 @@ class JointFriction(JointElement):
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         joint = self.bound_joint()
-        wrenches = [joint.act(poses[0], poses[1], *joint.expanded(one)) for one in _units(joint, inertia)]
-        return _coordinate_mass(joint, mass, inertia, timestep, wrenches)
+        wrenches = [joint.act(poses[0], poses[1], *joint.expanded(one)) for one in units(joint, inertia)]
+        return coordinate_mass(joint, mass, inertia, timestep, wrenches)
 
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
@@ -203,8 +204,13 @@ def _pair(b: Tensor, gap: Tensor, first: Tensor) -> Tensor:
 
 
 def _middle(joint: Joint) -> Tensor:
-    """The angles from which the joint's angles are counted (see `StandardJoint`), (..., num_angles)."""
+    """The angles from which the joint's angles are counted, (..., num_angles): those of a user's joint from the middle of the limits.
+
+    With a lower limit alone, they reach from π/2 below it to 3π/2 above it. With an upper limit alone, it is the other way around.
+    """
     assert joint.lower is not None and joint.upper is not None
+    if joint.period > TURN:
+        return joint.lower.new_zeros(joint.num_angles)
     places = list(range(joint.num_coordinates - joint.num_angles, joint.num_coordinates))
     lower, upper = joint.lower[..., places].detach(), joint.upper[..., places].detach()
     below, above = (torch.tensor([place in side for place in places], dtype=torch.bool, device=lower.device) for side in joint.limited)
@@ -212,12 +218,12 @@ def _middle(joint: Joint) -> Tensor:
     return torch.where(below & above, 0.5 * (lower + upper), one_sided)
 
 
-def _units(joint: Joint, like: Tensor) -> list[Tensor]:
+def units(joint: Joint, like: Tensor) -> list[Tensor]:
     """A unit along each coordinate, (num_coordinates,)."""
     return list(torch.eye(joint.num_coordinates, dtype=like.dtype, device=like.device))
 
 
-def _coordinate_mass(joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tensor, wrenches: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
+def coordinate_mass(joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tensor, wrenches: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
     """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), plus the armature and h times the damper.
 
     An impulse along the coordinate also has to overcome these two within a step. `wrenches` on the bodies are the rows J.

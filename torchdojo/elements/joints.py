@@ -20,8 +20,8 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
-from torchdojo.elements.joint import BOUNDS, Joint
-from torchdojo.parameters import as_tensor, require
+from torchdojo.elements.joint import BOUNDS, TURN, Joint
+from torchdojo.parameters import as_tensor, require, transforming
 
 __all__ = [
     "JOINT_TYPES",
@@ -49,6 +49,11 @@ __all__ = [
 class StandardJoint(Joint):
     """A joint of the table `JOINT_TYPES`, with springs, dampers and inputs on its free coordinates.
 
+    The angle of a single rotation is 2 atan2(axis · vec p, scalar p) in (−2π, 2π]. The signs of the quaternions in z count, so the angle is
+    continuous as a body turns, to ±2π, where it jumps by 4π. The quaternion −q of a body is the same orientation, and 2π away
+    (`Mechanism.unwind`). Two or three rotations have a rotation vector of the shorter turn, at most π long. A vector to 2π would have no
+    derivative after a full turn, where most bodies that turn come to rest.
+
     Args:
         parent, child: body names; the parent may be None or "world".
         axis: the free direction where one is free, the normal where two are; in the joint frame, (..., 3), of any length.
@@ -59,19 +64,18 @@ class StandardJoint(Joint):
         limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration (`JointLimits`).
         friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
         armature: inertia [kg, kg·m²] that moves with the coordinate's rate, of a motor seen through its gear: energy ½ a rate².
-        effort_limit, velocity_limit: [N, N·m] and [m/s, rad/s], kept on the joint for the user and for file formats; they do not act.
+        velocity_limits: largest speeds of the free coordinates [m/s, rad/s]; infinite: none (`JointVelocityLimits`).
+        effort_limit: [N, N·m], kept on the joint for the user and for file formats; it does not act.
         actuated: whether the joint's free coordinates appear in the input u.
 
-    Limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere. Their
-    numbers may change later and be learned; whether they act, and which limits do, stays. The angle of a single rotation is counted from
-    the middle of its limits, so that (2.5, 3.6) rad, say, can be limits. With a lower limit alone, the angle reaches from π/2 below it to
-    3π/2 above it. With an upper limit alone, it is the other way around. Limits of two or three rotations act on the components of the
-    rotation vector, which is at most π long. Limits that can never be reached (a range of 2π or more; π for components of a rotation
-    vector) do not act.
+    All limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere.
+    Their numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
+    Limits of two or three rotations act on the components of the rotation vector. There, limits of π or more can never be reached, and do
+    not act.
 
     Raises:
         ValueError: a zero axis, a quaternion that is not unit, a negative damper, friction or armature, limits without room between them,
-            values that do not fit the number of free coordinates.
+            limits of an angle beyond ±2π, values that do not fit the number of free coordinates.
     """
 
     fields: ClassVar[dict[str, int]] = {
@@ -83,7 +87,7 @@ class StandardJoint(Joint):
         "damper": 1,
         "rest": 1,
     }
-    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, **Joint.optional}
+    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **Joint.optional}
     axis: Tensor
     parent_anchor: Tensor
     child_anchor: Tensor
@@ -93,8 +97,11 @@ class StandardJoint(Joint):
     rest: Tensor
     friction: Tensor | None
     armature: Tensor | None
+    velocity_limits: Tensor | None
+    velocity_limited: tuple[int, ...] = ()  #: coordinates whose speed is limited
     free_translations: int
     free_rotations: int
+    period: ClassVar[float] = 2 * TURN
 
     def __init__(
         self,
@@ -112,7 +119,7 @@ class StandardJoint(Joint):
         friction: Any = None,
         armature: Any = None,
         effort_limit: Any = None,
-        velocity_limit: Any = None,
+        velocity_limits: Any = None,
         actuated: bool = True,
     ) -> None:
         super().__init__(parent, child)
@@ -124,9 +131,8 @@ class StandardJoint(Joint):
         self.damper = damper
         self.rest = rest
         self.effort_limit = effort_limit
-        self.velocity_limit = velocity_limit
         self.actuated = actuated
-        given = {"friction": friction, "armature": armature}
+        given = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
         present = [name for name, value in given.items() if self.num_coordinates and self.has_effect(name, value)]
         self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)})
         for name in present:
@@ -144,7 +150,7 @@ class StandardJoint(Joint):
 
     @property
     def num_angles(self) -> int:
-        """The angle of a single rotation counts modulo 2π; several rotations are the components of a rotation vector."""
+        """The angle of a single rotation counts modulo 4π; several rotations are the components of a rotation vector."""
         return 1 if self.free_rotations == 1 else 0
 
     @property
@@ -161,8 +167,8 @@ class StandardJoint(Joint):
 
     @property
     def stacked_fields(self) -> dict[str, int]:
-        # Limits and friction are elements of their own.
-        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", *BOUNDS)}
+        # All limits and friction are elements of their own.
+        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS)}
 
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), self.actuated, "armature" in self.fields)
@@ -170,18 +176,23 @@ class StandardJoint(Joint):
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
     def has_effect(self, name: str, value: Any) -> bool:
-        """Whether a limit is given, or a friction or an armature that is not zero, or may be learned."""
+        """Whether a limit is given, or a finite speed, or a friction or an armature that is not zero, or may be learned."""
         if value is None or name in BOUNDS:
             return value is not None
         tensor = as_tensor(value, self.label(name))
-        return tensor.requires_grad or bool(tensor.any())
+        nothing = torch.inf if name == "velocity_limits" else 0.0
+        return tensor.requires_grad or bool((tensor != nothing).any())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         if name in BOUNDS:
             return super().check_field(name, value)
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
-        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature")
-        value = super().check_field(name, value.expand(size) if per_coordinate and value.ndim == 0 else value)
+        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", "velocity_limits")
+        value = value.expand(size) if per_coordinate and value.ndim == 0 else value
+        if name == "velocity_limits":
+            require(value > 0, self.label(name), value, "speeds above 0, infinite for none")
+        else:
+            value = super().check_field(name, value)
         if value.shape[-1] != size:
             per = f", one per free coordinate of a {type(self).__name__}" if per_coordinate else ""
             raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., {size}){per}")
@@ -193,7 +204,20 @@ class StandardJoint(Joint):
             value = quat.normalize(value)
         if name in ("spring", "damper", "friction", "armature"):
             require(value >= 0, self.label(name), value, "values >= 0")
+        if name == "velocity_limits" and not transforming():
+            self._check_velocity_limited(torch.isfinite(value.detach()).reshape(-1, size))
         return value
+
+    def _check_velocity_limited(self, finite: Tensor) -> None:
+        """Raise unless the coordinates with a finite speed (n, num_coordinates) are those that the joint was built with."""
+        limited = tuple(finite.any(0).nonzero().flatten().tolist())
+        allowed = limited if not self.velocity_limited else self.velocity_limited
+        if limited != allowed or bool((finite.any(0) != finite.all(0)).any()):
+            raise ValueError(
+                f"{self.label('velocity_limits')}: got finite numbers for the coordinates {limited}; allowed: for the same ones in all "
+                f"environments and at all times, {allowed} here"
+            )
+        self.velocity_limited = limited
 
     # -- the directions ------------------------------------------------------------------------------------------------------------------
 
@@ -241,20 +265,14 @@ class StandardJoint(Joint):
         return torch.cat((_project(translational, d), _project(rotational, p[..., 1:])), dim=-1)
 
     def coordinates(self, parent: Pose, child: Pose) -> Tensor:
-        """Free coordinates, translations [m] then rotations [rad] (components of the rotation vector), (..., num_coordinates)."""
-        d, p = self.displacement(parent, child)
-        translational, _ = self.directions(self.free_translations)
-        rotational, _ = self.directions(self.free_rotations)
-        return torch.cat((_project(translational, d), _project(rotational, quat.rotation_vector(p))), dim=-1)
-
-    def coordinates_near(self, parent: Pose, child: Pose, near: Tensor) -> Tensor:
-        if self.free_rotations != 1:
-            return self.coordinates(parent, child)
+        """Free coordinates (..., num_coordinates): translations [m], then the angle [rad] or components of the rotation vector."""
         d, p = self.displacement(parent, child)
         translational, rotational = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
-        angle = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
-        turns = torch.round((near - angle).detach() / (2 * torch.pi))
-        return torch.cat((_project(translational, d), angle + 2 * torch.pi * turns), dim=-1)
+        if self.free_rotations == 1:
+            turn = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
+        else:
+            turn = _project(rotational, quat.rotation_vector(p))
+        return torch.cat((_project(translational, d), turn), dim=-1)
 
     def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor, *, of_child: bool = False) -> Tensor:
         """Mean rates of the free coordinates between two configurations of (parent, child) one step apart [m/s, rad/s], (..., n).

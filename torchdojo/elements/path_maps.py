@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["disc_gap", "disc_on_path", "normal_on_path", "pyramid_on_path", "weight_of"]
+__all__ = ["disc_gap", "disc_on_path", "normal_on_path", "orthant_on_path", "pyramid_on_path", "weight_of"]
 
 # Nominal weight of a gap, in units of m/h: the impulse that a gap stands for where a contact opens or closes. A slip has the weight m. For
 # quadrupeds, ants and humanoids within a factor of 3 of the best.
@@ -43,9 +43,17 @@ def weight_of(nominal: Tensor, impulse: Tensor, slack: Tensor) -> Tensor:
 
 
 def normal_on_path(gamma: Tensor, gap: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change) -> Tensor:
-    """γ > 0 with γ − a κ/γ = `gamma` − a `gap`, (...,): the positive root, without cancellation. `change` has the same shape."""
-    weight = weight_of(IMPULSE_WEIGHT * mass / timestep, change[0][..., None], change[1][..., None])
-    c, level = gamma - weight * gap, kappa * weight
+    """The impulse of a gap [m, rad], (...,), as from `orthant_on_path`."""
+    return orthant_on_path(gamma, gap, kappa, IMPULSE_WEIGHT * mass / timestep, change)
+
+
+def orthant_on_path(gamma: Tensor, slack: Tensor, kappa: Tensor, nominal: Tensor, change: Change) -> Tensor:
+    """γ > 0 with γ − a κ/γ = `gamma` − a `slack`, (...,): the positive root, without cancellation. `change` has the same shape.
+
+    a: the weight of the slack, with the value `nominal` if nothing else is known (`weight_of`).
+    """
+    weight = weight_of(nominal, change[0][..., None], change[1][..., None])
+    c, level = gamma - weight * slack, kappa * weight
     root = torch.sqrt(c * c + 4 * level)
     return torch.where(c > 0, 0.5 * (c + root), 2 * level / (root - c))
 

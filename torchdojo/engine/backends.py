@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.system import System
+from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
+from torchdojo.engine.periods import Periods, Stepper
 from torchdojo.engine.smoothing import Backend, Randomized, sampled
 from torchdojo.gradients import reference_step
+from torchdojo.gradients.hard_limit import SMALL_KAPPA
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import forward_mode
@@ -24,7 +28,7 @@ from torchdojo.native.loader import library
 from torchdojo.native.program import Program, program, unsupported
 from torchdojo.parameters import result_tensor, transforming, warn_user
 from torchdojo.solver import options as solver_options
-from torchdojo.solver.options import SolverOptions
+from torchdojo.solver.options import GradientMode, SolverOptions
 from torchdojo.structure import Structure
 
 __all__ = ["Backend", "Backends", "Kernel", "Reference"]
@@ -44,6 +48,23 @@ class Reference:
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
 
 
+class SinglePrecision(Reference):
+    """The reference in float32, between inputs and results in float64. Its parameters are float32."""
+
+    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
+        out = super().step(single(z), single(u), single(wrench), None if warm_start is None else single(warm_start))
+        return StepOutput(*(value.double() if value.is_floating_point() else value for value in out))
+
+    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
+        result = super().jacobian(single(z), single(u), single(wrench), None if warm_start is None else single(warm_start)).double()
+        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
+
+
+def single(tensor: Tensor) -> Tensor:
+    """Floating-point numbers as float32."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
 class Kernel:
     """The backend of the compiled kernel: native/ops.py with these parameters."""
 
@@ -53,9 +74,9 @@ class Kernel:
     def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
         return ops.step(self.program, self.request, self.parameters, z, u, wrench, warm_start)
 
-    def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> ops.Six:
-        """Take the T steps of u (..., T, nu) in one call."""
-        return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start)
+    def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, keep_solutions: bool = False) -> ops.Six:
+        """Take the T steps, or periods, of u (..., T, nu) in one call."""
+        return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start, keep_solutions)
 
     def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
         return ops.jacobian(self.program, self.request, self.parameters, z, u, wrench, warm_start, out)
@@ -86,7 +107,42 @@ class Backends:
         smoothing = request.options.randomized
         if smoothing is not None:
             return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
-        return self.kernel(request) or Reference(self.system_on_device(), self.stacked(), request)
+        return self.kernel(request) or self._reference(request)
+
+    def _reference(self, request: Request) -> Backend:
+        system, parameters = self.system_on_device(), self.stacked()
+        if request.options.dtype == torch.float64:
+            return Reference(system, parameters, request)
+        return SinglePrecision(system, [single(parameter) for parameter in parameters], request)
+
+    def stepper(self, request: Request, law: Actuators | None = None) -> Stepper:
+        """What takes the periods of a request. With a law, their inputs are controls."""
+        if law is None and request.repeat == 1:
+            return self.select(request)
+        kernel = self.kernel(request) if law is None else self.driven_kernel(request, law)
+        return kernel or Periods(self.select(request.of_a_step), request.repeat, law)
+
+    def driven_kernel(self, request: Request, law: Actuators) -> Kernel | None:
+        """The kernel with a law in its steps, or None where the law stays outside.
+
+        The kernel differentiates by controls and states. For gradients by the numbers of the law, or by where driven joints are, for
+        transforms, and for the hard limit, PyTorch takes the law between the steps.
+        """
+        options = request.options
+        hidden = torch.compiler.is_compiling() or transforming() or forward_mode()
+        if hidden or request.mode is not GradientMode.CENTRAL_PATH or (options.grad_kappa or options.kappa) <= SMALL_KAPPA:
+            return None
+        kernel = self.kernel(request)
+        if kernel is None or (torch.is_grad_enabled() and kernel.parameters.requires_grad and self._moves_joints(law)):
+            return None
+        lowered = self._cache.law(kernel.program, self.structure.named_joints(), law)
+        return None if lowered is None else Kernel(kernel.program, kernel.parameters.with_law(lowered), request)
+
+    def _moves_joints(self, law: Actuators) -> bool:
+        """Whether numbers require grad that decide which coordinates the actuators measure."""
+        joints = [self.structure.joints[name] for name in dict.fromkeys(law.joints)]
+        geometry = [getattr(joint, name) for joint in joints for name in KINEMATIC_FIELDS]
+        return any(number.requires_grad for number in (self.structure.timestep, *geometry))
 
     def kernel(self, request: Request) -> Kernel | None:
         """The kernel for a request, or None where another backend takes its steps.
@@ -107,9 +163,20 @@ class Backends:
         lowered = self._kernel_program(options)
         return self.stacked() if lowered is None else self._cached_parameters(lowered).tensors
 
-    def compiled_tree(self) -> Program | None:
-        """The program whose tree the operators of minimal_operators.py read while `torch.compile` traces; None elsewhere."""
-        return self.program if torch.compiler.is_compiling() and self.program is not None and self.program.tree else None
+    def map_parameters(self, options: SolverOptions) -> Parameters | None:
+        """The parameters with which the kernel computes functions of states (native/maps.py); None where the reference must.
+
+        The kernel holds parameters. So the reference takes over where one of them is differentiated, except while `torch.compile` traces.
+        """
+        lowered = self._kernel_program(options)
+        if lowered is None:
+            return None
+        if torch.compiler.is_compiling():
+            return Parameters(lowered, self.stacked())
+        if transforming() or forward_mode():
+            return self._cache.get_held(lowered, self.structure, self.stacked)
+        parameters = self._cache.get(lowered, self.structure, self.stacked)
+        return None if torch.is_grad_enabled() and parameters.requires_grad else parameters
 
     def stacked(self) -> list[Tensor]:
         """All physical numbers, stacked over equal elements (`System.stack_parameters`), with their graphs."""
@@ -124,7 +191,7 @@ class Backends:
         if options.backend is solver_options.Backend.REFERENCE:
             return None
         number = self.structure.gravity
-        if self.program is None or number.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
+        if self.program is None or options.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
             if options.backend is solver_options.Backend.NATIVE:
                 self._refuse_native()
             return None
@@ -144,8 +211,6 @@ class Backends:
 
     def _refuse_native(self) -> NoReturn:
         number, reason = self.structure.gravity, unsupported(self.system)
-        if reason is None and number.dtype != torch.float64:
-            reason = f"it computes in float64, the mechanism has {number.dtype}; use mech.to(torch.float64)"
         if reason is None and number.device.type != "cpu":
             reason = f"it runs on the CPU, the mechanism is on {number.device}; use mech.to('cpu')"
         if reason is None:

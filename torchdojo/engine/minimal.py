@@ -7,6 +7,7 @@ native/minimal.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,12 +16,14 @@ from torch import Tensor
 
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.backends import Backends
-from torchdojo.engine.minimal_operators import tree_map
+from torchdojo.engine.observables import in_kernel
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Trajectory
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
-from torchdojo.parameters import result_tensor
+from torchdojo.native.cache import Parameters
+from torchdojo.native.tables import StateMap
+from torchdojo.parameters import result_tensor, transforming
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE, neutral_state
@@ -29,13 +32,11 @@ from torchdojo.state.tangent import local_jacobian
 from torchdojo.structure import Structure
 
 __all__ = [
+    "Coordinates",
     "MinimalOutput",
     "MinimalPolicy",
     "MinimalTrajectory",
     "jacobians",
-    "lift",
-    "project_rollout",
-    "project_step",
     "to_maximal",
     "to_minimal",
 ]
@@ -67,56 +68,89 @@ class MinimalTrajectory(NamedTuple):
     status: Tensor
     iterations: Tensor
     substeps: Tensor
+    solution: Tensor
 
 
-def to_minimal(backends: Backends, z: Tensor) -> tuple[Tensor, Tensor]:
-    """`Mechanism.to_minimal`; one operator while `torch.compile` traces."""
-    structure, tree = backends.structure, backends.compiled_tree()
-    structure.check_state(z)
-    if tree is None:
+def to_minimal(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[Tensor, Tensor]:
+    """`Mechanism.to_minimal`."""
+    backends.structure.check_state(z)
+    return _minimal(backends, backends.map_parameters(options), z)
+
+
+def _minimal(backends: Backends, parameters: Parameters | None, z: Tensor) -> tuple[Tensor, Tensor]:
+    value = in_kernel(backends, parameters, StateMap.TO_MINIMAL, z)
+    if value is None:
+        structure = backends.structure
         return minimal.to_minimal(structure.tree_order(), structure.num_bodies, z, structure.timestep)
-    q, qd = tree_map(tree, backends.stacked(), z, False).chunk(2, dim=-1)
+    q, qd = value.chunk(2, dim=-1)
     return q, qd
 
 
-def to_maximal(backends: Backends, q: Tensor, qd: Tensor | None) -> Tensor:
-    """`Mechanism.to_maximal`; one operator while `torch.compile` traces."""
-    structure, tree = backends.structure, backends.compiled_tree()
-    q, qd = structure.check_coordinates(q, qd)
-    if tree is None:
-        return minimal.to_maximal(structure.tree_order(), structure.num_bodies, q, qd, structure.timestep)
-    return tree_map(tree, backends.stacked(), torch.cat((q, qd), dim=-1), True)
+def to_maximal(backends: Backends, options: SolverOptions, q: Tensor, qd: Tensor | None) -> Tensor:
+    """`Mechanism.to_maximal`."""
+    q, qd = backends.structure.check_coordinates(q, qd)
+    return _maximal(backends, backends.map_parameters(options), q, qd)
 
 
-def lift(backends: Backends, q: Tensor, qd: Tensor) -> tuple[Tensor, Tensor]:
-    """The state z (..., 13 nb), NaN where q or qd is not finite, and the mask (..., 1) of finite coordinates.
+def _maximal(backends: Backends, parameters: Parameters | None, q: Tensor, qd: Tensor) -> Tensor:
+    z = in_kernel(backends, parameters, StateMap.TO_MAXIMAL, torch.cat((q, qd), dim=-1))
+    if z is None:
+        structure = backends.structure
+        z = minimal.to_maximal(structure.tree_order(), structure.num_bodies, q, qd, structure.timestep)
+    return z
+
+
+class Coordinates:
+    """Coordinates q and qd from which steps start.
+
+    Attributes:
+        z: their state (..., 13 nb), NaN where q or qd is not finite.
+        valid: mask (..., 1) of finite coordinates, or None if all are finite.
 
     Raises:
         ValueError: loops or couplings, and coordinates that do not fit.
     """
-    _check(backends.structure, q, qd)
-    valid = (torch.isfinite(q) & torch.isfinite(qd)).all(-1, keepdim=True)
-    z = to_maximal(backends, torch.where(valid, q, 0.0), torch.where(valid, qd, 0.0))
-    return torch.where(valid, z, torch.nan), valid
+
+    def __init__(self, backends: Backends, options: SolverOptions, q: Tensor, qd: Tensor) -> None:
+        _check(backends.structure, q, qd)
+        self.backends, self.parameters = backends, backends.map_parameters(options)
+        if q.shape != qd.shape:
+            q, qd = torch.broadcast_tensors(q, qd)
+        self.q, self.qd = q, qd
+        self.valid: Tensor | None = None
+        if not _hidden() and math.isfinite(float(q.detach().sum() + qd.detach().sum())):
+            self.z = _maximal(backends, self.parameters, q, qd)
+            return
+        self.valid = valid = (torch.isfinite(q) & torch.isfinite(qd)).all(-1, keepdim=True)
+        z = _maximal(backends, self.parameters, torch.where(valid, q, 0.0), torch.where(valid, qd, 0.0))
+        self.z = torch.where(valid, z, torch.nan)
+
+    def after_step(self, out: StepOutput) -> MinimalOutput:
+        """A step `out` from the state, with the coordinates of its result. A failed step keeps q and qd."""
+        if not _hidden() and not bool(out.status.any()):
+            return MinimalOutput(*_minimal(self.backends, self.parameters, out.z), *out)
+        solved = (out.status == int(Status.SUCCESS))[..., None]
+        new = _minimal(self.backends, self.parameters, torch.where(solved, out.z, neutral_state(out.z)))
+        kept = [torch.where(solved, after, before.detach()) for after, before in zip(new, (self.q, self.qd), strict=True)]
+        return MinimalOutput(kept[0], kept[1], *out)
+
+    def after_rollout(self, path: Trajectory) -> MinimalTrajectory:
+        """A trajectory from the state, with the coordinates of its states."""
+        # Steps come first, so that batch dimensions of parameters fit behind them. The first entry holds the given coordinates.
+        after = path.z.movedim(-2, 0)[1:]
+        if self.valid is not None:
+            after = torch.where(self.valid, after, neutral_state(path.z))
+        columns = []
+        for first, rest in zip((self.q, self.qd), _minimal(self.backends, self.parameters, after), strict=True):
+            if self.valid is not None:
+                rest = torch.where(self.valid, rest, first.detach())
+            columns.append(torch.cat((first.expand_as(rest[:1]), rest)).movedim(0, -2))
+        return MinimalTrajectory(columns[0], columns[1], *path)
 
 
-def project_step(backends: Backends, q: Tensor, qd: Tensor, out: StepOutput) -> MinimalOutput:
-    """A step `out` from the state at q, qd, with the coordinates of its result. A failed step keeps q and qd."""
-    solved = (out.status == int(Status.SUCCESS))[..., None]
-    new = to_minimal(backends, torch.where(solved, out.z, neutral_state(out.z)))
-    kept = [torch.where(solved, after, before.detach()) for after, before in zip(new, torch.broadcast_tensors(q, qd), strict=True)]
-    return MinimalOutput(kept[0], kept[1], *out)
-
-
-def project_rollout(backends: Backends, q: Tensor, qd: Tensor, valid: Tensor, path: Trajectory) -> MinimalTrajectory:
-    """A trajectory from the state at q, qd, which is `valid` (..., 1), with the coordinates of its states."""
-    # Steps come first, so that batch dimensions of parameters fit behind them. The first entry holds the given coordinates.
-    after = torch.where(valid, path.z.movedim(-2, 0)[1:], neutral_state(path.z))
-    columns = []
-    for first, rest in zip(torch.broadcast_tensors(q, qd), to_minimal(backends, after), strict=True):
-        rest = torch.where(valid, rest, first.detach())
-        columns.append(torch.cat((first.expand_as(rest[:1]), rest)).movedim(0, -2))
-    return MinimalTrajectory(columns[0], columns[1], *path)
+def _hidden() -> bool:
+    """Whether values of tensors cannot be read."""
+    return torch.compiler.is_compiling() or transforming()
 
 
 def jacobians(
@@ -150,7 +184,8 @@ def jacobians(
 def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> Tensor:
     """The Jacobian of the step, multiplied with the derivatives of both maps."""
     structure, backend = backends.structure, backends.select(request)
-    z, valid = lift(backends, q, qd)
+    given = Coordinates(backends, request.options, q, qd)
+    z, valid = given.z, torch.isfinite(torch.cat((q, qd), dim=-1)).all(-1, keepdim=True)
     if request.grad_kappa is not None:
         z = z.expand(*torch.broadcast_shapes(z.shape[:-1], request.grad_kappa.shape), z.shape[-1])
     out = backend.step(z, u, wrench, warm_start)

@@ -18,7 +18,13 @@ __all__ = ["refuse_jacobian", "request_of"]
 
 
 def request_of(
-    system: System, options: SolverOptions, z: Tensor, grad_kappa: float | Tensor | None, *, raise_invalid: bool = False
+    system: System,
+    options: SolverOptions,
+    z: Tensor,
+    grad_kappa: float | Tensor | None,
+    *,
+    raise_invalid: bool = False,
+    repeat: int = 1,
 ) -> tuple[Tensor, Request]:
     """The request of a call with `grad_kappa`, and z with the batch dimensions that `grad_kappa` adds.
 
@@ -27,18 +33,18 @@ def request_of(
         RuntimeError: a tensor inside `torch.func` transforms or `torch.compile`.
     """
     if options.gradient_mode is not GradientMode.CENTRAL_PATH:
-        _check_mode(system, z, options)
+        _check_mode(system, options)
     if grad_kappa is None:
-        return z, Request(options, None, raise_invalid)
+        return z, Request(options, None, raise_invalid, repeat)
     _check_has_kappa(options)
     if not isinstance(grad_kappa, Tensor):
         if isinstance(grad_kappa, bool) or not isinstance(grad_kappa, (int, float)):
             raise TypeError(f"grad_kappa: got {type(grad_kappa).__name__}; allowed: a number, or a tensor (...,) with one per environment")
-        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid)
+        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid, repeat)
     if torch.compiler.is_compiling() or transforming():
         raise RuntimeError("grad_kappa: got a tensor inside torch.func or torch.compile, which hide its values; give a number there")
     kappas = _each_environment(options, z, grad_kappa)
-    return z.expand(*torch.broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), Request(options, kappas, raise_invalid)
+    return z.expand(*torch.broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), Request(options, kappas, raise_invalid, repeat)
 
 
 def _each_environment(options: SolverOptions, z: Tensor, grad_kappa: Tensor) -> Tensor:
@@ -67,14 +73,14 @@ def _check_has_kappa(options: SolverOptions) -> None:
         raise ValueError(f"grad_kappa: got one with gradient_mode={mode.value!r} in the limit of no smoothing; use 'central_path'")
 
 
-def _check_mode(system: System, z: Tensor, options: SolverOptions) -> None:
+def _check_mode(system: System, options: SolverOptions) -> None:
     mode, sampled = GradientMode(options.gradient_mode), options.randomized
     if mode is GradientMode.RANDOMIZED and (torch.compiler.is_compiling() or transforming()):
         raise RuntimeError("gradient_mode='randomized' draws samples, which torch.func and torch.compile do not allow here; use another")
     if not mode.needs_limit and (sampled is None or sampled.mode is GradientMode.CENTRAL_PATH):
         return
-    if z.dtype != torch.float64:
-        raise ValueError(f"gradient_mode={mode.value!r} needs float64; the mechanism has {z.dtype}; use mech.to(torch.float64)")
+    if options.dtype != torch.float64:
+        raise ValueError(f"gradient_mode={mode.value!r} needs float64; got SolverOptions(dtype={options.dtype}); leave dtype out")
     for key, element in system.elements.items():
         if element.cones.size and type(element).at_limit is Element.at_limit:
             raise ValueError(

@@ -86,7 +86,7 @@ class Shape:
             ``points`` (..., k, 3) in the body frame [m] and ``radius`` (...,) [m] of the sphere around each of them, 0 for a bare point.
 
         Raises:
-            ValueError: no finite set of points represents this shape (`Ellipsoid`).
+            ValueError: a shape of your own without `_local_points`.
         """
         return self.position[..., None, :] + rotate(self.orientation[..., None, :], self._local_points()), self._contact_radius()
 
@@ -245,7 +245,13 @@ class Cylinder(Shape):
 
 
 class Ellipsoid(Shape):
-    """Ellipsoid with ``semi_axes`` (..., 3) [m] along the axes of its frame. It has no contact points: see `contact_points`."""
+    """Ellipsoid with ``semi_axes`` (..., 3) [m] along the axes of its frame.
+
+    The point that touches a plane moves over the whole surface, so contact points can only come near. There are 18 balls that
+    touch the surface from within: at the 6 ends of the axes, and at 12 places between two of them. Their radius is that of the surface
+    where it bends most, the square of the shortest semi-axis over the longest. A sphere is exact, and its balls coincide. Between balls the
+    modeled surface lies inside the real one: for semi-axes (3, 2, 1) by at most 6 % of the longest, for a thin disc by 8 %.
+    """
 
     def __init__(self, semi_axes: Vector, *, position: Vector = (0.0, 0.0, 0.0), orientation: Vector = (1.0, 0.0, 0.0, 0.0)) -> None:
         super().__init__(position=position, orientation=orientation)
@@ -260,10 +266,16 @@ class Ellipsoid(Shape):
         return _diagonal(b + c, a + c, a + b)
 
     def _local_points(self) -> Tensor:
-        raise ValueError(
-            "Ellipsoid has no contact points: the point of an ellipsoid that touches a plane moves over its surface. "
-            "Write a contact module with the ellipsoid's own signed distance, or put spheres or points where it may touch."
-        )
+        steps = self.semi_axes.new_tensor([-1.0, 0.0, 1.0])
+        grid = torch.cartesian_prod(steps, steps, steps)
+        sides = grid.square().sum(-1)
+        places = torch.nn.functional.normalize(grid[(sides == 1) | (sides == 2)], dim=-1)  # on the unit sphere
+        axes = self.semi_axes[..., None, :]
+        normal = torch.nn.functional.normalize(places / axes, dim=-1)
+        return axes * places - self._contact_radius()[..., None, None] * normal
+
+    def _contact_radius(self) -> Tensor:
+        return self.semi_axes.amin(-1) ** 2 / self.semi_axes.amax(-1)
 
     def _dimensions(self) -> dict[str, Any]:
         return {"semi_axes": self.semi_axes}

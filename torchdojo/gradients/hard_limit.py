@@ -136,7 +136,7 @@ def _controls(problem: StepProblem, point: Tensor, multiplier: Tensor) -> Tensor
     parameters = [p.detach() for p in problem.parameters]
     with torch.enable_grad():
         leaf = data[control].requires_grad_()
-        residual = StepProblem(problem.system, parameters, data["z"], data["u"], data["wrench"]).residual(point)
+        residual = problem.replace(parameters=parameters, **data).residual(point)
         (gradient,) = torch.autograd.grad(residual, leaf, -multiplier)
     return (gradient * gradient).sum(-1)
 

@@ -123,7 +123,7 @@ def add_impacts(
     nb = problem.system.num_bodies
     with torch.enable_grad():
         z = problem.z.detach().requires_grad_()
-        here = StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench)
+        here = problem.replace(z=z)
         impacts = find_impacts(here, w, point, options, solve)
         slope = impacts.slope(z)
     turn = 0.5 * quat.multiply(quat.conjugate(problem.state.pose.q), slope[..., ORIENTATION])[..., 1:]
@@ -151,7 +151,7 @@ def shifted_by(problem: StepProblem, w: Tensor, point: Tensor, options: SolverOp
     moved = torch.zeros_like(impacts.before)
     moved[..., :3], moved[..., 6:9] = impacts.before[..., :3], quat.inverse_rotate(turn, impacts.before[..., 6:9])
     shift = problem.z.new_zeros(len(w), TANGENT_SIZE * nb).index_add(0, rows, (instant * (moved - impacts.after)).flatten(1))
-    return StepProblem(problem.system, problem.parameters, z, problem.u, problem.wrench), shift
+    return problem.replace(z=z), shift
 
 
 class _Bouncing(NamedTuple):
@@ -217,7 +217,7 @@ def _rates(
             parameters[place] = parameters[place] - FAR * ~keeps
 
     def rate(z: Tensor, back: Tensor) -> Tensor:
-        solution = solve(StepProblem(problem.system, parameters, z, problem.u, problem.wrench), None, hard)
+        solution = solve(problem.replace(parameters=parameters, z=z), None, hard)
         solved = (solution.status == int(Status.SUCCESS))[:, None, None]  # without a solution, the velocity stays as without forces
         forth = torch.where(solved, problem.system.twists(solution.w), back)
         mean, change = 0.5 * (back + forth), (forth - back) / h

@@ -59,7 +59,7 @@ class StepFunction(torch.autograd.Function):
         iterations = torch.zeros_like(status)
         index = valid.nonzero().squeeze(-1)
         if len(index):
-            problem = StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA])
+            problem = StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA], depenetration_speed=options.depenetration_speed)
             warm = None if warm_start is None else warm_start.detach().expand(*batch, system.num_unknowns).reshape(len(z), -1)
             if len(index) < len(z):
                 problem, warm = problem.select(index), None if warm is None else warm[index]

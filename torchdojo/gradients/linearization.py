@@ -39,7 +39,8 @@ class Linearization:
         self.index = (status.expand(self.batch).reshape(-1) == int(Status.SUCCESS)).nonzero().squeeze(-1)
         if not len(self.index):
             return
-        problem = StepProblem(system, flat[NUM_DATA:-1], *flat[:NUM_DATA]).select(self.index)
+        speed = request.options.depenetration_speed
+        problem = StepProblem(system, flat[NUM_DATA:-1], *flat[:NUM_DATA], depenetration_speed=speed).select(self.index)
         self.split = [system.num_unknowns, request.num_shifts(system)]
         solved = self.rows(w)[:, : self.split[0]]
         with torch.no_grad():

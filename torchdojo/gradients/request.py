@@ -24,12 +24,14 @@ class Request:
     Args:
         grad_kappa: (...,) κ of each environment, which replaces `options.grad_kappa`; None inside transforms.
         raise_invalid: whether an environment with invalid input raises or is flagged.
+        repeat: steps of a period, which hold one input.
         may_split: whether the reference's solver may leave a step that is too fast to shorter steps (solver/speed.py).
     """
 
     options: SolverOptions
     grad_kappa: Tensor | None = field(default=None, compare=False)
     raise_invalid: bool = False
+    repeat: int = 1
     may_split: bool = False
 
     @property
@@ -47,6 +49,11 @@ class Request:
     def select(self, batch: torch.Size, index: Tensor) -> Request:
         """The request for the environments `index` of the flattened batch alone."""
         return self if self.grad_kappa is None else replace(self, grad_kappa=self.kappas(batch, index))
+
+    @property
+    def of_a_step(self) -> Request:
+        """The request for single steps."""
+        return self if self.repeat == 1 else replace(self, repeat=1)
 
     def num_shifts(self, system: System) -> int:
         """Number of changes by impacts behind the solution of `StepFunction`: the hard limit has them where contacts may bounce."""

@@ -78,7 +78,7 @@ class CorrectedMechanism(ParametricMechanism):
         return cast(StepOutput, self.call("step", z, raw=raw, added=added, **arguments, **kwargs))
 
     def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None) -> Trajectory:
-        return StepByStep(self.mechanism, _Corrected(self, raw), None)(z, None, steps, None)[0]
+        return StepByStep(self.mechanism, _Corrected(self, raw), None)(z, None, steps, None)
 
     @property
     def description(self) -> Residual:

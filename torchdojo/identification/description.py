@@ -124,7 +124,8 @@ class FitConfig:
     Args:
         data: file of recordings.
         limit: number of trajectories to read.
-        tilts: throws in whose frame the ground is not level (`levelled`).
+        tilts: rows [first, last, x, y]: throws by their own numbers (`Recordings.throw_id`), in whose frame the ground is not level
+            (`levelled`).
         heading: turn throws to the heading of their first sample (`Recordings.with_heading`).
         flight: fit the first sample of every throw to at most so many samples of the flight that follows, with the nominal object
             (`flight_starts`); None: as recorded.

@@ -25,6 +25,7 @@ class FittedObject:
 
     parameters: fitted values by name, in physical units.
     given: values of parameters outside the fit that are not nominal.
+    nominal: values of parameters of the nominal object.
     residual: a trained network of corrections.
 
     The other fields are as in `FitConfig`.
@@ -41,6 +42,7 @@ class FittedObject:
     residual: Residual | None = None
     tilts: list[list[float]] = field(default_factory=list)
     flight: int | None = None
+    nominal: dict[str, Any] = field(default_factory=dict)
 
     def prepared(self, recordings: Recordings) -> Recordings:
         """Recordings as the fit reads them: leveled, turned to their heading, started as their flights say."""
@@ -57,6 +59,10 @@ class FittedObject:
         timestep = dt / (substeps or self.substeps)
         model = find_object(self.object).build(timestep, tuple(names), start=start, kappa=kappa or self.kappa, **self.laws)
         return model if self.residual is None else self.residual.build(model)
+
+    def nominal_model(self, dt: float, substeps: int | None = None) -> ParametricMechanism:
+        """The object to compare with: as its function makes it, whatever the fit assumes about contacts and kappa."""
+        return find_object(self.object).build(dt / (substeps or self.substeps), (), start=self.nominal)
 
     def after(self, model: ParametricMechanism, found: Fit) -> FittedObject:
         """The object with the values of a stage, which fitted `model`."""

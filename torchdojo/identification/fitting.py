@@ -25,6 +25,7 @@ from torchdojo.identification.description import GAUSS_NEWTON, FitConfig, Stage
 from torchdojo.identification.evaluation import OpenLoop, open_loop
 from torchdojo.identification.fitted_object import FittedObject
 from torchdojo.identification.gauss_newton import Fit, LeastSquares, gauss_newton
+from torchdojo.identification.levelling import check_tilts
 from torchdojo.identification.misfit import WindowResidual
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset, read_recordings
@@ -171,7 +172,9 @@ def prepare(config: FitConfig) -> tuple[Recordings, Recordings]:
         ValueError, DataError: as `fit`.
     """
     check = find_object(config.object).check_recordings
-    recordings = read_recordings(config.data).first(config.limit)
+    recordings = read_recordings(config.data)
+    check_tilts(recordings, config.tilts, config.data)
+    recordings = recordings.first(config.limit)
     if check is not None:
         check(recordings, config.data)
     recordings = untouched(config).prepared(recordings)
@@ -193,7 +196,7 @@ def stage_throws(config: FitConfig, stage: Stage, training: Recordings, validati
 def untouched(config: FitConfig) -> FittedObject:
     """The object of a description, before anything is fitted."""
     width = config.width or find_object(config.object).width
-    kept = {name: getattr(config, name) for name in ("object", "laws", "substeps", "kappa", "tilts", "heading", "flight")}
+    kept = {name: getattr(config, name) for name in ("object", "laws", "substeps", "kappa", "tilts", "heading", "flight", "nominal")}
     return FittedObject(parameters={}, given=config.start, width=width, **kept)
 
 
@@ -214,7 +217,7 @@ def stage_model(config: FitConfig, number: int, fitted: FittedObject, dt: float,
 
 def nominal_model(config: FitConfig, dt: float) -> ParametricMechanism:
     """The object to compare with: by default as its function makes it, whatever the fit assumes about contacts and kappa."""
-    return find_object(config.object).build(dt / config.substeps, (), start=config.nominal)
+    return untouched(config).nominal_model(dt)
 
 
 def derived_seed(*numbers: int) -> int:

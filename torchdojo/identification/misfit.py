@@ -15,6 +15,7 @@ This chain costs a number of adjoints proportional to T. Reverse mode through wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -127,6 +128,7 @@ class WindowResidual:
         # A free first sample is compared in its poses alone. Poses are measured, and recorded velocities follow from them.
         posed = ([1.0] * 3 + [0.0] * 3) * 2 * len(self._bodies) + [1.0] * recordings.num_joints + [0.0] * recordings.num_joints
         self._posed = torch.tensor([posed[i] for i in kept], dtype=torch.float64)
+        self._memory: dict[str, Tensor] = {}
         self._kept, self._scale = torch.tensor(kept), torch.tensor([numbers[i] for i in kept], dtype=torch.float64)
 
     @property
@@ -170,12 +172,11 @@ class WindowResidual:
             sensitivity = _rows(lambda z: model.mechanism.difference(z, z.detach()), begin, rows, change)
         with torch.no_grad():
             out = model.rollout(begin.detach(), (windows.shape[1] - 1) * substeps, raw)
-            dz, dtheta = self._step_jacobians(out.z[:, :-1], raw)
-            direct = dtheta.new_zeros(*dtheta.shape[:-1], change.shape[-1])
-            chain, direct = [sensitivity], torch.cat((dtheta, direct), dim=-1)
+            dz, direct = self._step_jacobians(out.z[:, :-1], raw, change.shape[-1])
+            path = self._buffer("path", len(windows), dz.shape[1] + 1, *sensitivity.shape[1:])
+            path[:, 0] = sensitivity
             for t in range(dz.shape[1]):
-                chain.append(dz[:, t] @ chain[-1] + direct[:, t])
-            path = torch.stack(chain, dim=1)
+                torch.add(dz[:, t] @ path[:, t], direct[:, t], out=path[:, t + 1])
         # The observed velocities are means over the substeps, and so are their derivatives.
         mean = path[:, 1:].unflatten(1, (-1, substeps)).mean(2).unflatten(2, (-1, 4, 3))
         last = path[:, substeps::substeps].unflatten(2, (-1, 4, 3))
@@ -209,21 +210,34 @@ class WindowResidual:
         bodies = torch.cat((x + dx, v + dv, quat.multiply(q, quat.exp(dphi)), omega + domega), dim=-1).flatten(-2)
         return torch.cat((bodies, samples[..., bodies.shape[-1] :] + correction[..., count:]), dim=-1)
 
-    def _step_jacobians(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """∂f/∂z (N, K, 12 nb, 12 nb) and ∂f/∂raw (N, K, 12 nb, P) of single steps from z (N, K, 13 nb), on the tangent space."""
-        native = self._native_sensitivity(raw)
-        by_state, by_raw = [], []
-        for piece in z.flatten(0, 1).split(CHUNK):
-            if native is None:
-                jacobians = self._reverse(piece, raw)
-            else:
-                jacobians, whole = native(piece)
-                rest = (~whole).nonzero()[:, 0]
-                if len(rest):  # steps that the solver split in two, or that failed
-                    jacobians[0][rest], jacobians[1][rest] = self._reverse(piece[rest], raw)
-            by_state.append(jacobians[0])
-            by_raw.append(jacobians[1])
-        return tuple(torch.cat(pieces).unflatten(0, z.shape[:2]) for pieces in (by_state, by_raw))
+    def _step_jacobians(self, z: Tensor, raw: Tensor, more: int) -> tuple[Tensor, Tensor]:
+        """∂f/∂z (N, K, 12 nb, 12 nb) and [∂f/∂raw, zeros] (N, K, 12 nb, P + more) of steps from z (N, K, 13 nb), on the tangent space.
+
+        The next call overwrites both.
+        """
+        native, flat, size = self._native_sensitivity(raw), z.flatten(0, 1), TANGENT_SIZE * self.model.mechanism.num_bodies
+        by_state = self._buffer("by_state", len(flat), size, size + self.model.mechanism.num_inputs)
+        by_raw = self._buffer("by_raw", len(flat), size, len(raw) + more)
+        by_raw[..., len(raw) :] = 0.0
+        for first in range(0, len(flat), CHUNK):
+            some = slice(first, first + CHUNK)
+            rest: slice | Tensor = slice(None)
+            if native is not None:
+                by_raw[some, :, : len(raw)], whole = native(flat[some], by_state[some])
+                rest = (~whole).nonzero()[:, 0]  # steps that the solver split in two, or that failed
+            if native is None or len(flat[some][rest]):
+                for target, values in zip(
+                    (by_state[..., :size], by_raw[..., : len(raw)]), self._reverse(flat[some][rest], raw), strict=True
+                ):
+                    target[some][rest] = values
+        return by_state[..., :size].unflatten(0, z.shape[:2]), by_raw.unflatten(0, z.shape[:2])
+
+    def _buffer(self, name: str, *shape: int) -> Tensor:
+        """A tensor of this shape with any contents, in memory that stays: the system clears new memory, which costs as much as its use."""
+        size = math.prod(shape)
+        if name not in self._memory or len(self._memory[name]) < size:
+            self._memory[name] = torch.empty(size, dtype=torch.float64)
+        return self._memory[name][:size].view(shape)
 
     def _reverse(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """∂f/∂z (M, 12 nb, 12 nb) and ∂f/∂raw (M, 12 nb, P) by reverse mode: any mechanism."""
@@ -235,8 +249,11 @@ class WindowResidual:
             jacobian = _rows(lambda z: mech.difference(z, z.detach()), after, delta, rows)
         return jacobian[..., : delta.shape[-1]], jacobian[..., delta.shape[-1] :]
 
-    def _native_sensitivity(self, raw: Tensor) -> Callable[[Tensor], tuple[tuple[Tensor, Tensor], Tensor]] | None:
-        """`_reverse` by the kernel, which has derivatives of velocities by all parameters at once, and the steps for which these hold."""
+    def _native_sensitivity(self, raw: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+        """`_reverse` by the kernel, which has derivatives of velocities by all parameters at once.
+
+        The function writes ∂f/∂z of states z beside ∂f/∂u into its second argument. It returns ∂f/∂raw, and the steps for which both hold.
+        """
         mech = self.model.mechanism
         kernel = mech.backends.kernel(Request(mech.options))
         if kernel is None or type(self.model).step is not ParametricMechanism.step:
@@ -251,16 +268,17 @@ class WindowResidual:
         parameters = Parameters(kernel.program, [t.detach() for t in stacked])
         h = mech.timestep
 
-        def sensitivity(z: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-            after, whole, by_packed = velocity_sensitivity(kernel.program, kernel.request, parameters, z)
-            velocity = (by_packed @ chain).unflatten(1, (-1, 2, 3))
+        def sensitivity(z: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+            self.model.call("jacobians", z, raw=raw, out=out)
+            after, whole, by_numbers = velocity_sensitivity(kernel.program, kernel.request, parameters, z, chain)
+            velocity = by_numbers.unflatten(1, (-1, 2, 3))
             # x⁺ = x + h v⁺, and q⁺ = q ⊗ [s, u] with u = h ω⁺/2. A change du turns q⁺ by 2 (s du + (u·du) u/s − u × du), body frame.
             u = 0.5 * h * after.unflatten(-1, (-1, STATE_SIZE))[..., ANGULAR_VELOCITY]
             s = (1 - u.square().sum(-1)).sqrt()[..., None, None]
             turn = h * (s * torch.eye(3, dtype=z.dtype) + u[..., :, None] * u[..., None, :] / s - skew(u))
             dv, domega = velocity.unbind(2)
             by_raw = torch.stack((h * dv, dv, turn @ domega, domega), dim=2).flatten(1, 3)
-            return (self.model.call("jacobians", z, raw=raw)[0], by_raw), whole
+            return by_raw, whole
 
         return sensitivity
 

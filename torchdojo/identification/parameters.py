@@ -328,11 +328,11 @@ class ParametricMechanism(nn.Module):
 
     def _place(self, body: Tensor, angle: Tensor, rate: Tensor, recordings: Recordings, raw: Tensor | None) -> Tensor:
         mech = self.mechanism
-        if not recordings.num_joints and recordings.num_bodies == mech.num_bodies:
-            return torch.cat((body[..., : ORIENTATION.stop], chord_velocity(body[..., ANGULAR_VELOCITY], mech.timestep)), dim=-1).flatten(
-                -2
-            )
         floating, others = self.observed_joints
+        if not recordings.num_joints and recordings.num_bodies == mech.num_bodies:
+            omega = chord_velocity(body[..., ANGULAR_VELOCITY], mech.timestep)
+            z = torch.cat((body[..., : ORIENTATION.stop], omega), dim=-1).flatten(-2)
+            return z if len(floating) == mech.num_bodies else mech.unwind(z)
         if recordings.num_bodies != len(floating) or recordings.num_joints != sum(n for _, n in others):
             raise DataError(
                 f"the recording has {recordings.num_bodies} bodies and {recordings.num_joints} joint coordinates; this mechanism has "

@@ -11,11 +11,13 @@ A file holds N samples of all trajectories, one after another, at a constant rat
 | joint_angle | (N,) or (N, j) | coordinates of joints [rad, m]; with them, only floating bodies are recorded; optional |
 | joint_velocity | as joint_angle | [rad/s, m/s]; optional |
 | offsets | (n + 1,) | first row of each trajectory, whole numbers from 0 to N |
-| throw_id | (n,) | number of the physical throw of each trajectory, for splits; optional: all differ |
+| throw_id | (n,) | number of the physical throw of each trajectory, for splits and tilts; optional: `toss_index`, or else the position |
+| toss_index | (n,) | number of each trajectory in the source of the file; optional |
 | dt | () | time between samples [s] |
 
 Other scalars (mass, half_side, ...) are kept as `numbers`. Bodies and joint coordinates come in the order of the mechanism. Without
 `joint_angle`, the file has one recorded body for each body of the mechanism. With `joint_angle`, it has one for each `Floating` joint.
+Quaternions may have either sign: joints between recorded bodies start at the angles of `Mechanism.unwind`.
 
 Velocities are backward differences, x[k+1] − x[k] = dt v[k+1] and q[k+1] = q[k] exp(dt ω[k+1]), as in the variational integrator. Where
 they are not given, they are computed so, and every trajectory loses its first sample, which has no velocity.
@@ -42,6 +44,7 @@ from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STAT
 __all__ = ["DataError", "Recordings", "WindowDataset", "read_recordings"]
 
 WIDTHS = {"position": 3, "linear_velocity": 3, "quaternion": 4, "angular_velocity": 3}
+NUMBERS_OF_THROWS = ("throw_id", "toss_index")  # the first one that a file has
 REQUIRED = ("position", "quaternion", "offsets", "dt")
 UNIT_TOLERANCE = 1e-6
 
@@ -56,6 +59,7 @@ class Recordings:
 
     samples: (N, 13 b + 2 j), per recorded body [x(3) m, v(3) m/s, q(4) wxyz, ω(3) rad/s], then joint coordinates, then their rates.
     offsets: (n + 1,), throw_id: (n,), both int64. dt: [s]. num_bodies, num_joints: b and j. numbers: the file's other scalars.
+    numbered_by: the array that `throw_id` comes from, "throw_id", "toss_index", or "position" where a file has neither.
     """
 
     samples: Tensor
@@ -65,6 +69,7 @@ class Recordings:
     num_bodies: int = 1
     num_joints: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
+    numbered_by: str = "throw_id"
 
     def __len__(self) -> int:
         """Number of trajectories."""
@@ -197,14 +202,14 @@ def recordings_of(arrays: dict[str, np.ndarray], label: str = "data") -> Recordi
     offsets = _offsets(label, arrays["offsets"], count)
     rates = [name in columns for name in ("linear_velocity", "angular_velocity")] + [rate is not None] * (angle is not None)
     angle = torch.zeros(count, 0, dtype=torch.float64) if angle is None else angle
-    throw_id = _throw_id(label, arrays.get("throw_id"), len(offsets) - 1)
-    described = {"offsets", "dt", "throw_id", "joint_angle", "joint_velocity", *WIDTHS}
+    throw_id, numbered_by = _throw_id(label, arrays, len(offsets) - 1)
+    described = {"offsets", "dt", *NUMBERS_OF_THROWS, "joint_angle", "joint_velocity", *WIDTHS}
     numbers = {name: float(v.item()) for name, v in arrays.items() if name not in described and v.size == 1 and v.dtype.kind in "fiu"}
     columns.setdefault("linear_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
     columns.setdefault("angular_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
     packed = torch.cat([columns[name] for name in WIDTHS], dim=-1).flatten(1)
     samples = torch.cat((packed, angle, torch.full_like(angle, torch.nan) if rate is None else rate), dim=-1)
-    recordings = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers)
+    recordings = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers, numbered_by)
     if all(rates):
         return recordings
     if any(rates):
@@ -354,9 +359,12 @@ def _offsets(label: str, offsets: np.ndarray, count: int) -> Tensor:
     return torch.from_numpy(offsets.astype(np.int64))
 
 
-def _throw_id(label: str, throw_id: np.ndarray | None, count: int) -> Tensor:
-    if throw_id is None:
-        return torch.arange(count)
-    if throw_id.shape != (count,) or throw_id.dtype.kind not in "iu":
-        raise DataError(f"{label}: throw_id is {throw_id.dtype} {throw_id.shape}; allowed: whole numbers ({count},), one per trajectory")
-    return torch.from_numpy(throw_id.astype(np.int64))
+def _throw_id(label: str, arrays: Mapping[str, np.ndarray], count: int) -> tuple[Tensor, str]:
+    """Numbers of the throws, and the array they come from."""
+    name = next((name for name in NUMBERS_OF_THROWS if name in arrays), None)
+    if name is None:
+        return torch.arange(count), "position"
+    numbers = arrays[name]
+    if numbers.shape != (count,) or numbers.dtype.kind not in "iu":
+        raise DataError(f"{label}: {name} is {numbers.dtype} {numbers.shape}; allowed: whole numbers ({count},), one per trajectory")
+    return torch.from_numpy(numbers.astype(np.int64)), name

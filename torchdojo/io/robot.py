@@ -21,6 +21,7 @@ from torchdojo.elements import joints
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.joint import TURN
 from torchdojo.geometry.shapes import Shape
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import warn_user
@@ -33,6 +34,7 @@ Pose = tuple[Array, Array]  # (3, 3) rotation and (3,) position [m]
 Key = TypeVar("Key", bound=Hashable)
 
 Z_AXIS = np.array([0.0, 0.0, 1.0])
+ROUNDED_TURN = 1e-3  # [rad] files write 2π with so many digits
 FRICTION = 0.5  # of contacts to which neither the file nor the caller gives a coefficient
 
 
@@ -172,6 +174,31 @@ def composed_inertia(parts: Sequence[tuple[float, Array, Array]]) -> tuple[float
     return mass, center, inertia
 
 
+def repaired_inertia(path: Path, name: str, inertia: Array) -> tuple[Array, str]:
+    """The nearest inertia (3, 3) that a body can have, and what changed, in words: nothing where the given one is possible."""
+    repaired = nearest_possible_inertia(inertia)
+    if repaired is inertia:
+        return inertia, ""
+    before, after = (np.array2string(np.linalg.eigvalsh(matrix), precision=6) for matrix in (inertia, repaired))
+    size = np.linalg.norm(repaired - inertia) / np.linalg.norm(inertia)
+    return repaired, f"{path}: inertia of {name!r} repaired: principal moments {before} -> {after} kg m^2, a change of {100 * size:.2g} %"
+
+
+def nearest_possible_inertia(inertia: Array) -> Array:
+    """The inertia whose second moments of mass, all of which must be positive, are nearest to the second moments of the given matrix.
+
+    An inertia that a rigid body can have is returned as it is. The second moments are S = tr(I)/2 - I: a negative one violates the triangle
+    inequality.
+    """
+    second = np.trace(inertia) / 2.0 * np.eye(3) - inertia
+    moments, axes = np.linalg.eigh(second)
+    floor = 1e-6 * moments.max()
+    if moments.min() >= 0.0 or floor <= 0.0:
+        return inertia
+    second = (axes * np.maximum(moments, floor)) @ axes.T
+    return np.asarray(np.trace(second) * np.eye(3) - second)
+
+
 def closing_joint(name: str, kind: str, ends: Sequence[tuple[LinkInfo, Pose]], axis: Array, options: dict[str, Any]) -> JointInfo | None:
     """The joint between a frame on one link and a frame on another, or None where both links are part of one body.
 
@@ -233,6 +260,9 @@ def _body(robot: RobotInfo, info: BodyInfo, part: str, remedy: str) -> Body:
 
 def _joint(robot: RobotInfo, info: JointInfo) -> joints.StandardJoint:
     kind: type[joints.StandardJoint] = getattr(joints, info.kind)
+    options = dict(info.options)
+    if kind.free_rotations == 1 and "limits" in options:
+        options["limits"] = tuple(_rounded_turn(bound) for bound in options["limits"])
     try:
         return kind(
             info.parent,
@@ -241,10 +271,18 @@ def _joint(robot: RobotInfo, info: JointInfo) -> joints.StandardJoint:
             parent_anchor=info.parent_anchor.tolist(),
             child_anchor=info.child_anchor.tolist(),
             orientation_offset=from_rotation_matrix(torch.as_tensor(info.rotation)),
-            **info.options,
+            **options,
         )
     except ValueError as error:
         raise ValueError(f"{robot.path}: joint {info.name!r}: {error}") from error
+
+
+def _rounded_turn(bounds: Any) -> Any:
+    """Bounds whose last one, of an angle, is exactly ±2π where the file rounds it."""
+    array = np.array(bounds, dtype=np.float64)
+    last = array[..., -1:] if array.ndim else array
+    np.copyto(last, np.copysign(TURN, last), where=np.abs(np.abs(last) - TURN) < ROUNDED_TURN)
+    return array.tolist()
 
 
 def _coupling(info: CouplingInfo) -> JointCoupling:

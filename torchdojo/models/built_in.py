@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from torch import Tensor
 
 from torchdojo.mechanism import Mechanism
+from torchdojo.state.poses import Keyframe
 
 __all__ = ["MODELS", "built_in", "initial_state", "make", "names"]
 
@@ -26,15 +28,21 @@ MODELS: dict[str, Model] = {}
 
 
 def built_in(**start: Mapping[str, Any]) -> Callable[[Build], Build]:
-    """Make the decorated function a built-in mechanism of its own name.
+    """Make the decorated function a built-in mechanism of its own name, whose `poses["home"]` is the state to start from.
 
     Args:
         start: keywords of `Mechanism.initial_state` for a state worth simulating from: joint={"q": ...}, body={"position": ...}.
     """
 
     def register(build: Build) -> Build:
-        MODELS[build.__name__] = Model(build, start)
-        return build
+        @functools.wraps(build)
+        def with_home(*arguments: Any, **options: Any) -> Mechanism:
+            mech = build(*arguments, **options)
+            mech.poses.setdefault("home", Keyframe(start))
+            return mech
+
+        MODELS[build.__name__] = Model(with_home, start)
+        return cast(Build, with_home)
 
     return register
 
@@ -67,7 +75,8 @@ def initial_state(name: str, mechanism: Mechanism, batch_shape: Sequence[int] = 
     Raises:
         ValueError: no mechanism of this name.
     """
-    return mechanism.initial_state(tuple(batch_shape), **_find(name).start)
+    start: dict[str, Any] = dict(_find(name).start)
+    return mechanism.initial_state(tuple(batch_shape), **start)
 
 
 def _find(name: str) -> Model:

@@ -27,6 +27,7 @@ LEGS = {"FR": (1, -1), "FL": (1, 1), "RR": (-1, -1), "RL": (-1, 1)}  # signs of 
 STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}
 POSE = {f"{leg}_{part}_joint": {"q": angle} for leg in LEGS for part, angle in STANDING.items()}  # feet 2 cm above the ground
 LIMITS = {"hip": (-0.5, 0.5), "thigh": (-0.5, 1.5), "calf": (-2.5, -1.0)}
+SPEED = 21.0  # of the hinges [rad/s]: `velocity` of Unitree's URDF
 TRUNK_CENTER = (0.0, 0.0041, -0.0005)  # of mass, in the frame in which the hips are symmetric [m]
 HIP_JOINT = (0.183, 0.047, 0.0)  # in that frame; |x|, |y|
 HIP_CENTER = (-0.003311, 0.000635, 0.000031)  # of a front left hip, from its joint
@@ -45,6 +46,7 @@ def quadruped(
     damper: Any = 0.05,
     spring: Any = 0.0,
     limits: bool = False,
+    velocity_limits: bool = False,
     contact: bool = True,
     contact_feet: bool = True,
     contact_body: bool = True,
@@ -58,7 +60,8 @@ def quadruped(
         friction: Coulomb coefficient of all contacts.
         damper: of the hinges [N·m·s/rad]. spring: of the hinges [N·m/rad], relaxed in the standing pose (hip 0, thigh 0.9,
             calf -1.425 rad); 30 holds the robot up.
-        limits: put Dojo's joint limits on the hinges.
+        limits: put Dojo's joint limits on the hinges. velocity_limits: put the motors' largest speed on them, 21 rad/s. Large random
+            torques otherwise spin the legs so fast that steps are split.
         contact: False leaves all contacts out. contact_feet: spheres at the feet. contact_body: spheres at knees and hips.
         actuated_base: whether the base has inputs (3 forces, 3 torques) as well; the hinges always do.
     """
@@ -85,6 +88,7 @@ def quadruped(
                 damper=damper,
                 rest=STANDING[part],
                 limits=LIMITS[part] if limits else None,
+                velocity_limits=SPEED if velocity_limits else None,
             )
         if contact and contact_feet:
             contacts[f"{leg}_foot"] = NonlinearContact(f"{leg}_calf", point=(-0.006, 0.0, -0.092), radius=0.021, friction=friction)

@@ -5,28 +5,34 @@ Stacking and packing the 179 tensors of a quadruped takes 0.4 ms, longer than it
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.joints import Joint
 from torchdojo.gradients.batching import flatten_batch
+from torchdojo.native.actuation import Law, lower_law
 from torchdojo.native.program import Packed, Program, kernel_library
-from torchdojo.parameters import PhysicalModule
+from torchdojo.parameters import PhysicalModule, differentiated
 from torchdojo.state.unknowns import NUM_DATA
 
 __all__ = ["ParameterCache", "Parameters"]
 
 
 class Parameters:
-    """Stacked parameters, and, where no batch dimensions distinguish environments, the form that the kernel reads."""
+    """Stacked parameters, and the form that the kernel reads: once for all environments, or with a row for each."""
 
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
         self.tensors = tensors
+        self.law: Law | None = None  # by which controls become inputs
 
     @functools.cached_property
     def requires_grad(self) -> bool:
@@ -48,13 +54,36 @@ class Parameters:
         return self._flattened[1]
 
     @functools.cached_property
-    def packed(self) -> Packed | None:
-        return self._program.packed(self.flat) if self.batch.numel() == 1 else None
+    def packed(self) -> Packed:
+        return self._program.packed(self.flat)
+
+    @property
+    def shared(self) -> bool:
+        """Whether all environments have the same parameters."""
+        return self.batch.numel() == 1
+
+    def with_law(self, law: Law) -> Parameters:
+        """These parameters, for calls that take controls."""
+        _ = self.packed, self.requires_grad  # once for all copies
+        other = copy.copy(self)
+        other.law = law
+        return other
 
     @functools.cached_property
     def finite(self) -> bool:
-        """Whether the `packed` parameters are finite."""
-        return self.packed is not None and bool(torch.isfinite(self.packed.values).all())
+        """Whether the `packed` parameters are finite, or the kernel looks, because environments differ."""
+        return not self.shared or bool(torch.isfinite(self.packed.values).all())
+
+    def rows(self, batch: torch.Size) -> tuple[list[Tensor], Packed]:
+        """Flat and packed parameters (N or 1, ...) of the environments of `batch`, with which the batch dimensions broadcast."""
+        if self.shared or self.batch == batch:
+            return self.flat, self.packed
+
+        def spread(tensor: Tensor) -> Tensor:
+            event = tensor.shape[1:]
+            return tensor if len(tensor) == 1 else tensor.reshape(*self.batch, *event).expand(*batch, *event).reshape(-1, *event)
+
+        return [spread(tensor) for tensor in self.flat], self.packed._replace(values=spread(self.packed.values))
 
 
 class Snapshot:
@@ -71,12 +100,14 @@ class Snapshot:
 
     @staticmethod
     def take(modules: Iterable[PhysicalModule]) -> Snapshot | None:
-        """A snapshot; None where parameters require grad, are computed (parametrized), or are not plain arrays of float64."""
+        """A snapshot; None where parameters are differentiated, computed (parametrized), or not plain arrays of float64."""
         slots: list[tuple[dict[str, nn.Parameter | None], str, Tensor, int]] = []
         for module in modules:
             for name in module.fields:
                 tensor = module._parameters.get(name)
-                if tensor is None or tensor.requires_grad or tensor.dtype != torch.float64 or not tensor.is_contiguous():
+                if tensor is None or tensor.dtype != torch.float64 or not tensor.is_contiguous():
+                    return None
+                if differentiated(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                     return None
                 slots.append((module._parameters, name, tensor, tensor.data_ptr()))
         return Snapshot(slots)
@@ -99,22 +130,46 @@ class Snapshot:
 
 
 class ParameterCache:
-    """The last `Parameters` of a mechanism. Copies and unpickled ones are empty."""
+    """The last `Parameters` of a mechanism, and the last `Law` of its actuators. Copies and unpickled ones are empty."""
 
     def __init__(self) -> None:
         self._last: tuple[Snapshot, Parameters] | None = None
+        self._law: tuple[Actuators, Snapshot, Law] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParameterCache, ()
+
+    def law(self, program: Program, joints: Mapping[str, Joint], actuators: Actuators) -> Law | None:
+        """The law of the actuators; None where its numbers require grad or are computed."""
+        if self._law is None or self._law[0] is not actuators or not self._law[1].holds():
+            snapshot = Snapshot.take([actuators])
+            self._law = None if snapshot is None else (actuators, snapshot, lower_law(program, joints, actuators))
+        return None if self._law is None else self._law[2]
 
     def get(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters:
         last = self._last
         if last is not None and last[0].holds():
             return last[1]
-        system = program.system
-        members: list[PhysicalModule] = [member for group in system.groups for member in group.members]
-        snapshot = Snapshot.take([mechanism, *system.bodies, *members])
+        snapshot = Snapshot.take(_modules(program, mechanism))
         with torch.set_grad_enabled(snapshot is None and torch.is_grad_enabled()):
             parameters = Parameters(program, stack())
         self._last = None if snapshot is None else (snapshot, parameters)
         return parameters
+
+    def get_held(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters | None:
+        """`get` inside of transforms and forward mode; None where a parameter is part of them, or requires grad."""
+        with temporarily_clear_interpreter_stack(), torch.no_grad():
+            if self._last is None or not self._last[0].holds():
+                snapshot = Snapshot.take(_modules(program, mechanism))
+                if snapshot is None:
+                    return None
+                self._last = snapshot, Parameters(program, stack())
+            parameters = self._last[1]
+            parameters.batch, parameters.packed  # noqa: B018  (computed here, since inside of transforms results would be wrapped)
+            return parameters
+
+
+def _modules(program: Program, mechanism: PhysicalModule) -> list[PhysicalModule]:
+    """The modules whose numbers are parameters of a step."""
+    system = program.system
+    return [mechanism, *system.bodies, *(member for group in system.groups for member in group.members)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Options", "Rollout", "bind"]
+__all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Law", "Map", "Options", "Rollout", "bind"]
 
 #: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
-#: the array. Other arrays are contiguous.
+#: the array. Other arrays are contiguous. P = T / repeat periods hold an input each. Results are those of every step, S = T, or of every
+#: period, S = P; adjoints and Jacobians need those of every step.
 STRUCTS: dict[str, dict[str, str]] = {
     "TdOptions": {
         "kappa": "double",
@@ -17,27 +18,39 @@ STRUCTS: dict[str, dict[str, str]] = {
         "max_iterations": "int64_t",
         "min_iterations": "int64_t",
         "max_halvings": "int64_t",
+        "depenetration_speed": "double",  # [m/s]; 0: one step undoes any overlap
         "warm_iterations": "int64_t",
         "threads": "int64_t",
         "gradient_mode": "int64_t",  # a `GradientMode`
     },
+    # The law that turns controls into inputs at the start of every step.
+    "TdLaw": {
+        "actuators": "int64_t",
+        "table": "const int32_t *",  # rows `Actuator`, those of a joint side by side
+        "values": "const double *",  # (N or 1, numbers): `ACTUATOR_PARAMETERS` of each actuator, then the range of each input
+        "stride": "int64_t",
+        "measures": "int64_t",  # whether the law reads the state
+    },
     "TdRollout": {
         "environments": "int64_t",
         "steps": "int64_t",
+        "repeat": "int64_t",  # steps of a period
+        "every": "int64_t",  # steps from one stored result to the next: 1 or `repeat`
         "parameters": "const double *",  # (N or 1, P)
         "parameter_stride": "int64_t",
         "z0": "const double *",  # (N, 13 nb)
         "z0_stride": "int64_t",
-        "u": "const double *",  # (N, T, nu), or null
+        "u": "const double *",  # (N, P, nu), or null; with a law, the controls (N, P, number of actuators)
+        "law": "const TdLaw *",  # or null
         "wrench": "const double *",  # (N, 6 nb), or null
         "warm": "const double *",  # (N, n), or null
         "grad_kappa": "const double *",  # (N,), or null for that of the options
-        "z": "double *",  # (N, T, 13 nb), environments `z_stride` apart
+        "z": "double *",  # (N, S, 13 nb), environments `z_stride` apart
         "z_stride": "int64_t",
-        "impulses": "double *",  # (N, T, ni)
-        "w": "double *",  # (N, T, n), or (N, n) where w_steps is 1: the last solution only
+        "impulses": "double *",  # (N, P, ni), summed over the period
+        "w": "double *",  # (N, S, n), or (N, n) where w_steps is 1: the last solution only
         "w_steps": "int64_t",
-        "status": "int64_t *",  # (N, T), like the next two
+        "status": "int64_t *",  # (N, S): of a period the worst; iterations and substeps are sums
         "iterations": "int64_t *",
         "substeps": "int64_t *",
     },
@@ -50,12 +63,24 @@ STRUCTS: dict[str, dict[str, str]] = {
         "component": "const int64_t *",  # (K, nb): the first body of each body's component
         "by_time": "double *",  # (K, nb): gradients of τ, in the places of these first bodies
     },
+    # A function of states (src/maps/state_maps.hpp), or a product with its derivative.
+    "TdMap": {
+        "map": "int64_t",  # a `StateMap`
+        "derivative": "int64_t",  # a `Derivative`
+        "environments": "int64_t",
+        "threads": "int64_t",
+        "parameters": "const double *",  # (N or 1, P)
+        "parameter_stride": "int64_t",
+        "in": "const double *",  # (N, size of the argument)
+        "along": "const double *",  # the gradient of the value, or the tangent of the argument; null for the value
+        "out": "double *",
+    },
     "TdGradient": {
         "grad_z": "const double *",  # (N, T, 13 nb) of the states after each step, environments `grad_z_stride` apart
         "grad_z_stride": "int64_t",
-        "grad_impulses": "const double *",  # (N, T, ni), or null
+        "grad_impulses": "const double *",  # (N, P, ni), or null
         "grad_z0": "double *",  # (N, 13 nb)
-        "grad_u": "double *",  # (N, T, nu), or null
+        "grad_u": "double *",  # (N, T, nu), or null; with a law, gradients of controls (N, P, ·), added to what is there
         "grad_wrench": "double *",  # (N, 6 nb), or null
         "grad_parameters": "double *",  # (N, P), or (P) where parameters are shared, or null: added to what is there
         "impacts": "const TdImpacts *",  # or null
@@ -81,11 +106,7 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "void",
         ("void *", "const TdOptions *", "const TdRollout *", "const double *", "const double *", "double *"),
     ),
-    # environments, threads; parameters and their stride; q and q̇ (N, n); z (N, 13 nb)
-    "td_states": (
-        "void",
-        ("void *", "int64_t", "int64_t", "const double *", "int64_t", "const double *", "const double *", "double *"),
-    ),
+    "td_map": ("void", ("void *", "const TdMap *")),
 }
 
 _TYPES = {"void": None, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64}
@@ -101,7 +122,9 @@ def _structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 
-Options, Rollout, Impacts, Gradient = (_structure(name) for name in ("TdOptions", "TdRollout", "TdImpacts", "TdGradient"))
+Options, Law, Rollout, Impacts, Gradient, Map = (
+    _structure(f"Td{name}") for name in ("Options", "Law", "Rollout", "Impacts", "Gradient", "Map")
+)
 
 
 def bind(kernel: ctypes.CDLL) -> ctypes.CDLL:

@@ -49,6 +49,9 @@ __all__ = [
 # 148 contacts. Backward slows down below 256 only.
 CHUNK = 1024
 
+# Number of steps whose velocities `velocity_sensitivity` differentiates together: their parameters and gradients stay in the cache.
+SENSITIVITY_CHUNK = 64
+
 VECTOR, SERIES = ParameterSpec(1), ParameterSpec(2)
 Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -69,9 +72,13 @@ def flat_problem(
     warm: Tensor | None,
 ) -> tuple[kernel.Problem, torch.Size]:
     """Flat batches for the kernel, and the batch shape. `packed_parameters` come from an earlier call."""
-    if packed_parameters is not None and packed_parameters.packed is not None:
-        flat, packed = packed_parameters.flat, packed_parameters.packed
+    law = None if packed_parameters is None else packed_parameters.law
+    if packed_parameters is not None:
         batch = _broadcast(packed_parameters.batch, z.shape[:-1], u.shape[:-2], wrench.shape[:-1])
+        if law is not None:
+            batch = _broadcast(batch, law.batch)
+            law = law.rows(batch)
+        flat, packed = packed_parameters.rows(batch)
         z, u, wrench = _rows(z, batch, 1), _rows(u, batch, 2), _rows(wrench, batch, 1)
         finite = packed_parameters.finite
     else:
@@ -84,7 +91,7 @@ def flat_problem(
     if warm is not None:
         warm = _rows(warm, batch, 1)
     grad_kappa = None if request.grad_kappa is None else request.grad_kappa.expand(batch).reshape(-1)
-    return kernel.Problem(program, request, flat, z, u, wrench, warm, packed, grad_kappa), batch
+    return kernel.Problem(program, request, flat, z, u, wrench, warm, packed, grad_kappa, law), batch
 
 
 def _broadcast(*shapes: torch.Size) -> torch.Size:
@@ -111,7 +118,7 @@ def _summed(tensor: Tensor, batch: torch.Size, shape: torch.Size) -> Tensor:
 def forward(
     program: Program,
     request: Request,
-    keep_solutions: bool,
+    keep: kernel.Keep,
     warm: Tensor | None,
     z: Tensor,
     u: Tensor,
@@ -120,7 +127,7 @@ def forward(
     packed_parameters: Parameters | None = None,
 ) -> Six:
     problem, batch = flat_problem(program, request, parameters, packed_parameters, z, u, wrench, warm)
-    out = kernel.rollout(problem, keep_solutions, batch)
+    out = kernel.rollout(problem, keep, batch)
     _check(problem, out.status)
     return cast(Six, tuple(out))
 
@@ -190,8 +197,9 @@ def _warn_of_lost_digits(problem: kernel.Problem, out: kernel.Outputs) -> None:
     rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
     environments = rows // steps
     here = select_rows(problem.parameters, environments)
-    before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.u.flatten(0, 1)[rows]
-    equations = StepProblem(problem.program.system, here, before, u, problem.wrench[environments])
+    before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.input_of(rows)
+    wrench = problem.wrench[environments]
+    equations = StepProblem(problem.program.system, here, before, u, wrench, depenetration_speed=options.depenetration_speed)
     kappas = None if given is None else given[environments]
     warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
@@ -208,7 +216,8 @@ def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepI
         environments = rows // steps
         here = select_rows(leaves, environments)
         before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
-        return StepProblem(program.system, here, before, problem.u.flatten(0, 1)[rows], problem.wrench[environments])
+        u, wrench = problem.input_of(rows), problem.wrench[environments]
+        return StepProblem(program.system, here, before, u, wrench, depenetration_speed=request.options.depenetration_speed)
 
     w = out.w.flatten(0, 1)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
@@ -238,7 +247,7 @@ def _hard_arguments(program: Program, request: Request, problem: StepProblem, w:
 
 def _given(program: Program, request: Request, problem: StepProblem, warm: Tensor | None) -> kernel.Problem:
     parameters = [p.detach() for p in problem.parameters]
-    return kernel.Problem(program, request, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
+    return kernel.Problem(program, request.of_a_step, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
 
 
 def _taken(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[kernel.Problem, kernel.Outputs]:
@@ -274,34 +283,41 @@ def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence
     return [next(full) if need else None for need in needs]
 
 
-def velocity_sensitivity(program: Program, request: Request, packed_parameters: Parameters, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One step from each of the states z (N, 13 nb) with shared parameters, and its velocities differentiated by the packed parameters.
+def velocity_sensitivity(
+    program: Program, request: Request, packed_parameters: Parameters, z: Tensor, chain: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step from each of the states z (N, 13 nb) with shared parameters, and its velocities differentiated by P numbers.
 
-    Returns z⁺ (N, 13 nb), whether one whole step succeeds (N,), and the derivatives of [v⁺, ω⁺] of each body at held positions,
-    (N, 6 nb, num_parameters). Each row takes one adjoint, in an environment of its own in the kernel. The chain to the parameters
-    themselves, `Program.pack`, is the same for all rows.
+    The derivatives of the packed parameters by these numbers are `chain` (num_parameters, P), from `Program.pack`. Returns z⁺ (N, 13 nb),
+    whether one whole step succeeds (N,), and the derivatives of [v⁺, ω⁺] of each body at held positions, (N, 6 nb, P). Each row takes one
+    adjoint, in an environment of its own in the kernel. Groups of states share their memory, which the system would clear for each anew.
     """
-    if packed_parameters.packed is None:
+    if not packed_parameters.shared:
         raise ValueError("velocity_sensitivity: got parameters with batch dimensions; allowed: parameters that all environments share")
-    program, count = program, len(z)
     u, wrench = z.new_zeros(1, program.num_inputs), z.new_zeros(6 * program.num_bodies)
     problem, _ = flat_problem(program, request, packed_parameters.tensors, packed_parameters, z, u, wrench, None)
     out = kernel.rollout(problem)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).squeeze(-1)
     places = torch.arange(STATE_SIZE * program.num_bodies).unflatten(0, (-1, STATE_SIZE))[:, [3, 4, 5, 10, 11, 12]].flatten()
-    rows = len(places)
-
-    def spread(tensor: Tensor) -> Tensor:
-        return tensor.repeat_interleave(rows, 0)
-
+    rows, largest = len(places), min(len(z), SENSITIVITY_CHUNK)
     cotangent = z.new_zeros(rows, 2, z.shape[-1])
     cotangent[torch.arange(rows), 1, places] = 1
-    packed = packed_parameters.packed._replace(values=packed_parameters.packed.values.expand(count * rows, -1).contiguous())
-    wide = problem._replace(z=spread(problem.z), u=spread(problem.u), wrench=spread(problem.wrench), packed=packed)
-    spread_out = kernel.Outputs(spread(out.z), out.impulses[:0], *(spread(t) for t in (out.w, out.status, out.substeps, out.substeps)))
-    by_parameters = kernel.adjoint(wide, spread_out, cotangent.repeat(count, 1, 1), None, True).parameters
-    assert by_parameters is not None
-    return out.z[:, 1], whole, by_parameters.unflatten(0, (count, rows))
+    cotangents = cotangent.repeat(largest, 1, 1)
+    values = packed_parameters.packed.values.expand(largest * rows, -1).contiguous()
+    gradient, result = torch.empty_like(values), z.new_empty(len(z), rows, chain.shape[-1])
+    for first in range(0, len(z), SENSITIVITY_CHUNK):
+        some = slice(first, first + SENSITIVITY_CHUNK)
+        count = rows * len(z[some])
+
+        def spread(tensor: Tensor, some: slice = some) -> Tensor:
+            return tensor[some].repeat_interleave(rows, 0)
+
+        packed = packed_parameters.packed._replace(values=values[:count])
+        wide = problem._replace(z=spread(problem.z), u=spread(problem.u), wrench=spread(problem.wrench), packed=packed)
+        spread_out = kernel.Outputs(spread(out.z), out.impulses[:0], *(spread(t) for t in (out.w, out.status, out.substeps, out.substeps)))
+        kernel.adjoint(wide, spread_out, cotangents[:count], None, gradient[:count])
+        torch.matmul(gradient[:count], chain, out=result[some].view(count, -1))
+    return out.z[:, 1], whole, result
 
 
 def jacobian(
@@ -344,7 +360,9 @@ def steps_to_differentiate(problem: kernel.Problem) -> tuple[kernel.Outputs, Ten
 
 
 def _equations(problem: kernel.Problem, rows: Tensor) -> StepProblem:
-    return StepProblem(problem.program.system, problem.parameters, problem.z, problem.u[:, 0], problem.wrench).select(rows)
+    program, parameters, speed = problem.program, problem.parameters, problem.request.options.depenetration_speed
+    whole = StepProblem(program.system, parameters, problem.z, problem.u[:, 0], problem.wrench, depenetration_speed=speed)
+    return whole.select(rows)
 
 
 def impact_jacobian(problem: kernel.Problem, solved: kernel.Outputs, rows: Tensor, derivative: Tensor | None = None) -> Tensor:

@@ -56,11 +56,13 @@ class RolloutTangent(LastDerivative):
         status, substeps = (t.reshape(batch.numel(), steps) for t in (status, substeps))
         states, impulses = [moving], []
         for t in range(steps):
-            data, change = [z[:, t], u[:, t], wrench, *parameters], [moving, du[:, t], dwrench, *dparameters]
+            period = t // request.repeat
+            data, change = [z[:, t], u[:, period], wrench, *parameters], [moving, du[:, period], dwrench, *dparameters]
             moving, impulse = _step_tangent(program.system, request, w[:, t], status[:, t], substeps[:, t], data, change)
             states.append(moving)
             impulses.append(impulse)
         path, kicks = torch.stack(states, dim=1), torch.stack(impulses, dim=1)
+        kicks = kicks if request.repeat == 1 else kicks.unflatten(1, (-1, request.repeat)).sum(2)
         return path.reshape(*batch, *path.shape[1:]), kicks.reshape(*batch, *kicks.shape[1:])
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,14 +12,16 @@ from torch import Tensor
 
 from torchdojo.gradients.request import Request
 from torchdojo.native import calls
+from torchdojo.native.actuation import Law
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.native.request import kernel_options
-from torchdojo.native.tables import CROOKED_QUATERNION
+from torchdojo.native.tables import CROOKED_QUATERNION, Derivative, StateMap
 from torchdojo.state.layout import STATE_SIZE
 
 __all__ = [
     "CROOKED_QUATERNION",
     "Gradients",
+    "Keep",
     "Outputs",
     "Problem",
     "StepImpacts",
@@ -27,6 +30,7 @@ __all__ = [
     "minimal_jacobian",
     "near_limit",
     "rollout",
+    "state_map",
     "states",
 ]
 
@@ -45,9 +49,9 @@ class StepImpacts(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """N rollouts of T steps.
+    """N rollouts of T steps, in P periods of `request.repeat` steps. With a law, u are controls (N, P, number of actuators).
 
-    parameters: flat and stacked, N or 1 rows. z: (N, 13 nb). u: (N, T, nu). wrench: (N, 6 nb). warm: (N, n) or None.
+    parameters: flat and stacked, N or 1 rows. z: (N, 13 nb). u: (N, P, nu). wrench: (N, 6 nb). warm: (N, n) or None.
     packed: replaces `parameters` where they are packed already. grad_kappa: (N,) replaces that of the request's options.
     """
 
@@ -60,13 +64,30 @@ class Problem(NamedTuple):
     warm: Tensor | None
     packed: Packed | None = None
     grad_kappa: Tensor | None = None
+    law: Law | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.u.shape[1] * self.request.repeat
+
+    def input_of(self, rows: Tensor) -> Tensor:
+        """u (rows, nu) of single steps, numbered through all environments."""
+        return self.u.flatten(0, 1)[rows if self.request.repeat == 1 else rows // self.request.repeat]
+
+
+class Keep(enum.IntEnum):
+    """The results of a rollout that are stored."""
+
+    LAST = 0  #: results of periods, and the last solution
+    PERIODS = 1  #: results of periods, with the solution of the last step of each
+    STEPS = 2  #: results of every step, as the backward pass needs them
 
 
 class Outputs(NamedTuple):
-    """Results of N rollouts of T steps.
+    """Results of N rollouts: of their S = T steps, or of their S = P periods.
 
-    z: (N, T + 1, 13 nb) with the initial state. impulses: (N, T, ni). w: (N, T, n), or (N, 1, n) with the last solution alone.
-    status, iterations, substeps: (N, T), int64.
+    z: (N, S + 1, 13 nb) with the initial state. impulses: (N, P, ni), sums. w: (N, S, n), or (N, 1, n) with the last solution alone.
+    status, iterations, substeps: (N, S), int64; a period has the worst status, and sums.
     """
 
     z: Tensor
@@ -80,7 +101,7 @@ class Outputs(NamedTuple):
 class Gradients(NamedTuple):
     """Gradients of N rollouts by their data.
 
-    z: (N, 13 nb). u: (N, T, nu). wrench: (N, 6 nb). parameters: by the packed ones where wanted, (N or 1, num_parameters).
+    z: (N, 13 nb). u: (N, P, nu). wrench: (N, 6 nb). parameters: by the packed ones where wanted, (N or 1, num_parameters).
     times: by the times of impacts, (K, nb), in the place of the first body of each component.
     """
 
@@ -91,19 +112,17 @@ class Gradients(NamedTuple):
     times: Tensor | None = None
 
 
-def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] | None = None) -> Outputs:
-    """Take all steps. Solutions of every step are kept for the backward pass, or only the last one.
-
-    The dimensions `batch`, with a product of N, replace N in the outputs.
-    """
-    count, steps = problem.u.shape[:2]
+def rollout(problem: Problem, keep: Keep = Keep.STEPS, batch: Sequence[int] | None = None) -> Outputs:
+    """Take all steps. The dimensions `batch`, with a product of N, replace N in the outputs."""
+    count, periods = problem.u.shape[:2]
+    steps = problem.steps if keep is Keep.STEPS else periods
     shape = (count,) if batch is None else batch
     program = problem.program
     new = problem.z.new_empty
     out = Outputs(
         new(*shape, steps + 1, STATE_SIZE * program.num_bodies),
-        new(*shape, steps, program.num_impulses),
-        new(*shape, steps if keep_solutions else 1, program.num_unknowns),
+        new(*shape, periods, program.num_impulses),
+        new(*shape, 1 if keep is Keep.LAST else steps, program.num_unknowns),
         *(new(*shape, steps, dtype=torch.int64) for _ in range(3)),
     )
     out.z.select(-2, 0).copy_(problem.z if batch is None else problem.z.view(*shape, problem.z.shape[1]))
@@ -113,21 +132,27 @@ def rollout(problem: Problem, keep_solutions: bool = True, batch: Sequence[int] 
 
 
 def adjoint(
-    problem: Problem, out: Outputs, grad_z: Tensor, grad_impulses: Tensor | None, parameters: bool, impacts: StepImpacts | None = None
+    problem: Problem,
+    out: Outputs,
+    grad_z: Tensor,
+    grad_impulses: Tensor | None,
+    parameters: bool | Tensor,
+    impacts: StepImpacts | None = None,
 ) -> Gradients:
-    """Gradients by all data, from the gradients of z (N, T + 1, 13 nb) and of the impulses (N, T, ni).
+    """Gradients by all data, from the gradients of z (N, T + 1, 13 nb) and of the impulses (N, P, ni).
 
-    `parameters` says whether the gradient by the packed parameters is wanted.
+    `parameters` says whether the gradient by the packed parameters is wanted, or is a tensor to write it into.
     """
     grad_z = grad_z.contiguous()
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
     new = problem.z.new_empty
     with _Call(problem, out) as call:
+        by_parameters = parameters.zero_() if isinstance(parameters, Tensor) else torch.zeros_like(call.parameters) if parameters else None
         gradients = Gradients(
             new(problem.z.shape),
-            new(problem.u.shape),
+            torch.zeros_like(problem.u) if problem.law else new(len(problem.u), problem.steps, problem.u.shape[2]),
             new(problem.wrench.shape),
-            torch.zeros_like(call.parameters) if parameters else None,
+            by_parameters,
             None if impacts is None else problem.z.new_empty(impacts.component.shape),
         )
         hits = None
@@ -145,6 +170,8 @@ def adjoint(
         )
         call.kernel.td_rollout_adjoint(call.handle, call.options, call.rollout, ctypes.byref(gradient))
     gradients.z.add_(grad_z[:, 0])
+    if problem.request.repeat > 1 and problem.law is None:
+        gradients = gradients._replace(u=gradients.u.unflatten(1, (-1, problem.request.repeat)).sum(2))
     return gradients
 
 
@@ -175,14 +202,36 @@ def minimal_jacobian(problem: Problem, out: Outputs, q: Tensor, qd: Tensor, resu
         call.kernel.td_minimal_jacobian(call.handle, call.options, call.rollout, *(_address(t) for t in (q, qd, result)))
 
 
+def state_map(
+    program: Program, packed: Packed, which: StateMap, derivative: Derivative, state: Tensor, along: Tensor | None = None
+) -> Tensor:
+    """A function of states at `state` (N, ·), or the product of its derivative with `along` (N, ·), a gradient or a tangent.
+
+    The parameters are held. N or 1 rows of them.
+    """
+    state = state.contiguous()
+    along = None if along is None else along.contiguous()
+    sizes = program.map_sizes[which]
+    out = state.new_empty(len(state), sizes[0 if derivative is Derivative.PULL else 1])
+    values = packed.values
+    arguments = calls.Map(
+        map=which,
+        derivative=derivative,
+        environments=len(state),
+        threads=torch.get_num_threads(),
+        parameters=values.data_ptr(),
+        parameter_stride=values.shape[1] if len(values) > 1 else 0,
+        out=out.data_ptr(),
+        along=_address(along),
+        **{"in": state.data_ptr()},
+    )
+    kernel_library().td_map(packed.handle, ctypes.byref(arguments))
+    return out
+
+
 def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
     """The state z (N, 13 nb) at joint coordinates q, qd (N, n) of a tree, as from `to_maximal` in state/minimal.py."""
-    q, qd = q.contiguous(), qd.contiguous()
-    z = q.new_empty(len(q), STATE_SIZE * program.num_bodies)
-    stride = packed.values.shape[1] if len(packed.values) > 1 else 0
-    parameters, addresses = _address(packed.values), [_address(t) for t in (q, qd, z)]
-    kernel_library().td_states(packed.handle, len(q), torch.get_num_threads(), parameters, stride, *addresses)
-    return z
+    return state_map(program, packed, StateMap.TO_MAXIMAL, Derivative.VALUE, torch.cat((q, qd), dim=-1))
 
 
 class _Call:
@@ -193,21 +242,26 @@ class _Call:
         self._options = kernel_options(problem.request, torch.get_num_threads())
         self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
         given = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
+        self._law = None if problem.law is None else problem.law.arguments()
+        self._kept = problem.law
         self._inputs = [None if t is None else t.contiguous() for t in given]
         z, u, wrench, warm, grad_kappa = self._inputs
         self._rollout = calls.Rollout(
             environments=problem.u.shape[0],
-            steps=problem.u.shape[1],
+            steps=problem.steps,
+            repeat=problem.request.repeat,
+            every=problem.steps // out.status.shape[-1],
             parameters=_address(self.parameters),
             parameter_stride=self.parameters.shape[1] if len(self.parameters) > 1 else 0,
             z0=_address(z),
             z0_stride=problem.z.shape[1],
             u=_address(u) if program.num_inputs else None,
+            law=None if self._law is None else ctypes.addressof(self._law),
             wrench=_address(wrench),
             warm=_address(warm),
             grad_kappa=_address(grad_kappa),
             z=out.z.data_ptr() + 8 * problem.z.shape[1],
-            z_stride=(problem.u.shape[1] + 1) * problem.z.shape[1],
+            z_stride=out.z.shape[-2] * problem.z.shape[1],
             impulses=_address(out.impulses),
             w=_address(out.w),
             w_steps=out.w.shape[-2],

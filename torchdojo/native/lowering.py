@@ -13,6 +13,7 @@ from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint_cones import JointElement, JointFriction
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.native import graph
 from torchdojo.native.packing import Piece, is_plain, shapes_of
 from torchdojo.native.tables import (
@@ -43,14 +44,20 @@ NONE = -1  # the position of an absent part
 
 
 def lower(
-    system: System, pieces: Sequence[Piece], tree: Sequence[JointOrder], acting: Sequence[tuple[bool, bool]], num_parameters: int
+    system: System,
+    pieces: Sequence[Piece],
+    tree: Sequence[JointOrder],
+    has_loops: bool,
+    acting: Sequence[tuple[bool, bool]],
+    num_parameters: int,
 ) -> tuple[np.ndarray, graph.Schedule]:
     """The tables of a mechanism, head first, and the schedule of the condensed matrix.
 
     Args:
+        tree: the spanning tree, whose coordinates the joints outside constrain, and couplings, if it `has_loops`.
         acting: per group of joints, whether any spring, and any damper, is not zero.
     """
-    return _Lowering(system, pieces, acting).tables(tree, num_parameters)
+    return _Lowering(system, pieces, acting).tables(tree, has_loops, num_parameters)
 
 
 @dataclass
@@ -86,7 +93,7 @@ class _Joint:
         return 6 + self.extra if self.has_damper or self.has_free_data else self.held
 
     def add(self, piece: Piece, member: int) -> None:
-        """The cones of a `JointLimits` or `JointFriction`."""
+        """The cones of a `JointLimits`, `JointFriction` or `JointVelocityLimits`."""
         element = piece.group.members[member]
         assert isinstance(element, JointElement)
         joint = element.joint
@@ -96,6 +103,12 @@ class _Joint:
             first = piece.place(member, "friction")
             for i in range(free):
                 self._cone(JointCone.FRICTION, i, self.held + i, impulse[i], slack[i], free, first + i)
+            return
+        if isinstance(element, JointVelocityLimits):
+            first, place = piece.place(member), iter(zip(impulse, slack, strict=True))
+            for kind in (JointCone.LOWEST_RATE, JointCone.HIGHEST_RATE):
+                for i in element.joint.velocity_limited:
+                    self._cone(kind, i, self.held + i, *next(place), 1, first + i)
             return
         self.limits = piece.place(member, "lower"), piece.place(member, "upper")
         turns = [any(i >= translations for i in side) for side in joint.limited]
@@ -124,6 +137,8 @@ class _Lowering:
     def __init__(self, system: System, pieces: Sequence[Piece], acting: Sequence[tuple[bool, bool]]) -> None:
         self.system, self.world = system, system.num_bodies
         members = [(piece, member) for piece in pieces for member in range(len(piece.group.members))]
+        declared = [element for element in system.elements.values() if isinstance(element, Contact)]
+        self.declared = {id(contact): number for number, contact in enumerate(declared)}
         self.contacts = [(piece, member) for piece, member in members if isinstance(piece.group.template, Contact)]
         self.couplings = [(piece, member) for piece, member in members if isinstance(piece.group.template, JointCoupling)]
         joint_pieces = [piece for piece in pieces if isinstance(piece.group.template, StandardJoint)]
@@ -161,7 +176,7 @@ class _Lowering:
         fill = sorted(set(self.schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         self.fill = [row(FILL, offset=self.schedule.offset[i, j], count=sizes[i] * sizes[j]) for i, j in fill]
 
-    def tables(self, tree: Sequence[JointOrder], num_parameters: int) -> tuple[np.ndarray, graph.Schedule]:
+    def tables(self, tree: Sequence[JointOrder], has_loops: bool, num_parameters: int) -> tuple[np.ndarray, graph.Schedule]:
         system, schedule = self.system, self.schedule
         impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         contacts, pairs, couples = self._contact_rows()
@@ -183,9 +198,8 @@ class _Lowering:
             num_inputs=system.num_inputs,
             num_parameters=num_parameters,
             num_cones=system.num_cones,
-            has_loops=not tree,  # couplings may repeat each other, as joints in loops may
+            has_loops=has_loops,
             num_free_data=sum(joint.has_free_data for joint in self.joints),
-            num_laws=sum(_has_law(piece) for piece, _ in self.contacts),
             num_coordinates=sum(entry.joint.num_coordinates for entry in tree),
             **{count: len(tables[name]) for name, (_, count) in TABLES.items()},
         )
@@ -219,7 +233,7 @@ class _Lowering:
                 extra=joint.extra,
                 first_cone=first_cone,
                 num_cones=len(joint.cones),
-                has_friction=any(cone["kind"] == JointCone.FRICTION for cone in joint.cones),
+                has_rate_cones=any(cone["kind"] not in (JointCone.LOWER, JointCone.UPPER) for cone in joint.cones),
                 free_data=next(free_data) if joint.has_free_data else NONE,
                 size=joint.size,
                 right=self.schedule.rhs_offset[node] if joint.size else NONE,
@@ -238,7 +252,6 @@ class _Lowering:
         rows: list[tuple] = []
         pairs: list[tuple] = []
         couples: list[tuple] = []
-        laws = itertools.count()
         for number, (piece, member) in enumerate(self.contacts):
             group = piece.group
             impulse, slack = group.impulse_index[member].tolist(), group.slack_index[member].tolist()
@@ -247,13 +260,14 @@ class _Lowering:
             values = row(
                 CONTACT,
                 body=body,
+                number=self.declared[id(group.members[member])],
                 friction=model,
                 facets=getattr(group.template, "facets", 0),
                 impulse=impulse[0],
                 slack=slack[0],
                 parameters=piece.place(member),
                 pair=NONE if is_plain(group) else len(pairs),
-                law=next(laws) if _has_law(piece) else NONE,
+                law=number,
                 # Torsional friction, which is an orthant, comes before the second-order cones of sliding and rolling.
                 cone=group.template.cones.orthant if model is ContactModel.DISC else 1,
                 first_couple=len(couples),
@@ -290,10 +304,6 @@ class _Lowering:
             )
             rows.append(values)
         return rows
-
-
-def _has_law(piece: Piece) -> bool:
-    return any(name in piece.group.fields for name in CONTACT_LAWS)
 
 
 def _friction(name: str, impulse: Sequence[int], slack: Sequence[int]) -> tuple:

@@ -21,6 +21,7 @@ from torchdojo.native import execution, loader, minimal
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Six, rollout_specs
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE, RolloutTangent
+from torchdojo.native.kernel import Keep
 from torchdojo.native.program import Program, by_number
 from torchdojo.native.request import decode, encode
 from torchdojo.parameters import result_tensor, transforming
@@ -40,10 +41,10 @@ def rollout_op(
     parameters: list[Tensor],
     program: int,
     request: list[float],
-    keep_solutions: bool,
+    keep: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """T steps: trajectory (..., T + 1, 13 nb), impulses, solutions (of all steps or of the last one), status, iterations, substeps."""
-    return execution.forward(by_number(program), decode(request), keep_solutions, warm, z, u, wrench, parameters)
+    """Trajectory (..., S + 1, 13 nb), impulses, solutions, status, iterations, substeps, of the steps or periods that `keep` asks for."""
+    return execution.forward(by_number(program), decode(request), Keep(keep), warm, z, u, wrench, parameters)
 
 
 @torch.library.custom_op("torchdojo::rollout_adjoint", mutates_args=())
@@ -95,14 +96,15 @@ def _batch_shape(program: Program, z: Tensor, u: Tensor, wrench: Tensor, paramet
 
 
 @rollout_op.register_fake
-def _(z, u, wrench, warm, parameters, program, request, keep_solutions):  # type: ignore[no-untyped-def]
+def _(z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
-    batch, steps = _batch_shape(lowered, z, u, wrench, parameters), u.shape[-2]
+    batch, periods = _batch_shape(lowered, z, u, wrench, parameters), u.shape[-2]
+    steps = periods * decode(request).repeat if keep == Keep.STEPS else periods
     status = z.new_empty(*batch, steps, dtype=torch.int64)
     return (
         z.new_empty(*batch, steps + 1, STATE_SIZE * lowered.num_bodies),
-        z.new_empty(*batch, steps, lowered.num_impulses),
-        z.new_empty(*batch, steps if keep_solutions else 1, lowered.num_unknowns),
+        z.new_empty(*batch, periods, lowered.num_impulses),
+        z.new_empty(*batch, 1 if keep == Keep.LAST else steps, lowered.num_unknowns),
         status,
         torch.empty_like(status),
         torch.empty_like(status),
@@ -156,11 +158,11 @@ def _map_gradients(
 
 
 @rollout_op.register_vmap
-def _(info, in_dims, z, u, wrench, warm, parameters, program, request, keep_solutions):  # type: ignore[no-untyped-def]
+def _(info, in_dims, z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
     warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters])
-    return rollout_op(z, u, wrench, warm, parameters, program, request, keep_solutions), (0,) * 6
+    return rollout_op(z, u, wrench, warm, parameters, program, request, keep), (0,) * 6
 
 
 @jacobian_op.register_vmap
@@ -227,7 +229,7 @@ adjoint_op.register_autograd(_refuse)
 
 
 class Rollout(torch.autograd.Function):
-    """(program, request, packed_parameters, warm, z, u, wrench, *parameters) -> the outputs of `rollout_op`, with all solutions.
+    """(program, request, packed_parameters, warm, z, u, wrench, *parameters) -> the outputs of `rollout_op` for every step.
 
     The parameters are left out where `packed_parameters` replaces them and no gradient of them is wanted.
     """
@@ -236,7 +238,7 @@ class Rollout(torch.autograd.Function):
     def forward(program: Program, request: Request, packed_parameters: Parameters | None, warm: Tensor | None, *tensors: Tensor) -> Six:
         z, u, wrench, *parameters = [t.detach() for t in tensors]
         return execution.forward(
-            program, request, True, None if warm is None else warm.detach(), z, u, wrench, parameters, packed_parameters
+            program, request, Keep.STEPS, None if warm is None else warm.detach(), z, u, wrench, parameters, packed_parameters
         )
 
     @staticmethod
@@ -299,6 +301,8 @@ class RolloutAdjoint(LastDerivative):
         needs: tuple[bool, ...],
         *values: Tensor | None,
     ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+        if len(needs) > 3 and packed_parameters is not None and packed_parameters.law is not None:
+            raise RuntimeError("is_grads_batched: not with ctrl= and parameters that require grad; take one gradient after the other")
         mapped, shapes = _map_gradients(program, info.batch_size, in_dims[4:], values)
         grads = RolloutAdjoint.apply(program, request, None if len(needs) > 3 else packed_parameters, needs, *mapped)
         out = tuple(None if grad is None else grad.reshape(shape) for grad, shape in zip(grads, shapes, strict=True))
@@ -322,26 +326,51 @@ def available() -> bool:
 available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def rollout(program: Program, request: Request, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None) -> Six:
-    """The outputs of `rollout_op`, differentiable in z, u, wrench and parameters."""
+def rollout(
+    program: Program,
+    request: Request,
+    parameters: Parameters,
+    z: Tensor,
+    u: Tensor,
+    wrench: Tensor,
+    warm: Tensor | None,
+    keep_solutions: bool = False,
+) -> Six:
+    """The outputs of `rollout_op` for the periods of u (..., P, nu), differentiable in z, u, wrench and parameters.
+
+    The solution is that of the last step, (..., 1, n), or those of the last steps of all periods.
+    """
     tensors = [z, u, wrench, *parameters.tensors]
+    less = Keep.PERIODS if keep_solutions else Keep.LAST
     if torch.compiler.is_compiling():
-        keep = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        keep = Keep.STEPS if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else less
         warm = None if warm is None else warm.detach()
-        return cast(Six, rollout_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request), keep))
+        out = rollout_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request), int(keep))
+        return _of_periods(out, request.repeat, keep_solutions) if keep is Keep.STEPS else cast(Six, out)
     if transforming() or forward_mode():
-        return cast(Six, Rollout.apply(program, request, None, warm, *tensors))
+        return _of_periods(Rollout.apply(program, request, None, warm, *tensors), request.repeat, keep_solutions)
     if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):
-        if not parameters.requires_grad and parameters.packed is not None:
+        if not parameters.requires_grad:
             tensors = tensors[:3]
-        return cast(Six, Rollout.apply(program, request, parameters, warm, *tensors))
-    return execution.forward(program, request, False, warm, z, u, wrench, parameters.tensors, parameters)
+        return _of_periods(Rollout.apply(program, request, parameters, warm, *tensors), request.repeat, keep_solutions)
+    return execution.forward(program, request, less, warm, z, u, wrench, parameters.tensors, parameters)
+
+
+def _of_periods(out: Six, repeat: int, keep_solutions: bool) -> Six:
+    """The outputs for periods of `repeat` steps, from those of all steps. Copies let go of the steps inside the periods."""
+    z, impulses, w, status, iterations, substeps = out
+    if repeat > 1:
+        z, w = z[..., ::repeat, :].contiguous(), w[..., repeat - 1 :: repeat, :]
+        status, iterations, substeps = (t.unflatten(-1, (-1, repeat)) for t in (status, iterations, substeps))
+        status, iterations, substeps = status.amax(-1), iterations.sum(-1), substeps.sum(-1)
+    w = w.contiguous() if keep_solutions else w[..., -1:, :].clone()
+    return z, impulses, w, status, iterations, substeps
 
 
 def step(
     program: Program, request: Request, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None
 ) -> StepOutput:
-    """`Mechanism.step`: a rollout of one step."""
+    """`Mechanism.step`: a rollout of one period."""
     states, impulses, w, status, iterations, substeps = rollout(program, request, parameters, z, u.unsqueeze(-2), wrench, warm)
     after = states.select(-2, 1)
     return StepOutput(

@@ -13,8 +13,7 @@ from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import orthonormal_complement, unit
-from torchdojo.elements.joint import BOUNDS
-from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
@@ -78,8 +77,7 @@ def _layout(group: Group) -> np.dtype:
         given = [name for name in FREE_PARAMETERS.names or () if name != "armature" or name in group.fields]
         return numbers(JOINT_PARAMETERS, **dict.fromkeys(given, element.num_coordinates))
     if isinstance(element, JointElement):
-        names = ("friction",) if isinstance(element, JointFriction) else BOUNDS
-        return numbers(**dict.fromkeys(names, element.joint.num_coordinates))
+        return numbers(**dict.fromkeys(element.own_fields, element.joint.num_coordinates))
     if isinstance(element, JointCoupling):
         return COUPLING_PARAMETERS
     layout = numbers(CONTACT_PARAMETERS, **{name: 1 for name in CONTACT_LAWS + COUPLES if name in group.fields})
@@ -129,7 +127,7 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         return fields | bases | {"orientation": normalize(fields["orientation_offset"])}
     if isinstance(element, JointElement):
         # Limits that do not act are infinite, and nothing reads them.
-        return {name: value.nan_to_num(posinf=0.0, neginf=0.0) if name in BOUNDS else value for name, value in fields.items()}
+        return {name: value.nan_to_num(posinf=0.0, neginf=0.0) if name in element.own_fields else value for name, value in fields.items()}
     if isinstance(element, JointCoupling):
         return fields
     laws = {name: fields[name] for name in ("friction", *CONTACT_LAWS, *COUPLES) if name in fields}

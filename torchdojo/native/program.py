@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.system import System
 from torchdojo.elements import joints as joints_module
-from torchdojo.elements.contacts import LinearContact
+from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
@@ -24,7 +24,8 @@ from torchdojo.native import calls, graph, header
 from torchdojo.native.loader import NativeUnavailable, library
 from torchdojo.native.lowering import lower
 from torchdojo.native.packing import Packed, pack, pieces_of
-from torchdojo.native.tables import CONTACT_MODELS, MOST_FACETS
+from torchdojo.native.tables import CONTACT_MODELS, MOST_FACETS, StateMap
+from torchdojo.state.layout import STATE_SIZE
 from torchdojo.state.minimal import JointOrder, spanning_order
 from torchdojo.state.unknowns import ParameterSpec
 
@@ -65,18 +66,36 @@ class Program:
         self.pieces, self.num_parameters = pieces_of(system)
         self.joint_groups = [g for g in system.groups if isinstance(g.template, StandardJoint)]
         self.num_impulses = sum(piece.stop - piece.start for piece in system.impulse_layout.values())
-        self.tree = self._tree()
+        self.tree, self.has_loops = self._tree(), self._has_loops()
         self.num_coordinates = sum(entry.joint.num_coordinates for entry in self.tree)
+        self.map_sizes = self._map_sizes()
         self.parameter_specs: list[ParameterSpec] = system.parameter_specs()
         self._begin()
 
     def _tree(self) -> list[JointOrder]:
-        """The joints from the world outwards; none where their coordinates depend on each other (loops, couplings)."""
-        pairs = [tuple(pair) for group in self.joint_groups for pair in group.body_index.tolist()]
-        if any(isinstance(g.template, JointCoupling) for g in self.groups) or graph.has_loops(self.num_bodies, pairs):
-            return []
+        """The joints of the spanning tree from the world outwards; none where no chain of joints leads to a body."""
         joints = {key.partition(".")[2]: element for key, element in self.system.elements.items() if isinstance(element, StandardJoint)}
-        return spanning_order(self.system.body_names, joints)
+        try:
+            return spanning_order(self.system.body_names, joints)
+        except ValueError:
+            return []
+
+    def _map_sizes(self) -> dict[StateMap, tuple[int, int]]:
+        """Sizes of argument and value of the functions of states."""
+        state, contacts = STATE_SIZE * self.num_bodies, sum(isinstance(e, Contact) for e in self.system.elements.values())
+        return {
+            StateMap.TO_MINIMAL: (state, 2 * self.num_coordinates),
+            StateMap.TO_MAXIMAL: (2 * self.num_coordinates, state),
+            StateMap.DISTANCES: (state, contacts),
+            StateMap.CONTACT_POINTS: (state, 3 * contacts),
+            StateMap.KINETIC_ENERGY: (state, 1),
+            StateMap.POTENTIAL_ENERGY: (state, 1),
+        }
+
+    def _has_loops(self) -> bool:
+        """Whether joints outside the tree, or couplings, may repeat what other joints hold."""
+        pairs = [tuple(pair) for group in self.joint_groups for pair in group.body_index.tolist()]
+        return any(isinstance(g.template, JointCoupling) for g in self.groups) or graph.has_loops(self.num_bodies, pairs)
 
     def _begin(self) -> None:
         self.number = next(_numbers)
@@ -127,7 +146,7 @@ class Program:
         return last[1]
 
     def _create(self, acting: Acting) -> int:
-        table, schedule = lower(self.system, self.pieces, self.tree, acting, self.num_parameters)
+        table, schedule = lower(self.system, self.pieces, self.tree, self.has_loops, acting, self.num_parameters)
         handle = create(table, schedule.table)
         weakref.finalize(self, kernel_library().td_mechanism_destroy, ctypes.c_void_p(handle))
         return handle

@@ -17,7 +17,7 @@ from torchdojo.solver.options import OnFailure, SolverOptions
 __all__ = ["decode", "encode", "kernel_options"]
 
 #: The kernel's own options, then the options that Python applies to the result.
-FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), "raises", "raise_invalid")
+FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), "raises", "raise_invalid", "repeat")
 _MODES = {number: mode for mode, number in GRADIENT_MODES.items()}
 
 
@@ -33,9 +33,11 @@ def encode(request: Request) -> list[float]:
         float(options.max_iterations),
         float(options.min_iterations),
         float(options.max_halvings),
+        options.depenetration_speed or 0.0,
         float(GRADIENT_MODES[request.mode]),
         float(options.on_failure is OnFailure.RAISE),
         float(request.raise_invalid),
+        float(request.repeat),
     ]
 
 
@@ -56,9 +58,10 @@ def _decode(numbers: tuple[float, ...]) -> Request:
         max_iterations=int(value["max_iterations"]),
         min_iterations=int(value["min_iterations"]),
         max_halvings=int(value["max_halvings"]),
+        depenetration_speed=value["depenetration_speed"] or None,
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )
-    return Request(options, None, bool(value["raise_invalid"]))
+    return Request(options, None, bool(value["raise_invalid"]), int(value["repeat"]))
 
 
 @functools.lru_cache(maxsize=64)

@@ -43,11 +43,32 @@ CONTACT_MODELS: dict[type[Element], ContactModel] = {
 
 
 class JointCone(enum.IntEnum):
-    """Kinds of pairs of a joint: lower limit, upper limit, friction."""
+    """Kinds of pairs of a joint: lower limit, upper limit, friction, lowest rate, highest rate."""
 
     LOWER = 0
     UPPER = 1
     FRICTION = 2
+    LOWEST_RATE = 3
+    HIGHEST_RATE = 4
+
+
+class StateMap(enum.IntEnum):
+    """Functions of states: from z, and `TO_MAXIMAL` from q and q̇, side by side (src/maps/state_maps.hpp)."""
+
+    TO_MINIMAL = 0
+    TO_MAXIMAL = 1
+    DISTANCES = 2
+    CONTACT_POINTS = 3
+    KINETIC_ENERGY = 4
+    POTENTIAL_ENERGY = 5
+
+
+class Derivative(enum.IntEnum):
+    """The value of a function, a gradient pulled back through it, or a tangent pushed forward."""
+
+    VALUE = 0
+    PULL = 1
+    PUSH = 2
 
 
 CONTACT_LAWS = contact.Contact.laws
@@ -64,6 +85,8 @@ ENUMS: dict[str, tuple[str, dict[str, int]]] = {
     "GradientMode": ("int64_t", {mode.name.lower(): number for mode, number in GRADIENT_MODES.items()}),
     "rows::Contact::Model": ("int32_t", {model.name.lower(): int(model) for model in ContactModel}),
     "rows::JointCone::Kind": ("int32_t", {kind.name.lower(): int(kind) for kind in JointCone}),
+    "maps::Kind": ("int64_t", {name.name.lower(): int(name) for name in StateMap}),
+    "maps::Derivative": ("int64_t", {name.name.lower(): int(name) for name in Derivative}),
     "geometry::Kind": ("int32_t", {kind: number for number, kind in enumerate(SHAPE_KINDS)}),
 }
 
@@ -80,7 +103,7 @@ def _row(*names: str, **others: np.dtype | int) -> np.dtype:
 HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
     "has_loops",  # joints or couplings may repeat each other
-    "num_fill num_joint_cones num_free_data num_pairs num_laws num_couples num_couplings num_links num_coordinates",
+    "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates",
 )
 BODY = _row("diagonal", "right")
 JOINT = _row(
@@ -94,7 +117,7 @@ JOINT = _row(
     "limited_r",  # which limits act on rotations: 1 lower, 2 upper, 3 both
     "extra",  # rows of limits on components of a rotation vector
     "first_cone num_cones",  # its limits and frictions
-    "has_friction",
+    "has_rate_cones",  # friction, limits of rates
     "free_data",  # number among the joints with armature, limits or friction (−1: none)
     "size",  # rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
     "right",  # position in the right-hand side
@@ -102,13 +125,14 @@ JOINT = _row(
 )
 CONTACT = _row(
     "body",
+    "number",  # among the contacts as declared
     "friction",  # a `ContactModel`
     "facets",  # of the pyramid
     "impulse slack",  # positions in w
     "parameters",
     "pair",  # number among the contacts between bodies or shapes (−1: a sphere on a half-space of the world)
     *CONTACT_LAWS,  # positions in the packed parameters (−1: none)
-    "law",  # number among the contacts that have one of these (−1: none)
+    "law",  # its number among the contacts, where its laws are (−1: a couple)
     "cone",  # from the first impulse (and slack) to those of friction
     "first_couple num_couples",  # its torsional and rolling friction
 )
@@ -143,6 +167,8 @@ COUPLING = _row(
     coupling_body=4,
 )
 LINK = _row("joint coordinate")
+#: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
+ACTUATOR = _row("joint coordinate input number")
 
 #: C++ name in the namespace `rows` -> row.
 ROWS: dict[str, np.dtype] = {
@@ -156,6 +182,7 @@ ROWS: dict[str, np.dtype] = {
     "Couple": COUPLE,
     "Coupling": COUPLING,
     "Link": LINK,
+    "Actuator": ACTUATOR,
 }
 
 #: The tables of a mechanism as they follow the head, one after the other -> row, and the field of the head with their length.
@@ -211,6 +238,8 @@ FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1)  # behind the 
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
+# Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
+ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
 #: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box.
 SHAPES = {
     "sphere": numbers(point=3, radius=1),
@@ -232,6 +261,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::coupling": {"size": COUPLING_PARAMETERS},
     "parameter::shape": {"size": SHAPES["box"]},
     "parameter::surface": {"size": SHAPES["surface"]},
+    "actuator": {"size": ACTUATOR_PARAMETERS},
 }
 
 # -- constants ---------------------------------------------------------------------------------------------------------------------------

@@ -156,9 +156,14 @@ class SolverOptions:
         min_iterations: Newton iterations made even where the tolerances hold already. They converge quadratically: one or two polish the
             solution to rounding, as finite differences of the step need.
         max_halvings: maximum number of times that a step without a solution is split into two of half its length (0: never).
+        depenetration_speed: largest speed at which contacts that start a step deep inside a surface come out [m/s]; see `Contact.gap`. It
+            acts below a depth of speed times timestep, and changes no bit elsewhere. A contact's own `recovery_speed` replaces it, and a
+            contact with `stiffness` has none. None: one step undoes any overlap.
         on_failure: "flag" or "raise".
         backend: "auto" takes the compiled kernel in float64 on the CPU, if all joints and contacts are built in and there is a compiler. It
             takes the reference elsewhere. "reference" takes the reference. "native" raises where the kernel cannot be used.
+        dtype: precision of the solve, whatever dtype states have. torch.float32 solves in single precision, by the reference, with a kappa
+            of 1e-4 or larger.
 
     Raises:
         ValueError: a value out of its range; the message says which.
@@ -173,11 +178,13 @@ class SolverOptions:
     max_iterations: int = 50
     min_iterations: int = 0
     max_halvings: int = 5
+    depenetration_speed: float | None = 1.0
     on_failure: OnFailure | str = OnFailure.FLAG
     backend: Backend | str = Backend.AUTO
+    dtype: torch.dtype = torch.float64
 
     def __post_init__(self) -> None:
-        for name in ("kappa", "grad_kappa", "residual_tol", "central_path_tol"):
+        for name in ("kappa", "grad_kappa", "residual_tol", "central_path_tol", "depenetration_speed"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"SolverOptions.{name}: got {value}; allowed: positive finite numbers")
@@ -197,6 +204,9 @@ class SolverOptions:
         _set_choice(self, "backend", Backend)
         _set_choice(self, "gradient_mode", GradientMode)
         self._check_mode()
+        if self.dtype != torch.float64 and self.backend is Backend.NATIVE:
+            raise ValueError(f"SolverOptions.dtype: got {self.dtype} with backend='native', which computes in float64; use 'reference'")
+        self.tolerances(self.dtype)
 
     def _check_mode(self) -> None:
         mode = GradientMode(self.gradient_mode)
@@ -220,14 +230,10 @@ class SolverOptions:
         if dtype == torch.float64:
             return self.residual_tol or 1e-9, self.central_path_tol
         if dtype != torch.float32:
-            raise ValueError(f"the step runs in float64 or float32; got {dtype}; use mech.to(torch.float64)")
+            raise ValueError(f"SolverOptions.dtype: got {dtype}; allowed: torch.float64, and torch.float32 for a solve in single precision")
         if self.kappa < 1e-4:
-            raise ValueError(
-                f"kappa = {self.kappa} is below what float32 resolves; use SolverOptions(kappa=1e-4) or larger, or mech.to(torch.float64)"
-            )
+            raise ValueError(f"kappa = {self.kappa} is below what float32 resolves; use SolverOptions(kappa=1e-4) or larger, or float64")
         if self.residual_tol is not None and self.residual_tol < 1e-6:
-            raise ValueError(
-                f"residual_tol = {self.residual_tol} is below what float32 resolves; use 1e-5, None, or mech.to(torch.float64)"
-            )
+            raise ValueError(f"residual_tol = {self.residual_tol} is below what float32 resolves; use 1e-5, None, or float64")
         # In float32, a product of 1e-4 is accurate to about 1 %: its factors carry the rounding of positions of order 1 m.
         return self.residual_tol or 1e-5, max(self.central_path_tol, 1e-2)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchdojo.elements.element import Twist
 from torchdojo.elements.joints import StandardJoint, previous_pose
-from torchdojo.state import minimal
+from torchdojo.state import minimal, signs
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY, join_state, split_state
 from torchdojo.state.tangent import local_jacobian
@@ -35,14 +35,17 @@ PLACES = {"position": POSITION, "velocity": VELOCITY, "orientation": ORIENTATION
 LARGEST_CHANGE = 0.5  # [m, rad] of a coordinate in one iteration: trigonometric rows are far from linear beyond
 
 
-def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, Mapping[str, Any]]) -> Tensor:
-    """`Mechanism.initial_state`."""
+def initial_state(
+    mech: Structure, batch: tuple[int, ...], values: Mapping[str, Mapping[str, Any]], start: Mapping[str, Mapping[str, Any]]
+) -> Tensor:
+    """`Mechanism.initial_state` with the values of a keyframe to start from, which loops may change."""
+    held, values = values, {name: {**start.get(name, {}), **values.get(name, {})} for name in {**start, **values}}
     use_own_threads()
     order = mech.tree_order()
     by_name = {entry.name: entry for entry in order}
     names = list(mech.bodies)
     free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1 and e.name in mech.joints}
-    q = mech.gravity.new_zeros(*batch, mech.num_coordinates)
+    q = mech.gravity.new_zeros(*batch, mech.num_coordinates, dtype=torch.float64)
     qd = torch.zeros_like(q)
     given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=q.device)
     for name, value in values.items():
@@ -62,22 +65,23 @@ def initial_state(mech: Structure, batch: tuple[int, ...], values: Mapping[str, 
             q = _put(q, piece, value.get("q", 0.0), f"{name}.q")
             qd = _put(qd, piece, value.get("qd", 0.0), f"{name}.qd")
             if name in mech.joints:  # poses of joints without coordinates only start the search
-                given[0, piece], given[1, piece] = "q" in value, "qd" in value
+                given[0, piece], given[1, piece] = "q" in held.get(name, {}), "qd" in held.get(name, {})
     placed = {name: value for name, value in values.items() if name not in by_name}
     if any(_carries(mech, name) for name in placed):
         # Bodies that hang on a placed one come along: its pose and velocity become coordinates of its joint.
         z = _place(minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep), free, placed)
         at_z = minimal.to_minimal(order, mech.num_bodies, z, mech.timestep)
-        for name, value in placed.items():
+        for name in placed:
             piece = free[name].coordinates
             q, qd = (_put(old, piece, new[..., piece], name) for old, new in zip((q, qd), at_z, strict=True))
-            given[0, piece] |= bool(value.keys() & {"position", "orientation"})
-            given[1, piece] |= bool(value.keys() & {"velocity", "angular_velocity"})
+            kept = held.get(name, {}).keys()
+            given[0, piece] |= bool(kept & {"position", "orientation"})
+            given[1, piece] |= bool(kept & {"velocity", "angular_velocity"})
     if mech.has_loops:
         z = _closed(mech, order, q, qd, given, "at these joint coordinates")
     else:
         z = minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep)
-    return _place(z, free, placed)
+    return signs.carry_signs(order, z, _place(z, free, placed))
 
 
 def _carries(mech: Structure, body: str) -> bool:
@@ -159,7 +163,9 @@ def _closed(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
             f"the loops are closed {where}, but no velocities with the given ones keep them closed: give fewer rates, or consistent "
             "ones (z holds the velocity that led to the configuration)"
         )
-    return place(q, change / h[..., None])
+    z = place(q, change / h[..., None])
+    signs.warn_of_turns(mech.named_joints(), mech.tree_joints, lambda joint: mech.element_poses(z, joint))
+    return z
 
 
 def _follow(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,10 @@ and p⁻ at the configuration one step (h) before, and Δ = p⁻⁻¹ p, its rat
 
     dq = (A_t δe, A_r J⁻¹(log p) δp)      dq̇ = (A_t (δe − δe⁻), A_r J⁻¹(log Δ) (δp − R(Δ)ᵀ δp⁻)) / h
 
-where J is the right Jacobian of SO(3) (Solà, Deray and Atchuthan 2018, "A micro Lie theory", equations 143 and 144). The way back solves
-these equations for dx_b, dφ_b from the world outwards, once at each of the two configurations; velocities are their differences.
+where J is the right Jacobian of SO(3) (Solà, Deray and Atchuthan 2018, "A micro Lie theory", equations 143 and 144). A single rotation
+about f has the coordinate 2 atan2(f·p⃗, p₀) instead, with (p₀ (p₀ f + f × p⃗) + (f·p⃗) p⃗)/(p₀² + (f·p⃗)²) in the place of the row of A_r J⁻¹.
+The way back solves these equations for dx_b, dφ_b from the world outwards, once at each of the two configurations; velocities are their
+differences.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class _Tree(NamedTuple):
     rotations: Tensor
     translational_axes: Tensor  # (..., E, 3, 3), rows in the parent frame
     rotational_axes: Tensor  # (..., E, 3, 3), rows in the joint frame
+    single: Tensor  # (E,) whether one rotation is free
     normal: Tensor  # (..., E, 3) across two free rotations, zero for other joints
     parent_anchor: Tensor  # (..., E, 3) in the parent frame
     child_anchor: Tensor
@@ -69,6 +72,7 @@ def _stacked(order: Sequence[JointOrder], num_bodies: int, count: int) -> _Tree:
         torch.tensor(places[1], device=device),
         stack([padded(joint.free_translational_axes) for joint in joints], 2),
         stack([padded(joint.free_rotational_axes) for joint in joints], 2),
+        torch.tensor([joint.free_rotations == 1 for joint in joints], device=device),
         stack([unit(joint.axis) if joint.free_rotations == 2 else torch.zeros_like(joint.axis) for joint in joints], 1),
         stack([joint.parent_anchor for joint in joints], 1),
         stack([joint.child_anchor for joint in joints], 1),
@@ -139,6 +143,16 @@ def _inverse_right_jacobian(phi: Tensor) -> Tensor:
     return torch.eye(3, dtype=phi.dtype, device=phi.device) + 0.5 * cross + second * cross @ cross
 
 
+def _rows_of_turn(tree: _Tree, p: Tensor) -> Tensor:
+    """Derivatives of the rotational coordinates by δp, (..., E, 3, 3)."""
+    rows = tree.rotational_axes @ _inverse_right_jacobian(quat.rotation_vector(p))
+    f, w, v = tree.rotational_axes[..., 0, :], p[..., :1], p[..., 1:]
+    sine = (f * v).sum(-1, keepdim=True)
+    square = torch.where(tree.single[:, None], w * w + sine * sine, 1.0)
+    about = (w * (w * f + quat.cross(f, v)) + sine * v) / square
+    return torch.where(tree.single[:, None, None], torch.stack((about, *[torch.zeros_like(about)] * 2), dim=-2), rows)
+
+
 def _increments(twist: Twist, h: Tensor) -> tuple[Tensor, Tensor]:
     """R of the rotation of one step at ω, and M with increment(ω + dω) = increment(ω) ⊗ [1, M dω/2], each (..., 3, 3)."""
     a = 0.5 * h * twist.omega
@@ -164,7 +178,7 @@ def minimal_products(order: Sequence[JointOrder], num_bodies: int, z: Tensor, ti
     delta = quat.multiply(quat.conjugate(before.p), now.p)
     zero, translations = torch.zeros_like(tree.translational_axes), tree.translational_axes
     rate = tree.rotational_axes @ _inverse_right_jacobian(quat.rotation_vector(delta)) / h[..., None]
-    coordinates = _blocks(translations, zero, zero, tree.rotational_axes @ _inverse_right_jacobian(quat.rotation_vector(now.p)))
+    coordinates = _blocks(translations, zero, zero, _rows_of_turn(tree, now.p))
     rates = _blocks(translations / h[..., None], zero, zero, rate)
     rates_before = _blocks(-translations / h[..., None], zero, zero, -rate @ quat.rotation_matrix(delta).mT)
     sides = []

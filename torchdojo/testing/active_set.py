@@ -15,6 +15,7 @@ from torch import Tensor
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.elements.contacts import Contact, LinearContact, NonlinearContact
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
+from torchdojo.elements.velocity_limits import JointVelocityLimits
 
 if TYPE_CHECKING:
     from torchdojo.mechanism import Mechanism
@@ -38,19 +39,21 @@ class ActiveSet(NamedTuple):
     """Modes of all contacts, limits and frictions in a step.
 
     contacts: by name, in order. limits: per joint with limits the acting ones, such as ["lower 0"] for the lower limit of coordinate 0.
+        velocities: the same of limits of speed; "lower" is the one that keeps the rate above minus the speed.
     frictions: per joint with friction the mode of each free coordinate, "sticking" or "sliding".
     """
 
     contacts: dict[str, ActiveContact]
     limits: dict[str, list[str]]
     frictions: dict[str, list[str]]
+    velocities: dict[str, list[str]]
 
 
 def active_set(mech: Mechanism, problem: StepProblem, w: Tensor) -> ActiveSet:
     """Modes at the solution w (num_unknowns,) of a problem of one environment."""
     contact_names = {id(contact): name for name, contact in mech.contacts.items()}
     joint_names = {id(joint): name for name, joint in mech.joints.items()}
-    h, result = float(problem.timestep), ActiveSet({}, {}, {})
+    h, result = float(problem.timestep), ActiveSet({}, {}, {}, {})
     for group, masses in zip(problem.system.groups, problem.effective_masses(), strict=True):
         if not group.slack_index.shape[-1]:
             continue
@@ -60,6 +63,10 @@ def active_set(mech: Mechanism, problem: StepProblem, w: Tensor) -> ActiveSet:
                 sides = [f"{bound} {i}" for bound, side in zip(("lower", "upper"), element.joint.limited, strict=True) for i in side]
                 acts = (impulse * h > mass * slack).tolist()
                 result.limits[joint_names[id(element.joint)]] = [side for side, act in zip(sides, acts, strict=True) if act]
+            elif isinstance(element, JointVelocityLimits):
+                sides = [f"{bound} {i}" for bound in ("lower", "upper") for i in element.joint.velocity_limited]
+                acts = (impulse > mass * slack).tolist()
+                result.velocities[joint_names[id(element.joint)]] = [side for side, act in zip(sides, acts, strict=True) if act]
             elif isinstance(element, JointFriction):
                 room, rate = (torch.stack(t.tensor_split(2)) for t in (impulse, slack))
                 slides = (mass * rate.amax(0) > room.amin(0)).tolist()

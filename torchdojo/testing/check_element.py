@@ -164,8 +164,7 @@ class _Trial:
         return z
 
     def _step(self, mech: Mechanism, z: Tensor, u: Tensor, kappa: float = 1e-6) -> StepOutput:
-        options = dict(kappa=kappa, backend=mech.options.backend, on_failure="raise")
-        mech.options = SolverOptions(**options)  # type: ignore[arg-type]
+        mech.options = SolverOptions(kappa=kappa, backend=mech.options.backend, on_failure="raise", dtype=z.dtype)
         if z.dtype != torch.float64:
             return mech.step(z, u)
         with differences.converged(mech):
@@ -237,7 +236,7 @@ class _Trial:
 
     def float32(self) -> Check:
         double = self._step(self.mech, self.z, self.u, kappa=1e-4).z
-        single = self._step(copy.deepcopy(self.mech).to(torch.float32), self.z.float(), self.u.float(), kappa=1e-4).z
+        single = self._step(copy.deepcopy(self.mech), self.z.float(), self.u.float(), kappa=1e-4).z
         if single.dtype != torch.float32:
             raise TypeError(f"the next state is {single.dtype}")
         # Velocities are impulses over masses of a kilogram and less; float32 solves for impulses to 1e-5.

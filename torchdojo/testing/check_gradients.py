@@ -53,7 +53,7 @@ def check_gradients(
     which the estimate has settled.
 
     Args:
-        mechanism: float64. z: (13 nb,), one environment. u: (nu,) or None.
+        z: (13 nb,), one environment; u: (nu,) or None. Float32 is converted: the differences need all digits.
         parameters: whether to check parameters too, or the beginnings of the names of those to check.
         directions: check along this many random directions of each input instead of all its entries (large robots).
         tolerance: raise when the largest relative error exceeds it.
@@ -62,6 +62,7 @@ def check_gradients(
         ValueError: a batched state, or a step that fails here.
         AssertionError: an error above `tolerance`, or a gradient that is not finite.
     """
+    z = z.double() if z.dtype == torch.float32 else z
     # Gradients are compared at kappa itself.
     prefixes = ("",) if parameters is True else () if parameters is False else tuple(parameters)
     names = [name for name, _ in mechanism.named_parameters() if name.startswith(prefixes)]

@@ -22,7 +22,7 @@ def step_problem(mech: Mechanism, z: Tensor, u: Tensor | None = None, wrench: Te
     wrench = z.new_zeros(6 * mech.num_bodies) if wrench is None else wrench
     system = mech.backends.system_on_device()
     flat, _ = flatten_batch(system.step_specs(), [z, u, wrench, *mech.stacked_parameters()])
-    return StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA])
+    return StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA], depenetration_speed=mech.options.depenetration_speed)
 
 
 def derivative(problem: StepProblem, w: Tensor) -> Tensor:

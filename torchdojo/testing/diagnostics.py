@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.joints import Floating, Joint
+from torchdojo.state.placement import parts
 
 if TYPE_CHECKING:
     from torchdojo.gradients.reference_step import StepOutput
@@ -100,13 +101,5 @@ def free_parts(mech: Mechanism) -> list[list[str]]:
 
 
 def _parts(mech: Mechanism) -> list[tuple[list[str], int]]:
-    """Bodies that joints connect with each other (not through the world), and how many contacts each such part has."""
-    part = {name: {name} for name in mech.bodies}
-    for joint in mech.joints.values():
-        ends = [name for name in cast(Joint, joint).body_names if name is not None]
-        if len(ends) == 2 and not isinstance(joint, Floating) and part[ends[0]] is not part[ends[1]]:
-            merged = part[ends[0]] | part[ends[1]]
-            for name in merged:
-                part[name] = merged
-    distinct = {id(members): members for members in part.values()}.values()
-    return [([n for n in mech.bodies if n in members], sum(c.body in members for c in mech.contacts.values())) for members in distinct]
+    """The parts of the mechanism, and how many contacts each has."""
+    return [(bodies, sum(contact.body in bodies for contact in mech.named_contacts().values())) for bodies in parts(mech)]

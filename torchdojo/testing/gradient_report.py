@@ -203,6 +203,9 @@ def _describe(active: ActiveSet) -> list[str]:
     if active.limits:
         reached = [f"{joint} ({', '.join(sides)})" for joint, sides in active.limits.items() if sides]
         lines.append(f"limits: {'; '.join(reached) or 'none acts'}")
+    if active.velocities:
+        reached = [f"{joint} ({', '.join(sides)})" for joint, sides in active.velocities.items() if sides]
+        lines.append(f"limits of speed: {'; '.join(reached) or 'none acts'}")
     if active.frictions:
         lines.append("frictions of joints: " + "; ".join(f"{joint} {', '.join(modes)}" for joint, modes in active.frictions.items()))
     return lines

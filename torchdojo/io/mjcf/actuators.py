@@ -20,6 +20,7 @@ Range = tuple[float, float]
 class Drive:
     """An actuator on a joint, in the terms of `torchdojo.elements.actuators` and of the file's qpos."""
 
+    number: int  #: MJCF id, its place in ctrl
     joint: str  #: of the file
     gear: float
     gain: Three  #: constant, per length, per velocity
@@ -97,6 +98,7 @@ def _read(mujoco: Any, model: Any, i: int, j: int, joint: str) -> tuple[Drive, D
     clamped, damped = (not model.opt.disableflags & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{key}")) for key in ("CLAMPCTRL", "DAMPER"))
     damping, armature = _entry(model, "damping", i)[0] if damped else 0.0, _entry(model, "armature", i)[0]
     drive = Drive(
+        number=i,
         joint=joint,
         gear=float(gears[0]),
         gain=gain,

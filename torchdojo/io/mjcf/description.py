@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.actuators import Drive, Driven, read_drives
-from torchdojo.io.mjcf.geoms import GeomReader
+from torchdojo.io.mjcf.geoms import GeomReader, Points
 from torchdojo.io.mjcf.joints import SUPPORTED, Coordinate, Fit, fit_joint
 from torchdojo.io.mjcf.model import CompiledMjcf, compile_mjcf, import_mujoco
 from torchdojo.io.robot import (
@@ -58,9 +59,18 @@ def read_mjcf(
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
     rim_points: int = 4,
+    repair_inertia: bool = False,
+    mesh: MeshMode = None,
+    mesh_path: Folders = (),
+    mesh_points: int = 16,
 ) -> MjcfInfo:
-    """Describe an MJCF file; arguments, conventions and errors are as in `torchdojo.io.load_mjcf`."""
-    return _Reader(compile_mjcf(path), floating_base, merge_fixed_joints, ignore, rim_points).read()
+    """Describe an MJCF file; arguments, conventions and errors are as in `torchdojo.io.load_mjcf`.
+
+    Collision meshes are not read unless `mesh` says so.
+    """
+    compiled = compile_mjcf(path, mesh, mesh_path, repair_inertia)
+    points = Points(rim_points, mesh_points if mesh else None)
+    return _Reader(compiled, floating_base, merge_fixed_joints, ignore, points).read()
 
 
 class Names:
@@ -80,10 +90,10 @@ class Names:
 
 
 class _Reader:
-    def __init__(self, compiled: CompiledMjcf, floating_base: bool, merge: bool, ignore: Sequence[str], rim_points: int) -> None:
+    def __init__(self, compiled: CompiledMjcf, floating_base: bool, merge: bool, ignore: Sequence[str], points: Points) -> None:
         self.mujoco = import_mujoco()
         self.compiled, self.model, self.path = compiled, compiled.model, compiled.path
-        self.floating_base, self.merge, self.rim_points = floating_base, merge, rim_points
+        self.floating_base, self.merge, self.points = floating_base, merge, points
         self.ignore = [ignore] if isinstance(ignore, str) else list(ignore)
         self.notes = list(compiled.notes)
         names = Names()
@@ -101,7 +111,7 @@ class _Reader:
             remedy = "" if self.floating_base else "; pass floating_base=True"
             raise ValueError(f"{self.path}: no body can move: none has a joint{remedy}")
         fits = {t: self._fit(t, frozenset(driven)) for t in moving}
-        geoms = GeomReader(self.compiled, self.names, top, self.rim_points)
+        geoms = GeomReader(self.compiled, self.names, top, self.points)
         bodies = {self.names[t]: self._body(t, groups[t], poses, fits[t], geoms) for t in moving}
         links = {}
         for b in range(1, model.nbody):
@@ -129,7 +139,7 @@ class _Reader:
             joints=joints,
             couplings=couplings,
             contacts=contacts,
-            contact_notes=tuple(geoms.notes),
+            contact_notes=(*self.compiled.left_out, *geoms.notes),
             coordinates=coordinates,
             drives=drives,
             gravity=(float(gravity[0]), float(gravity[1]), float(gravity[2])),

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from torchdojo.geometry.hulls import Hull, MeshSource
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
 from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
-from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, clean_name
+from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, Pose, clean_name, compose
 from torchdojo.quaternion import from_rotation_matrix
 
-__all__ = ["GeomReader"]
+__all__ = ["GeomReader", "Points"]
 
 SAMPLES = 4  # configurations that tell whether a point can change its distance to a plane
 CONSTANT = 1e-9  # [m]
 INSIDE = 1e-9  # [m]
+
+
+class Points(NamedTuple):
+    """How many contact points shapes get."""
+
+    rim: int  #: on each rim of a cylinder
+    mesh: int | None  #: of a mesh, at most; None: meshes make no contact
 
 
 @dataclass(frozen=True)
@@ -59,9 +68,9 @@ class GeomReader:
         names: of MJCF bodies. top: MJCF body -> topmost one of the body that it is part of.
     """
 
-    def __init__(self, compiled: CompiledMjcf, names: Sequence[str], top: Sequence[int], rim_points: int) -> None:
+    def __init__(self, compiled: CompiledMjcf, names: Sequence[str], top: Sequence[int], points: Points) -> None:
         self.mujoco, self.compiled, self.model = import_mujoco(), compiled, compiled.model
-        self.names, self.top, self.rim_points = names, top, rim_points
+        self.names, self.top, self.points = names, top, points
         self.notes: list[str] = []
         self.placed: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
         self.types = self.mujoco.mjtGeom
@@ -100,7 +109,7 @@ class GeomReader:
                         if surface is None:
                             continue
                         label = self._label(g, n)
-                        if g not in self.placed or isinstance(self.placed[g], Ellipsoid):
+                        if g not in self.placed:
                             without.append(label)
                             continue
                         places, radius = self.placed[g].contact_points()
@@ -118,7 +127,7 @@ class GeomReader:
                         name += "_"
                     friction = None if ball.condim == 1 else ball.friction
                     result[name] = ContactInfo(self.names[t], ball.point, ball.radius, friction, plane.normal, plane.offset)
-        self._note("geoms without contact points (mesh, ellipsoid, ...) make no contact", without)
+        self._note("geoms without contact points (height fields, signed distances, meshes with mesh=None) make no contact", without)
         self._note("no contact for points whose height no joint can change (contacts= can give some)", level)
         return result
 
@@ -135,7 +144,7 @@ class GeomReader:
         return clean_name(given) if given else f"{self.names[self.model.geom_bodyid[g]]}_{n}"
 
     def _shape(self, g: int, rotation: Array, position: Array) -> Shape | None:
-        """The shape in the frame of our body, where the MJCF body has this pose. None for meshes and planes."""
+        """The shape in the frame of our body, where the MJCF body has this pose. None for planes and for meshes that only draw."""
         matrix = np.zeros(9)
         self.mujoco.mju_quat2Mat(matrix, self.model.geom_quat[g])
         size = [float(number) for number in self.model.geom_size[g]]
@@ -149,12 +158,41 @@ class GeomReader:
         if kind == self.types.mjGEOM_CAPSULE:
             return Capsule(size[0], 2 * size[1], **pose)
         if kind == self.types.mjGEOM_CYLINDER:
-            return Cylinder(size[0], 2 * size[1], rim_points=self.rim_points, **pose)
+            return Cylinder(size[0], 2 * size[1], rim_points=self.points.rim, **pose)
         if kind == self.types.mjGEOM_BOX:
             return Box([2 * edge for edge in size], **pose)
         if kind == self.types.mjGEOM_ELLIPSOID:
             return Ellipsoid(size, **pose)
+        if kind == self.types.mjGEOM_MESH and self._touches(g) and self.points.mesh is not None:
+            return self._hull(g, compose((rotation, position), (matrix.reshape(3, 3), np.array(self.model.geom_pos[g]))))
         return None
+
+    def _touches(self, g: int) -> bool:
+        pairs = (*self.model.pair_geom1, *self.model.pair_geom2)
+        return bool(self.model.geom_contype[g] or self.model.geom_conaffinity[g] or g in pairs)
+
+    def _hull(self, g: int, pose: Pose) -> Hull:
+        """The hull of a mesh in the frame of its file: MuJoCo moves its vertices into a frame of its own, and the geom with them."""
+        model, i = self.model, int(self.model.geom_dataid[g])
+        matrix = np.zeros(9)
+        self.mujoco.mju_quat2Mat(matrix, model.mesh_quat[i])
+        turn, shift = matrix.reshape(3, 3), np.array(model.mesh_pos[i])
+        start = int(model.mesh_vertadr[i])
+        vertices = model.mesh_vert[start : start + int(model.mesh_vertnum[i])].astype(np.float64) @ turn.T + shift
+        axes, origin = compose(pose, (turn.T, -turn.T @ shift))
+        place = int(model.mesh_pathadr[i])
+        name = "" if place < 0 else model.paths[place:].split(b"\0")[0].decode()
+        x, y, z = (float(number) for number in model.mesh_scale[i])
+        try:
+            return Hull(
+                vertices,
+                count=self.points.mesh or 0,
+                source=MeshSource(Path(name) if name else None, (x, y, z)),
+                position=origin.tolist(),
+                orientation=from_rotation_matrix(torch.as_tensor(axes)),
+            )
+        except ValueError as error:
+            raise ValueError(f"{self.compiled.path}: mesh {str(model.mesh(i).name)!r}: {error}") from error
 
     # -- planes ----------------------------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from torchdojo.elements.actuators import Actuator, actuate
+from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
+from torchdojo.io.mjcf.state import keyframes
 from torchdojo.io.robot import assemble
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import warn_user
@@ -29,14 +31,19 @@ def load_mjcf(
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
     rim_points: int = 4,
+    repair_inertia: bool = False,
+    mesh: MeshMode = "hull",
+    mesh_path: Folders = (),
+    mesh_points: int = 16,
     servos: Literal["implicit", "explicit"] = "implicit",
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
 
     A body has the axes of its topmost MJCF body and its origin at its center of mass. At coordinate zero every joint has the pose that the
     file draws. So ``mech.initial_state()`` is MuJoCo's ``qpos0``, a coordinate is ``qpos - qpos0``, and limits and springs are shifted
-    accordingly. `mjcf_state` gives the state of other ``qpos``, or of a keyframe. `torchdojo/io/README.md` lists the joint types, what
-    acts, what is left out with a warning, and what is refused.
+    accordingly. The keyframes of the file are ``mech.poses``, those without a name under their number:
+    ``mech.initial_state(pose="home", on="ground")``. `mjcf_state` gives the state of other ``qpos``. `torchdojo/io/README.md` lists the
+    joint types, what acts, what is left out with a warning, and what is refused.
 
     Several MJCF joints on one body become one joint of `td.joints.JOINT_TYPES`. To have coordinates along the axes of the file, the body
     frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or three
@@ -49,30 +56,44 @@ def load_mjcf(
     ``mech.actuators.names``, with gear, ctrlrange, forcerange and actuatorfrcrange.
 
     Args:
-        path: the file; its includes and meshes are looked up from there. Missing meshes are left out unless a mass depends on them.
+        path: the file; its includes and meshes are looked up from there. Missing meshes that only draw are left out.
         timestep: [s]; None: the file's.
         gravity: (3,) [m/s^2], world frame; None: the file's.
         floating_base: True: what the file says. False: bodies with a free joint are part of the world at the pose that the file draws.
         contacts: "collision": every geom that MuJoCo would let touch a plane of the world has contacts at its contact points (sphere: 1,
-            capsule: 2, box: 8, cylinder: 2 `rim_points`). Their names are ``<geom>_<i>``, or ``<body>_<n>_<i>`` for the body's n-th geom
-            without a name. Points inside another ball of the same link, and points whose height no joint can change, are left out. In a
-            file without planes the ground is z = 0. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF
-            body.
+            capsule: 2, box: 8, cylinder: 2 `rim_points`, ellipsoid: 18, mesh: at most `mesh_points`). Their names are ``<geom>_<i>``, or
+            ``<body>_<n>_<i>`` for the body's n-th geom without a name. Points inside another ball of the same link, and points whose height
+            no joint can change, are left out. In a file without planes the ground is z = 0. None or an empty mapping: no contact. A mapping
+            as in `load_urdf`; a link is an MJCF body.
         friction: coefficient of the contacts made here; None: MuJoCo's, from both geoms. Geoms of condim 1 have no friction.
         merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
         ignore: names of equality constraints to leave out without a word.
         rim_points: contact points on each rim of a cylinder.
+        repair_inertia: replace an inertia that no rigid body can have by the nearest possible one. A warning gives both. Otherwise MuJoCo
+            refuses the file.
+        mesh, mesh_path, mesh_points: as in `load_urdf`, for meshes that collide. MuJoCo reads them, so `trimesh` is not needed, and flat
+            ones are refused.
         servos: "implicit": the joint's damper, which is implicit, carries gear² kv of its servo, also where u does not come from
             ``mech.actuators``. With "explicit", the damper does not carry it, and stiff servos are stable at small timesteps only. See
             elements/actuators.py.
 
     Raises:
-        ImportError: `mujoco` is not installed.
-        FileNotFoundError: there is no such file.
+        ImportError: `mujoco` is not installed, or, with meshes, `scipy`.
+        FileNotFoundError: there is no such file, or no such mesh.
         ValueError: what MuJoCo refuses; joints on one body that are no joint of the table; unknown names. The message names the file, the
             body and its joints.
     """
-    robot = read_mjcf(path, floating_base=floating_base, merge_fixed_joints=merge_fixed_joints, ignore=ignore, rim_points=rim_points)
+    robot = read_mjcf(
+        path,
+        floating_base=floating_base,
+        merge_fixed_joints=merge_fixed_joints,
+        ignore=ignore,
+        rim_points=rim_points,
+        repair_inertia=repair_inertia,
+        mesh=mesh if contacts == "collision" else None,
+        mesh_path=mesh_path,
+        mesh_points=mesh_points,
+    )
     for note in robot.notes:
         warn_user(note)
     mech = assemble(
@@ -82,9 +103,10 @@ def load_mjcf(
         timestep=robot.timestep if timestep is None else timestep,
         gravity=robot.gravity if gravity is None else gravity,
         part="body",
-        remedy='<compiler balanceinertia="true"/> repairs inertias',
+        remedy="repair_inertia=True takes the nearest possible inertia",
     )
     _actuate(mech, robot, servos)
+    mech.poses.update(keyframes(mech, robot))
     return mech
 
 

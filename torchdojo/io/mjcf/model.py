@@ -1,7 +1,8 @@
 """An MJCF file compiled by MuJoCo: defaults, angles, frames and inertias from geometry come out of its own compiler.
 
-Files without their meshes and textures are common: meshes are large, and mostly for drawing. A missing one is taken out of the
-specification before it is compiled, with a note. A missing mesh that the mass of a moving body depends on is an error.
+Files without their meshes and textures are common: meshes are large, and mostly for drawing. What only draws is taken out of the
+specification without a word. A mesh that collides is looked up in more folders than MuJoCo's, and is an error, or a note, where it is not
+there. A missing mesh that the mass of a moving body depends on is an error.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+
+from torchdojo.io.meshes import Folders, MeshMode, check_mode, find_mesh
+from torchdojo.io.robot import repaired_inertia
+
 __all__ = ["CompiledMjcf", "compile_mjcf", "import_mujoco"]
 
 
 @dataclass
 class CompiledMjcf:
-    """`mujoco.MjModel`, the `mujoco.MjSpec` it is compiled from, `mujoco.MjData` at qpos0, and notes on what is left out."""
+    """`mujoco.MjModel`, the `mujoco.MjSpec` it is compiled from, `mujoco.MjData` at qpos0, and notes."""
 
     path: Path
     model: Any
     spec: Any
     data: Any
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  #: on masses
+    left_out: list[str] = field(default_factory=list)  #: collision meshes that are not there, in words
 
 
 def import_mujoco() -> Any:
@@ -39,32 +46,35 @@ def import_mujoco() -> Any:
     return mujoco
 
 
-def compile_mjcf(path: str | Path) -> CompiledMjcf:
-    """Parse and compile an MJCF file.
+def compile_mjcf(path: str | Path, mesh: MeshMode = "hull", mesh_path: Folders = (), repair_inertia: bool = False) -> CompiledMjcf:
+    """Parse and compile an MJCF file; arguments as in `torchdojo.io.load_mjcf`.
 
     Raises:
         ImportError: `mujoco` is not installed.
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, or, with mesh="hull", no such collision mesh.
         ValueError: a file that MuJoCo refuses; a missing mesh that the mass of a moving body is computed from.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"MJCF file {str(path)!r} does not exist (working directory {str(Path.cwd())!r})")
+    check_mode(mesh)
     mujoco = import_mujoco()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler warns of old attributes, which it still understands
             spec = _parse(mujoco, path)
-            notes = _drop_missing_meshes(mujoco, spec, path)
+            left_out = _drop_missing_meshes(mujoco, spec, path, mesh, mesh_path)
             _drop_textures(spec)
+            notes = _repair_inertias(spec, path) if repair_inertia else []
             model = spec.compile()
     except (RuntimeError, TypeError, ValueError, mujoco.FatalError) as error:
         if isinstance(error, _RefusedError):
             raise ValueError(str(error)) from None
-        raise ValueError(f"{path}: MuJoCo refuses the file: {str(error).removeprefix('Error: ')}") from error
+        remedy = "; repair_inertia=True takes the nearest possible inertia" if "balanceinertia" in str(error) else ""
+        raise ValueError(f"{path}: MuJoCo refuses the file: {str(error).removeprefix('Error: ')}{remedy}") from error
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    return CompiledMjcf(path, model, spec, data, notes)
+    return CompiledMjcf(path, model, spec, data, notes + _open_meshes(mujoco, spec, model, path), left_out)
 
 
 def _parse(mujoco: Any, path: Path) -> Any:
@@ -85,23 +95,34 @@ class _RefusedError(ValueError):
     """A message of ours, not MuJoCo's."""
 
 
-def _drop_missing_meshes(mujoco: Any, spec: Any, path: Path) -> list[str]:
-    """Remove meshes whose file is not there, and the geoms made of them."""
-    missing = {_mesh_name(mesh): mesh for mesh in spec.meshes if mesh.file and not _exists(spec, mesh, path)}
-    if not missing:
-        return []
+def _drop_missing_meshes(mujoco: Any, spec: Any, path: Path, mode: MeshMode, folders: Folders) -> list[str]:
+    """Find the files of meshes that MuJoCo would not, and remove meshes that are nowhere, and the geoms made of them."""
+    missing, reasons = {}, {}
+    for mesh in spec.meshes:
+        if mesh.file and not _exists(spec, mesh, path):
+            name = _mesh_name(mesh)
+            try:
+                place = find_mesh(mesh.file, path, folders)
+            except FileNotFoundError as error:
+                missing[name], reasons[name] = mesh, str(error)
+            else:
+                mesh.name, mesh.file = name, str(place)
     dropped = []
     for geom in list(spec.geoms):
         mesh = missing.get(geom.meshname)
         if mesh is None:
             continue
+        name, reason = geom.parent.name, reasons[geom.meshname]
         if _gives_mass(mujoco, spec, geom):
             raise _RefusedError(
-                f"{path}: the mass of body {geom.parent.name!r} is computed from the mesh {mesh.file!r}, which is not there; "
-                "put it there, or give the body an <inertial>"
+                f"{path}: the mass of body {name!r} is computed from the mesh {mesh.file!r}, which is not there ({reason}); "
+                "put it there, name its folder in mesh_path=, or give the body an <inertial>"
             )
         if geom.contype or geom.conaffinity:
-            dropped.append(f"{mesh.file} on body {geom.parent.name!r}")
+            if mode == "hull":
+                remedy = "mesh_path=FOLDER adds a folder to look in, mesh='skip' goes on without it"
+                raise FileNotFoundError(f"{path}: collision mesh of body {name!r}: {reason}; {remedy}")
+            dropped.append(f"{mesh.file} on body {name!r}")
         spec.delete(geom)
     for mesh in missing.values():
         spec.delete(mesh)
@@ -139,3 +160,43 @@ def _drop_textures(spec: Any) -> None:
         light.texture = ""
     for texture in list(spec.textures):
         spec.delete(texture)
+
+
+def _repair_inertias(spec: Any, path: Path) -> list[str]:
+    """Replace inertias that no body can have by the nearest possible ones, with a note on each."""
+    notes = []
+    for body in spec.bodies:
+        if not body.explicitinertial:
+            continue
+        full = bool(np.isfinite(body.fullinertia).all())
+        xx, yy, zz, xy, xz, yz = body.fullinertia if full else (*body.inertia, 0.0, 0.0, 0.0)
+        repaired, note = repaired_inertia(path, str(body.name), np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]))
+        if note:
+            notes.append(note)
+            if full:
+                body.fullinertia = repaired[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
+            else:
+                body.inertia = repaired.diagonal()
+    return notes
+
+
+def _open_meshes(mujoco: Any, spec: Any, model: Any, path: Path) -> list[str]:
+    """Notes on masses from meshes that enclose no volume: MuJoCo computes one all the same."""
+    notes = []
+    whole = (mujoco.mjtMeshInertia.mjMESH_INERTIA_CONVEX, mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL)
+    for geom in spec.geoms:
+        if geom.type != mujoco.mjtGeom.mjGEOM_MESH or spec.mesh(geom.meshname).inertia in whole or not _gives_mass(mujoco, spec, geom):
+            continue
+        mesh = model.mesh(geom.meshname)
+        start, count = int(mesh.faceadr[0]), int(mesh.facenum[0])
+        vertices = model.mesh_vert[int(mesh.vertadr[0]) :][: int(mesh.vertnum[0])]
+        same = np.unique(vertices, axis=0, return_inverse=True)[1].reshape(-1)
+        faces = same[model.mesh_face[start : start + count]]
+        edges = {(int(i), int(j)) for face in faces for i, j in zip(face, np.roll(face, -1), strict=True)}
+        holes = sum((j, i) not in edges for i, j in edges)
+        if holes:
+            notes.append(
+                f"{path}: the mass of body {geom.parent.name!r} is computed from the mesh {geom.meshname!r}, which is not closed: {holes} "
+                'edges have one face; give the body an <inertial>, or the mesh inertia="convex"'
+            )
+    return notes

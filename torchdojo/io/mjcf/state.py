@@ -1,7 +1,8 @@
-"""The state of a mechanism from MuJoCo's qpos and qvel, or a keyframe of the file."""
+"""The state of a mechanism from MuJoCo's qpos and qvel, and the keyframes of a file as poses of the mechanism."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,11 @@ from torchdojo.io.mjcf.model import import_mujoco
 from torchdojo.io.robot import Array
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
+from torchdojo.state.minimal import JointOrder, to_minimal
+from torchdojo.state.poses import Keyframe
+from torchdojo.state.signs import unwind
 
-__all__ = ["mjcf_state"]
+__all__ = ["keyframes", "mjcf_state"]
 
 
 def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = None, *, qpos: Any = None, qvel: Any = None) -> Tensor:
@@ -32,7 +36,7 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
     Raises:
         ValueError: an unknown keyframe, wrong sizes, another mechanism.
     """
-    mujoco, model = import_mujoco(), robot.compiled.model
+    model = robot.compiled.model
     if list(robot.bodies) != list(mech.bodies):
         raise ValueError(f"the bodies of {robot.path}, {list(robot.bodies)}, are not those of the mechanism, {list(mech.bodies)}")
     if keyframe is not None:
@@ -45,15 +49,62 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
         qpos, qvel = model.key_qpos[number], model.key_qvel[number]
     now = _checked(model.qpos0 if qpos is None else qpos, model.nq, "qpos")
     velocity = _checked(np.zeros(model.nv) if qvel is None else qvel, model.nv, "qvel")
-    h = float(mech.timestep)
+    z = _state(mech.tree_order(), robot, now, velocity, float(mech.timestep)).to(mech.gravity)
+    z = mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
+    return z.to(mech.state_dtype)
+
+
+def keyframes(mech: Mechanism, robot: MjcfInfo) -> dict[str | int, Keyframe]:
+    """The keyframes of the file by name, those without a name by number: qpos and qvel as coordinates of the tree's joints, and ctrl.
+
+    In closed loops, they are coordinates to start from: `initial_state` closes the loops. Velocities belong to the first timestep of a
+    batch. Controls are those of the actuators that the mechanism has.
+    """
+    model, order = robot.compiled.model, mech.tree_order()
+    h = mech.timestep.detach().cpu().double().reshape(-1)[0]
+    poses: dict[str | int, Keyframe] = {}
+    for number in range(model.nkey):
+        z = _state(order, robot, np.array(model.key_qpos[number]), np.array(model.key_qvel[number]), float(h))
+        coordinates = dict(zip(("q", "qd"), to_minimal(order, mech.num_bodies, z, h), strict=True))
+        still = not np.any(model.key_qvel[number])
+        values = {
+            entry.name: {key: tuple(value[entry.coordinates].tolist()) for key, value in coordinates.items() if key == "q" or not still}
+            for entry in order
+        }
+        names = () if mech.actuators is None else mech.actuators.names
+        ctrl = tuple(float(model.key_ctrl[number, robot.drives[name].number]) for name in names)
+        poses[str(model.key(number).name) or number] = Keyframe(values, ctrl or None)
+    return poses
+
+
+def _state(order: Sequence[JointOrder], robot: MjcfInfo, now: Array, velocity: Array, h: float) -> Tensor:
+    """The state (13 nb,) in float64 at qpos `now`, with the velocities of the step of h [s] that leads there at qvel `velocity`."""
+    mujoco, model = import_mujoco(), robot.compiled.model
+    moving = set(robot.tops.values())
+    for j in range(model.njnt):  # a base that is part of the world stays where the file draws it
+        if model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_FREE) and int(model.jnt_bodyid[j]) not in moving:
+            place, rate = int(model.jnt_qposadr[j]), int(model.jnt_dofadr[j])
+            now[place : place + 7], velocity[rate : rate + 6] = model.qpos0[place : place + 7], 0.0
     before = now.copy()
     mujoco.mj_integratePos(model, before, -velocity, h)
     (x, axes), (x_before, axes_before) = _poses(robot, now), _poses(robot, before)
     turn = from_rotation_matrix(torch.as_tensor(np.swapaxes(axes_before, -1, -2) @ axes))
     q = from_rotation_matrix(torch.as_tensor(axes))
     z = torch.cat((torch.as_tensor(x), torch.as_tensor(x - x_before) / h, q, 2 * turn[:, 1:] / h), dim=-1).flatten()
-    z = z.to(mech.gravity)
-    return mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
+    return unwind(order, z, _angles(order, robot, now))
+
+
+def _angles(order: Sequence[JointOrder], robot: MjcfInfo, qpos: Array) -> Tensor:
+    """The angles of single rotations as qpos has them, in the places of minimal coordinates; zero elsewhere."""
+    model = robot.compiled.model
+    number = {str(model.joint(j).name) or f"joint{j}": j for j in range(model.njnt)}
+    values = torch.zeros(max(entry.coordinates.stop for entry in order), dtype=torch.float64)
+    for entry in order:
+        if entry.joint.free_rotations == 1 and entry.name in robot.coordinates:
+            label, sign = robot.coordinates[entry.name][-1]
+            place = int(model.jnt_qposadr[number[label]])
+            values[entry.coordinates.stop - 1] = sign * float(qpos[place] - model.qpos0[place])
+    return values
 
 
 def _checked(value: Any, size: int, name: str) -> Array:

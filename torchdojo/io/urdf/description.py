@@ -11,6 +11,7 @@ import torch
 
 from torchdojo.elements.joints import JOINT_TYPES as JOINT_CLASSES
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
+from torchdojo.io.meshes import Folders, MeshMode, MeshReader
 from torchdojo.io.robot import (
     Z_AXIS,
     Array,
@@ -26,6 +27,7 @@ from torchdojo.io.robot import (
     compose,
     composed_inertia,
     poses_in_groups,
+    repaired_inertia,
 )
 from torchdojo.io.urdf.parse import JOINT_TYPES, LoopJoint, ParsedUrdf, parse_urdf
 from torchdojo.parameters import warn_user
@@ -42,8 +44,14 @@ def read_urdf(
     ignore: Sequence[str] = (),
     rim_points: int = 4,
     repair_inertia: bool = False,
+    mesh: MeshMode = None,
+    mesh_path: Folders = (),
+    mesh_points: int = 16,
 ) -> RobotInfo:
-    """Describe a URDF robot; arguments, conventions and errors are as in `torchdojo.io.load_urdf`."""
+    """Describe a URDF robot; arguments, conventions and errors are as in `torchdojo.io.load_urdf`.
+
+    Collision meshes are not read unless `mesh` says so.
+    """
     parsed = parse_urdf(path)
     tree = _Tree(parsed)
     tree.lock_joints_without_range()
@@ -60,10 +68,11 @@ def read_urdf(
             "pass floating_base=False to keep it in place"
         )
     poses = poses_in_groups(top, lambda name: (tree.joint_above[name].parent, _pose(tree.joint_above[name])))
+    meshes = MeshReader(tree.path, "link", mesh, mesh_path, mesh_points)
     bodies, points = {}, {}
     for t, name in names.items():
         mass, center, inertia = _inertia(tree, name, groups[t], poses, repair_inertia)
-        shapes, points[name] = _geometry(tree, groups[t], poses, center, rim_points)
+        shapes, points[name] = _geometry(tree, meshes, groups[t], poses, center, rim_points)
         bodies[name] = BodyInfo(name, groups[t], mass, center, inertia, shapes)
     links = {}
     for name in tree.order:
@@ -74,7 +83,8 @@ def read_urdf(
     if world is None:
         joints = {**_base_joint(names[tree.root], links[tree.root], floating_base, joints), **joints}
     joints |= {loop.name: _loop_joint(tree, loop, links) for loop in tree.loops}
-    return RobotInfo(tree.path, links, bodies, joints, couplings, *_contacts(tree.path, joints, points))
+    contacts, notes = _contacts(tree.path, joints, points)
+    return RobotInfo(tree.path, links, bodies, joints, couplings, contacts, (*meshes.note(), *notes))
 
 
 class _Tree:
@@ -82,7 +92,7 @@ class _Tree:
 
     def __init__(self, parsed: ParsedUrdf) -> None:
         self.path, self.notes, self.massless = parsed.path, parsed.notes, parsed.massless
-        self.loops, self.capsules, self._kinds = parsed.loops, parsed.capsules, parsed.kinds
+        self.loops, self.capsules, self.meshes, self._kinds = parsed.loops, parsed.capsules, parsed.meshes, parsed.kinds
         self.links = {link.name: link for link in parsed.robot.links}
         self.joint_above = {joint.child: joint for joint in parsed.robot.joints}
         self.joints = {joint.name: joint for joint in parsed.robot.joints}
@@ -213,9 +223,10 @@ def _joint_options(joint: Any, kind: str) -> dict[str, Any]:
         bounds = float(joint.limit.lower or 0.0), float(joint.limit.upper or 0.0)
         if kind in ("revolute", "prismatic") and np.isfinite(bounds).any():
             options["limits"] = bounds
-        for keyword, value in (("effort_limit", joint.limit.effort), ("velocity_limit", joint.limit.velocity)):
-            if np.isfinite(value):
-                options[keyword] = float(value)
+        if np.isfinite(joint.limit.effort):
+            options["effort_limit"] = float(joint.limit.effort)
+        if kind in ("revolute", "continuous", "prismatic") and 0 < joint.limit.velocity < np.inf:  # exporters write 0 where none is known
+            options["velocity_limits"] = float(joint.limit.velocity)
     return options
 
 
@@ -265,27 +276,10 @@ def _inertia(tree: _Tree, name: str, links: tuple[str, ...], poses: Mapping[str,
     mass, center, inertia = composed_inertia(parts)
     inertia = (inertia + inertia.T) / 2.0  # rounding leaves it a little asymmetric
     if repair_inertia:
-        repaired = _nearest_possible_inertia(inertia)
-        if repaired is not inertia:
-            before, after = (np.array2string(np.linalg.eigvalsh(matrix), precision=6) for matrix in (inertia, repaired))
-            warn_user(f"{tree.path}: inertia of {name!r} repaired: principal moments {before} -> {after} kg m^2")
-            inertia = repaired
+        inertia, note = repaired_inertia(tree.path, name, inertia)
+        if note:
+            warn_user(note)
     return mass, center, inertia
-
-
-def _nearest_possible_inertia(inertia: Array) -> Array:
-    """The inertia whose second moments of mass, all of which must be positive, are nearest to the second moments of the given matrix.
-
-    An inertia that a rigid body can have is returned as it is. The second moments are S = tr(I)/2 - I: a negative one violates the triangle
-    inequality.
-    """
-    second = np.trace(inertia) / 2.0 * np.eye(3) - inertia
-    moments, axes = np.linalg.eigh(second)
-    floor = 1e-6 * moments.max()
-    if moments.min() >= 0.0 or floor <= 0.0:
-        return inertia
-    second = (axes * np.maximum(moments, floor)) @ axes.T
-    return np.asarray(np.trace(second) * np.eye(3) - second)
 
 
 def _body_name(tree: _Tree, t: str, links: tuple[str, ...]) -> str:
@@ -310,7 +304,7 @@ Ball = tuple[str, Array, float]  # link, center (3,) in the body frame [m], radi
 
 
 def _geometry(
-    tree: _Tree, links: tuple[str, ...], poses: Mapping[str, Pose], center: Array, rim_points: int
+    tree: _Tree, meshes: MeshReader, links: tuple[str, ...], poses: Mapping[str, Pose], center: Array, rim_points: int
 ) -> tuple[tuple[Shape, ...], list[Ball]]:
     """Collision shapes of a body, and the balls that touch the ground for them."""
     shapes: list[Shape] = []
@@ -321,18 +315,24 @@ def _geometry(
             if collision.geometry.sphere is not None and collision.geometry.sphere.radius == 0.0:
                 points.append((link, position - center, 0.0))  # files mark bare contact points like this: the feet of atlas.urdf
                 continue
-            try:
-                shape = _shape(collision.geometry, rotation, position - center, rim_points, (link, number) in tree.capsules)
-            except ValueError as error:
-                raise ValueError(f"{tree.path}: collision geometry of link {link!r}: {error}") from error
+            pose = {"position": (position - center).tolist(), "orientation": from_rotation_matrix(torch.as_tensor(rotation))}
+            shape: Shape | None
+            if (link, number) in tree.meshes:
+                shape = meshes.hull(tree.meshes[link, number], link, **pose)
+            else:
+                try:
+                    shape = _shape(collision.geometry, pose, rim_points, (link, number) in tree.capsules)
+                except ValueError as error:
+                    raise ValueError(f"{tree.path}: collision geometry of link {link!r}: {error}") from error
+            if shape is None:
+                continue
             shapes.append(shape)
             places, radius = shape.contact_points()
             points += [(link, place.numpy(), float(radius)) for place in places]
     return tuple(shapes), points
 
 
-def _shape(geometry: Any, rotation: Array, position: Array, rim_points: int, capsule: bool) -> Shape:
-    pose: dict[str, Any] = {"position": position.tolist(), "orientation": from_rotation_matrix(torch.as_tensor(rotation))}
+def _shape(geometry: Any, pose: dict[str, Any], rim_points: int, capsule: bool) -> Shape:
     if geometry.box is not None:
         return Box([float(edge) for edge in geometry.box.size], **pose)
     if geometry.sphere is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.robot import RobotInfo, assemble
 from torchdojo.io.urdf.description import read_urdf
 from torchdojo.mechanism import Mechanism
@@ -31,6 +32,9 @@ def load_urdf(
     ignore: Sequence[str] = (),
     rim_points: int = 4,
     repair_inertia: bool = False,
+    mesh: MeshMode = "hull",
+    mesh_path: Folders = (),
+    mesh_points: int = 16,
 ) -> Mechanism:
     """Build a mechanism from a URDF file, standard or in the dialect of the original Dojo (parsed by `urchin`).
 
@@ -65,10 +69,17 @@ def load_urdf(
         rim_points: contact points on each rim of a cylinder.
         repair_inertia: replace an inertia that no rigid body can have (a triangle inequality violated) by the nearest possible one. A
             warning gives both. Otherwise such an inertia is an error.
+        mesh: what collision meshes become, where `contacts` asks for the collision geometry. "hull": contacts at vertices of their convex
+            hulls; a mesh that is not there or cannot be read is an error. "skip": the same, but such a mesh is left out, and a warning
+            names it. None: no contact.
+        mesh_path: a folder or several that meshes are looked up in first. Then come the folder of the file and its parents, and those of
+            the environment variable ROS_PACKAGE_PATH. For ``package://NAME/PATH`` it is the folder that holds the package, the package, or
+            a folder inside it (`torchdojo.io.meshes.find_mesh`).
+        mesh_points: largest number of contact points of a mesh. ``Hull.gap`` of the body's shapes is their distance from the hull [m].
 
     Raises:
-        ImportError: `urchin` is not installed.
-        FileNotFoundError: there is no such file.
+        ImportError: `urchin` is not installed, or, with meshes, `trimesh` or `scipy`.
+        FileNotFoundError: there is no such file, or no such mesh.
         ValueError: malformed or unsupported content, a moving link without mass, an impossible mass or inertia, unknown names, loops that
             cannot be closed. The message names the file and the element.
     """
@@ -79,6 +90,9 @@ def load_urdf(
         ignore=ignore,
         rim_points=rim_points,
         repair_inertia=repair_inertia,
+        mesh=mesh if contacts == "collision" else None,
+        mesh_path=mesh_path,
+        mesh_points=mesh_points,
     )
     mech = assemble(
         robot,

@@ -1,7 +1,7 @@
 """The XML of a URDF file, checked and reduced to what the dynamics needs before `urchin` parses it.
 
-Real files give three reasons. The parser would load meshes. It stops at extensions and duplicates that do not matter here (materials,
-transmissions). Without a word, it gives a link without ``<inertial>`` a mass of 1 kg and a joint with a zero axis the x axis.
+Real files give three reasons. The parser would load meshes in its own way. It stops at extensions and duplicates that do not matter here
+(materials, transmissions). Without a word, it gives a link without ``<inertial>`` a mass of 1 kg and a joint with a zero axis the x axis.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
+from torchdojo.io.meshes import MeshReference
 from torchdojo.io.robot import clean_name, listed
 
 __all__ = ["LoopJoint", "ParsedUrdf", "parse_urdf"]
@@ -40,7 +41,7 @@ JOINT_TYPES = {
 DIALECT = ("ball", "orbital", "planaraxis", "planarfree", "cylindrical", "cylindricalfree", "fixedorientation")
 PARSED_TYPES = ("fixed", "revolute", "continuous", "prismatic", "planar", "floating")
 GEOMETRY = ("box", "cylinder", "sphere", "capsule", "mesh")
-SUPPORTED = f"Supported: joints {', '.join(JOINT_TYPES)}; geometry {', '.join(GEOMETRY)} (skipped)."
+SUPPORTED = f"Supported: joints {', '.join(JOINT_TYPES)}; geometry {', '.join(GEOMETRY)}."
 #: elements that are read; `+` may be repeated
 READ = {
     "robot": {"link+", "joint+", "loop_joint+"},
@@ -72,6 +73,7 @@ NUMBERS = {
     "sphere": {"radius": (1, True)},
     "mimic": {"multiplier": (1, False), "offset": (1, False)},
     "dynamics": {"damping": (1, False), "friction": (1, False)},
+    "mesh": {"scale": (3, False)},
     "limit": {"lower": (1, False), "upper": (1, False), "effort": (1, False), "velocity": (1, False)},
 }
 
@@ -98,6 +100,7 @@ class ParsedUrdf:
     robot: Any
     kinds: dict[str, str]  #: joint -> type in the file (the parser sees "floating" for those it does not know)
     capsules: set[tuple[str, int]]  #: link, number of its collision: a capsule, where the parser sees a cylinder
+    meshes: dict[tuple[str, int], MeshReference]  #: likewise: a mesh, where the parser sees a sphere
     loops: list[LoopJoint]
     massless: set[str]
     notes: list[str]
@@ -107,7 +110,6 @@ class ParsedUrdf:
 class _Report:
     path: Path
     dialect: bool  # of the original Dojo, which reads the first of repeated elements, and no limits
-    meshes: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     unlimited: list[str] = field(default_factory=list)
@@ -115,8 +117,6 @@ class _Report:
 
     def all_notes(self) -> list[str]:
         notes = list(self.notes)
-        if self.meshes:
-            notes.append(f"{self.path}: mesh collision geometry is skipped (those links make no contact): {', '.join(self.meshes)}")
         if self.repeated:
             notes.append(f"{self.path}: of repeated elements the first one is read, as the original Dojo does: {', '.join(self.repeated)}")
         if self.unlimited:
@@ -155,7 +155,7 @@ def parse_urdf(path: str | Path) -> ParsedUrdf:
     _check_tree(root, path)
     loops = [_take_loop(root, joint) for joint in root.findall("loop_joint")]
     kinds = {joint.get("name", ""): joint.get("type", "") for joint in root.findall("joint")}
-    capsules = _hide_dialect(root)
+    capsules, meshes = _hide_dialect(root)
 
     stream = io.BytesIO(ElementTree.tostring(root))
     stream.name = str(path)  # the parser asks for it, to find meshes; there are none left
@@ -163,7 +163,7 @@ def parse_urdf(path: str | Path) -> ParsedUrdf:
         robot = urchin.URDF.load(stream, lazy_load_meshes=True)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"{path}: the URDF parser urchin refused the file: {error}") from error
-    return ParsedUrdf(path, robot, kinds, capsules, loops, {clean_name(name) for name in massless}, report.all_notes())
+    return ParsedUrdf(path, robot, kinds, capsules, meshes, loops, {clean_name(name) for name in massless}, report.all_notes())
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _check_numbers(element: Element, where: str, path: Path) -> None:
 
 
 def _prepare_link(link: Element, report: _Report) -> bool:
-    """Drop mesh geometry from a link and check its mass; True if the link has no mass."""
+    """Check the geometry and the mass of a link; True if the link has no mass."""
     name, path = link.get("name"), report.path
     for collision in link.findall("collision"):
         geometry = collision.find("geometry")
@@ -233,9 +233,8 @@ def _prepare_link(link: Element, report: _Report) -> bool:
             tags = [] if geometry is None else [str(child.tag) for child in geometry]
             raise ValueError(f"{path}: a collision of link {name!r} has the geometry {tags}; allowed: one of {', '.join(GEOMETRY)}")
         mesh = geometry.find("mesh")
-        if mesh is not None:
-            report.meshes.append(f"{name} ({mesh.get('filename')})")
-            link.remove(collision)
+        if mesh is not None and not mesh.get("filename"):
+            raise ValueError(f"{path}: a <mesh> of link {name!r} has no filename; name its file")
     inertial = link.find("inertial")
     if inertial is None:
         return True
@@ -330,19 +329,24 @@ def _pose(element: Element) -> Any:
     return pose
 
 
-def _hide_dialect(root: Element) -> set[tuple[str, int]]:
-    """Replace types of joints that the parser does not know, and capsules by cylinders. Returns the places of the capsules."""
+def _hide_dialect(root: Element) -> tuple[set[tuple[str, int]], dict[tuple[str, int], MeshReference]]:
+    """Replace types of joints that the parser does not know, capsules by cylinders and meshes by spheres. Returns the places of both."""
     for joint in root.findall("joint"):
         if joint.get("type") not in PARSED_TYPES:
             joint.set("type", "floating")
-    capsules = set()
+    capsules, meshes = set(), {}
     for link in root.findall("link"):
         for number, collision in enumerate(link.findall("collision")):
-            capsule = collision.find("geometry/capsule")
+            place = (link.get("name", ""), number)
+            capsule, mesh = (collision.find(f"geometry/{tag}") for tag in ("capsule", "mesh"))
             if capsule is not None:
                 capsule.tag = "cylinder"
-                capsules.add((link.get("name", ""), number))
-    return capsules
+                capsules.add(place)
+            if mesh is not None:
+                x, y, z = (float(number) for number in mesh.get("scale", "1 1 1").split())
+                meshes[place] = MeshReference(mesh.get("filename", ""), (x, y, z))
+                mesh.tag, mesh.attrib = "sphere", {"radius": "1"}
+    return capsules, meshes
 
 
 # -- the graph ---------------------------------------------------------------------------------------------------------------------------

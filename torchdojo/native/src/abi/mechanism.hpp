@@ -25,7 +25,9 @@ struct JointTable : rows::Joint {
 };
 
 struct JointConeTable : rows::JointCone {
-    double sign() const { return kind == upper ? -1.0 : 1.0; }
+    double sign() const { return kind == upper || kind == highest_rate ? -1.0 : 1.0; }
+    bool limits_rate() const { return kind == lowest_rate || kind == highest_rate; }
+    bool on_rate() const { return kind == friction || limits_rate(); }
     int pairs() const { return kind == friction ? 2 : 1; }
 };
 
@@ -75,7 +77,7 @@ struct MechanismTable : rows::Head {
     std::vector<CoupleTable> couples;
     std::vector<ContactTable> frictions;  // first the frictions of contacts, then the couples
     std::vector<CouplingTable> couplings;
-    std::vector<TreeTable> tree;  // from the world outward; empty where coordinates depend on each other (loops, couplings)
+    std::vector<TreeTable> tree;  // the spanning tree, from the world outward; empty where it does not reach a body
     std::vector<MultiplierTable> multipliers;
     std::vector<int32_t> equations;  // positions in w of all rows except balance and complementarity
     std::vector<int32_t> impulses;  // positions in w of StepOutput.impulses

@@ -27,6 +27,7 @@ Options native_options(const TdOptions &o) {
     options.kappa = o.kappa, options.residual_tol = o.residual_tol, options.path_tol = o.path_tol;
     options.max_iterations = o.max_iterations, options.min_iterations = o.min_iterations;
     options.max_halvings = o.max_halvings, options.warm_iterations = o.warm_iterations;
+    options.depenetration_speed = o.depenetration_speed;
     options.complementarity_aware = o.gradient_mode == complementarity_aware;
     options.limit = o.gradient_mode == exact || options.complementarity_aware;
     return options;
@@ -92,8 +93,8 @@ int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, 
 void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    expect(r->z, (r->environments - 1) * r->z_stride + r->steps * state_size * h.table.num_bodies);
-    expect(r->impulses, r->environments * r->steps * h.table.num_impulses);
+    expect(r->z, (r->environments - 1) * r->z_stride + r->steps / r->every * state_size * h.table.num_bodies);
+    expect(r->impulses, r->environments * (r->steps / r->repeat) * h.table.num_impulses);
     expect(r->w, r->environments * r->w_steps * h.table.num_unknowns);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
         many ? h.many.forward(options, *r, first, last) : h.one.forward(options, *r, first, last);
@@ -107,7 +108,7 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
     const bool partial = g->grad_parameters && !r->parameter_stride;
     const int64_t size = h.table.num_parameters, blocks = num_blocks(r->environments, o->threads);
     std::vector<double> sums(partial ? size_t(blocks * size) : 0);
-    expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
+    if (!r->law) expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t block) {
         double *grad_parameters = partial ? &sums[block * size] : g->grad_parameters;
         many ? h.many.backward(options, o->grad_kappa, *r, *g, grad_parameters, first, last)
@@ -155,13 +156,10 @@ void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, c
     });
 }
 
-// z: (N, 13 nb) of the states of (q, q̇), (N, n) each.
-void td_states(void *handle, int64_t environments, int64_t threads, const double *parameters, int64_t stride, const double *q,
-               const double *qd, double *z) {
+void td_map(void *handle, const TdMap *m) {
     Handle &h = *static_cast<Handle *>(handle);
-    in_parallel(environments, threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many ? h.many.states(parameters, stride, q, qd, z, first, last) : h.one.states(parameters, stride, q, qd, z, first, last);
-    });
+    in_parallel(m->environments, m->threads,
+                [&](int64_t first, int64_t last, bool many, int64_t) { many ? h.many.map(*m, first, last) : h.one.map(*m, first, last); });
 }
 
 }  // extern "C"

@@ -27,7 +27,7 @@ public:
     void jacobian(const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last);
     void minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd, double *out,
                           int64_t first, int64_t last);
-    void states(const double *parameters, int64_t stride, const double *q, const double *qd, double *z, int64_t first, int64_t last);
+    void map(const TdMap &map, int64_t first, int64_t last);
 
 private:
     struct Pools;

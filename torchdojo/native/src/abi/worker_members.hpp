@@ -4,10 +4,12 @@
 #include <mutex>
 
 #include "abi/worker.hpp"
+#include "elements/actuation.hpp"
 #include "gradient/jacobian.hpp"
 #include "gradient/minimal_jacobian.hpp"
 #include "gradient/split_gradient.hpp"
 #include "gradient/split_jacobian.hpp"
+#include "maps/state_maps.hpp"
 
 namespace torchdojo {
 
@@ -42,17 +44,22 @@ struct ForwardWorkspace {
     Stepper<T> stepper;
     Recovery recovery;
     SplitSteps<T> splits;
-    explicit ForwardWorkspace(const MechanismTable &m) : stepper(m), recovery(m), splits(m) {}
+    Actuation actuation;
+    std::vector<double> impulses, inputs;  // of one step in each lane: impulses that a period sums, and inputs by a law
+    explicit ForwardWorkspace(const MechanismTable &m)
+        : stepper(m), recovery(m), splits(m), actuation(m), impulses(size_t(lanes<T>) * m.num_impulses),
+          inputs(size_t(lanes<T>) * m.num_inputs) {}
 };
 
 template <class T>
 struct BackwardWorkspace {
     StepGradient<T> gradient;
     SplitGradient split;
-    std::vector<double> grad_z, carried, grad_wrench, near_limit;
+    Actuation actuation;
+    std::vector<double> grad_z, carried, grad_wrench, near_limit, inputs, grad_inputs;
     explicit BackwardWorkspace(const MechanismTable &m)
-        : gradient(m), split(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
-          grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies) {}
+        : gradient(m), split(m), actuation(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
+          grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies), inputs(size_t(lanes<T>) * m.num_inputs), grad_inputs(inputs) {}
 };
 
 template <class T>
@@ -76,8 +83,8 @@ struct Worker<T>::Pools {
     Pool<BackwardWorkspace<T>> backward;
     Pool<JacobianWorkspace<T>> jacobian;
     Pool<MinimalWorkspace<T>> minimal;
-    Pool<TreeStates<T>> states;
-    explicit Pools(const MechanismTable &m) : forward(m), backward(m), jacobian(m), minimal(m), states(m) {}
+    Pool<StateMaps<T>> maps;
+    explicit Pools(const MechanismTable &m) : forward(m), backward(m), jacobian(m), minimal(m), maps(m) {}
 };
 
 template <class T>
@@ -85,21 +92,38 @@ Worker<T>::Worker(const MechanismTable &m) : mechanism(m), pools(std::make_uniqu
 template <class T>
 Worker<T>::~Worker() = default;
 
+// The period of step t, and the place of its results. A division would cost a tenth of a free body's step.
+TD_INLINE int64_t period_of(const TdRollout &r, int64_t t) { return r.repeat == 1 ? t : t / r.repeat; }
+TD_INLINE int64_t place_of(const TdRollout &r, int64_t t) { return r.every == 1 ? t : t / r.every; }
+
 // Step t of environment n. The job is written in place. A copy in wider registers would wait for the pointers just written, a tenth of
-// the time of a free body's step.
+// the time of a free body's step. If only the ends of periods are stored, a step may end where it starts.
 TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t, Job &job) {
-    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, at = n * r.steps + t;
+    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, place = place_of(r, t), at = n * place_of(r, r.steps) + place;
+    const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
     job.timestep_factor = 1.0;
     job.parameters = r.parameters + n * r.parameter_stride;
-    job.z = t ? r.z + n * r.z_stride + (t - 1) * nz : r.z0 + n * r.z0_stride;
-    job.u = r.u ? r.u + at * m.num_inputs : nullptr;
+    job.z = t ? r.z + n * r.z_stride + place_of(r, t - 1) * nz : r.z0 + n * r.z0_stride;
+    job.u = r.u ? r.u + period * m.num_inputs : nullptr;
     job.wrench = r.wrench ? r.wrench + n * 6 * m.num_bodies : nullptr;
-    auto solution = [&](int64_t step) { return r.w + (n * r.w_steps + (r.w_steps > 1 ? step : 0)) * nw; };
-    job.warm = t ? solution(t - 1) : r.warm ? r.warm + n * nw : nullptr;
-    job.z_next = r.z + n * r.z_stride + t * nz;
-    job.impulses = r.impulses + at * m.num_impulses;
-    job.w = solution(t);
+    auto solution = [&](int64_t place) { return r.w + (n * r.w_steps + (r.w_steps > 1 ? place : 0)) * nw; };
+    job.warm = t ? solution(place_of(r, t - 1)) : r.warm ? r.warm + n * nw : nullptr;
+    job.z_next = r.z + n * r.z_stride + place * nz;
+    job.impulses = r.impulses + period * m.num_impulses;
+    job.w = solution(place);
     job.status = r.status + at, job.iterations = r.iterations + at, job.substeps = r.substeps + at;
+}
+
+// The place of the controls of step t, and of their gradients, where a law turns them into inputs.
+TD_INLINE int64_t control_of(const TdRollout &r, int64_t n, int64_t t) {
+    return (n * period_of(r, r.steps) + period_of(r, t)) * r.law->actuators;
+}
+
+// Sets the input of step t of environment n, which is computed into `inputs`, where there is a law.
+inline void actuate(const TdRollout &r, int64_t n, int64_t t, Actuation &actuation, double *inputs, Job &job) {
+    if (!r.law) return;
+    actuation.inputs(*r.law, job.parameters, n, job.z, r.u + control_of(r, n, t), inputs);
+    job.u = inputs;
 }
 
 inline const double *shared_parameters(const TdRollout &r) { return r.parameter_stride ? nullptr : r.parameters; }
@@ -112,6 +136,7 @@ struct RolloutFeed {
     const Options &options;
     ForwardWorkspace<T> &workspace;
     int64_t next_environment, last, environment[lanes<T>] = {}, step[lanes<T>];
+    int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];  // of one step, where a period gathers them
 
     RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, ForwardWorkspace<T> &workspace, int64_t first, int64_t last)
         : mechanism(m), rollout(r), options(o), workspace(workspace), next_environment(first), last(last) {
@@ -125,13 +150,34 @@ struct RolloutFeed {
             step[lane] = 0;
         }
         describe(mechanism, rollout, environment[lane], step[lane]++, job);
+        double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
+        actuate(rollout, environment[lane], step[lane] - 1, workspace.actuation, inputs, job);
+        if (rollout.repeat > 1) {
+            job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
+            if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
+        }
         return true;
     }
     void finished(int lane, const Job &job, bool solved) {
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
         if (*job.status == max_iterations)
             solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
-        workspace.splits.finish(lane, solved);
+        const Job *whole = workspace.splits.finish(lane, job, solved);
+        if (whole && rollout.repeat > 1) gather(environment[lane], step[lane] - 1, *whole);
+    }
+
+private:
+    // Adds the results of step t of environment n to those of its period.
+    void gather(int64_t n, int64_t t, const Job &job) {
+        const bool first = t % rollout.repeat == 0;
+        const int64_t period = n * period_of(rollout, rollout.steps) + period_of(rollout, t);
+        double *impulses = rollout.impulses + period * mechanism.num_impulses;
+        for (int k = 0; k < mechanism.num_impulses; ++k) impulses[k] = first ? job.impulses[k] : impulses[k] + job.impulses[k];
+        if (rollout.every == 1) return;
+        int64_t &worst = rollout.status[period], &count = rollout.iterations[period], &parts = rollout.substeps[period];
+        worst = first ? *job.status : std::max(worst, *job.status);
+        count = first ? *job.iterations : count + *job.iterations;
+        parts = first ? *job.substeps : parts + *job.substeps;
     }
 };
 
@@ -186,6 +232,7 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
     const MechanismTable &m = mechanism;
     const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
     GradientJob jobs[lanes<T>];
+    const double *from[lanes<T>];  // the state of each step
     const bool continued = options.limit && options.kappa > constant::limit_kappa;
     const int64_t block = lanes<T> * std::max<int64_t>(1, 16 / r.steps);  // environments: about sixteen steps per lane or more
     int64_t block_start = first;
@@ -210,11 +257,14 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                 GradientJob &job = jobs[active];
                 job = GradientJob{};
                 describe(m, r, n, t, job.step);
+                actuate(r, n, t, workspace->actuation, workspace->inputs.data() + j * nu, job.step);
+                from[j] = job.step.z;
                 job.w = job.step.w;
                 job.grad_z_next = carried;
-                job.grad_impulses = g.grad_impulses ? g.grad_impulses + at * m.num_impulses : nullptr;
+                const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
+                job.grad_impulses = g.grad_impulses ? g.grad_impulses + period * m.num_impulses : nullptr;
                 job.grad_z = &workspace->grad_z[j * nz];
-                job.grad_u = g.grad_u ? g.grad_u + at * nu : nullptr;
+                job.grad_u = r.law ? workspace->grad_inputs.data() + j * nu : g.grad_u ? g.grad_u + at * nu : nullptr;
                 job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
                 job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
                 job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
@@ -235,6 +285,12 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
             for (int j = 0; j < count && g.impacts; ++j) {
                 const int64_t k = g.impacts->step[(start + j) * r.steps + t];
                 if (k >= 0) add_impact(*g.impacts, k, m.num_bodies, &workspace->carried[j * nz], &workspace->grad_z[j * nz]);
+            }
+            for (int j = 0; j < count && r.law; ++j) {
+                const int64_t n = start + j, place = control_of(r, n, t);
+                if (r.status[n * r.steps + t] == success)
+                    workspace->actuation.adjoint(*r.law, r.parameters + n * r.parameter_stride, n, from[j], r.u + place,
+                                                 &workspace->grad_inputs[j * nu], g.grad_u + place, &workspace->grad_z[j * nz]);
             }
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
             if (g.grad_wrench)
@@ -304,23 +360,31 @@ void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, cons
 }
 
 template <class T>
-void Worker<T>::states(const double *parameters, int64_t stride, const double *q, const double *qd, double *z, int64_t first,
-                       int64_t last) {
-    const MechanismTable &m = mechanism;
-    auto tree = pools->states.take();
-    auto load = [&](std::vector<T> &to, const double *from, int lane) {
-        for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, from[k]);
-    };
-    for (int lane = 0; lane < lanes<T>; ++lane) load(tree->parameters, parameters + first * stride, lane);
-    for (int64_t start = first; start < last; start += lanes<T>) {
+void Worker<T>::map(const TdMap &map, int64_t first, int64_t last) {
+    auto workspace = pools->maps.take();
+    const int64_t in_size = StateMaps<T>::in_size(mechanism, map.map), out_size = StateMaps<T>::out_size(mechanism, map.map);
+    const int64_t sizes[3] = {in_size, map.derivative == maps::pull ? out_size : in_size,
+                              map.derivative == maps::pull ? in_size : out_size};
+    std::vector<T> &in = workspace->in, &along = workspace->along, &out = workspace->out;
+    in.resize(sizes[0]), along.resize(sizes[1]), out.resize(sizes[2]);
+    auto load = [&](std::vector<T> &to, const double *from, int64_t stride, int64_t start) {
         for (int lane = 0; lane < lanes<T>; ++lane) {
-            const int64_t n = std::min(start + lane, last - 1);
-            if (stride) load(tree->parameters, parameters + n * stride, lane);
-            load(tree->q, q + n * m.num_coordinates, lane), load(tree->qd, qd + n * m.num_coordinates, lane);
+            const double *row = from + std::min(start + lane, last - 1) * stride;
+            for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, row[k]);
         }
-        tree->run();
-        for (int lane = 0; lane < lanes<T> && start + lane < last; ++lane)
-            for (size_t k = 0; k < tree->z.size(); ++k) z[(start + lane) * int64_t(tree->z.size()) + k] = get(tree->z[k], lane);
+    };
+    load(workspace->parameters, map.parameters, map.parameter_stride, first);
+    for (int64_t start = first; start < last; start += lanes<T>) {
+        if (map.parameter_stride && start > first) load(workspace->parameters, map.parameters, map.parameter_stride, start);
+        load(in, map.in, sizes[0], start);
+        if (map.along) load(along, map.along, sizes[1], start);
+        if (map.derivative == maps::pull) workspace->pull(map.map, in.data(), along.data(), out.data());
+        else if (map.derivative == maps::push) workspace->push(map.map, in.data(), along.data(), out.data());
+        else workspace->value(map.map, in.data(), out.data());
+        for (int lane = 0; lane < lanes<T> && start + lane < last; ++lane) {
+            double *row = map.out + (start + lane) * sizes[2];
+            for (size_t k = 0; k < out.size(); ++k) row[k] = get(out[k], lane);
+        }
     }
 }
 

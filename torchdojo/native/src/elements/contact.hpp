@@ -35,7 +35,7 @@ struct HalfSpace {
         data.n = transposed_times(body.next.R, normal);
         data.lever = point - radius * data.n;
         T gap = dot(normal, body.next.x) + dot(data.n, point) - p[parameter::offset] - radius;
-        if (contact.law >= 0) gap += GapLaw<T>::shift(problem, contact, impulse[0]);
+        if (problem.overlaps && problem.laws[contact.law].overlaps) gap += GapLaw<T>::shift(problem, contact, impulse[0]);
 
         T *D = &problem.values[problem.mechanism.bodies[contact.body].diagonal], *B = data.wrench, *C = data.rows;
         auto store_column = [&](int column, const Vec3<T> &direction, const Vec3<T> &local) {

@@ -29,7 +29,7 @@ struct ContactCones {
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
             const T gamma = w[contact.impulse], s = w[contact.slack];
-            problem.contacts[c].stiffness = gamma / (contact.law < 0 ? s : s + gamma * problem.laws[contact.law].softness);
+            problem.contacts[c].stiffness = gamma / (contact.stiffness < 0 ? s : s + gamma * problem.laws[contact.law].softness);
         }
         cones.for_each_friction([&](const ContactTable &friction, int c) {
             FrictionData<T> &data = friction_data(problem, c);
@@ -381,7 +381,7 @@ private:
         T &gamma = cones.direction[contact.impulse], &slack = cones.direction[contact.slack];
         slack = move.x + *cones.rows(residual, contact.impulse);
         gamma = cones.right[contact.slack] - w[contact.impulse] * slack;
-        if (contact.law < 0) {
+        if (contact.stiffness < 0) {
             gamma = gamma / w[contact.slack];
         } else {
             const T &softness = problem.laws[contact.law].softness;

@@ -10,8 +10,8 @@ namespace torchdojo {
 template <class T>
 struct Contacts {
     static void prepare(Problem<T> &problem) {
+        problem.overlaps = false;
         for (const ContactTable &contact : problem.mechanism.contacts) {
-            if (contact.law < 0) continue;
             if (contact.pair < 0) HalfSpace<T>::prepare_law(problem, contact);
             else prepare_pair_law(problem, contact);
         }
@@ -54,9 +54,8 @@ struct Contacts {
         for (int c = 0; c < problem.mechanism.num_contacts; ++c) {
             const ContactTable &contact = problem.mechanism.contacts[c];
             const TouchGradient<T> g = touch_gradient(to, problem, adjoint, c, w);
-            T now{};  // weight of the current distance
-            if (contact.law >= 0)
-                now = GapLaw<T>::differentiate(problem, contact, g.distance, w[contact.impulse], to.sum.data(), to.by_timestep);
+            // weight of the current distance
+            const T now = GapLaw<T>::differentiate(problem, contact, g.distance, w[contact.impulse], to.sum.data(), to.by_timestep);
             if (contact.pair < 0) HalfSpace<T>::add_parameters(to, problem, contact, g, now);
             else pair_parameters(to, problem, contact, problem.mechanism.pairs[contact.pair], g, now);
         }

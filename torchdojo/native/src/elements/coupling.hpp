@@ -26,10 +26,10 @@ struct CouplingEnd {
 
     bool turns() const { return !translation && joint.free_r() == 1; }
 
-    // The coordinate. An angle is the one nearest to `near`; `angle` is set for several rotations.
-    TD_INLINE T coordinate(const Problem<T> &problem, const Relative<T> &at, const T &near, RotationVector<T> &angle) const {
+    // The coordinate, which becomes a vector `angle` for several rotations. An angle is the one next to `near`, where this is given.
+    TD_INLINE T coordinate(const Problem<T> &problem, const Relative<T> &at, const T *near, RotationVector<T> &angle) const {
         if (translation) return dot(f, problem.displacement(joint, data, at));
-        if (turns()) return angle_near(at.p, f, near);
+        if (turns()) return near ? angle_near(at.p, f, *near) : angle_about(at.p, f);
         angle = rotation_vector(at.p);
         return dot(f, angle.theta);
     }
@@ -38,10 +38,10 @@ struct CouplingEnd {
     TD_INLINE Vec3<T> torque(const RotationVector<T> &angle) const { return turns() ? f : right_jacobian_inverse(angle, f); }
 };
 
-// Turns of leader and follower that cancel the `gap` of their angles in (−π, π]: 2π (n_f − ratio n_l). Where both are angles and no n_l
-// cancels the gap, the state is not on the coupling, and n_l = 0 (_unwrapped in couplings.py).
+// Turns of leader and follower that cancel the `gap` of their coordinates: 2π (n_f − ratio n_l). Where both are angles and no n_l cancels
+// the gap, the state is not on the coupling, and n_l = 0 (_unwrapped in couplings.py).
 inline void coupling_turns(double gap, double ratio, bool leading, bool following, double &leader, double &follower) {
-    constexpr double turn = 6.28318530717958647692;
+    constexpr double turn = full_turn;
     leader = follower = 0.0;
     if (leading && following) {
         auto number = [](int k) { return double((k % 2 ? 1 : -1) * ((k + 1) / 2)); };
@@ -68,18 +68,18 @@ void prepare_coupling(Problem<T> &problem, const CouplingTable &coupling, Coupli
     const T *p = &problem.parameters[coupling.parameters];
     const T ratio = p[parameter::coupling::ratio], offset = p[parameter::coupling::offset];
     data.weight[0] = -ratio, data.weight[1] = broadcast<T>(1.0);
-    T value[2];
+    T *value = data.coordinate;
     bool turns[2];
     for (const int e : {0, 1}) {
         const CouplingEnd<T> end(problem, coupling, e);
         turns[e] = end.turns();
-        value[e] = end.coordinate(problem, end.data.now, T{}, data.angle[e]);
+        value[e] = end.coordinate(problem, end.data.now, nullptr, data.angle[e]);
     }
     const T gap = value[1] - ratio * value[0] - offset;
     for (int lane = 0; lane < lanes<T>; ++lane) {
         double number[2];
         coupling_turns(get(gap, lane), get(ratio, lane), turns[0], turns[1], number[0], number[1]);
-        for (const int e : {0, 1}) set(data.turned[e], lane, get(value[e], lane) + 6.28318530717958647692 * number[e]);
+        for (const int e : {0, 1}) set(data.turns[e], lane, full_turn * number[e]);
     }
 }
 
@@ -96,7 +96,7 @@ void linearize_coupling(Problem<T> &problem, const CouplingTable &coupling, Coup
         const Vec3<T> anchor = load3(&problem.parameters[end.joint.parameters] + parameter::child_anchor);
         const Relative<T> next = problem.relative(end.joint, parent.next, child.next, end.data.offset_quaternion);
         RotationVector<T> angle;
-        row += data.weight[e] * end.coordinate(problem, next, data.turned[e], angle);
+        row += data.weight[e] * (end.coordinate(problem, next, &data.coordinate[e], angle) + data.turns[e]);
         // Wrench of λ on child and parent, and the row. The force on the parent is minus the force on the child.
         RowGradient<T, T> now, &after = data.next[e];
         if (end.translation) {
@@ -196,7 +196,7 @@ private:
             const BodyPose<T> &parent = problem.bodies[end.joint.parent].next, &child = problem.bodies[end.joint.child].next;
             const Relative<T> next = problem.relative(end.joint, parent, child, end.data.offset_quaternion);
             RotationVector<T> angle{};
-            const T coordinate = end.coordinate(problem, next, data.turned[e], angle);
+            const T coordinate = end.coordinate(problem, next, &data.coordinate[e], angle) + data.turns[e];
             JointGradient<T> g(problem, adjoint.multiplier.data(), end.joint, end.data, &to.sum[end.joint.parameters]);
             g.add_impulse(coupling_impulse(end, data, e, lambda));
             const Vec3<T> push = end.translation ? g.along : end.turns() ? g.about : left_jacobian_inverse(data.angle[e], g.about);

@@ -14,7 +14,7 @@ struct JointData {
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
     T free_force[6];                  // impulses of springs and inputs along the free directions [N·s, N·m·s]
     T impulse[6];                     // impulses of dampers, armature, friction and limits along the free directions
-    RotationVector<T> angle, turn;    // rotation vectors of p (springs), and from p one step back to p (dampers)
+    RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and from p one step back to p (dampers)
 };
 
 // Joints with armature, limits or friction: see free.hpp.
@@ -23,7 +23,7 @@ struct FreeData {
     T rate[6], coordinate[6];         // ċ⁺ and c⁺
     TwistRow<T> rate_row[6], coordinate_row[6];
     RotationVector<T> turn, now, next;  // rotation vectors of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
-    T angle;                          // angle of a single limited rotation at the current configuration
+    T angle;                          // of a single limited rotation at the current configuration
     T incoming_rate[6];               // rate of the step before
     BodyPose<T> incoming_parent, incoming_child;
     Relative<T> incoming;             // configuration before the step that led here
@@ -78,8 +78,9 @@ struct PairData {
 // Laws of the gap: see gap_law.hpp.
 template <class T>
 struct LawData {
-    T distance;                       // φ at the current configuration
-    T distance_row[12];  // its derivative by the current poses (x, φ of the body, then of the other), where the gap is shifted
+    bool overlaps = false;  // whether a law of overlap acts in some lane: only then are shift, slope and distance_row of use
+    T distance;  // φ at the current configuration
+    T distance_row[12];  // its derivative by the current poses (x, φ of the body, then of the other)
     T shift, softness, slope;  // slope: −∂shift/∂φ
     Mask<T> bounces, bouncing;  // whether the contact has restitution, and whether Newton's law rules the gap in this step
     Vec3<T> incoming, spin;  // velocity, and angular velocity in the world frame, that led here
@@ -95,7 +96,7 @@ struct CoupleData : FrictionData<T> {
 template <class T>
 struct CouplingData {
     RotationVector<T> angle[2];  // at the current configuration, for joints with several rotations
-    T turned[2];  // angles of single rotations at the current configuration, unwrapped
+    T coordinate[2], turns[2];  // at the current configuration: coordinates, and the turns [rad] that angles have on top
     T weight[2];  // weights of the coordinates in the row, and of the multiplier along them: −ratio and 1
     RowGradient<T, T> next[2];  // derivatives of the weighted coordinates by the next poses
 };

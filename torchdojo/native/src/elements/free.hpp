@@ -35,21 +35,19 @@ void free_values(const Problem<T> &problem, const JointTable &joint, const Joint
     }
 }
 
+// What a limit leaves of the way of a coordinate, or of the speed of a rate.
+template <class T>
+TD_INLINE T cone_room(const JointConeTable &cone, const FreeData<T> &free, const T &limit) {
+    const int i = cone.coordinate;
+    return cone.limits_rate() ? limit + cone.sign() * free.rate[i] : cone.sign() * (free.coordinate[i] - limit);
+}
+
 // Numbers that stay the same during the step.
 template <class T>
 void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
     const T h = problem.timestep();
     const T *p = &problem.parameters[joint.parameters];
-    if (joint.limited_r && joint.free_r() == 1) {
-        const Vec3<T> f = load3(p + parameter::rotations + 6);
-        const T *lower = &problem.parameters[joint.lower], *upper = &problem.parameters[joint.upper];
-        const int i = joint.free_t();
-        constexpr double quarter = 1.57079632679489661923;
-        const T middle = joint.limited_r == 3   ? 0.5 * (lower[i] + upper[i])
-                         : joint.limited_r == 1 ? lower[i] + quarter
-                                                : upper[i] - quarter;
-        free.angle = angle_near(data.now.p, f, middle);
-    }
+    if (joint.limited_r && joint.free_r() == 1) free.angle = angle_about(data.now.p, load3(p + parameter::rotations + 6));
     if (joint.extra) {
         const RotationVector<T> angle = rotation_vector(data.now.p);
         for (int j = 0; j < joint.free_r(); ++j) {
@@ -195,9 +193,8 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
             row[0] = impulse[0] + impulse[q] - 2.0 * max(h * value, broadcast<T>(constant::least_height));
             row[q] = free->rate[cone.coordinate] - slack[0] + slack[q];
         } else {
-            const double sign = cone.sign();
-            total += sign * impulse[0];
-            row[0] = sign * (free->coordinate[cone.coordinate] - value) - slack[0];
+            total += cone.sign() * impulse[0];
+            row[0] = cone_room(cone, *free, value) - slack[0];
         }
     }
 }

@@ -2,8 +2,9 @@
 //
 // Laws of overlap change the gap by the distance φ at the current configuration and by the impulse γ:
 //     gap = φ⁺ + shift(φ) + softness γ.
-// Each law of overlap is a struct below and an entry in `OverlapLaws`. In an impact that bounces, velocities rule the gap instead: Newton's
-// law h n·(u⁺ + e u⁻) replaces the gap where the law has the smaller value.
+// Each law of overlap is a struct below and an entry in `OverlapLaws`. A step in which no law acts computes the distances once, and pays
+// nothing more. In an impact that bounces, velocities rule the gap instead: Newton's law h n·(u⁺ + e u⁻) replaces the gap where the law has
+// the smaller value.
 #pragma once
 
 #include "elements/list.hpp"
@@ -11,30 +12,36 @@
 
 namespace torchdojo {
 
-// shift = −min(φ + h v, 0): overlap is left at the speed v.
+// shift = −min(φ + h v, 0): overlap is left at the speed v, which is the contact's own or the option of the step.
 template <class T>
 struct RecoverySpeed {
-    static bool acts(const ContactTable &contact) { return contact.recovery_speed >= 0; }
+    static bool acts(const Problem<T> &problem, const ContactTable &contact) {
+        return contact.recovery_speed >= 0 || (problem.depenetration_speed > 0 && contact.stiffness < 0);
+    }
+
+    static TD_INLINE T speed(const Problem<T> &problem, const ContactTable &contact) {
+        return contact.recovery_speed < 0 ? broadcast<T>(problem.depenetration_speed) : problem.parameters[contact.recovery_speed];
+    }
 
     static void prepare(const Problem<T> &problem, const ContactTable &contact, LawData<T> &law) {
-        const T ahead = law.distance + problem.timestep() * problem.parameters[contact.recovery_speed];
+        const T ahead = law.distance + problem.timestep() * speed(problem, contact);
         law.shift -= min(ahead, T{});
         law.slope += select(ahead < T{}, broadcast<T>(1.0), T{});
     }
 
     // Adds the gradient of `direct` times the gap.
     static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &, T *sum, T &by_timestep) {
-        const T h = problem.timestep(), speed = problem.parameters[contact.recovery_speed];
-        const T weight = select(problem.laws[contact.law].distance + h * speed < T{}, direct, T{});
-        sum[contact.recovery_speed] -= h * weight;
-        by_timestep -= speed * weight;
+        const T h = problem.timestep(), v = speed(problem, contact);
+        const T weight = select(problem.laws[contact.law].distance + h * v < T{}, direct, T{});
+        if (contact.recovery_speed >= 0) sum[contact.recovery_speed] -= h * weight;
+        by_timestep -= v * weight;
     }
 };
 
 // A spring and a damper: shift = −softness·damping·min(φ, 0), softness = 1/(h stiffness + damping).
 template <class T>
 struct Compliance {
-    static bool acts(const ContactTable &contact) { return contact.stiffness >= 0; }
+    static bool acts(const Problem<T> &, const ContactTable &contact) { return contact.stiffness >= 0; }
 
     static void prepare(const Problem<T> &problem, const ContactTable &contact, LawData<T> &law) {
         const T damping = problem.parameters[contact.damping];
@@ -138,21 +145,19 @@ struct GapLaw {
     template <class Distance, class Gradient>
     static void prepare(Problem<T> &problem, const ContactTable &contact, int other, const Distance &distance, const Gradient &gradient) {
         LawData<T> &law = problem.laws[contact.law];
+        const bool bounces = Restitution<T>::acts(contact);
+        law.overlaps = false;
+        if (!bounces && !may_overlap(problem, contact)) return;
         const int bodies[2] = {contact.body, other};
         Vec3<T> x[2];
         Mat3<T> R[2];
         for (const int i : {0, 1}) x[i] = problem.bodies[bodies[i]].pose.x, R[i] = problem.bodies[bodies[i]].pose.R;
         law.distance = distance(x, R);
         law.shift = law.softness = law.slope = T{};
-        each_overlap(contact, [&](auto rule) { rule.prepare(problem, contact, law); });
-        if (shifts(contact)) gradient(law.distance_row);
-        if (Restitution<T>::acts(contact)) Restitution<T>::prepare(problem, contact, bodies, x, R, distance);
-    }
-
-    static bool shifts(const ContactTable &contact) {
-        bool any = false;
-        each_overlap(contact, [&](auto) { any = true; });
-        return any;
+        each_overlap(problem, contact, [&](auto rule) { rule.prepare(problem, contact, law); });
+        law.overlaps = contact.stiffness >= 0 || any(law.slope > T{});
+        if (law.overlaps) gradient(law.distance_row), problem.overlaps = true;
+        if (bounces) Restitution<T>::prepare(problem, contact, bodies, x, R, distance);
     }
 
     static TD_INLINE T shift(const Problem<T> &problem, const ContactTable &contact, const T &gamma) {
@@ -162,8 +167,8 @@ struct GapLaw {
     // Derivative of −ν·shift by the current poses.
     template <class R>
     static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const ContactTable &contact, int other, const R &nu) {
-        if (!shifts(contact)) return;
         const LawData<T> &law = problem.laws[contact.law];
+        if (!law.overlaps) return;
         const R weight = nu * law.slope;
         auto add = [&](int body, const T *row) {
             adjoint.gradient.x[body] = adjoint.gradient.x[body] + weight * load3(row);
@@ -176,15 +181,23 @@ struct GapLaw {
     // Adds the gradient of `direct` times the gap by the numbers of the laws of overlap. Returns the weight of the current distance.
     static T differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &gamma, T *sum,
                            T &by_timestep) {
-        each_overlap(contact, [&](auto rule) { rule.differentiate(problem, contact, direct, gamma, sum, by_timestep); });
-        return shifts(contact) ? -direct * problem.laws[contact.law].slope : T{};
+        const LawData<T> &law = problem.laws[contact.law];
+        if (!law.overlaps) return T{};
+        each_overlap(problem, contact, [&](auto rule) { rule.differentiate(problem, contact, direct, gamma, sum, by_timestep); });
+        return -direct * law.slope;
     }
 
 private:
+    static bool may_overlap(const Problem<T> &problem, const ContactTable &contact) {
+        bool any = false;
+        each_overlap(problem, contact, [&](auto) { any = true; });
+        return any;
+    }
+
     template <class F>
-    static TD_INLINE void each_overlap(const ContactTable &contact, F &&f) {
+    static TD_INLINE void each_overlap(const Problem<T> &problem, const ContactTable &contact, F &&f) {
         OverlapLaws<T>::each([&](auto rule) {
-            if (rule.acts(contact)) f(rule);
+            if (rule.acts(problem, contact)) f(rule);
         });
     }
 };

@@ -79,12 +79,11 @@ private:
         for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * problem.u[joint.input + i];
         if (joint.has_spring) {
             const Vec3<T> d = problem.displacement(joint, data, data.now);
-            data.angle = rotation_vector(rel);
+            if (joint.free_r() > 1) data.angle = rotation_vector(rel);
             for (int i = 0; i < free; ++i) {
-                const bool translation = i < joint.free_t();
-                const int row = translation ? joint.held_t + i : joint.held_r + i - joint.free_t();
-                const T coordinate = translation ? dot(load3(p + parameter::translations + 3 * row), d)
-                                                 : dot(load3(p + parameter::rotations + 3 * row), data.angle.theta);
+                bool translation;
+                const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
+                const T coordinate = translation ? dot(f, d) : joint.free_r() > 1 ? dot(f, data.angle.theta) : angle_about(rel, f);
                 data.free_force[i] += h * spring[i] * (rest[i] - coordinate);
             }
         }

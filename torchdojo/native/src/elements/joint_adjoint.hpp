@@ -48,8 +48,7 @@ private:
                 if (joint.has_damper)
                     then = translation_gradient(parent.one_step_back(), child.one_step_back(), data.offset, data.before, anchor, f);
             } else {
-                if (joint.has_spring)
-                    now = {Vec3<T>{}, left_jacobian_inverse(data.angle, f), -(data.offset * right_jacobian_inverse(data.angle, f))};
+                if (joint.has_spring) now = angle_gradient(joint, data.offset, data.now.p, data.angle, f);
                 if (joint.has_damper) {
                     const Vec3<T> g = right_jacobian_inverse(data.turn, f), in_parent = data.offset * (before * g);
                     change = {Vec3<T>{}, left_jacobian_inverse(data.turn, f), -in_parent};
@@ -97,7 +96,7 @@ private:
         }
     }
 
-    // Armature, limits and friction: derivatives of V = μ (−a (ċ⁺ − ċ)) − ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
+    // Armature, limits and friction: derivatives of V = μ (−a (ċ⁺ − ċ)) ∓ ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
     template <class R>
     static void moving_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
                                const MovingGradient<T> &g) {
@@ -106,6 +105,7 @@ private:
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
             if (cone.kind == JointConeTable::friction) rate[cone.coordinate] -= inverse * adjoint.multiplier[cone.impulse + cone.stride];
+            else if (cone.limits_rate()) rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
             else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
         }
         for (int i = 0; i < joint.free(); ++i) {
@@ -126,7 +126,7 @@ private:
                 adjoint.gradient.phi[joint.parent] = adjoint.gradient.phi[joint.parent] + weight * g.phi_parent;
             };
             if (joint.num_cones && (translation || joint.limited_r)) add_next(coordinate[i], g.coordinate_next[i]);
-            if (joint.armature < 0 && !joint.has_friction) continue;
+            if (joint.armature < 0 && !joint.has_rate_cones) continue;
             add_next(rate[i], g.rate_next[i]);
             add_now(rate[i], g.rate_now[i]);
             if (joint.armature < 0) continue;

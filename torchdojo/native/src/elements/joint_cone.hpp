@@ -1,8 +1,8 @@
-// Limits and friction of joint coordinates inside the solver: pairs (impulse, slack) with product κ, condensed into rows of their joint.
+// Limits and friction of joint coordinates and rates inside the solver: pairs (impulse, slack) with product κ, condensed into rows of their joint.
 //
 // With δc, δċ the change of coordinate and rate along a direction, and the rows' residuals r:
 //   limit      ±δc − δs = −r,  s δγ + γ δs = ρ
-//              gives  δγ = (ρ − γ (r ± δc))/s.
+//              gives  δγ = (ρ − γ (r ± δc))/s.  Limits of rates have δċ in the place of δc.
 //   friction   δp + δq = −r₁,  δċ − δσ_p + δσ_q = −r₂,  σ_p δp + p δσ_p = ρ_p,  σ_q δq + q δσ_q = ρ_q
 //              gives  δp = k (−r₂ − δċ + ρ_p/p − (ρ_q + σ_q r₁)/q),  k = 1/(σ_p/p + σ_q/q).
 //
@@ -78,7 +78,7 @@ struct JointCones {
                     const T y = b * abs(rate) / level, root = sqrt(1.0 + y * y);
                     put_pair(b, (1.0 + 1.0 / (root + y)) / (1.0 + root), rate <= T{}, level, cone.stride, put);
                 } else {
-                    const T gap = max(cone.sign() * (free.coordinate[cone.coordinate] - value), sqrt(level));
+                    const T gap = max(cone_room(cone, free, value), sqrt(level));
                     put(0, level / gap, gap);
                 }
             }
@@ -107,7 +107,7 @@ struct JointCones {
                 put_pair(b, disc_gap(abs(t) * inverse, 2.0 * kappa * inverse * (mass * inverse)), t >= T{}, kappa, q, put);
             } else {
                 weight.add(change(x_before[0], x[0]), change(s_before[0], s[0]));
-                const T a = weight(worth * problem.cone_mass(cone), known);
+                const T a = weight(cone.on_rate() ? problem.cone_mass(cone) : worth * problem.cone_mass(cone), known);
                 const T gamma = orthant_on_path(x[0] - a * s[0], a, kappa);
                 put(0, gamma, kappa / gamma);
             }
@@ -163,7 +163,7 @@ private:
         if (cone.kind == JointConeTable::friction) right = right - g[cone.impulse + cone.stride];
         if (x) {
             const R mu = x[problem.mechanism.joints[cone.joint].right + cone.row];
-            right = cone.kind == JointConeTable::upper ? right - mu : right + mu;
+            right = cone.sign() < 0 ? right - mu : right + mu;
         }
         return problem.joint_cones[c].stiffness * right;
     }

@@ -69,10 +69,15 @@ public:
             add_displacement(parent.next, child.next, weight * f, d);
             return add_free(i, weight * d);
         }
-        add_turn(weight * transposed_times(data.offset, angle_gradient(joint, data.offset, next.p, angle, f).phi_parent));
+        add_angle(i, weight, f, next.p, angle);
+    }
+
+    // Adds the gradient of weight times a rotational coordinate i at any p.
+    void add_angle(int i, const T &weight, const Vec3<T> &f, const Quat<T> &p, const RotationVector<T> &angle) {
+        add_turn(weight * transposed_times(data.offset, angle_gradient(joint, data.offset, p, angle, f).phi_parent));
         if (joint.free_r() > 1) return add_free(i, weight * angle.theta);
-        const T s = dot(f, next.p.v);  // 2 atan2(f·p_v, p_w)
-        add_free(i, (2.0 * weight * next.p.w / (next.p.w * next.p.w + s * s)) * next.p.v);
+        const T s = dot(f, p.v);  // 2 atan2(f·v, w)
+        add_free(i, (2.0 * weight * p.w / (p.w * p.w + s * s)) * p.v);
     }
 
     void finish() const {

@@ -38,8 +38,8 @@ private:
     }
 
     // Impulses along the free directions f, and the arguments of springs and dampers. For translations, these are the displacements now and
-    // one step back. For rotations, these are the rotation vectors of p and of its change in the last step. Springs and dampers that are
-    // zero everywhere are left out of the step, but not of its gradient.
+    // one step back. For rotations, these are the angle or the rotation vector of p, and the rotation vector of its change in the last step.
+    // Springs and dampers that are zero everywhere are left out of the step, but not of its gradient.
     static void free_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const T *w) {
         const JointTable &joint = g.joint;
         const JointData<T> &data = g.data;
@@ -51,35 +51,35 @@ private:
         const Relative<T> back = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
         const Vec3<T> d = problem.displacement(joint, data, data.now), d_back = problem.displacement(joint, data, back);
         RotationVector<T> angle{}, turn{};
-        if (joint.free_r()) {
-            angle = joint.has_spring ? data.angle : rotation_vector(data.now.p);
-            turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
-        }
+        if (joint.free_r() > 1) angle = joint.has_spring ? data.angle : rotation_vector(data.now.p);
+        if (joint.free_r()) turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
         const T *p = &problem.parameters[joint.parameters];
         const T *spring = p + joint.spring(), *damper = p + joint.damper(), *rest = p + joint.rest();
         T *by_p = &to.sum[joint.parameters];
         T *by_spring = by_p + joint.spring(), *by_damper = by_p + joint.damper(), *by_rest = by_p + joint.rest();
-        Vec3<T> pulls[2] = {}, drags[2] = {};  // weights for translations and rotations
+        Vec3<T> pulls{}, drags[2] = {};  // weights of translations; of translations and rotations
         for (int i = 0; i < free; ++i) {
             bool translation;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             const Vec3<T> &sigma = translation ? g.along : g.about;
-            const Vec3<T> position = translation ? d : angle.theta, change = translation ? d - d_back : turn.theta;
+            const Vec3<T> change = translation ? d - d_back : turn.theta;
+            const T coordinate = translation ? dot(f, d) : joint.free_r() > 1 ? dot(f, angle.theta) : angle_about(data.now.p, f);
             const T power = dot(f, sigma), pull = h * spring[i] * power, drag = damper[i] * power;
-            by_spring[i] += h * power * (rest[i] - dot(f, position));  // h spring (rest − coordinate)
+            by_spring[i] += h * power * (rest[i] - coordinate);  // h spring (rest − coordinate)
             by_rest[i] += pull;
-            by_damper[i] -= power * dot(f, change);                    // −damper f·change
-            Vec3<T> by_f = -pull * position - drag * change;
+            by_damper[i] -= power * dot(f, change);              // −damper f·change
+            Vec3<T> by_f = -drag * change;
+            if (translation) by_f = by_f - pull * d, pulls = pulls - pull * f;
+            else if (joint.has_spring) g.add_angle(i, -pull, f, data.now.p, angle);
             if (acts) {
                 by_f = by_f + (implicit ? data.free_force[i] + data.impulse[i] : data.free_force[i]) * sigma;
                 to.by_timestep += data.free_force[i] * power / h;
             }
             g.add_free(i, by_f);
-            Vec3<T> &of_spring = pulls[translation ? 0 : 1], &of_damper = drags[translation ? 0 : 1];
-            of_spring = of_spring - pull * f, of_damper = of_damper - drag * f;
+            Vec3<T> &to_drag = drags[translation ? 0 : 1];
+            to_drag = to_drag - drag * f;
         }
-        if (joint.has_spring || joint.has_damper) g.add_displacement(parent.pose, child.pose, pulls[0] + drags[0], d);
-        if (joint.has_spring) g.add_turn(-right_jacobian_inverse(angle, pulls[1]));
+        if (joint.has_spring || joint.has_damper) g.add_displacement(parent.pose, child.pose, pulls + drags[0], d);
         if (!joint.has_damper) return;
         g.add_displacement(parent_back, child_back, -drags[0], d_back);
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
@@ -102,7 +102,7 @@ private:
             g.add_free(joint.free_t() + e, from.extra_impulse[e] * left_jacobian_inverse(from.now, g.about));
         T rate[6] = {};  // weights of h ċ⁺
         cone_product(to, problem, adjoint, g, from, rate);
-        if (!armature && !joint.has_friction) return;
+        if (!armature && !joint.has_rate_cones) return;
         const Vec3<T> d = problem.displacement(joint, data, data.now), d_next = problem.displacement(joint, data, data.next);
         const Vec3<T> d_before = armature ? problem.displacement(joint, data, from.incoming) : d;
         Vec3<T> next{}, before{}, rate_turn{}, before_turn{};
@@ -148,7 +148,7 @@ private:
             to, problem, joint, by_before, [&](int b) { return z + state_size * b + 3; }, [&](int b) { return z + state_size * b + 10; });
     }
 
-    // Limits and friction of a joint: −ν (±(c⁺ − bound)), and −ν ċ⁺ and 2 λ max(h friction, least) of the pairs' rows.
+    // Limits and friction of a joint: −ν (±(c⁺ − bound)), −ν (speed ± ċ⁺), and −ν ċ⁺ and 2 λ max(h friction, least) of the pairs' rows.
     static void cone_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, JointGradient<T> &g,
                              const FreeData<T> &from, T *rate) {
         const T h = problem.timestep(), inverse = 1.0 / h;
@@ -160,6 +160,11 @@ private:
                 rate[cone.coordinate] -= nu;
                 to.sum[cone.parameter] += h * twice;
                 to.by_timestep += nu * from.rate[cone.coordinate] + friction * twice;
+            } else if (cone.limits_rate()) {  // −ν (v ± ċ⁺)
+                const T nu = adjoint.multiplier[cone.impulse], own = (cone.sign() * inverse) * nu;
+                rate[cone.coordinate] -= own;
+                to.sum[cone.parameter] -= nu;
+                to.by_timestep += own * from.rate[cone.coordinate];
             } else {
                 const T nu = cone.sign() * adjoint.multiplier[cone.impulse];
                 g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);

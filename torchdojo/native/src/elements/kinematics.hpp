@@ -105,13 +105,21 @@ TD_INLINE RowGradient<T, T> turn_gradient(const Mat3<T> &offset, const Quat<T> &
     return {Vec3<T>{}, transposed_times(rotation_matrix(now), left_jacobian_inverse(turn, f)), -(offset * right_jacobian_inverse(turn, f))};
 }
 
-// The angle about f of a relative orientation p. Among angles that differ by full turns, this is the one nearest to `near`.
+constexpr double full_turn = 6.28318530717958647692;
+
+// The angle about f of a relative orientation p, 2 atan2(f·v, w) in (−2π, 2π]. The signs of the bodies' quaternions decide between angles
+// one turn apart, so the angle is continuous as the bodies turn, to ±2π.
 template <class T>
-T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
-    constexpr double turn = 6.28318530717958647692;
-    const T s = dot(f, p.v), sign = select(p.w < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), sine = sign * s;
-    const T half = first_quadrant_angle(abs(sine), sign * p.w), angle = 2.0 * select(sine < T{}, -half, half);
-    return angle + turn * each_lane<T>([](double x) { return std::nearbyint(x); }, (near - angle) / turn);
+TD_INLINE T angle_about(const Quat<T> &p, const Vec3<T> &f) {
+    const T s = dot(f, p.v), half = first_quadrant_angle(abs(s), abs(p.w));
+    const T angle = 2.0 * select(p.w < T{}, 0.5 * full_turn - half, half);
+    return select(s < T{}, -angle, angle);
+}
+// Of the angles with the same quaternion, which are two turns apart, the one next to `near`.
+template <class T>
+TD_INLINE T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
+    const T angle = angle_about(p, f);
+    return angle + 2.0 * full_turn * each_lane<T>([](double x) { return std::nearbyint(x); }, (near - angle) / (2.0 * full_turn));
 }
 
 // Gradient of a rotational coordinate: the angle 2 atan2(f·v, w) for one free rotation, f·(rotation vector) for several.

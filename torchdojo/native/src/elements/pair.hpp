@@ -70,21 +70,25 @@ geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &
 
 // P: the scalar of the shapes' numbers, T or S.
 template <class T, class S, class P>
+geometry::Witness<S> witness(const PairTable &pair, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb, const Mat3<S> &Rb,
+                             const P *shape_a, const P *shape_b) {
+    if (pair.kind_b != geometry::surface) {
+        const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
+        return geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
+    }
+    geometry::Witness<S> result;
+    const Vec3<S> centre = xa + Ra * load3(shape_a);
+    result.normal = Rb * load3(shape_b);
+    result.distance = dot(result.normal, centre - xb) - shape_b[parameter::surface::offset] - shape_a[parameter::shape::radius];
+    result.point = centre - shape_a[parameter::shape::radius] * result.normal;
+    return result;
+}
+
+template <class T, class S, class P>
 Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
                const Mat3<S> &Rb, const P *shape_a, const P *shape_b) {
-    Touch<S> result;
-    Vec3<S> point;
-    if (pair.kind_b == geometry::surface) {
-        const Vec3<S> centre = xa + Ra * load3(shape_a);
-        result.n = Rb * load3(shape_b);
-        result.distance = dot(result.n, centre - xb) - shape_b[parameter::surface::offset] - shape_a[parameter::shape::radius];
-        point = centre - shape_a[parameter::shape::radius] * result.n;
-    } else {
-        const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
-        const auto found = geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
-        result.n = found.normal, result.distance = found.distance, point = found.point;
-    }
-    result.lever_a = point - xa, result.lever_b = point - xb;
+    const geometry::Witness<S> found = witness<T>(pair, xa, Ra, xb, Rb, shape_a, shape_b);
+    Touch<S> result{found.distance, found.normal, found.point - xa, found.point - xb};
     if (pair.other < problem.mechanism.num_bodies) {
         const Vec3<S> a = xa - lift<S>(problem.bodies[body].pose.x), b = xb - lift<S>(problem.bodies[pair.other].pose.x);
         Vec3<S> shift = a - b;
@@ -194,7 +198,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     }
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
     T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of the velocities' direct part
-    if (contact.law >= 0) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
+    if (problem.overlaps && problem.laws[contact.law].overlaps) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
     if (Restitution<T>::acts(contact)) {
         LawData<T> &own = problem.laws[contact.law];
         const S law = h * dot(direction[0], velocity + problem.parameters[contact.restitution] * incoming);
@@ -379,7 +383,7 @@ void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const Conta
             total = total + g.n[r] * next.n[r] + g.lever[0][r] * next.lever_a[r] + g.lever[1][r] * next.lever_b[r];
             if (contact.friction) total = total + g.t1[r] * t1[r] + g.t2[r] * t2[r];
         }
-        if (GapLaw<T>::shifts(contact)) total = total + now * touching(a.pose, b.pose).distance;
+        if (problem.laws[contact.law].overlaps) total = total + now * touching(a.pose, b.pose).distance;
         for (int k = 0; k < geometry::numbers(kinds[i]); ++k) to.sum[places[i] + k] += total.d[k];
     }
 }

@@ -1,4 +1,5 @@
 // Minimal coordinates (q, q̇) of a tree of joints: the state from coordinates, and its derivative (state/minimal.py, minimal_jacobians.py).
+// The way back, coordinates of a state, is in elements/joint_motion.hpp.
 //
 // Between a parent a and a child b, p is the relative orientation and e the displacement of the anchors in the parent's frame. With the
 // free axes in the rows of A, coordinates are (A_t e, A_r log p). Rates are their backward differences over the step that led here,
@@ -15,6 +16,7 @@
 // Algorithms", section 5.3, has this recursion with the joints in the place of o.
 #pragma once
 
+#include "elements/joint_motion.hpp"
 #include "gradient/adjoint.hpp"
 
 namespace torchdojo {
@@ -49,33 +51,6 @@ struct Exponential {
     }
 };
 
-// The free axes of a joint: rows of translations in the parent's frame, and of rotations in the joint frame.
-template <class T>
-struct FreeAxes {
-    const JointTable &joint;
-    const T *p;  // its parameters
-    Quat<T> offset_quaternion;
-    Mat3<T> offset;
-
-    FreeAxes(const JointTable &joint, const T *parameters)
-        : joint(joint), p(parameters + joint.parameters), offset_quaternion(load4(p + parameter::orientation)),
-          offset(rotation_matrix(offset_quaternion)) {}
-    TD_INLINE Vec3<T> rotation(int i) const { return load3(p + parameter::rotations + 3 * (joint.held_r + i)); }
-    TD_INLINE Vec3<T> translation(int i) const { return offset * load3(p + parameter::translations + 3 * (joint.held_t + i)); }
-    TD_INLINE Vec3<T> rotations(const T *values) const {
-        Vec3<T> sum{};
-        for (int i = 0; i < joint.free_r(); ++i) sum = sum + values[joint.free_t() + i] * rotation(i);
-        return sum;
-    }
-    TD_INLINE Vec3<T> translations(const T *values) const {
-        Vec3<T> sum{};
-        for (int i = 0; i < joint.free_t(); ++i) sum = sum + values[i] * translation(i);
-        return sum;
-    }
-    TD_INLINE Vec3<T> parent_anchor() const { return load3(p + parameter::parent_anchor); }
-    TD_INLINE Vec3<T> child_anchor() const { return load3(p + parameter::child_anchor); }
-};
-
 // τ, the turn of a joint in the step that led to p: t = h A_rᵀ q̇. Two free rotations add k n, with the axis n across both. For them
 // n·vec p = 0 holds at both ends of the step, which gives k = −n·(p⃗ × t)/p₀ (state/minimal.py).
 template <class T>
@@ -101,9 +76,7 @@ struct StepTurn {
 template <class T>
 class TreeStates {
 public:
-    explicit TreeStates(const MechanismTable &m)
-        : parameters(m.num_parameters), q(m.num_coordinates), qd(q), z(state_size * m.num_bodies), mechanism(m), now(m.num_bodies + 1),
-          before(now) {
+    explicit TreeStates(const MechanismTable &m) : mechanism(m), now(m.num_bodies + 1), before(now) {
         BodyPose<T> &origin = now[m.num_bodies];
         origin = BodyPose<T>{};
         origin.q.w = broadcast<T>(1.0);
@@ -111,14 +84,13 @@ public:
         before[m.num_bodies] = origin;
     }
 
-    std::vector<T> parameters, q, qd, z;
-
-    void run() {
+    // parameters: the packed ones. z: (13 nb), the result.
+    void run(const T *parameters, const T *q, const T *qd, T *z) {
         const T h = parameters[parameter::timestep], inverse = 1.0 / h;
         for (const TreeTable &link : mechanism.tree) {
             const JointTable &joint = mechanism.joints[link.joint];
-            const FreeAxes<T> axes(joint, parameters.data());
-            const T *at = q.data() + link.coordinate, *rate = qd.data() + link.coordinate;
+            const FreeAxes<T> axes(joint, parameters);
+            const T *at = q + link.coordinate, *rate = qd + link.coordinate;
             const Quat<T> p = Exponential<T>(axes.rotations(at)).quaternion();
             const Vec3<T> tau = StepTurn<T>(axes, p, h * axes.rotations(rate)).tau(), shift = axes.translations(at);
             place(joint, axes, now, p, shift);
@@ -171,8 +143,9 @@ public:
     std::vector<T> q, qd;
     std::vector<R> by_q, by_qd;  // products
 
-    // At q, q̇ and the state of `problem`, which has them.
-    void prepare(const Problem<T> &problem) {
+    // At q, q̇ and their state in `problem`: a Problem, or another object with bodies, joints, z and parameters.
+    template <class At>
+    void prepare(const At &problem) {
         const T h = problem.timestep(), inverse = 1.0 / h;
         // o lies near the robot, so that no digits are lost to the robot's distance from the origin.
         const Vec3<T> o = problem.bodies[mechanism.joints[mechanism.tree[0].joint].child].pose.x;
@@ -241,6 +214,29 @@ public:
         }
     }
 
+    // The tangents of the bodies for changes of q and q̇: the transpose of `multiply`.
+    void push(const R *dq, const R *dqd, std::vector<StateGradient<R>> &tangents) {
+        sums[mechanism.num_bodies] = Sum{};
+        for (const TreeTable &link : mechanism.tree) {
+            const JointTable &joint = mechanism.joints[link.joint];
+            Sum &sum = sums[joint.child];
+            sum = sums[joint.parent];
+            for (int k = link.coordinate; k < link.coordinate + joint.free(); ++k) {
+                const Motion &motion = motions[k];
+                sum.force = sum.force + dq[k] * motion.now.linear, sum.torque = sum.torque + dq[k] * motion.now.angular;
+                sum.push = sum.push + dq[k] * motion.change.linear + dqd[k] * motion.speed.linear;
+                sum.spin = sum.spin + dq[k] * motion.change.angular + dqd[k] * motion.speed.angular;
+            }
+        }
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const Body &body = bodies[i];
+            const Sum &sum = sums[i];
+            const Vec3<R> spin = transposed_times(body.turn, sum.spin);
+            tangents[i] = {sum.force + cross(sum.torque, body.arm), cross(sum.torque, body.v) + sum.push + cross(sum.spin, body.arm_before),
+                           transposed_times(body.turn, sum.torque), body.c * spin + cross(body.a, spin)};
+        }
+    }
+
 private:
     struct Body {
         Mat3<T> turn, turn_before;  // orientation
@@ -255,7 +251,7 @@ private:
         Row now, change, speed;  // S, (S − S⁻)/h, S⁻'
     };
     struct Sum {
-        Vec3<R> force, torque, push, spin;  // P and D
+        Vec3<R> force, torque, push, spin;  // P and D; in `push` the velocities that they multiply
     };
     const MechanismTable &mechanism;
     std::vector<Body> bodies;  // and the world behind them

@@ -63,13 +63,16 @@ public:
         levels[lane][depth]->job = job, levels[lane][depth]->which = 0;
     }
 
-    // Ends a whole step or a half: a second half, or a failed one, ends its step, too.
-    void finish(int lane, bool solved) {
+    // Ends a whole step or a half: a second half, or a failed one, ends its step, too. Returns the whole step if it has ended, or null.
+    const Job *finish(int lane, const Job &job, bool solved) {
+        const Job *whole = &job;
         for (; depths[lane]; --depths[lane]) {
             Level &level = *levels[lane][depths[lane] - 1];
-            if (solved && !level.which) return void(level.which = 1);
+            if (solved && !level.which) return level.which = 1, nullptr;
             level.halves.finish(mechanism, level.job, solved);
+            whole = &level.job;
         }
+        return whole;
     }
 
 private:

@@ -14,7 +14,7 @@ public:
         const MechanismTable &m = problem.mechanism;
         const T per_step = 1.0 / problem.timestep();
         for (const JointConeTable &cone : m.joint_cones) {
-            const T mass = problem.cone_mass(cone), worth = cone.kind == JointConeTable::friction ? mass : per_step * mass;
+            const T mass = problem.cone_mass(cone), worth = cone.on_rate() ? mass : per_step * mass;
             for (int k = 0; k < cone.pairs(); ++k) {
                 const int at = cone.impulse + k * cone.stride;
                 pair(w[at], w[cone.slack + k * cone.stride], worth, constant::compliance, give[at]);

@@ -22,10 +22,12 @@ struct Problem {
     std::vector<CouplingData<T>> couplings;
     std::vector<T> residual;          // rows of the equations, in the places of w; cones.hpp has the complementarity rows
     std::vector<T> values;            // the condensed matrix
+    double depenetration_speed = 0.0; // as in Options
+    bool overlaps = false;            // whether a law of overlap acts on some contact in this step
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
-          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_laws), free(m.num_free_data),
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_contacts), free(m.num_free_data),
           joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings), residual(m.num_unknowns),
           values(m.schedule.num_values) {
         BodyPose<T> origin{};
@@ -120,10 +122,10 @@ struct Problem {
         return i == j ? mechanism.bodies[i ? pair.other : contact.body].diagonal : i ? pair.other_body : pair.body_other;
     }
 
-    // Derivative by the twists of the coordinate of a limit, or of the rate of a friction; and its effective mass.
+    // Derivative by the twists of the coordinate or of the rate on which a cone acts; and its effective mass.
     TD_INLINE const TwistRow<T> &cone_row(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
-        return cone.kind == JointConeTable::friction ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];
+        return cone.on_rate() ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];
     }
     TD_INLINE T cone_mass(const JointConeTable &cone) const {
         const JointTable &joint = mechanism.joints[cone.joint];

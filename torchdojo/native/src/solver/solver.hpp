@@ -18,6 +18,7 @@ namespace torchdojo {
 struct Options {
     double kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings;
+    double depenetration_speed = 0.0;  // of contacts without a law of overlap of their own; 0: none
     int64_t warm_iterations;  // iterations of an attempt from a warm start
     bool limit = false;  // derivatives are taken in the hard limit κ → 0
     bool complementarity_aware = false;  // derivatives may take pressed contacts for open ones
@@ -58,6 +59,7 @@ public:
 
     void bind(const Options &options, const double *shared) {
         this->options = options;
+        problem.depenetration_speed = options.depenetration_speed;
         shared_parameters = shared;
         if (shared)
             for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);

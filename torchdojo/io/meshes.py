@@ -1,0 +1,143 @@
+"""Collision meshes of robot files: where the file is, what it holds, and the hull that touches the ground for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import numpy as np
+
+from torchdojo.geometry.hulls import Hull, MeshSource
+from torchdojo.io.robot import Array
+
+__all__ = ["MESH_MODES", "Folders", "MeshMode", "MeshReader", "MeshReference", "check_mode", "find_mesh", "mesh_vertices"]
+
+MeshMode = Literal["hull", "skip"] | None
+MESH_MODES = ("hull", "skip", None)
+Folders = str | Path | Sequence[str | Path]
+UNITS = {".dae"}  # formats that name their unit of length
+
+
+@dataclass(frozen=True)
+class MeshReference:
+    """A mesh as a file names it: a path, possibly package://, and a scale of its axes."""
+
+    name: str
+    scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+def check_mode(mode: Any) -> None:
+    """Refuse an unknown value of `mesh=`."""
+    if mode not in MESH_MODES:
+        raise ValueError(f"mesh is {mode!r}; allowed: 'hull', 'skip' (the same, without meshes that cannot be read), None (no meshes)")
+
+
+@dataclass
+class MeshReader:
+    """Reads collision meshes as `mesh=` says: "hull" raises where one cannot be read, "skip" notes it and goes on, None reads none.
+
+    Args:
+        robot: the file that names the meshes. part: what the format calls a link.
+        folders: further folders to look in, see `find_mesh`. count: largest number of contact points of each mesh.
+
+    Raises:
+        ValueError: an unknown mode.
+    """
+
+    robot: Path
+    part: str
+    mode: MeshMode = "hull"
+    folders: Folders = ()
+    count: int = 16
+    skipped: list[str] = field(default_factory=list)  #: in words: what is left out
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode)
+
+    def hull(self, reference: MeshReference, owner: str, **pose: Any) -> Hull | None:
+        """The hull of a mesh file, or None where it is left out.
+
+        Args:
+            owner: name of the link that the mesh belongs to. pose: of the mesh in the body's frame, keywords of `Hull`.
+
+        Raises:
+            FileNotFoundError: no such file, with mode "hull". ValueError: a file without vertices or that cannot be read, likewise.
+            ImportError: trimesh or scipy is not installed.
+        """
+        if self.mode is None:
+            self.skipped.append(f"{owner} ({reference.name})")
+            return None
+        try:
+            path = find_mesh(reference.name, self.robot, self.folders)
+            vertices = mesh_vertices(path) * np.array(reference.scale)
+            return Hull(vertices, count=self.count, source=MeshSource(path, reference.scale), **pose)
+        except (FileNotFoundError, ValueError) as error:
+            if self.mode == "skip":
+                self.skipped.append(f"{owner} ({reference.name})")
+                return None
+            remedy = "mesh_path=FOLDER adds a folder to look in, mesh='skip' goes on without it"
+            raise type(error)(f"{self.robot}: collision mesh of {self.part} {owner!r}: {error}; {remedy}") from error
+
+    def note(self) -> tuple[str, ...]:
+        """What is left out, in words."""
+        names = ", ".join(dict.fromkeys(self.skipped))
+        return (f"{self.robot}: mesh collision geometry is skipped (those {self.part}s make no contact): {names}",) if names else ()
+
+
+def find_mesh(name: str, robot: Path, further: Folders = ()) -> Path:
+    """The file that `name` means: a path, absolute or relative, or ``package://PACKAGE/PATH`` (``model://`` likewise).
+
+    It is looked up in the `further` folders, in the folder of the robot's file, in the parents of that folder, and in those of the
+    environment variable ROS_PACKAGE_PATH. A folder may be the one that a relative path starts from, the one that holds the package, the
+    package itself, or any inside it: the longest tail of the name that exists in one of them counts. The bare name of a file would mean too
+    little in the parents and in packages, and counts in the others alone.
+
+    Raises:
+        FileNotFoundError: none of the folders has it; the message lists them.
+    """
+    text = name.replace("\\", "/").removeprefix("file://")
+    if "://" not in text and Path(text).is_absolute():
+        if Path(text).is_file():
+            return Path(text)
+        raise FileNotFoundError(f"{name!r} is not there")
+    given = [further] if isinstance(further, (str, Path)) else further
+    own = Path(os.path.abspath(robot)).parent  # not resolve(): a folder of links stays where it is
+    near = [*(Path(folder).expanduser() for folder in given), own]
+    packages = [Path(folder) for folder in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if folder]
+    folders = list(dict.fromkeys([*near, *own.parents, *packages]))
+    parts = PurePosixPath(text.split("://")[-1]).parts
+    for start in range(len(parts)):
+        tail = Path(*parts[start:])
+        for folder in near if start and len(tail.parts) == 1 else folders:
+            if (folder / tail).is_file():
+                return folder / tail
+    raise FileNotFoundError(f"{name!r} is in none of the folders {', '.join(map(str, folders))}")
+
+
+def mesh_vertices(path: Path) -> Array:
+    """Vertices (n, 3) of a mesh file in the file's frame [m]: STL, OBJ, DAE and whatever else trimesh reads.
+
+    Lengths are in meters, except that a DAE names its unit. Its up axis is ignored, as robot files expect.
+
+    Raises:
+        ImportError: trimesh, or what it needs for the format, is not installed. ValueError: no mesh, or one without vertices.
+    """
+    try:
+        import trimesh
+    except ImportError as error:
+        raise ImportError('reading meshes needs the package trimesh: pip install "torchdojo[mesh]"') from error
+    try:
+        scene = trimesh.load_scene(str(path), process=False)
+        if path.suffix.lower() in UNITS:
+            scene = scene.convert_units("meters")
+        vertices = np.asarray(scene.to_mesh().vertices, dtype=np.float64)
+    except ImportError:
+        raise
+    except Exception as error:  # the parsers of trimesh raise whatever their formats make them raise
+        raise ValueError(f"{path} cannot be read as a mesh: {type(error).__name__}: {error}") from error
+    if not len(vertices):
+        raise ValueError(f"{path} is empty: it has no vertices")
+    return vertices

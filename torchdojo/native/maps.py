@@ -1,0 +1,202 @@
+"""Functions of states through the kernel (`StateMap` in tables.py), differentiable in the state.
+
+The packed parameters are held: where a parameter needs a derivative, the reference computes the function. Eager calls go to the kernel at
+once, or through an autograd Function, which serves `torch.func` and forward mode, too. `torch.compile` sees an operator: Dynamo would take
+minutes to trace the reference's loops over joints into thousands of nodes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchdojo.gradients.batching import align, map_all
+from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
+from torchdojo.native import kernel, loader
+from torchdojo.native.cache import Parameters
+from torchdojo.native.execution import VECTOR, differentiable
+from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
+from torchdojo.native.minimal import bound_tree
+from torchdojo.native.program import Program, by_number
+from torchdojo.native.tables import Derivative, StateMap
+from torchdojo.parameters import transforming
+from torchdojo.state.minimal import to_maximal, to_minimal
+from torchdojo.state.unknowns import TIMESTEP
+
+__all__ = ["TREE", "compiled_map", "covers", "state_map"]
+
+GEOMETRY = ("axis", "parent_anchor", "child_anchor", "orientation_offset")  # the fields of joints that the maps of a tree read
+TREE = (StateMap.TO_MINIMAL, StateMap.TO_MAXIMAL)  # maps of the spanning tree
+
+
+def covers(parameters: Parameters, state: Tensor) -> bool:
+    """Whether a state has the batch dimensions of all parameters.
+
+    Otherwise the shape of a value depends on the parameters that the function reads.
+    """
+    batch, lead = parameters.batch, state.shape[:-1]
+    return not batch or torch.broadcast_shapes(batch, lead) == lead
+
+
+def state_map(program: Program, parameters: Parameters, which: StateMap, state: Tensor) -> Tensor:
+    """The value (..., size) of a function at `state` (..., size), which `covers` the batch dimensions of the parameters."""
+    if transforming() or forward_mode() or (state.requires_grad and torch.is_grad_enabled()):
+        return cast(Tensor, Mapped.apply(program, parameters, which, state))
+    return _evaluate(program, parameters, which, Derivative.VALUE, state)
+
+
+def compiled_map(program: Program, parameters: Sequence[Tensor], which: StateMap, state: Tensor, native: bool) -> Tensor:
+    """`state_map` as an operator, for `torch.compile`. It is differentiable in the parameters, too, for the maps of the tree.
+
+    native: whether the kernel computes it, where it can.
+    """
+    return cast(Tensor, state_map_op(state, list(parameters), program.number, int(which), native))
+
+
+def _evaluate(
+    program: Program, parameters: Parameters, which: StateMap, derivative: Derivative, state: Tensor, along: Tensor | None = None
+) -> Tensor:
+    lead = state.shape[:-1]
+    rows = state.detach() if len(lead) == 1 else state.detach().reshape(lead.numel(), state.shape[-1])
+    if along is not None:
+        along = along.detach().reshape(lead.numel(), along.shape[-1])
+    out = kernel.state_map(program, parameters.rows(lead)[1], which, derivative, rows, along)
+    return out if len(lead) == 1 else out.view(*lead, out.shape[-1])
+
+
+class Mapped(torch.autograd.Function):
+    """(program, parameters, which, state) -> value."""
+
+    @staticmethod
+    def forward(program: Program, parameters: Parameters, which: StateMap, state: Tensor) -> Tensor:
+        return _evaluate(program, parameters, which, Derivative.VALUE, state)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *ctx.held, state = inputs
+        save(ctx, state)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        return Product.apply(*ctx.held, Derivative.PUSH, *ctx.saved_tensors, tangents[3])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        call: Any = Product.apply if torch.is_grad_enabled() or transforming() or forward_mode() else _evaluate
+        return None, None, None, call(*ctx.held, Derivative.PULL, *ctx.saved_tensors, grad)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], program: Program, parameters: Parameters, which: StateMap, state: Tensor) -> Any:
+        return Mapped.apply(program, parameters, which, state.movedim(in_dims[3], 0)), 0
+
+
+class Product(LastDerivative):
+    """(program, parameters, which, derivative, state, along) -> the gradient by the state, or the tangent of the value."""
+
+    refusal = NO_SECOND_DERIVATIVE
+
+    @staticmethod
+    def forward(program: Program, parameters: Parameters, which: StateMap, derivative: Derivative, state: Tensor, along: Tensor) -> Tensor:
+        return _evaluate(program, parameters, which, derivative, state, along)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return Product.apply(*inputs[:4], *map_all(info.batch_size, in_dims[4:], inputs[4:])), 0
+
+
+# `apply` binds arguments, and computes the signature anew in every call where the function does not store it.
+for _forward in (Mapped.forward, Product.forward):
+    setattr(_forward, "__signature__", inspect.signature(_forward))  # noqa: B010  (functions have no such attribute, says mypy)
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _value(program: Program, state: Tensor, parameters: Sequence[Tensor], which: int, native: bool) -> Tensor:
+    """The value by the kernel, or by the reference for the maps of a tree."""
+    given = Parameters(program, parameters)
+    if native and loader.available() and covers(given, state):
+        return _evaluate(program, given, StateMap(which), Derivative.VALUE, state)
+    return _reference(program, state, parameters, which)
+
+
+def _reference(program: Program, state: Tensor, parameters: Sequence[Tensor], which: int) -> Tensor:
+    order, h = bound_tree(program, parameters), parameters[TIMESTEP]
+    if which == StateMap.TO_MAXIMAL:
+        q, qd = state.chunk(2, dim=-1)
+        return to_maximal(order, program.num_bodies, q, qd, h)
+    coordinates = torch.cat(to_minimal(order, program.num_bodies, state, h), dim=-1)
+    return coordinates.expand(_shape(program, state, parameters, which))
+
+
+def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], which: int) -> torch.Size:
+    size = program.map_sizes[StateMap(which)][1]
+    if which != StateMap.TO_MINIMAL:
+        return torch.Size((*state.shape[:-1], size))
+    leads, fields = [state.shape[:-1], parameters[TIMESTEP].shape], program.fields(parameters)
+    for group in program.joint_groups:
+        leads += [fields[id(group)][name].shape[: -1 - group.fields[name]] for name in GEOMETRY]
+    return torch.Size((*torch.broadcast_shapes(*leads), size))
+
+
+@torch.library.custom_op("torchdojo::state_map", mutates_args=())
+def state_map_op(state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool) -> Tensor:
+    """A function of states; by the kernel if `native`, else by the reference, which has those of a tree."""
+    return _value(by_number(program), state, parameters, which, native).contiguous()
+
+
+@torch.library.custom_op("torchdojo::state_map_adjoint", mutates_args=())
+def adjoint_op(
+    grad: Tensor, state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool, needs: list[bool]
+) -> list[Tensor]:
+    """Gradients of the state and of the parameters, for the needed ones alone."""
+    lowered, given = by_number(program), Parameters(by_number(program), parameters)
+    if native and not any(needs[1:]) and loader.available() and covers(given, state):
+        return [_evaluate(lowered, given, StateMap(which), Derivative.PULL, state, grad)] if needs[0] else []
+    with differentiable():
+        leaves = [t.detach().requires_grad_(need) for t, need in zip([state, *parameters], needs, strict=True)]
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        grads = torch.autograd.grad(_reference(lowered, leaves[0], leaves[1:], which), wanted, grad, allow_unused=True)
+    return [torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, grads, strict=True)]
+
+
+@state_map_op.register_fake
+def _(state, parameters, program, which, native):  # type: ignore[no-untyped-def]
+    return state.new_empty(_shape(by_number(program), state, parameters, which))
+
+
+@adjoint_op.register_fake
+def _(grad, state, parameters, program, which, native, needs):  # type: ignore[no-untyped-def]
+    return [t.new_empty(t.shape) for t, need in zip([state, *parameters], needs, strict=True) if need]
+
+
+@state_map_op.register_vmap
+def _(info, in_dims, state, parameters, program, which, native):  # type: ignore[no-untyped-def]
+    specs = [VECTOR, *by_number(program).parameter_specs]
+    state, *parameters = align(specs, [in_dims[0], *in_dims[1]], [state, *parameters])
+    return state_map_op(state, parameters, program, which, native), 0
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    state, parameters, *ctx.numbers = inputs
+    ctx.save_for_backward(state, *parameters)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[1]]
+    state, *parameters = ctx.saved_tensors
+    results = iter(adjoint_op(grad, state, parameters, *ctx.numbers, needs))
+    grads = [next(results) if need else None for need in needs]
+    return grads[0], grads[1:], None, None, None
+
+
+def _refuse(*_: Any) -> Any:
+    raise RuntimeError(NO_SECOND_DERIVATIVE)
+
+
+state_map_op.register_autograd(_backward, setup_context=_setup)
+adjoint_op.register_autograd(_refuse)
