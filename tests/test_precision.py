@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 from collections.abc import Callable
 from typing import Any, cast
@@ -40,6 +41,8 @@ CALLS: dict[str, Callable[[td.Mechanism, Tensor, Tensor, Tensor, Tensor], Any]] 
     "place": lambda m, z, u, q, qd: m.place(z, clearance=0.01),
     "unwind": lambda m, z, u, q, qd: m.unwind(z, near=q),
     "actuators": lambda m, z, u, q, qd: m.actuators(u, z),
+    "body_points": lambda m, z, u, q, qd: m.body_points(z, "leg", u.new_tensor([[0.0, 0.1, 0.2]])),
+    "contact_points": lambda m, z, u, q, qd: m.contact_points(z),
     "distances": lambda m, z, u, q, qd: m.distances(z),
     "joint_errors": lambda m, z, u, q, qd: m.joint_errors(z),
     "kinetic_energy": lambda m, z, u, q, qd: m.kinetic_energy(z, z),
@@ -66,6 +69,18 @@ def flat(result: Any) -> dict[str, Tensor]:
     return {str(name): value for name, value in zip(names, result, strict=True)}
 
 
+def test_every_method_that_takes_a_state_takes_float32() -> None:
+    """A new method belongs under `in_float64`; checks and poses are for the methods themselves."""
+    internal = ("check_inputs", "check_state", "check_coordinates", "configurations", "constraint_rows", "element_poses", "element_states")
+    for name in dir(td.Mechanism):
+        method = getattr(td.Mechanism, name)
+        if name.startswith("_") or name in internal or not inspect.isfunction(method):
+            continue
+        parameters = list(inspect.signature(method).parameters)
+        if parameters[1:2] in (["z"], ["q"]):
+            assert hasattr(method, "__wrapped__"), name
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_results_have_the_dtype_of_the_state(name: str) -> None:
     mech, call = hopper(), CALLS[name]
@@ -82,6 +97,32 @@ def test_results_have_the_dtype_of_the_state(name: str) -> None:
                 assert value.dtype == dtype, key
             if name not in ("policy", "policy_of_ctrl", "rollout_minimal"):  # what these policies see is rounded
                 torch.testing.assert_close(value.double(), expected[key].double(), **ROUNDED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_other_dtypes_are_refused(dtype: torch.dtype) -> None:
+    mech = hopper()
+    td.actuate(mech, {"servo": td.Actuator.position("hip", kp=2.0, kv=0.1)})
+    given = [value.to(dtype) for value in inputs(mech)]
+    for name, call in CALLS.items():
+        with pytest.raises(TypeError, match=rf"got {dtype}; allowed: torch.float64 or torch.float32; convert it: \w+\.double\(\)"):
+            call(mech, *given)
+            pytest.fail(f"{name} takes {dtype}")
+
+
+def test_autocast_changes_nothing_or_is_refused() -> None:
+    mech = hopper()
+    td.actuate(mech, {"servo": td.Actuator.position("hip", kp=2.0, kv=0.1)})
+    given = inputs(mech)
+    for call in CALLS.values():
+        expected = flat(call(mech, *given))
+        try:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                result = flat(call(mech, *given))
+        except RuntimeError as error:
+            assert "torch.autocast is on" in str(error)
+        else:
+            assert all(torch.equal(value, expected[key]) for key, value in result.items())
 
 
 def test_warm_starts_and_jacobians_written_into_out() -> None:
@@ -126,6 +167,23 @@ def test_gradients_against_differences_of_the_float64_step(backend: str) -> None
     torch.testing.assert_close(analytic, difference, rtol=1e-4, atol=1e-4 * float(difference.abs().max()))
     if backend == "auto":
         assert td.testing.check_gradients(mech, z.float(), u.float(), parameters=False, directions=2).max_relative_error < 1e-6
+
+
+@pytest.mark.parametrize("name", ["pendulum", "half_cheetah", "quadruped", "humanoid"])
+def test_a_state_rounded_after_every_step_costs_no_iterations(name: str) -> None:
+    """Positions of float32 are open by 1e-7 m, and their velocities by 1e-5 m/s."""
+    mech = td.models.make(name)
+    start, ends, iterations = td.models.initial_state(name, mech), [], []
+    for dtype in (torch.float64, SINGLE):
+        z, warm, count = start.to(dtype), None, 0
+        for _ in range(100):
+            out = mech.step(z, warm_start=warm)
+            z, warm, count = out.z, out.solution, count + int(out.iterations)
+            assert not out.status
+        ends.append(z.double())
+        iterations.append(count)
+    torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=1e-4)
+    assert iterations[1] <= 1.02 * iterations[0] + 2
 
 
 # -- modules ---------------------------------------------------------------------------------------------------------------------------

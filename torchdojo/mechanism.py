@@ -71,6 +71,10 @@ class Mechanism(Structure):
         self.options = options or SolverOptions()
         self.backends = Backends(self)
 
+    def rebuild(self) -> None:
+        super().rebuild()
+        self.backends = Backends(self)
+
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
 
     @in_float64
@@ -241,7 +245,9 @@ class Mechanism(Structure):
             ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
         """
         given = minimal.Coordinates(self.backends, self.options, q, qd)
-        return given.after_step(self.step(given.z, u, **options))
+        with self.backends.holding(given.parameters):
+            out = self.step(given.z, u, **options)
+        return given.after_step(out)
 
     @in_float64
     def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:

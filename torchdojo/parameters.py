@@ -75,7 +75,7 @@ def check_tensor(name: str, value: Any, size: int, number: Tensor, owner: str) -
     if value.ndim < 1 or value.shape[-1] != size:
         raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for {owner}")
     if value.dtype != torch.float64:  # `precision.in_float64` has converted float32
-        raise TypeError(f"{name}: got {value.dtype}; allowed: torch.float64 or torch.float32; convert it, for example {name}.double()")
+        raise TypeError(f"{name}: got {value.dtype}; allowed: torch.float64 or torch.float32; convert it: {name}.double()")
     if value.device != number.device:
         raise TypeError(
             f"{name}: on {value.device}, the mechanism on {number.device}; move one, for example mech.to({str(value.device)!r})"

@@ -21,30 +21,36 @@ from torchdojo.parameters import result_tensor
 __all__ = ["in_float64"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_SINGLE = torch.float32
+_SINGLE, _DOUBLE = torch.float32, torch.float64
 
-KEPT = "grad_kappa"  # compared with kappa in the dtype in which it is given
+AS_GIVEN = ("grad_kappa", "out")  # the first is compared with kappa in its own dtype
 OPAQUE = "solution"  # a field of results that only warm starts read; it stays float64
 
 
 def in_float64(method: _F) -> _F:
     """A method that takes tensors of float32, too, and returns tensors in the dtype of its first argument.
 
-    A function among the arguments, a policy, gets states in this dtype, and may answer in either. Other dtypes are left to the checks of
-    the method. Fields named "solution" stay float64. A float32 `out` of a pair of Jacobians is filled with both.
+    A function among the arguments, a policy, gets states in this dtype, and may answer in either. Fields named "solution" stay float64. A
+    float32 `out` of a pair of Jacobians is filled with both.
+
+    Raises:
+        TypeError: a tensor of another dtype, float16 or integers.
     """
-    first = list(inspect.signature(method).parameters)[1]
+    names = list(inspect.signature(method).parameters)[1:]
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_plain(args) and (not kwargs or _is_plain(kwargs.values())):
             return method(self, *args, **kwargs)
-        state = args[0] if args else kwargs.get(first)
-        dtype = torch.float32 if isinstance(state, Tensor) and state.dtype == torch.float32 else torch.float64
-        out = kwargs.pop("out", None) if dtype == torch.float32 else None
-        named = {name: value if name in (KEPT, "out") else _raised(value, dtype) for name, value in kwargs.items()}
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            if isinstance(value, Tensor) and value.dtype not in (_DOUBLE, _SINGLE) and name not in AS_GIVEN:
+                raise TypeError(f"{name}: got {value.dtype}; allowed: torch.float64 or torch.float32; convert it: {name}.double()")
+        state = args[0] if args else kwargs.get(names[0])
+        dtype = _SINGLE if isinstance(state, Tensor) and state.dtype == _SINGLE else _DOUBLE
+        out = kwargs.pop("out", None) if dtype == _SINGLE else None
+        named = {name: value if name in AS_GIVEN else _raised(value, dtype) for name, value in kwargs.items()}
         result = method(self, *(_raised(value, dtype) for value in args), **named)
-        if dtype == torch.float32:
+        if dtype == _SINGLE:
             result = _lowered(result)
         return result if out is None else _written(result, out)
 
@@ -52,10 +58,10 @@ def in_float64(method: _F) -> _F:
 
 
 def _is_plain(values: Iterable[Any]) -> bool:
-    """Whether all values are as the method takes them: no float32, no function."""
+    """Whether all values are as the method takes them: no tensor that is not float64, no function."""
     for value in values:
         if isinstance(value, Tensor):
-            if value.dtype is _SINGLE:
+            if value.dtype is not _DOUBLE:
                 return False
         elif value is not None and callable(value):
             return False
@@ -65,7 +71,7 @@ def _is_plain(values: Iterable[Any]) -> bool:
 def _raised(value: Any, dtype: torch.dtype) -> Any:
     """A float32 tensor as float64. A policy that gets its states in `dtype`, and whose answer is raised."""
     if isinstance(value, Tensor):
-        return value.double() if value.dtype == torch.float32 else value
+        return value.double() if value.dtype == _SINGLE else value
     if value is None or not callable(value):
         return value
     return lambda *states: _raised(value(*(state.to(dtype) for state in states)), dtype)
@@ -74,7 +80,7 @@ def _raised(value: Any, dtype: torch.dtype) -> Any:
 def _lowered(result: Any) -> Any:
     """Float64 tensors of a result as float32."""
     if isinstance(result, Tensor):
-        return result.float() if result.dtype == torch.float64 else result
+        return result.float() if result.dtype == _DOUBLE else result
     if not isinstance(result, tuple):
         return result
     names = getattr(result, "_fields", None)

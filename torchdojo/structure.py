@@ -19,6 +19,7 @@ from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import Element, Pose, Twist
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
+from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
@@ -63,7 +64,8 @@ class Structure(PhysicalModule):
         self._add_floating_joints()
         self._attach_couplings()
         #: Positions of each element's numbers in the unknown of the step and in u.
-        self.layout = UnknownLayout(len(self.bodies), self.elements())
+        self.layout: UnknownLayout
+        Structure.rebuild(self)
         self._tree_joints = minimal.tree_names(self.named_joints())
         self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self.named_joints()).values())
 
@@ -111,7 +113,7 @@ class Structure(PhysicalModule):
 
     def elements(self) -> dict[str, Element]:
         """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME",
-        "velocity_limits.NAME"."""
+        "velocity_limits.NAME", "drives.NAME"."""
         pairs = [
             (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
         ]
@@ -119,7 +121,12 @@ class Structure(PhysicalModule):
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
         pairs += [(f"velocity_limits.{name}", JointVelocityLimits(joint)) for name, joint in standard.items() if joint.velocity_limited]
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
+        pairs += [(f"drives.{name}", JointDrive(joint)) for name, joint in standard.items() if joint.driven]
         return cast(dict[str, Element], dict(pairs))
+
+    def rebuild(self) -> None:
+        """Lay out the unknown of a step anew, after a joint got a servo (`StandardJoint.add_servo`). Solutions for warm starts change."""
+        self.layout = UnknownLayout(len(self.bodies), self.elements())
 
     # -- sizes ---------------------------------------------------------------------------------------------------------------------------
 
@@ -161,6 +168,7 @@ class Structure(PhysicalModule):
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
         - "velocity_limits.NAME" of a joint with limits of speed: γ of the lower sides, rates of −v, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
+        - "drives.NAME" of a joint whose servo has a range: p of these coordinates, then q. The impulse is (p − q)/2 + h (middle).
         """
         layout, start = {}, 0
         for key, piece in self.layout.impulses.items():

@@ -84,6 +84,12 @@ def test_throws_have_the_numbers_of_their_file():
         recordings = recordings_of(falling(**given))
         assert (recordings.throw_id.tolist(), recordings.numbered_by) == (numbers.tolist(), name)
         assert recordings.select([2, 1]).throw_id.tolist() == numbers[[2, 1]].tolist()
+    for part, kept in zip(recordings_of(falling(throw_id=None, toss_index=source)).hold_back([5, 12]), ([3, 4], [12, 5]), strict=True):
+        assert part.throw_id.tolist() == kept
+    with pytest.raises(DataError, match=r"no throws \[6, 13\]; allowed: .* numbered by toss_index, from 3 to 12"):
+        recordings_of(falling(throw_id=None, toss_index=source)).hold_back([5, 6, 13])
+    with pytest.raises(DataError, match=r"names 2 throws, and it has 2 throws; allowed: some, not all"):
+        recordings_of(falling(throw_id=ids)).hold_back([7, 9])
     with pytest.raises(DataError, match=r"toss_index is int64 \(2,\); allowed: whole numbers \(4,\), one per trajectory"):
         recordings_of(falling(throw_id=None, toss_index=np.array([0, 1])))
 

@@ -10,6 +10,7 @@ from made_up import recorded, thrown_cubes
 from conftest import shared_path
 from torchdojo import quaternion as quat
 from torchdojo.identification import FittedObject, cube_model, elbow_model, fit, flight_starts, levelled, read_config, record_rollouts
+from torchdojo.identification.fitting import prepare
 from torchdojo.identification.recordings import DataError, read_recordings, recordings_of
 
 NOISE = (5e-4, 0.05, 4e-3, 0.5)  # of position [m], velocity [m/s], rotation vector [rad], angular velocity [rad/s]
@@ -124,6 +125,11 @@ def test_tilts_name_throws_by_the_numbers_of_their_file(tmp_path):
     description = {"data": str(tmp_path / "tosses.npz"), "object": "cube", "stages": [{"parameters": ["friction"], "horizon": 1}]}
     with pytest.raises(DataError, match=r"no throw has a number from 0 to 9, .*; throws are numbered by toss_index, from 10 to 19"):
         fit(read_config({**description, "tilts": [[0, 9, 0.1, 0.0]]}))
+    with pytest.raises(DataError, match=r"there are no throws \[3\]; .* numbered by toss_index, from 10 to 19"):
+        fit(read_config({**description, "held_back": [3, 12]}))
+    assert prepare(read_config({**description, "held_back": [12, 19]}))[1].throw_id.tolist() == [12, 19]
+    with pytest.raises(ValueError, match=r"FitConfig\.held_back: got \[12\]; allowed: numbers of throws, without fold"):
+        read_config({**description, "held_back": [12], "fold": [1, 2]})
 
 
 @pytest.mark.parametrize("row", [[1.0, 2.0, 0.1], [1.0, 2.0, float("nan"), 0.0], [2.0, 1.0, 0.1, 0.0]], ids=str)

@@ -14,7 +14,10 @@ def stripped(mech: td.Mechanism, *keywords: str) -> td.Mechanism:
         if isinstance(joint, td.StandardJoint):
             kept = {key: getattr(joint, key) for key in KEYWORDS if key not in (keywords or KEYWORDS)}
             fields = {key: getattr(joint, key) for key in td.StandardJoint.fields}
-            joint = type(joint)(joint.parent, joint.child, **fields, **kept, actuated=joint.actuated)
+            if joint.servo_stiffness is not None:
+                kept |= {"servo_stiffness": joint.servo_stiffness, "servo_damping": joint.servo_damping}
+                kept |= {"servo_range": (joint.servo_lower, joint.servo_upper)} if joint.driven else {}
+            joint = type(joint)(joint.parent, joint.child, **fields, **kept, actuated=joint.actuated, implicit=joint.implicit)
         joints.append((name, joint))
     given = list(mech.bodies.items()), joints, list(mech.contacts.items())
     new = td.Mechanism(*given, timestep=mech.timestep, gravity=mech.gravity, options=mech.options)

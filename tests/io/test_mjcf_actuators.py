@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,14 @@ def quiet(path: Path, **options: Any) -> Mechanism:
         return load(path, contacts=None, **options)
 
 
-def held(path: Path, ctrl: list[float], servos: str = "implicit", duration: float = 0.1) -> tuple[float, float, np.ndarray]:
+def held(path: Path, ctrl: list[float], servos: str = "implicitfast", duration: float = 0.1) -> tuple[float, float, np.ndarray]:
     """Hold a control from rest in a random configuration, in MuJoCo and here.
 
     Returns the largest differences of coordinates relative to the largest motion, and of rates relative to the largest rate. The forces at
     the end are MuJoCo's.
     """
     mech, info = quiet(path, servos=servos), read_mjcf(path)
-    mech.options = SolverOptions(residual_tol=1e-11)
+    mech.options = SolverOptions(residual_tol=1e-11, kappa=1e-9)
     model = info.compiled.model
     data = mujoco.MjData(model)
     data.qpos[:] = model.qpos0 + np.random.default_rng(0).uniform(-0.3, 0.3, model.nv)
@@ -117,25 +118,37 @@ def test_like_mujoco_where_forces_are_clipped(tmp_path: Path) -> None:
     position, velocity, force = held(path, ctrl, "explicit")
     assert force[[0, 2]].tolist() == [-3.0, -2.0]
     assert max(position, velocity) <= 1e-4
-    coarse = held(path, ctrl, duration=0.03)[:2]
+    coarse = held(path, ctrl, "implicitfast", duration=0.03)[:2]
     assert max(coarse) <= 6e-3
     path.write_text(path.read_text().replace('"1e-4"', '"2e-5"'))
-    fine = held(path, ctrl, duration=0.03)[:2]
+    fine = held(path, ctrl, "implicitfast", duration=0.03)[:2]
     assert fine[0] == pytest.approx(coarse[0] / 5, rel=0.1)
+
+
+def test_implicit_servos_converge_to_mujoco(tmp_path: Path) -> None:
+    """Forces are clipped or not: position servos at the next configuration differ from MuJoCo's by a first order in h."""
+    for actuators in (SERVOS, CLIPPED):
+        path, errors = write(tmp_path, actuators), []
+        for h in ("4e-4", "1e-4"):
+            path.write_text(re.sub(r'timestep="[^"]*"', f'timestep="{h}"', path.read_text()))
+            errors.append(max(held(path, [0.5, 0.7, -3.0], "implicit", duration=0.02)[:2]))
+        assert errors[0] <= 0.03
+        assert errors[1] <= 0.3 * errors[0]
 
 
 def test_force_range_of_the_joint(tmp_path: Path) -> None:
     pair = '<motor name="a1" joint="a" gear="3"/><position name="a2" joint="a" kp="20"/>'
     path = write(tmp_path, pair, a='actuatorfrcrange="-1 2"')
-    mech = quiet(path)
-    assert mech.actuators.inputrange.tolist() == [[-1.0, 2.0]]
+    assert quiet(path, servos="implicitfast").actuators.inputrange.tolist() == [[-1.0, 2.0]]
+    joint = quiet(path).joints["a"]  # MuJoCo clips the sum, and so does the joint
+    assert (float(joint.servo_lower), float(joint.servo_upper)) == (-1.0, 2.0)
     position, velocity, force = held(path, [5.0, 1.0])
     assert 3 * force[0] + force[1] > 2
     assert max(position, velocity) <= 1e-4
 
 
 def test_numbers_of_the_file(tmp_path: Path) -> None:
-    info, mech = read_mjcf(write(tmp_path, CLIPPED + MOTORS)), quiet(write(tmp_path, CLIPPED + MOTORS))
+    info, mech = read_mjcf(write(tmp_path, CLIPPED + MOTORS)), quiet(write(tmp_path, CLIPPED + MOTORS), servos="implicitfast")
     module, signs = mech.actuators, [sign for entries in info.coordinates.values() for _, sign in entries]
     assert module.names == ("pa", "pb", "vs", "ma", "mb", "ms")
     assert module.joints == ("a", "b", "s", "a", "b", "s")
@@ -150,7 +163,7 @@ def test_numbers_of_the_file(tmp_path: Path) -> None:
     assert float(joints["b"].armature) == pytest.approx(0.01 + 4 * 0.02)
     explicit = quiet(write(tmp_path, CLIPPED + MOTORS), servos="explicit")
     assert [float(explicit.joints[name].damper) for name in "abs"] == pytest.approx([0.1, 4 * 0.1, 0.0])
-    with pytest.raises(ValueError, match=r"servos is 'soft'; allowed: 'implicit' or 'explicit'"):
+    with pytest.raises(ValueError, match=r"servos is 'soft'; allowed: 'implicit', 'implicitfast' or 'explicit'"):
         quiet(write(tmp_path, ""), servos="soft")
 
 
@@ -158,7 +171,7 @@ def test_flags_of_the_file(tmp_path: Path) -> None:
     def flagged(flag: str) -> Mechanism:
         path = write(tmp_path, CLIPPED + MOTORS)
         path.write_text(path.read_text().replace("<worldbody>", f'<option><flag {flag}="disable"/></option><worldbody>'))
-        return quiet(path)
+        return quiet(path, servos="implicitfast")
 
     assert not torch.isfinite(flagged("clampctrl").actuators.ctrlrange).any()
     assert float(flagged("damper").joints["b"].damper) == 4.0  # that of the servo, which is no passive force
@@ -186,7 +199,7 @@ def test_robots(robot: tuple[str, str]) -> None:
     """All actuators on joints act, no warning names them, and u is MuJoCo's force on the joint less what its damper carries."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        mech = load(path_of(robot), contacts=None)
+        mech, clipped = (load(path_of(robot), contacts=None, servos=servos) for servos in ("implicitfast", "implicit"))
     info = read_mjcf(path_of(robot))
     model = info.compiled.model
     on_joint = [a for a in range(len(model.actuator_trntype)) if model.actuator_trntype[a] == int(mujoco.mjtTrn.mjTRN_JOINT)]
@@ -215,6 +228,11 @@ def test_robots(robot: tuple[str, str]) -> None:
     for number, (label, sign) in enumerate(inputs):
         expected = sign * data.qfrc_actuator[model.jnt_dofadr[model.joint(label).id]]
         assert float(u[number] - carried[number]) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    force = clipped.actuators(torch.as_tensor(controls), z) - carried  # at the rates of z, in the range of the joint
+    for name, piece in clipped.input_layout.items():
+        joint = clipped.joints[name]
+        bounded = force[piece] if joint.servo_lower is None else force[piece].clamp(joint.servo_lower, joint.servo_upper)
+        torch.testing.assert_close(bounded, (u - carried)[piece], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +248,7 @@ def test_servos_of_robots_at_the_timestep_of_their_files(robot: str, reach: floa
     path = shared_path("models", *robot.split("/"))
     model = read_mjcf(path).compiled.model
     info = read_mjcf(path)
-    mech = stripped(quiet(path), "limits", "friction")
+    mech = stripped(quiet(path, servos="implicitfast"), "limits", "friction")
     mech.gravity = (0.0, 0.0, 0.0)
     model.opt.gravity[:] = 0
     model.opt.integrator = int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST)

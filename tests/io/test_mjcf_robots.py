@@ -230,7 +230,7 @@ def test_five_steps(robot: tuple[str, str]) -> None:
 def test_accelerations_are_those_of_mujoco(robot: tuple[str, str]) -> None:
     """From rest in a random configuration, springs, actuators and armature included; without what MuJoCo makes soft."""
     h = 1e-5
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None)
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None, servos="explicit")
     mech = stripped(mech, "limits", "friction")
     # Armature of 1 kg·m² times rates, coordinates to 1e-16 divided by h: 1e-11. Newton's third step goes as far as there is to go.
     mech.options = SolverOptions(residual_tol=1e-10, min_iterations=3, max_halvings=0)
@@ -270,7 +270,7 @@ def test_accelerations_are_those_of_mujoco(robot: tuple[str, str]) -> None:
 def test_motion_is_that_of_mujoco(robot: tuple[str, str]) -> None:
     """0.1 s at h = 1e-4 from rest in a random configuration, with torques, springs and armature: relative to how far joints move."""
     h, steps = 1e-4, 1000
-    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None)
+    info, mech = read_mjcf(path_of(robot)), load(path_of(robot), timestep=h, contacts=None, servos="explicit")
     mech = stripped(mech, "limits", "friction")
     mech.options = SolverOptions(residual_tol=1e-11)
     for joint in mech.joints.values():
@@ -327,7 +327,10 @@ def test_a1_in_detail() -> None:
         mech = load(shared_path("models", "unitree_a1", "a1.xml"))
     assert not any("actuator" in str(w.message) for w in caught)
     assert mech.actuators.names[:3] == ("FR_hip", "FR_thigh", "FR_calf")
-    assert mech.actuators.forcerange[0].tolist() == [-33.5, 33.5]
+    hip = mech.joints["FR_hip_joint"]
+    assert (float(hip.servo_lower), float(hip.servo_upper), float(hip.servo_stiffness)) == (-33.5, 33.5, 100.0)
+    explicit = load(shared_path("models", "unitree_a1", "a1.xml"), servos="implicitfast")
+    assert explicit.actuators.forcerange[0].tolist() == [-33.5, 33.5]
     knee = mech.joints["FL_calf_joint"]
     assert (knee.parent, knee.child) == ("FL_thigh", "FL_calf")
     assert knee.effort_limit == [33.5]

@@ -95,6 +95,68 @@ def test_compiled_errors() -> None:
         function(mechanism, z * torch.nan)
 
 
+def arguments_of(function: Callable[..., Any], *inputs: Tensor) -> int:
+    """Number of tensors that the traced graph takes."""
+    torch._dynamo.reset()
+    return len(torch._dynamo.explain(function)(*inputs).graphs[0].graph.find_nodes(op="placeholder"))
+
+
+def test_compiled_steps_look_parameters_up() -> None:
+    mechanism, z = hopper(), states(hopper(), 3).detach()
+    assert arguments_of(lambda z: mechanism.step(z).z, z) <= 2  # z, and a number whose dtype zeros have
+    mechanism.bodies["leg"].mass = torch.tensor([0.2, 0.3, 0.4])
+    assert arguments_of(lambda z: mechanism.step(z).z, z) <= 2
+    step = compiled(torch.func.vmap(lambda z: mechanism.step(z).z))
+    same(step(z), torch.func.vmap(lambda z: mechanism.step(z).z)(z))
+    mechanism.bodies["leg"].mass.requires_grad_()
+    assert arguments_of(lambda z: mechanism.step(z).z, z) > 20
+
+
+WRITES: dict[str, Callable[[td.Mechanism, Tensor], Tensor]] = {
+    "in place": lambda m, z: (m.bodies["leg"].mass.mul_(1.5), m.step(z).z)[1],
+    "data": lambda m, z: (m.bodies["leg"].mass.data.mul_(1.5), m.step(z).z)[1],
+    "swapped": lambda m, z: torch.func.functional_call(m, {"bodies.leg.mass": z.new_tensor(0.7)}, (z,)),
+    "parameter": lambda m, z: torch.func.functional_call(m, {"bodies.leg.mass": OTHER}, (z,)),
+}
+OTHER = nn.Parameter(torch.tensor(0.7, dtype=torch.float64), requires_grad=False)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_compiled_code_sees_what_it_writes(write: str) -> None:
+    first, second = hopper(), hopper()
+    z = states(first, 2).detach()
+    with torch.no_grad():
+        function = compiled(WRITES[write])
+        for _ in range(2):
+            same(function(first, z), WRITES[write](second, z))
+
+
+def test_numbers_may_change_between_a_compiled_step_and_its_gradient() -> None:
+    mechanism = hopper()
+    z = states(mechanism, 2).detach().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(mechanism.step(z).z), z)
+    function = compiled(lambda z: mechanism.step(z).z)
+    value = function(z)
+    mechanism.bodies["leg"].mass.data.mul_(2.0)
+    same(torch.autograd.grad(loss(value), z), (expected,))
+    value = function(z)
+    for _ in range(4):
+        mechanism.bodies["leg"].mass.data.mul_(1.1)
+        function(z)
+    with pytest.raises(RuntimeError, match="changed more than 3 times between a compiled step"):
+        loss(value).backward()
+
+
+def test_compiled_controls() -> None:
+    mechanism = hopper()
+    td.actuate(mechanism, {"servo": td.Actuator.position("hip", kp=4.0, kv=0.2)})
+    z, ctrl = states(mechanism, 3).detach().requires_grad_(), torch.randn(3, 2, 1).requires_grad_()
+    call = lambda z, ctrl: mechanism.rollout(z, ctrl=ctrl, repeat=3).z  # noqa: E731
+    value, expected = compiled(call)(z, ctrl), call(z, ctrl)
+    same(value, expected)
+    same(*[torch.autograd.grad(loss(v), (z, ctrl)) for v in (value, expected)])
+
+
 @pytest.mark.slow
 def test_compiled_training() -> None:
     """With the default compiler: a network is trained through a rollout, and a parameter with it."""

@@ -20,6 +20,7 @@ import torchdojo as td
 from hopper import EXACT, hopper, loss, on, require_grad, same, states
 from torchdojo.gradients.request import Request
 from torchdojo.native import execution, loader, program
+from torchdojo.native.kernel import Keep
 from torchdojo.native.request import encode
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
@@ -217,10 +218,10 @@ def test_opcheck(batched: bool) -> None:
     kernel, tensors, parameters = operator_arguments(batched)
     numbers = kernel.program.number, encode(kernel.request)
     ops = torch.ops.torchdojo
-    arguments = (*tensors, None, parameters, *numbers, True)
+    arguments = (*tensors, None, parameters, *numbers, int(Keep.STEPS))
     torch.library.opcheck(ops.rollout.default, arguments)
-    z, _, w, status, _, substeps = ops.rollout(*arguments)
-    saved = [z.detach(), w, status, substeps]
+    z, _, w, status, _, substeps, serial = ops.rollout(*arguments)
+    saved = [z.detach(), w, status, substeps, serial]
     inputs = [t.detach() for t in (*tensors, *parameters)]
     needs = [i % 2 == 0 for i in range(len(inputs))]
     torch.library.opcheck(ops.rollout_adjoint.default, (torch.ones_like(z), None, saved, inputs, *numbers, needs))
@@ -237,7 +238,7 @@ def test_operators_outlive_no_mechanism() -> None:
     del kernel
     gc.collect()
     with pytest.raises(RuntimeError, match="the mechanism of this step no longer exists"):
-        torch.ops.torchdojo.rollout(*tensors, None, parameters, *numbers, True)
+        torch.ops.torchdojo.rollout(*tensors, None, parameters, *numbers, int(Keep.STEPS))
 
 
 @pytest.mark.parametrize("trainable", [False, True])

@@ -51,8 +51,8 @@ class Group:
 class System:
     """The elements of a mechanism, grouped by kind, with their places in the unknown w, in u and among the stacked parameters.
 
-    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", "limits.NAME", "frictions.NAME" and
-    "velocity_limits.NAME". `layout` has their places.
+    `elements` are named "joints.NAME", "couplings.NAME", "contacts.NAME", and "limits.NAME", "frictions.NAME", "velocity_limits.NAME",
+    "drives.NAME" of joints. `layout` has their places.
     """
 
     def __init__(self, bodies: Mapping[str, Body], elements: Mapping[str, Element], layout: UnknownLayout) -> None:

@@ -10,32 +10,40 @@ Computation, "Actuation model", has the transmission, the force, and the clamps 
 A motor has gain (1, 0, 0) and bias 0. A position servo has gain (kp, 0, 0) and bias (0, −kp, −kv), so f = kp (c − l) − kv l̇. A velocity
 servo has gain (kv, 0, 0) and bias (0, 0, −kv).
 
-The state z gives q and q̇, so terms in them are an explicit part of the step. The position part acts like a joint's spring, in MuJoCo, too.
-It is stable while h² g² kp is below four times the inertia that the coordinate moves. An explicit q̇ needs h g² kv below twice that
-inertia, and the servos of most arms are stiffer. With ``servos="implicit"`` the joint's damper, which is implicit, carries d = g² kv. The
-input u makes up for the excess of the damper at the start of the step:
+The state z gives q and q̇ of now. Three modes say which of these the step replaces by those of the next configuration. Let k = −g² bias₁ and
+d = −g² bias₂ be the stiffness and the damping of the servo, where these are positive.
 
-    force on the coordinate = u − d q̇⁺ = g f − d (q̇⁺ − q̇),    u = g f + d q̇.
+    servos           force on the coordinate                   u                     in the joint
+    "implicit"       clip(g f − h k q̇⁺ − d (q̇⁺ − q̇))          g f + d q̇, not clipped   servo_stiffness k, servo_damping d, servo_range
+    "implicitfast"   clip(g f) − d (q̇⁺ − q̇)                   clip(g f) + d q̇       damper grows by d
+    "explicit"       clip(g f)                                 clip(g f)             nothing
 
-This force is g f with q̇⁺ in place of q̇ where f is not clipped. Then (M + h d)(q̇⁺ − q̇) = h g f, as in MuJoCo's integrators "implicit" and
-"implicitfast". Where f is clipped, it differs from g f by h d times the acceleration, of first order in h like the integrator. The servo
-then answers as with an inertia that is larger by h d. MuJoCo leaves d out there, and chatters where that is not stable. The table compares
-with MuJoCo at h = 1e-4 s, with the base held and targets of all servos up to 0.1 rad away. It has the largest error of an angle over 0.2 s,
-relative to the largest motion:
+For a position servo "implicit" is clip(g kp (c − l − h l̇⁺) − g kv l̇⁺): the servo at the next configuration (servo.py). This servo is stable
+for all gains and timesteps, and it brakes with no more than its range (joint_drive.py). The range that the joint has, g forcerange within
+inputrange, is taken out of the fields of the actuators. A coordinate with several actuators of which one has a forcerange, or with a range
+that is open on one side, has no such clip, and is as with "implicitfast".
 
-                                          implicit   explicit   MuJoCo "implicitfast", same h
-    Panda, kv to 450 N m s/rad, h = 2 ms     0.091       0.52     0.43
-    UR5e, kv to 400 N m s/rad, h = 2 ms      0.006       0.14     0.017
+"implicitfast" equals MuJoCo's integrators "implicit" and "implicitfast", (M + h d)(q̇⁺ − q̇) = h g f, where f is not clipped. Its position
+part acts like an explicit spring, and is stable while h² k is below four times the inertia that the coordinate moves. Where f is clipped,
+it differs from g f by h d times the acceleration, as if the inertia were larger by h d. MuJoCo leaves d out there, and chatters where
+that is not stable. "explicit" needs h d below twice the inertia.
 
-With targets up to 0.005 and 0.01 rad away, no force is clipped. Both arms are then within 2e-8 of MuJoCo at the same h after 0.5 s. The
-servos of A1 and Go1 have no kv, and both modes are one (within 2e-7 of MuJoCo at h = 2 ms).
+The table compares with MuJoCo at h = 1e-4 s, with the base held and targets of all servos up to 0.1 rad away. It has the largest error of
+an angle over 0.2 s, relative to the largest motion:
+
+                                          implicit   implicitfast   explicit   MuJoCo "implicitfast", same h
+    Panda, kv to 450 N m s/rad, h = 2 ms     TODO       0.091          0.52       0.43
+    UR5e, kv to 400 N m s/rad, h = 2 ms      TODO       0.006          0.14       0.017
+
+With targets up to 0.005 and 0.01 rad away, no force is clipped. With "implicitfast", both arms are then within 2e-8 of MuJoCo at the same h
+after 0.5 s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +55,10 @@ from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import PhysicalModule, as_tensor, bind, require, stacked, transforming
 from torchdojo.precision import in_float64
 
-__all__ = ["Actuator", "Actuators", "actuate"]
+__all__ = ["Actuator", "Actuators", "Servos", "actuate", "check_servos"]
 
 Range = tuple[Any, Any]
+Servos = Literal["implicit", "implicitfast", "explicit"]
 RANGES = ("ctrlrange", "forcerange", "inputrange")
 
 
@@ -71,6 +80,8 @@ class Driven(Protocol):
     def check_state(self, z: Any) -> None: ...
 
     def configurations(self, z: Tensor) -> tuple[Pose, Pose]: ...
+
+    def rebuild(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -111,33 +122,102 @@ class Actuator:
         return cls(joint, gain=kv, bias=(0.0, 0.0, -kv), **options)
 
 
-def actuate(mech: Driven, actuators: Mapping[str, Actuator], servos: Literal["implicit", "explicit"] = "implicit") -> Actuators:
+def actuate(mech: Driven, actuators: Mapping[str, Actuator], servos: Servos = "implicit", inputrange: Any = None) -> Actuators:
     """Give a mechanism actuators: they become `mech.actuators`.
 
-    With ``servos="implicit"`` the dampers of driven joints grow by gear² kv, where kv is minus the third number of `bias` if that is
-    negative. `Actuators.carried_damping` remembers this part. The joints keep these dampers when u does not come from the actuators. The
-    number kv may change later and be learned: the law follows the new number, and only its implicit part stays.
+    With ``servos="implicit"``, driven joints get the servo of their actuators: `servo_stiffness`, `servo_damping`, and the range of their
+    force. With "implicitfast" their dampers carry gear² kv, where kv is minus the third number of `bias` if that is negative. The head of
+    this file compares. The joints keep both when u does not come from the actuators. Gains may change later and be learned: the law follows
+    the new numbers, and only their implicit part stays, `servo_stiffness` and `Actuators.carried_damping`.
+
+    Args:
+        inputrange: (nu, 2), of the sum over the actuators of a coordinate [N, N·m], infinite where it is not clipped. None: infinite.
 
     Raises:
         ValueError: unknown names or joints without inputs, values that do not fit, a mechanism that has actuators already.
     """
-    if servos not in ("implicit", "explicit"):
-        raise ValueError(f"servos is {servos!r}; allowed: 'implicit' or 'explicit'")
-    if mech.actuators is not None:
+    check_servos(servos)
+    if mech.actuators is not None and not mech.actuators.replaceable:
         raise ValueError(f"the mechanism already has the actuators {list(mech.actuators.names)}; give all of them at once")
     module = Actuators(mech, actuators)
-    if servos == "implicit":
-        with torch.no_grad():
-            module.carried_damping = module.gear**2 * (-module.bias[..., 2]).clamp_min(0.0)
-        carried = module.carried_damping
-        extra = carried.new_zeros(*carried.shape[:-1], mech.num_inputs).index_add(-1, module.input_index, carried)
-        for name in dict.fromkeys(module.joints):
-            more = extra[..., mech.input_layout[name]]
-            if bool(more.any()):
-                joint = cast(StandardJoint, mech.joints[name])
-                joint.damper = joint.damper + more
+    if inputrange is not None:
+        module.inputrange = inputrange
+    if servos == "implicitfast":
+        _add_dampers(mech, module)
+    elif servos == "implicit":
+        _add_servos(mech, module)
     mech.actuators = module
     return module
+
+
+def check_servos(servos: Any) -> None:
+    """Raise unless `servos` is a mode of `actuate`."""
+    *names, last = get_args(Servos)
+    if servos not in (*names, last):
+        raise ValueError(f"servos is {servos!r}; allowed: {', '.join(map(repr, names))} or {last!r}")
+
+
+def _add_dampers(mech: Driven, module: Actuators) -> None:
+    """Let the joints' dampers carry gear² kv."""
+    with torch.no_grad():
+        module.carried_damping = module.gear**2 * (-module.bias[..., 2]).clamp_min(0.0)
+    extra = module.sum_inputs(module.carried_damping)
+    for name in dict.fromkeys(module.joints):
+        more = extra[..., mech.input_layout[name]]
+        if bool(more.any()):
+            joint = cast(StandardJoint, mech.joints[name])
+            joint.damper = joint.damper + more
+
+
+def _add_servos(mech: Driven, module: Actuators) -> None:
+    """Let the joints carry the servos, with their ranges, which the actuators then lack."""
+    stiffness, damping = (module.gear**2 * (-module.bias[..., i]).clamp_min(0.0) for i in (1, 2))
+    acts = ((stiffness != 0) | (damping != 0)).reshape(-1, len(module)).any(0).tolist()
+    places, infinite = module.input_index.tolist(), module.gear.new_tensor([-torch.inf, torch.inf])
+    ranges = [infinite for _ in range(mech.num_inputs)]
+    explicit, clipped_by_joint = [], []
+    for place in dict.fromkeys(places):
+        own = [i for i, other in enumerate(places) if other == place]
+        if not any(acts[i] for i in own):
+            continue
+        found = _servo_range(module, place, own)
+        if found is None:
+            explicit += own
+        elif bool(torch.isfinite(found).any()):
+            ranges[place] = found
+            clipped_by_joint += own
+    if not any(acts):
+        return
+    module.carried_damping = damping
+    every = torch.arange(len(module), device=stiffness.device)
+    stiffness = torch.where(torch.isin(every, every.new_tensor(explicit)), 0.0, stiffness)
+    if clipped_by_joint:
+        driven = torch.isin(every, every.new_tensor(clipped_by_joint))
+        inputs = torch.isin(torch.arange(mech.num_inputs, device=every.device), module.input_index[driven])
+        module.forcerange = torch.where(driven[:, None], infinite, module.forcerange)
+        module.inputrange = torch.where(inputs[:, None], infinite, module.inputrange)
+    lower, upper = torch.stack(torch.broadcast_tensors(*ranges), dim=-2).unbind(-1)
+    kp, kd = module.sum_inputs(stiffness), module.sum_inputs(damping)
+    for name in dict.fromkeys(module.joints):
+        piece = mech.input_layout[name]
+        bounds = lower[..., piece], upper[..., piece]
+        cast(StandardJoint, mech.joints[name]).add_servo(kp[..., piece], kd[..., piece], bounds)
+    mech.rebuild()
+
+
+def _servo_range(module: Actuators, place: int, own: list[int]) -> Tensor | None:
+    """Range (..., 2) of the force of the actuators `own` on input `place`; None where no single range describes it."""
+    lower, upper = module.inputrange[..., place, :].unbind(-1)
+    forces = module.forcerange[..., own, :]
+    if bool(torch.isfinite(forces).any()):
+        if len(own) > 1:
+            return None
+        bounds = module.gear[..., own] * forces[..., 0, :]
+        lower, upper = torch.maximum(lower, bounds.amin(-1)), torch.minimum(upper, bounds.amax(-1))
+    lower, upper = torch.broadcast_tensors(lower, upper)
+    finite = torch.isfinite(lower)
+    one = bool((finite == torch.isfinite(upper)).all()) and bool((finite == finite.flatten()[0]).all()) and bool((lower < upper).all())
+    return torch.stack((lower, upper), dim=-1) if one else None
 
 
 class Actuators(PhysicalModule):
@@ -147,17 +227,21 @@ class Actuators(PhysicalModule):
     in `gain` and in `bias`.
 
         gear (..., n), gain (..., n, 3), bias (..., n, 3), length0 (..., n): as in `Actuator`.
-        ctrlrange, forcerange (..., n, 2): (lower, upper), infinite where nothing is clipped.
+        ctrlrange, forcerange (..., n, 2): (lower, upper), infinite where nothing is clipped, or where the joint has the range.
         inputrange (..., nu, 2): the same of u, the sum over the actuators of a coordinate [N, N m].
-        carried_damping (..., n): gear² kv that the joints' dampers carry already [N s/m, N m s/rad]; see the head of this file.
+        carried_damping (..., n): gear² kv that the joints carry already [N s/m, N m s/rad]; see the head of this file.
 
     Attributes:
         names: of the actuators, in the order of ctrl. joints: of the joint of each. input_index: (n,) the entry of u of each.
+        replaceable: True for motors that a built-in robot comes with: `actuate` replaces them.
         clipped: how many controls that `step` and `rollout` were given as `ctrl` were out of `ctrlrange`; set it to zero to count anew.
+
+    A subclass with another `forward` sets `in_kernel` to False: PyTorch then takes its law before every step.
 
     Where a control or a force is clipped, its derivative with respect to the clipped value is zero, and with respect to the bound one.
     """
 
+    in_kernel: ClassVar[bool] = True
     fields: ClassVar[dict[str, int]] = {
         "gear": 1,
         "gain": 2,
@@ -184,6 +268,7 @@ class Actuators(PhysicalModule):
         if not actuators:
             raise ValueError("Actuators: got none; give at least one, {'name': td.Actuator.motor('joint')}")
         self.clipped = 0
+        self.replaceable = False
         self.names = tuple(actuators)
         self.joints = tuple(actuator.joint for actuator in actuators.values())
         self.coordinates = tuple(actuator.coordinate for actuator in actuators.values())
@@ -277,11 +362,11 @@ class Actuators(PhysicalModule):
         return other
 
     def _input(self, force: Tensor, carried: Tensor | None = None) -> Tensor:
-        u = _clip(self._sum(self.gear * force), self.inputrange)
-        return u if carried is None else u + self._sum(carried)
+        u = _clip(self.sum_inputs(self.gear * force), self.inputrange)
+        return u if carried is None else u + self.sum_inputs(carried)
 
-    def _sum(self, value: Tensor) -> Tensor:
-        """(..., n) per actuator to (..., nu)."""
+    def sum_inputs(self, value: Tensor) -> Tensor:
+        """Sums (..., nu) over the actuators of each input, from values (..., n)."""
         return value.new_zeros(*value.shape[:-1], self.num_inputs).index_add(-1, self.input_index, value)
 
     @in_float64

@@ -78,6 +78,7 @@ class Element(PhysicalModule):
     cones: Cones = Cones()
     num_rows: int = 0
     num_inputs: int = 0
+    reads_joint_inputs: bool = False  # whether an element that acts on a joint gets the inputs of this joint as u
     reads_incoming: bool = False  # whether `residual` depends on `Motion.incoming`, which derivatives then follow
 
     @property

@@ -23,13 +23,14 @@ from torchdojo.elements.hard_maps import hard_normal, hard_pair
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.path_maps import LEAST_HEIGHT, Change, disc_gap, normal_on_path, weight_of
+from torchdojo.elements.servo import SERVO, SERVO_RANGE
 from torchdojo.parameters import bind
 
 __all__ = ["JointElement", "JointFriction", "JointLimits", "coordinate_mass", "units"]
 
 KINEMATIC_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset")
-READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature")
-ELEMENT_FIELDS = ("friction", "velocity_limits", *BOUNDS)  # of elements of their own
+READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature", *SERVO)
+ELEMENT_FIELDS = ("friction", "velocity_limits", *SERVO_RANGE, *BOUNDS)  # of elements of their own
 
 
 class JointElement(Element):
@@ -45,7 +46,8 @@ class JointElement(Element):
         super().__init__()
         shared = {name: joint.__dict__[name] for name in ("_parameters", "_buffers", "_modules")}
         # Fields that a user's subclass adds to the fields of the standard joints may enter its kinematics.
-        read = [name for name in joint.fields if name in READ_FIELDS or name not in StandardJoint.fields]
+        stiff = ("spring", "rest") if isinstance(joint, StandardJoint) and (joint.implicit or SERVO[0] in joint.fields) else ()
+        read = [name for name in joint.fields if name in (*READ_FIELDS, *stiff) or name not in StandardJoint.fields]
         fields = {name: joint.fields[name] for name in read if name not in ELEMENT_FIELDS or name in self.own_fields}
         self.__dict__.update(shared, joint=joint, fields=fields)
 
@@ -142,7 +144,7 @@ class JointLimits(JointElement):
 class JointFriction(JointElement):
     """Coulomb friction on all free coordinates of a joint: impulses (p, q) >= 0, slacks (σ_p, σ_q), all p first."""
 
-    own_fields = ("friction",)
+    own_fields: tuple[str, ...] = ("friction",)
     joint: StandardJoint
 
     @property
@@ -223,8 +225,10 @@ def units(joint: Joint, like: Tensor) -> list[Tensor]:
     return list(torch.eye(joint.num_coordinates, dtype=like.dtype, device=like.device))
 
 
-def coordinate_mass(joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tensor, wrenches: list[list[tuple[Tensor, Tensor]]]) -> Tensor:
-    """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), plus the armature and h times the damper.
+def coordinate_mass(
+    joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tensor, wrenches: list[list[tuple[Tensor, Tensor]]], driven: bool = True
+) -> Tensor:
+    """1/(J M⁻¹ Jᵀ) of each coordinate [kg, kg·m²], (..., num_coordinates), plus the armature and h times `StandardJoint.damping`.
 
     An impulse along the coordinate also has to overcome these two within a step. `wrenches` on the bodies are the rows J.
 
@@ -245,5 +249,8 @@ def coordinate_mass(joint: Joint, mass: Tensor, inertia: Tensor, timestep: Tenso
     bodies = torch.stack(masses, dim=-1)
     if not isinstance(joint, StandardJoint):
         return bodies
-    total = bodies + timestep * joint.damper
+    total = bodies + timestep * joint.damping(timestep)
+    if driven and joint.driven and joint.servo_stiffness is not None and joint.servo_damping is not None:
+        others = 1 - joint.without_range(total)
+        total = total + others * timestep * (joint.servo_damping + timestep * joint.servo_stiffness)
     return total if joint.armature is None else total + joint.armature

@@ -21,6 +21,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
+from torchdojo.elements.servo import SERVO, SERVO_RANGE, ServoJoint
 from torchdojo.parameters import as_tensor, require, transforming
 
 __all__ = [
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 
-class StandardJoint(Joint):
+class StandardJoint(ServoJoint):
     """A joint of the table `JOINT_TYPES`, with springs, dampers and inputs on its free coordinates.
 
     The angle of a single rotation is 2 atan2(axis · vec p, scalar p) in (−2π, 2π]. The signs of the quaternions in z count, so the angle is
@@ -60,15 +61,19 @@ class StandardJoint(Joint):
         parent_anchor, child_anchor: joint point in the parent's and the child's frame, from the center of mass [m], (..., 3).
         orientation_offset: orientation of the child relative to the parent at coordinate zero, wxyz, (..., 4).
         spring: stiffness [N/m, N·m/rad]; damper [N·s/m, N·m·s/rad]; rest: coordinate at which the spring is relaxed [m, rad]. Scalars, or
-            (..., n) with one value per free coordinate, translations first. The damper is implicit, the spring explicit.
+            (..., n) with one value per free coordinate, translations first. The damper is implicit.
+        implicit: whether the spring is implicit, too: spring (rest − c − h ċ⁺) in place of spring (rest − c). elements/README.md compares.
         limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration (`JointLimits`).
         friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
         armature: inertia [kg, kg·m²] that moves with the coordinate's rate, of a motor seen through its gear: energy ½ a rate².
+        servo_stiffness, servo_damping: kp and kd [N/m, N·m/rad], [N·s/m, N·m·s/rad] of a servo whose u = kp (target − c) + feedforward. The
+            joint adds −(kd + h kp) ċ⁺, which makes the servo implicit. `td.actuate` sets them.
+        servo_range: (lower, upper) of the servo's total force [N, N·m] (`JointDrive`); infinite: none. It acts where there is a servo.
         velocity_limits: largest speeds of the free coordinates [m/s, rad/s]; infinite: none (`JointVelocityLimits`).
         effort_limit: [N, N·m], kept on the joint for the user and for file formats; it does not act.
         actuated: whether the joint's free coordinates appear in the input u.
 
-    All limits, friction and armature act where the joint is built with them (friction and armature: not zero), and are None elsewhere.
+    All limits, friction, armature and servo act where the joint is built with them (all but limits: not zero), and are None elsewhere.
     Their numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
     Limits of two or three rotations act on the components of the rotation vector. There, limits of π or more can never be reached, and do
     not act.
@@ -87,7 +92,7 @@ class StandardJoint(Joint):
         "damper": 1,
         "rest": 1,
     }
-    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **Joint.optional}
+    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **ServoJoint.optional}
     axis: Tensor
     parent_anchor: Tensor
     child_anchor: Tensor
@@ -118,6 +123,10 @@ class StandardJoint(Joint):
         limits: tuple[Any, Any] | None = None,
         friction: Any = None,
         armature: Any = None,
+        implicit: bool = False,
+        servo_stiffness: Any = None,
+        servo_damping: Any = None,
+        servo_range: tuple[Any, Any] | None = None,
         effort_limit: Any = None,
         velocity_limits: Any = None,
         actuated: bool = True,
@@ -132,6 +141,7 @@ class StandardJoint(Joint):
         self.rest = rest
         self.effort_limit = effort_limit
         self.actuated = actuated
+        self.implicit = bool(implicit)
         given = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
         present = [name for name, value in given.items() if self.num_coordinates and self.has_effect(name, value)]
         self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)})
@@ -139,6 +149,8 @@ class StandardJoint(Joint):
             setattr(self, name, given[name])
         if limits is not None:
             self._set_limits(limits, built=False)
+        if servo_stiffness is not None or servo_damping is not None or servo_range is not None:
+            self.add_servo(servo_stiffness, servo_damping, servo_range)
 
     @property
     def num_coordinates(self) -> int:  # type: ignore[override]
@@ -167,17 +179,17 @@ class StandardJoint(Joint):
 
     @property
     def stacked_fields(self) -> dict[str, int]:
-        # All limits and friction are elements of their own.
-        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS)}
+        # All limits, friction and drives are elements of their own.
+        return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind(), self.actuated, "armature" in self.fields)
+        return (*super().kind(), self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven)
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
     def has_effect(self, name: str, value: Any) -> bool:
-        """Whether a limit is given, or a finite speed, or a friction or an armature that is not zero, or may be learned."""
-        if value is None or name in BOUNDS:
+        """Whether a limit is given, or a finite speed, or a friction, an armature or a servo that is not zero, or may be learned."""
+        if value is None or name in (*BOUNDS, *SERVO_RANGE):
             return value is not None
         tensor = as_tensor(value, self.label(name))
         nothing = torch.inf if name == "velocity_limits" else 0.0
@@ -187,9 +199,11 @@ class StandardJoint(Joint):
         if name in BOUNDS:
             return super().check_field(name, value)
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
-        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", "velocity_limits")
+        per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", "velocity_limits", *SERVO, *SERVO_RANGE)
         value = value.expand(size) if per_coordinate and value.ndim == 0 else value
-        if name == "velocity_limits":
+        if name in SERVO_RANGE:
+            require(~torch.isnan(value), self.label(name), value, "numbers, infinite for no limit")
+        elif name == "velocity_limits":
             require(value > 0, self.label(name), value, "speeds above 0, infinite for none")
         else:
             value = super().check_field(name, value)
@@ -202,7 +216,7 @@ class StandardJoint(Joint):
             norm = torch.linalg.vector_norm(value, dim=-1)
             require((norm - 1).abs() <= 1e-6, self.label(name), value, "unit quaternions wxyz (within 1e-6); divide by the norm")
             value = quat.normalize(value)
-        if name in ("spring", "damper", "friction", "armature"):
+        if name in ("spring", "damper", "friction", "armature", *SERVO):
             require(value >= 0, self.label(name), value, "values >= 0")
         if name == "velocity_limits" and not transforming():
             self._check_velocity_limited(torch.isfinite(value.detach()).reshape(-1, size))
@@ -349,9 +363,12 @@ class StandardJoint(Joint):
         multiplier = _expand(held_r, impulse[..., rows_t:])
         torque = 0.5 * (p[..., :1] * multiplier + quat.cross(p[..., 1:], multiplier))
         if self.num_coordinates:
-            free = timestep * self._free_force(motions, timestep)
+            inputs = None
             if self.num_inputs:
-                free = free + timestep * u
+                inputs = u * self.without_range(u) if self.driven else u  # `JointDrive` has the others
+            free = timestep * self._free_force(motions, timestep, inputs)
+            if inputs is not None:
+                free = free + timestep * inputs
             if self.armature is not None:
                 free = free - self.armature * self._rate_change(motions, timestep)
             force = force + _expand(free_t, free[..., : self.free_translations])
@@ -383,12 +400,13 @@ class StandardJoint(Joint):
         before = [previous_pose(m.pose, m.incoming, timestep) for m in motions]
         return self.rate(now, after, timestep) - self.rate(before, now, timestep)
 
-    def _free_force(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
-        """Spring (at the current coordinate) and damper (at the next velocity) on the free coordinates [N, N·m]."""
+    def _free_force(self, motions: tuple[Motion, ...], timestep: Tensor, inputs: Tensor | None) -> Tensor:
+        """Spring (at the current coordinate) and `damping` (at the next velocity) on the free coordinates [N, N·m]."""
         parent, child = motions
         before = [previous_pose(m.pose, m.twist, timestep) for m in motions]
         rate = self.rate(before, (parent.pose, child.pose), timestep, of_child=True)
-        return self.spring * (self.rest - self.coordinates(parent.pose, child.pose)) - self.damper * rate
+        spring = self.spring * (self.rest - self.coordinates(parent.pose, child.pose))
+        return spring - self.damping(timestep, spring if inputs is None else spring + inputs) * rate
 
     def armature_energy(self, rate: Tensor) -> Tensor:
         """½ a rate², summed over the free coordinates [J], (...)."""

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdojo.dynamics.system import System
 from torchdojo.elements.actuators import Actuators
@@ -22,11 +24,12 @@ from torchdojo.gradients.hard_limit import SMALL_KAPPA
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import forward_mode
-from torchdojo.native import ops
-from torchdojo.native.cache import ParameterCache, Parameters
+from torchdojo.native import live, ops
+from torchdojo.native.actuation import Law
+from torchdojo.native.cache import ParameterCache, Parameters, modules_of
 from torchdojo.native.loader import library
 from torchdojo.native.program import Program, program, unsupported
-from torchdojo.parameters import result_tensor, transforming, warn_user
+from torchdojo.parameters import PhysicalModule, result_tensor, transforming, warn_user
 from torchdojo.solver import options as solver_options
 from torchdojo.solver.options import GradientMode, SolverOptions
 from torchdojo.structure import Structure
@@ -97,6 +100,15 @@ class Backends:
         self.program = program(self.system) if unsupported(self.system) is None else None
         self._cache = ParameterCache()
         self._warned = False  # whether the user knows that the reference takes the steps
+        self._provide()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._provide()
+
+    def _provide(self) -> None:
+        if self.program is not None:
+            live.provide(self.program, self)
 
     def select(self, request: Request) -> Backend:
         """The backend that the options of a request ask for.
@@ -126,17 +138,21 @@ class Backends:
         """The kernel with a law in its steps, or None where the law stays outside.
 
         The kernel differentiates by controls and states. For gradients by the numbers of the law, or by where driven joints are, for
-        transforms, and for the hard limit, PyTorch takes the law between the steps.
+        transforms, for the hard limit, and for subclasses with a law of their own, PyTorch takes the law between the steps.
         """
-        options = request.options
-        hidden = torch.compiler.is_compiling() or transforming() or forward_mode()
+        options, compiling = request.options, torch.compiler.is_compiling()
+        hidden = not law.in_kernel or (not compiling and (transforming() or forward_mode()))
         if hidden or request.mode is not GradientMode.CENTRAL_PATH or (options.grad_kappa or options.kappa) <= SMALL_KAPPA:
             return None
+        if compiling:
+            lowered = self._kernel_program(options)
+            present = lowered is not None and self._are_present(lowered, driven=True)
+            return Kernel(lowered, Parameters(lowered, ()), replace(request, driven=True)) if lowered and present else None
         kernel = self.kernel(request)
         if kernel is None or (torch.is_grad_enabled() and kernel.parameters.requires_grad and self._moves_joints(law)):
             return None
-        lowered = self._cache.law(kernel.program, self.structure.named_joints(), law)
-        return None if lowered is None else Kernel(kernel.program, kernel.parameters.with_law(lowered), request)
+        own = self._cache.law(kernel.program, self.structure.named_joints(), law)
+        return None if own is None else Kernel(kernel.program, self._cache.driven(kernel.parameters, own), request)
 
     def _moves_joints(self, law: Actuators) -> bool:
         """Whether numbers require grad that decide which coordinates the actuators measure."""
@@ -162,6 +178,11 @@ class Backends:
         """Stacked parameters: the cached ones of the kernel where it takes the steps."""
         lowered = self._kernel_program(options)
         return self.stacked() if lowered is None else self._cached_parameters(lowered).tensors
+
+    def holding(self, parameters: Parameters | None) -> contextlib.AbstractContextManager[None]:
+        """A block in which calls take these parameters, from `map_parameters`, without looking whether numbers have changed."""
+        hidden = parameters is None or torch.compiler.is_compiling() or transforming() or forward_mode()
+        return contextlib.nullcontext() if hidden else self._cache.holding(cast(Parameters, parameters))
 
     def map_parameters(self, options: SolverOptions) -> Parameters | None:
         """The parameters with which the kernel computes functions of states (native/maps.py); None where the reference must.
@@ -217,7 +238,40 @@ class Backends:
             library()  # raises, and names the reason
         raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
 
+    # -- what compiled operators look up (native/live.py) --------------------------------------------------------------------------------
+
+    def present(self, driven: bool) -> Parameters:
+        """The parameters that the mechanism has now, with the law of its actuators if `driven`."""
+        lowered = cast(Program, self.program)
+        parameters = self._cache.get(lowered, self.structure, self.stacked)
+        if not driven:
+            return parameters
+        law = self._cache.law(lowered, self.structure.named_joints(), cast(Actuators, self.structure.actuators))
+        return self._cache.driven(parameters, cast(Law, law))
+
+    def present_batch(self, driven: bool) -> torch.Size:
+        """Their batch dimensions, from shapes alone."""
+        leads = [getattr(module, name).shape[: -ndim or None] for module in self._modules(driven) for name, ndim in module.fields.items()]
+        return torch.broadcast_shapes(*leads)
+
+    def numbers(self, driven: bool) -> list[Tensor] | None:
+        """All tensors behind the parameters and the law; None where a field is computed from another tensor."""
+        tensors = [module._parameters.get(name) for module in self._modules(driven) for name in module.fields]
+        return None if any(tensor is None for tensor in tensors) else cast(list[Tensor], tensors)
+
+    def _modules(self, driven: bool) -> list[PhysicalModule]:
+        return [*modules_of(cast(Program, self.program), self.structure), *([cast(Actuators, self.structure.actuators)] if driven else [])]
+
+    def _are_present(self, lowered: Program, driven: bool = False) -> bool:
+        """Whether traced code takes a step with the mechanism's own numbers, none of which is differentiated."""
+        tensors = self.numbers(driven)
+        if tensors is None or any(t.requires_grad or not isinstance(t, nn.Parameter) for t in tensors):
+            return False
+        return live.are_present(lowered.number, driven, *tensors)
+
     def _cached_parameters(self, lowered: Program) -> Parameters:
+        if torch.compiler.is_compiling() and self._are_present(lowered):
+            return Parameters(lowered, ())
         if torch.compiler.is_compiling() or transforming() or forward_mode():
             return Parameters(lowered, self.stacked())
         return self._cache.get(lowered, self.structure, self.stacked)

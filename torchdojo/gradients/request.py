@@ -26,6 +26,7 @@ class Request:
         raise_invalid: whether an environment with invalid input raises or is flagged.
         repeat: steps of a period, which hold one input.
         may_split: whether the reference's solver may leave a step that is too fast to shorter steps (solver/speed.py).
+        driven: whether operators take controls for inputs, with the law of the mechanism's actuators.
     """
 
     options: SolverOptions
@@ -33,6 +34,7 @@ class Request:
     raise_invalid: bool = False
     repeat: int = 1
     may_split: bool = False
+    driven: bool = False
 
     @property
     def mode(self) -> GradientMode:

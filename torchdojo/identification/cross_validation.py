@@ -62,8 +62,9 @@ def fold_configs(config: FitConfig, folds: int) -> list[FitConfig]:
     """
     if folds < 2:
         raise ValueError(f"folds: got {folds}; allowed: 2 or more, as each fold is predicted from the others")
-    if config.fold is not None:
-        raise ValueError(f"folds: got {folds}, of a description with fold: {config.fold}; leave one of the two out")
+    for name in ("fold", "held_back"):
+        if getattr(config, name) is not None:
+            raise ValueError(f"folds: got {folds}, of a description with {name}: {getattr(config, name)}; leave one of the two out")
     configs = [replace(config, fold=[number, folds]) for number in range(1, folds + 1)]
     for each in configs:
         fitting.prepare(each)

@@ -131,6 +131,7 @@ class FitConfig:
             (`flight_starts`); None: as recorded.
         validation: part of the throws to hold back.
         fold: [k, K]; holds back the k-th of K parts of the throws instead.
+        held_back: numbers of the throws to hold back instead (`Recordings.throw_id`).
         seed: for the split by throw, the order of batches, starts and networks.
         object: "module:function" (`torchdojo.identification.user_object`), as in "torchdojo.identification.objects.cube:cube_model".
         stages: the fits, one after another.
@@ -147,6 +148,7 @@ class FitConfig:
     stages: list[Stage]
     validation: float = 0.2
     fold: list[int] | None = None
+    held_back: list[int] | None = None
     seed: int = 0
     substeps: int = 4
     kappa: float = 1e-6
@@ -173,6 +175,7 @@ class FitConfig:
             ("flight", "1 or more", self.flight is None or self.flight >= 1),
             ("limit", "1 or more", self.limit is None or self.limit >= 1),
             ("fold", "[k, K], the k-th of K parts", self.fold is None or (len(self.fold) == 2 and 1 <= self.fold[0] <= self.fold[1])),
+            ("held_back", "numbers of throws, without fold", self.held_back is None or self.fold is None),
             ("kappa", "positive numbers", self.kappa > 0),
             ("width", "positive numbers", self.width is None or self.width > 0),
         ):

@@ -178,7 +178,10 @@ def prepare(config: FitConfig) -> tuple[Recordings, Recordings]:
     if check is not None:
         check(recordings, config.data)
     recordings = untouched(config).prepared(recordings)
-    parts = recordings.split(config.validation, config.seed) if config.fold is None else recordings.fold(config.fold, config.seed)
+    if config.held_back is not None:
+        parts = recordings.hold_back(config.held_back)
+    else:
+        parts = recordings.split(config.validation, config.seed) if config.fold is None else recordings.fold(config.fold, config.seed)
     nominal_model(config, recordings.dt)
     for number, stage in enumerate(config.stages, start=1):
         model = stage_model(config, number, untouched(config), recordings.dt)

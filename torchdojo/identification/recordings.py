@@ -151,6 +151,22 @@ class Recordings:
             raise DataError(f"{count} folds of {throws} throws; allowed: from 2 folds to as many as there are throws")
         return self._hold_back(self._drawn(seed).tensor_split(count)[number - 1])
 
+    def hold_back(self, throws: Sequence[int]) -> tuple[Recordings, Recordings]:
+        """(training, validation) with the throws of these numbers in the second.
+
+        Raises:
+            DataError: the file has no throw of such a number, or one of the two would be empty.
+        """
+        numbers = torch.tensor(sorted(set(throws)), dtype=torch.int64)
+        missing = numbers[~torch.isin(numbers, self.throw_id)].tolist()
+        if missing or not 0 < len(numbers) < len(self.throw_id.unique()):
+            problem = f"there are no throws {missing[:10]}" if missing else f"it has {len(self.throw_id.unique())} throws"
+            raise DataError(
+                f"held_back names {len(numbers)} throws, and {problem}; allowed: some, not all, of the throws, which are numbered by "
+                f"{self.numbered_by}, from {int(self.throw_id.min())} to {int(self.throw_id.max())}"
+            )
+        return self._hold_back(numbers)
+
     def _drawn(self, seed: int) -> Tensor:
         """All throws in an order that depends on the seed."""
         throws = self.throw_id.unique()

@@ -7,12 +7,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
+import torch
 from torch import Tensor
 
+from torchdojo.elements.actuators import Actuator, actuate
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.poses import Keyframe
 
-__all__ = ["MODELS", "built_in", "initial_state", "make", "names"]
+__all__ = ["MODELS", "add_motors", "built_in", "initial_state", "make", "names"]
 
 Build = TypeVar("Build", bound=Callable[..., Mechanism])
 
@@ -45,6 +47,27 @@ def built_in(**start: Mapping[str, Any]) -> Callable[[Build], Build]:
         return cast(Build, with_home)
 
     return register
+
+
+def add_motors(mech: Mechanism, labels: Mapping[str, Sequence[str]] | None = None) -> Mechanism:
+    """Give every coordinate of an actuated joint with an effort limit a motor: a control of ±1 is plus or minus that limit.
+
+    `td.actuate` replaces these motors.
+
+    Args:
+        labels: names of the motors of a joint; default: the joint's name, with the number of the coordinate where it has several.
+    """
+    motors: dict[str, Actuator] = {}
+    for name, joint in mech.joints.items():
+        limit = getattr(joint, "effort_limit", None)
+        if limit is None or name not in mech.input_layout:
+            continue
+        limits = torch.as_tensor(limit, dtype=torch.float64).reshape(-1)
+        given = (labels or {}).get(name) or ([name] if len(limits) == 1 else [f"{name}_{i}" for i in range(len(limits))])
+        for i, label in enumerate(given):
+            motors[label] = Actuator.motor(name, gear=float(limits[i]), ctrlrange=(-1.0, 1.0), coordinate=i)
+    actuate(mech, motors).replaceable = True
+    return mech
 
 
 def names() -> list[str]:

@@ -17,78 +17,11 @@ Differences from the files:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from torchdojo import quaternion as quat
-from torchdojo.elements import joints as joint_types
-from torchdojo.elements.bodies import Body
-from torchdojo.elements.contacts import Contact, NonlinearContact
-from torchdojo.elements.element import orthonormal_complement, unit
-from torchdojo.elements.joints import Joint, StandardJoint
-from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
 from torchdojo.models.built_in import built_in
-
-Vector = tuple[float, float, float]
-ORIGIN = (0.0, 0.0, 0.0)
-
-
-class Geom(NamedTuple):
-    """A capsule from `start` to `end` [m], frame of its link, with balls of `radius` [m] at both; a ball when they coincide."""
-
-    name: str
-    start: Vector
-    end: Vector
-    radius: float
-    foot: bool = False
-
-
-class Hinge(NamedTuple):
-    """axis: frame of the link that it moves. limits [rad]; torque: largest one, gear times control range [N·m]; damper [N·m·s/rad];
-    spring [N·m/rad], relaxed at zero; armature [kg·m²]."""
-
-    name: str
-    axis: Vector
-    limits: tuple[float, float]
-    torque: float
-    damper: float
-    spring: float = 0.0
-    armature: float = 0.0
-
-
-class Link(NamedTuple):
-    """A link of a robot.
-
-    position, orientation: of its frame in the parent's frame with all coordinates zero, [m] and wxyz.
-    anchor: place of its hinges in its own frame [m].
-    """
-
-    name: str
-    parent: str | None
-    position: Vector
-    hinges: tuple[Hinge, ...]
-    geoms: tuple[Geom, ...]
-    anchor: Vector = ORIGIN
-    orientation: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-
-
-class Options(NamedTuple):
-    """The keywords of the three models."""
-
-    timestep: float
-    gravity: Any
-    friction: Any
-    spring: Any
-    damper: Any
-    limits: bool
-    armature: bool
-    contact: bool
-    contact_body: bool
-
+from torchdojo.models.links import ORIGIN, Geom, Hinge, Link, Options, Vector, build_links, total_volume
 
 # -- half-cheetah --------------------------------------------------------------------------------------------------------------------------
 
@@ -154,7 +87,7 @@ def half_cheetah(
         armature: False leaves MuJoCo's armatures out.
         contact: False leaves all contacts out. contact_body: False leaves only the contacts of the two feet.
     """
-    return _build(HALF_CHEETAH, CHEETAH_MASS / _volume(HALF_CHEETAH), Options(**locals()), planar=True)
+    return build_links(HALF_CHEETAH, CHEETAH_MASS / total_volume(HALF_CHEETAH), Options(**locals()), normal=(0.0, -1.0, 0.0))
 
 
 # -- ant -----------------------------------------------------------------------------------------------------------------------------------
@@ -221,7 +154,7 @@ def ant(
         armature: False leaves MuJoCo's armatures out.
         contact: False leaves all contacts out. contact_body: False leaves only the contacts of the four feet.
     """
-    return _build(ANT, ANT_DENSITY, Options(**locals()))
+    return build_links(ANT, ANT_DENSITY, Options(**locals()))
 
 
 # -- humanoid ------------------------------------------------------------------------------------------------------------------------------
@@ -323,122 +256,4 @@ def humanoid(
         armature: False leaves MuJoCo's armatures out.
         contact: False leaves all contacts out. contact_body: False leaves only the ball of each foot.
     """
-    return _build(HUMANOID, HUMANOID_DENSITY, Options(**locals()))
-
-
-# -- from tables to a mechanism ------------------------------------------------------------------------------------------------------------
-
-
-class _Placed(NamedTuple):
-    """A link's frame against its body's: center of mass (3,) [m] in the link frame, and the rotation (4,) of body axes to link axes."""
-
-    center: Tensor
-    turn: Tensor
-
-    def to_body(self, point: Tensor) -> Tensor:
-        return quat.inverse_rotate(self.turn, point - self.center)
-
-
-def _volume(links: Sequence[Link]) -> float:
-    return sum(float(_shape(geom).volume) for link in links for geom in link.geoms)
-
-
-def _build(links: Sequence[Link], density: float, options: Options, planar: bool = False) -> Mechanism:
-    """planar: the root moves in the x-z plane."""
-    bodies: dict[str, Body] = {}
-    joints: dict[str, Joint] = {}
-    contacts: dict[str, Contact] = {}
-    placed: dict[str, _Placed] = {}
-    balls: dict[str, list[tuple[Tensor, float]]] = {}  # that have a contact: center in the link frame, radius
-    for link in links:
-        bodies[link.name], here = _body(link, density)
-        placed[link.name] = here
-        if link.parent is None:
-            # The axis -y makes the planar coordinates x and z.
-            kind, axis = (joint_types.PlanarAxis, (0.0, -1.0, 0.0)) if planar else (joint_types.Floating, (0.0, 0.0, 1.0))
-            joints["root"] = kind(None, link.name, axis=axis, child_anchor=here.to_body(_vector(ORIGIN)), actuated=False)
-        else:
-            joint_name, joint = _joint(link, placed[link.parent], here, options)
-            joints[joint_name] = joint
-        balls[link.name] = []
-        for contact, point, radius, foot in _balls(link, balls):
-            balls[link.name].append((point, radius))
-            if options.contact and (foot or options.contact_body):
-                contacts[contact] = NonlinearContact(link.name, point=here.to_body(point), radius=radius, friction=options.friction)
-    return Mechanism(bodies, joints, contacts, timestep=options.timestep, gravity=options.gravity)
-
-
-def _body(link: Link, density: float) -> tuple[Body, _Placed]:
-    """The link's geoms as one body: masses add up, moments of inertia too once moved to the common center of mass."""
-    masses = [density * _shape(geom).volume for geom in link.geoms]
-    mass = torch.stack(masses).sum()
-    centers = [0.5 * (_vector(geom.start) + _vector(geom.end)) for geom in link.geoms]
-    center = torch.stack([m * c for m, c in zip(masses, centers, strict=True)]).sum(0) / mass
-    turn = quat.from_rotation_matrix(_hinge_axes(link).mT) if len(link.hinges) > 1 else quat.identity()
-    here = _Placed(center, turn)
-    parts = [_shape(geom, here) for geom in link.geoms]
-    inertia = torch.zeros(3, 3, dtype=torch.float64)
-    for m, part in zip(masses, parts, strict=True):
-        p = part.position
-        inertia = inertia + part.inertia(m) + m * (p.dot(p) * torch.eye(3, dtype=torch.float64) - torch.outer(p, p))
-    return Body(mass, inertia, shape=parts), here
-
-
-def _joint(link: Link, parent: _Placed, here: _Placed, options: Options) -> tuple[str, StandardJoint]:
-    hinges = link.hinges
-    kind = (joint_types.Revolute, joint_types.Orbital, joint_types.Spherical)[len(hinges) - 1]
-    turn = quat.normalize(torch.tensor(link.orientation, dtype=torch.float64))
-    anchor = _vector(link.anchor)
-    name = hinges[0].name if len(hinges) == 1 else hinges[0].name[:-1].rstrip("_")  # "left_hip_x", "left_hip_y", ... -> "left_hip"
-    return name, kind(
-        link.parent,
-        link.name,
-        axis=hinges[0].axis if len(hinges) == 1 else (0.0, 0.0, 1.0),
-        parent_anchor=parent.to_body(_vector(link.position) + quat.rotate(turn, anchor)),
-        child_anchor=here.to_body(anchor),
-        orientation_offset=quat.multiply(quat.conjugate(parent.turn), quat.multiply(turn, here.turn)),
-        spring=[hinge.spring for hinge in hinges] if options.spring is None else options.spring,
-        damper=[hinge.damper for hinge in hinges] if options.damper is None else options.damper,
-        limits=tuple(zip(*(hinge.limits for hinge in hinges), strict=True)) if options.limits else None,  # type: ignore[arg-type]
-        armature=[hinge.armature for hinge in hinges] if options.armature else 0.0,
-        effort_limit=[hinge.torque for hinge in hinges],
-    )
-
-
-def _hinge_axes(link: Link) -> Tensor:
-    """The axes of two or three hinges, and of the third direction, as rows of a rotation, (3, 3)."""
-    rows = [unit(_vector(hinge.axis)) for hinge in link.hinges]
-    return torch.stack((rows[0], rows[1], quat.cross(rows[0], rows[1])))
-
-
-def _balls(link: Link, kept: dict[str, list[tuple[Tensor, float]]]) -> list[tuple[str, Tensor, float, bool]]:
-    """Contacts of a link: name, center in the link frame [m], radius [m], whether it is on a foot."""
-    turn = quat.normalize(torch.tensor(link.orientation, dtype=torch.float64))
-    balls: list[tuple[str, Tensor, float, bool]] = []
-    for geom in link.geoms:
-        ends = {"": geom.start} if geom.start == geom.end else {"_start": geom.start, "_end": geom.end}
-        for suffix, end in ends.items():
-            others = [(p, r) for _, p, r, _ in balls]
-            if link.parent is not None and end == link.anchor:
-                inward = [(quat.inverse_rotate(turn, p - _vector(link.position)), r) for p, r in kept[link.parent]]
-                others += [(p, r) for p, r in inward if float((p - _vector(end)).norm()) <= 1e-12]
-            if not any(float((p - _vector(end)).norm()) + geom.radius <= r + 1e-12 for p, r in others):
-                balls.append((f"{geom.name}{suffix}", _vector(end), geom.radius, geom.foot))
-    return balls
-
-
-def _shape(geom: Geom, placed: _Placed | None = None) -> shapes.Sphere | shapes.Capsule:
-    """In the frame of the body, or, not placed, anywhere."""
-    start, end = _vector(geom.start), _vector(geom.end)
-    position = quat.identity()[1:] if placed is None else placed.to_body(0.5 * (start + end))
-    if geom.start == geom.end:
-        return shapes.Sphere(geom.radius, position=position)
-    along = unit(end - start)
-    orientation = quat.from_rotation_matrix(torch.cat((orthonormal_complement(along), along[None])).mT)
-    if placed is not None:
-        orientation = quat.multiply(quat.conjugate(placed.turn), orientation)
-    return shapes.Capsule(geom.radius, torch.linalg.vector_norm(end - start), position=position, orientation=orientation)
-
-
-def _vector(value: Vector) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
+    return build_links(HUMANOID, HUMANOID_DENSITY, Options(**locals()))

@@ -18,7 +18,7 @@ from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.joints import Floating, Joint, Revolute
 from torchdojo.geometry import shapes
 from torchdojo.mechanism import Mechanism
-from torchdojo.models.built_in import built_in
+from torchdojo.models.built_in import add_motors, built_in
 
 Vector = tuple[float, float, float]
 Placed = tuple[str, Vector, Vector, Vector]  # a hinge: parent, axis, anchors on parent and child from their centers of mass [m]
@@ -27,6 +27,7 @@ LEGS = {"FR": (1, -1), "FL": (1, 1), "RR": (-1, -1), "RL": (-1, 1)}  # signs of 
 STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}
 POSE = {f"{leg}_{part}_joint": {"q": angle} for leg in LEGS for part, angle in STANDING.items()}  # feet 2 cm above the ground
 LIMITS = {"hip": (-0.5, 0.5), "thigh": (-0.5, 1.5), "calf": (-2.5, -1.0)}
+EFFORT = 33.5  # [N·m] of every motor, as in Unitree's URDF
 SPEED = 21.0  # of the hinges [rad/s]: `velocity` of Unitree's URDF
 TRUNK_CENTER = (0.0, 0.0041, -0.0005)  # of mass, in the frame in which the hips are symmetric [m]
 HIP_JOINT = (0.183, 0.047, 0.0)  # in that frame; |x|, |y|
@@ -88,6 +89,7 @@ def quadruped(
                 damper=damper,
                 rest=STANDING[part],
                 limits=LIMITS[part] if limits else None,
+                effort_limit=EFFORT,
                 velocity_limits=SPEED if velocity_limits else None,
             )
         if contact and contact_feet:
@@ -95,7 +97,7 @@ def quadruped(
         if contact and contact_body:
             contacts[f"{leg}_knee"] = NonlinearContact(f"{leg}_thigh", point=(-0.005, left * 0.023, -0.16), radius=0.023, friction=friction)
             contacts[f"{leg}_hip"] = NonlinearContact(f"{leg}_hip", point=(0.0, 0.05, 0.0), radius=0.05, friction=friction)
-    return Mechanism(bodies, joints, contacts, timestep=timestep, gravity=gravity)
+    return add_motors(Mechanism(bodies, joints, contacts, timestep=timestep, gravity=gravity))
 
 
 def _leg(leg: str) -> tuple[dict[str, Body], dict[str, Placed]]:

@@ -5,9 +5,12 @@ Stacking and packing the 179 tensors of a quadruped takes 0.4 ms, longer than it
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.parameters import PhysicalModule, differentiated
 from torchdojo.state.unknowns import NUM_DATA
 
-__all__ = ["ParameterCache", "Parameters"]
+__all__ = ["ParameterCache", "Parameters", "modules_of"]
 
 
 class Parameters:
@@ -32,6 +35,7 @@ class Parameters:
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
         self.tensors = tensors
+        self.serial = next(_serials)
         self.law: Law | None = None  # by which controls become inputs
 
     @functools.cached_property
@@ -66,7 +70,7 @@ class Parameters:
         """These parameters, for calls that take controls."""
         _ = self.packed, self.requires_grad  # once for all copies
         other = copy.copy(self)
-        other.law = law
+        other.law, other.serial = law, next(_serials)
         return other
 
     @functools.cached_property
@@ -84,6 +88,9 @@ class Parameters:
             return tensor if len(tensor) == 1 else tensor.reshape(*self.batch, *event).expand(*batch, *event).reshape(-1, *event)
 
         return [spread(tensor) for tensor in self.flat], self.packed._replace(values=spread(self.packed.values))
+
+
+_serials = itertools.count()
 
 
 class Snapshot:
@@ -134,7 +141,9 @@ class ParameterCache:
 
     def __init__(self) -> None:
         self._last: tuple[Snapshot, Parameters] | None = None
+        self._held = threading.local()
         self._law: tuple[Actuators, Snapshot, Law] | None = None
+        self._driven: tuple[Parameters, Parameters] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParameterCache, ()
@@ -146,11 +155,30 @@ class ParameterCache:
             self._law = None if snapshot is None else (actuators, snapshot, lower_law(program, joints, actuators))
         return None if self._law is None else self._law[2]
 
+    def driven(self, parameters: Parameters, law: Law) -> Parameters:
+        """`Parameters.with_law`, the same object for the same parameters and law."""
+        last = self._driven
+        if last is None or last[0] is not parameters or last[1].law is not law:
+            last = self._driven = parameters, parameters.with_law(law)
+        return last[1]
+
+    @contextlib.contextmanager
+    def holding(self, parameters: Parameters) -> Iterator[None]:
+        """Parameters of a call that has just asked for them, and asks again in this thread: `get` compares no numbers."""
+        before, self._held.parameters = getattr(self._held, "parameters", None), parameters
+        try:
+            yield
+        finally:
+            self._held.parameters = before
+
     def get(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters:
+        held: Parameters | None = getattr(self._held, "parameters", None)
+        if held is not None:
+            return held
         last = self._last
         if last is not None and last[0].holds():
             return last[1]
-        snapshot = Snapshot.take(_modules(program, mechanism))
+        snapshot = Snapshot.take(modules_of(program, mechanism))
         with torch.set_grad_enabled(snapshot is None and torch.is_grad_enabled()):
             parameters = Parameters(program, stack())
         self._last = None if snapshot is None else (snapshot, parameters)
@@ -160,7 +188,7 @@ class ParameterCache:
         """`get` inside of transforms and forward mode; None where a parameter is part of them, or requires grad."""
         with temporarily_clear_interpreter_stack(), torch.no_grad():
             if self._last is None or not self._last[0].holds():
-                snapshot = Snapshot.take(_modules(program, mechanism))
+                snapshot = Snapshot.take(modules_of(program, mechanism))
                 if snapshot is None:
                     return None
                 self._last = snapshot, Parameters(program, stack())
@@ -169,7 +197,7 @@ class ParameterCache:
             return parameters
 
 
-def _modules(program: Program, mechanism: PhysicalModule) -> list[PhysicalModule]:
+def modules_of(program: Program, mechanism: PhysicalModule) -> list[PhysicalModule]:
     """The modules whose numbers are parameters of a step."""
     system = program.system
     return [mechanism, *system.bodies, *(member for group in system.groups for member in group.members)]

@@ -12,6 +12,7 @@ from torchdojo.dynamics.system import System
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.native import graph
@@ -80,8 +81,9 @@ class _Joint:
         assert isinstance(self.module, StandardJoint)
         self.parent, self.child = group.body_index[self.member].tolist()
         self.held_translations, self.held_rotations = 3 - self.module.free_translations, 3 - self.module.free_rotations
+        self.driven = self.module.driven
         self.held = self.held_translations + self.held_rotations
-        self.armature = self.piece.place(self.member, "armature")
+        self.armature, self.stiffness = (self.piece.place(self.member, name) for name in ("armature", "stiffness"))
 
     @property
     def has_free_data(self) -> bool:
@@ -93,12 +95,17 @@ class _Joint:
         return 6 + self.extra if self.has_damper or self.has_free_data else self.held
 
     def add(self, piece: Piece, member: int) -> None:
-        """The cones of a `JointLimits`, `JointFriction` or `JointVelocityLimits`."""
+        """The cones of a `JointLimits`, `JointFriction`, `JointVelocityLimits` or `JointDrive`."""
         element = piece.group.members[member]
         assert isinstance(element, JointElement)
         joint = element.joint
         free, translations = joint.num_coordinates, joint.free_translations
         impulse, slack = piece.group.impulse_index[member].tolist(), piece.group.slack_index[member].tolist()
+        if isinstance(element, JointDrive):
+            first, driven = piece.place(member, "half"), element.joint.driven
+            for k, i in enumerate(driven):
+                self._cone(JointCone.DRIVE, i, self.held + i, impulse[k], slack[k], len(driven), first + i)
+            return
         if isinstance(element, JointFriction):
             first = piece.place(member, "friction")
             for i in range(free):
@@ -227,6 +234,7 @@ class _Lowering:
                 has_spring=joint.has_spring,
                 has_damper=joint.has_damper,
                 armature=joint.armature,
+                stiffness=joint.stiffness,
                 lower=joint.limits[0],
                 upper=joint.limits[1],
                 limited_r=joint.limited_rotations,
@@ -234,6 +242,7 @@ class _Lowering:
                 first_cone=first_cone,
                 num_cones=len(joint.cones),
                 has_rate_cones=any(cone["kind"] not in (JointCone.LOWER, JointCone.UPPER) for cone in joint.cones),
+                driven=sum(1 << i for i in joint.driven),
                 free_data=next(free_data) if joint.has_free_data else NONE,
                 size=joint.size,
                 right=self.schedule.rhs_offset[node] if joint.size else NONE,

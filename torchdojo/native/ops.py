@@ -17,7 +17,7 @@ from torchdojo.gradients.batching import align, map_all
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
-from torchdojo.native import execution, loader, minimal
+from torchdojo.native import execution, live, loader, minimal
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Six, rollout_specs
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE, RolloutTangent
@@ -28,6 +28,8 @@ from torchdojo.parameters import result_tensor, transforming
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 
 __all__ = ["Six", "available", "jacobian", "minimal_jacobian", "rollout", "step"]
+
+NO_BATCH = torch.Size()
 
 # -- operators ---------------------------------------------------------------------------------------------------------------------------
 
@@ -42,9 +44,15 @@ def rollout_op(
     program: int,
     request: list[float],
     keep: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Trajectory (..., S + 1, 13 nb), impulses, solutions, status, iterations, substeps, of the steps or periods that `keep` asks for."""
-    return execution.forward(by_number(program), decode(request), Keep(keep), warm, z, u, wrench, parameters)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Trajectory (..., S + 1, 13 nb), impulses, solutions, status, iterations, substeps, of the steps or periods that `keep` asks for.
+
+    Without parameters, the mechanism's own are taken. The last result is their serial number (live.py).
+    """
+    lowered, asked = by_number(program), decode(request)
+    tensors, present = live.given(lowered, asked, parameters)
+    out = execution.forward(lowered, asked, Keep(keep), warm, z, u, wrench, tensors, present)
+    return *out, torch.tensor(live.serial_of(lowered, present) if keep == Keep.STEPS else live.NOT_KEPT)
 
 
 @torch.library.custom_op("torchdojo::rollout_adjoint", mutates_args=())
@@ -57,8 +65,11 @@ def adjoint_op(
     request: list[float],
     needs: list[bool],
 ) -> list[Tensor]:
-    """Gradients of the needed `tensors` = z, u, wrench, parameters, with `saved` = trajectory, solutions, status, substeps."""
-    return execution.backward(by_number(program), decode(request), needs, (grad_z, grad_impulses), saved, tensors)
+    """Gradients of the needed `tensors` = z, u, wrench, parameters, with `saved` = trajectory, solutions, status, substeps, serial."""
+    *saved, serial = saved
+    lowered = by_number(program)
+    present = live.kept(lowered, int(serial))
+    return execution.backward(lowered, decode(request), needs, (grad_z, grad_impulses), saved, tensors, present)
 
 
 @torch.library.custom_op("torchdojo::step_jacobian", mutates_args=())
@@ -72,7 +83,8 @@ def jacobian_op(
     request: list[float],
 ) -> Tensor:
     """The Jacobian (..., 12 nb, 12 nb + nu) of one step with u (..., 1, nu). It is not differentiable."""
-    return execution.jacobian(by_number(program), decode(request), z, u, wrench, warm, parameters)
+    lowered, asked = by_number(program), decode(request)
+    return execution.jacobian(lowered, asked, z, u, wrench, warm, *live.given(lowered, asked, parameters))
 
 
 @torch.library.custom_op("torchdojo::minimal_jacobian", mutates_args=())
@@ -87,10 +99,14 @@ def minimal_jacobian_op(
     request: list[float],
 ) -> Tensor:
     """The Jacobian (..., 2n, 2n + nu) of one step in minimal coordinates with u (..., 1, nu). It is not differentiable."""
-    return minimal.jacobian(by_number(program), decode(request), q, qd, u, wrench, warm, parameters)
+    lowered, asked = by_number(program), decode(request)
+    return minimal.jacobian(lowered, asked, q, qd, u, wrench, warm, *live.given(lowered, asked, parameters))
 
 
-def _batch_shape(program: Program, z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:
+def _batch_shape(program: Program, request: list[float], z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:
+    if not parameters:
+        own = live.batch_of(program, decode(request).driven)
+        return torch.broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], own)
     leads = [p.shape[: p.ndim - spec.ndim] for p, spec in zip(parameters, program.parameter_specs, strict=True)]
     return torch.broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], *leads)
 
@@ -98,7 +114,7 @@ def _batch_shape(program: Program, z: Tensor, u: Tensor, wrench: Tensor, paramet
 @rollout_op.register_fake
 def _(z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
-    batch, periods = _batch_shape(lowered, z, u, wrench, parameters), u.shape[-2]
+    batch, periods = _batch_shape(lowered, request, z, u, wrench, parameters), u.shape[-2]
     steps = periods * decode(request).repeat if keep == Keep.STEPS else periods
     status = z.new_empty(*batch, steps, dtype=torch.int64)
     return (
@@ -108,6 +124,7 @@ def _(z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[n
         status,
         torch.empty_like(status),
         torch.empty_like(status),
+        status.new_empty(()),
     )
 
 
@@ -120,35 +137,44 @@ def _(grad_z, grad_impulses, saved, tensors, program, request, needs):  # type: 
 def _(z, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     size = TANGENT_SIZE * lowered.num_bodies
-    return z.new_empty(*_batch_shape(lowered, z, u, wrench, parameters), size, size + lowered.num_inputs)
+    return z.new_empty(*_batch_shape(lowered, request, z, u, wrench, parameters), size, size + lowered.num_inputs)
 
 
 @minimal_jacobian_op.register_fake
 def _(q, qd, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     size = 2 * lowered.num_coordinates
-    return q.new_empty(*_batch_shape(lowered, q, u, wrench, parameters), size, size + lowered.num_inputs)
+    return q.new_empty(*_batch_shape(lowered, request, q, u, wrench, parameters), size, size + lowered.num_inputs)
 
 
 # -- vmap --------------------------------------------------------------------------------------------------------------------------------
 
 
 def _map_inputs(
-    program: Program, dims: Sequence[int | None], warm: Tensor | None, tensors: Sequence[Tensor]
+    program: Program, dims: Sequence[int | None], warm: Tensor | None, tensors: Sequence[Tensor], own: torch.Size = NO_BATCH
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """warm and (z, u, wrench, parameters) with mapped dimensions in front of the batch dimensions; dims in the same order."""
-    specs, values = rollout_specs(program), list(tensors)
+    """warm and (z, u, wrench, parameters) with mapped dimensions in front of the batch dimensions; dims in the same order.
+
+    own: batch dimensions of parameters that are not among the tensors.
+    """
+    # The last tensor has nothing but the batch dimensions of such parameters.
+    specs, values = [*rollout_specs(program)[: len(tensors)], VECTOR], [*tensors, tensors[0].new_empty(*own, 0)]
+    dims = [*dims, None]
     if warm is None:
-        return None, align(specs, dims[1:], values)
+        return None, align(specs, dims[1:], values)[:-1]
     warm, *values = align([VECTOR, *specs], dims, [warm, *values])
-    return warm, values
+    return warm, values[:-1]
+
+
+def _own_batch(program: Program, request: list[float], parameters: Sequence[Tensor]) -> torch.Size:
+    return NO_BATCH if parameters else live.batch_of(program, decode(request).driven)
 
 
 def _map_gradients(
     program: Program, size: int, dims: Sequence[int | None], values: Sequence[Tensor | None]
 ) -> tuple[list[Tensor | None], list[torch.Size]]:
     """(two gradients, four saved, z, u, wrench, parameters), all mapped, and the shapes of z, u, wrench and parameters."""
-    specs = [SERIES, SERIES, SERIES, SERIES, VECTOR, VECTOR, *rollout_specs(program)]
+    specs = [SERIES, SERIES, SERIES, SERIES, VECTOR, VECTOR, *rollout_specs(program)][: len(values)]
     present = [i for i, value in enumerate(values) if value is not None]
     mapped = map_all(size, [dims[i] for i in present], [cast(Tensor, values[i]) for i in present])
     aligned: list[Tensor | None] = [None] * len(values)
@@ -161,15 +187,17 @@ def _map_gradients(
 def _(info, in_dims, z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
-    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters])
-    return rollout_op(z, u, wrench, warm, parameters, program, request, keep), (0,) * 6
+    own = _own_batch(lowered, request, parameters)
+    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters], own)
+    return rollout_op(z, u, wrench, warm, parameters, program, request, keep), (*(0,) * 6, None)
 
 
 @jacobian_op.register_vmap
 def _(info, in_dims, z, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
-    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters])
+    own = _own_batch(lowered, request, parameters)
+    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters], own)
     return jacobian_op(z, u, wrench, warm, parameters, program, request), 0
 
 
@@ -180,16 +208,18 @@ def _(info, in_dims, q, qd, u, wrench, warm, parameters, program, request):  # t
     q, qd = map_all(info.batch_size, in_dims[:2], [q, qd])
     dims = [in_dims[4], 0, *in_dims[2:4], *in_dims[5]]
     state = torch.cat((q, qd), dim=-1)
-    warm, (state, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [state, u, wrench, *parameters])
+    own = _own_batch(lowered, request, parameters)
+    warm, (state, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [state, u, wrench, *parameters], own)
     return minimal_jacobian_op(*state.chunk(2, dim=-1), u, wrench, warm, parameters, program, request), 0
 
 
 @adjoint_op.register_vmap
 def _(info, in_dims, grad_z, grad_impulses, saved, tensors, program, request, needs):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
-    dims = [*in_dims[:2], *in_dims[2], *in_dims[3]]
+    *saved, serial = saved
+    dims = [*in_dims[:2], *in_dims[2][:-1], *in_dims[3]]
     values, shapes = _map_gradients(lowered, info.batch_size, dims, [grad_z, grad_impulses, *saved, *tensors])
-    grads = adjoint_op(values[0], values[1], values[2:6], values[6:], program, request, needs)
+    grads = adjoint_op(values[0], values[1], [*values[2:6], serial], values[6:], program, request, needs)
     wanted = [shape for shape, need in zip(shapes, needs, strict=True) if need]
     return [grad.reshape(shape) for grad, shape in zip(grads, wanted, strict=True)], [0] * len(grads)
 
@@ -205,9 +235,11 @@ def _save(ctx: Any, output: Six, tensors: Sequence[Tensor]) -> None:
     save(ctx, z, w, status, substeps, *tensors)
 
 
-def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: Six) -> None:
+def _setup_op(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     z, u, wrench, _, parameters, *ctx.numbers, _ = inputs
-    _save(ctx, output, [z, u, wrench, *parameters])
+    *out, serial = output
+    ctx.mark_non_differentiable(serial)
+    _save(ctx, cast(Six, tuple(out)), [serial, z, u, wrench, *parameters])
 
 
 def _backward_op(ctx: Any, grad_z: Tensor | None, grad_impulses: Tensor | None, *_: Any) -> tuple[Any, ...]:
@@ -215,7 +247,7 @@ def _backward_op(ctx: Any, grad_z: Tensor | None, grad_impulses: Tensor | None, 
     if (grad_z is None and grad_impulses is None) or not any(needs):
         return None, None, None, None, [None] * (len(needs) - 3), None, None, None
     saved = list(ctx.saved_tensors)
-    results = iter(adjoint_op(grad_z, grad_impulses, saved[:4], saved[4:], *ctx.numbers, needs))
+    results = iter(adjoint_op(grad_z, grad_impulses, saved[:5], saved[5:], *ctx.numbers, needs))
     grads = [next(results) if need else None for need in needs]
     return *grads[:3], None, grads[3:], None, None, None
 
@@ -345,8 +377,9 @@ def rollout(
     if torch.compiler.is_compiling():
         keep = Keep.STEPS if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else less
         warm = None if warm is None else warm.detach()
-        out = rollout_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request), int(keep))
-        return _of_periods(out, request.repeat, keep_solutions) if keep is Keep.STEPS else cast(Six, out)
+        *out, _ = rollout_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request), int(keep))
+        six = cast(Six, tuple(out))
+        return _of_periods(six, request.repeat, keep_solutions) if keep is Keep.STEPS else six
     if transforming() or forward_mode():
         return _of_periods(Rollout.apply(program, request, None, warm, *tensors), request.repeat, keep_solutions)
     if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):

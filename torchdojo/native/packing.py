@@ -14,13 +14,16 @@ from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import orthonormal_complement, unit
 from torchdojo.elements.joint_cones import JointElement
+from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.servo import SERVO, SERVO_RANGE, detour
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
     CONTACT_LAWS,
     CONTACT_PARAMETERS,
     COUPLES,
     COUPLING_PARAMETERS,
+    DRIVE_PARAMETERS,
     FREE_PARAMETERS,
     GLOBAL_PARAMETERS,
     JOINT_PARAMETERS,
@@ -74,10 +77,12 @@ def _layout(group: Group) -> np.dtype:
     """Packed parameters of one member of a group."""
     element = group.template
     if isinstance(element, StandardJoint):
-        given = [name for name in FREE_PARAMETERS.names or () if name != "armature" or name in group.fields]
+        absent = {"armature": "armature" not in group.fields, "stiffness": not element.implicit and SERVO[0] not in group.fields}
+        given = [name for name in FREE_PARAMETERS.names or () if not absent.get(name)]
         return numbers(JOINT_PARAMETERS, **dict.fromkeys(given, element.num_coordinates))
     if isinstance(element, JointElement):
-        return numbers(**dict.fromkeys(element.own_fields, element.joint.num_coordinates))
+        names = (DRIVE_PARAMETERS.names or ()) if isinstance(element, JointDrive) else element.own_fields
+        return numbers(**dict.fromkeys(names, element.joint.num_coordinates))
     if isinstance(element, JointCoupling):
         return COUPLING_PARAMETERS
     layout = numbers(CONTACT_PARAMETERS, **{name: 1 for name in CONTACT_LAWS + COUPLES if name in group.fields})
@@ -124,7 +129,13 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
             "translations": _basis(fields["axis"], element.free_translations),
             "rotations": _basis(fields["axis"], element.free_rotations),
         }
-        return fields | bases | {"orientation": normalize(fields["orientation_offset"])}
+        return fields | bases | {"orientation": normalize(fields["orientation_offset"])} | _implicit(element, fields)
+    if isinstance(element, JointDrive):
+        lower, upper = (fields[name] for name in SERVO_RANGE)
+        return dict(zip(("stiffness", "damping"), (fields[name] for name in SERVO), strict=True)) | {
+            "half": 0.5 * (upper - lower),
+            "middle": 0.5 * (lower + upper),
+        }
     if isinstance(element, JointElement):
         # Limits that do not act are infinite, and nothing reads them.
         return {name: value.nan_to_num(posinf=0.0, neginf=0.0) if name in element.own_fields else value for name, value in fields.items()}
@@ -137,6 +148,18 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         return laws | frame | {name: fields[name] for name in ("point", "radius", "offset")}
     kind, other = shapes_of(group)
     return laws | {"shape_a": _shape(fields, kind, ""), "shape_b": _shape(fields, other, "other_")}
+
+
+def _implicit(joint: StandardJoint, fields: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Damper and stiffness of a joint whose spring or servo is implicit (`ServoJoint.damping`)."""
+    if not joint.implicit and SERVO[0] not in fields:
+        return {}
+    spring = fields["spring"]
+    stiffness = spring * detour(fields["rest"], joint.free_translations) if joint.implicit else torch.zeros_like(spring)
+    if SERVO[0] not in fields:
+        return {"stiffness": stiffness}
+    kp, kd = (fields[name] * joint.without_range(spring) if joint.driven else fields[name] for name in SERVO)
+    return {"stiffness": stiffness + kp, "damper": fields["damper"] + kd}
 
 
 def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:

@@ -7,19 +7,20 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchdojo.dynamics.system import System
+from torchdojo.dynamics.system import Group, System
 from torchdojo.elements import joints as joints_module
 from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.servo import SERVO
 from torchdojo.native import calls, graph, header
 from torchdojo.native.loader import NativeUnavailable, library
 from torchdojo.native.lowering import lower
@@ -125,7 +126,7 @@ class Program:
     def _acting(self, parameters: Sequence[Tensor]) -> Acting:
         fields = self.fields(parameters)
         joints = [fields[id(group)] for group in self.joint_groups]
-        return tuple((bool(own["spring"].any()), bool(own["damper"].any())) for own in joints)
+        return tuple((bool(own["spring"].any()), _damps(group, own)) for group, own in zip(self.joint_groups, joints, strict=True))
 
     def handle(self, parameters: Sequence[Tensor]) -> int:
         """The kernel's object for these parameters."""
@@ -150,6 +151,14 @@ class Program:
         handle = create(table, schedule.table)
         weakref.finalize(self, kernel_library().td_mechanism_destroy, ctypes.c_void_p(handle))
         return handle
+
+
+def _damps(group: Group, own: Mapping[str, Tensor]) -> bool:
+    """Whether any damper, implicit spring or servo of a group of joints is not zero."""
+    joint = group.template
+    assert isinstance(joint, StandardJoint)
+    names = ("damper", *(("spring",) if joint.implicit else ()), *(name for name in SERVO if name in own))
+    return any(bool(own[name].any()) for name in names)
 
 
 def create(table: np.ndarray, schedule: np.ndarray, layout: int | None = None) -> int:

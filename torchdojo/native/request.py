@@ -17,7 +17,8 @@ from torchdojo.solver.options import OnFailure, SolverOptions
 __all__ = ["decode", "encode", "kernel_options"]
 
 #: The kernel's own options, then the options that Python applies to the result.
-FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), "raises", "raise_invalid", "repeat")
+OWN = ("raises", "raise_invalid", "repeat", "driven")
+FIELDS = (*(name for name in STRUCTS["TdOptions"] if name not in ("warm_iterations", "threads")), *OWN)
 _MODES = {number: mode for mode, number in GRADIENT_MODES.items()}
 
 
@@ -38,6 +39,7 @@ def encode(request: Request) -> list[float]:
         float(options.on_failure is OnFailure.RAISE),
         float(request.raise_invalid),
         float(request.repeat),
+        float(request.driven),
     ]
 
 
@@ -61,7 +63,7 @@ def _decode(numbers: tuple[float, ...]) -> Request:
         depenetration_speed=value["depenetration_speed"] or None,
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )
-    return Request(options, None, bool(value["raise_invalid"]), int(value["repeat"]))
+    return Request(options, None, bool(value["raise_invalid"]), int(value["repeat"]), bool(value["driven"]))
 
 
 @functools.lru_cache(maxsize=64)

@@ -43,13 +43,14 @@ CONTACT_MODELS: dict[type[Element], ContactModel] = {
 
 
 class JointCone(enum.IntEnum):
-    """Kinds of pairs of a joint: lower limit, upper limit, friction, lowest rate, highest rate."""
+    """Kinds of pairs of a joint: lower limit, upper limit, friction, lowest rate, highest rate, a servo with a range."""
 
     LOWER = 0
     UPPER = 1
     FRICTION = 2
     LOWEST_RATE = 3
     HIGHEST_RATE = 4
+    DRIVE = 5
 
 
 class StateMap(enum.IntEnum):
@@ -112,12 +113,13 @@ JOINT = _row(
     "row input",  # positions in w and in u (−1: not actuated)
     "parameters",  # position in the packed parameters
     "has_spring has_damper",
-    "armature",  # position in the packed parameters (−1: none)
+    "armature stiffness",  # positions in the packed parameters (−1: none)
     "lower upper",  # positions of all limits in the packed parameters (−1: none)
     "limited_r",  # which limits act on rotations: 1 lower, 2 upper, 3 both
     "extra",  # rows of limits on components of a rotation vector
     "first_cone num_cones",  # its limits and frictions
-    "has_rate_cones",  # friction, limits of rates
+    "has_rate_cones",  # friction, limits of rates, drives
+    "driven",  # bits of the coordinates with a drive, whose inputs the drive has
     "free_data",  # number among the joints with armature, limits or friction (−1: none)
     "size",  # rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
     "right",  # position in the right-hand side
@@ -142,7 +144,7 @@ JOINT_CONE = _row(
     "row",  # in the joint's node
     "kind",  # a `JointCone`
     "impulse slack",  # positions in w
-    "stride",  # from p to q of friction
+    "stride",  # from p to q of friction and drives
     "parameter",  # position in the packed parameters
 )
 PAIR = _row(
@@ -234,7 +236,10 @@ GLOBAL_PARAMETERS = numbers(timestep=1, gravity=3)
 BODY_PARAMETERS = numbers(mass=1, inertia=9)
 # Two bases, in the joint frame. Each has a row per held direction, then a row per free direction.
 JOINT_PARAMETERS = numbers(translations=9, rotations=9, parent_anchor=3, child_anchor=3, orientation=4)
-FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1)  # behind the others, per free direction; armature only where it is given
+# Behind the others, per free direction; armature and stiffness only where they are given. The stiffness makes springs and servos implicit:
+# h times the stiffness is a damper.
+FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1, stiffness=1)
+DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free direction: half the width and the middle of the range
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
@@ -258,6 +263,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
         "contact_size": CONTACT_PARAMETERS,
     },
     "parameter::free": {"size": FREE_PARAMETERS},
+    "parameter::drive": {"size": DRIVE_PARAMETERS},
     "parameter::coupling": {"size": COUPLING_PARAMETERS},
     "parameter::shape": {"size": SHAPES["box"]},
     "parameter::surface": {"size": SHAPES["surface"]},

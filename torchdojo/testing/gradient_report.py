@@ -175,7 +175,8 @@ def _rows(
 
 def _groups(mechanism: Mechanism, parameters: str | Sequence[str]) -> dict[str, list[str]]:
     """Rows of the report: label -> names of the parameters in it."""
-    every = {name: p for name, p in mechanism.named_parameters() if p.is_floating_point()}
+    # a step with an input u does not read actuators
+    every = {name: p for name, p in mechanism.named_parameters() if p.is_floating_point() and not name.startswith("actuators.")}
     if parameters == "trainable":
         return {name: [name] for name, p in every.items() if p.requires_grad}
     if parameters == "all":

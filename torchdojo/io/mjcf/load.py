@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from torchdojo.elements.actuators import Actuator, actuate
+from torchdojo.elements.actuators import Actuator, Servos, actuate, check_servos
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf.state import keyframes
@@ -35,7 +35,7 @@ def load_mjcf(
     mesh: MeshMode = "hull",
     mesh_path: Folders = (),
     mesh_points: int = 16,
-    servos: Literal["implicit", "explicit"] = "implicit",
+    servos: Servos = "implicit",
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
 
@@ -73,9 +73,9 @@ def load_mjcf(
             refuses the file.
         mesh, mesh_path, mesh_points: as in `load_urdf`, for meshes that collide. MuJoCo reads them, so `trimesh` is not needed, and flat
             ones are refused.
-        servos: "implicit": the joint's damper, which is implicit, carries gear² kv of its servo, also where u does not come from
-            ``mech.actuators``. With "explicit", the damper does not carry it, and stiff servos are stable at small timesteps only. See
-            elements/actuators.py.
+        servos: "implicit": position and velocity servos act at the next configuration, and their joints have their forcerange. Stable for
+            all gains. "implicitfast": as MuJoCo's integrator of this name, with positions of now. "explicit": positions and velocities of
+            now. elements/actuators.py compares them. The joints keep their servos where u does not come from ``mech.actuators``.
 
     Raises:
         ImportError: `mujoco` is not installed, or, with meshes, `scipy`.
@@ -110,7 +110,7 @@ def load_mjcf(
     return mech
 
 
-def _actuate(mech: Mechanism, robot: MjcfInfo, servos: Literal["implicit", "explicit"]) -> None:
+def _actuate(mech: Mechanism, robot: MjcfInfo, servos: Servos) -> None:
     """The actuators of the file that act: a coordinate is sign (qpos - qpos0)."""
     places = {label: (name, i, sign) for name, entries in robot.coordinates.items() for i, (label, sign) in enumerate(entries)}
     actuators: dict[str, Actuator] = {}
@@ -123,7 +123,6 @@ def _actuate(mech: Mechanism, robot: MjcfInfo, servos: Literal["implicit", "expl
         actuators[name] = Actuator(joint, sign * drive.gear, gain, bias, drive.ctrlrange, drive.forcerange, drive.length0, i)
         if drive.inputrange is not None:
             ranges[mech.input_layout[joint].start + i] = np.sort(sign * np.array(drive.inputrange))
-    if servos not in ("implicit", "explicit"):
-        raise ValueError(f"servos is {servos!r}; allowed: 'implicit' or 'explicit'")
+    check_servos(servos)
     if actuators:
-        actuate(mech, actuators, servos).inputrange = torch.as_tensor(ranges).to(mech.gravity)
+        actuate(mech, actuators, servos, torch.as_tensor(ranges).to(mech.gravity))

@@ -18,6 +18,7 @@ struct JointTable : rows::Joint {
     int free_t() const { return 3 - held_t; }
     int free_r() const { return 3 - held_r; }
     int free() const { return 6 - held(); }
+    bool drives(int i) const { return driven >> i & 1; }  // whether a drive has the input of coordinate i
     // Places behind `parameters`; each holds a number per free direction.
     int spring() const { return parameter::free_values + parameter::free::spring * free(); }
     int damper() const { return parameter::free_values + parameter::free::damper * free(); }
@@ -27,8 +28,9 @@ struct JointTable : rows::Joint {
 struct JointConeTable : rows::JointCone {
     double sign() const { return kind == upper || kind == highest_rate ? -1.0 : 1.0; }
     bool limits_rate() const { return kind == lowest_rate || kind == highest_rate; }
-    bool on_rate() const { return kind == friction || limits_rate(); }
-    int pairs() const { return kind == friction ? 2 : 1; }
+    bool is_pair() const { return kind == friction || kind == drive; }  // with impulses p and q
+    bool on_rate() const { return is_pair() || limits_rate(); }
+    int pairs() const { return is_pair() ? 2 : 1; }
 };
 
 struct ContactTable : rows::Contact {

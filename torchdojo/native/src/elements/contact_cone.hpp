@@ -221,7 +221,7 @@ struct ContactCones {
     }
 
     template <class R>
-    static void store_multipliers(AdjointState<T, R> &adjoint, const T *, const R *) {
+    static void store_multipliers(AdjointState<T, R> &adjoint, const Problem<T> &, const T *, const R *) {
         for (int c = 0; c < adjoint.mechanism.num_contacts; ++c)
             adjoint.multiplier[adjoint.mechanism.contacts[c].impulse] = adjoint.touching[c].x;
     }

@@ -12,8 +12,10 @@ struct JointData {
     Quat<T> offset_quaternion;
     Relative<T> now, next, before;    // before: where a damper acts; its displacement only where the damper acts along translations
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
-    T free_force[6];                  // impulses of springs and inputs along the free directions [N·s, N·m·s]
-    T impulse[6];                     // impulses of dampers, armature, friction and limits along the free directions
+    T free_force[6];                  // impulses of springs, inputs and middles of drives along the free directions [N·s, N·m·s]
+    T impulse[6];                     // impulses of dampers, armature, friction, drives and limits along the free directions
+    T damping[6];                     // dampers, and h times the stiffness of implicit springs and servos
+    T excess[6];                      // derivative of this stiffness by the force, where it is the larger one: see at_most_one_radian
     RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and from p one step back to p (dampers)
 };
 
@@ -34,9 +36,19 @@ struct FreeData {
 };
 
 template <class T>
+struct DriveData {
+    T gain;                           // g = kd + h kp
+    T excess;                         // derivative of kp by u: see at_most_one_radian
+    T compliance;                     // 1/(g h)
+    T offset;                         // (u − m)/g, with the middle m of the range
+    T mass;
+};
+
+template <class T>
 struct JointConeData {
     T inverse[2];                     // 1/s of a limit, 1/p and 1/q of friction
     T stiffness;                      // γ/s or k
+    DriveData<T> drive;
 };
 
 // Friction, condensed: see contact_cone.hpp.

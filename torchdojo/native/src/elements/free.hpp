@@ -2,10 +2,10 @@
 //
 // The impulse λ along a free direction has its own row in the joint's node. So λ couples the bodies through the joint and not directly:
 //
-//     δλ + (h·damper ∂r̂ + armature ∂ċ⁺ + k ∂ċ⁺ + Σ (γ/s) ∂c⁺) δw = remaining error of the cones' products.
+//     δλ + (h·damping ∂r̂ + armature ∂ċ⁺ + k ∂ċ⁺ + Σ (γ/s) ∂c⁺) δw = remaining error of the cones' products.
 //
 // c⁺ is the coordinate at the next configuration, and ċ⁺ = (c⁺ − c)/h. For rotations, ċ⁺ is the rotation vector of p⁺ p⁻¹ over h. Dampers
-// see the backward difference r̂. The condensed pairs have k = 1/(σ_p/p + σ_q/q) and γ/s (joint_cone.hpp). Limits on components of a
+// see the backward difference r̂. The condensed pairs have k = 1/(c + σ_p/p + σ_q/q) and γ/s (joint_cone.hpp). Limits on components of a
 // rotation vector act in other directions than inputs; their rows stand behind the others.
 #pragma once
 
@@ -32,6 +32,47 @@ void free_values(const Problem<T> &problem, const JointTable &joint, const Joint
         const int i = joint.free_t() + j;
         free.rate[i] = dot(f, free.turn.theta) / h;
         if (joint.limited_r) free.coordinate[i] = joint.free_r() > 1 ? dot(f, free.next.theta) : angle_near(next.p, f, free.angle);
+    }
+}
+
+// max(stiffness, √r |torque| / 1 rad) of one of r angles where the stiffness is not zero, and its derivative by the torque (servo.py).
+template <class T>
+TD_INLINE T at_most_one_radian(const JointTable &joint, int i, const T &stiffness, const T &torque, T &slope) {
+    slope = T{};
+    if (i < joint.free_t()) return stiffness;
+    const double root = std::sqrt(double(joint.free_r()));
+    const T larger = select(stiffness > T{}, root * abs(torque), T{});
+    slope = select(larger > stiffness, select(torque > T{}, broadcast<T>(root), broadcast<T>(-root)), T{});
+    return max(stiffness, larger);
+}
+
+// The dampers of implicit springs and of servos, from the forces along the free directions.
+template <class T>
+void prepare_stiffness(const Problem<T> &problem, const JointTable &joint, JointData<T> &data) {
+    const T h = problem.timestep();
+    for (int i = 0; i < joint.free(); ++i) {
+        const T stiffness = problem.parameters[joint.stiffness + i];
+        data.damping[i] += h * at_most_one_radian(joint, i, stiffness, data.free_force[i] / h, data.excess[i]);
+    }
+}
+
+// Offsets and compliances of drives. A drive has the input of its coordinate, and its middle is a constant force.
+template <class T>
+void prepare_drives(Problem<T> &problem, const JointTable &joint, JointData<T> &data) {
+    const T h = problem.timestep();
+    const int n = joint.free();
+    for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        if (cone.kind != JointConeTable::drive) continue;
+        const T *p = &problem.parameters[cone.parameter];
+        const T middle = p[n * parameter::drive::middle];
+        DriveData<T> &drive = problem.joint_cones[c].drive;
+        const T u = joint.input < 0 ? T{} : problem.u[joint.input + cone.coordinate];
+        const T stiffness = p[n * parameter::drive::stiffness];
+        drive.gain = p[n * parameter::drive::damping] + h * at_most_one_radian(joint, cone.coordinate, stiffness, u, drive.excess);
+        drive.compliance = 1.0 / (drive.gain * h);
+        drive.offset = (u - middle) / drive.gain;
+        data.free_force[cone.coordinate] += h * middle;
     }
 }
 
@@ -76,7 +117,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
             free.incoming_rate[i] = dot(f, translation ? change : free.incoming_turn.theta) / h;
         }
     }
-    // 1/(J M⁻¹ Jᵀ), damper and armature of every direction: scales of the smoothed projection (_coordinate_mass in joint_cones.py).
+    // 1/(J M⁻¹ Jᵀ), damper and armature of every direction: scales of the smoothed projection (coordinate_mass in joint_cones.py).
     if (!joint.num_cones) return;
     Mat3<T> inverse[2];
     for (const int which : {0, 1})
@@ -86,18 +127,33 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     auto mobility = [&](int body, const Mat3<T> &inverse, const Vec3<T> &force, const Vec3<T> &torque) {
         return dot(force, force) / problem.body_parameters(body)[parameter::mass] + dot(torque, inverse * torque);
     };
+    const int n = joint.free();
+    auto plain_damping = [&](int i) {
+        return joint.stiffness < 0 ? p[joint.damper() + i] : p[joint.damper() + i] + h * problem.parameters[joint.stiffness + i];
+    };
     for (int i = 0; i < joint.free(); ++i) {
         auto column = [&](const T *b, int row) { return Vec3<T>{b[6 * row], b[6 * (row + 1)], b[6 * (row + 2)]}; };
         const T *child = data.wrench_child + joint.held() + i, *parent = data.wrench_parent + joint.held() + i;
         T total = mobility(joint.child, inverse[1], column(child, 0), column(child, 3));
         if (!world) total += mobility(joint.parent, inverse[0], column(parent, 0), column(parent, 3));
-        free.mass[i] = 1.0 / total + h * p[joint.damper() + i];
+        free.mass[i] = 1.0 / total + h * plain_damping(i);
         if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
+    }
+    T drives[6] = {};  // h (kd + h kp)
+    for (int c = joint.first_cone; joint.driven && c < joint.first_cone + joint.num_cones; ++c) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        if (cone.kind != JointConeTable::drive) continue;
+        DriveData<T> &drive = problem.joint_cones[c].drive;
+        T &mass = free.mass[cone.coordinate], &added = drives[cone.coordinate];
+        const T *own = &problem.parameters[cone.parameter];
+        added = h * (own[n * parameter::drive::damping] + h * own[n * parameter::drive::stiffness]);
+        drive.mass = mass / (1.0 + mass / added);
+        mass += added;
     }
     for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
         T total = mobility(joint.child, inverse[1], Vec3<T>{}, free.limit_child[j]);
         if (!world) total += mobility(joint.parent, inverse[0], Vec3<T>{}, free.limit_parent[j]);
-        free.limit_mass[j] = 1.0 / total + h * p[joint.damper() + joint.free_t() + j];
+        free.limit_mass[j] = 1.0 / total + h * plain_damping(joint.free_t() + j) + drives[joint.free_t() + j];
         if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
     }
 }
@@ -152,7 +208,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
                 const Vec3<T> g = right_jacobian_inverse(data.turn, f);
                 row = {Vec3<T>{}, back(child, inverse_child, g), -back(parent, inverse_parent, data.offset * (before * g))};
             }
-            const T scale = h * p[joint.damper() + i];
+            const T scale = h * data.damping[i];
             row = scale * row;
             impulse = -scale * rate;
         }
@@ -187,11 +243,16 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         const T value = problem.parameters[cone.parameter];
         T *row = &problem.residual[cone.impulse];
         T &total = cone.row < held + joint.free() ? data.impulse[cone.row - held] : free->extra_impulse[cone.row - held - joint.free()];
-        if (cone.kind == JointConeTable::friction) {
+        if (cone.is_pair()) {
             const int q = cone.stride;
-            total += 0.5 * (impulse[0] - impulse[q]);
+            const T pushed = 0.5 * (impulse[0] - impulse[q]);
+            total += pushed;
             row[0] = impulse[0] + impulse[q] - 2.0 * max(h * value, broadcast<T>(constant::least_height));
             row[q] = free->rate[cone.coordinate] - slack[0] + slack[q];
+            if (cone.kind == JointConeTable::drive) {
+                const DriveData<T> &drive = problem.joint_cones[c].drive;
+                row[q] += drive.compliance * pushed - drive.offset;
+            }
         } else {
             total += cone.sign() * impulse[0];
             row[0] = cone_room(cone, *free, value) - slack[0];

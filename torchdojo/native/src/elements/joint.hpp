@@ -75,8 +75,9 @@ private:
             wrench_column(problem, joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
 
         const int free = joint.free();
+        for (int i = 0; i < free; ++i) data.damping[i] = p[joint.damper() + i];
         const T *spring = p + joint.spring(), *rest = p + joint.rest();
-        for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * problem.u[joint.input + i];
+        for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 || joint.drives(i) ? T{} : h * problem.u[joint.input + i];
         if (joint.has_spring) {
             const Vec3<T> d = problem.displacement(joint, data, data.now);
             if (joint.free_r() > 1) data.angle = rotation_vector(rel);
@@ -87,6 +88,8 @@ private:
                 data.free_force[i] += h * spring[i] * (rest[i] - coordinate);
             }
         }
+        if (joint.stiffness >= 0) prepare_stiffness(problem, joint, data);
+        if (joint.driven) prepare_drives(problem, joint, data);
         for (int i = 0; i < free; ++i) add_impulse(problem, joint, data, joint.held() + i, data.free_force[i]);
         if (joint.free_data >= 0) prepare_free(problem, joint, data, problem.free[joint.free_data]);
     }

@@ -104,10 +104,19 @@ private:
         R rate[6] = {}, coordinate[6] = {};
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
-            if (cone.kind == JointConeTable::friction) rate[cone.coordinate] -= inverse * adjoint.multiplier[cone.impulse + cone.stride];
+            if (cone.is_pair()) rate[cone.coordinate] -= inverse * adjoint.multiplier[cone.impulse + cone.stride];
             else if (cone.limits_rate()) rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
             else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
         }
+        if (joint.driven && joint.input >= 0)  // −ν times the derivative of λ/(g h) − (u − m)/g
+            for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+                const JointConeTable &cone = problem.mechanism.joint_cones[c];
+                if (cone.kind != JointConeTable::drive) continue;
+                const DriveData<T> &drive = problem.joint_cones[c].drive;
+                const T pushed = 0.5 * (adjoint.point[cone.impulse] - adjoint.point[cone.impulse + cone.stride]);
+                const T slope = (1.0 + h * drive.excess * (drive.compliance * pushed - drive.offset)) / drive.gain;
+                adjoint.gradient.u[joint.input + cone.coordinate] += slope * adjoint.multiplier[cone.impulse + cone.stride];
+            }
         for (int i = 0; i < joint.free(); ++i) {
             R incoming{};
             if (joint.armature >= 0) {
@@ -187,7 +196,7 @@ private:
 
         // Inputs, springs and dampers: gradients of the coordinates, rates and inputs on which they depend.
         if (joint.has_spring || joint.has_damper || joint.input >= 0) {
-            const T *spring = p + joint.spring(), *damper = p + joint.damper();
+            const T *spring = p + joint.spring();
             for (int k = held; k < 6; ++k) {
                 const int i = k - held;
                 const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
@@ -196,9 +205,15 @@ private:
                     power += on_child[6 * r] * b_v[r] + on_child[6 * (3 + r)] * b_w[r];
                     power += on_parent[6 * r] * a_v[r] + on_parent[6 * (3 + r)] * a_w[r];
                 }
-                if (joint.input >= 0) adjoint.gradient.u[joint.input + i] += h * power;
-                if (joint.has_spring) adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
-                if (joint.has_damper) adjoint.add(-damper[i] * adjoint.right[joint.right + k], free.difference[i], joint);
+                R push = h * power;
+                if (joint.stiffness >= 0 && joint.has_damper && i >= joint.free_t()) {
+                    bool translation;
+                    const T change = dot(joint_direction(problem, joint, k, translation), data.turn.theta);
+                    push = push - (h * data.excess[i] * change) * adjoint.right[joint.right + k];
+                }
+                if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
+                if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
+                if (joint.has_damper) adjoint.add(-data.damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
             }
         }
         if (joint.free_data >= 0) moving_product(adjoint, problem, joint, adjoint.moving[joint.free_data]);

@@ -1,12 +1,13 @@
-// Limits and friction of joint coordinates and rates inside the solver: pairs (impulse, slack) with product κ, condensed into rows of their joint.
+// Limits, friction and drives of joint coordinates and rates inside the solver: pairs (impulse, slack) with product κ, condensed into rows
+// of their joint.
 //
 // With δc, δċ the change of coordinate and rate along a direction, and the rows' residuals r:
 //   limit      ±δc − δs = −r,  s δγ + γ δs = ρ
 //              gives  δγ = (ρ − γ (r ± δc))/s.  Limits of rates have δċ in the place of δc.
-//   friction   δp + δq = −r₁,  δċ − δσ_p + δσ_q = −r₂,  σ_p δp + p δσ_p = ρ_p,  σ_q δq + q δσ_q = ρ_q
-//              gives  δp = k (−r₂ − δċ + ρ_p/p − (ρ_q + σ_q r₁)/q),  k = 1/(σ_p/p + σ_q/q).
+//   friction   δp + δq = −r₁,  δċ + c δλ − δσ_p + δσ_q = −r₂,  σ_p δp + p δσ_p = ρ_p,  σ_q δq + q δσ_q = ρ_q,  λ = (p − q)/2
+//   or drive   gives  δp = k (−r₂ − c r₁/2 − δċ + ρ_p/p − (ρ_q + σ_q r₁)/q),  k = 1/(c + σ_p/p + σ_q/q).
 //
-// The impulse along the direction is ±γ or (p − q)/2.
+// The impulse along the direction is ±γ or λ. The compliance c is zero for friction, and 1/(g h) for a drive.
 #pragma once
 
 #include "elements/free.hpp"
@@ -21,9 +22,11 @@ struct JointCones {
     static void condense(ConeState<T> &, Problem<T> &problem, const T *w) {
         for_each(problem, [&](const JointConeTable &cone, JointConeData<T> &data) {
             const T *x = w + cone.impulse, *s = w + cone.slack;
-            if (cone.kind == JointConeTable::friction) {
+            if (cone.is_pair()) {
                 data.inverse[0] = 1.0 / x[0], data.inverse[1] = 1.0 / x[cone.stride];
-                data.stiffness = 1.0 / (s[0] * data.inverse[0] + s[cone.stride] * data.inverse[1]);
+                T yielding = s[0] * data.inverse[0] + s[cone.stride] * data.inverse[1];
+                if (cone.kind == JointConeTable::drive) yielding += data.drive.compliance;
+                data.stiffness = 1.0 / yielding;
             } else {
                 data.inverse[0] = 1.0 / s[0];
                 data.stiffness = x[0] * data.inverse[0];
@@ -36,9 +39,8 @@ struct JointCones {
         for_each(problem, [&](const JointConeTable &cone, const JointConeData<T> &data) {
             eliminate(cones, cone, data, w, residual, T{});
             const T *impulse = &cones.direction[cone.impulse];
-            const bool friction = cone.kind == JointConeTable::friction;
             x[problem.mechanism.joints[cone.joint].right + cone.row] +=
-                friction ? 0.5 * (impulse[0] - impulse[cone.stride]) : cone.sign() * impulse[0];
+                cone.is_pair() ? 0.5 * (impulse[0] - impulse[cone.stride]) : cone.sign() * impulse[0];
         });
     }
     static void finish(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, const T *x) {
@@ -77,6 +79,9 @@ struct JointCones {
                     const T b = max(h * value, broadcast<T>(constant::least_height)), rate = free.rate[cone.coordinate];
                     const T y = b * abs(rate) / level, root = sqrt(1.0 + y * y);
                     put_pair(b, (1.0 + 1.0 / (root + y)) / (1.0 + root), rate <= T{}, level, cone.stride, put);
+                } else if (cone.kind == JointConeTable::drive) {
+                    const T b = max(h * value, broadcast<T>(constant::least_height));
+                    put_pair(b, broadcast<T>(1.0), negate(Mask<T>{}), level, cone.stride, put);
                 } else {
                     const T gap = max(cone_room(cone, free, value), sqrt(level));
                     put(0, level / gap, gap);
@@ -96,7 +101,7 @@ struct JointCones {
             };
             T *x_before = before + cone.impulse, *s_before = before + cone.slack;
             PathWeight<T> weight;
-            if (cone.kind == JointConeTable::friction) {
+            if (cone.is_pair()) {
                 const int q = cone.stride;
                 const T dx = change(x_before[0], x[0]) - change(x_before[q], x[q]),
                         ds = change(s_before[0], s[0]) - change(s_before[q], s[q]);
@@ -136,13 +141,15 @@ struct JointCones {
 
     // w and its gradient g.
     template <class R>
-    static void store_multipliers(AdjointState<T, R> &adjoint, const T *w, const R *g) {
+    static void store_multipliers(AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *w, const R *g) {
         const MechanismTable &m = adjoint.mechanism;
         for (int c = 0; c < m.num_joint_cones; ++c) {
             const JointConeTable &cone = m.joint_cones[c];
             const R &nu = adjoint.pressing[c];
-            if (cone.kind == JointConeTable::friction) {
-                const T ratio = w[cone.slack] / w[cone.impulse], own = adjoint.give ? ratio - adjoint.give[cone.impulse] : ratio;
+            if (cone.is_pair()) {
+                const T ratio = w[cone.slack] / w[cone.impulse];
+                T own = adjoint.give ? ratio - adjoint.give[cone.impulse] : ratio;
+                if (cone.kind == JointConeTable::drive) own += 0.5 * problem.joint_cones[c].drive.compliance;
                 adjoint.multiplier[cone.impulse + cone.stride] = nu;
                 adjoint.multiplier[cone.impulse] = g[cone.impulse] + 0.5 * adjoint.right[m.joints[cone.joint].right + cone.row] - own * nu;
             } else {
@@ -155,12 +162,12 @@ private:
     // ν of the row of a limit, or of the rate's row of a friction, from λ = x (null: zero). The pair acts in a row of the joint with the
     // multiplier μ. Columns of the transposed system:
     //   limit:     γ: s ν_s ∓ μ = g_γ,  s: γ ν_s − ν = 0
-    //   friction:  p: ν₁ + σ_p ν_p − μ/2 = g_p,  q: ν₁ + σ_q ν_q + μ/2 = g_q,  σ: p ν_p = ν,  q ν_q = −ν
+    //   friction:  p: ν₁ + c ν/2 + σ_p ν_p − μ/2 = g_p,  q: ν₁ − c ν/2 + σ_q ν_q + μ/2 = g_q,  σ: p ν_p = ν,  q ν_q = −ν
     template <class R>
     static TD_INLINE R multiplier(const Problem<T> &problem, int c, const R *g, const R *x) {
         const JointConeTable &cone = problem.mechanism.joint_cones[c];
         R right = g[cone.impulse];
-        if (cone.kind == JointConeTable::friction) right = right - g[cone.impulse + cone.stride];
+        if (cone.is_pair()) right = right - g[cone.impulse + cone.stride];
         if (x) {
             const R mu = x[problem.mechanism.joints[cone.joint].right + cone.row];
             right = cone.sign() < 0 ? right - mu : right + mu;
@@ -195,9 +202,11 @@ private:
         const T *x = w + cone.impulse, *s = w + cone.slack, *row = cones.rows(residual, cone.impulse), *rho = &cones.right[cone.slack];
         T *impulse = &cones.direction[cone.impulse], *slack = &cones.direction[cone.slack];
         const T first = row[0];
-        if (cone.kind == JointConeTable::friction) {
+        if (cone.is_pair()) {
             const int q = cone.stride;
-            impulse[0] = data.stiffness * (data.inverse[0] * rho[0] - data.inverse[1] * (rho[q] + s[q] * first) - row[q] - move);
+            T wanted = data.inverse[0] * rho[0] - data.inverse[1] * (rho[q] + s[q] * first) - row[q] - move;
+            if (cone.kind == JointConeTable::drive) wanted -= 0.5 * data.drive.compliance * first;
+            impulse[0] = data.stiffness * wanted;
             impulse[q] = -first - impulse[0];
             slack[0] = data.inverse[0] * (rho[0] - s[0] * impulse[0]);
             slack[q] = data.inverse[1] * (rho[q] - s[q] * impulse[q]);

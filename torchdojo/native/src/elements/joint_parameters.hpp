@@ -33,7 +33,7 @@ private:
             g.add_turn(0.5 * (next.w * mu + cross(next.v, mu)));
         }
         if (joint.free()) free_product(to, problem, g, w);
-        if (joint.free_data >= 0) moving_product(to, problem, adjoint, g, problem.free[joint.free_data]);
+        if (joint.free_data >= 0) moving_product(to, problem, adjoint, g, problem.free[joint.free_data], w);
         g.finish();
     }
 
@@ -64,10 +64,18 @@ private:
             const Vec3<T> &sigma = translation ? g.along : g.about;
             const Vec3<T> change = translation ? d - d_back : turn.theta;
             const T coordinate = translation ? dot(f, d) : joint.free_r() > 1 ? dot(f, angle.theta) : angle_about(data.now.p, f);
-            const T power = dot(f, sigma), pull = h * spring[i] * power, drag = damper[i] * power;
-            by_spring[i] += h * power * (rest[i] - coordinate);  // h spring (rest − coordinate)
+            const T power = dot(f, sigma), drag = data.damping[i] * power;
+            const T damped = power * dot(f, change);             // −(damper + h stiffness) f·change
+            by_damper[i] -= damped;
+            T push = h * power;                                  // by the force of spring and input
+            if (joint.stiffness >= 0) {
+                to.sum[joint.stiffness + i] -= select(data.excess[i] == T{}, h * damped, T{});
+                to.by_timestep -= (data.damping[i] - damper[i]) / h * damped;
+                push -= h * data.excess[i] * damped;
+            }
+            const T pull = spring[i] * push;
+            by_spring[i] += push * (rest[i] - coordinate);       // h spring (rest − coordinate)
             by_rest[i] += pull;
-            by_damper[i] -= power * dot(f, change);              // −damper f·change
             Vec3<T> by_f = -drag * change;
             if (translation) by_f = by_f - pull * d, pulls = pulls - pull * f;
             else if (joint.has_spring) g.add_angle(i, -pull, f, data.now.p, angle);
@@ -92,7 +100,7 @@ private:
 
     // Armature, limits and friction: rates ċ⁺ of the step and ċ of the one before, and coordinates c⁺ (see JointAdjoint::moving_product).
     static void moving_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, JointGradient<T> &g,
-                               const FreeData<T> &from) {
+                               const FreeData<T> &from, const T *w) {
         const JointTable &joint = g.joint;
         const JointData<T> &data = g.data;
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
@@ -101,7 +109,7 @@ private:
         for (int e = 0; e < joint.extra; ++e)
             g.add_free(joint.free_t() + e, from.extra_impulse[e] * left_jacobian_inverse(from.now, g.about));
         T rate[6] = {};  // weights of h ċ⁺
-        cone_product(to, problem, adjoint, g, from, rate);
+        cone_product(to, problem, adjoint, g, from, w, rate);
         if (!armature && !joint.has_rate_cones) return;
         const Vec3<T> d = problem.displacement(joint, data, data.now), d_next = problem.displacement(joint, data, data.next);
         const Vec3<T> d_before = armature ? problem.displacement(joint, data, from.incoming) : d;
@@ -150,16 +158,17 @@ private:
 
     // Limits and friction of a joint: −ν (±(c⁺ − bound)), −ν (speed ± ċ⁺), and −ν ċ⁺ and 2 λ max(h friction, least) of the pairs' rows.
     static void cone_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, JointGradient<T> &g,
-                             const FreeData<T> &from, T *rate) {
+                             const FreeData<T> &from, const T *w, T *rate) {
         const T h = problem.timestep(), inverse = 1.0 / h;
         for (int c = g.joint.first_cone; c < g.joint.first_cone + g.joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
-            if (cone.kind == JointConeTable::friction) {
+            if (cone.is_pair()) {
                 const T nu = inverse * adjoint.multiplier[cone.impulse + cone.stride], friction = problem.parameters[cone.parameter];
                 const T twice = select(h * friction > broadcast<T>(constant::least_height), 2.0 * adjoint.multiplier[cone.impulse], T{});
                 rate[cone.coordinate] -= nu;
                 to.sum[cone.parameter] += h * twice;
                 to.by_timestep += nu * from.rate[cone.coordinate] + friction * twice;
+                if (cone.kind == JointConeTable::drive) drive_product(to, problem, g, c, h * nu, w);
             } else if (cone.limits_rate()) {  // −ν (v ± ċ⁺)
                 const T nu = adjoint.multiplier[cone.impulse], own = (cone.sign() * inverse) * nu;
                 rate[cone.coordinate] -= own;
@@ -171,6 +180,23 @@ private:
                 to.sum[cone.parameter] += nu;
             }
         }
+    }
+
+    // A drive: −ν (λ/(g h) − (u − m)/g), and the impulse h m.
+    static void drive_product(ParameterSum<T> &to, const Problem<T> &problem, const JointGradient<T> &g, int c, const T &nu, const T *w) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        const DriveData<T> &drive = problem.joint_cones[c].drive;
+        const T h = problem.timestep(), pushed = 0.5 * (w[cone.impulse] - w[cone.impulse + cone.stride]);
+        const int n = g.joint.free();
+        T *by = &to.sum[cone.parameter];
+        bool translation;
+        const Vec3<T> f = joint_direction(problem, g.joint, g.joint.held() + cone.coordinate, translation);
+        by[n * parameter::drive::middle] += h * dot(f, translation ? g.along : g.about) - nu / drive.gain;
+        const T by_gain = nu * (drive.compliance * pushed - drive.offset) / drive.gain;
+        by[n * parameter::drive::damping] += by_gain;
+        by[n * parameter::drive::stiffness] += select(drive.excess == T{}, h * by_gain, T{});
+        const T kd = problem.parameters[cone.parameter + n * parameter::drive::damping];
+        to.by_timestep += (drive.gain - kd) / h * by_gain + nu * drive.compliance * pushed / h;
     }
 
     // Gradient of the timestep by the poses one step back, from the velocities of bodies.

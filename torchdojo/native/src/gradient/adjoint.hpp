@@ -80,7 +80,7 @@ public:
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
         for (const MultiplierTable &row : m.multipliers) multiplier[row.row] = right[row.right];
-        ConeElements<T>::each([&](auto element) { element.store_multipliers(*this, w, g); });
+        ConeElements<T>::each([&](auto element) { element.store_multipliers(*this, problem, w, g); });
     }
 
     // Writes −λᵀ ∂r/∂(z, u, f) into `gradient`, at the w of `factor`.

@@ -129,6 +129,7 @@ struct Problem {
     }
     TD_INLINE T cone_mass(const JointConeTable &cone) const {
         const JointTable &joint = mechanism.joints[cone.joint];
+        if (cone.kind == JointConeTable::drive) return joint_cones[&cone - mechanism.joint_cones.data()].drive.mass;
         const int extra = cone.row - joint.held() - joint.free();
         return extra < 0 ? free[joint.free_data].mass[cone.coordinate] : free[joint.free_data].limit_mass[extra];
     }
