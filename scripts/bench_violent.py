@@ -3,8 +3,8 @@
     python scripts/bench_violent.py [spins] [loops] [jacobians] [--environments 16]
 
 `spins`: a quadruped without joint limits under random torques of ±30 N·m. The bound is three times the cost of an ordinary substep, which
-the first row has. `loops`: planar four-bars closed by ball joints in space, with springs of 1,500 N·m/rad on links of 0.01 kg·m² and as much
-damping as implicit springs add. The bounds are 12 iterations in the mean and no flagged step.
+the first row has. `loops`: planar four-bars closed by ball joints in space, with springs of 1,500 N·m/rad on links of 0.01 kg·m² and as
+much damping as implicit springs add. The bounds are 12 iterations in the mean and no flagged step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def spins(environments: int) -> None:
         seconds, parts, steps = sorted(times)[1], int(path.substeps.sum()), path.status.numel()
         ordinary = ordinary or seconds / parts
         print(
-            f"{1e3 * h:8.1f} {100 * float((path.substeps > 1).double().mean()):8.1f} {parts / steps:9.2f} {int((path.status != 0).sum()):8d} "
+            f"{1e3 * h:8.1f} {100 * float((path.substeps > 1).double().mean()):8.1f} {parts / steps:9.2f} "
+            f"{int((path.status != 0).sum()):8d} "
             f"{float(path.iterations.sum()) / parts:11.2f} {1e3 * seconds / steps:8.3f} {1e3 * seconds / parts:11.4f} "
             f"{seconds / parts / ordinary:6.2f}"
         )
@@ -118,10 +119,10 @@ def jacobians(environments: int) -> None:
         z[..., 12] = spin
         times, values = [], list[Tensor]()
         q, qd = mech.to_minimal(z)
-        for call in (lambda: mech.jacobians(z), lambda: mech.jacobians_minimal(q, qd)):
-            call()
+        for call, given in ((mech.jacobians, (z,)), (mech.jacobians_minimal, (q, qd))):
+            call(*given)
             begin = time.perf_counter()
-            values += call()
+            values += call(*given)
             times.append(1e3 * (time.perf_counter() - begin))
         bad = sum(int((~torch.isfinite(t)).sum()) for t in values)
         print(f"{spin:13.0f} {int(mech.step(z).substeps.max()):9d} {times[0]:15.3f} {times[1]:23.3f} {bad:11d}")
