@@ -99,18 +99,23 @@ def test_backends_agree(control: bool) -> None:
     assert all(float(g.abs().max()) > 0 for g in results[0][1][:2])
 
 
-def test_gradients_of_a_driven_period_against_differences() -> None:
+@pytest.mark.parametrize("gains", [False, True], ids=["kernel", "gains"])
+def test_gradients_of_a_driven_period_against_differences(gains: bool) -> None:
+    """With the law in the kernel, and with the law outside, which gradients of gains need."""
     mechanism = driven(backend="native")
     z, ctrl = states(mechanism).detach(), torch.tensor([[0.4, -0.3], [0.9, 0.2]])
     law = mechanism.actuators
-    given = {"z": torch.zeros(12 * mechanism.num_bodies), "ctrl": ctrl, "gain": law.gain.detach(), "bias": law.bias.detach()}
+    given = {"z": torch.zeros(12 * mechanism.num_bodies), "ctrl": ctrl}
+    if gains:
+        given |= {"gain": law.gain.detach(), "bias": law.bias.detach()}
     sizes = [value.numel() for value in given.values()]
     weights = torch.cos(torch.arange(200.0, dtype=torch.float64) ** 2)
 
     def value(displacement: Tensor) -> Tensor:
         parts = dict(zip(given, displacement.split(sizes, -1), strict=True))
         moved = {name: given[name] + part.reshape(*part.shape[:-1], *given[name].shape) for name, part in parts.items()}
-        law.gain, law.bias = moved["gain"], moved["bias"]
+        if gains:
+            law.gain, law.bias = moved["gain"], moved["bias"]
         path = mechanism.rollout(mechanism.retract(z, moved["z"]), ctrl=moved["ctrl"], repeat=REPEAT)
         outputs = torch.cat((path.z.flatten(-2), path.impulses.flatten(-2)), -1)
         return (outputs * weights[: outputs.shape[-1]]).sum(-1)
