@@ -15,6 +15,7 @@ from torch import Tensor
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.elements.contacts import Contact, LinearContact, NonlinearContact
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
+from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 
 if TYPE_CHECKING:
@@ -41,19 +42,21 @@ class ActiveSet(NamedTuple):
     contacts: by name, in order. limits: per joint with limits the acting ones, such as ["lower 0"] for the lower limit of coordinate 0.
         velocities: the same of limits of speed; "lower" is the one that keeps the rate above minus the speed.
     frictions: per joint with friction the mode of each free coordinate, "sticking" or "sliding".
+    drives: per joint whose servo has a range the coordinates whose force is clipped, such as ["0"].
     """
 
     contacts: dict[str, ActiveContact]
     limits: dict[str, list[str]]
     frictions: dict[str, list[str]]
     velocities: dict[str, list[str]]
+    drives: dict[str, list[str]]
 
 
 def active_set(mech: Mechanism, problem: StepProblem, w: Tensor) -> ActiveSet:
     """Modes at the solution w (num_unknowns,) of a problem of one environment."""
     contact_names = {id(contact): name for name, contact in mech.contacts.items()}
     joint_names = {id(joint): name for name, joint in mech.joints.items()}
-    h, result = float(problem.timestep), ActiveSet({}, {}, {}, {})
+    h, result = float(problem.timestep), ActiveSet({}, {}, {}, {}, {})
     for group, masses in zip(problem.system.groups, problem.effective_masses(), strict=True):
         if not group.slack_index.shape[-1]:
             continue
@@ -70,6 +73,10 @@ def active_set(mech: Mechanism, problem: StepProblem, w: Tensor) -> ActiveSet:
             elif isinstance(element, JointFriction):
                 room, rate = (torch.stack(t.tensor_split(2)) for t in (impulse, slack))
                 slides = (mass * rate.amax(0) > room.amin(0)).tolist()
+                if isinstance(element, JointDrive):
+                    clipped = [str(i) for i, clips in zip(element.joint.driven, slides, strict=True) if clips]
+                    result.drives[joint_names[id(element.joint)]] = clipped
+                    continue
                 result.frictions[joint_names[id(element.joint)]] = ["sliding" if slide else "sticking" for slide in slides]
             elif id(element) in contact_names:
                 result.contacts[contact_names[id(element)]] = _contact(cast(Contact, element), impulse, slack, float(mass[0]), h)

@@ -207,6 +207,9 @@ def _describe(active: ActiveSet) -> list[str]:
     if active.velocities:
         reached = [f"{joint} ({', '.join(sides)})" for joint, sides in active.velocities.items() if sides]
         lines.append(f"limits of speed: {'; '.join(reached) or 'none acts'}")
+    if active.drives:
+        clipped = [f"{joint} ({', '.join(places)})" for joint, places in active.drives.items() if places]
+        lines.append(f"clipped servos: {'; '.join(clipped) or 'none'}")
     if active.frictions:
         lines.append("frictions of joints: " + "; ".join(f"{joint} {', '.join(modes)}" for joint, modes in active.frictions.items()))
     return lines
