@@ -9,6 +9,7 @@ next call on.
 from __future__ import annotations
 
 import collections
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -36,6 +37,7 @@ class Provider(Protocol):
     def present_batch(self, driven: bool) -> torch.Size: ...
 
 
+_serials = itertools.count()
 _providers: weakref.WeakValueDictionary[int, Provider] = weakref.WeakValueDictionary()
 _kept: weakref.WeakKeyDictionary[Program, collections.OrderedDict[int, Parameters]] = weakref.WeakKeyDictionary()
 
@@ -89,6 +91,8 @@ def serial_of(program: Program, parameters: Parameters | None) -> int:
     """A number by which backward finds these parameters again, although the mechanism may have others by then."""
     if parameters is None:
         return NOT_KEPT
+    if parameters.serial is None:
+        parameters.serial = next(_serials)
     kept = _kept.setdefault(program, collections.OrderedDict())
     kept[parameters.serial] = parameters
     kept.move_to_end(parameters.serial)
