@@ -369,6 +369,9 @@ class Mechanism(Structure):
         """
         return minimal.to_minimal(self.backends, self.options, z)
 
+    def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        return observables.coordinates(self.backends, self.options, z)
+
     @in_float64
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:
         """z (..., 13 nb) from joint coordinates; inverse of `to_minimal`.

@@ -21,7 +21,7 @@ from torchdojo.gradients.request import Request
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
 
-__all__ = ["NOT_KEPT", "are_present", "batch_of", "given", "kept", "provide", "serial_of"]
+__all__ = ["NOT_KEPT", "are_present", "batch_of", "given", "kept", "present", "provide", "serial_of"]
 
 NOT_KEPT = -1  # the serial of parameters that are passed
 MOST_KEPT = 4  # parameters of a mechanism that wait for backward
@@ -78,8 +78,13 @@ def given(program: Program, request: Request, parameters: Sequence[Tensor]) -> t
     """The parameters of an operator: those that were passed, or those that the mechanism has now."""
     if parameters:
         return parameters, None
-    present = _provider(program).present(request.driven)
-    return present.tensors, present
+    own = present(program, request.driven)
+    return own.tensors, own
+
+
+def present(program: Program, driven: bool) -> Parameters:
+    """The parameters that the mechanism has now."""
+    return _provider(program).present(driven)
 
 
 def batch_of(program: Program, driven: bool) -> torch.Size:
