@@ -30,17 +30,17 @@ SHORTEST = 0.02  # seconds of a timing
 
 
 def ratios(runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Median seconds of each run; the runs take turns."""
+    """Median seconds of the processor for each run; the runs take turns."""
     seconds: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
     for _ in range(repeats):
         for mine, run in zip(seconds, runs, strict=True):
-            start, count = time.perf_counter(), 0
-            while time.perf_counter() - start < SHORTEST:
+            start, count = time.process_time(), 0
+            while time.process_time() - start < SHORTEST:
                 run()
                 count += 1
-            mine.append((time.perf_counter() - start) / count)
+            mine.append((time.process_time() - start) / count)
     return [statistics.median(mine) for mine in seconds]
 
 

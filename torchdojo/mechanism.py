@@ -23,7 +23,7 @@ from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import loops, placement, signs
 from torchdojo.state.layout import TANGENT_SIZE
-from torchdojo.state.poses import Keyframe, keyframe
+from torchdojo.state.poses import Keyframe, keyframe, within_limits
 from torchdojo.structure import Structure
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
@@ -303,14 +303,16 @@ class Mechanism(Structure):
 
         Args:
             pose: a name of `mech.poses`, whose coordinates take the place of zeros: "home" of a built-in mechanism, a keyframe of a file.
-            on: "ground" puts each free part on the ground, as `place` does.
+            on: "ground" puts each free part on the ground, as `place` does. Coordinates that neither the values nor the pose give are then
+                as near to zero as the limits of their joint allow.
 
         Raises:
             ValueError: unknown names or keys, values that do not fit, loops that cannot be closed; and as `place`.
         """
         if on not in (None, "ground"):
             raise ValueError(f"initial_state: got on={on!r}; allowed: 'ground' or None")
-        z = loops.initial_state(self, tuple(batch_shape), values, {} if pose is None else keyframe(self.poses, pose).values)
+        start = {**(within_limits(self) if on == "ground" else {}), **({} if pose is None else keyframe(self.poses, pose).values)}
+        z = loops.initial_state(self, tuple(batch_shape), values, start)
         if on is not None:
             return self.place(z).to(self.state_dtype)
         if any("position" in given for given in values.values()):  # the caller may still lift a state of joint angles alone
@@ -366,6 +368,9 @@ class Mechanism(Structure):
             ValueError: no chain of joints with coordinates connects a body with the world.
         """
         return minimal.to_minimal(self.backends, self.options, z)
+
+    def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        return observables.coordinates(self.backends, self.options, z)
 
     @in_float64
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:

@@ -275,6 +275,17 @@ class Structure(PhysicalModule):
         """
         return minimal.spanning_order(list(self.bodies), self.named_joints())
 
+    def coordinate_places(self) -> dict[str, slice]:
+        """Places of the coordinates of each tree joint in q; none where the tree does not reach a body."""
+        try:
+            return {entry.name: entry.coordinates for entry in self.tree_order()}
+        except ValueError:
+            return {}
+
+    def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Minimal coordinates of a checked z where the kernel computes them (`Mechanism`), or None."""
+        return None
+
     def check_coordinates(self, q: Tensor, qd: Tensor | None) -> tuple[Tensor, Tensor]:
         """q and qd (..., num_coordinates), checked and of one shape, with zeros for None."""
         self.check_tensor("q", q, self.num_coordinates)

@@ -108,6 +108,11 @@ def test_compiled_steps_look_parameters_up() -> None:
     assert arguments_of(lambda z: mechanism.step(z).z, z) <= 2
     step = compiled(torch.func.vmap(lambda z: mechanism.step(z).z))
     same(step(z), torch.func.vmap(lambda z: mechanism.step(z).z)(z))
+    step = compiled(lambda z: mechanism.step(z, repeat=2).z)
+    step(z)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(3):
+            same(step(z), mechanism.step(z, repeat=2).z)
     mechanism.bodies["leg"].mass.requires_grad_()
     assert arguments_of(lambda z: mechanism.step(z).z, z) > 20
 

@@ -72,8 +72,13 @@ def test_compiled_observables() -> None:
     def observe(z: Tensor) -> tuple[Tensor, ...]:
         return mech.distances(z), mech.contact_points(z), mech.kinetic_energy(z) + mech.potential_energy(z), *mech.to_minimal(z)
 
-    results = compiled(observe)(z), observe(z)
+    function = compiled(observe)
+    results = function(z), observe(z)
     same(*results)
+    other = td.models.ant()
+    other.step(td.models.initial_state("ant", other))  # what other mechanisms do compiles nothing anew
+    with torch.compiler.set_stance("fail_on_recompile"):
+        same(function(z), results[1])
     grads = [torch.autograd.grad(sum(value.square().sum() for value in values), z) for values in results]
     same(*grads)
     mech.bodies["torso"].mass.requires_grad_()
@@ -108,5 +113,6 @@ def test_opcheck(which: StateMap, native: bool) -> None:
     ops = torch.ops.torchdojo
     torch.library.opcheck(ops.state_map.default, (state, parameters, *numbers))
     plain = [t.detach() for t in (state, *parameters)]
-    value, needs = ops.state_map(plain[0], plain[1:], *numbers), [i == 0 or (not native and i % 2 == 0) for i in range(len(plain))]
-    torch.library.opcheck(ops.state_map_adjoint.default, (torch.ones_like(value), plain[0], plain[1:], *numbers, needs))
+    value, serial = ops.state_map(plain[0], plain[1:], *numbers)
+    needs = [i == 0 or (not native and i % 2 == 0) for i in range(len(plain))]
+    torch.library.opcheck(ops.state_map_adjoint.default, (torch.ones_like(value), serial, plain[0], plain[1:], *numbers, needs))

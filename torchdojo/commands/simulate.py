@@ -34,7 +34,7 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state import placement
+from torchdojo.state import loops, placement, poses
 from torchdojo.testing import diagnostics
 
 __all__ = ["Recording", "add_arguments", "build", "check_tolerance", "gradient_check", "place", "record", "run", "spread"]
@@ -152,7 +152,7 @@ def _robot(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanis
     with user_input():
         given = {**given, **_mesh_options(options)}
         mech = load(path, timestep=options.timestep, floating_base=not options.fixed_base, ignore=options.ignore, **given)
-        return mech, _at_rest(mech)
+        return mech, loops.initial_state(mech, (), {}, poses.within_limits(mech))
 
 
 def _mesh_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -180,21 +180,6 @@ def _contacts(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             "radius": numbers[3] if len(numbers) == 4 else 0.0,
         }
     return contacts
-
-
-def _at_rest(mech: Mechanism) -> Tensor:
-    """All joint coordinates zero, or at the nearest limit where zero is not allowed; then as loops and couplings have it."""
-    q = mech.gravity.new_zeros(mech.num_coordinates)
-    start = 0
-    for name in mech.tree_joints:
-        joint = mech.joints[name]
-        assert isinstance(joint, StandardJoint)
-        end = start + joint.num_coordinates
-        if joint.limits is not None:
-            q[start:end] = q[start:end].clamp(*(bound.to(q) for bound in joint.limits))
-        start = end
-    z = mech.to_maximal(q)
-    return mech.close_loops(z) if mech.has_loops else z
 
 
 # -- the start ---------------------------------------------------------------------------------------------------------------------------

@@ -81,6 +81,10 @@ class Driven(Protocol):
 
     def configurations(self, z: Tensor) -> tuple[Pose, Pose]: ...
 
+    def coordinate_places(self) -> dict[str, slice]: ...
+
+    def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None: ...
+
     def rebuild(self) -> None: ...
 
 
@@ -295,6 +299,11 @@ class Actuators(PhysicalModule):
         self.inputrange = mech.gravity.new_tensor([[-torch.inf, torch.inf]] * mech.num_inputs)
         self.carried_damping = torch.zeros_like(self.gear).detach()
         self._groups = list(self._grouped())
+        tree = mech.coordinate_places()
+        #: coordinates of the actuators among the minimal ones; None where a joint closes a loop
+        self._places: list[int] | None = None
+        if all(joint in tree for joint in self.joints):
+            self._places = [tree[joint].start + i for joint, i in zip(self.joints, self.coordinates, strict=True)]
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         if name in RANGES:
@@ -374,6 +383,9 @@ class Actuators(PhysicalModule):
         """Coordinate [m, rad] of each actuator at z, and its rate over the step that led there [m/s, rad/s], (..., n)."""
         mech = self._mechanism
         mech.check_state(z)
+        quick = None if self._places is None else mech.quick_coordinates(z)
+        if quick is not None:
+            return quick[0][..., self._places], quick[1][..., self._places]
         configurations, h = mech.configurations(z), mech.timestep[..., None, None]
         values: list[Tensor] = []
         order: list[int] = []

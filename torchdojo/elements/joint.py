@@ -35,7 +35,8 @@ class Joint(Element):
 
     Args:
         parent, child: body names; the parent may be None or "world".
-        limits: (lower, upper) of the coordinates [m, rad], numbers or (..., num_coordinates); infinite: none (`JointLimits`).
+        limits: (lower, upper) of the coordinates [m, rad], numbers or (..., num_coordinates); infinite: none (`JointLimits`). Angles of
+            joints that a user writes count modulo 2π, from the middle of their limits.
 
     Raises:
         ValueError: a child that is the world or the parent, limits of a joint without coordinates, or without room between them.

@@ -193,7 +193,7 @@ class Backends:
         if lowered is None:
             return None
         if torch.compiler.is_compiling():
-            return Parameters(lowered, self.stacked())
+            return self._cached_parameters(lowered)
         if transforming() or forward_mode():
             return self._cache.get_held(lowered, self.structure, self.stacked)
         parameters = self._cache.get(lowered, self.structure, self.stacked)

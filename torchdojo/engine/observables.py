@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["contact_points", "distances", "in_kernel", "kinetic_energy", "potential_energy"]
+__all__ = ["contact_points", "coordinates", "distances", "in_kernel", "kinetic_energy", "potential_energy"]
 
 
 def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor | None:
@@ -29,6 +31,11 @@ def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap
         return None if parameters is None or not covers(parameters, state) else state_map(program, parameters, which, state)
     # Tracing the reference's loops over joints would take minutes, so the operator has the reference, too.
     tensors = backends.stacked() if parameters is None else parameters.tensors
+    if not tensors:  # the operator looks them up when it runs
+        lead = state.shape[:-1]
+        if torch.broadcast_shapes(backends.present_batch(False), lead) == lead:
+            return compiled_map(program, (), which, state, native=True)
+        tensors = backends.stacked()
     shared = all(t.ndim == spec.ndim and not t.requires_grad for t, spec in zip(tensors, program.parameter_specs, strict=True))
     if which not in TREE and (parameters is None or not shared):
         return None
@@ -39,6 +46,12 @@ def _observed(backends: Backends, options: SolverOptions, which: StateMap, z: Te
     if z.dtype != torch.float64 or z.shape[-1:] != (STATE_SIZE * backends.structure.num_bodies,):
         return None  # the reference says what is wrong
     return in_kernel(backends, backends.map_parameters(options), which, z)
+
+
+def coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[Tensor, Tensor] | None:
+    """`Mechanism.quick_coordinates`."""
+    value = _observed(backends, options, StateMap.TO_MINIMAL, z)
+    return None if value is None else cast(tuple[Tensor, Tensor], value.chunk(2, dim=-1))
 
 
 def distances(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:

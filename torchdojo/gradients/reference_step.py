@@ -1,12 +1,13 @@
 """One step of a batch: the next state from the solved velocities, halved steps where there is no solution, and the Jacobian.
 
 A step of hard contact with friction need not have a solution: Painlevé's paradox. Long steps of fast, stretched linkages against the ground
-run into it. Two steps of half the length, with the input held, then replace the step, and so on down to `SolverOptions.max_halvings`.
-Autograd composes them, so gradients pass through them.
+run into it. Bodies that spin too fast for the timestep have none either (solver/speed.py). Two steps of half the length, with the input
+held, then replace the step, and so on down to `SolverOptions.max_halvings`. Autograd composes them, so gradients pass through them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from torchdojo.gradients.request import Request
 from torchdojo.parameters import transforming
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.options import OnFailure, Status
+from torchdojo.solver.speed import TOO_FAST
 from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, join_state, neutral_state, split_state, split_twists
 from torchdojo.state.tangent import local_jacobian, retract
 from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
@@ -64,6 +66,8 @@ def step(
 ) -> StepOutput:
     """`Mechanism.step` on checked inputs and stacked parameters."""
     options = request.options
+    halvings = options.max_halvings if halvings is None else halvings
+    request = dataclasses.replace(request, may_split=halvings > 0 and not transforming())
     w, status, iterations = StepFunction.apply(system, request, warm_start, z, u, wrench, *parameters)
     ok = (status == int(Status.SUCCESS))[..., None]
     # A flagged environment keeps its state. A neutral state takes its place below, so that no gradient can become NaN.
@@ -75,10 +79,9 @@ def step(
     )
     if transforming():
         return out  # transforms hide which environments fail, so these stay flagged
-    halvings = options.max_halvings if halvings is None else halvings
-    failed = status == int(Status.MAX_ITERATIONS)
+    failed = (status == int(Status.MAX_ITERATIONS)) | (status == TOO_FAST)
     if halvings and bool(failed.any()):
-        out = halve(system, request, [z, u, wrench, *parameters], out, failed, halvings - 1)
+        out = halve(system, request, [z, u, wrench, *parameters], out, failed, halvings - 1, warm_start)
     if options.on_failure is OnFailure.RAISE and halvings == options.max_halvings:
         check_solved(out.status)
     return out
@@ -105,12 +108,21 @@ def _select_half(system: System, request: Request, tensors: Sequence[Tensor], in
     return request.select(batch, index), part
 
 
-def halve(system: System, request: Request, tensors: Sequence[Tensor], out: StepOutput, failed: Tensor, halvings: int) -> StepOutput:
-    """Replace the failed environments of `out` by two half steps each."""
+def halve(
+    system: System,
+    request: Request,
+    tensors: Sequence[Tensor],
+    out: StepOutput,
+    failed: Tensor,
+    halvings: int,
+    warm_start: Tensor | None = None,
+) -> StepOutput:
+    """Replace the failed environments of `out` by two half steps each, which start warm where the step is too fast."""
     index = failed.reshape(-1).nonzero().squeeze(-1)
+    warm = _warm_halves(out.status, warm_start, index)
     request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
-    first = step(system, request, parameters, z, u, wrench, None, halvings)
-    second = step(system, request, parameters, first.z, u, wrench, None, halvings)
+    first = step(system, request, parameters, z, u, wrench, warm, halvings)
+    second = step(system, request, parameters, first.z, u, wrench, first.solution, halvings)
     status = torch.where(first.status == int(Status.SUCCESS), second.status, first.status)
     good = (status == int(Status.SUCCESS))[:, None]
 
@@ -125,6 +137,14 @@ def halve(system: System, request: Request, tensors: Sequence[Tensor], out: Step
         put(out.solution, second.solution),
         put(out.substeps, first.substeps + second.substeps),
     )
+
+
+def _warm_halves(status: Tensor, warm_start: Tensor | None, index: Tensor) -> Tensor | None:
+    """Warm starts of the first halves, NaN where the ladder of attempts has failed."""
+    if warm_start is None:
+        return None
+    fast = (status == TOO_FAST).reshape(-1, 1)[index]
+    return torch.where(fast, warm_start.expand(*status.shape, -1).reshape(status.numel(), -1)[index], torch.nan)
 
 
 def jacobian(
@@ -148,7 +168,8 @@ def jacobian(
     problem = StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA], depenetration_speed=options.depenetration_speed).select(index)
     if warm_start is not None:
         warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]
-    solution = solve_step(problem, warm_start, options)
+    halvings = options.max_halvings if halvings is None else halvings
+    solution = solve_step(problem, warm_start, options, may_split=halvings > 0)
     solved = solution.status == int(Status.SUCCESS)
     good, failed = solved.nonzero().squeeze(-1), index[~solved]
     if len(good):
@@ -165,18 +186,22 @@ def jacobian(
             add_impacts(corrected, problem.select(hit), w[hit], smooth[hit], options)
             derivative[hit] = corrected
         result[index[good]] = derivative
-    halvings = options.max_halvings if halvings is None else halvings
     if halvings and len(failed):
-        result[failed] = halved_jacobian(system, request, tensors, failed, halvings - 1)
+        states = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=z.device)
+        states[index] = solution.status
+        given = None if warm_start is None else z.new_full((count, warm_start.shape[-1]), torch.nan).index_copy(0, index, warm_start)
+        result[failed] = halved_jacobian(system, request, tensors, failed, halvings - 1, _warm_halves(states, given, failed))
     return result.reshape(*batch, size, -1)
 
 
-def halved_jacobian(system: System, request: Request, tensors: Sequence[Tensor], index: Tensor, halvings: int) -> Tensor:
-    """`jacobian` of two half steps, for the environments `index` of `tensors`: z, u, wrench and parameters."""
+def halved_jacobian(
+    system: System, request: Request, tensors: Sequence[Tensor], index: Tensor, halvings: int, warm: Tensor | None = None
+) -> Tensor:
+    """`jacobian` of two half steps, for the environments `index` of `tensors`: z, u, wrench and parameters. `warm`: (len(index), n)."""
     request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
-    middle = step(system, request, parameters, z, u, wrench, None, halvings).z
-    first = jacobian(system, request, parameters, z, u, wrench, None, halvings)
-    second = jacobian(system, request, parameters, middle, u, wrench, None, halvings)
+    middle = step(system, request, parameters, z, u, wrench, warm, halvings)
+    first = jacobian(system, request, parameters, z, u, wrench, warm, halvings)
+    second = jacobian(system, request, parameters, middle.z, u, wrench, middle.solution, halvings)
     size = first.shape[-2]
     chained = second[..., :size] @ first
     chained[..., size:] += second[..., size:]

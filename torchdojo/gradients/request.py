@@ -25,6 +25,7 @@ class Request:
         grad_kappa: (...,) κ of each environment, which replaces `options.grad_kappa`; None inside transforms.
         raise_invalid: whether an environment with invalid input raises or is flagged.
         repeat: steps of a period, which hold one input.
+        may_split: whether the reference's solver may leave a step that is too fast to shorter steps (solver/speed.py).
         driven: whether operators take controls for inputs, with the law of the mechanism's actuators.
     """
 
@@ -32,6 +33,7 @@ class Request:
     grad_kappa: Tensor | None = field(default=None, compare=False)
     raise_invalid: bool = False
     repeat: int = 1
+    may_split: bool = False
     driven: bool = False
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,8 +34,16 @@ class Parameters:
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
         self.tensors = tensors
-        self.serial = next(_serials)
+<<<<<<< HEAD
+=======
+        self.serial: int | None = None  # by which live.py finds these parameters again
+>>>>>>> main
         self.law: Law | None = None  # by which controls become inputs
+
+    @functools.cached_property
+    def serial(self) -> int:
+        """A number of these parameters. It is counted when it is asked for: Dynamo, which makes objects, would guard on the count."""
+        return next(_serials)
 
     @functools.cached_property
     def requires_grad(self) -> bool:
@@ -70,7 +77,12 @@ class Parameters:
         """These parameters, for calls that take controls."""
         _ = self.packed, self.requires_grad  # once for all copies
         other = copy.copy(self)
-        other.law, other.serial = law, next(_serials)
+<<<<<<< HEAD
+        other.law = law
+        other.__dict__.pop("serial", None)
+=======
+        other.law, other.serial = law, None
+>>>>>>> main
         return other
 
     @functools.cached_property
@@ -88,9 +100,6 @@ class Parameters:
             return tensor if len(tensor) == 1 else tensor.reshape(*self.batch, *event).expand(*batch, *event).reshape(-1, *event)
 
         return [spread(tensor) for tensor in self.flat], self.packed._replace(values=spread(self.packed.values))
-
-
-_serials = itertools.count()
 
 
 class Snapshot:

@@ -339,8 +339,8 @@ def jacobian(
     flat = result.view(len(problem.z), *result.shape[-2:])
     if len(hit):
         flat[hit] = impact_jacobian(problem, solved, hit, flat[hit])
-    if len(split):
-        flat[split] = split_jacobian(problem, split)
+    if len(split) and request.num_shifts(program.system):
+        flat[split] = split_jacobian(problem, solved, split)
     return result
 
 
@@ -380,7 +380,20 @@ def impact_jacobian(problem: kernel.Problem, solved: kernel.Outputs, rows: Tenso
     return derivative
 
 
-def split_jacobian(problem: kernel.Problem, split: Tensor) -> Tensor:
-    """Jacobians (len(split), 12 nb, 12 nb + nu) of split steps, by the reference."""
-    tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
-    return halved_jacobian(problem.program.system, problem.request, tensors, split, problem.request.options.max_halvings - 1)
+def split_jacobian(problem: kernel.Problem, solved: kernel.Outputs, split: Tensor) -> Tensor:
+    """Jacobians (len(split), 12 nb, 12 nb + nu) of the split steps of the environments `split`.
+
+    Where the instants of impacts count, the reference has the Jacobians: the kernel takes impacts of whole steps only.
+    """
+    program, request, batch = problem.program, problem.request, problem.z.shape[:1]
+    if request.num_shifts(program.system):
+        tensors = [problem.z, problem.u[:, 0], problem.wrench, *problem.parameters]
+        return halved_jacobian(program.system, request, tensors, split, request.options.max_halvings - 1)
+    parameters = select_rows(problem.parameters, split)
+    warm, grad_kappa = (None if t is None else t.expand(*batch, *t.shape[1:])[split] for t in (problem.warm, problem.grad_kappa))
+    z, u, wrench = problem.z[split], problem.u[split], problem.wrench[split]
+    asked = kernel.Problem(program, request, parameters, z, u, wrench, warm, None, grad_kappa)
+    size = TANGENT_SIZE * program.num_bodies
+    result = problem.z.new_empty(len(split), size, size + program.num_inputs)
+    kernel.jacobian(asked, kernel.Outputs(*(t[split] for t in solved)), result)
+    return result

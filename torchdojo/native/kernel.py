@@ -186,7 +186,7 @@ def near_limit(problem: Problem, out: Outputs) -> Tensor:
 def jacobian(problem: Problem, out: Outputs, result: Tensor) -> None:
     """Write the Jacobians of rollouts of one step into the contiguous `result` (N, 12 nb, 12 nb + nu).
 
-    Failed and split steps get zeros.
+    Failed steps get zeros. Split steps get products of the Jacobians of their substeps, without the instants of impacts.
     """
     with _Call(problem, out) as call:
         call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))

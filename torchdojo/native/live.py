@@ -9,6 +9,7 @@ next call on.
 from __future__ import annotations
 
 import collections
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,7 +21,7 @@ from torchdojo.gradients.request import Request
 from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
 
-__all__ = ["NOT_KEPT", "are_present", "batch_of", "given", "kept", "provide", "serial_of"]
+__all__ = ["NOT_KEPT", "are_present", "batch_of", "given", "kept", "present", "provide", "serial_of"]
 
 NOT_KEPT = -1  # the serial of parameters that are passed
 MOST_KEPT = 4  # parameters of a mechanism that wait for backward
@@ -36,6 +37,7 @@ class Provider(Protocol):
     def present_batch(self, driven: bool) -> torch.Size: ...
 
 
+_serials = itertools.count()
 _providers: weakref.WeakValueDictionary[int, Provider] = weakref.WeakValueDictionary()
 _kept: weakref.WeakKeyDictionary[Program, collections.OrderedDict[int, Parameters]] = weakref.WeakKeyDictionary()
 
@@ -76,8 +78,13 @@ def given(program: Program, request: Request, parameters: Sequence[Tensor]) -> t
     """The parameters of an operator: those that were passed, or those that the mechanism has now."""
     if parameters:
         return parameters, None
-    present = _provider(program).present(request.driven)
-    return present.tensors, present
+    own = present(program, request.driven)
+    return own.tensors, own
+
+
+def present(program: Program, driven: bool) -> Parameters:
+    """The parameters that the mechanism has now."""
+    return _provider(program).present(driven)
 
 
 def batch_of(program: Program, driven: bool) -> torch.Size:
@@ -89,6 +96,8 @@ def serial_of(program: Program, parameters: Parameters | None) -> int:
     """A number by which backward finds these parameters again, although the mechanism may have others by then."""
     if parameters is None:
         return NOT_KEPT
+    if parameters.serial is None:
+        parameters.serial = next(_serials)
     kept = _kept.setdefault(program, collections.OrderedDict())
     kept[parameters.serial] = parameters
     kept.move_to_end(parameters.serial)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchdojo.gradients.batching import align, map_all
 from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
-from torchdojo.native import kernel, loader
+from torchdojo.native import kernel, live, loader
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import VECTOR, differentiable
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
@@ -52,9 +52,10 @@ def state_map(program: Program, parameters: Parameters, which: StateMap, state: 
 def compiled_map(program: Program, parameters: Sequence[Tensor], which: StateMap, state: Tensor, native: bool) -> Tensor:
     """`state_map` as an operator, for `torch.compile`. It is differentiable in the parameters, too, for the maps of the tree.
 
+    parameters: none for those that the mechanism has when the operator runs, which `state` covers.
     native: whether the kernel computes it, where it can.
     """
-    return cast(Tensor, state_map_op(state, list(parameters), program.number, int(which), native))
+    return cast(Tensor, state_map_op(state, list(parameters), program.number, int(which), native)[0])
 
 
 def _evaluate(
@@ -116,14 +117,6 @@ for _forward in (Mapped.forward, Product.forward):
 # -- operators ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _value(program: Program, state: Tensor, parameters: Sequence[Tensor], which: int, native: bool) -> Tensor:
-    """The value by the kernel, or by the reference for the maps of a tree."""
-    given = Parameters(program, parameters)
-    if native and loader.available() and covers(given, state):
-        return _evaluate(program, given, StateMap(which), Derivative.VALUE, state)
-    return _reference(program, state, parameters, which)
-
-
 def _reference(program: Program, state: Tensor, parameters: Sequence[Tensor], which: int) -> Tensor:
     order, h = bound_tree(program, parameters), parameters[TIMESTEP]
     if which == StateMap.TO_MAXIMAL:
@@ -135,7 +128,7 @@ def _reference(program: Program, state: Tensor, parameters: Sequence[Tensor], wh
 
 def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], which: int) -> torch.Size:
     size = program.map_sizes[StateMap(which)][1]
-    if which != StateMap.TO_MINIMAL:
+    if which != StateMap.TO_MINIMAL or not parameters:
         return torch.Size((*state.shape[:-1], size))
     leads, fields = [state.shape[:-1], parameters[TIMESTEP].shape], program.fields(parameters)
     for group in program.joint_groups:
@@ -144,17 +137,26 @@ def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], which:
 
 
 @torch.library.custom_op("torchdojo::state_map", mutates_args=())
-def state_map_op(state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool) -> Tensor:
-    """A function of states; by the kernel if `native`, else by the reference, which has those of a tree."""
-    return _value(by_number(program), state, parameters, which, native).contiguous()
+def state_map_op(state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool) -> tuple[Tensor, Tensor]:
+    """A function of states; by the kernel if `native`, else by the reference, which has those of a tree.
+
+    Without parameters, the mechanism's own are taken. The last result is their serial number (live.py).
+    """
+    lowered = by_number(program)
+    given = Parameters(lowered, parameters) if parameters else live.present(lowered, False)
+    serial = torch.tensor(live.NOT_KEPT if parameters else live.serial_of(lowered, given))
+    if native and loader.available() and covers(given, state):
+        return _evaluate(lowered, given, StateMap(which), Derivative.VALUE, state).contiguous(), serial
+    return _reference(lowered, state, given.tensors, which).contiguous(), serial
 
 
 @torch.library.custom_op("torchdojo::state_map_adjoint", mutates_args=())
 def adjoint_op(
-    grad: Tensor, state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool, needs: list[bool]
+    grad: Tensor, serial: Tensor, state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool, needs: list[bool]
 ) -> list[Tensor]:
     """Gradients of the state and of the parameters, for the needed ones alone."""
-    lowered, given = by_number(program), Parameters(by_number(program), parameters)
+    lowered = by_number(program)
+    given = live.kept(lowered, int(serial)) or Parameters(lowered, parameters)
     if native and not any(needs[1:]) and loader.available() and covers(given, state):
         return [_evaluate(lowered, given, StateMap(which), Derivative.PULL, state, grad)] if needs[0] else []
     with differentiable():
@@ -166,30 +168,31 @@ def adjoint_op(
 
 @state_map_op.register_fake
 def _(state, parameters, program, which, native):  # type: ignore[no-untyped-def]
-    return state.new_empty(_shape(by_number(program), state, parameters, which))
+    return state.new_empty(_shape(by_number(program), state, parameters, which)), torch.empty((), dtype=torch.int64)
 
 
 @adjoint_op.register_fake
-def _(grad, state, parameters, program, which, native, needs):  # type: ignore[no-untyped-def]
+def _(grad, serial, state, parameters, program, which, native, needs):  # type: ignore[no-untyped-def]
     return [t.new_empty(t.shape) for t, need in zip([state, *parameters], needs, strict=True) if need]
 
 
 @state_map_op.register_vmap
 def _(info, in_dims, state, parameters, program, which, native):  # type: ignore[no-untyped-def]
-    specs = [VECTOR, *by_number(program).parameter_specs]
+    specs = [VECTOR, *by_number(program).parameter_specs[: len(parameters)]]
     state, *parameters = align(specs, [in_dims[0], *in_dims[1]], [state, *parameters])
-    return state_map_op(state, parameters, program, which, native), 0
+    return state_map_op(state, parameters, program, which, native), (0, None)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     state, parameters, *ctx.numbers = inputs
-    ctx.save_for_backward(state, *parameters)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(output[1], state, *parameters)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[1]]
-    state, *parameters = ctx.saved_tensors
-    results = iter(adjoint_op(grad, state, parameters, *ctx.numbers, needs))
+    serial, state, *parameters = ctx.saved_tensors
+    results = iter(adjoint_op(grad, serial, state, parameters, *ctx.numbers, needs))
     grads = [next(results) if need else None for need in needs]
     return grads[0], grads[1:], None, None, None
 

@@ -49,7 +49,7 @@ def jacobian(
     if len(hit):
         special.append((hit, impact_jacobian(problem, solved, hit)))
     if len(split):
-        special.append((split, split_jacobian(problem, split)))
+        special.append((split, split_jacobian(problem, solved, split)))
     for rows, whole in special:
         selected = [p[rows] if len(p) > 1 else p for p in problem.parameters]
         order, h, tangents = bound_tree(program, selected), selected[TIMESTEP], TANGENT_SIZE * nb

@@ -16,7 +16,7 @@ from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearC
 from torchdojo.elements.element import Element
 from torchdojo.geometry import distance, pairs
 from torchdojo.gradients import checks, hard_limit
-from torchdojo.solver import continuation, interior_point, kkt, path_newton
+from torchdojo.solver import continuation, interior_point, kkt, path_newton, speed
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state import layout
 
@@ -79,7 +79,10 @@ GRADIENT_MODES = {mode: number for number, mode in enumerate(GradientMode)}  # t
 
 #: C++ name, with its struct or namespace -> its integer type and its members.
 ENUMS: dict[str, tuple[str, dict[str, int]]] = {
-    "Status": ("int64_t", {status.name.lower(): int(status) for status in Status} | {"crooked_quaternion": CROOKED_QUATERNION}),
+    "Status": (
+        "int64_t",
+        {status.name.lower(): int(status) for status in Status} | {"crooked_quaternion": CROOKED_QUATERNION, "too_fast": speed.TOO_FAST},
+    ),
     "GradientMode": ("int64_t", {mode.name.lower(): number for mode, number in GRADIENT_MODES.items()}),
     "rows::Contact::Model": ("int32_t", {model.name.lower(): int(model) for model in ContactModel}),
     "rows::JointCone::Kind": ("int32_t", {kind.name.lower(): int(kind) for kind in JointCone}),
@@ -276,6 +279,12 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "": {"state_size": layout.STATE_SIZE, "tangent_size": layout.TANGENT_SIZE, "most_facets": MOST_FACETS},
     "constant": {
         "largest_sine": integrator.LARGEST_SINE,
+        "most_momentum": speed.MOST_MOMENTUM,
+        "near_momentum": speed.NEAR_MOMENTUM,
+        "near_sine": speed.NEAR_SINE,
+        "start_sine": speed.START_SINE,
+        "driven_sine": speed.DRIVEN_SINE,
+        "speed_iterations": speed.SPEED_ITERATIONS,
         "unit_tolerance": checks.UNIT_TOLERANCE,
         "regularization": kkt.REGULARIZATION,
         # elements

@@ -19,6 +19,7 @@ from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.path_newton import newton_on_path
 from torchdojo.solver.solution import Solution, violations
+from torchdojo.solver.speed import TOO_FAST, starts_too_fast
 
 __all__ = ["Solution", "follow_central_path", "solve_step"]
 
@@ -131,7 +132,7 @@ def line_search(
     return trial, trial_r, alpha
 
 
-def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverOptions) -> Solution:
+def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverOptions, may_split: bool = False) -> Solution:
     """Solve the step by a ladder of attempts, climbed by each environment as far as it needs.
 
     1. Newton's method on the path, from a warm start.
@@ -139,21 +140,24 @@ def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverO
     3. The interior-point method from a cold start.
     4. Continuation along the path of a start.
 
-    Where some element has no `on_path`, the first attempt is the interior-point method's too, and the second is left out.
+    Where some element has no `on_path`, the first attempt is the interior-point method's too, and the second is left out. With
+    `may_split`, steps that are too fast for their timestep end with the status `TOO_FAST` (speed.py) before or after the first attempt.
     """
     kappa, solution = options.kappa, _unsolved(problem)
     cold = torch.ones_like(solution.status, dtype=torch.bool)
     high, level = max(DESCENT_LEVEL, kappa), max(START_LEVEL, kappa)
+    if may_split:
+        solution.status[starts_too_fast(problem)] = TOO_FAST
     if warm_start is not None:
         start = warm_start
         warm = torch.isfinite(start).all(-1) & cones.interior(problem.system, start)
         cold = ~warm
-        _retry(problem, solution, lambda sub, index: _from_warm_start(sub, start[index], options), warm)
+        _retry(problem, solution, lambda sub, index: _from_warm_start(sub, start[index], options, may_split), warm)
         _retry(problem, solution, lambda sub, index: newton_on_path(sub, start[index], options, DESCENT_ITERATIONS, high), warm)
     _retry(
         problem,
         solution,
-        lambda sub, _: newton_on_path(sub, sub.cold_start(high), options, DESCENT_ITERATIONS, high, lift=False),
+        lambda sub, _: newton_on_path(sub, sub.cold_start(high), options, DESCENT_ITERATIONS, high, lift=False, may_split=may_split),
         cold,
     )
     _retry(problem, solution, lambda sub, _: follow_central_path(sub, sub.cold_start(level), kappa, options))
@@ -170,7 +174,7 @@ def _retry(
     problem: StepProblem, solution: Solution, method: Callable[[StepProblem, Tensor], Solution | None], candidates: Tensor | None = None
 ) -> None:
     """Give the environments without a solution to a method, and put its answers into `solution`. `candidates` (N,) selects further."""
-    failed = solution.status != int(Status.SUCCESS)
+    failed = solution.status == int(Status.MAX_ITERATIONS)
     index = (failed if candidates is None else failed & candidates).nonzero().squeeze(-1)
     if not len(index):
         return
@@ -180,8 +184,8 @@ def _retry(
         solution.iterations[index] += answer.iterations
 
 
-def _from_warm_start(problem: StepProblem, start: Tensor, options: SolverOptions) -> Solution:
-    solution = newton_on_path(problem, start, options, WARM_ITERATIONS)
+def _from_warm_start(problem: StepProblem, start: Tensor, options: SolverOptions, may_split: bool) -> Solution:
+    solution = newton_on_path(problem, start, options, WARM_ITERATIONS, may_split=may_split)
     if solution is None:
         solution = follow_central_path(problem, start, options.kappa, options, max_iterations=WARM_ITERATIONS)
     return solution

@@ -36,6 +36,7 @@ from torchdojo.dynamics.residual import StepProblem
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.solution import Solution, violations
+from torchdojo.solver.speed import MOST_MOMENTUM, NEAR_MOMENTUM, SPEED_ITERATIONS, TOO_FAST, momentum_ahead
 
 __all__ = ["newton_on_path", "onto_path"]
 
@@ -109,11 +110,18 @@ def forecast_flight(problem: StepProblem, w: Tensor, kappa: float) -> Tensor:
 
 
 def newton_on_path(
-    problem: StepProblem, start: Tensor, options: SolverOptions, max_iterations: int, level: float | None = None, lift: bool = True
+    problem: StepProblem,
+    start: Tensor,
+    options: SolverOptions,
+    max_iterations: int,
+    level: float | None = None,
+    lift: bool = True,
+    may_split: bool = False,
 ) -> Solution | None:
     """Solve the κ-problem from `start` (N, num_unknowns) with full steps. Given a `level`, go from there down to κ with careful steps.
 
-    Without `lift`, the start has such products already. Returns None if some element has no `on_path`.
+    Without `lift`, the start has such products already. With `may_split`, steps that are too fast end with the status `TOO_FAST`.
+    Returns None if some element has no `on_path`.
     """
     residual_tol, path_tol = options.tolerances(start.dtype)
     kappa = options.kappa
@@ -129,6 +137,7 @@ def newton_on_path(
         return None
     here = here if lift else start
     w, r, newton = here.clone(), problem.residual(here), torch.full_like(here, torch.nan)
+    ahead = torch.zeros_like(now)  # `momentum_ahead` of the last direction
     for iteration in itertools.count():
         equality, complementarity = violations(system, r, torch.full_like(now, kappa))
         done = (equality <= residual_tol) & (complementarity <= path_tol * kappa) & (iteration >= options.min_iterations)
@@ -137,13 +146,24 @@ def newton_on_path(
             going &= (equality < NEAR_RESIDUAL) & (level is None and iteration < NEAR_ITERATIONS)
         if not bool(going.all()):
             w[index], status[index[done]] = here, int(Status.SUCCESS)
+            status[index[~done & ~going & (ahead > NEAR_MOMENTUM)]] = TOO_FAST
             index, here, r, now, equality, newton = index[going], here[going], r[going], now[going], equality[going], newton[going]
-            problem = problem.select(going.nonzero().squeeze(-1))
+            ahead, problem = ahead[going], problem.select(going.nonzero().squeeze(-1))
         if not len(index):
             break
         iterations[index] += 1
         now = torch.where(equality < PATH_RESIDUAL, (PATH_SHRINK * now).clamp_min(kappa), now)
         direction = _direction(problem, here, r, now)
+        if may_split:
+            ahead = momentum_ahead(problem, here, direction)
+            fast = (ahead > MOST_MOMENTUM) & (iteration + 1 == SPEED_ITERATIONS)
+            if bool(fast.any()):
+                status[index[fast]] = TOO_FAST
+                slow = (~fast).nonzero().squeeze(-1)
+                index, here, r, now, equality, newton = index[slow], here[slow], r[slow], now[slow], equality[slow], newton[slow]
+                direction, ahead, problem = direction[slow], ahead[slow], problem.select(slow)
+                if not len(index):
+                    break
         if level is None:
             allowed = torch.full_like(equality, torch.inf)
         elif iteration < EARLY_ITERATIONS:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Keyframe", "keyframe"]
+import torch
+
+from torchdojo.structure import Structure
+
+__all__ = ["Keyframe", "keyframe", "within_limits"]
 
 
 class Keyframe(NamedTuple):
@@ -35,3 +39,20 @@ def keyframe(poses: Mapping[str | int, Keyframe], name: str | int) -> Keyframe:
     if not isinstance(pose, Keyframe):
         raise TypeError(f"pose {name!r}: got {type(pose).__name__}; allowed: td.Keyframe({{'joint': {{'q': ...}}}})")
     return pose
+
+
+def within_limits(mech: Structure) -> dict[str, dict[str, Any]]:
+    """Coordinates at the limit nearest to zero, of the tree's joints whose limits exclude zero: joint -> {"q": ...}.
+
+    One step would bring a coordinate back within its limits: an ankle whose range starts at 30 degrees throws an ant off the ground.
+    """
+    coordinates = {}
+    joints = mech.named_joints()
+    for name in mech.tree_joints:
+        limits = joints[name].limits if name in joints else None
+        if limits is not None:
+            lower, upper = (bound.detach() for bound in limits)
+            nearest = torch.maximum(torch.minimum(torch.zeros_like(lower + upper), upper), lower)
+            if bool((nearest != 0).any()):
+                coordinates[name] = {"q": nearest}
+    return coordinates

@@ -127,7 +127,7 @@ void td_near_limit(void *handle, const TdOptions *o, const TdRollout *r, double 
     });
 }
 
-// out: (N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed or was split.
+// out: (N, 12 nb, 12 nb + nu) of rollouts of one step; zero where a step failed.
 void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);

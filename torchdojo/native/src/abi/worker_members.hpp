@@ -8,6 +8,7 @@
 #include "gradient/jacobian.hpp"
 #include "gradient/minimal_jacobian.hpp"
 #include "gradient/split_gradient.hpp"
+#include "gradient/split_jacobian.hpp"
 #include "maps/state_maps.hpp"
 
 namespace torchdojo {
@@ -42,10 +43,12 @@ template <class T>
 struct ForwardWorkspace {
     Stepper<T> stepper;
     Recovery recovery;
+    SplitSteps<T> splits;
     Actuation actuation;
     std::vector<double> impulses, inputs;  // of one step in each lane: impulses that a period sums, and inputs by a law
     explicit ForwardWorkspace(const MechanismTable &m)
-        : stepper(m), recovery(m), actuation(m), impulses(size_t(lanes<T>) * m.num_impulses), inputs(size_t(lanes<T>) * m.num_inputs) {}
+        : stepper(m), recovery(m), splits(m), actuation(m), impulses(size_t(lanes<T>) * m.num_impulses),
+          inputs(size_t(lanes<T>) * m.num_inputs) {}
 };
 
 template <class T>
@@ -63,6 +66,7 @@ template <class T>
 struct JacobianWorkspace {
     StepGradient<T> gradient;
     StepJacobian<T> jacobian;
+    std::unique_ptr<SplitJacobian> split;  // made for the first split step
     explicit JacobianWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
 };
 
@@ -139,6 +143,7 @@ struct RolloutFeed {
         for (int lane = 0; lane < lanes<T>; ++lane) step[lane] = r.steps;
     }
     bool next(int lane, Job &job) {
+        if (workspace.splits.next(lane, job)) return true;
         if (step[lane] == rollout.steps) {
             if (next_environment == last) return false;
             environment[lane] = next_environment++;
@@ -154,8 +159,11 @@ struct RolloutFeed {
         return true;
     }
     void finished(int lane, const Job &job, bool solved) {
-        if (!solved && *job.status == max_iterations) workspace.recovery.recover(job, options, shared_parameters(rollout));
-        if (rollout.repeat > 1) gather(environment[lane], step[lane] - 1, job);
+        if (*job.status == too_fast) return workspace.splits.begin(lane, job);
+        if (*job.status == max_iterations)
+            solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
+        const Job *whole = workspace.splits.finish(lane, job, solved);
+        if (whole && rollout.repeat > 1) gather(environment[lane], step[lane] - 1, *whole);
     }
 
 private:
@@ -294,21 +302,22 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
     workspace->split.flush();
 }
 
-// Calls run(environments, jobs, count) on environments first … last whose step is solved and not split, up to `lanes<T>` at a time.
-// The results of other environments, `size` numbers each, are zero.
-template <class T, class F>
+// Calls run(environments, jobs, count) on environments first … last whose step is solved and not split, up to `lanes<T>` at a time, and
+// run_split(job, out) on environments whose step is split. The results of other environments, `size` numbers each, are zero.
+template <class T, class F, class G>
 void each_solved(const MechanismTable &m, double grad_kappa, const TdRollout &r, double *out, int64_t size, int64_t first, int64_t last,
-                 F &&run) {
+                 F &&run, G &&run_split) {
     GradientJob jobs[lanes<T>];
     int64_t environments[lanes<T>];
     int count = 0;
     for (int64_t n = first; n < last; ++n) {
-        if (r.status[n] == success && r.substeps[n] == 1) {
-            jobs[count] = GradientJob{};
-            describe(m, r, n, 0, jobs[count].step);
-            jobs[count].w = jobs[count].step.w;
-            jobs[count].grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
-            environments[count++] = n;
+        if (r.status[n] == success) {
+            GradientJob &job = jobs[count] = GradientJob{};
+            describe(m, r, n, 0, job.step);
+            job.w = job.step.w;
+            job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
+            if (r.substeps[n] > 1) run_split(job, out + n * size);
+            else environments[count++] = n;
         } else {
             std::fill_n(out + n * size, size, 0.0);
         }
@@ -324,10 +333,14 @@ void Worker<T>::jacobian(const Options &options, double grad_kappa, const TdRoll
     const MechanismTable &m = mechanism;
     auto workspace = pools->jacobian.take();
     const int64_t size = int64_t(tangent_size) * m.num_bodies * (tangent_size * m.num_bodies + m.num_inputs);
-    each_solved<T>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *jobs, int count) {
+    const auto run = [&](const int64_t *environments, const GradientJob *jobs, int count) {
         double *to[lanes<T>];
         for (int j = 0; j < count; ++j) to[j] = out + environments[j] * size;
         workspace->jacobian.run(jobs, count, to, options, shared_parameters(r), workspace->gradient);
+    };
+    each_solved<T>(m, grad_kappa, r, out, size, first, last, run, [&](const GradientJob &job, double *to) {
+        if (!workspace->split) workspace->split = std::make_unique<SplitJacobian>(m);
+        workspace->split->run(job, to, options, shared_parameters(r));
     });
 }
 
@@ -337,12 +350,13 @@ void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, cons
     const MechanismTable &m = mechanism;
     auto workspace = pools->minimal.take();
     const int64_t n = m.num_coordinates, size = 2 * n * (2 * n + m.num_inputs);
-    each_solved<T>(m, grad_kappa, r, out, size, first, last, [&](const int64_t *environments, const GradientJob *steps, int count) {
+    const auto run = [&](const int64_t *environments, const GradientJob *steps, int count) {
         MinimalJob jobs[lanes<T>];
         for (int j = 0; j < count; ++j)
             jobs[j] = {steps[j], q + environments[j] * n, qd + environments[j] * n, out + environments[j] * size};
         workspace->jacobian.run(jobs, count, options, shared_parameters(r), workspace->gradient);
-    });
+    };
+    each_solved<T>(m, grad_kappa, r, out, size, first, last, run, [&](const GradientJob &, double *to) { std::fill_n(to, size, 0.0); });
 }
 
 template <class T>

@@ -1,4 +1,4 @@
-// The worker for one environment at a time. Lanes leave the lower rungs of the ladder and the gradients of split steps to this worker.
+// The worker for one environment at a time. Lanes leave the lower rungs of the ladder and the derivatives of split steps to this worker.
 #include "abi/worker_members.hpp"
 
 namespace torchdojo {
@@ -6,6 +6,7 @@ namespace torchdojo {
 template bool Recovery::solve(const Job &, const Options &, const double *, int64_t);
 template bool Recovery::recover(const Job &, const Options &, const double *, int64_t);
 template void SplitGradient::run(const GradientJob &, const Options &, const double *, int64_t);
+template void SplitJacobian::run(const GradientJob &, double *, const Options &, const double *, int64_t);
 template class Worker<double>;
 
 }  // namespace torchdojo

@@ -115,11 +115,11 @@ TD_INLINE T angle_about(const Quat<T> &p, const Vec3<T> &f) {
     const T angle = 2.0 * select(p.w < T{}, 0.5 * full_turn - half, half);
     return select(s < T{}, -angle, angle);
 }
-// Of the angles with the same quaternion, which are two turns apart, the one next to `near`.
+// Of the angles with the same quaternion, which are two turns apart, the one next to `near`, an angle of `angle_about`.
 template <class T>
 TD_INLINE T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
-    const T angle = angle_about(p, f);
-    return angle + 2.0 * full_turn * each_lane<T>([](double x) { return std::nearbyint(x); }, (near - angle) / (2.0 * full_turn));
+    const T angle = angle_about(p, f), away = near - angle, two = broadcast<T>(2.0 * full_turn);
+    return angle + select(away > full_turn, two, select(away < -full_turn, -two, T{}));
 }
 
 // Gradient of a rotational coordinate: the angle 2 atan2(f·v, w) for one free rotation, f·(rotation vector) for several.

@@ -30,11 +30,11 @@ void SplitGradient::run(const Step &job, const Options &options, const double *s
     if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
     // Only deeper levels of the same `recovery` overwrite a level, so the numbers needed here are copied.
     if (!recovery.run_halves(job.step, options, shared, depth, recovery.halves(depth))) return;
-    const Recovery::Halves level = recovery.halves(depth);
+    const Halves level = recovery.halves(depth);
     std::vector<double> middle(nz), u(nu), wrench(nf);
     for (int which = 1; which >= 0; --which) {
-        Recovery::Halves copy = level;
-        Step half{Recovery::half_job(job.step, copy, which),
+        Halves copy = level;
+        Step half{copy.half(job.step, which),
                   which ? level.second.data() : level.first.data(),
                   which ? job.grad_z_next : middle.data(),
                   job.grad_impulses,

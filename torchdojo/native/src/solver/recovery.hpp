@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "solver/solver.hpp"
+#include "solver/halves.hpp"
 
 namespace torchdojo {
 
@@ -42,39 +42,15 @@ public:
     template <class Feed = SingleJob>
     bool recover(const Job &job, const Options &options, const double *shared, int64_t depth = 0);
 
-    // The state between the two half steps and their solutions, for derivatives.
-    struct Halves {
-        std::vector<double> z, z_end, impulses, first, second;
-        int64_t status[2], iterations[2], substeps[2];
-    };
-
     Halves &halves(int64_t depth) {
-        while (int64_t(levels.size()) <= depth) {
-            levels.emplace_back(std::make_unique<Halves>());
-            Halves &level = *levels.back();
-            for (std::vector<double> *z : {&level.z, &level.z_end}) z->resize(state_size * mechanism.num_bodies);
-            for (std::vector<double> *v : {&level.first, &level.second}) v->resize(mechanism.num_unknowns);
-            level.impulses.resize(2 * mechanism.num_impulses);
-        }
+        while (int64_t(levels.size()) <= depth) levels.emplace_back(std::make_unique<Halves>(mechanism));
         return *levels[depth];
-    }
-
-    static Job half_job(const Job &job, Halves &level, int which) {
-        Job half = job;
-        half.warm = nullptr;
-        half.timestep_factor = 0.5 * job.timestep_factor;
-        half.z = which ? level.z.data() : job.z;
-        half.z_next = which ? level.z_end.data() : level.z.data();
-        half.w = which ? level.second.data() : level.first.data();
-        half.impulses = level.impulses.data() + which * (level.impulses.size() / 2);
-        half.status = &level.status[which], half.iterations = &level.iterations[which], half.substeps = &level.substeps[which];
-        return half;
     }
 
     bool run_halves(const Job &job, const Options &options, const double *shared, int64_t depth, Halves &level) {
         level.iterations[1] = 0;
         for (int which = 0; which < 2; ++which)
-            if (!solve(half_job(job, level, which), options, shared, depth + 1)) return false;
+            if (!solve(level.half(job, which), options, shared, depth + 1)) return false;
         return true;
     }
 
@@ -88,14 +64,8 @@ private:
     bool halve(const Job &job, const Options &options, const double *shared, int64_t depth) {
         Halves &level = halves(depth);
         const bool solved = run_halves(job, options, shared, depth, level);
-        *job.iterations += level.iterations[0] + level.iterations[1];
-        if (!solved) return false;
-        *job.status = success;
-        *job.substeps = level.substeps[0] + level.substeps[1];
-        std::copy(level.z_end.begin(), level.z_end.end(), job.z_next);
-        std::copy(level.second.begin(), level.second.end(), job.w);
-        for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = level.impulses[k] + level.impulses[mechanism.num_impulses + k];
-        return true;
+        level.finish(mechanism, job, solved);
+        return solved;
     }
 
     // Solution for κ = `kappa` from `from`, into `to`.
@@ -256,13 +226,17 @@ template <class Feed>
 bool Recovery::solve(const Job &job, const Options &options, const double *shared, int64_t depth) {
     Feed feed{&job};
     stepper.run(feed, options, shared);
-    return feed.solved || (*job.status == max_iterations && recover(job, options, shared, depth));
+    if (feed.solved) return true;
+    if (*job.status == too_fast) return halve(job, options, shared, depth);
+    return *job.status == max_iterations && recover(job, options, shared, depth);
 }
 
 template <class Feed>
 bool Recovery::recover(const Job &job, const Options &options, const double *shared, int64_t depth) {
     if (continuation(job, options, shared)) return *job.status = success, true;
-    return depth < options.max_halvings && halve(job, options, shared, depth);
+    Job cold = job;
+    cold.warm = nullptr;  // a failed step may have overwritten it
+    return depth < options.max_halvings && halve(cold, options, shared, depth);
 }
 
 extern template bool Recovery::solve(const Job &, const Options &, const double *, int64_t);

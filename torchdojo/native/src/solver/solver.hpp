@@ -86,7 +86,7 @@ public:
         return worst;
     }
 
-    // Copies the data of a job into a lane; the status becomes `invalid_input` or `crooked_quaternion` for such data.
+    // Copies the data of a job into a lane; the status becomes `invalid_input`, `crooked_quaternion` or `too_fast` for such data.
     Status load(int lane, const Job &job) {
         const MechanismTable &m = mechanism;
         bool fine = true;
@@ -105,15 +105,25 @@ public:
         const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
         const double shortest = whole * std::ldexp(1.0, -int(options.max_halvings));
         set(problem.parameters[parameter::timestep], lane, h);
+        may_split[lane] = !options.warm_only && !options.interior && h > 1.5 * shortest;
         if (!fine) return invalid_input;
+        bool fast = false;
         for (int i = 0; i < m.num_bodies; ++i) {
             const double *s = job.z + state_size * i;
             const double norm = std::sqrt(s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9]);
             if (!(std::fabs(norm - 1.0) <= constant::unit_tolerance)) return crooked_quaternion;
-            // The body is too fast for the step, but not for the shortest step: no attempt will converge, and the step is halved.
-            if (!(constant::largest_sine * 2.0 > shortest * std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]))) return invalid_input;
+            const double spin = std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]);
+            if (!(constant::largest_sine * 2.0 > shortest * spin)) return invalid_input;
+            fast = fast || constant::largest_sine * 2.0 < h * spin;
         }
-        return success;
+        return fast && may_split[lane] ? too_fast : success;
+    }
+
+    // The outputs of a failed step.
+    static void keep_state(const MechanismTable &m, const Job &job) {
+        std::copy_n(job.z, state_size * m.num_bodies, job.z_next);
+        std::fill_n(job.impulses, m.num_impulses, 0.0);
+        std::fill_n(job.w, m.num_unknowns, 0.0);
     }
 
 private:
@@ -129,6 +139,7 @@ private:
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
+    bool may_split[lanes<T>];  // whether shorter steps may replace the step
     bool resting[lanes<T>]{};  // whether the last step takes no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
@@ -151,16 +162,10 @@ private:
             loaded = true;
             *job.status = load(lane, job);
             if (*job.status == success) return begin(lane);
-            keep_state(job);
+            if (*job.status != too_fast) keep_state(mechanism, job);
             feed.finished(lane, job, false);
         }
         phase[lane] = idle;
-    }
-
-    void keep_state(const Job &job) {
-        std::copy_n(job.z, state_size * mechanism.num_bodies, job.z_next);
-        std::fill_n(job.impulses, mechanism.num_impulses, 0.0);
-        std::fill_n(job.w, mechanism.num_unknowns, 0.0);
     }
 
     void begin(int lane) {
@@ -335,7 +340,13 @@ private:
                 if (get_mask(restart, lane) && iteration[lane] > 0)
                     set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
         }
-        if (any(advance)) advance_lanes(advance, equality);
+        if (any(advance)) {
+            advance_lanes(advance, equality);
+            for (int lane = 0; lane < lanes<T>; ++lane)
+                if (get_mask(advance, lane) && may_split[lane] && *jobs[lane].iterations == constant::speed_iterations &&
+                    leads_beyond(lane, trial.data(), constant::most_momentum))
+                    split(feed, lane);
+        }
         // A lane that has finished waits for lanes that are about to: together they need no derivatives and are prepared at once.
         if (any_active() && all_nearly_there()) return;
         for (int lane = 0; lane < lanes<T>; ++lane)
@@ -442,12 +453,43 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
+        const bool first = *jobs[lane].iterations == iteration[lane];
+        if (first && iteration[lane] && may_split[lane] && leads_beyond(lane, w.data(), constant::near_momentum)) return split(feed, lane);
         if (attempt[lane] == warm && !options.warm_only) return begin_lowered(lane, true);
         if (attempt[lane] == lowered) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
-        keep_state(jobs[lane]);
+        keep_state(mechanism, jobs[lane]);
         feed.finished(lane, jobs[lane], false);
         phase[lane] = finished;
+    }
+
+    // Gives a step up that is too fast for its timestep, without further attempts.
+    template <class Feed>
+    void split(Feed &feed, int lane) {
+        *jobs[lane].status = too_fast;
+        feed.finished(lane, jobs[lane], false);
+        phase[lane] = finished;
+    }
+
+    bool driven(int lane) const {
+        const auto pushes = [&](const T &value) { return get(value, lane) != 0.0; };
+        const auto any_pushes = [&](const std::vector<T> &values) { return std::any_of(values.begin(), values.end(), pushes); };
+        return any_pushes(problem.u) || any_pushes(problem.wrench);
+    }
+
+    // Whether the direction from `here` leads some spin beyond a momentum |l| of `limit` (solver/speed.py).
+    bool leads_beyond(int lane, const T *here, double limit) const {
+        const double half = 0.5 * get(problem.timestep(), lane), least = driven(lane) ? constant::driven_sine : constant::start_sine;
+        const auto spin = [&](const T *from) { return half * Vec3<double>{get(from[0], lane), get(from[1], lane), get(from[2], lane)}; };
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const Vec3<double> a = spin(here + 6 * i + 3), change = spin(&direction[6 * i + 3]);
+            const double c = std::sqrt(1.0 - dot(a, a));
+            const Vec3<double> l = c * (a + change) - (dot(a, change) / c) * a;
+            const Vec3<double> before = spin(&problem.z[state_size * i + 10]);
+            const auto above = [](const Vec3<double> &x, double bound) { return dot(x, x) > bound * bound; };
+            if (above(before, least) && above(a, constant::near_sine) && above(l, limit)) return true;
+        }
+        return false;
     }
 };
 

@@ -1,0 +1,98 @@
+"""Steps that are too fast for their timestep: how many substeps replace them, at what cost, and their derivatives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchdojo as td
+
+OPTIONS = td.SolverOptions(kappa=1e-4, residual_tol=1e-12, central_path_tol=1e-6)
+Case = tuple[td.Mechanism, Tensor, Tensor]
+
+
+def top(rate: float) -> Case:
+    """A free body with three different moments of inertia, thrown and driven."""
+    mech = td.Mechanism({"top": td.Body(1.0, (0.1, 0.15, 0.2))}, {"free": td.Floating(None, "top")}, timestep=0.02)
+    z = mech.initial_state()
+    z[3:6], z[10:] = torch.tensor((1.0, 2.0, 3.0)), rate * torch.nn.functional.normalize(torch.tensor((0.3, 0.2, 1.0)), dim=0)
+    return mech, z, torch.linspace(-1, 1, 6)
+
+
+def arm(rate: float, torque: float, floor: bool = False) -> Case:
+    """Two links, of which the second spins at `rate` and is driven by `torque`; its tip may lie on a floor."""
+    contacts = {"tip": td.NonlinearContact("lower", point=(0, 0, -0.1), radius=0.02, offset=-0.32, friction=0.5)} if floor else {}
+    mech = td.Mechanism(
+        {"upper": td.Body(1.0, (0.01, 0.01, 0.002)), "lower": td.Body(0.3, (0.002, 0.002, 0.0005))},
+        {
+            "hip": td.Revolute(None, "upper", axis=(0, 1, 0), child_anchor=(0, 0, 0.1), damper=0.1),
+            "knee": td.Revolute("upper", "lower", axis=(0, 1, 0), parent_anchor=(0, 0, -0.1), child_anchor=(0, 0, 0.1)),
+        },
+        contacts,
+        timestep=0.02,
+    )
+    return mech, mech.initial_state(hip=dict(q=0.1), knee=dict(q=0.2, qd=rate)), torch.tensor((0.5, torque))
+
+
+#: Name -> builder of mechanism, state and input; and the number of substeps.
+CASES = {
+    "a spin beyond √2/h": (lambda: top(90.0), 2),
+    "a spin beyond 2√2/h": (lambda: top(190.0), 4),
+    "a spin beyond 4√2/h": (lambda: top(400.0), 8),
+    "a link that spins": (lambda: arm(100.0, 0.2), 2),
+    "a torque that speeds a link up": (lambda: arm(50.0, 8.0), 2),
+    "a link that spins on a floor": (lambda: arm(90.0, 3.0, floor=True), 2),
+}
+
+
+def differences(function: object, at: Tensor, step: float = 1e-4) -> Tensor:
+    """Central differences of a batched function, extrapolated once: columns by the entries of `at`."""
+    moves = torch.cat([s * step * torch.eye(len(at)) for s in (1.0, -1.0, 0.5, -0.5)])
+    a, b, c, d = function(at + moves).chunk(4)  # type: ignore[operator]
+    return ((4 * (c - d) / step - (a - b) / (2 * step)) / 3).mT
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("name", CASES)
+def test_substeps_and_their_derivatives(name: str) -> None:
+    """Kernel and reference choose equally many substeps, with equal states, Jacobians and gradients, which differences confirm."""
+    build, parts = CASES[name]
+    mech, z, u = build()
+    outs, jacobians, gradients = [], [], []
+    for backend in ("native", "reference"):
+        mech.options = dataclasses.replace(OPTIONS, backend=backend)
+        leaves = z.clone().requires_grad_(), u.clone().requires_grad_()
+        out = mech.step(*leaves)
+        outs.append(out)
+        jacobians.append(torch.cat(mech.jacobians(z, u), dim=-1))
+        weights = torch.linspace(-1, 1, out.z.shape[-1]), torch.linspace(1, -1, out.impulses.shape[-1])
+        gradients.append(torch.cat(torch.autograd.grad((out.z @ weights[0]) + (out.impulses @ weights[1]), leaves)))
+    native, reference = outs
+    assert native.status == 0 and native.substeps == parts == reference.substeps
+    assert float((native.z - reference.z).detach().abs().max()) < 1e-10 * float(z.abs().max())
+    for ours, theirs in (jacobians, gradients):
+        assert float((ours - theirs).abs().max()) < 1e-9 * float(theirs.abs().max())
+
+    mech.options = dataclasses.replace(OPTIONS, backend="native")
+
+    def moved(delta: Tensor) -> Tensor:
+        out = mech.step(mech.retract(z, delta[..., : -len(u)]), u + delta[..., -len(u) :])
+        assert out.substeps.eq(parts).all()
+        return mech.difference(out.z, native.z.detach())
+
+    wanted = differences(moved, torch.zeros(jacobians[0].shape[-1]))
+    assert float((jacobians[0] - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
+
+
+def test_cost_of_violent_inputs() -> None:
+    """A quadruped under random torques of ±30 N·m at h = 0.01: a substep takes fewer than three times the iterations of an
+    ordinary step."""
+    mech = td.models.quadruped(timestep=0.01)
+    z = mech.place(mech.initial_state((8,)), clearance=0.05)
+    u = 60 * torch.rand(8, 40, mech.num_inputs) - 30
+    violent, calm = mech.rollout(z, u), mech.rollout(z, 0.1 * u)
+    assert not violent.status.any() and float((violent.substeps > 1).double().mean()) > 0.3
+    assert float(violent.iterations.sum() / violent.substeps.sum()) < 3 * float(calm.iterations.double().mean())
