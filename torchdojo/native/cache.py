@@ -34,16 +34,8 @@ class Parameters:
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
         self.tensors = tensors
-<<<<<<< HEAD
-=======
         self.serial: int | None = None  # by which live.py finds these parameters again
->>>>>>> main
         self.law: Law | None = None  # by which controls become inputs
-
-    @functools.cached_property
-    def serial(self) -> int:
-        """A number of these parameters. It is counted when it is asked for: Dynamo, which makes objects, would guard on the count."""
-        return next(_serials)
 
     @functools.cached_property
     def requires_grad(self) -> bool:
@@ -77,12 +69,7 @@ class Parameters:
         """These parameters, for calls that take controls."""
         _ = self.packed, self.requires_grad  # once for all copies
         other = copy.copy(self)
-<<<<<<< HEAD
-        other.law = law
-        other.__dict__.pop("serial", None)
-=======
         other.law, other.serial = law, None
->>>>>>> main
         return other
 
     @functools.cached_property
