@@ -87,6 +87,31 @@ def test_substeps_and_their_derivatives(name: str) -> None:
     assert float((jacobians[0] - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_minimal_coordinates_of_split_steps(backend: str) -> None:
+    """Jacobians are finite and those of differences; a spin of 2/h and more, which has no rates over a step, is flagged."""
+    bodies = {"a": td.Body(1.0, (0.1, 0.15, 0.2)), "b": td.Body(1.0, (0.1, 0.1, 0.1))}
+    mech = td.Mechanism(bodies, {f"free_{n}": td.Floating(None, n) for n in bodies}, timestep=0.02)
+    mech.options = dataclasses.replace(OPTIONS, backend=backend)
+    u = torch.zeros(12)
+    u[5] = 30.0
+    qd = torch.zeros(2, 12)
+    qd[:, 5] = torch.tensor((94.0, 157.0))
+    q = torch.zeros(2, 12)
+    out = mech.step_minimal(q, qd, u)
+    assert out.status.tolist() == [0, 1] and out.substeps.tolist() == [2, 2]
+    assert bool(torch.isfinite(out.qd).all()) and torch.equal(out.qd[1], qd[1])
+    by_state, by_input = mech.jacobians_minimal(q, qd, u)
+    assert bool(torch.isfinite(by_state).all()) and not by_state[1].any() and not by_input[1].any()
+
+    def moved(delta: Tensor) -> Tensor:
+        after = mech.step_minimal(q[0] + delta[..., :12], qd[0] + delta[..., 12:], u)
+        return torch.cat((after.q, after.qd), dim=-1)
+
+    wanted = differences(moved, torch.zeros(24))
+    assert float((by_state[0] - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
+
+
 def test_cost_of_violent_inputs() -> None:
     """A quadruped under random torques of ±30 N·m at h = 0.01: a substep takes fewer than three times the iterations of an
     ordinary step."""

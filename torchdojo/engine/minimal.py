@@ -27,7 +27,7 @@ from torchdojo.parameters import result_tensor, transforming
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE, neutral_state
-from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products
+from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products, without_rates
 from torchdojo.state.tangent import local_jacobian
 from torchdojo.structure import Structure
 
@@ -126,9 +126,15 @@ class Coordinates:
         self.z = torch.where(valid, z, torch.nan)
 
     def after_step(self, out: StepOutput) -> MinimalOutput:
-        """A step `out` from the state, with the coordinates of its result. A failed step keeps q and qd."""
-        if not _hidden() and not bool(out.status.any()):
+        """A step `out` from the state, with the coordinates of its result. A failed step keeps q and qd.
+
+        A split step fails if a body then spins too fast for a rate over the whole step (`without_rates`).
+        """
+        if not _hidden() and not bool(((out.status != int(Status.SUCCESS)) | (out.substeps > 1)).any()):
             return MinimalOutput(*_minimal(self.backends, self.parameters, out.z), *out)
+        fast = without_rates(out.z, self.backends.structure.timestep)
+        status = torch.where(fast & (out.status == int(Status.SUCCESS)), int(Status.MAX_ITERATIONS), out.status)
+        out = out._replace(status=status, z=torch.where(fast[..., None], self.z.detach(), out.z))
         solved = (out.status == int(Status.SUCCESS))[..., None]
         new = _minimal(self.backends, self.parameters, torch.where(solved, out.z, neutral_state(out.z)))
         kept = [torch.where(solved, after, before.detach()) for after, before in zip(new, (self.q, self.qd), strict=True)]
@@ -190,7 +196,8 @@ def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Te
         z = z.expand(*torch.broadcast_shapes(z.shape[:-1], request.grad_kappa.shape), z.shape[-1])
     out = backend.step(z, u, wrench, warm_start)
     jacobian = backend.jacobian(z, u, wrench, out.solution)
-    solved = (out.status == int(Status.SUCCESS))[..., None]
+    solved = ((out.status == int(Status.SUCCESS)) & ~without_rates(out.z, structure.timestep))[..., None]
+    jacobian = torch.where(solved[..., None], jacobian, 0.0)
     order, nb, h = structure.tree_order(), structure.num_bodies, structure.timestep
     after = torch.where(solved, out.z, neutral_state(z))
     tangents = TANGENT_SIZE * nb

@@ -18,7 +18,7 @@ from torchdojo.native.program import Program
 from torchdojo.parameters import bind, result_tensor
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.minimal import JointOrder
-from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products
+from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products, without_rates
 from torchdojo.state.unknowns import TIMESTEP
 
 __all__ = ["bound_tree", "jacobian"]
@@ -51,8 +51,14 @@ def jacobian(
     if len(split):
         special.append((split, split_jacobian(problem, solved, split)))
     for rows, whole in special:
+        timestep, tangents = problem.parameters[TIMESTEP], TANGENT_SIZE * nb
+        fast = without_rates(solved.z[rows, 1], timestep[rows] if len(timestep) > 1 else timestep)
+        result.view(len(q), *result.shape[-2:])[rows[fast]] = 0.0
+        rows, whole = rows[~fast], whole[~fast]
+        if not len(rows):
+            continue
         selected = [p[rows] if len(p) > 1 else p for p in problem.parameters]
-        order, h, tangents = bound_tree(program, selected), selected[TIMESTEP], TANGENT_SIZE * nb
+        order, h = bound_tree(program, selected), selected[TIMESTEP]
         (product,) = minimal_products(order, nb, solved.z[rows, 1], h, [whole])
         by_state = product[..., :tangents] @ maximal_jacobian(order, nb, q[rows], qd[rows], problem.z[rows], h)
         result.view(len(q), *result.shape[-2:])[rows] = torch.cat((by_state, product[..., tangents:]), dim=-1)

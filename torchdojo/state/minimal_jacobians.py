@@ -30,7 +30,7 @@ from torchdojo.elements.joints import StandardJoint, previous_pose
 from torchdojo.state.layout import TANGENT_SIZE, split_state, with_world
 from torchdojo.state.minimal import JointOrder
 
-__all__ = ["maximal_jacobian", "minimal_products"]
+__all__ = ["maximal_jacobian", "minimal_products", "without_rates"]
 
 
 class _Tree(NamedTuple):
@@ -78,6 +78,12 @@ def _stacked(order: Sequence[JointOrder], num_bodies: int, count: int) -> _Tree:
         stack([joint.child_anchor for joint in joints], 1),
         stack([quat.normalize(joint.orientation_offset) for joint in joints], 1),
     )
+
+
+def without_rates(z: Tensor, timestep: Tensor) -> Tensor:
+    """Whether z (..., 13 nb) has no rates over one step, (...,): a body spins at 2/h rad/s or more, which only shorter steps reach."""
+    sine = 0.5 * timestep[..., None] * torch.linalg.vector_norm(split_state(z).twist.omega, dim=-1)
+    return (sine >= 1).any(-1)
 
 
 # -- one configuration -------------------------------------------------------------------------------------------------------------------

@@ -205,14 +205,15 @@ private:
                     power += on_child[6 * r] * b_v[r] + on_child[6 * (3 + r)] * b_w[r];
                     power += on_parent[6 * r] * a_v[r] + on_parent[6 * (3 + r)] * a_w[r];
                 }
-                R push = h * power;
-                if (joint.stiffness >= 0 && joint.has_damper && i >= joint.free_t()) {
+                if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += h * power;
+                if (joint.has_spring) adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
+                if (joint.stiffness >= 0 && joint.has_damper && i >= joint.free_t()) {  // forces that enlarge the stiffness
                     bool translation;
                     const T change = dot(joint_direction(problem, joint, k, translation), data.turn.theta);
-                    push = push - (h * data.excess[i] * change) * adjoint.right[joint.right + k];
+                    const R push = -(h * data.excess[i] * change) * adjoint.right[joint.right + k];
+                    if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
+                    if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
                 }
-                if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
-                if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
                 if (joint.has_damper) adjoint.add(-data.damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
             }
         }

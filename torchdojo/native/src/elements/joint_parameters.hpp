@@ -65,16 +65,16 @@ private:
             const Vec3<T> change = translation ? d - d_back : turn.theta;
             const T coordinate = translation ? dot(f, d) : joint.free_r() > 1 ? dot(f, angle.theta) : angle_about(data.now.p, f);
             const T power = dot(f, sigma), drag = data.damping[i] * power;
-            const T damped = power * dot(f, change);             // −(damper + h stiffness) f·change
-            by_damper[i] -= damped;
-            T push = h * power;                                  // by the force of spring and input
+            T pull = h * spring[i] * power;
+            by_spring[i] += h * power * (rest[i] - coordinate);  // h spring (rest − coordinate)
+            by_damper[i] -= power * dot(f, change);              // −(damper + h stiffness) f·change
             if (joint.stiffness >= 0) {
+                const T damped = power * dot(f, change), push = -(h * data.excess[i]) * damped;  // by the force of spring and input
                 to.sum[joint.stiffness + i] -= select(data.excess[i] == T{}, h * damped, T{});
                 to.by_timestep -= (data.damping[i] - damper[i]) / h * damped;
-                push -= h * data.excess[i] * damped;
+                by_spring[i] += push * (rest[i] - coordinate);
+                pull += spring[i] * push;
             }
-            const T pull = spring[i] * push;
-            by_spring[i] += push * (rest[i] - coordinate);       // h spring (rest − coordinate)
             by_rest[i] += pull;
             Vec3<T> by_f = -drag * change;
             if (translation) by_f = by_f - pull * d, pulls = pulls - pull * f;
