@@ -101,6 +101,15 @@ def test_minimal_coordinates_of_split_steps(backend: str) -> None:
     out = mech.step_minimal(q, qd, u)
     assert out.status.tolist() == [0, 1] and out.substeps.tolist() == [2, 2]
     assert bool(torch.isfinite(out.qd).all()) and torch.equal(out.qd[1], qd[1])
+    push = torch.stack((u, 0 * u, 0 * u))
+    path = mech.rollout_minimal(q, qd, push)
+    assert path.status.tolist() == [[0] * 3, [1] * 3] and bool(torch.isfinite(path.qd).all())
+    assert torch.equal(path.q[1], q[1].expand(4, -1)) and torch.equal(path.qd[1], qd[1].expand(4, -1))
+    mech.options = dataclasses.replace(mech.options, on_failure="raise")
+    for call in (lambda: mech.step_minimal(q, qd, u), lambda: mech.rollout_minimal(q, qd, push)):
+        with pytest.raises(RuntimeError):
+            call()
+    mech.options = dataclasses.replace(mech.options, on_failure="flag")
     by_state, by_input = mech.jacobians_minimal(q, qd, u)
     assert bool(torch.isfinite(by_state).all()) and not by_state[1].any() and not by_input[1].any()
 

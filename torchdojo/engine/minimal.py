@@ -19,12 +19,13 @@ from torchdojo.engine.backends import Backends
 from torchdojo.engine.observables import in_kernel
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Trajectory
+from torchdojo.gradients.checks import check_solved
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.native.cache import Parameters
 from torchdojo.native.tables import StateMap
 from torchdojo.parameters import result_tensor, transforming
-from torchdojo.solver.options import SolverOptions, Status
+from torchdojo.solver.options import OnFailure, SolverOptions, Status
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE, neutral_state
 from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products, without_rates
@@ -113,7 +114,7 @@ class Coordinates:
 
     def __init__(self, backends: Backends, options: SolverOptions, q: Tensor, qd: Tensor) -> None:
         _check(backends.structure, q, qd)
-        self.backends, self.parameters = backends, backends.map_parameters(options)
+        self.backends, self.options, self.parameters = backends, options, backends.map_parameters(options)
         if q.shape != qd.shape:
             q, qd = torch.broadcast_tensors(q, qd)
         self.q, self.qd = q, qd
@@ -132,8 +133,7 @@ class Coordinates:
         """
         if not _hidden() and not bool(((out.status != int(Status.SUCCESS)) | (out.substeps > 1)).any()):
             return MinimalOutput(*_minimal(self.backends, self.parameters, out.z), *out)
-        fast = without_rates(out.z, self.backends.structure.timestep)
-        status = torch.where(fast & (out.status == int(Status.SUCCESS)), int(Status.MAX_ITERATIONS), out.status)
+        fast, status = self._flagged(out.z, out.status)
         out = out._replace(status=status, z=torch.where(fast[..., None], self.z.detach(), out.z))
         solved = (out.status == int(Status.SUCCESS))[..., None]
         new = _minimal(self.backends, self.parameters, torch.where(solved, out.z, neutral_state(out.z)))
@@ -141,17 +141,43 @@ class Coordinates:
         return MinimalOutput(kept[0], kept[1], *out)
 
     def after_rollout(self, path: Trajectory) -> MinimalTrajectory:
-        """A trajectory from the state, with the coordinates of its states."""
+        """A trajectory from the state, with the coordinates of its states.
+
+        A state in which a body spins too fast for a rate over a whole step (`without_rates`) is flagged, and has the coordinates of the
+        state before it. The rollout itself goes on.
+        """
         # Steps come first, so that batch dimensions of parameters fit behind them. The first entry holds the given coordinates.
         after = path.z.movedim(-2, 0)[1:]
+        fast: Tensor | None = None
+        if _hidden() or bool((path.substeps > 1).any()):
+            fast, status = self._flagged(after, path.status.movedim(-1, 0))
+            path = path._replace(status=status.movedim(0, -1))
+            after = torch.where(fast[..., None], neutral_state(path.z), after)
         if self.valid is not None:
             after = torch.where(self.valid, after, neutral_state(path.z))
         columns = []
         for first, rest in zip((self.q, self.qd), _minimal(self.backends, self.parameters, after), strict=True):
             if self.valid is not None:
                 rest = torch.where(self.valid, rest, first.detach())
-            columns.append(torch.cat((first.expand_as(rest[:1]), rest)).movedim(0, -2))
+            column = torch.cat((first.expand_as(rest[:1]), rest))
+            columns.append((column if fast is None else _held(column, fast)).movedim(0, -2))
         return MinimalTrajectory(columns[0], columns[1], *path)
+
+    def _flagged(self, z: Tensor, status: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether states z (..., 13 nb) have no rates, and the status (...,) with these flagged, or an error if failures raise."""
+        fast = without_rates(z, self.backends.structure.timestep)
+        status = torch.where(fast & (status == int(Status.SUCCESS)), int(Status.MAX_ITERATIONS), status)
+        if self.options.on_failure is OnFailure.RAISE and not _hidden():
+            check_solved(torch.where(fast, status, int(Status.SUCCESS)))
+        return fast, status
+
+
+def _held(column: Tensor, missing: Tensor) -> Tensor:
+    """Coordinates (T+1, ..., n), of which each `missing` one (T, ...) is that of the entry before."""
+    entry = torch.arange(1, len(column), device=column.device).reshape(-1, *[1] * (missing.ndim - 1))
+    last = torch.where(missing, 0, entry).cummax(0).values
+    last = torch.cat((torch.zeros_like(last[:1]), last))[..., None]
+    return column.gather(0, last.expand_as(column))
 
 
 def _hidden() -> bool:

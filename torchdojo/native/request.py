@@ -63,7 +63,8 @@ def _decode(numbers: tuple[float, ...]) -> Request:
         depenetration_speed=value["depenetration_speed"] or None,
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )
-    return Request(options, None, bool(value["raise_invalid"]), int(value["repeat"]), bool(value["driven"]))
+    own = {"raise_invalid": bool(value["raise_invalid"]), "repeat": int(value["repeat"]), "driven": bool(value["driven"])}
+    return Request(options, **own)
 
 
 @functools.lru_cache(maxsize=64)

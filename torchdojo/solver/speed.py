@@ -14,8 +14,8 @@ which unlike a + δ does not overshoot where the momentum is flat. Directions ex
 iteration SPEED_ITERATIONS of the first attempt, and one where the first attempt fails. Both look only at bodies that have come near the
 limit, and that were on the way to it before the step.
 
-`scripts/bench_violent.py` measures the cost: a quadruped under random torques of ±30 N·m at h = 0.01 takes 7.2 iterations per substep, and
-4.3 per step at h = 0.005, where nothing is split. None of 100,000 steps of thrown cubes at h = 0.01 is split.
+`scripts/bench_violent.py` measures the cost: a quadruped under random torques of ±30 N·m at h = 0.01 takes 6.9 iterations per substep, and
+4.4 per step at h = 0.005, where nothing is split. None of 100,000 steps of thrown cubes at h = 0.01 is split.
 """
 
 from __future__ import annotations
