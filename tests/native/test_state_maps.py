@@ -200,6 +200,17 @@ def test_parameters_of_each_environment(calls: list[str]) -> None:
     assert not calls
 
 
+def test_trajectories_of_environments_that_differ_in_friction(calls: list[str]) -> None:
+    """Distances do not depend on friction, so a trajectory (3, T, ...) needs no dimension that fits it."""
+    made = random_tree(1, 5, 6, contacts=3)
+    plain = made.mechanism.distances(made.z[None].expand(3, 6, -1))
+    for contact in made.mechanism.contacts.values():
+        contact.friction = torch.tensor([0.2, 0.4, 0.6])
+    calls.clear()
+    torch.testing.assert_close(made.mechanism.distances(made.z[None].expand(3, 6, -1)), plain, rtol=0, atol=TOLERANCE)
+    assert not calls
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_of_parameters(name: str, calls: list[str]) -> None:
     """The reference computes them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdojo.dynamics import energy
 from torchdojo.engine.backends import Backends
 from torchdojo.native.cache import Parameters
-from torchdojo.native.maps import TREE, compiled_map, covers, state_map
+from torchdojo.native.maps import TREE, compiled_map, covers, has_dimensions, state_map
 from torchdojo.native.tables import StateMap
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import STATE_SIZE
@@ -33,7 +33,7 @@ def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap
     tensors = backends.stacked() if parameters is None else parameters.tensors
     if not tensors:  # the operator looks them up when it runs
         lead = state.shape[:-1]
-        if torch.broadcast_shapes(backends.present_batch(False), lead) == lead:
+        if has_dimensions(lead, backends.present_batch(False)):
             return compiled_map(program, (), which, state, native=True)
         tensors = backends.stacked()
     shared = all(t.ndim == spec.ndim and not t.requires_grad for t, spec in zip(tensors, program.parameter_specs, strict=True))

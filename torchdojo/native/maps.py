@@ -27,7 +27,7 @@ from torchdojo.parameters import transforming
 from torchdojo.state.minimal import to_maximal, to_minimal
 from torchdojo.state.unknowns import TIMESTEP
 
-__all__ = ["TREE", "compiled_map", "covers", "state_map"]
+__all__ = ["TREE", "compiled_map", "covers", "has_dimensions", "state_map"]
 
 GEOMETRY = ("axis", "parent_anchor", "child_anchor", "orientation_offset")  # the fields of joints that the maps of a tree read
 TREE = (StateMap.TO_MINIMAL, StateMap.TO_MAXIMAL)  # maps of the spanning tree
@@ -38,8 +38,12 @@ def covers(parameters: Parameters, state: Tensor) -> bool:
 
     Otherwise the shape of a value depends on the parameters that the function reads.
     """
-    batch, lead = parameters.batch, state.shape[:-1]
-    return not batch or torch.broadcast_shapes(batch, lead) == lead
+    return has_dimensions(state.shape[:-1], parameters.batch)
+
+
+def has_dimensions(lead: torch.Size, batch: torch.Size) -> bool:
+    """Whether dimensions that broadcast with `batch` keep their shape `lead`. Some that do not broadcast at all have none of them."""
+    return len(batch) <= len(lead) and all(size in (1, own) for own, size in zip(reversed(lead), reversed(batch), strict=False))
 
 
 def state_map(program: Program, parameters: Parameters, which: StateMap, state: Tensor) -> Tensor:
