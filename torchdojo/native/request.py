@@ -63,8 +63,7 @@ def _decode(numbers: tuple[float, ...]) -> Request:
         depenetration_speed=value["depenetration_speed"] or None,
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )
-    own = {"raise_invalid": bool(value["raise_invalid"]), "repeat": int(value["repeat"]), "driven": bool(value["driven"])}
-    return Request(options, **own)
+    return Request(options, raise_invalid=bool(value["raise_invalid"]), repeat=int(value["repeat"]), driven=bool(value["driven"]))
 
 
 @functools.lru_cache(maxsize=64)
