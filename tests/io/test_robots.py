@@ -20,7 +20,8 @@ ROBOTS = {  # the meshes of UR5 are not in the shared data
     "h1": (("unitree_h1", "h1.urdf"), [], 20),
     "panda": (("franka_panda", "panda_collision.urdf"), ["--fixed-base"], 9),
     "ur5": (("ur5", "ur5_robot.urdf"), ["--mesh", "skip"], 7),
-    "ur5_fixed": (("ur5", "ur5_robot.urdf"), ["--fixed-base", "--mesh", "skip"], 6),
+    # The tool of the fixed arm starts 10.5 mm deep: at this speed the exact law acts, and the first step takes it out.
+    "ur5_fixed": (("ur5", "ur5_robot.urdf"), ["--fixed-base", "--mesh", "skip", "--depenetration-speed", "100"], 6),
 }
 
 
@@ -33,6 +34,5 @@ def test_robot_falls_without_a_flagged_step(capsys, name):
     assert report["bodies"] == bodies
     assert report["flagged_steps"] == 0
     assert report["steps"] == 200
-    # The tool of the fixed arm starts 10.5 mm deep, and comes out at 1 m/s (`SolverOptions.depenetration_speed`).
-    assert report["smallest_distance_m"] >= (-1e-3 if name == "ur5_fixed" else 0)
+    assert report["smallest_distance_m"] >= 0
     assert report["largest_joint_error"] <= 1e-8

@@ -52,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=whole, default=200, metavar="N", help="number of steps (default: %(default)s)")
     add("--timestep", type=positive, default=0.01, metavar="H", help="time step [s] (default: %(default)s)")
     add("--kappa", type=positive, default=1e-6, metavar="K", help="central-path parameter (default: %(default)s)")
+    add(
+        "--depenetration-speed",
+        type=positive,
+        default=SolverOptions().depenetration_speed,
+        metavar="V",
+        help="largest speed at which contacts that start inside the ground come out [m/s] (default: %(default)s)",
+    )
     add("--fixed-base", action="store_true", help="weld the root of a robot from a file to the world")
     add("--batch", type=whole, default=1, metavar="N", help="environments, each with other starting velocities")
     add("--height", type=positive, default=0.1, metavar="M", help="of the lowest contact at the start [m] (default: %(default)s)")
@@ -129,7 +136,7 @@ def build(options: argparse.Namespace) -> tuple[Mechanism, Tensor]:
     given = {} if options.friction is None else {"friction": options.friction}
     make = _built_in if options.source in models.names() else _robot
     mech, z = make(options, given)
-    mech.options = SolverOptions(kappa=options.kappa)
+    mech.options = SolverOptions(kappa=options.kappa, depenetration_speed=options.depenetration_speed)
     return mech, z
 
 
