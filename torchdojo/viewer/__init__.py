@@ -1,0 +1,6 @@
+"""See what a mechanism does: an offline page, a live view, a video, plots. Nothing below this folder imports it."""
+
+from torchdojo.viewer.playback import Playback
+from torchdojo.viewer.scene import ContactPoint, JointFrame, Part, Scene, Triangles
+
+__all__ = ["ContactPoint", "JointFrame", "Part", "Playback", "Scene", "Triangles"]
