@@ -48,11 +48,11 @@ const torchdojo = (() => {
     return object;
   }
 
-  function solid(part, scene) {
+  function solid(part, scene, paint) {
     const geometry = part.kind === "mesh" ? surface(scene.meshes[part.mesh], part.size) : GEOMETRY[part.kind](part.size);
-    const [r, g, b, opacity] = part.color;
     const material = new THREE.MeshStandardMaterial({ roughness: 0.7, metalness: 0.05, flatShading: part.kind === "mesh",
       polygonOffset: true, polygonOffsetFactor: 1, polygonOffsetUnits: 1 });
+    const [r, g, b, opacity] = part.color || [...new THREE.Color(paint).lerp(new THREE.Color("#ffffff"), 0.25).toArray(), 1];
     material.userData = { color: new THREE.Color(r, g, b).convertSRGBToLinear(), opacity };
     const mesh = place(new THREE.Mesh(geometry, material), part.position, part.orientation);
     const edges = new THREE.LineBasicMaterial({ color: "#101820", transparent: true });
@@ -90,11 +90,9 @@ const torchdojo = (() => {
 
   const UP = new THREE.Vector3(0, 1, 0);
   function aim(group, point, force) {
-    const [shaft, head, dot] = group.children, thick = 0.012 * radius;
+    const [shaft, head, dot] = group.children, thick = 0.009 * radius;
     const size = Math.hypot(...force), direction = new THREE.Vector3(...force).normalize();
-    const length = Math.min((size / (model.force || 1)) * radius, 1.5 * radius);
-    group.visible = Number.isFinite(size) && point.every(Number.isFinite);
-    if (!group.visible) return;
+    const length = Math.min((size / model.force) * 0.6, 1.2) * radius;
     group.position.set(...point);
     dot.scale.setScalar(thick);
     shaft.visible = head.visible = length > 0.02 * radius;
@@ -117,7 +115,7 @@ const torchdojo = (() => {
       const visual = new Set(), collision = new Set();
       for (const part of this.scene.parts) {
         if (part.kind === "plane") continue;
-        const mesh = solid(part, this.scene);
+        const mesh = solid(part, this.scene, this.paint);
         mesh.userData.body = part.body;
         if (part.role === "visual") visual.add(part.body);
         if (part.role === "collision") collision.add(part.body);
@@ -132,7 +130,9 @@ const torchdojo = (() => {
         this.bodies[joint.body].add(axes);
         return axes;
       });
-      this.arrows = this.points ? this.scene.contacts.map(() => arrow()) : [];
+      this.arrows = [];
+      for (let k = 0; this.starts && k < this.count; k++)
+        while (this.arrows.length < this.starts[k + 1] - this.starts[k]) this.arrows.push(arrow());
       this.group.add(this.world, ...this.bodies, ...this.arrows);
     }
 
@@ -162,9 +162,9 @@ const torchdojo = (() => {
         if (!this.gap) place(body, p.subarray(0, 3), p.subarray(3));
       });
       this.arrows.forEach((group, i) => {
-        const at = 3 * (k * this.arrows.length + i);
-        aim(group, this.points.subarray(at, at + 3), this.forces ? this.forces.subarray(at, at + 3) : [0, 0, 0]);
-        group.visible = group.visible && !this.gap && element("forces").checked;
+        const row = this.starts[k] + i;
+        group.visible = row < this.starts[k + 1] && !this.gap && element("forces").checked;
+        if (group.visible) aim(group, this.pushes.subarray(6 * row, 6 * row + 3), this.pushes.subarray(6 * row + 3, 6 * row + 6));
       });
     }
 
@@ -205,7 +205,7 @@ const torchdojo = (() => {
     sun = new THREE.DirectionalLight("#fffaf0", 0.7);
     sun.castShadow = true;
     sun.shadow.mapSize.set(2048, 2048);
-    viewer.scene.add(new THREE.HemisphereLight("#ffffff", "#8e98a6", 0.55), sun, sun.target);
+    viewer.scene.add(new THREE.HemisphereLight("#ffffff", "#a3acb8", 0.58), sun, sun.target);
     camera = new THREE.PerspectiveCamera(35, 1, 0.01, 1000);
     camera.up.set(0, 0, 1);
     viewer.set_camera(camera);
@@ -219,8 +219,9 @@ const torchdojo = (() => {
       let k = 0;
       while (k < player.count - 1 && player.isGap(k)) k++;
       player.pose(player.times[k]);
+      player.group.updateMatrixWorld(true);
       for (const body of player.bodies) body.traverse((child) => {
-        if (child.isMesh && !player.gap) box.union(new THREE.Box3().setFromObject(child).translate(player.center(start).negate()));
+        if (child.isMesh && !player.gap) box.union(new THREE.Box3().setFromObject(child).translate(player.center(player.times[k]).negate()));
       });
     }
     return box.isEmpty() ? 1 : Math.max(box.getSize(new THREE.Vector3()).length() / 2, 1e-3);
@@ -232,7 +233,7 @@ const torchdojo = (() => {
     viewer.controls.target.copy(target);
     camera.near = radius / 50;
     camera.far = radius * 400;
-    camera.position.copy(target).add(new THREE.Vector3(0.66, -0.64, 0.4).normalize().multiplyScalar((1.4 * radius) / Math.sin((17.5 * Math.PI) / 180)));
+    camera.position.copy(target).add(new THREE.Vector3(0.66, -0.64, 0.4).normalize().multiplyScalar((1.2 * radius) / Math.sin((17.5 * Math.PI) / 180)));
     viewer.controls.update();
   }
 
@@ -247,6 +248,7 @@ const torchdojo = (() => {
 
   function draw() {
     const { renderer, scene, controls } = viewer, { clientWidth: w, clientHeight: h } = element("picture");
+    if (!w || !h) return;  // a page in a hidden frame
     const size = renderer.getSize(new THREE.Vector2());
     if (size.x !== w || size.y !== h) { renderer.setSize(w, h); plots.forEach((plot) => plot.paint()); }
     const split = element("split").checked, follow = element("follow").checked;
@@ -282,7 +284,7 @@ const torchdojo = (() => {
     element("legend").style.display = split || playbacks.length < 2 ? "none" : "";
     const lost = playbacks.filter((player) => player.gap).map((player) => player.label || "playback");
     element("note").innerHTML = (lost.length ? `<span class="gap">no finite pose at this time: ${lost.map(escaped).join(", ")}</span><br>` : "")
-      + `grid ${model.cell} m` + (element("forces").checked && model.force ? ` · arrow of ${radius.toPrecision(2)} m: ${model.force.toPrecision(2)} N` : "");
+      + (model.ground ? `grid ${model.cell} m` : "") + (element("forces").checked && model.force ? ` · arrow of ${short(Number((0.6 * radius).toPrecision(2)))} m: ${short(Number(model.force.toPrecision(2)))} N` : "");
   }
 
   const escaped = (text) => Object.assign(document.createElement("span"), { textContent: text }).innerHTML;
@@ -300,6 +302,8 @@ const torchdojo = (() => {
     element("play").textContent = yes ? "❚❚" : "▶";
   }
 
+  const reading = (t, frame, count) => `${t.toFixed(3)} of ${end.toFixed(3)} s · frame ${frame} / ${count}`;
+
   function tick(now) {
     requestAnimationFrame(tick);
     const passed = Math.min((now - clock) / 1000, 0.25);
@@ -307,9 +311,9 @@ const torchdojo = (() => {
     if (playing) seek(time >= end ? start : time + passed * element("speed").value);
     if (!dirty) return;
     dirty = false;
-    const { frame, count } = { frame: playbacks[0].frame(time), count: playbacks[0].count };
+    const frame = playbacks[0].frame(time), { count } = playbacks[0];
     element("time").value = time;
-    element("clock").textContent = `${time.toFixed(3)} of ${end.toFixed(3)} s · frame ${frame + 1} / ${count}`;
+    element("clock").textContent = reading(time, frame + 1, count);
     draw();
     plots.forEach((plot) => plot.cursor());
   }
@@ -337,6 +341,7 @@ const torchdojo = (() => {
     paint() {
       const ratio = window.devicePixelRatio || 1, width = this.canvas.clientWidth;
       this.span = width - 70;
+      if (!width) return;
       for (const canvas of [this.canvas, this.still]) { canvas.width = width * ratio; canvas.height = 146 * ratio; }
       const ink = this.still.getContext("2d");
       ink.scale(ratio, ratio);
@@ -369,6 +374,7 @@ const torchdojo = (() => {
     }
 
     cursor() {
+      if (!this.canvas.clientWidth) return;
       const ratio = window.devicePixelRatio || 1, ink = this.canvas.getContext("2d");
       ink.setTransform(1, 0, 0, 1, 0, 0);
       ink.clearRect(0, 0, this.canvas.width, this.canvas.height);
@@ -378,8 +384,8 @@ const torchdojo = (() => {
       ink.fillStyle = "#223";
       ink.fillText(this.name, 56, 14);
       let left = 56;
-      for (const { player, values } of this.lines) {
-        const text = Number(values[player.frame(time)].toPrecision(4)).toString();
+      for (const { player, values } of this.lines.slice(0, 6)) {
+        const text = short(values[player.frame(time)]);
         ink.fillStyle = player.paint;
         ink.fillText(text, left, 29);
         left += 10 + ink.measureText(text).width;
@@ -387,6 +393,11 @@ const torchdojo = (() => {
       ink.fillStyle = "#223";
       ink.fillRect(this.x(time) - 0.5, 34, 1, 92);
     }
+  }
+
+  function short(value) {
+    const size = Math.abs(value);
+    return size && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
   }
 
   function ticks(low, high, count) {
@@ -406,8 +417,10 @@ const torchdojo = (() => {
     end = Math.max(...playbacks.map((player) => player.times[player.count - 1]));
     radius = measure();
     model.cell = [1000, 500, 100, 50, 10, 5, 1, 0.5, 0.1, 0.05, 0.01].find((cell) => cell <= radius) || 0.001;
-    const planes = playbacks[0].scene.parts.filter((part) => part.kind === "plane" && part.body < 0);
-    for (const part of planes) viewer.scene.add(ground(part, model.cell));
+    const planes = playbacks.flatMap((player) => player.scene.parts).filter((part) => part.kind === "plane");
+    const places = new Map(planes.map((part) => [JSON.stringify([part.position, part.orientation]), part]));  // one of those that coincide
+    for (const part of places.values()) viewer.scene.add(ground(part, model.cell));
+    model.ground = places.size > 0;
     Object.assign(sun.shadow, { normalBias: 0.01 * radius, bias: -0.0005, radius: 3 });
     Object.assign(sun.shadow.camera, { left: -3 * radius, right: 3 * radius, top: 3 * radius, bottom: -3 * radius, near: radius, far: 30 * radius });
     for (const player of playbacks) viewer.scene.add(player.group);
@@ -437,6 +450,7 @@ const torchdojo = (() => {
     const share = (t) => (100 * (t - start)) / (end - start || 1);
     element("gaps").innerHTML = playbacks.flatMap((player) => player.gaps.map((gap) => player.span(gap))).map(([from, to]) =>
       `<div style="left:${share(from)}%;width:${Math.max(share(to) - share(from), 0.4)}%"></div>`).join("");
+    element("clock").style.minWidth = reading(end, playbacks[0].count, playbacks[0].count).length + "ch";  // the bar never breaks anew
     plots = [...new Set(playbacks.flatMap((player) => Object.keys(player.curves)))].map((name) => new Plot(name));
     style();
     seek(start);

@@ -20,12 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchdojo.viewer.playback import Playback
-from torchdojo.viewer.scene import Part, Scene
+from torchdojo.viewer.scene import GRAY, Part, Scene
 
 __all__ = ["page_html", "write_page"]
 
 #: Seconds over which the camera averages the way of the robot that it follows.
 CAMERA_WINDOW = 0.5
+#: Contacts that push less than this part of the largest force are not drawn: a robot of meshes has hundreds that idle.
+LEAST_FORCE = 1e-3
 
 
 def write_page(playbacks: Playback | Sequence[Playback], path: str | Path, *, side_by_side: bool = False, title: str = "") -> Path:
@@ -100,30 +102,31 @@ class _Blob:
     """Arrays one behind another. JSON refers to each by offset [bytes], length and type."""
 
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
+        self.places: dict[bytes, int] = {}  # equal arrays, such as meshes of a batch of robots, are written once
         self.size = 0
 
     def add(self, values: NDArray[Any], kind: str = "f") -> dict[str, Any]:
         data = np.ascontiguousarray(values, dtype=np.float32 if kind == "f" else np.uint32).astype(f"<{kind}4").tobytes()
-        reference = {"array": kind, "offset": self.size, "length": len(data) // 4}
-        self.parts.append(data)
-        self.size += len(data)
-        return reference
+        if data not in self.places:
+            self.places[data] = self.size
+            self.size += len(data)
+        return {"array": kind, "offset": self.places[data], "length": len(data) // 4}
 
 
 def _data(playbacks: Sequence[Playback], side_by_side: bool) -> bytes:
     blob = _Blob()
     scenes: dict[int, Scene] = {id(playback.scene): playback.scene for playback in playbacks}
     numbers = {key: number for number, key in enumerate(scenes)}
+    force = _largest_force(playbacks)
     header = {
         "side_by_side": side_by_side,
-        "force": _largest_force(playbacks),
+        "force": force,
         "scenes": [_scene(scene, blob) for scene in scenes.values()],
-        "playbacks": [_playback(playback, numbers[id(playback.scene)], blob) for playback in playbacks],
+        "playbacks": [_playback(playback, numbers[id(playback.scene)], LEAST_FORCE * force, blob) for playback in playbacks],
     }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 4)  # the arrays start at a multiple of four bytes
-    return b"".join([len(text).to_bytes(4, "little"), text, *blob.parts])
+    return b"".join([len(text).to_bytes(4, "little"), text, *blob.places])
 
 
 def _scene(scene: Scene, blob: _Blob) -> dict[str, Any]:
@@ -131,7 +134,8 @@ def _scene(scene: Scene, blob: _Blob) -> dict[str, Any]:
     meshes = {key: number for number, key in enumerate(scene.meshes)}
 
     def entry(part: Part) -> dict[str, Any]:
-        place = {"position": part.position, "orientation": part.orientation, "color": part.color, "role": part.role}
+        color = scene.color(part)  # without a color of its own, a part takes the color of the playback in plots and legend
+        place = {"position": part.position, "orientation": part.orientation, "color": None if color == GRAY else color, "role": part.role}
         return {"kind": part.kind, "size": part.size, "body": body[part.body], "mesh": meshes.get(part.mesh, -1), **place}
 
     return {
@@ -146,9 +150,9 @@ def _scene(scene: Scene, blob: _Blob) -> dict[str, Any]:
     }
 
 
-def _playback(playback: Playback, scene: int, blob: _Blob) -> dict[str, Any]:
+def _playback(playback: Playback, scene: int, least_force: float, blob: _Blob) -> dict[str, Any]:
     poses = np.concatenate((playback.positions, playback.orientations), axis=-1)
-    finite = np.isfinite(poses).all(axis=(1, 2))
+    finite = np.asarray(np.isfinite(poses).all(axis=(1, 2)))
     return {
         "label": playback.label,
         "scene": scene,
@@ -156,10 +160,19 @@ def _playback(playback: Playback, scene: int, blob: _Blob) -> dict[str, Any]:
         "poses": blob.add(poses),
         "centers": blob.add(_camera_path(playback, finite)),
         "gaps": _runs(~finite),
-        "points": None if playback.contact_points is None else blob.add(playback.contact_points),
-        "forces": None if playback.contact_forces is None else blob.add(playback.contact_forces),
+        **_pushes(playback, least_force, blob),
         "curves": {name: blob.add(values) for name, values in playback.curves.items()},
     }
+
+
+def _pushes(playback: Playback, least_force: float, blob: _Blob) -> dict[str, Any]:
+    """The contacts that push: rows of point and force, (n, 6), and where the rows of each frame start, (K + 1,)."""
+    if playback.contact_points is None or playback.contact_forces is None:
+        return {"starts": None, "pushes": None}
+    rows = np.concatenate((playback.contact_points, playback.contact_forces), axis=-1)
+    pushing = np.isfinite(rows).all(-1) & (np.linalg.norm(playback.contact_forces, axis=-1) > least_force)
+    starts = np.concatenate(([0], np.cumsum(pushing.sum(axis=1))))
+    return {"starts": blob.add(starts, "u"), "pushes": blob.add(rows[pushing])}
 
 
 def _runs(flags: NDArray[np.bool_]) -> list[list[int]]:
