@@ -24,8 +24,8 @@ def quadruped(frames: int, color: tuple[float, ...] = RED) -> Playback:
     """The built-in quadruped, standing, then carried along a line while it turns."""
     mech = td.models.quadruped()
     z = mech.initial_state(pose="home", on="ground").reshape(-1, 13).numpy()
-    parts = [replace(part, color=color) for part in Scene.of(mech).parts if part.body is not None]
-    scene = replace(Scene.of(mech), parts=(*parts, Part("plane", (), None, role="ground")))
+    scene = Scene.of(mech)
+    scene = replace(scene, parts=tuple(replace(part, color=part.color if part.body is None else color) for part in scene.parts))
     turn = np.linspace(0.0, 1.0, frames)
     cos, sin, zero = np.cos(turn), np.sin(turn), np.zeros(frames)
     rotation = np.stack((cos, -sin, zero, sin, cos, zero, zero, zero, zero + 1), -1).reshape(-1, 1, 3, 3)
@@ -44,7 +44,7 @@ def with_gap(playback: Playback, frame: int) -> Playback:
 
 
 def surface_points(playback: Playback, frame: int) -> np.ndarray:
-    """Points (n, 3) in the world whose hull is about that of all parts of bodies: corners of boxes, circles of cylinders, balls of points."""
+    """Points (n, 3) in the world whose hull is about that of the bodies: corners of boxes, circles of cylinders, great circles of balls."""
     points = []
     around = np.linspace(0.0, 2 * np.pi, 24, endpoint=False)
     ring = np.stack((np.cos(around), np.sin(around), 0 * around), -1)

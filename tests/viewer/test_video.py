@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from playbacks import ball, quadruped, surface_points, with_gap
+
 from torchdojo.viewer import Playback, renderer
 from torchdojo.viewer.stage import grid_offsets, track
 from torchdojo.viewer.video import VIEW, draw_frames, picture_times, write_video
@@ -89,14 +89,13 @@ def test_frame_that_is_not_finite_is_left_out_and_marked() -> None:
     whole = list(draw_frames(ball(3), size=SIZE, fps=10.0))
     gap = list(draw_frames(with_gap(ball(3), 1), size=SIZE, fps=10.0))
     assert [red(picture)[20:].any() for picture in gap] == [True, False, True]
-    dark = [(picture[:25].astype(float).sum(-1) < 360).sum() for picture in (whole[1], gap[1])]
-    assert dark[1] > dark[0] + 30, "no note of the gap"
+    assert red(gap[1])[:20].sum() > 10 and not red(whole[1])[:20].any(), "no note of the gap"
     assert all(np.isfinite(picture).all() for picture in draw_frames(with_gap(ball(1), 0), size=SIZE))  # gaps only
 
 
 def test_overlay_shines_through_and_a_grid_stands_apart() -> None:
     first, second = ball(1, "nominal"), ball(1, "fitted", color=(0.1, 0.1, 0.9, 1.0))
-    second = replace(second, positions=second.positions + (0.0, 0.0, 0.25))
+    second = replace(second, positions=second.positions + np.array((0.0, 0.0, 0.15)))
     (alone,), (both,) = (list(draw_frames(given, size=SIZE, follow=False)) for given in (first, [first, second]))
     orange = (both[..., 0] > both[..., 2] + 30.0) & ~red(both)
     assert red(alone).sum() > 50 and red(both).sum() > 50 and orange.sum() > 50
@@ -108,8 +107,9 @@ def test_overlay_shines_through_and_a_grid_stands_apart() -> None:
 
 def test_forces_are_arrows() -> None:
     playback = ball(2, color=(0.1, 0.1, 0.9, 1.0))
-    loaded = replace(playback, contact_points=playback.positions - (0, 0, 0.1), contact_forces=np.array([[[0, 0, 0.0]], [[0, 0.0, 9.0]]]))
-    with_arrows, without = (list(draw_frames(loaded, size=SIZE, fps=10.0, forces=forces)) for forces in (True, False))
+    points, forces = playback.positions + np.array((0.1, -0.1, 0.0)), np.array([[[0.0, 0.0, 0.0]], [[0.0, 0.0, 9.0]]])
+    loaded = replace(playback, contact_points=points, contact_forces=forces)
+    with_arrows, without = (list(draw_frames(loaded, size=SIZE, fps=10.0, forces=shown)) for shown in (True, False))
     assert not red(without[1]).any() and red(with_arrows[1]).sum() > 3 and not red(with_arrows[0]).any()
 
 

@@ -2,5 +2,7 @@
 
 from torchdojo.viewer.playback import Playback
 from torchdojo.viewer.scene import ContactPoint, JointFrame, Part, Scene, Triangles
+from torchdojo.viewer.stage import Camera
+from torchdojo.viewer.video import draw_frames, write_video
 
-__all__ = ["ContactPoint", "JointFrame", "Part", "Playback", "Scene", "Triangles"]
+__all__ = ["Camera", "ContactPoint", "JointFrame", "Part", "Playback", "Scene", "Triangles", "draw_frames", "write_video"]

@@ -90,9 +90,7 @@ class Renderer:
         mujoco, data = self._mujoco, self._data
         first = 1  # the light
         data.mocap_pos[0] = camera.target
-        for playback, offset, finite, geoms, frame in zip(
-            self._playbacks, self._offsets, self._finite, self._geoms, frames, strict=True
-        ):
+        for playback, offset, finite, geoms, frame in zip(self._playbacks, self._offsets, self._finite, self._geoms, frames, strict=True):
             last = first + playback.positions.shape[1]
             shown = bool(finite[frame])
             self._model.geom_rgba[geoms, 3] = self._alpha[geoms] if shown else 0.0
@@ -131,10 +129,10 @@ class Renderer:
             for number, part in enumerate(scene.parts):
                 name = f"{index}/{number}"
                 if part.body is not None:
-                    self._add_part(spec, holders[part.body], part, scene, name, tint(part.color, index, overlay))
+                    self._add_part(spec, holders[part.body], part, scene, name, tint(scene.color(part), index, overlay))
                     names[-1].append(name)
                 elif index == 0 or (offset.any() and part.kind != "plane"):
-                    self._add_part(spec, spec.worldbody, part, scene, name, part.color, offset)
+                    self._add_part(spec, spec.worldbody, part, scene, name, scene.color(part), offset)
         return names
 
     def _add_part(self, spec: Any, holder: Any, part: Part, scene: Scene, name: str, color: Sequence[float], offset: Any = 0.0) -> None:

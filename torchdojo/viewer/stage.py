@@ -38,7 +38,7 @@ def as_playbacks(playbacks: Playback | Sequence[Playback]) -> tuple[Playback, ..
 def finite_frames(playback: Playback) -> NDArray[np.bool_]:
     """(K,) whether the poses of a frame are finite; the other frames are gaps."""
     poses = np.concatenate((playback.positions, playback.orientations), axis=-1)
-    return np.isfinite(poses).all(axis=(1, 2))
+    return np.isfinite(poses.sum(axis=(1, 2)))
 
 
 def tint(color: Sequence[float], index: int, overlay: bool) -> tuple[float, float, float, float]:
@@ -121,8 +121,9 @@ def track(playbacks: Sequence[Playback], offsets: Array, times: Array, follow: b
         center = np.broadcast_to(middle, (len(times), 3))
     far = np.linalg.norm(points - center[:, None], axis=-1)
     # A body that a failed step has thrown away shall not make the others a speck.
-    radius = margin + (float(np.nanquantile(far, 0.99)) if np.isfinite(far).any() else 0.0)
-    distance = view.distance if view.distance > 0.0 else 0.8 * max(radius, 1e-3) / math.sin(math.radians(view.field_of_view) / 2)
+    # Bodies are rarely at the upper and lower ends of the ball that holds them, so three quarters of its radius do.
+    radius = 1.2 * margin + (0.75 * float(np.nanquantile(far, 0.99)) if np.isfinite(far).any() else 0.0)
+    distance = view.distance if view.distance > 0.0 else max(radius, 1e-3) / math.sin(math.radians(view.field_of_view) / 2)
     return [Camera((float(x), float(y), float(z)), distance, view.azimuth, view.elevation, view.field_of_view) for x, y, z in center]
 
 

@@ -63,7 +63,7 @@ def write_video(
         if not 0.0 < value < math.inf:
             raise ValueError(f"{name}: got {value}; allowed: a positive finite number")
     given = as_playbacks(playbacks)
-    with (_Movie(path, size, fps) if path.suffix else _Folder(path)) as output:
+    with _Movie(path, size, fps) if path.suffix else _Folder(path) as output:
         for picture in draw_frames(given, size=size, fps=fps, speed=speed, follow=follow, spacing=spacing, view=view, forces=forces):
             output.add(picture)
     return path
@@ -91,7 +91,8 @@ def draw_frames(
     renderer = Renderer(given, offsets, size, overlay=spacing == 0.0, extent=0.4 * cameras[0].distance)
     try:
         for time, camera, row in zip(times, cameras, frames, strict=True):
-            arrows = [arrow for playback, offset, k in zip(given, offsets, row, strict=True) for arrow in _arrows(playback, offset, k, scale)]
+            placed = zip(given, offsets, row, strict=True)
+            arrows = [arrow for playback, offset, frame in placed for arrow in _arrows(playback, offset, frame, scale)]
             yield captions.write(renderer.draw(row, camera, arrows), float(time), row)
     finally:
         renderer.close()
@@ -104,11 +105,11 @@ def picture_times(playbacks: Sequence[Playback], fps: float, speed: float) -> Ar
 
 
 def _arrow_scale(playbacks: Sequence[Playback], camera: Camera) -> float:
-    """Meters of arrow per newton: a large force is as long as an eighth of the camera's distance."""
+    """Meters of arrow per newton: a large force is as long as a fifth of the camera's distance."""
     forces = [np.linalg.norm(playback.contact_forces, axis=-1).ravel() for playback in playbacks if playback.contact_forces is not None]
     sizes = np.concatenate(forces) if forces else np.zeros(0)
     sizes = sizes[np.isfinite(sizes) & (sizes > 0.0)]
-    return 0.125 * camera.distance / max(float(np.quantile(sizes, 0.95)), 1e-9) if len(sizes) else 0.0
+    return 0.2 * camera.distance / max(float(np.quantile(sizes, 0.95)), 1e-9) if len(sizes) else 0.0
 
 
 def _arrows(playback: Playback, offset: Array, frame: int, scale: float) -> Iterator[Arrow]:
