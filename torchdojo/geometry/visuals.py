@@ -25,7 +25,7 @@ SIZES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no truth value; equal is the same object
 class Triangles:
     """A surface: `vertices` (n, 3) [m] and `faces` (m, 3), indices of vertices, counterclockwise seen from outside.
 

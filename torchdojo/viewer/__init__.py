@@ -3,5 +3,19 @@
 from torchdojo.viewer.page import page_html, write_page
 from torchdojo.viewer.playback import Playback
 from torchdojo.viewer.scene import ContactPoint, JointFrame, Part, Scene, Triangles
+from torchdojo.viewer.stage import Camera
+from torchdojo.viewer.video import draw_frames, write_video
 
-__all__ = ["ContactPoint", "JointFrame", "Part", "Playback", "Scene", "Triangles", "page_html", "write_page"]
+__all__ = [
+    "Camera",
+    "ContactPoint",
+    "JointFrame",
+    "Part",
+    "Playback",
+    "Scene",
+    "Triangles",
+    "draw_frames",
+    "page_html",
+    "write_page",
+    "write_video",
+]

@@ -19,7 +19,7 @@ from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, S
 from torchdojo.geometry.visuals import SIZES, Triangles, Vector, Visual
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import PhysicalModule, warn_user
-from torchdojo.viewer.surfaces import Surfaces
+from torchdojo.viewer.surfaces import Surfaces, available
 
 __all__ = ["GRAY", "SIZES", "ContactPoint", "JointFrame", "Part", "Scene", "Triangles"]
 
@@ -89,9 +89,11 @@ class Scene:
     def of(cls, mechanism: Mechanism, *, environment: int = 0, collision: bool = False) -> Scene:
         """The scene of a mechanism: what its bodies show, the ground and the fixed shapes that they touch, contacts and joints.
 
+        A body shows its `visuals`. It shows the shapes that collide where it has none, and also where the mesh of a visual is not there.
+
         Args:
             environment: whose numbers are drawn, where parameters differ by environment (counted over all batch dimensions).
-            collision: draw the shapes that collide also where a body has `Body.visuals`.
+            collision: draw the shapes that collide in any case.
         """
         builder = _Builder(environment)
         for name, body in mechanism.named_bodies().items():
@@ -120,8 +122,10 @@ class _Builder:
     def add_body(self, name: str, body: Body, collision: bool) -> None:
         for visual in body.visuals:
             self.add_visual(visual, name)
-        for shape in () if body.visuals and not collision else body.shapes:
-            self.add_shape(shape, name)
+        hidden = [v.mesh for v in body.visuals if isinstance(v.mesh, MeshSource) and not available(v.mesh)]
+        if collision or hidden or not body.visuals:
+            for shape in body.shapes:
+                self.add_shape(shape, name)
 
     def add_world(self, contacts: Iterable[Contact], scenery: Iterable[Visual]) -> None:
         for visual in scenery:

@@ -11,7 +11,7 @@ from torchdojo.geometry.visuals import Triangles, Vector
 from torchdojo.io.meshes import read_mesh
 from torchdojo.parameters import warn_user
 
-__all__ = ["MISSING", "Surfaces", "placeholder"]
+__all__ = ["MISSING", "Surfaces", "available", "placeholder"]
 
 MISSING = (0.9, 0.1, 0.7, 1.0)  #: color of a placeholder
 EDGE = 0.1  # [m] of a placeholder
@@ -25,6 +25,7 @@ class Surfaces(Mapping[str, Triangles]):
     def __init__(self, sources: Mapping[str, Triangles | MeshSource]) -> None:
         self.sources = dict(sources)
         self._read: dict[MeshSource, Triangles] = {}
+        self._warned = False
 
     def __getitem__(self, key: str) -> Triangles:
         source = self.sources[key]
@@ -32,7 +33,15 @@ class Surfaces(Mapping[str, Triangles]):
             return source
         if source not in self._read:
             self._read[source] = _triangles(source)
+            if self._read[source].missing and not self._warned:
+                self._warned = True
+                self._warn(self._read[source].missing)
         return self._read[source]
+
+    def _warn(self, reason: str) -> None:
+        gone = [str(s.path) for s in dict.fromkeys(self.sources.values()) if isinstance(s, MeshSource) and not available(s)]
+        more = f" ({len(gone)} meshes are not there: {', '.join(gone)})" if len(gone) > 1 else ""
+        warn_user(f"{reason}; a box of {EDGE:g} m in magenta is drawn in its place{more}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.sources)
@@ -41,16 +50,19 @@ class Surfaces(Mapping[str, Triangles]):
         return len(self.sources)
 
 
+def available(source: MeshSource) -> bool:
+    """Whether the file is there; it may still be one that cannot be read."""
+    return source.path is not None and source.path.is_file()
+
+
 def _triangles(source: MeshSource) -> Triangles:
-    """The surface of a file, scaled, or a placeholder with a warning."""
+    """The surface of a file, scaled, or a placeholder."""
     try:
-        if source.path is None or not source.path.is_file():
+        if source.path is None or not available(source):
             raise FileNotFoundError(f"visual mesh {str(source.path)!r} is not there")
         vertices, faces, color = read_mesh(source.path)
     except (ImportError, OSError, ValueError) as error:
-        text = " ".join(str(error).split())
-        warn_user(f"{text}; a box of {EDGE:g} m in magenta is drawn in its place")
-        return placeholder(text)
+        return placeholder(" ".join(str(error).split()))
     vertices = vertices * np.array(source.scale)
     if np.prod(source.scale) < 0:  # a mirror image has its inside out
         faces = faces[:, ::-1]
