@@ -13,7 +13,7 @@ C of (d, vec p) at zero at the next configuration. See design section 4, and How
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,23 @@ __all__ = [
     "Spherical",
     "StandardJoint",
 ]
+
+
+class KeptRows(NamedTuple):
+    """Projections P of the held rows of a joint onto the rows that act: of translations, then of rotations (state/redundancy.py)."""
+
+    translations: tuple[tuple[float, ...], ...]
+    rotations: tuple[tuple[float, ...], ...]
+
+    def matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Both P, in the dtype and on the device of `like`."""
+        where = {"dtype": like.dtype, "device": like.device}
+        return tuple(torch.tensor(p, **where).reshape(len(p), len(p)) for p in self)  # type: ignore[return-value]
+
+    def left_out(self, like: Tensor) -> Tensor:
+        """I − P P of all rows, (num_rows, num_rows), in the dtype and on the device of `like`."""
+        p = torch.block_diag(*self.matrices(like))
+        return torch.eye(len(p)).to(p) - p @ p
 
 
 class StandardJoint(ServoJoint):
@@ -103,6 +120,7 @@ class StandardJoint(ServoJoint):
     friction: Tensor | None
     armature: Tensor | None
     velocity_limits: Tensor | None
+    kept_rows: KeptRows | None = None  #: of a joint that repeats others of its loop; a mechanism sets it when it is built
     velocity_limited: tuple[int, ...] = ()  #: coordinates whose speed is limited
     free_translations: int
     free_rotations: int
@@ -183,7 +201,7 @@ class StandardJoint(ServoJoint):
         return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind(), self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven)
+        return (*super().kind(), self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven, self.kept_rows)
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
@@ -273,10 +291,23 @@ class StandardJoint(ServoJoint):
 
     def constraint(self, parent: Pose, child: Pose) -> Tensor:
         """Rows C_T d and C_R vec(p), (..., num_rows) [m, half-angle]."""
+        return self._rows(parent, child, self.directions(self.free_translations)[1], self.directions(self.free_rotations)[1])
+
+    def kept_constraint(self, parent: Pose, child: Pose) -> Tensor:
+        return self._rows(parent, child, *self._held())
+
+    def _rows(self, parent: Pose, child: Pose, translational: Tensor | None, rotational: Tensor | None) -> Tensor:
         d, p = self.displacement(parent, child)
-        _, translational = self.directions(self.free_translations)
-        _, rotational = self.directions(self.free_rotations)
         return torch.cat((_project(translational, d), _project(rotational, p[..., 1:])), dim=-1)
+
+    def _held(self) -> tuple[Tensor | None, Tensor | None]:
+        """Constrained rows of `directions`, translations and rotations, less those that repeat other joints of the loop."""
+        held = self.directions(self.free_translations)[1], self.directions(self.free_rotations)[1]
+        if self.kept_rows is None:
+            return held
+        pairs = zip(self.kept_rows.matrices(self.axis), held, strict=True)
+        t, r = (p if rows is None else p @ rows for p, rows in pairs)
+        return t, r
 
     def coordinates(self, parent: Pose, child: Pose) -> Tensor:
         """Free coordinates (..., num_coordinates): translations [m], then the angle [rad] or components of the rotation vector."""
@@ -353,8 +384,8 @@ class StandardJoint(ServoJoint):
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         parent, child = motions
-        free_t, held_t = self.directions(self.free_translations)
-        free_r, held_r = self.directions(self.free_rotations)
+        free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
+        held_t, held_r = self._held()
         rows_t = 3 - self.free_translations
         _, p, _, _ = place = self._place(parent.pose, child.pose)
 
@@ -373,7 +404,10 @@ class StandardJoint(ServoJoint):
                 free = free - self.armature * self._rate_change(motions, timestep)
             force = force + _expand(free_t, free[..., : self.free_translations])
             torque = torque + _expand(free_r, free[..., self.free_translations :])
-        return self.act(parent.pose, child.pose, force, torque, place), self.constraint(parent.next, child.next)
+        rows = self._rows(parent.next, child.next, held_t, held_r)
+        if self.kept_rows is not None:
+            rows = rows + timestep * (impulse @ self.kept_rows.left_out(impulse))
+        return self.act(parent.pose, child.pose, force, torque, place), rows
 
     def act(
         self, parent: Pose, child: Pose, force: Tensor, torque: Tensor, place: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
