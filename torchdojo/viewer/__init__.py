@@ -1,0 +1,8 @@
+"""See what a mechanism does: an offline page, a live view, a video, plots. Nothing below this folder imports it."""
+
+from torchdojo.viewer.playback import Playback
+from torchdojo.viewer.scene import ContactPoint, JointFrame, Part, Scene, Triangles
+from torchdojo.viewer.stage import Camera
+from torchdojo.viewer.video import draw_frames, write_video
+
+__all__ = ["Camera", "ContactPoint", "JointFrame", "Part", "Playback", "Scene", "Triangles", "draw_frames", "write_video"]
