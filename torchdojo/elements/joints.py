@@ -13,7 +13,7 @@ C of (d, vec p) at zero at the next configuration. See design section 4, and How
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
+from torchdojo.elements.kept_rows import KeptRows
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, ServoJoint
 from torchdojo.parameters import as_tensor, require, transforming
 
@@ -45,23 +46,6 @@ __all__ = [
     "Spherical",
     "StandardJoint",
 ]
-
-
-class KeptRows(NamedTuple):
-    """Projections P of the held rows of a joint onto the rows that act: of translations, then of rotations (state/redundancy.py)."""
-
-    translations: tuple[tuple[float, ...], ...]
-    rotations: tuple[tuple[float, ...], ...]
-
-    def matrices(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Both P, in the dtype and on the device of `like`."""
-        where = {"dtype": like.dtype, "device": like.device}
-        return tuple(torch.tensor(p, **where).reshape(len(p), len(p)) for p in self)  # type: ignore[return-value]
-
-    def left_out(self, like: Tensor) -> Tensor:
-        """I − P P of all rows, (num_rows, num_rows), in the dtype and on the device of `like`."""
-        p = torch.block_diag(*self.matrices(like))
-        return torch.eye(len(p)).to(p) - p @ p
 
 
 class StandardJoint(ServoJoint):
@@ -89,6 +73,9 @@ class StandardJoint(ServoJoint):
         velocity_limits: largest speeds of the free coordinates [m/s, rad/s]; infinite: none (`JointVelocityLimits`).
         effort_limit: [N, N·m], kept on the joint for the user and for file formats; it does not act.
         actuated: whether the joint's free coordinates appear in the input u.
+
+    A joint that closes a loop leaves out rows that repeat what the loop's other joints hold (state/redundancy.py). Its impulses along them
+    are zero. The mechanism finds them when it is built: build it anew after turning the axes of a loop.
 
     All limits, friction, armature and servo act where the joint is built with them (all but limits: not zero), and are None elsewhere.
     Their numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
@@ -201,7 +188,8 @@ class StandardJoint(ServoJoint):
         return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind(), self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven, self.kept_rows)
+        own = self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven, self.kept_rows
+        return (*super().kind(), *own)
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 

@@ -115,8 +115,9 @@ def close_loops(mech: Structure, z: Tensor, hold: Sequence[str]) -> Tensor:
 
 @torch.no_grad()
 def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
-    """Gaps at z of the joints outside the tree and of the couplings in the rows that act, largest of a batch: name -> (distance [m], angle [rad]).
+    """Gaps at z of the joints outside the tree and of the couplings, largest of a batch: name -> (distance [m], angle [rad]).
 
+    Rows that repeat others of a loop do not count (redundancy.py).
     A coupling has (gap of its row, 0) if its follower slides, and (0, gap) if it turns.
     """
     openings: dict[str, tuple[float, float]] = {}

@@ -1,12 +1,9 @@
 """Rows of loops that repeat what the spanning tree holds: found when a mechanism is built, and left out of its equations.
 
 The hinges of a planar four-bar hold its links in the plane. A joint that closes the loop holds them there once more. With the tree's
-coordinates y, the rows of the closing joint are C g(y). A direction n of these rows repeats the tree if
-
-    nᵀ C ∂g/∂y = 0   at every y, closed or not.
-
-Then nᵀ C g is one number, the misfit, and no motion changes it. With exact geometry the misfit is zero and the row says nothing. With
-rounded geometry it is not, and no motion satisfies the row: the step would have no solution. So the joint keeps the rows P C g⁺, where
+coordinates y, the rows of the closing joint are C g(y). A direction n of these rows repeats the tree if nᵀ C g(y) is the same number at
+every y, closed or not. This number is the misfit, and no motion changes it. With exact geometry the misfit is zero, and the row says
+nothing. With rounded geometry it is not, no motion satisfies the row, and a step has no solution. So the joint keeps the rows P C g⁺, where
 P = I − Σ n nᵀ, and the multipliers λ along n vanish:
 
     P C g⁺ + h (I − P) λ = 0,   impulses (P C)ᵀ λ.
@@ -18,25 +15,25 @@ same two bodies share an axis. Rows that depend on each other only at some confi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joint import Joint
-from torchdojo.elements.joints import KeptRows, StandardJoint
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.kept_rows import KeptRows
 from torchdojo.state import minimal
 from torchdojo.state.layout import split_state, with_world
-from torchdojo.state.tangent import local_jacobian
 
 __all__ = ["LARGEST_MISFIT", "check_misfit", "set_kept_rows"]
 
 LARGEST_MISFIT = 1e-3  # [m, rad] at most between rows that repeat each other
-# A row repeats the tree if it changes by at most so much per radian [half-angle, or fraction of the loop's size, of 1 m at most].
-# Directions in files with three decimals are off by this much, and with four by a tenth.
+# A row repeats the tree if it varies by at most so much over the samples, in the root mean square [half-angle, or fraction of the loop's
+# size, of 1 m at most]. Directions in files with three decimals vary by less than that.
 REPEATS = 1e-3
-SAMPLES = 4  # configurations of the tree, up to 1 rad and one size of the loop from zero
+SAMPLES = 24  # configurations of the tree, up to 1 rad and one size of the loop from zero
 DIGITS = 12  # of the entries of P, so that equal loops have equal ones
 
 
@@ -58,15 +55,17 @@ def set_kept_rows(body_names: Sequence[str], joints: Mapping[str, Joint]) -> Non
     except ValueError:
         return  # no coordinates, in which the rows could be looked at
     number: dict[str | None, int] = {None: -1, **{name: i for i, name in enumerate(body_names)}}
-    for name, joint in closing.items():
-        ends = number[joint.parent], number[joint.child]
-        size = _size(joint, ends, order)
-        rows, jacobian = _sample(joint, ends, order, len(body_names), size)
-        split = 3 - joint.free_translations
-        kept = [_kept(jacobian[:, :split], REPEATS * min(size, 1.0)), _kept(jacobian[:, split:], REPEATS)]
-        if any(p is not None for p in kept):
-            joint.kept_rows = KeptRows(*(_numbers(p, rank) for p, rank in zip(kept, (split, joint.num_rows - split), strict=True)))
-            check_misfit(name, joint, rows)
+    ends = {name: (number[joint.parent], number[joint.child]) for name, joint in closing.items()}
+    sizes = {name: _size(joint, ends[name], order) for name, joint in closing.items()}
+    with torch.no_grad():
+        pose = _poses(order, len(body_names), closing.values(), max(sizes.values()))
+        for name, joint in closing.items():
+            rows = joint.constraint(*(Pose(pose.x[..., body, :], pose.q[..., body, :]) for body in ends[name])).flatten(1, -2)
+            split = 3 - joint.free_translations
+            kept = [_kept(rows[..., :split], REPEATS * min(sizes[name], 1.0)), _kept(rows[..., split:], REPEATS)]
+            if any(p is not None for p in kept):
+                joint.kept_rows = KeptRows(*(_numbers(p, m) for p, m in zip(kept, (split, joint.num_rows - split), strict=True)))
+                check_misfit(name, joint, rows)
 
 
 def check_misfit(name: str, joint: StandardJoint, rows: Tensor) -> None:
@@ -78,17 +77,18 @@ def check_misfit(name: str, joint: StandardJoint, rows: Tensor) -> None:
     distance, turn = (float(torch.linalg.vector_norm(gap, dim=-1).amax()) for gap in (gaps[..., :split], 2 * gaps[..., split:]))
     if max(distance, turn) > LARGEST_MISFIT:
         raise ValueError(
-            f"joint {name!r} closes a loop and holds what the loop's other joints hold, but elsewhere: {distance:.3g} m and {turn:.3g} rad "
-            f"stay open, in directions in which these joints do not move; allowed: {LARGEST_MISFIT:g} m and rad. Correct the anchors, axes "
-            "and orientations of the loop's joints"
+            f"a loop cannot be closed in directions in which it does not move: joint {name!r} by {distance:.3g} m and {turn:.3g} rad stays "
+            "open. Correct the anchors, axes and orientations of the loop's joints: where they hold the same, they may differ by "
+            f"{LARGEST_MISFIT:g} m and rad"
         )
 
 
-def _kept(jacobian: Tensor, least: float) -> Tensor | None:
-    """P (m, m) for rows whose Jacobians at all samples are (S, m, n); None if no direction repeats the tree."""
-    values, vectors = torch.linalg.eigh((jacobian @ jacobian.mT).mean(0))
+def _kept(rows: Tensor, least: float) -> Tensor | None:
+    """P (m, m) for rows (SAMPLES, environments, m); None if no direction repeats the tree."""
+    change = (rows - rows.mean(0)).flatten(0, 1)
+    values, vectors = torch.linalg.eigh(change.mT @ change / len(change))
     repeated = vectors[:, values.clamp_min(0.0).sqrt() <= least]
-    return torch.eye(len(values), dtype=values.dtype, device=values.device) - repeated @ repeated.mT if repeated.shape[1] else None
+    return torch.eye(len(values)).to(values) - repeated @ repeated.mT if repeated.shape[1] else None
 
 
 def _numbers(p: Tensor | None, size: int) -> tuple[tuple[float, ...], ...]:
@@ -110,27 +110,18 @@ def _size(joint: Joint, ends: tuple[int, int], order: Sequence[minimal.JointOrde
     return max(float(torch.linalg.vector_norm(value.detach(), dim=-1).amax()) for value in anchors) or 1.0
 
 
-def _sample(
-    joint: StandardJoint, ends: tuple[int, int], order: Sequence[minimal.JointOrder], num_bodies: int, size: float
-) -> tuple[Tensor, Tensor]:
-    """Rows (S, m) of a joint at configurations of the tree and in all environments, and their Jacobians (S, m, n).
+def _poses(order: Sequence[minimal.JointOrder], num_bodies: int, closing: Collection[StandardJoint], size: float) -> Pose:
+    """Poses (SAMPLES, environments..., nb + 1, ·) of the bodies and the world at configurations of the tree.
 
-    Columns of lengths are multiplied by `size`, so all columns are per radian, or per size of the loop.
+    Coordinates are at most 1 rad, and lengths at most `size`.
     """
-    where = dict(dtype=torch.float64, device=joint.parent_anchor.device)
-    units = torch.ones(max((entry.coordinates.stop for entry in order), default=0), **where)
-    for entry in order:
-        units[entry.coordinates.start : entry.coordinates.start + entry.joint.free_translations] = size
-    modules = [joint, *(entry.joint for entry in order)]
+    device = next(iter(closing)).axis.device
+    modules = [*closing, *(entry.joint for entry in order)]
     fields = [(getattr(module, name), ndim) for module in modules for name, ndim in module.fields.items()]
-    batch = torch.broadcast_shapes(*(value.shape[: value.ndim - ndim] for value, ndim in fields if value is not None))
-    y = torch.cos(torch.arange(1, SAMPLES * len(units) + 1, **where) ** 2).reshape(SAMPLES, *(1,) * len(batch), len(units))
-    still, step = torch.zeros((), **where), torch.ones((), **where)
-
-    def rows(y: Tensor) -> Tensor:
-        z = minimal.to_maximal(order, num_bodies, units * y, still.expand(y.shape), step)
-        x, q = with_world(split_state(z).pose)
-        return joint.constraint(*(Pose(x[..., body, :], q[..., body, :]) for body in ends))
-
-    value, jacobian = local_jacobian(rows, y.expand(SAMPLES, *batch, len(units)))
-    return value.reshape(-1, value.shape[-1]), jacobian.reshape(-1, *jacobian.shape[-2:])
+    batch = torch.broadcast_shapes((1,), *(value.shape[: value.ndim - ndim] for value, ndim in fields if value is not None))
+    count = max((entry.coordinates.stop for entry in order), default=0)
+    number = torch.arange(1, SAMPLES * count + 1, dtype=torch.float64)
+    y = torch.cos(number**2).to(device).reshape(SAMPLES, *(1,) * len(batch), count).expand(SAMPLES, *batch, count).clone()
+    for entry in order:
+        y[..., entry.coordinates.start : entry.coordinates.start + entry.joint.free_translations] *= size
+    return with_world(split_state(minimal.to_maximal(order, num_bodies, y, torch.zeros_like(y), y.new_ones(()))).pose)
