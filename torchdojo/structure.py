@@ -236,6 +236,22 @@ class Structure(PhysicalModule):
         return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
 
     @in_float64
+    def contact_impulses(self, z: Tensor, impulses: Tensor) -> Tensor:
+        """Impulse of every contact on its body, normal and friction together, world frame [N·s], (..., contacts, 3).
+
+        A contact of the user's own whose `force` is not written has NaN.
+
+        Args:
+            z: (..., 13 nb), the states after the steps. impulses: (..., n) of these steps, as in `StepOutput` and `Trajectory`.
+        """
+        layout = self.impulse_layout
+        values = [
+            contact.world_impulse(impulses[..., layout[f"contacts.{name}"]], *self.element_poses(z, contact))
+            for name, contact in self.named_contacts().items()
+        ]
+        return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+
+    @in_float64
     def body_points(self, z: Tensor, body: str, points: Tensor) -> Tensor:
         """Points of a body in the world frame at z [m], (..., k, 3).
 
