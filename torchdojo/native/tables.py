@@ -120,6 +120,7 @@ JOINT = _row(
     "first_cone num_cones",  # its limits and frictions
     "has_rate_cones",  # friction, limits of rates, drives
     "driven",  # bits of the coordinates with a drive, whose inputs the drive has
+    "repeats",  # whether its rows are those of a projection, which leaves out what repeats other joints of a loop
     "free_data",  # number among the joints with armature, limits or friction (−1: none)
     "size",  # rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
     "right",  # position in the right-hand side
