@@ -175,11 +175,13 @@ def _simplified(scenes: Sequence[Sequence[Triangles]]) -> tuple[list[list[Triang
 
 def _merged(mesh: Triangles, cell: float) -> Triangles:
     """Vertices move to the middle of their cell of a grid, and triangles that lose an edge go."""
-    cells, place = np.unique(np.floor(mesh.vertices / cell).astype(np.int64), axis=0, return_inverse=True)
-    faces = place.reshape(-1)[mesh.faces]
-    a, b, c = faces.T
-    faces = np.unique(faces[(a != b) & (b != c) & (c != a)], axis=0)
-    return Triangles(((cells + 0.5) * cell).astype(np.float32), faces.astype(np.int32), mesh.color, mesh.missing)
+    cells = np.floor(mesh.vertices / cell).astype(np.int64)
+    cells -= cells.min(axis=0)
+    _, first, place = np.unique(cells @ [1 << 42, 1 << 21, 1], return_index=True, return_inverse=True)
+    a, b, c = place.reshape(-1)[mesh.faces].T
+    keep = (a != b) & (b != c) & (c != a)
+    middle = (np.floor(mesh.vertices[first] / cell) + 0.5) * cell
+    return Triangles(middle.astype(np.float32), np.stack((a, b, c), axis=-1)[keep].astype(np.int32), mesh.color, mesh.missing)
 
 
 def _playback(playback: Playback, scene: int, least_force: float, blob: _Blob) -> dict[str, Any]:
