@@ -1,6 +1,7 @@
 """See what a mechanism does: an offline page, a live view, a video, plots. Nothing below this folder imports it."""
 
 from torchdojo.viewer.files import load_playbacks, save_playbacks
+from torchdojo.viewer.page import page_html, write_page
 from torchdojo.viewer.playback import Playback
 from torchdojo.viewer.scene import ContactPoint, JointFrame, Part, Scene, Triangles
 from torchdojo.viewer.stage import Camera
@@ -16,6 +17,8 @@ __all__ = [
     "Triangles",
     "draw_frames",
     "load_playbacks",
+    "page_html",
     "save_playbacks",
+    "write_page",
     "write_video",
 ]
