@@ -284,7 +284,8 @@ const torchdojo = (() => {
     const lost = playbacks.filter((player) => player.gap).map((player) => player.label || "playback");
     element("note").innerHTML = (lost.length ? `<span class="gap">no finite pose at this time: ${lost.map(escaped).join(", ")}</span><br>` : "")
       + (model.remarks.length ? model.remarks.map(escaped).join("<br>") + "<br>" : "")
-      + (model.ground ? `grid ${model.cell} m` : "") + (element("forces").checked && model.force ? ` · arrow of ${short(Number((0.6 * radius).toPrecision(2)))} m: ${short(Number(model.force.toPrecision(2)))} N` : "");
+      + (model.ground ? `grid ${model.cell} m` : "")
+      + (element("forces").checked && model.force ? ` · arrow of ${short(0.6 * radius, 2)} m: ${short(model.force, 2)} N` : "");
   }
 
   const escaped = (text) => Object.assign(document.createElement("span"), { textContent: text }).innerHTML;
@@ -395,9 +396,9 @@ const torchdojo = (() => {
     }
   }
 
-  function short(value) {
+  function short(value, digits = 4) {
     const size = Math.abs(value);
-    return size && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+    return size && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
   }
 
   function ticks(low, high, count) {
