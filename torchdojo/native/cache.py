@@ -115,8 +115,8 @@ class Snapshot:
                 slots.append((module._parameters, name, tensor, tensor.data_ptr()))
         return Snapshot(slots)
 
-    def holds(self) -> bool:
-        """Whether the modules still have these parameters with these numbers.
+    def holds(self, constant: bool = False) -> bool:
+        """Whether the modules still have these parameters with these numbers. `constant`: no parameter requires grad, in any grad mode.
 
         The numbers are compared because writing to `parameter.data` leaves no other trace. The comparison takes about 1 µs.
         """
@@ -127,7 +127,7 @@ class Snapshot:
                     return False
         except KeyError:
             return False
-        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in self._tensors]):
+        if (constant or torch.is_grad_enabled()) and any([tensor.requires_grad for tensor in self._tensors]):
             return False
         return bool(self._same(*self._arguments))
 
@@ -144,9 +144,9 @@ class ParameterCache:
     def __reduce__(self) -> tuple[Any, ...]:
         return ParameterCache, ()
 
-    def law(self, program: Program, joints: Mapping[str, Joint], actuators: Actuators) -> Law | None:
-        """The law of the actuators; None where its numbers require grad or are computed."""
-        if self._law is None or self._law[0] is not actuators or not self._law[1].holds():
+    def law(self, program: Program, joints: Mapping[str, Joint], actuators: Actuators, constant: bool = False) -> Law | None:
+        """The law of the actuators; None where its numbers require grad (`constant`: in any grad mode), or are computed."""
+        if self._law is None or self._law[0] is not actuators or not self._law[1].holds(constant):
             snapshot = Snapshot.take([actuators])
             self._law = None if snapshot is None else (actuators, snapshot, lower_law(program, joints, actuators))
         return None if self._law is None else self._law[2]
@@ -181,16 +181,26 @@ class ParameterCache:
         return parameters
 
     def get_held(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters | None:
-        """`get` inside of transforms and forward mode; None where a parameter is part of them, or requires grad."""
-        with temporarily_clear_interpreter_stack(), torch.no_grad():
-            if self._last is None or not self._last[0].holds():
-                snapshot = Snapshot.take(modules_of(program, mechanism))
-                if snapshot is None:
-                    return None
-                self._last = snapshot, Parameters(program, stack())
-            parameters = self._last[1]
-            parameters.batch, parameters.packed  # noqa: B018  (computed here, since inside of transforms results would be wrapped)
+        """`get` inside of transforms, forward mode and traced code; None where a parameter is part of them, or requires grad."""
+        last = self._last
+        if last is None or not last[0].holds(constant=True) or "packed" not in last[1].__dict__:
+            with temporarily_clear_interpreter_stack(), torch.no_grad():
+                if last is None or not last[0].holds(constant=True):
+                    snapshot = Snapshot.take(modules_of(program, mechanism))
+                    if snapshot is None:
+                        return None
+                    last = self._last = snapshot, Parameters(program, stack())
+                # These are computed here, since inside of transforms results would be wrapped.
+                last[1].batch, last[1].packed
+        return last[1]
+
+    def last(self, driven: bool) -> Parameters | None:
+        """The parameters of the last call, with its law if `driven`; None where they have another law."""
+        parameters = None if self._last is None else self._last[1]
+        if not driven:
             return parameters
+        fits = self._driven is not None and self._law is not None and self._driven[0] is parameters and self._driven[1].law is self._law[2]
+        return self._driven[1] if fits and self._driven is not None else None
 
 
 def modules_of(program: Program, mechanism: PhysicalModule) -> list[PhysicalModule]:
