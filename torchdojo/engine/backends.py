@@ -243,18 +243,18 @@ class Backends:
         """The modules whose numbers are parameters, or parts of the law."""
         return [*modules_of(cast(Program, self.program), self.structure), *([cast(Actuators, self.structure.actuators)] if driven else [])]
 
-    def refresh(self, driven: bool) -> Parameters | None:
-        """The parameters that the mechanism has now, and has for `present`; None where some are differentiated or computed."""
+    def refresh(self, driven: bool, constant: bool) -> Parameters | None:
+        """The parameters that the mechanism has now, and has for `present`; None where some are computed, or differentiated."""
         lowered = cast(Program, self.program)
-        parameters = self._cache.get_held(lowered, self.structure, self.stacked)
+        parameters = self._cache.get_held(lowered, self.structure, self.stacked, constant)
         if not driven or parameters is None:
             return parameters
-        law = self._cache.law(lowered, self.structure.named_joints(), cast(Actuators, self.structure.actuators), True)
+        law = self._cache.law(lowered, self.structure.named_joints(), cast(Actuators, self.structure.actuators), constant)
         return None if law is None else self._cache.driven(parameters, law)
 
     def present(self, driven: bool) -> Parameters:
         """The parameters of the last `refresh`, with the law of the actuators if `driven`."""
-        own = self._cache.last(driven) or self.refresh(driven)
+        own = self._cache.last(driven) or self.refresh(driven, torch.is_grad_enabled())
         if own is None:
             raise RuntimeError("torchdojo: numbers of the mechanism are differentiated or computed now, unlike when this step was compiled")
         return own

@@ -37,7 +37,7 @@ class Provider(Protocol):
 
     def modules(self, driven: bool) -> list[PhysicalModule]: ...
 
-    def refresh(self, driven: bool) -> Parameters | None: ...
+    def refresh(self, driven: bool, constant: bool) -> Parameters | None: ...
 
     def present(self, driven: bool) -> Parameters: ...
 
@@ -57,12 +57,13 @@ def own_batch(number: int, driven: bool) -> tuple[int, ...] | None:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     provider, output = _providers.get(number), InstructionTranslator.current_tx().output
-    parameters = None if provider is None or output.export else provider.refresh(driven)
+    constant = torch.is_grad_enabled()
+    parameters = None if provider is None or output.export else provider.refresh(driven, constant)
     if provider is None or parameters is None:
         return None
     modules = provider.modules(driven)
     numbers = {id(module._parameters[name]) for module in modules for name in module.fields}
-    if _assigned(output, modules) or not _unwritten(output, numbers) or not _guarded(provider, driven, parameters.batch):
+    if _assigned(output, modules) or not _unwritten(output, numbers) or not _guarded(provider, driven, constant, parameters.batch):
         return None
     return tuple(parameters.batch)
 
@@ -94,7 +95,7 @@ def _unwritten(output: Any, numbers: set[int]) -> bool:
     return True
 
 
-def _guarded(provider: Provider, driven: bool, batch: torch.Size) -> bool:
+def _guarded(provider: Provider, driven: bool, constant: bool, batch: torch.Size) -> bool:
     """Let Dynamo ask the provider before each call of the code being traced. False where this version of PyTorch has no such guard."""
     try:
         from torch._C._dynamo.guards import RootGuardManager
@@ -105,16 +106,16 @@ def _guarded(provider: Provider, driven: bool, batch: torch.Size) -> bool:
     if not hasattr(RootGuardManager, "add_epilogue_lambda_guard"):
         return False
     guards = TracingContext.get().guards_context.dynamo_guards
-    arguments = weakref.ref(provider), driven, batch
+    arguments = weakref.ref(provider), driven, constant, batch
     if all(getattr(guard.create_fn, "args", None) != arguments for guard in guards):
         guards.add(Guard(GlobalStateSource(), functools.partial(_build_guard, *arguments)))
     return True
 
 
-def _build_guard(reference: weakref.ref[Provider], driven: bool, batch: torch.Size, builder: Any, _: Any) -> None:
+def _build_guard(reference: weakref.ref[Provider], driven: bool, constant: bool, batch: torch.Size, builder: Any, _: Any) -> None:
     def holds(_: object) -> bool:
         provider = reference()
-        parameters = None if provider is None else provider.refresh(driven)
+        parameters = None if provider is None else provider.refresh(driven, constant)
         return parameters is not None and parameters.batch == batch
 
     # It runs after all other guards, so that it runs for one of several compiled variants alone.
