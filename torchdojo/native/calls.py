@@ -93,7 +93,7 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "td_mechanism_create": ("void *", ("uint64_t", "const int32_t *", "int64_t", "const int32_t *", "int64_t", "uint64_t *")),
     "td_mechanism_destroy": ("void", ("void *",)),
     "td_lanes": ("int64_t", ()),
-    # number of tensors; their implementations, and a function that gives the address of their data; these addresses, bytes, and a copy of all:
+    # number of tensors; their implementations; a function that gives the address of their data; addresses, bytes, and a copy of all:
     # whether the tensors still have these addresses, and the copy still equals the data
     "td_same": (
         "int64_t",

@@ -85,9 +85,8 @@ int64_t td_lanes() { return pack_lanes; }
 
 // Whether `count` tensors of `bytes` each still have their data at `arrays`, and these hold what `copy` holds, one after the other. `address`
 // is PyTorch's aoti_torch_get_data_ptr, whose handle of a tensor is a pointer to a pointer to its implementation.
-int64_t td_same(
-    int64_t count, const void *const *tensors, const void *address, const void *const *arrays, const int64_t *bytes, const char *copy
-) {
+int64_t td_same(int64_t count, const void *const *tensors, const void *address, const void *const *arrays, const int64_t *bytes,
+                const char *copy) {
     const auto data = reinterpret_cast<int32_t (*)(const void *, const void **)>(reinterpret_cast<uintptr_t>(address));
     for (int64_t i = 0; i < count; copy += bytes[i++]) {
         const void *now = nullptr;
