@@ -64,7 +64,8 @@ class StandardJoint(ServoJoint):
         spring: stiffness [N/m, N·m/rad]; damper [N·s/m, N·m·s/rad]; rest: coordinate at which the spring is relaxed [m, rad]. Scalars, or
             (..., n) with one value per free coordinate, translations first. The damper is implicit.
         implicit: whether the spring is implicit, too: spring (rest − c − h ċ⁺) in place of spring (rest − c). elements/README.md compares.
-        limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration (`JointLimits`).
+        limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration. A
+            joint that starts outside comes back at `SolverOptions.depenetration_speed`, at most at half of `velocity_limits`.
         friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
         armature: inertia [kg, kg·m²] that moves with the coordinate's rate, of a motor seen through its gear: energy ½ a rate².
         servo_stiffness, servo_damping: kp and kd [N/m, N·m/rad], [N·s/m, N·m·s/rad] of a servo whose u = kp (target − c) + feedforward. The

@@ -11,7 +11,7 @@ import enum
 import numpy as np
 
 from torchdojo.dynamics import integrator
-from torchdojo.elements import contact, couplings, hard_maps, path_maps
+from torchdojo.elements import contact, couplings, hard_maps, joint_cones, path_maps
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.element import Element
 from torchdojo.geometry import distance, pairs
@@ -147,6 +147,7 @@ JOINT_CONE = _row(
     "impulse slack",  # positions in w
     "stride",  # from p to q of friction and drives
     "parameter",  # position in the packed parameters
+    "fastest",  # position of the largest speed of the coordinate in the packed parameters (−1: none)
 )
 PAIR = _row(
     "other",  # body; the world is the number of bodies
@@ -290,6 +291,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "regularization": kkt.REGULARIZATION,
         # elements
         "resting_acceleration": contact.RESTING_ACCELERATION,
+        "recovery_share": joint_cones.RECOVERY_SHARE,
         "most_turns": couplings.MOST_TURNS,
         "alike": couplings.ALIKE,
         "satisfied": couplings.SATISFIED,
