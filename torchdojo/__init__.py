@@ -94,6 +94,7 @@ __all__ = [
     "contact_manifold",
     "contacts_between",
     "creep",
+    "envs",
     "identification",
     "kappa_for_gap",
     "load",
@@ -105,9 +106,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType | str:
-    """Attributes that few programs need: `td.identification`, and the version that pip installed (pyproject.toml is its owner)."""
-    if name == "identification":
-        return importlib.import_module("torchdojo.identification")
+    """Attributes that few programs need: `td.envs`, `td.identification`, and the version that pip installed (pyproject.toml owns it)."""
+    if name in ("envs", "identification"):
+        return importlib.import_module(f"torchdojo.{name}")
     if name == "__version__":
         metadata = importlib.import_module("importlib.metadata")
         try:

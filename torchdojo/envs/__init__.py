@@ -1,0 +1,15 @@
+"""Environments of robots: batched, torch in and torch out, differentiable.
+
+    env = td.envs.make("ant", num_envs=32, seed=0)
+    out = env.step(action)  # EnvStep(obs, reward, terminated, truncated, final_obs, info)
+
+`Env` is the base class for a robot of one's own, `table.py` the table of those that are built in.
+"""
+
+from torchdojo.envs import cartpoles, legged, planar, quadrotor  # noqa: F401 (each file adds its environments to the table)
+from torchdojo.envs.drives import Drive, add_drives
+from torchdojo.envs.env import Env
+from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
+from torchdojo.envs.table import TableEnv, make, names
+
+__all__ = ["Drive", "Env", "EnvState", "EnvStep", "Motion", "TableEnv", "Transition", "add_drives", "make", "names"]

@@ -1,0 +1,347 @@
+"""The base class of environments: batched control steps of a mechanism, with rewards, resets and statistics, differentiable throughout."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchdojo.envs.checks import check_action, check_mask, counted, one_from, positive
+from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
+from torchdojo.envs.randomization import Randomization, Ranges
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.mechanism import Mechanism
+
+__all__ = ["Env"]
+
+Autoreset = Literal["same_step", "disabled"]
+COUNTS = ("steps", "flagged", "iterations", "split", "resets")
+
+
+class Env:
+    """Environments of one mechanism: a batch of B robots, each with an episode of its own.
+
+    A robot of one's own overrides five methods, none of them with a branch on the values of tensors:
+
+        build() -> Mechanism          unless `mech` is given; it needs actuators (`td.actuate`) with controls from -1 to 1
+        starts(count) -> (q, qd) or z  states that episodes begin in; `self.random(...)` and `self.normal(...)` draw
+        observe(motion) -> (B, n)      from `Motion`: z, joint coordinates, last action, goal
+        reward(before, after, action) -> (B,), or {name: (B,)}, whose sum is the reward and whose parts are logged
+        terminated(after) -> (B,) bool
+
+    and, if wanted, `goals(count)` and `advance`. A control step holds one action for `repeat` timesteps in one call of the kernel. Its
+    graph leads from observation and reward back to action, state and parameters of the mechanism. `detach` cuts it. Resets go through
+    `torch.where`, from a pool of starts that is computed once.
+
+    Args:
+        mech: the mechanism; None: that of `build()`.
+        num_envs: B. timestep: h [s]; None: that of the mechanism. repeat: timesteps of a control step.
+        kappa: of the contacts (`SolverOptions`). episode_length: control steps after which an episode is truncated.
+        noise: factor of the noise of the starts. pool: number of starts.
+        randomize: {name in mech.named_parameters(), or pattern: (low, high)}: factors drawn for each environment (`Randomization`).
+        redraw: draw them anew at every reset, not only at the start.
+        observe_impulses: whether `Motion.impulses` has the contacts' impulses, and the observation ends with them over h · repeat.
+        autoreset: "same_step": an environment whose episode ends starts the next one in the same step. "disabled": it goes on from where
+            it is, until `reset(mask)`.
+        dtype: of observations and rewards. Everything inside is float64. seed: of the one generator that draws all random numbers.
+
+    Attributes:
+        on_state: a function (B, 13 nb) -> (B, 13 nb) on the state right after the kernel, before coordinates, reward and observation are
+            taken. Its backward sees the whole adjoint dReturn/dz of this control step; SHAC clips there. None: nothing.
+        state: `EnvState`. period: h · repeat [s].
+    """
+
+    name: str = ""
+    timestep: float | None = None
+    repeat: int = 1
+    kappa: float = 1e-4
+    episode_length: int = 1000
+
+    def __init__(
+        self,
+        mech: Mechanism | None = None,
+        *,
+        num_envs: int = 1,
+        timestep: float | None = None,
+        repeat: int | None = None,
+        kappa: float | None = None,
+        episode_length: int | None = None,
+        noise: float = 1.0,
+        pool: int = 512,
+        randomize: Mapping[str, Ranges] | None = None,
+        redraw: bool = False,
+        observe_impulses: bool = False,
+        autoreset: Autoreset = "same_step",
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+    ) -> None:
+        self.num_envs = counted("num_envs", num_envs)
+        self.repeat = counted("repeat", self.repeat if repeat is None else repeat)
+        self.episode_length = counted("episode_length", self.episode_length if episode_length is None else episode_length)
+        self.timestep = self.timestep if timestep is None else positive("timestep", timestep)
+        self.noise = positive("noise", noise, zero=True)
+        self.kappa = positive("kappa", self.kappa if kappa is None else kappa)
+        self.autoreset = one_from("autoreset", autoreset, ("same_step", "disabled"))
+        self.dtype = one_from("dtype", dtype, (torch.float64, torch.float32))
+        self.observe_impulses = bool(observe_impulses)
+        self.on_state: Callable[[Tensor], Tensor] | None = None
+        self.generator = torch.Generator().manual_seed(seed)
+        self.mech = self.build() if mech is None else mech
+        if self.mech.actuators is None:
+            raise ValueError(f"{type(self).__name__}: got a mechanism without actuators; give it motors, td.actuate(mech, {{...}})")
+        if self.timestep is not None:
+            self.mech.timestep = self.timestep
+        self.timestep = float(self.mech.timestep)
+        self.period = self.timestep * self.repeat
+        self.mech.options = dataclasses.replace(self.mech.options, kappa=self.kappa)
+        self.num_actions = len(self.mech.actuators)
+        self._contact_places = [
+            i for name, place in self.mech.impulse_layout.items() if name.startswith("contacts.") for i in range(place.stop)[place]
+        ]
+        self._zero = torch.zeros((), dtype=torch.float64)
+        self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
+        self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
+        self.pool = self._make_pool(counted("pool", pool))
+        self.num_obs = self.pool.obs.shape[-1]
+        self._pool_size, self._pool_rows = pool, torch.cat((*self.pool.motion, self.pool.obs, self.pool.warm), -1)
+        self._sizes = [t.shape[-1] for t in (*self.pool.motion, self.pool.obs, self.pool.warm)]
+        self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator)
+        self.redraw = bool(redraw)
+        self._transition: Callable[..., Transition] = self.transition
+        self.state = self._fresh(self._draw())
+
+    # -- what a robot of one's own overrides ---------------------------------------------------------------------------------------------
+
+    def build(self) -> Mechanism:
+        """The mechanism, with actuators whose controls go from -1 to 1."""
+        raise NotImplementedError(f"{type(self).__name__}: give a mechanism, or override build()")
+
+    def starts(self, count: int) -> Tensor | tuple[Tensor, Tensor]:
+        """States that episodes begin in: z (count, 13 nb), or (q, qd), each (count, num_coordinates). Default: the pose "home"."""
+        return self.mech.initial_state((count,), pose="home" if "home" in self.mech.poses else None)
+
+    def goals(self, count: int) -> Tensor:
+        """The goal of an episode, (count, n): a command or a place. Default: none, n = 0."""
+        return torch.zeros(count, 0, dtype=torch.float64)
+
+    def observe(self, motion: Motion) -> Tensor:
+        """Observation, (B, n). Default: coordinates, rates and the goal."""
+        return torch.cat((motion.q, motion.qd, motion.goal), -1)
+
+    def reward(self, before: Motion, after: Motion, action: Tensor) -> Tensor | Mapping[str, Tensor]:
+        """Reward of a control step, (B,), or its parts by name."""
+        raise NotImplementedError(f"{type(self).__name__}: override reward(before, after, action)")
+
+    def terminated(self, after: Motion) -> Tensor:
+        """Whether the episode ends in this state, (B,). Default: never."""
+        return torch.zeros(after.z.shape[:-1], dtype=torch.bool)
+
+    def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
+        """The control step of the mechanism: `repeat` timesteps under one action."""
+        return self.mech.step(motion.z, ctrl=action, repeat=self.repeat, warm_start=warm)
+
+    # -- random numbers ------------------------------------------------------------------------------------------------------------------
+
+    def random(self, *shape: int, low: float = -1.0, high: float = 1.0) -> Tensor:
+        """Uniform numbers from the generator of this environment."""
+        return low + (high - low) * torch.rand(shape, generator=self.generator, dtype=torch.float64)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Normal numbers from the generator of this environment."""
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64)
+
+    # -- stepping ------------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def obs(self) -> Tensor:
+        """The observation to act on now, (B, num_obs)."""
+        return self.state.obs.to(self.dtype)
+
+    def reset(self, mask: Tensor | None = None, *, z: Tensor | None = None, goal: Tensor | None = None, stagger: bool = False) -> Tensor:
+        """Begin new episodes, and return the observation (B, num_obs). The graph is cut.
+
+        Args:
+            mask: (B,) which environments; None: all. z: (B, 13 nb) states to start from, instead of the pool's. goal: (B, n) likewise.
+            stagger: start at random times of the episode, so that environments do not all run out of time together.
+
+        Raises:
+            ValueError: shapes that do not fit, states that are not finite.
+        """
+        where = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else check_mask(mask, self.num_envs)
+        if self.redraw:
+            self.randomization.draw(where)
+        fresh = self._fresh(self._draw())
+        if z is not None or goal is not None:
+            fresh = self._starting_at(fresh.motion.z if z is None else z, fresh.motion.goal if goal is None else goal)
+        if stagger:
+            fresh = fresh._replace(time=torch.randint(self.episode_length, (self.num_envs,), generator=self.generator))
+        self.state = _choose(where, fresh, self.state.detach())
+        self._counts["resets"] += where
+        return self.obs
+
+    def step(self, action: Tensor) -> EnvStep:
+        """One control step. action: (B, nu), from -1 to 1, float32 or float64; what lies outside is clipped by the actuators.
+
+        Where the step fails, or the action is not finite, the reward is zero, no gradient passes, the episode is terminated, and
+        `info["flagged"]` and `statistics` tell.
+        """
+        check_action(action, self.num_envs, self.num_actions)
+        out = self._transition(self.state, action, self._draw())
+        self.state = out.state
+        done = out.terminated | out.truncated
+        with torch.no_grad():
+            for name, value in zip(COUNTS, (1, out.flagged, out.iterations, out.substeps > self.repeat, done), strict=True):
+                self._counts[name] += value
+            self._finished += torch.stack((torch.ones_like(out.total), out.total, out.time.double())) @ done.double()
+        if self.redraw and self.autoreset == "same_step" and bool(done.any()):
+            self.randomization.draw(done)
+        info = {"terms": out.terms, "flagged": out.flagged, "episode_return": out.total, "episode_length": out.time}
+        cast = [t.to(self.dtype) for t in (self.state.obs, out.reward, out.final_obs)]
+        return EnvStep(cast[0], cast[1], out.terminated, out.truncated, cast[2], info)
+
+    def transition(self, state: EnvState, action: Tensor, index: Tensor) -> Transition:
+        """One control step as a function of tensors, without side effects: for `torch.compile` together with a policy.
+
+        index: (B,) places of the next starts in the pool.
+        """
+        before = state.motion
+        action = action.to(before.z.dtype)
+        finite = torch.isfinite(action)
+        action = torch.where(finite, action, 0.0)
+        out = self.advance(before, action, state.warm)
+        z = out.z if self.on_state is None else self.on_state(out.z)
+        q, qd = self.mech.to_minimal(z)
+        after = Motion(z, q, qd, action, before.goal, out.impulses[..., self._contact_places] if self.observe_impulses else before.impulses)
+        terms = self.reward(before, after, action)
+        terms = {"reward": terms} if isinstance(terms, Tensor) else terms
+        obs = self._observe(after)
+        reward = sum(terms.values(), self._zero)
+        flagged = (out.status != 0) | ~finite.all(-1) | ~torch.isfinite(reward + obs.sum(-1))
+        reward = torch.where(flagged, 0.0, reward)
+        fell = self.terminated(after) | flagged
+        time, total = state.time + 1, state.total + reward.detach()
+        late = (time >= self.episode_length) & ~fell
+        ended = EnvState(after, obs, out.solution, time, total)
+        new = ended if self.autoreset == "disabled" else _choose(fell | late, self._fresh(index), ended)
+        return Transition(
+            new, reward, fell, late, obs, {k: v.detach() for k, v in terms.items()}, total, time, flagged, out.iterations, out.substeps
+        )
+
+    def compile(self, **options: Any) -> None:
+        """Let `step` run `transition` through `torch.compile`."""
+        self._transition = torch.compile(self.transition, **{"fullgraph": True, **options})
+
+    def detach(self) -> Tensor:
+        """Cut the graph behind the state, between segments of training. Returns the observation."""
+        self.state = self.state.detach()
+        return self.obs
+
+    # -- statistics, saving --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Counts since the start: control steps, those flagged, Newton iterations, steps with a split timestep, resets; and of finished
+        episodes their number, mean return and mean length (NaN where none is finished)."""
+        episodes, returns, lengths = self._finished.tolist()
+        per = episodes or float("nan")
+        sums = {name: int(value.sum()) for name, value in self._counts.items()}
+        return {**sums, "episodes": int(episodes), "mean_return": returns / per, "mean_length": lengths / per}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides how this environment goes on: an environment built alike that loads it continues identically."""
+        state = self.state.detach()
+        return {
+            "name": self.name,
+            "state": [t.clone() for t in (*state.motion, *state[1:])],
+            "pool": self._pool_rows.clone(),
+            "generator": self.generator.get_state(),
+            "counts": {name: value.clone() for name, value in self._counts.items()},
+            "finished": self._finished.clone(),
+            "randomization": self.randomization.state_dict(),
+        }
+
+    def load_state_dict(self, given: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict` of an environment built alike.
+
+        Raises:
+            ValueError: that of another environment, number of environments, observation, pool or randomization.
+        """
+        own = [*self.state.motion, *self.state[1:]]
+        shapes = [tuple(t.shape) for t in given["state"]], tuple(given["pool"].shape)
+        allowed = [tuple(t.shape) for t in own], tuple(self._pool_rows.shape)
+        if given["name"] != self.name or shapes != allowed:
+            raise ValueError(
+                f"load_state_dict: got a state of {given['name']!r} with shapes {shapes}; allowed: {self.name!r} with {allowed}; "
+                "build the environment with the same num_envs, pool and observation"
+            )
+        self.randomization.load_state_dict(given["randomization"])
+        tensors = [t.clone() for t in given["state"]]
+        self.state = EnvState(Motion(*tensors[:6]), *tensors[6:])
+        self._pool_rows = given["pool"].clone()
+        self.generator.set_state(given["generator"])
+        for name, value in given["counts"].items():
+            self._counts[name] = value.clone()
+        self._finished = given["finished"].clone()
+
+    # -- starts --------------------------------------------------------------------------------------------------------------------------
+
+    def _observe(self, motion: Motion) -> Tensor:
+        obs = self.observe(motion)
+        return torch.cat((obs, motion.impulses / self.period), -1) if self.observe_impulses else obs
+
+    @torch.no_grad()
+    def _make_pool(self, count: int) -> EnvState:
+        start = self.starts(count)
+        z = in_float64_state(self.mech, start)
+        return self._at(z, self.goals(count).to(z))
+
+    @torch.no_grad()
+    def _at(self, z: Tensor, goal: Tensor) -> EnvState:
+        """Episodes that begin in these states."""
+        count = len(z)
+        q, qd = self.mech.to_minimal(z)
+        impulses = z.new_zeros(count, len(self._contact_places) if self.observe_impulses else 0)
+        motion = Motion(z, q, qd, z.new_zeros(count, self.num_actions), goal, impulses)
+        out = self.mech.step(z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
+        if bool((out.status != 0).any()):
+            raise ValueError(f"{type(self).__name__}: no step can be taken from {int((out.status != 0).sum())} of {count} starts")
+        return EnvState(motion, self._observe(motion), out.solution, torch.zeros(count, dtype=torch.int64), z.new_zeros(count))
+
+    def _starting_at(self, z: Tensor, goal: Tensor) -> EnvState:
+        self.mech.check_state(z)
+        if z.shape[0] != self.num_envs or z.ndim != 2 or goal.shape != self.state.motion.goal.shape:
+            raise ValueError(
+                f"reset: got z {tuple(z.shape)} and goal {tuple(goal.shape)}; allowed: {tuple(self.state.motion.z.shape)} and "
+                f"{tuple(self.state.motion.goal.shape)}"
+            )
+        return self._at(z.detach().double(), goal.detach().double())
+
+    def _draw(self) -> Tensor:
+        return torch.randint(self._pool_size, (self.num_envs,), generator=self.generator)
+
+    def _fresh(self, index: Tensor) -> EnvState:
+        """Starts from the pool."""
+        *motion, obs, warm = self._pool_rows.index_select(0, index).split(self._sizes, -1)
+        zeros = torch.zeros_like(index)
+        return EnvState(Motion(*motion), obs, warm, zeros, zeros.to(obs.dtype))
+
+
+def in_float64_state(mech: Mechanism, start: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """z from what `Env.starts` returns."""
+    return start.double() if isinstance(start, Tensor) else mech.to_maximal(start[0].double(), start[1].double())
+
+
+def _choose(where: Tensor, fresh: EnvState, state: EnvState) -> EnvState:
+    """`fresh` in environments of `where`, `state` in the others."""
+    row = where[:, None]
+
+    def chosen(new: Tensor, old: Tensor) -> Tensor:
+        if new.ndim == 1:
+            return torch.where(where, new, old)
+        return torch.where(row, new, old) if new.shape[-1] else old
+
+    motion = Motion(*(chosen(new, old) for new, old in zip(fresh.motion, state.motion, strict=True)))
+    return EnvState(motion, *(chosen(new, old) for new, old in zip(fresh[1:], state[1:], strict=True)))

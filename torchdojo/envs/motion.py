@@ -1,0 +1,87 @@
+"""What an environment keeps between control steps, and what rewards and observations read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["EnvState", "EnvStep", "Motion", "Transition", "upright_and_heading"]
+
+#: 1 + TILT @ (squares of a quaternion wxyz) is (z of the body's z axis, x of its x axis)
+TILT = ((0.0, 0.0), (-2.0, 0.0), (-2.0, -2.0), (0.0, -2.0))
+
+
+class Motion(NamedTuple):
+    """A batch of B states of a mechanism, with coordinates that observation, reward and termination share.
+
+    z: (B, 13 nb) as in `Mechanism`. q, qd: (B, num_coordinates) [m, rad] and rates, from one call of `to_minimal`.
+    action: (B, nu) that led here; zero after a reset. goal: (B, num_goals) of this episode: a command, a place.
+    impulses: (B, n) of the contacts in the control step that led here [N·s]; n is zero unless the environment observes them.
+    """
+
+    z: Tensor
+    q: Tensor
+    qd: Tensor
+    action: Tensor
+    goal: Tensor
+    impulses: Tensor
+
+
+class EnvState(NamedTuple):
+    """All that the next control step depends on.
+
+    motion: as above. obs: (B, num_obs). warm: (B, num_unknowns), warm start of the next step.
+    time: (B,) control steps of this episode. total: (B,) sum of its rewards.
+    """
+
+    motion: Motion
+    obs: Tensor
+    warm: Tensor
+    time: Tensor
+    total: Tensor
+
+    def detach(self) -> EnvState:
+        """The same numbers without a graph."""
+        return EnvState(Motion(*(t.detach() for t in self.motion)), *(t.detach() for t in self[1:]))
+
+
+class EnvStep(NamedTuple):
+    """Result of a control step of B environments.
+
+    obs: (B, num_obs), to act on next: where an episode ended, the first of the next one. reward: (B,).
+    terminated: (B,) the episode ended in a state of no further value: a fall, or a step that failed.
+    truncated: (B,) it ran out of time. final_obs: (B, num_obs), before any reset, for the value of truncated episodes.
+    info: "terms", the parts of the reward by name; "flagged" (B,), whose step failed or was given no finite action; "episode_return" and
+        "episode_length" (B,), up to this step, those of a finished episode where terminated or truncated.
+    """
+
+    obs: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_obs: Tensor
+    info: dict[str, Any]
+
+
+class Transition(NamedTuple):
+    """Result of `Env.transition`, tensors only. flagged, iterations, substeps: (B,)."""
+
+    state: EnvState
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_obs: Tensor
+    terms: Mapping[str, Tensor]
+    total: Tensor
+    time: Tensor
+    flagged: Tensor
+    iterations: Tensor
+    substeps: Tensor
+
+
+def upright_and_heading(z: Tensor) -> Tensor:
+    """(..., 2): how far the first body's z axis points up, and its x axis along x, each from -1 to 1."""
+    return 1.0 + z[..., 6:10].square() @ torch.tensor(TILT, dtype=z.dtype, device=z.device)

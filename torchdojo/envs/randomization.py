@@ -1,0 +1,100 @@
+"""Domain randomization: physical parameters of a mechanism by name, drawn for each environment."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdojo.mechanism import Mechanism
+
+__all__ = ["Randomization", "Ranges"]
+
+Ranges = tuple[float, float]
+
+
+class Randomization:
+    """Factors of physical parameters, uniform in a range, one for each environment and name.
+
+    A name may be a pattern, "contacts.*.friction": all parameters that it matches have the same factor in an environment. A parameter that
+    two names match has the product of both factors. Parameters have a batch dimension afterwards: (B, ...).
+
+    Masses and inertias are parameters of their own: a denser body needs the same factor of both, "bodies.torso.*".
+
+    Args:
+        mech: whose parameters become those of B environments. ranges: {name: (low, high)}. generator: draws the factors.
+
+    Attributes:
+        factors: {name: (B,)}.
+    """
+
+    def __init__(self, mech: Mechanism, num_envs: int, ranges: Mapping[str, Ranges], generator: torch.Generator) -> None:
+        self.mech, self.num_envs, self.generator = mech, num_envs, generator
+        own = dict(mech.named_parameters())
+        self.ranges = {name: _checked(name, value) for name, value in ranges.items()}
+        self.matches = {name: _matching(name, list(own)) for name in ranges}
+        self.nominal = {name: own[name].detach().clone() for names in self.matches.values() for name in names}
+        self.factors: dict[str, Tensor] = {name: torch.ones(num_envs, dtype=torch.float64) for name in ranges}
+        self.draw(torch.ones(num_envs, dtype=torch.bool))
+
+    def draw(self, where: Tensor) -> None:
+        """New factors for the environments of a mask (B,)."""
+        if not self.ranges:
+            return
+        for name, (low, high) in self.ranges.items():
+            new = low + (high - low) * torch.rand(self.num_envs, generator=self.generator, dtype=torch.float64)
+            self.factors[name] = torch.where(where, new, self.factors[name])
+        self._apply()
+
+    def _apply(self) -> None:
+        for parameter, value in self.nominal.items():
+            product = torch.ones(self.num_envs, dtype=torch.float64)
+            for name, names in self.matches.items():
+                if parameter in names:
+                    product = product * self.factors[name]
+            module, _, field = parameter.rpartition(".")
+            setattr(self.mech.get_submodule(module), field, value * product.reshape(-1, *[1] * value.ndim))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The factors."""
+        return {name: factor.clone() for name, factor in self.factors.items()}
+
+    def load_state_dict(self, given: Mapping[str, Tensor]) -> None:
+        """Use the factors of a `state_dict`.
+
+        Raises:
+            ValueError: those of other names or another number of environments.
+        """
+        if list(given) != list(self.factors) or any(len(factor) != self.num_envs for factor in given.values()):
+            raise ValueError(
+                f"randomize: got factors of {list(given)}; allowed: of {list(self.factors)}, each for {self.num_envs} environments"
+            )
+        if given:
+            self.factors = {name: factor.clone() for name, factor in given.items()}
+            self._apply()
+
+
+def _checked(name: str, value: Any) -> Ranges:
+    allowed = "a pair (low, high) of finite factors, 0 <= low <= high"
+    try:
+        low, high = (float(bound) for bound in value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"randomize[{name!r}]: got {value!r}; allowed: {allowed}") from error
+    if not (0 <= low <= high and math.isfinite(high)):
+        raise ValueError(f"randomize[{name!r}]: got {value!r}; allowed: {allowed}")
+    return low, high
+
+
+def _matching(name: str, names: list[str]) -> list[str]:
+    matched = fnmatch.filter(names, name)
+    if not matched:
+        near = [other for other in names if other.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]] or names
+        raise ValueError(
+            f"randomize: no parameter {name!r}; there are, among {len(names)}: {', '.join(near[:12])}; patterns such as "
+            "'contacts.*.friction' match several"
+        )
+    return matched

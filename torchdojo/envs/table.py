@@ -1,0 +1,188 @@
+"""The table of environments: a row has numbers and functions, and one class makes an environment from a row."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.actuators import Actuator, actuate
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.envs.checks import one_from
+from torchdojo.envs.drives import Drive, add_drives
+from torchdojo.envs.env import Env
+from torchdojo.envs.motion import Motion
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.mechanism import Mechanism
+from torchdojo.models import built_in
+from torchdojo.models.fluid import drag
+
+__all__ = ["ENVIRONMENTS", "Row", "TableEnv", "add", "make", "names"]
+
+Control = Literal["drive", "torque"]
+Observe = Callable[["TableEnv", Motion], Tensor]
+Reward = Callable[["TableEnv", Motion, Motion, Tensor], Mapping[str, Tensor]]
+Terminated = Callable[["TableEnv", Motion], Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An environment in numbers and functions.
+
+    model: of `td.models`. motors: {joint: largest force or torque}, for models without. options: keywords of the model.
+    timestep, repeat, episode_length, kappa: defaults of `Env`. drive: numbers of its drives; None: motors alone.
+    observe(env, motion), rewards {name: (env, before, after, action) -> parts}, terminated {reward: (env, after) -> (B,)}.
+    noise: half widths of the uniform noise of the starts' coordinates, of the root and of the other joints [m, rad].
+    rates: standard deviation of the rates [m/s, rad/s]. clearance: [m] above the ground in which robots start; None: not placed.
+    goals(env, count): drawn with the starts. start(env, q) -> q: changes the coordinates (count, n) of the starts.
+    numbers: that the functions read from `env.row.numbers`.
+    """
+
+    model: str
+    observe: Observe
+    rewards: Mapping[str, Reward]
+    terminated: Mapping[str, Terminated] = field(default_factory=dict)
+    motors: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    timestep: float = 0.01
+    repeat: int = 2
+    episode_length: int = 1000
+    kappa: float = 1e-4
+    drive: Drive | None = None
+    noise: tuple[float, float] = (0.0, 0.1)
+    rates: float = 0.1
+    clearance: float | None = None
+    goals: Callable[[TableEnv, int], Tensor] | None = None
+    start: Callable[[TableEnv, Tensor], Tensor] | None = None
+    drag: bool = False
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+ENVIRONMENTS: dict[str, Row] = {}
+
+
+def add(rows: Mapping[str, Row]) -> None:
+    """Put environments into the table."""
+    ENVIRONMENTS.update(rows)
+
+
+class TableEnv(Env):
+    """An environment of the table.
+
+    Args:
+        row: of the table. name: of the row. reward: "shac" or "gymnasium", where the row has it.
+        control: "drive" (targets of servos at the joints, the default of legged robots) or "torque" (fractions of the motors' largest).
+        model_options: keywords of the model, `friction=`.
+        options: of `Env`.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        name: str,
+        *,
+        reward: str = "shac",
+        control: Control | None = None,
+        model_options: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.row, self.name = row, name
+        self.timestep, self.repeat, self.kappa, self.episode_length = row.timestep, row.repeat, row.kappa, row.episode_length
+        self.reward_name = one_from("reward", reward, tuple(row.rewards))
+        controls = ("torque",) if row.drive is None else ("drive", "torque")
+        self.control = one_from("control", controls[0] if control is None else control, controls)
+        self.model_options = dict(model_options or {})
+        self._reward = row.rewards[reward]
+        self._terminated = row.terminated.get(reward)
+        super().__init__(**options)
+
+    def build(self) -> Mechanism:
+        """The model of the row with its motors or drives."""
+        mech = built_in.make(self.row.model, **{"timestep": self.timestep, **self.row.options, **self.model_options})
+        if self.row.motors:
+            actuate(mech, {joint: Actuator.motor(joint, gear=gear, ctrlrange=(-1.0, 1.0)) for joint, gear in self.row.motors.items()})
+        if self.control == "drive":
+            assert self.row.drive is not None
+            add_drives(mech, self.row.drive)
+        return mech
+
+    def starts(self, count: int) -> Tensor:
+        """The pose "home", moved to where the drives rest, with noise, within the limits of the joints."""
+        mech, row = self.mech, self.row
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a pose that overlaps the ground is placed below
+            home, _ = mech.to_minimal(mech.initial_state(pose="home"))
+        places = mech.coordinate_places()
+        motors = mech.actuators
+        if self.control == "drive" and row.drive is not None and motors is not None:
+            for name, joint, coordinate in zip(motors.names, motors.joints, motors.coordinates, strict=True):
+                place = places[joint].start + coordinate
+                angle = row.drive.rest_of(name)
+                home[place] = angle if angle else home[place]
+        size = torch.full_like(home, row.noise[1])
+        root = next(iter(mech.joints))
+        if len(places[root].indices(len(home))) and root not in mech.input_layout:
+            size[places[root]] = row.noise[0]
+        q = home + self.noise * size * self.random(count, len(home))
+        q = q if row.start is None else row.start(self, q)
+        for name, place in places.items():
+            limits = getattr(mech.joints[name], "limits", None)
+            if isinstance(mech.joints[name], StandardJoint) and limits is not None:
+                margin = 1e-3
+                q[:, place] = torch.maximum(torch.minimum(q[:, place], limits[1] - margin), limits[0] + margin)
+        z = mech.to_maximal(q, self.noise * row.rates * self.normal(count, len(home)))
+        return z if row.clearance is None or not len(mech.contacts) else mech.place(z, row.clearance)
+
+    def goals(self, count: int) -> Tensor:
+        """Goals of the row."""
+        return super().goals(count) if self.row.goals is None else self.row.goals(self, count)
+
+    def observe(self, motion: Motion) -> Tensor:
+        """The observation of the row."""
+        return self.row.observe(self, motion)
+
+    def reward(self, before: Motion, after: Motion, action: Tensor) -> Mapping[str, Tensor]:
+        """The reward of the row by its name."""
+        return self._reward(self, before, after, action)
+
+    def terminated(self, after: Motion) -> Tensor:
+        """The end of an episode, of the row and reward."""
+        return super().terminated(after) if self._terminated is None else self._terminated(self, after)
+
+    def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
+        """Where there is a medium, its drag is computed anew in every timestep."""
+        if not self.row.drag:
+            return super().advance(motion, action, warm)
+        z, results = motion.z, []
+        for _ in range(self.repeat):
+            out = self.mech.step(z, ctrl=action, warm_start=warm, wrench=drag(self.mech, z))
+            z, warm = out.z, out.solution
+            results.append(out)
+        if len(results) == 1:
+            return results[0]
+        impulses, status, iterations, substeps = (
+            torch.stack([getattr(out, name) for out in results]) for name in ("impulses", "status", "iterations", "substeps")
+        )
+        return StepOutput(z, impulses.sum(0), status.amax(0), iterations.sum(0), results[-1].solution, substeps.sum(0))
+
+
+def names() -> list[str]:
+    """Names of the environments."""
+    return list(ENVIRONMENTS)
+
+
+def make(name: str, num_envs: int = 1, **options: Any) -> TableEnv:
+    """An environment by name: ``env = make("ant", num_envs=32, seed=0, reward="shac")``.
+
+    options: of `TableEnv` (reward, control, model_options) and `Env` (seed, timestep, repeat, noise, randomize, ...).
+
+    Raises:
+        ValueError: an unknown name, reward or control, numbers that do not fit.
+    """
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"no environment {name!r}; there are: {', '.join(ENVIRONMENTS)}")
+    return TableEnv(ENVIRONMENTS[name], name, num_envs=num_envs, **options)
