@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from torchdojo.mechanism import Mechanism
 __all__ = ["Env"]
 
 Autoreset = Literal["same_step", "disabled"]
-COUNTS = ("steps", "flagged", "iterations", "split", "resets")
+COUNTS = ("flagged", "iterations", "split", "resets")
 
 
 class Env:
@@ -101,13 +102,13 @@ class Env:
         self._contact_places = [
             i for name, place in self.mech.impulse_layout.items() if name.startswith("contacts.") for i in range(place.stop)[place]
         ]
-        self._zero = torch.zeros((), dtype=torch.float64)
+        self._steps = 0  # of all environments
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
         self.pool = self._make_pool(counted("pool", pool))
         self.num_obs = self.pool.obs.shape[-1]
-        self._pool_size, self._pool_rows = pool, torch.cat((*self.pool.motion, self.pool.obs, self.pool.warm), -1)
-        self._sizes = [t.shape[-1] for t in (*self.pool.motion, self.pool.obs, self.pool.warm)]
+        self._pool_size, self._pool_rows = pool, torch.cat(self._columns(self.pool), -1)
+        self._sizes = [t.shape[-1] for t in self._columns(self.pool)]
         self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator)
         self.redraw = bool(redraw)
         self._transition: Callable[..., Transition] = self.transition
@@ -192,15 +193,17 @@ class Env:
         out = self._transition(self.state, action, self._draw())
         self.state = out.state
         done = out.terminated | out.truncated
-        with torch.no_grad():
-            for name, value in zip(COUNTS, (1, out.flagged, out.iterations, out.substeps > self.repeat, done), strict=True):
-                self._counts[name] += value
+        for name, value in zip(COUNTS, (out.flagged, out.iterations, out.substeps > self.repeat, done), strict=True):
+            self._counts[name] += value
+        self._steps += 1
+        if bool(done.any()):
             self._finished += torch.stack((torch.ones_like(out.total), out.total, out.time.double())) @ done.double()
-        if self.redraw and self.autoreset == "same_step" and bool(done.any()):
-            self.randomization.draw(done)
+            if self.redraw and self.autoreset == "same_step":
+                self.randomization.draw(done)
+        obs = out.state.obs.to(self.dtype)
+        final = obs if out.final_obs is out.state.obs else out.final_obs.to(self.dtype)
         info = {"terms": out.terms, "flagged": out.flagged, "episode_return": out.total, "episode_length": out.time}
-        cast = [t.to(self.dtype) for t in (self.state.obs, out.reward, out.final_obs)]
-        return EnvStep(cast[0], cast[1], out.terminated, out.truncated, cast[2], info)
+        return EnvStep(obs, out.reward.to(self.dtype), out.terminated, out.truncated, final, info)
 
     def transition(self, state: EnvState, action: Tensor, index: Tensor) -> Transition:
         """One control step as a function of tensors, without side effects: for `torch.compile` together with a policy.
@@ -209,26 +212,28 @@ class Env:
         """
         before = state.motion
         action = action.to(before.z.dtype)
-        finite = torch.isfinite(action)
-        action = torch.where(finite, action, 0.0)
         out = self.advance(before, action, state.warm)
+        good = (out.status == 0) & _finite(action.detach().sum(-1))
+        if _any(~good):  # a number that is not finite would reach the weights as zero times NaN
+            action = torch.where(good[:, None], action, 0.0)
         z = out.z if self.on_state is None else self.on_state(out.z)
-        q, qd = self.mech.to_minimal(z)
-        after = Motion(z, q, qd, action, before.goal, out.impulses[..., self._contact_places] if self.observe_impulses else before.impulses)
+        impulses = out.impulses[..., self._contact_places] if self.observe_impulses else before.impulses
+        after = Motion.at(z, *self.mech.to_minimal(z), action, before.goal, impulses)
         terms = self.reward(before, after, action)
         terms = {"reward": terms} if isinstance(terms, Tensor) else terms
         obs = self._observe(after)
-        reward = sum(terms.values(), self._zero)
-        flagged = (out.status != 0) | ~finite.all(-1) | ~torch.isfinite(reward + obs.sum(-1))
-        reward = torch.where(flagged, 0.0, reward)
+        reward = functools.reduce(torch.add, terms.values())
+        flagged = ~(good & _finite(reward.detach() + obs.detach().sum(-1)))
+        if _any(flagged):
+            reward = torch.where(flagged, 0.0, reward)
         fell = self.terminated(after) | flagged
         time, total = state.time + 1, state.total + reward.detach()
         late = (time >= self.episode_length) & ~fell
-        ended = EnvState(after, obs, out.solution, time, total)
-        new = ended if self.autoreset == "disabled" else _choose(fell | late, self._fresh(index), ended)
-        return Transition(
-            new, reward, fell, late, obs, {k: v.detach() for k, v in terms.items()}, total, time, flagged, out.iterations, out.substeps
-        )
+        new = EnvState(after, obs, out.solution, time, total)
+        if self.autoreset == "same_step" and _any(fell | late):
+            new = _choose(fell | late, self._fresh(index), new)
+        parts = {name: part.detach() for name, part in terms.items()}
+        return Transition(new, reward, fell, late, obs, parts, total, time, flagged, out.iterations, out.substeps)
 
     def compile(self, **options: Any) -> None:
         """Let `step` run `transition` through `torch.compile`."""
@@ -248,16 +253,18 @@ class Env:
         episodes, returns, lengths = self._finished.tolist()
         per = episodes or float("nan")
         sums = {name: int(value.sum()) for name, value in self._counts.items()}
-        return {**sums, "episodes": int(episodes), "mean_return": returns / per, "mean_length": lengths / per}
+        steps = {"steps": self._steps * self.num_envs}
+        return {**steps, **sums, "episodes": int(episodes), "mean_return": returns / per, "mean_length": lengths / per}
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides how this environment goes on: an environment built alike that loads it continues identically."""
         state = self.state.detach()
         return {
             "name": self.name,
-            "state": [t.clone() for t in (*state.motion, *state[1:])],
+            "state": [t.clone() for t in (*state.motion.stored(), *state[1:])],
             "pool": self._pool_rows.clone(),
             "generator": self.generator.get_state(),
+            "steps": self._steps,
             "counts": {name: value.clone() for name, value in self._counts.items()},
             "finished": self._finished.clone(),
             "randomization": self.randomization.state_dict(),
@@ -269,7 +276,7 @@ class Env:
         Raises:
             ValueError: that of another environment, number of environments, observation, pool or randomization.
         """
-        own = [*self.state.motion, *self.state[1:]]
+        own = [*self.state.motion.stored(), *self.state[1:]]
         shapes = [tuple(t.shape) for t in given["state"]], tuple(given["pool"].shape)
         allowed = [tuple(t.shape) for t in own], tuple(self._pool_rows.shape)
         if given["name"] != self.name or shapes != allowed:
@@ -279,9 +286,10 @@ class Env:
             )
         self.randomization.load_state_dict(given["randomization"])
         tensors = [t.clone() for t in given["state"]]
-        self.state = EnvState(Motion(*tensors[:6]), *tensors[6:])
+        self.state = EnvState(Motion.at(*tensors[:6]), *tensors[6:])
         self._pool_rows = given["pool"].clone()
         self.generator.set_state(given["generator"])
+        self._steps = given["steps"]
         for name, value in given["counts"].items():
             self._counts[name] = value.clone()
         self._finished = given["finished"].clone()
@@ -302,9 +310,8 @@ class Env:
     def _at(self, z: Tensor, goal: Tensor) -> EnvState:
         """Episodes that begin in these states."""
         count = len(z)
-        q, qd = self.mech.to_minimal(z)
         impulses = z.new_zeros(count, len(self._contact_places) if self.observe_impulses else 0)
-        motion = Motion(z, q, qd, z.new_zeros(count, self.num_actions), goal, impulses)
+        motion = Motion.at(z, *self.mech.to_minimal(z), z.new_zeros(count, self.num_actions), goal, impulses)
         out = self.mech.step(z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
         if bool((out.status != 0).any()):
             raise ValueError(f"{type(self).__name__}: no step can be taken from {int((out.status != 0).sum())} of {count} starts")
@@ -319,6 +326,10 @@ class Env:
             )
         return self._at(z.detach().double(), goal.detach().double())
 
+    @staticmethod
+    def _columns(state: EnvState) -> tuple[Tensor, ...]:
+        return (*state.motion.stored(), state.obs, state.warm)
+
     def _draw(self) -> Tensor:
         return torch.randint(self._pool_size, (self.num_envs,), generator=self.generator)
 
@@ -326,12 +337,22 @@ class Env:
         """Starts from the pool."""
         *motion, obs, warm = self._pool_rows.index_select(0, index).split(self._sizes, -1)
         zeros = torch.zeros_like(index)
-        return EnvState(Motion(*motion), obs, warm, zeros, zeros.to(obs.dtype))
+        return EnvState(Motion.at(*motion), obs, warm, zeros, zeros.to(obs.dtype))
 
 
 def in_float64_state(mech: Mechanism, start: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     """z from what `Env.starts` returns."""
     return start.double() if isinstance(start, Tensor) else mech.to_maximal(start[0].double(), start[1].double())
+
+
+def _any(where: Tensor) -> bool:
+    """Whether a rare case has to be looked at. A compiled step always does, because it may not branch on values."""
+    return torch.compiler.is_compiling() or bool(where.any())
+
+
+def _finite(value: Tensor) -> Tensor:
+    """Like `torch.isfinite`, in two operations instead of four."""
+    return value - value == 0.0
 
 
 def _choose(where: Tensor, fresh: EnvState, state: EnvState) -> EnvState:
@@ -343,5 +364,5 @@ def _choose(where: Tensor, fresh: EnvState, state: EnvState) -> EnvState:
             return torch.where(where, new, old)
         return torch.where(row, new, old) if new.shape[-1] else old
 
-    motion = Motion(*(chosen(new, old) for new, old in zip(fresh.motion, state.motion, strict=True)))
+    motion = Motion.at(*(chosen(new, old) for new, old in zip(fresh.motion.stored(), state.motion.stored(), strict=True)))
     return EnvState(motion, *(chosen(new, old) for new, old in zip(fresh[1:], state[1:], strict=True)))

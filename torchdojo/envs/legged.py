@@ -22,25 +22,27 @@ COMMANDS = ((-0.5, 1.5), (-0.4, 0.4), (-0.6, 0.6))  # ranges of forward and side
 
 def _observe(env: TableEnv, m: Motion) -> Tensor:
     """Height, velocity, orientation and spin of the torso, coordinates and rates / 5 of the joints, uprightness, heading, last action."""
-    return torch.cat((m.z[..., 2:13], m.q[..., 6:], 0.2 * m.qd[..., 6:], upright_and_heading(m.z), m.action), -1)
+    return torch.cat((m.root[..., 2:13], m.q[..., 6:], 0.2 * m.qd[..., 6:], upright_and_heading(m.root), m.action), -1)
 
 
 def _unhealthy(env: TableEnv, after: Motion) -> Tensor:
     """Out of Gymnasium's healthy range of height."""
-    n, height = env.row.numbers, after.z[..., 2]
+    n, height = env.row.numbers, after.root[..., 2]
     return (height < n["gym_fall"]) | (height > n["gym_top"])
 
 
 def _own_frame(m: Motion) -> tuple[Tensor, Tensor]:
     """Velocity of the torso and the direction up, both in its frame."""
-    turn = m.z[..., 6:10]
-    return quat.inverse_rotate(turn, m.z[..., 3:6]), quat.inverse_rotate(turn, m.z.new_tensor((0.0, 0.0, 1.0)).expand_as(m.z[..., :3]))
+    turn = m.root[..., 6:10]
+    return quat.inverse_rotate(turn, m.root[..., 3:6]), quat.inverse_rotate(
+        turn, m.root.new_tensor((0.0, 0.0, 1.0)).expand_as(m.root[..., :3])
+    )
 
 
 def _observe_quadruped(env: TableEnv, m: Motion) -> Tensor:
     """Height, up and velocity in the torso's frame, spin, coordinates and rates / 10 of the joints, last action, command."""
     velocity, up = _own_frame(m)
-    return torch.cat((m.z[..., 2:3], up, velocity, m.z[..., 10:13], m.q[..., 6:], 0.1 * m.qd[..., 6:], m.action, m.goal), -1)
+    return torch.cat((m.root[..., 2:3], up, velocity, m.root[..., 10:13], m.q[..., 6:], 0.1 * m.qd[..., 6:], m.action, m.goal), -1)
 
 
 def _command(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Parts:
@@ -49,9 +51,9 @@ def _command(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Pa
     velocity, up = _own_frame(after)
     return {
         "velocity": -n["speed"] * (velocity[..., :2] - after.goal[..., :2]).square().sum(-1),
-        "turning": -0.5 * n["speed"] * (after.z[..., 12] - after.goal[..., 2]).square(),
+        "turning": -0.5 * n["speed"] * (after.root[..., 12] - after.goal[..., 2]).square(),
         "posture": n["up"] * up[..., 2],
-        "height": rewards.standing(env, after.z[..., 2]),
+        "height": rewards.standing(env, after.root[..., 2]),
         "effort": -n["effort"] * effort(action) - n["smooth"] * effort(action - before.action),
         "alive": torch.full_like(velocity[..., 0], n["alive"]),
     }
@@ -63,7 +65,7 @@ def _commands(env: TableEnv, count: int) -> Tensor:
 
 def _overturned(env: TableEnv, after: Motion) -> Tensor:
     """Low, or with the torso on its side."""
-    return (after.z[..., 2] < env.row.numbers["fall"]) | (upright_and_heading(after.z)[..., 0] < 0.3)
+    return (after.root[..., 2] < env.row.numbers["fall"]) | (upright_and_heading(after.root)[..., 0] < 0.3)
 
 
 TORSO = {"shac": rewards.shac_torso, "gymnasium": rewards.gymnasium_torso}

@@ -17,13 +17,13 @@ RANGE = 1.0  # half width of the box of goals about (0, 0, 1.5) m
 
 def _observe(env: TableEnv, m: Motion) -> Tensor:
     """Place seen from the goal, velocity, orientation, spin / 5, last action."""
-    z = m.z
+    z = m.root
     return torch.cat((z[..., :3] - m.goal, z[..., 3:10], 0.2 * z[..., 10:13], m.action), -1)
 
 
 def _hover(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Parts:
     """Near the goal and at rest: 1 − d² − 0.05 |v|² − 0.01 |ω|², upright, with thrust near that of hovering."""
-    z = after.z
+    z = after.root
     distance = (z[..., :3] - after.goal).square().sum(-1)
     return {
         "distance": 1.0 - distance,
@@ -35,7 +35,7 @@ def _hover(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Part
 
 def _lost(env: TableEnv, after: Motion) -> Tensor:
     """More than 4 m from the goal, or on the ground."""
-    return ((after.z[..., :3] - after.goal).square().sum(-1) > 16.0) | (after.z[..., 2] < 0.15)
+    return ((after.root[..., :3] - after.goal).square().sum(-1) > 16.0) | (after.root[..., 2] < 0.15)
 
 
 def _goals(env: TableEnv, count: int) -> Tensor:

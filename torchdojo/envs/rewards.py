@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +29,7 @@ Parts = dict[str, Tensor]
 
 def forward(env: TableEnv, before: Motion, after: Motion) -> Tensor:
     """Mean speed of the first body along x in the control step [m/s]."""
-    return (after.z[..., 0] - before.z[..., 0]) / env.period
+    return (after.root[..., 0] - before.root[..., 0]) / env.period
 
 
 def effort(action: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ def standing(env: TableEnv, height: Tensor) -> Tensor:
     """SHAC's reward of a height: linear above `stand`, up to `rise` meters more, and a parabola below, at most 1 m deep."""
     n = env.row.numbers
     above = height - n["stand"]
-    gain = n["height"] * above.clamp(max=n["rise"])
+    gain = n["height"] * (above if math.isinf(n["rise"]) else above.clamp(max=n["rise"]))
     return torch.where(above < 0, -n["dip"] * above.clamp(-1.0, 0.0).square(), gain) if n["dip"] else gain
 
 
@@ -50,8 +51,8 @@ def shac_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> 
     speed = forward(env, before, after)
     if "cap" in n:
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
-    posture = upright_and_heading(after.z) @ torch.tensor((n["up"], n["heading"]), dtype=torch.float64)
-    parts = {"speed": n["speed"] * speed, "posture": posture, "height": standing(env, after.z[..., 2])}
+    posture = upright_and_heading(after.root) @ env.posture
+    parts = {"speed": n["speed"] * speed, "posture": posture, "height": standing(env, after.root[..., 2])}
     return {**parts, "effort": -n["effort"] * effort(action)} if n["effort"] else parts
 
 
@@ -63,7 +64,7 @@ def shac_planar(env: TableEnv, before: Motion, after: Motion, action: Tensor) ->
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
     parts = {"speed": n["speed"] * speed, "effort": -n["effort"] * effort(action)}
     if "stand" in n:
-        parts["height"] = standing(env, after.z[..., 2])
+        parts["height"] = standing(env, after.root[..., 2])
         parts["lean"] = n["lean"] * (1.0 - (after.q[..., 2] / n["angle"]).square())
     return parts
 
@@ -98,10 +99,10 @@ def gymnasium_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor
 
 def fallen(env: TableEnv, after: Motion) -> Tensor:
     """Whether the torso is below `fall`."""
-    return after.z[..., 2] < env.row.numbers["fall"]
+    return after.root[..., 2] < env.row.numbers["fall"]
 
 
 def leaning(env: TableEnv, after: Motion) -> Tensor:
     """Whether the torso is below `fall`, or leans by more than `tilt`."""
     n = env.row.numbers
-    return (after.z[..., 2] < n["fall"]) | (after.q[..., 2].abs() > n["tilt"])
+    return (after.root[..., 2] < n["fall"]) | (after.q[..., 2].abs() > n["tilt"])

@@ -96,6 +96,7 @@ class TableEnv(Env):
         controls = ("torque",) if row.drive is None else ("drive", "torque")
         self.control = one_from("control", controls[0] if control is None else control, controls)
         self.model_options = dict(model_options or {})
+        self.posture = torch.tensor([row.numbers.get(name, 0.0) for name in ("up", "heading")], dtype=torch.float64)
         self._reward = row.rewards[reward]
         self._terminated = row.terminated.get(reward)
         super().__init__(**options)
@@ -157,7 +158,7 @@ class TableEnv(Env):
         """Where there is a medium, its drag is computed anew in every timestep."""
         if not self.row.drag:
             return super().advance(motion, action, warm)
-        z, results = motion.z, []
+        z, results = motion.z, list[StepOutput]()
         for _ in range(self.repeat):
             out = self.mech.step(z, ctrl=action, warm_start=warm, wrench=drag(self.mech, z))
             z, warm = out.z, out.solution
