@@ -94,7 +94,7 @@ class Env:
         if self.mech.actuators is None:
             raise ValueError(f"{type(self).__name__}: got a mechanism without actuators; give it motors, td.actuate(mech, {{...}})")
         if self.timestep is not None:
-            self.mech.timestep = self.timestep
+            self.mech.timestep = torch.as_tensor(self.timestep, dtype=torch.float64)
         self.timestep = float(self.mech.timestep)
         self.period = self.timestep * self.repeat
         self.mech.options = dataclasses.replace(self.mech.options, kappa=self.kappa)

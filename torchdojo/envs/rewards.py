@@ -12,11 +12,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from torchdojo.elements.bodies import Body
 from torchdojo.envs.motion import Motion, upright_and_heading
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def gymnasium_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor
     """Gymnasium's reward of ant and humanoid: speed + alive − effort − contact forces, the last where the impulses are observed."""
     n = env.row.numbers
     if n["gym_center"]:  # of all bodies
-        mass = torch.stack([body.mass for body in env.mech.bodies.values()], -1)
+        mass = torch.stack([cast(Body, body).mass for body in env.mech.bodies.values()], -1)
         travelled = (after.z - before.z).unflatten(-1, (-1, 13))[..., 0]
         speed = (mass * travelled).sum(-1) / mass.sum(-1) / env.period
     else:

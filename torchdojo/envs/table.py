@@ -18,7 +18,7 @@ from torchdojo.envs.env import Env
 from torchdojo.envs.motion import Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
-from torchdojo.models import built_in
+from torchdojo.models.built_in import make as make_model
 from torchdojo.models.fluid import drag
 
 __all__ = ["ENVIRONMENTS", "Row", "TableEnv", "add", "make", "names"]
@@ -103,7 +103,7 @@ class TableEnv(Env):
 
     def build(self) -> Mechanism:
         """The model of the row with its motors or drives."""
-        mech = built_in.make(self.row.model, **{"timestep": self.timestep, **self.row.options, **self.model_options})
+        mech = make_model(self.row.model, **{"timestep": self.timestep, **self.row.options, **self.model_options})
         if self.row.motors:
             actuate(mech, {joint: Actuator.motor(joint, gear=gear, ctrlrange=(-1.0, 1.0)) for joint, gear in self.row.motors.items()})
         if self.control == "drive":
