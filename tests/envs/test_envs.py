@@ -36,7 +36,7 @@ def actions(env: td.envs.Env, steps: int, seed: int = 0) -> Tensor:
 def check_episodes(env: td.envs.Env, steps: int) -> None:
     for action in actions(env, steps):
         out = env.step(action)
-        for value in (out.obs, out.reward, out.final_obs, *out.info["terms"].values(), env.state.motion.z):
+        for value in (out.obs, out.reward, out.final_obs, *out.info["terms"].values(), env.state.z):
             assert torch.isfinite(value).all()
         torch.testing.assert_close(sum(out.info["terms"].values()), out.reward)  # no step is flagged
         done = out.terminated | out.truncated
@@ -63,7 +63,7 @@ def test_long_random_episodes(name: str) -> None:
 @table
 def test_a_batch_is_its_environments_side_by_side(name: str, options: dict[str, Any]) -> None:
     batch = td.envs.make(name, num_envs=3, pool=8, autoreset="disabled", **options)
-    z, goal = batch.state.motion.z, batch.state.motion.goal
+    z, goal = batch.state.z, batch.state.goal
     batch.reset(z=z, goal=goal)
     given = actions(batch, 5)
     together = [batch.step(action) for action in given]
@@ -92,7 +92,7 @@ def test_gradient_of_a_closed_loop(name: str) -> None:
     """32 control steps without a reset, by all weights along one direction, against central differences."""
     env = td.envs.make(name, num_envs=2, pool=4, autoreset="disabled", noise=0.5)
     env._terminated = None
-    z, goal = env.state.motion.z, env.state.motion.goal
+    z, goal = env.state.z, env.state.goal
     weights = 0.1 * torch.randn(env.num_obs, env.num_actions, dtype=torch.float64)
     along = torch.randn_like(weights)
     leaf = weights.clone().requires_grad_()
@@ -254,7 +254,7 @@ def test_motion_without_contact_is_that_of_gymnasium(name: str) -> None:
     extra = {"control": "torque"} if contact else {}
     env = td.envs.make(name, timestep=h, repeat=steps, pool=1, noise=3.0, model_options={"limits": False, **contact}, **extra)
     action = 0.4 * actions(env, 1, seed=5)[0]
-    q, qd = env.state.motion.q[0], env.state.motion.qd[0]
+    q, qd = env.state.q[0], env.state.qd[0]
     model.opt.timestep, model.opt.disableflags = h, int(mujoco.mjtDisableBit.mjDSBL_CONTACT | mujoco.mjtDisableBit.mjDSBL_LIMIT)
     model.opt.gravity[0] = 0.0
     data.qpos[:], data.qvel[:] = model.qpos0, 0.0
@@ -266,7 +266,7 @@ def test_motion_without_contact_is_that_of_gymnasium(name: str) -> None:
     expected = [sign * (data.qpos - before)[model.joint(joint).qposadr[0]] for joint, sign in joints]
     moved = torch.as_tensor(expected)
     env.step(action)
-    torch.testing.assert_close(env.state.motion.q[0] - q, moved, rtol=0, atol=0.01 * float(moved.abs().max()))
+    torch.testing.assert_close(env.state.q[0] - q, moved, rtol=0, atol=0.01 * float(moved.abs().max()))
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_bad_calls() -> None:
     with pytest.raises(ValueError, match=r"mask: got torch.float64 \(2,\)"):
         env.reset(torch.ones(2))
     with pytest.raises(ValueError, match=r"reset: got z \(1, 13\)"):
-        env.reset(z=env.state.motion.z[:1])
+        env.reset(z=env.state.z[:1])
     with pytest.raises(ValueError, match="load_state_dict: got a state of 'pendulum'"):
         td.envs.make("pendulum", num_envs=3, pool=4).load_state_dict(env.state_dict())
     with pytest.raises(ValueError, match="without actuators"):

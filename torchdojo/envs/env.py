@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,9 +16,11 @@ from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["Env"]
+__all__ = ["Env", "light_guards"]
 
 Autoreset = Literal["same_step", "disabled"]
+#: guards of a compiled step that are kept, see `light_guards`
+GUARDS = ("TENSOR_MATCH", "GRAD_MODE", "GLOBAL_STATE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE")
 COUNTS = ("flagged", "iterations", "split", "resets")
 
 
@@ -41,10 +43,10 @@ class Env:
         mech: the mechanism; None: that of `build()`.
         num_envs: B. timestep: h [s]; None: that of the mechanism. repeat: timesteps of a control step.
         kappa: of the contacts (`SolverOptions`). episode_length: control steps after which an episode is truncated.
-        noise: factor of the noise of the starts. pool: number of starts.
+        noise: factor of the noise of the starts. pool: number of starts, or states (n, 13 nb) to start from instead of `starts()`.
         randomize: {name in mech.named_parameters(), or pattern: (low, high)}: factors drawn for each environment (`Randomization`).
         redraw: draw them anew at every reset, not only at the start.
-        observe_impulses: whether `Motion.impulses` has the contacts' impulses, and the observation ends with them over h · repeat.
+        observe_impulses: whether `Motion.impulses` has the contacts' normal impulses, and the observation ends with them over h · repeat.
         autoreset: "same_step": an environment whose episode ends starts the next one in the same step. "disabled": it goes on from where
             it is, until `reset(mask)`.
         dtype: of observations and rewards. Everything inside is float64. seed: of the one generator that draws all random numbers.
@@ -71,7 +73,7 @@ class Env:
         kappa: float | None = None,
         episode_length: int | None = None,
         noise: float = 1.0,
-        pool: int = 512,
+        pool: int | Tensor = 512,
         randomize: Mapping[str, Ranges] | None = None,
         redraw: bool = False,
         observe_impulses: bool = False,
@@ -99,16 +101,15 @@ class Env:
         self.period = self.timestep * self.repeat
         self.mech.options = dataclasses.replace(self.mech.options, kappa=self.kappa)
         self.num_actions = len(self.mech.actuators)
-        self._contact_places = [
-            i for name, place in self.mech.impulse_layout.items() if name.startswith("contacts.") for i in range(place.stop)[place]
-        ]
+        places = self.mech.impulse_layout.items()
+        self._normals = [place.start for name, place in places if name.startswith("contacts.")]
         self._steps = 0  # of all environments
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
-        self.pool = self._make_pool(counted("pool", pool))
-        self.num_obs = self.pool.obs.shape[-1]
-        self._pool_size, self._pool_rows = pool, torch.cat(self._columns(self.pool), -1)
-        self._sizes = [t.shape[-1] for t in self._columns(self.pool)]
+        self.term_names: tuple[str, ...] = ()
+        starts = self._make_pool(pool)
+        self.num_obs = starts.obs.shape[-1]
+        self._pool, self._sizes = torch.cat(starts[:8], -1), [tensor.shape[-1] for tensor in starts[:8]]
         self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator)
         self.redraw = bool(redraw)
         self._transition: Callable[..., Transition] = self.transition
@@ -176,10 +177,10 @@ class Env:
             self.randomization.draw(where)
         fresh = self._fresh(self._draw())
         if z is not None or goal is not None:
-            fresh = self._starting_at(fresh.motion.z if z is None else z, fresh.motion.goal if goal is None else goal)
+            fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal)
         if stagger:
             fresh = fresh._replace(time=torch.randint(self.episode_length, (self.num_envs,), generator=self.generator))
-        self.state = _choose(where, fresh, self.state.detach())
+        self.state = fresh.where(where, self.state.detach())
         self._counts["resets"] += where
         return self.obs
 
@@ -202,7 +203,12 @@ class Env:
                 self.randomization.draw(done)
         obs = out.state.obs.to(self.dtype)
         final = obs if out.final_obs is out.state.obs else out.final_obs.to(self.dtype)
-        info = {"terms": out.terms, "flagged": out.flagged, "episode_return": out.total, "episode_length": out.time}
+        info = {
+            "terms": dict(zip(self.term_names, out.terms.unbind(-1), strict=True)),
+            "flagged": out.flagged,
+            "episode_return": out.total,
+            "episode_length": out.time,
+        }
         return EnvStep(obs, out.reward.to(self.dtype), out.terminated, out.truncated, final, info)
 
     def transition(self, state: EnvState, action: Tensor, index: Tensor) -> Transition:
@@ -217,10 +223,9 @@ class Env:
         if _any(~good):  # a number that is not finite would reach the weights as zero times NaN
             action = torch.where(good[:, None], action, 0.0)
         z = out.z if self.on_state is None else self.on_state(out.z)
-        impulses = out.impulses[..., self._contact_places] if self.observe_impulses else before.impulses
-        after = Motion.at(z, *self.mech.to_minimal(z), action, before.goal, impulses)
-        terms = self.reward(before, after, action)
-        terms = {"reward": terms} if isinstance(terms, Tensor) else terms
+        impulses = out.impulses[..., self._normals] if self.observe_impulses else state.impulses
+        after = Motion(z, z[..., :13], *self.mech.to_minimal(z), action, state.goal, impulses)
+        terms = self._parts(self.reward(before, after, action))
         obs = self._observe(after)
         reward = functools.reduce(torch.add, terms.values())
         flagged = ~(good & _finite(reward.detach() + obs.detach().sum(-1)))
@@ -229,15 +234,20 @@ class Env:
         fell = self.terminated(after) | flagged
         time, total = state.time + 1, state.total + reward.detach()
         late = (time >= self.episode_length) & ~fell
-        new = EnvState(after, obs, out.solution, time, total)
+        new = EnvState(z, after.q, after.qd, action, state.goal, impulses, obs, out.solution, time, total)
         if self.autoreset == "same_step" and _any(fell | late):
-            new = _choose(fell | late, self._fresh(index), new)
-        parts = {name: part.detach() for name, part in terms.items()}
+            new = self._fresh(index).where(fell | late, new)
+        parts = torch.stack([part.detach() for part in terms.values()], -1)
         return Transition(new, reward, fell, late, obs, parts, total, time, flagged, out.iterations, out.substeps)
 
     def compile(self, **options: Any) -> None:
-        """Let `step` run `transition` through `torch.compile`."""
-        self._transition = torch.compile(self.transition, **{"fullgraph": True, **options})
+        """Let `step` run `transition` through `torch.compile`.
+
+        Its graph is checked against the tensors that it is given, and not against the mechanism and the attributes of this object. So set
+        `on_state` and options before, and compile again after a change. Numbers of the mechanism are read in every step.
+        """
+        chosen = {"fullgraph": True, "options": {"guard_filter_fn": light_guards}} if "options" not in options else {"fullgraph": True}
+        self._transition = torch.compile(self.transition, **{**chosen, **options})
 
     def detach(self) -> Tensor:
         """Cut the graph behind the state, between segments of training. Returns the observation."""
@@ -258,11 +268,10 @@ class Env:
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides how this environment goes on: an environment built alike that loads it continues identically."""
-        state = self.state.detach()
         return {
             "name": self.name,
-            "state": [t.clone() for t in (*state.motion.stored(), *state[1:])],
-            "pool": self._pool_rows.clone(),
+            "state": [tensor.detach().clone() for tensor in self.state],
+            "pool": self._pool.clone(),
             "generator": self.generator.get_state(),
             "steps": self._steps,
             "counts": {name: value.clone() for name, value in self._counts.items()},
@@ -276,18 +285,16 @@ class Env:
         Raises:
             ValueError: that of another environment, number of environments, observation, pool or randomization.
         """
-        own = [*self.state.motion.stored(), *self.state[1:]]
-        shapes = [tuple(t.shape) for t in given["state"]], tuple(given["pool"].shape)
-        allowed = [tuple(t.shape) for t in own], tuple(self._pool_rows.shape)
+        shapes = [tuple(tensor.shape) for tensor in (*given["state"], given["pool"])]
+        allowed = [tuple(tensor.shape) for tensor in (*self.state, self._pool)]
         if given["name"] != self.name or shapes != allowed:
             raise ValueError(
                 f"load_state_dict: got a state of {given['name']!r} with shapes {shapes}; allowed: {self.name!r} with {allowed}; "
                 "build the environment with the same num_envs, pool and observation"
             )
         self.randomization.load_state_dict(given["randomization"])
-        tensors = [t.clone() for t in given["state"]]
-        self.state = EnvState(Motion.at(*tensors[:6]), *tensors[6:])
-        self._pool_rows = given["pool"].clone()
+        self.state = EnvState(*(tensor.clone() for tensor in given["state"]))
+        self._pool = given["pool"].clone()
         self.generator.set_state(given["generator"])
         self._steps = given["steps"]
         for name, value in given["counts"].items():
@@ -300,49 +307,66 @@ class Env:
         obs = self.observe(motion)
         return torch.cat((obs, motion.impulses / self.period), -1) if self.observe_impulses else obs
 
+    def _parts(self, terms: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {"reward": terms} if isinstance(terms, Tensor) else terms
+
     @torch.no_grad()
-    def _make_pool(self, count: int) -> EnvState:
-        start = self.starts(count)
-        z = in_float64_state(self.mech, start)
-        return self._at(z, self.goals(count).to(z))
+    def _make_pool(self, given: int | Tensor) -> EnvState:
+        """Starts, and a look at what the methods of a robot of one's own return for them."""
+        start = given if isinstance(given, Tensor) else self.starts(counted("pool", given))
+        z = start.double() if isinstance(start, Tensor) else self.mech.to_maximal(start[0].double(), start[1].double())
+        self.mech.check_state(z)
+        pool = self._at(z, self.goals(len(z)).to(z))
+        motion, count = pool.motion, len(z)
+        parts = self._parts(self.reward(motion, motion, motion.action))
+        self.term_names = tuple(parts)
+        results = {**{f"reward {name!r}": part for name, part in parts.items()}, "terminated": self.terminated(motion)}
+        for name, result in results.items():
+            if result.shape != (count,) or (name == "terminated") != (result.dtype == torch.bool):
+                kind = "torch.bool" if name == "terminated" else "floating point"
+                raise ValueError(f"{type(self).__name__}: {name} is {result.dtype} {tuple(result.shape)}; allowed: {kind}, ({count},)")
+        if pool.obs.ndim != 2 or not bool(torch.isfinite(pool.obs).all()):
+            raise ValueError(f"{type(self).__name__}: observe gave {tuple(pool.obs.shape)}; allowed: finite numbers, ({count}, n)")
+        return pool
 
     @torch.no_grad()
     def _at(self, z: Tensor, goal: Tensor) -> EnvState:
         """Episodes that begin in these states."""
         count = len(z)
-        impulses = z.new_zeros(count, len(self._contact_places) if self.observe_impulses else 0)
-        motion = Motion.at(z, *self.mech.to_minimal(z), z.new_zeros(count, self.num_actions), goal, impulses)
+        impulses = z.new_zeros(count, len(self._normals) if self.observe_impulses else 0)
+        motion = Motion(z, z[..., :13], *self.mech.to_minimal(z), z.new_zeros(count, self.num_actions), goal, impulses)
         out = self.mech.step(z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
-        if bool((out.status != 0).any()):
-            raise ValueError(f"{type(self).__name__}: no step can be taken from {int((out.status != 0).sum())} of {count} starts")
-        return EnvState(motion, self._observe(motion), out.solution, torch.zeros(count, dtype=torch.int64), z.new_zeros(count))
+        failed = int((out.status != 0).sum())
+        if failed:
+            raise ValueError(f"{type(self).__name__}: no step can be taken from {failed} of {count} starts; allowed: none in another body")
+        zeros = torch.zeros(count, dtype=torch.int64)
+        return EnvState(z, *motion[2:], self._observe(motion), out.solution, zeros, z.new_zeros(count))
 
     def _starting_at(self, z: Tensor, goal: Tensor) -> EnvState:
         self.mech.check_state(z)
-        if z.shape[0] != self.num_envs or z.ndim != 2 or goal.shape != self.state.motion.goal.shape:
+        if z.shape[0] != self.num_envs or z.ndim != 2 or goal.shape != self.state.goal.shape:
             raise ValueError(
-                f"reset: got z {tuple(z.shape)} and goal {tuple(goal.shape)}; allowed: {tuple(self.state.motion.z.shape)} and "
-                f"{tuple(self.state.motion.goal.shape)}"
+                f"reset: got z {tuple(z.shape)} and goal {tuple(goal.shape)}; allowed: {tuple(self.state.z.shape)} and "
+                f"{tuple(self.state.goal.shape)}"
             )
         return self._at(z.detach().double(), goal.detach().double())
 
-    @staticmethod
-    def _columns(state: EnvState) -> tuple[Tensor, ...]:
-        return (*state.motion.stored(), state.obs, state.warm)
-
     def _draw(self) -> Tensor:
-        return torch.randint(self._pool_size, (self.num_envs,), generator=self.generator)
+        return torch.randint(len(self._pool), (self.num_envs,), generator=self.generator)
 
     def _fresh(self, index: Tensor) -> EnvState:
         """Starts from the pool."""
-        *motion, obs, warm = self._pool_rows.index_select(0, index).split(self._sizes, -1)
-        zeros = torch.zeros_like(index)
-        return EnvState(Motion.at(*motion), obs, warm, zeros, zeros.to(obs.dtype))
+        columns = self._pool.index_select(0, index).split(self._sizes, -1)
+        time = torch.zeros_like(index)
+        return EnvState(*columns, time, time.to(self._pool.dtype))
 
 
-def in_float64_state(mech: Mechanism, start: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """z from what `Env.starts` returns."""
-    return start.double() if isinstance(start, Tensor) else mech.to_maximal(start[0].double(), start[1].double())
+def light_guards(entries: Sequence[Any]) -> list[bool]:
+    """For `torch.compile(..., options={"guard_filter_fn": light_guards})`: check tensors and global switches alone.
+
+    The other guards look at every attribute of the mechanism in every call, a tenth of the time of training an ant in batches of 32.
+    """
+    return [entry.guard_type in GUARDS for entry in entries]
 
 
 def _any(where: Tensor) -> bool:
@@ -353,16 +377,3 @@ def _any(where: Tensor) -> bool:
 def _finite(value: Tensor) -> Tensor:
     """Like `torch.isfinite`, in two operations instead of four."""
     return value - value == 0.0
-
-
-def _choose(where: Tensor, fresh: EnvState, state: EnvState) -> EnvState:
-    """`fresh` in environments of `where`, `state` in the others."""
-    row = where[:, None]
-
-    def chosen(new: Tensor, old: Tensor) -> Tensor:
-        if new.ndim == 1:
-            return torch.where(where, new, old)
-        return torch.where(row, new, old) if new.shape[-1] else old
-
-    motion = Motion.at(*(chosen(new, old) for new, old in zip(fresh.motion.stored(), state.motion.stored(), strict=True)))
-    return EnvState(motion, *(chosen(new, old) for new, old in zip(fresh[1:], state[1:], strict=True)))

@@ -27,7 +27,7 @@ def _observe(env: TableEnv, m: Motion) -> Tensor:
 
 def _unhealthy(env: TableEnv, after: Motion) -> Tensor:
     """Out of Gymnasium's healthy range of height."""
-    n, height = env.row.numbers, after.root[..., 2]
+    n, height = env.row.numbers, after.q[..., 2]
     return (height < n["gym_fall"]) | (height > n["gym_top"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["EnvState", "EnvStep", "Motion", "Transition", "upright_and_heading"]
 
-#: 1 + TILT @ (squares of a quaternion wxyz) is (z of the body's z axis, x of its x axis)
+#: 1 + (squares of a quaternion wxyz) @ TILT is (z of the body's z axis, x of its x axis)
 TILT = torch.tensor(((0.0, 0.0), (-2.0, 0.0), (-2.0, -2.0), (0.0, -2.0)), dtype=torch.float64)
 
 
@@ -20,7 +19,8 @@ class Motion(NamedTuple):
     z: (B, 13 nb) as in `Mechanism`. root: (B, 13) of the first body, a view of z. Reading it costs less in backward than slices of z.
     q, qd: (B, num_coordinates) [m, rad] and rates, from one call of `to_minimal`.
     action: (B, nu) that led here; zero after a reset. goal: (B, num_goals) of this episode: a command, a place.
-    impulses: (B, n) of the contacts in the control step that led here [N·s]; n is zero unless the environment observes them.
+    impulses: (B, n) normal impulses of the contacts in the control step that led here [N·s], zero after a reset. n is zero unless the
+        environment observes them.
     """
 
     z: Tensor
@@ -31,32 +31,38 @@ class Motion(NamedTuple):
     goal: Tensor
     impulses: Tensor
 
-    @classmethod
-    def at(cls, z: Tensor, *others: Tensor) -> Motion:
-        """With the root of z; others: from q on."""
-        return cls(z, z[..., :13], *others)
-
-    def stored(self) -> tuple[Tensor, ...]:
-        """All but the root."""
-        return (self.z, *self[2:])
-
 
 class EnvState(NamedTuple):
     """All that the next control step depends on.
 
-    motion: as above. obs: (B, num_obs). warm: (B, num_unknowns), warm start of the next step.
+    z, q, qd, action, goal, impulses: of `Motion`. obs: (B, num_obs). warm: (B, num_unknowns), warm start of the next step.
     time: (B,) control steps of this episode. total: (B,) sum of its rewards.
     """
 
-    motion: Motion
+    z: Tensor
+    q: Tensor
+    qd: Tensor
+    action: Tensor
+    goal: Tensor
+    impulses: Tensor
     obs: Tensor
     warm: Tensor
     time: Tensor
     total: Tensor
 
+    @property
+    def motion(self) -> Motion:
+        """With the root of z."""
+        return Motion(self.z, self.z[..., :13], *self[1:6])
+
     def detach(self) -> EnvState:
         """The same numbers without a graph."""
-        return EnvState(Motion.at(*(t.detach() for t in self.motion.stored())), *(t.detach() for t in self[1:]))
+        return EnvState(*(tensor.detach() for tensor in self))
+
+    def where(self, chosen: Tensor, other: EnvState) -> EnvState:
+        """This state in environments of a mask (B,), `other` in the rest."""
+        row, pairs = chosen[:, None], zip(self, other, strict=True)
+        return EnvState(*(b if a.shape[-1] == 0 else torch.where(row if a.ndim == 2 else chosen, a, b) for a, b in pairs))
 
 
 class EnvStep(NamedTuple):
@@ -65,8 +71,8 @@ class EnvStep(NamedTuple):
     obs: (B, num_obs), to act on next: where an episode ended, the first of the next one. reward: (B,).
     terminated: (B,) the episode ended in a state of no further value: a fall, or a step that failed.
     truncated: (B,) it ran out of time. final_obs: (B, num_obs), before any reset, for the value of truncated episodes.
-    info: "terms", the parts of the reward by name; "flagged" (B,), whose step failed or was given no finite action; "episode_return" and
-        "episode_length" (B,), up to this step, those of a finished episode where terminated or truncated.
+    info: "terms" {name: (B,)}, the parts of the reward; "flagged" (B,), whose step failed or was given no finite action;
+        "episode_return" and "episode_length" (B,), up to this step, those of a finished episode where terminated or truncated.
     """
 
     obs: Tensor
@@ -78,14 +84,18 @@ class EnvStep(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """Result of `Env.transition`, tensors only. flagged, iterations, substeps: (B,)."""
+    """Result of `Env.transition`, tensors only.
+
+    terms: (B, number of parts of the reward), in the order of `Env.term_names`. total, time: return and length up to this step.
+    flagged, iterations, substeps: (B,). The others are as in `EnvStep`.
+    """
 
     state: EnvState
     reward: Tensor
     terminated: Tensor
     truncated: Tensor
     final_obs: Tensor
-    terms: Mapping[str, Tensor]
+    terms: Tensor
     total: Tensor
     time: Tensor
     flagged: Tensor
@@ -94,5 +104,5 @@ class Transition(NamedTuple):
 
 
 def upright_and_heading(root: Tensor) -> Tensor:
-    """(..., 2) from `Motion.root`: how far the z axis of the body points up, and its x axis along x, each from -1 to 1."""
-    return torch.addmm(TILT.new_ones(()), root[..., 6:10].square(), TILT)
+    """(B, 2) from `Motion.root`: how far the z axis of the body points up, and its x axis along x, each from -1 to 1."""
+    return 1.0 + root[..., 6:10].square() @ TILT

@@ -61,7 +61,7 @@ def _observe_swimmer(env: TableEnv, m: Motion) -> Tensor:
 def _hopping(env: TableEnv, after: Motion) -> Tensor:
     """Gymnasium's healthy ranges of height and angle."""
     n = env.row.numbers
-    height = after.root[..., 2]
+    height = after.q[..., 1]
     return (height < n["gym_fall"]) | (height > n["gym_top"]) | (after.q[..., 2].abs() > n["gym_tilt"])
 
 

@@ -29,8 +29,8 @@ Parts = dict[str, Tensor]
 
 
 def forward(env: TableEnv, before: Motion, after: Motion) -> Tensor:
-    """Mean speed of the first body along x in the control step [m/s]."""
-    return (after.root[..., 0] - before.root[..., 0]) / env.period
+    """Mean speed of the root along x in the control step [m/s]."""
+    return (after.q[..., 0] - before.q[..., 0]) / env.period
 
 
 def effort(action: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def shac_planar(env: TableEnv, before: Motion, after: Motion, action: Tensor) ->
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
     parts = {"speed": n["speed"] * speed, "effort": -n["effort"] * effort(action)}
     if "stand" in n:
-        parts["height"] = standing(env, after.root[..., 2])
+        parts["height"] = standing(env, after.q[..., 1])
         parts["lean"] = n["lean"] * (1.0 - (after.q[..., 2] / n["angle"]).square())
     return parts
 
