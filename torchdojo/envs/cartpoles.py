@@ -69,12 +69,6 @@ def _tipped(env: TableEnv, after: Motion) -> Tensor:
     return after.q[..., 1].abs() > 0.2
 
 
-def _below(env: TableEnv, q: Tensor) -> Tensor:
-    """The pole hangs, up to noise."""
-    turned = q[:, 1:] - q[:, 1:].mean() + math.pi
-    return torch.cat((q[:, :1], _from_upright(turned)), -1)
-
-
 def _observe_double(env: TableEnv, m: Motion) -> Tensor:
     """x, sines and cosines of both angles, rates (Gymnasium's, without the constraint force)."""
     angles = m.q[..., 1:]
@@ -106,14 +100,14 @@ add({
     ),
     "cartpole_balance": Row(
         "cartpole", _observe_cart, {"shac": _shac_cart, "gymnasium": _alive}, {"shac": _tipped, "gymnasium": _tipped},
-        motors={"slider": 20.0}, repeat=2, noise=(0.05, 0.05), rates=0.05, start=lambda env, q: q - q.mean(0),
+        motors={"slider": 20.0}, repeat=2, noise=(0.05, 0.05), rates=0.05, center=(0.0, 0.0),
     ),
     "cartpole_swingup": Row(
         "cartpole", _observe_cart, {"shac": _shac_cart, "gymnasium": _upright_reward}, motors={"slider": 20.0}, timestep=0.01, repeat=2,
-        episode_length=240, noise=(0.1, 0.1), start=_below,
+        episode_length=240, noise=(0.1, 0.1), center=(0.0, math.pi),
     ),
     "double_pendulum": Row(
         "double_pendulum", _observe_double, {"shac": _double, "gymnasium": _double}, {"shac": _low, "gymnasium": _low}, timestep=0.01,
-        repeat=2, noise=(0.1, 0.05), rates=0.1, start=lambda env, q: q - q.mean(0),
+        repeat=2, noise=(0.1, 0.05), rates=0.1, center=(0.0, 0.0, 0.0),
     ),
 })  # fmt: skip

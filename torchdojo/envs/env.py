@@ -203,12 +203,8 @@ class Env:
                 self.randomization.draw(done)
         obs = out.state.obs.to(self.dtype)
         final = obs if out.final_obs is out.state.obs else out.final_obs.to(self.dtype)
-        info = {
-            "terms": dict(zip(self.term_names, out.terms.unbind(-1), strict=True)),
-            "flagged": out.flagged,
-            "episode_return": out.total,
-            "episode_length": out.time,
-        }
+        terms = dict(zip(self.term_names, out.terms.unbind(-1), strict=True))
+        info = {"terms": terms, "flagged": out.flagged, "episode_return": out.total, "episode_length": out.time}
         return EnvStep(obs, out.reward.to(self.dtype), out.terminated, out.truncated, final, info)
 
     def transition(self, state: EnvState, action: Tensor, index: Tensor) -> Transition:

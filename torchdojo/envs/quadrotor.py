@@ -42,14 +42,9 @@ def _goals(env: TableEnv, count: int) -> Tensor:
     return torch.tensor((0.0, 0.0, 1.5), dtype=torch.float64) + RANGE * env.random(count, 3)
 
 
-def _above(env: TableEnv, q: Tensor) -> Tensor:
-    """In the middle of the box of goals."""
-    return torch.cat((q[:, :2], q[:, 2:3] + 1.2, q[:, 3:]), -1)
-
-
 add({
     "quadrotor": Row(
         "quadrotor", _observe, {"shac": _hover}, {"shac": _lost}, timestep=0.01, repeat=2, episode_length=500, noise=(0.2, 0.2), rates=0.1,
-        goals=_goals, start=_above,
+        goals=_goals, center=(0.0, 0.0, 1.5, 0.0, 0.0, 0.0),
     ),
 })  # fmt: skip

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from torchdojo.elements.actuators import Actuator, actuate
-from torchdojo.elements.joints import StandardJoint
 from torchdojo.envs.checks import one_from
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env
@@ -38,7 +37,9 @@ class Row:
     observe(env, motion), rewards {name: (env, before, after, action) -> parts}, terminated {reward: (env, after) -> (B,)}.
     noise: half widths of the uniform noise of the starts' coordinates, of the root and of the other joints [m, rad].
     rates: standard deviation of the rates [m/s, rad/s]. clearance: [m] above the ground in which robots start; None: not placed.
+    center: coordinates about which the starts lie [m, rad]; None: the pose "home", moved to where the drives rest.
     goals(env, count): drawn with the starts. start(env, q) -> q: changes the coordinates (count, n) of the starts.
+    drag: whether the bodies feel the medium of `td.models.drag`.
     numbers: that the functions read from `env.row.numbers`.
     """
 
@@ -56,12 +57,14 @@ class Row:
     noise: tuple[float, float] = (0.0, 0.1)
     rates: float = 0.1
     clearance: float | None = None
+    center: tuple[float, ...] | None = None
     goals: Callable[[TableEnv, int], Tensor] | None = None
     start: Callable[[TableEnv, Tensor], Tensor] | None = None
     drag: bool = False
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
+MARGIN = 1e-3  # of the starts from the limits of their joints [m, rad]
 ENVIRONMENTS: dict[str, Row] = {}
 
 
@@ -112,31 +115,35 @@ class TableEnv(Env):
         return mech
 
     def starts(self, count: int) -> Tensor:
-        """The pose "home", moved to where the drives rest, with noise, within the limits of the joints."""
-        mech, row = self.mech, self.row
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a pose that overlaps the ground is placed below
-            home, _ = mech.to_minimal(mech.initial_state(pose="home"))
-        places = mech.coordinate_places()
-        motors = mech.actuators
-        if self.control == "drive" and row.drive is not None and motors is not None:
-            for name, joint, coordinate in zip(motors.names, motors.joints, motors.coordinates, strict=True):
-                place = places[joint].start + coordinate
-                angle = row.drive.rest_of(name)
-                home[place] = angle if angle else home[place]
-        size = torch.full_like(home, row.noise[1])
+        """The center of the row with noise, within the limits of the joints, and above the ground."""
+        mech, row, home = self.mech, self.row, self._center()
+        places, size = mech.coordinate_places(), torch.full_like(home, self.row.noise[1])
         root = next(iter(mech.joints))
-        if len(places[root].indices(len(home))) and root not in mech.input_layout:
+        if root not in mech.input_layout:
             size[places[root]] = row.noise[0]
         q = home + self.noise * size * self.random(count, len(home))
         q = q if row.start is None else row.start(self, q)
         for name, place in places.items():
             limits = getattr(mech.joints[name], "limits", None)
-            if isinstance(mech.joints[name], StandardJoint) and limits is not None:
-                margin = 1e-3
-                q[:, place] = torch.maximum(torch.minimum(q[:, place], limits[1] - margin), limits[0] + margin)
+            if limits is not None:
+                q[:, place] = torch.maximum(torch.minimum(q[:, place], limits[1] - MARGIN), limits[0] + MARGIN)
         z = mech.to_maximal(q, self.noise * row.rates * self.normal(count, len(home)))
         return z if row.clearance is None or not len(mech.contacts) else mech.place(z, row.clearance)
+
+    def _center(self) -> Tensor:
+        """Coordinates about which the starts lie, (num_coordinates,)."""
+        mech, row = self.mech, self.row
+        if row.center is not None:
+            return torch.tensor(row.center, dtype=torch.float64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a pose that overlaps the ground is placed later
+            home, _ = mech.to_minimal(mech.initial_state(pose="home"))
+        if self.control == "drive" and row.drive is not None and mech.actuators is not None:
+            motors, places = mech.actuators, mech.coordinate_places()
+            for name, joint, coordinate in zip(motors.names, motors.joints, motors.coordinates, strict=True):
+                if rest := row.drive.rest_of(name):
+                    home[places[joint].start + coordinate] = rest
+        return home
 
     def goals(self, count: int) -> Tensor:
         """Goals of the row."""
