@@ -113,7 +113,7 @@ class Env:
         self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator)
         self.redraw = bool(redraw)
         self._transition: Callable[..., Transition] = self.transition
-        self.state = self._fresh(self._draw())
+        self.state = self._fresh(self.draw())
 
     # -- what a robot of one's own overrides ---------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Env:
         where = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else check_mask(mask, self.num_envs)
         if self.redraw:
             self.randomization.draw(where)
-        fresh = self._fresh(self._draw())
+        fresh = self._fresh(self.draw())
         if z is not None or goal is not None:
             fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal)
         if stagger:
@@ -191,7 +191,7 @@ class Env:
         `info["flagged"]` and `statistics` tell.
         """
         check_action(action, self.num_envs, self.num_actions)
-        out = self._transition(self.state, action, self._draw())
+        out = self._transition(self.state, action, self.draw())
         self.state = out.state
         done = out.terminated | out.truncated
         for name, value in zip(COUNTS, (out.flagged, out.iterations, out.substeps > self.repeat, done), strict=True):
@@ -347,7 +347,8 @@ class Env:
             )
         return self._at(z.detach().double(), goal.detach().double())
 
-    def _draw(self) -> Tensor:
+    def draw(self) -> Tensor:
+        """Places in the pool where environments that end now start again, (B,): the `index` of `transition`."""
         return torch.randint(len(self._pool), (self.num_envs,), generator=self.generator)
 
     def _fresh(self, index: Tensor) -> EnvState:
