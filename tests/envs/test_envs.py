@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import torchdojo as td
 from torchdojo.native import loader
 
 NAMES = td.envs.names()
+QUICK = ("cartpole_swingup", "reacher", "hopper", "ant", "humanoid")  # whose gradients the fast tests check
 VARIANTS = [(name, {}) for name in NAMES] + [
     *((name, {"control": "torque", "reward": "gymnasium"}) for name in ("hopper", "walker2d", "half_cheetah", "ant", "humanoid")),
     ("cartpole_balance", {"reward": "gymnasium"}),
@@ -49,26 +52,26 @@ def check_episodes(env: td.envs.Env, steps: int) -> None:
 @native
 @table
 def test_random_episodes(name: str, options: dict[str, Any]) -> None:
-    check_episodes(td.envs.make(name, num_envs=4, pool=32, episode_length=15, **options), 20)
+    check_episodes(td.envs.make(name, num_envs=4, pool=16, episode_length=8, **options), 12)
 
 
 @native
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_long_random_episodes(name: str) -> None:
-    check_episodes(td.envs.make(name, num_envs=32), 300)
+    check_episodes(td.envs.make(name, num_envs=16), 150)
 
 
 @native
-@table
-def test_a_batch_is_its_environments_side_by_side(name: str, options: dict[str, Any]) -> None:
-    batch = td.envs.make(name, num_envs=3, pool=8, autoreset="disabled", **options)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_is_its_environments_side_by_side(name: str) -> None:
+    batch = td.envs.make(name, num_envs=3, pool=8, autoreset="disabled")
     z, goal = batch.state.z, batch.state.goal
     batch.reset(z=z, goal=goal)
-    given = actions(batch, 5)
+    given = actions(batch, 4)
     together = [batch.step(action) for action in given]
     for i in range(3):
-        alone = td.envs.make(name, num_envs=1, pool=1, autoreset="disabled", **options)
+        alone = td.envs.make(name, num_envs=1, pool=1, autoreset="disabled")
         alone.reset(z=z[i : i + 1], goal=goal[i : i + 1])
         for action, out in zip(given, together, strict=True):
             single = alone.step(action[i : i + 1])
@@ -87,11 +90,11 @@ def closed_loop(env: td.envs.Env, z: Tensor, goal: Tensor, weights: Tensor, step
 
 
 @native
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
 def test_gradient_of_a_closed_loop(name: str) -> None:
     """32 control steps without a reset, by all weights along one direction, against central differences."""
     env = td.envs.make(name, num_envs=2, pool=4, autoreset="disabled", noise=0.5)
-    env._terminated = None
+    env._terminated = None  # a hopper under this policy falls
     z, goal = env.state.z, env.state.goal
     weights = 0.1 * torch.randn(env.num_obs, env.num_actions, dtype=torch.float64)
     along = torch.randn_like(weights)
@@ -235,6 +238,7 @@ MUJOCO: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {
         (*PLANAR_ROOT, *((f"{part}{side}_joint", 1) for side in ("", "_left") for part in ("thigh", "leg", "foot"))),
     ),
     "half_cheetah": ("HalfCheetah-v5", (*PLANAR_ROOT, *((f"{s}{part}", 1) for s in "bf" for part in ("thigh", "shin", "foot")))),
+    "ant": ("Ant-v5", tuple((f"{joint}_{leg}", 1) for leg in (1, 2, 3, 4) for joint in ("hip", "ankle"))),
 }
 
 
@@ -254,19 +258,40 @@ def test_motion_without_contact_is_that_of_gymnasium(name: str) -> None:
     extra = {"control": "torque"} if contact else {}
     env = td.envs.make(name, timestep=h, repeat=steps, pool=1, noise=3.0, model_options={"limits": False, **contact}, **extra)
     action = 0.4 * actions(env, 1, seed=5)[0]
-    q, qd = env.state.q[0], env.state.qd[0]
+    free = 6 if name == "ant" else 0  # coordinates of a free root, which starts at rest
+    if free:
+        env.reset(z=env.mech.to_maximal(env.state.q))
+    q, qd, z = env.state.q[0], env.state.qd[0], env.state.z[0]
     model.opt.timestep, model.opt.disableflags = h, int(mujoco.mjtDisableBit.mjDSBL_CONTACT | mujoco.mjtDisableBit.mjDSBL_LIMIT)
     model.opt.gravity[0] = 0.0
     data.qpos[:], data.qvel[:] = model.qpos0, 0.0
-    for (joint, sign), value, rate in zip(joints, q.tolist(), qd.tolist(), strict=True):
+    if free:
+        data.qpos[:7] = torch.cat((q[:3], z[6:10])).numpy()
+    for (joint, sign), value, rate in zip(joints, q[free:].tolist(), qd[free:].tolist(), strict=True):
         data.qpos[model.joint(joint).qposadr[0]] = sign * value + (-0.7 if (name, joint) == ("half_cheetah", "rootz") else 0.0)
         data.qvel[model.joint(joint).dofadr[0]] = sign * rate
     before = data.qpos.copy()
     theirs.do_simulation(action[0].numpy(), steps)
     expected = [sign * (data.qpos - before)[model.joint(joint).qposadr[0]] for joint, sign in joints]
     moved = torch.as_tensor(expected)
+    assert float(moved.abs().max()) > 0.01
     env.step(action)
-    torch.testing.assert_close(env.state.q[0] - q, moved, rtol=0, atol=0.01 * float(moved.abs().max()))
+    ours = env.state.q[0] - q
+    torch.testing.assert_close(ours[free:], moved, rtol=0, atol=0.01 * float(moved.abs().max()))
+    if free:
+        fallen = torch.as_tensor(data.qpos[:3] - before[:3])
+        torch.testing.assert_close(ours[:3], fallen, rtol=0, atol=0.01 * float(fallen.abs().max()))
+
+
+def test_the_readme_has_every_environment() -> None:
+    text = (Path(td.envs.__file__).parent / "README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| ([\w, ]+) \| ([\d.]+) · (\d+) \| (\d+) \| ([\w, ]+) \|$", text, re.MULTILINE)
+    assert [row[0] for row in rows] == sorted(NAMES, key=[row[0] for row in rows].index)
+    for name, obs, nu, control, h, repeat, length, rewards in rows:
+        env = td.envs.make(name, pool=1)
+        controls = "torque" if env.row.drive is None else "drive, torque"
+        assert (int(obs), int(nu), control, rewards) == (env.num_obs, env.num_actions, controls, ", ".join(env.row.rewards))
+        assert (float(h), int(repeat), int(length)) == (env.timestep, env.repeat, env.episode_length)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------------------------
@@ -314,3 +339,40 @@ def test_bad_calls() -> None:
         td.envs.make("pendulum", num_envs=3, pool=4).load_state_dict(env.state_dict())
     with pytest.raises(ValueError, match="without actuators"):
         td.envs.Env(td.models.cartpole())
+
+
+class Bare(td.envs.Env):
+    """A robot of one's own that gives what the keywords say."""
+
+    def __init__(self, reward: Any = 0.0, fallen: Tensor | None = None, observed: float = 0.0, **options: Any) -> None:
+        self.returned, self.fallen, self.observed = reward, fallen, observed
+        super().__init__(td.models.reacher(), **{"pool": 3, **options})
+
+    def reward(self, before: td.envs.Motion, after: td.envs.Motion, action: Tensor) -> Any:
+        return self.returned if isinstance(self.returned, dict) else after.q[:, 0] + self.returned
+
+    def terminated(self, after: td.envs.Motion) -> Tensor:
+        return super().terminated(after) if self.fallen is None else self.fallen
+
+    def observe(self, motion: td.envs.Motion) -> Tensor:
+        return super().observe(motion) + self.observed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reward": torch.zeros(3, 1)}, r"Bare: reward 'reward' is torch.float64 \(3, 3\); allowed: floating point, \(3,\)"),
+        ({"reward": {"speed": torch.zeros(2)}}, r"reward 'speed' is torch.float64 \(2,\)"),
+        ({"fallen": torch.zeros(3)}, r"terminated is torch.float64 \(3,\); allowed: torch.bool"),
+        ({"observed": math.inf}, r"observe gave \(3, 4\); allowed: finite numbers"),
+    ],
+)
+def test_methods_of_ones_own_are_looked_at(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Bare(**options)
+
+
+def test_a_robot_of_ones_own_starts_from_given_states() -> None:
+    q = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    env = Bare(num_envs=9, pool=td.models.reacher().to_maximal(q))
+    assert float((env.state.q[:, None] - q).abs().amax(-1).amin(-1).max()) < 1e-9
