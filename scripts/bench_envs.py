@@ -53,11 +53,11 @@ def fused(env: td.envs.Env, policy: nn.Module) -> Callable[[], object]:
 
     def run() -> object:
         env.detach()
-        state, total = env.state, torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64)
         for _ in range(HORIZON):
-            out = fast(state, env.draw())
-            state, total = out.state, total + out.reward.sum()
-        env.state = state
+            out = fast(env.state, env.draw())
+            env.keep(out)
+            total = total + out.reward.sum()
         return torch.autograd.grad(total, list(policy.parameters()))
 
     return run

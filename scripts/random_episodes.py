@@ -13,6 +13,8 @@ import torch
 
 import torchdojo as td
 
+COLUMNS = "environment", "episodes", "control steps", "length", "return", "not finite", "flagged", "split", "iterations", "µs"
+
 
 def row(name: str, episodes: int, batch: int, length: int | None) -> str:
     """A row of the table."""
@@ -38,11 +40,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=None, help="control steps after which episodes are truncated")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        "| environment | episodes | control steps | length | return | not finite | flagged | split | iterations | µs |\n"
-        + "|---" * 10
-        + "|"
-    )
+    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
     for name in options.names.split(","):
         print(row(name, options.episodes, options.batch, options.length), flush=True)
 

@@ -103,7 +103,8 @@ class Env:
         self.num_actions = len(self.mech.actuators)
         places = self.mech.impulse_layout.items()
         self._normals = [place.start for name, place in places if name.startswith("contacts.")]
-        self._steps = 0  # of all environments
+        self._steps = 0  # of each environment
+        self._over = torch.zeros(self.num_envs, dtype=torch.bool)  # whose episode ended, where nothing resets by itself
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
         self.term_names: tuple[str, ...] = ()
@@ -182,6 +183,7 @@ class Env:
             fresh = fresh._replace(time=torch.randint(self.episode_length, (self.num_envs,), generator=self.generator))
         self.state = fresh.where(where, self.state.detach())
         self._counts["resets"] += where
+        self._over &= ~where
         return self.obs
 
     def step(self, action: Tensor) -> EnvStep:
@@ -192,25 +194,35 @@ class Env:
         """
         check_action(action, self.num_envs, self.num_actions)
         out = self._transition(self.state, action, self.draw())
-        self.state = out.state
-        done = out.terminated | out.truncated
-        for name, value in zip(COUNTS, (out.flagged, out.iterations, out.substeps > self.repeat, done), strict=True):
-            self._counts[name] += value
-        self._steps += 1
-        if bool(done.any()):
-            self._finished += torch.stack((torch.ones_like(out.total), out.total, out.time.double())) @ done.double()
-            if self.redraw and self.autoreset == "same_step":
-                self.randomization.draw(done)
+        self.keep(out)
         obs = out.state.obs.to(self.dtype)
         final = obs if out.final_obs is out.state.obs else out.final_obs.to(self.dtype)
         terms = dict(zip(self.term_names, out.terms.unbind(-1), strict=True))
         info = {"terms": terms, "flagged": out.flagged, "episode_return": out.total, "episode_length": out.time}
         return EnvStep(obs, out.reward.to(self.dtype), out.terminated, out.truncated, final, info)
 
+    def keep(self, out: Transition) -> None:
+        """Make the result of `transition` the state of this environment, and count what it reports. `step` does."""
+        self.state = out.state
+        done = out.terminated | out.truncated
+        self._steps += 1
+        for name, value in zip(COUNTS, (out.flagged, out.iterations, out.substeps > self.repeat), strict=False):
+            self._counts[name] += value
+        if not bool(done.any()):
+            return
+        new = done & ~self._over
+        self._finished += torch.stack((torch.ones_like(out.total), out.total, out.time.double())) @ new.double()
+        if self.autoreset == "disabled":
+            self._over |= done
+            return
+        self._counts["resets"] += done
+        if self.redraw:
+            self.randomization.draw(done)
+
     def transition(self, state: EnvState, action: Tensor, index: Tensor) -> Transition:
         """One control step as a function of tensors, without side effects: for `torch.compile` together with a policy.
 
-        index: (B,) places of the next starts in the pool.
+        index: (B,) places of the next starts in the pool, from `draw`. `keep` takes the result.
         """
         before = state.motion
         action = action.to(before.z.dtype)
@@ -272,6 +284,7 @@ class Env:
             "steps": self._steps,
             "counts": {name: value.clone() for name, value in self._counts.items()},
             "finished": self._finished.clone(),
+            "over": self._over.clone(),
             "randomization": self.randomization.state_dict(),
         }
 
@@ -295,7 +308,7 @@ class Env:
         self._steps = given["steps"]
         for name, value in given["counts"].items():
             self._counts[name] = value.clone()
-        self._finished = given["finished"].clone()
+        self._finished, self._over = given["finished"].clone(), given["over"].clone()
 
     # -- starts --------------------------------------------------------------------------------------------------------------------------
 

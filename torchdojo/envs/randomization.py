@@ -23,7 +23,7 @@ class Randomization:
     A name may be a pattern, "contacts.*.friction": all parameters that it matches have the same factor in an environment. A parameter that
     two names match has the product of both factors. Parameters have a batch dimension afterwards: (B, ...).
 
-    Masses and inertias are parameters of their own: a denser body needs the same factor of both, "bodies.torso.*".
+    All parameters but the timestep can be named. Masses and inertias are parameters of their own: a denser body needs the same factor of both, "bodies.torso.*".
 
     Args:
         mech: whose parameters become those of B environments. ranges: {name: (low, high)}. generator: draws the factors.
@@ -34,7 +34,7 @@ class Randomization:
 
     def __init__(self, mech: Mechanism, num_envs: int, ranges: Mapping[str, Ranges], generator: torch.Generator) -> None:
         self.mech, self.num_envs, self.generator = mech, num_envs, generator
-        own = dict(mech.named_parameters())
+        own = {name: parameter for name, parameter in mech.named_parameters() if name != "timestep"}  # control periods are the same
         self.ranges = {name: _checked(name, value) for name, value in ranges.items()}
         self.matches = {name: _matching(name, list(own)) for name in ranges}
         self.nominal = {name: own[name].detach().clone() for names in self.matches.values() for name in names}
