@@ -23,7 +23,8 @@ class Randomization:
     A name may be a pattern, "contacts.*.friction": all parameters that it matches have the same factor in an environment. A parameter that
     two names match has the product of both factors. Parameters have a batch dimension afterwards: (B, ...).
 
-    All parameters but the timestep can be named. Masses and inertias are parameters of their own: a denser body needs the same factor of both, "bodies.torso.*".
+    All parameters but the timestep can be named. Masses and inertias are parameters of their own. A denser body needs the same factor of
+    both, "bodies.torso.*".
 
     Args:
         mech: whose parameters become those of B environments. ranges: {name: (low, high)}. generator: draws the factors.
