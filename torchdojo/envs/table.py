@@ -18,7 +18,7 @@ from torchdojo.envs.motion import Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 from torchdojo.models.built_in import make as make_model
-from torchdojo.models.fluid import drag
+from torchdojo.models.fluid import boxes, drag
 
 __all__ = ["ENVIRONMENTS", "Row", "TableEnv", "add", "make", "names"]
 
@@ -165,9 +165,9 @@ class TableEnv(Env):
         """Where there is a medium, its drag is computed anew in every timestep."""
         if not self.row.drag:
             return super().advance(motion, action, warm)
-        z, results = motion.z, list[StepOutput]()
+        z, solids, results = motion.z, boxes(self.mech), list[StepOutput]()
         for _ in range(self.repeat):
-            out = self.mech.step(z, ctrl=action, warm_start=warm, wrench=drag(self.mech, z))
+            out = self.mech.step(z, ctrl=action, warm_start=warm, wrench=drag(self.mech, z, like=solids))
             z, warm = out.z, out.solution
             results.append(out)
         if len(results) == 1:
