@@ -216,7 +216,10 @@ def test_randomization_draws_each_environment() -> None:
 def test_compiled_steps_are_the_eager_ones() -> None:
     eager, compiled = (td.envs.make("hopper", num_envs=3, pool=8, episode_length=4) for _ in range(2))
     compiled.compile(backend="aot_eager")
-    for action in actions(eager, 6):
+    for t, action in enumerate(actions(eager, 6)):
+        if t == 3:  # guards look at tensors alone, and numbers of the mechanism are still read
+            for env in (eager, compiled):
+                env.mech.bodies["torso"].mass = 6.0
         action = action.double().requires_grad_()
         a, b = eager.step(action), compiled.step(action)
         torch.testing.assert_close(a.obs, b.obs, rtol=1e-12, atol=1e-12)
@@ -245,9 +248,10 @@ MUJOCO: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {
 @native
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUJOCO)
-def test_motion_without_contact_is_that_of_gymnasium(name: str) -> None:
+def test_motion_without_contact_is_that_of_gymnasium(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.1 s under one random action, one control step of ours: within 1 % of the largest motion of a coordinate."""
     mujoco, gymnasium = pytest.importorskip("mujoco"), pytest.importorskip("gymnasium")
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its warnings to a file in the current folder
     task, joints = MUJOCO[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -271,7 +275,8 @@ def test_motion_without_contact_is_that_of_gymnasium(name: str) -> None:
         data.qpos[model.joint(joint).qposadr[0]] = sign * value + (-0.7 if (name, joint) == ("half_cheetah", "rootz") else 0.0)
         data.qvel[model.joint(joint).dofadr[0]] = sign * rate
     before = data.qpos.copy()
-    theirs.do_simulation(action[0].numpy(), steps)
+    order = [env.mech.actuators.names.index(model.joint(int(joint)).name) for joint in model.actuator_trnid[:, 0]]
+    theirs.do_simulation(action[0, order].numpy(), steps)
     expected = [sign * (data.qpos - before)[model.joint(joint).qposadr[0]] for joint, sign in joints]
     moved = torch.as_tensor(expected)
     assert float(moved.abs().max()) > 0.01

@@ -368,7 +368,7 @@ class Env:
         """Starts from the pool."""
         columns = self._pool.index_select(0, index).split(self._sizes, -1)
         time = torch.zeros_like(index)
-        return EnvState(*columns, time, time.to(self._pool.dtype))
+        return EnvState(*[*columns, time, time.to(self._pool.dtype)])
 
 
 def light_guards(entries: Sequence[Any]) -> list[bool]:
