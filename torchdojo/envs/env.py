@@ -15,12 +15,13 @@ from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
+from torchdojo.native import live
 
 __all__ = ["Env", "light_guards"]
 
 Autoreset = Literal["same_step", "disabled"]
 #: guards of a compiled step that are kept, see `light_guards`
-GUARDS = ("TENSOR_MATCH", "GRAD_MODE", "GLOBAL_STATE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE")
+GUARDS = ("TENSOR_MATCH", "GRAD_MODE", "GLOBAL_STATE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE", live.GUARD)
 COUNTS = ("flagged", "iterations", "split", "resets")
 
 
@@ -251,8 +252,8 @@ class Env:
     def compile(self, **options: Any) -> None:
         """Let `step` run `transition` through `torch.compile`.
 
-        Its graph is checked against the tensors that it is given, and not against the mechanism and the attributes of this object. So set
-        `on_state` and options before, and compile again after a change. Numbers of the mechanism are read in every step.
+        Its graph is checked against the tensors that it is given and the numbers of the mechanism, and not against options and the
+        attributes of this object. So set `on_state` and options before, and compile again after a change.
         """
         chosen = {"fullgraph": True, "options": {"guard_filter_fn": light_guards}} if "options" not in options else {"fullgraph": True}
         self._transition = torch.compile(self.transition, **{**chosen, **options})
@@ -372,7 +373,7 @@ class Env:
 
 
 def light_guards(entries: Sequence[Any]) -> list[bool]:
-    """For `torch.compile(..., options={"guard_filter_fn": light_guards})`: check tensors and global switches alone.
+    """For `torch.compile(..., options={"guard_filter_fn": light_guards})`: check tensors, global switches and numbers of mechanisms alone.
 
     The other guards look at every attribute of the mechanism in every call, a tenth of the time of training an ant in batches of 32.
     """

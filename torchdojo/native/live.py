@@ -26,7 +26,7 @@ from torchdojo.native.cache import Parameters
 from torchdojo.native.program import Program, by_number
 from torchdojo.parameters import PhysicalModule
 
-__all__ = ["NOT_KEPT", "batch_of", "given", "kept", "own_batch", "present", "provide", "serial_of"]
+__all__ = ["GUARD", "NOT_KEPT", "batch_of", "given", "kept", "own_batch", "present", "provide", "serial_of"]
 
 NOT_KEPT = -1  # the serial of parameters that are passed
 MOST_KEPT = 4  # parameters of a mechanism that wait for backward
@@ -120,6 +120,10 @@ def _build_guard(reference: weakref.ref[Provider], driven: bool, constant: bool,
 
     # It runs after all other guards, so that it runs for one of several compiled variants alone.
     builder.guard_manager.root.add_epilogue_lambda_guard(holds, ["the numbers of a torchdojo mechanism"], None)
+
+
+#: name of the guard above among those that `guard_filter_fn` of `torch.compile` chooses from; without it, numbers are never looked at anew
+GUARD = _build_guard.__name__
 
 
 def given(program: Program, request: Request, parameters: Sequence[Tensor]) -> tuple[Sequence[Tensor], Parameters | None]:
