@@ -44,6 +44,11 @@ HEAVY = [
     "gymnasium",
     "urchin",
     "trimesh",
+    "viser",
+    "websockets",
+    "imageio",
+    "imageio_ffmpeg",
+    "PIL",
     "tqdm",
     "torch.utils.cpp_extension",
 ]

@@ -17,6 +17,7 @@ from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_given, check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Plan, Policy, Trajectory, rollout, segment_length
+from torchdojo.geometry.visuals import Visual
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
 from torchdojo.precision import in_float64
@@ -52,6 +53,7 @@ class Mechanism(Structure):
     warned_of_penetration: bool = False  # whether `rollout` or `initial_state` has warned
     warned_of_ground: bool = False  # whether `initial_state` has named the remedy for a state of zeros in the ground
     poses: dict[str | int, Keyframe]
+    scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
     options: SolverOptions
     backends: Backends
 
