@@ -14,7 +14,7 @@ struct JointData {
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
     T free_force[6];                  // impulses of springs, inputs and middles of drives along the free directions [N·s, N·m·s]
     T impulse[6];                     // impulses of dampers, armature, friction, drives and limits along the free directions
-    T damping[6];                     // dampers, and h times the stiffness of implicit springs and servos
+    T damping[6];                     // dampers, and h times the stiffness of implicit springs and servos where the joint has them
     T excess[6];                      // derivative of this stiffness by the force, where it is the larger one: see at_most_one_radian
     RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and from p one step back to p (dampers)
 };

@@ -87,7 +87,6 @@ private:
             wrench_column(problem, joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
 
         const int free = joint.free();
-        for (int i = 0; i < free; ++i) data.damping[i] = p[joint.damper() + i];
         const T *spring = p + joint.spring(), *rest = p + joint.rest();
         for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 || joint.drives(i) ? T{} : h * problem.u[joint.input + i];
         if (joint.has_spring) {

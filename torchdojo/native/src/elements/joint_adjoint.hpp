@@ -203,7 +203,7 @@ private:
 
         // Inputs, springs and dampers: gradients of the coordinates, rates and inputs on which they depend.
         if (joint.has_spring || joint.has_damper || joint.input >= 0) {
-            const T *spring = p + joint.spring();
+            const T *spring = p + joint.spring(), *damping = problem.damping(joint, data);
             for (int k = held; k < 6; ++k) {
                 const int i = k - held;
                 const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
@@ -221,7 +221,7 @@ private:
                     if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
                     if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
                 }
-                if (joint.has_damper) adjoint.add(-data.damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
+                if (joint.has_damper) adjoint.add(-damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
             }
         }
         if (joint.free_data >= 0) moving_product(adjoint, problem, joint, adjoint.moving[joint.free_data]);

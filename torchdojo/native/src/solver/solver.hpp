@@ -60,6 +60,7 @@ public:
     void bind(const Options &options, const double *shared) {
         this->options = options;
         problem.depenetration_speed = options.depenetration_speed;
+        shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
         if (shared)
             for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);
@@ -91,11 +92,8 @@ public:
         const MechanismTable &m = mechanism;
         bool fine = true;
         auto copy = [&](std::vector<T> &to, const double *from, int count) {
-            for (int k = 0; k < count; ++k) {
-                const double value = from ? from[k] : 0.0;
-                fine = fine && std::isfinite(value);
-                set(to[k], lane, value);
-            }
+            for (int k = 0; k < count; ++k) set(to[k], lane, from ? from[k] : 0.0);
+            fine = fine && (!from || all_finite(from, count));
         };
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
@@ -103,7 +101,7 @@ public:
         if (!shared_parameters) copy(problem.parameters, job.parameters, m.num_parameters);
         else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
         const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
-        const double shortest = whole * std::ldexp(1.0, -int(options.max_halvings));
+        const double shortest = whole * shortest_factor;
         set(problem.parameters[parameter::timestep], lane, h);
         may_split[lane] = !options.warm_only && !options.interior && h > 1.5 * shortest;
         if (!fine) return invalid_input;
@@ -134,6 +132,7 @@ private:
 
     Options options;
     const double *shared_parameters = nullptr;
+    double shortest_factor = 1.0;  // of the timestep, after all halvings
     std::vector<T> w, trial, direction, newton;  // newton: the last trials before their projection
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
@@ -235,11 +234,7 @@ private:
         set(level, lane, std::max(constant::start_level, options.kappa));
     }
 
-    bool interior(const double *start) const {
-        for (int k = 0; k < mechanism.num_unknowns; ++k)
-            if (!std::isfinite(start[k])) return false;
-        return cones.interior(start);
-    }
+    bool interior(const double *start) const { return all_finite(start, mechanism.num_unknowns) && cones.interior(start); }
 
     // Sets the trials of lanes that go on along their directions and of lanes that begin, and brings trials of attempts on the path onto
     // it.
