@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from torchdojo.state import loops, placement, signs
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.poses import Keyframe, keyframe, within_limits
 from torchdojo.structure import Structure
+
+if TYPE_CHECKING:
+    from torchdojo.viewer.animation import Animation
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
@@ -289,6 +293,38 @@ class Mechanism(Structure):
             ValueError: closed loops or couplings; and as `jacobians`.
         """
         return minimal.jacobians(self.backends, self.options, q, qd, u, warm_start, grad_kappa, out)
+
+    # -- looking -------------------------------------------------------------------------------------------------------------------------
+
+    def animate(
+        self,
+        trajectory: Any,
+        path: str | Path | None = None,
+        *,
+        labels: Sequence[str] = (),
+        repeat: int = 1,
+        environments: Sequence[int] | None = None,
+        side_by_side: bool | None = None,
+        title: str = "",
+    ) -> Animation:
+        """Write a page that shows trajectories, in one file that opens anywhere: ``mech.animate(mech.rollout(z, u), "out.html")``.
+
+        A notebook shows the result where it is the last value of a cell. `torchdojo/viewer/README.md` has videos, live views and files.
+
+        Args:
+            trajectory: of `rollout` or `rollout_minimal`, or states (..., K, 13 nb) alone; or a list of these, drawn over each other.
+            path: of the page; None: none is written. labels: of the trajectories or environments.
+            repeat: as in `rollout`. environments: of a batch; None: all, at most 64.
+            side_by_side: pictures beside each other; None: for a batch. title: of the page.
+
+        Raises:
+            ImportError: the extra "view" is not installed.
+            ValueError: states of another mechanism, no frame, labels that do not fit, a batch too large. FileNotFoundError: no such folder.
+        """
+        from torchdojo.viewer.animation import animate  # the one import that runs up the floor plan: users look for it here
+
+        options: dict[str, Any] = {"labels": labels, "repeat": repeat, "environments": environments}
+        return animate(self, trajectory, path, **options, side_by_side=side_by_side, title=title)
 
     # -- states --------------------------------------------------------------------------------------------------------------------------
 

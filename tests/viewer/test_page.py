@@ -91,6 +91,25 @@ def test_size_and_seconds():
     assert len(page_html([small] * 16)) < 1.05 * len(page_html([small]))  # equal arrays are written once
 
 
+def test_large_meshes_are_simplified_and_missing_ones_are_told(monkeypatch):
+    monkeypatch.setattr(page, "MOST_TRIANGLES", 3000)
+    u, v = (grid.ravel() for grid in np.meshgrid(*[np.linspace(0, 1, 81)] * 2, indexing="ij"))
+    corner = (81 * np.arange(80)[:, None] + np.arange(80)).ravel()
+    faces = np.concatenate([np.stack(three, -1) for three in ((corner, corner + 81, corner + 1), (corner + 1, corner + 81, corner + 82))])
+    wave = Triangles(np.stack((u, v, 0.1 * np.sin(6 * u)), -1).astype("f4"), faces.astype("i4"))
+    gone = Triangles(wave.vertices[:3], np.array([[0, 1, 2]]), missing="arm.stl is not there")
+    parts = (Part("mesh", (1, 1, 1), "b0", mesh="wave"), Part("mesh", (1, 1, 1), "b0", mesh="gone"))
+    header, array = data(page_html(replace(walk(), scene=Scene(("b0",), parts, meshes={"wave": wave, "gone": gone}))))
+    assert "1 mesh is missing" in header["remarks"][0] and "simplified" in header["remarks"][1]
+    moved = 1e-3 * float(re.search(r"([\d.]+) mm", header["remarks"][1])[1])
+    vertices = array(header["scenes"][0]["meshes"][0]["vertices"]).reshape(-1, 3)
+    triangles = array(header["scenes"][0]["meshes"][0]["faces"]).reshape(-1, 3)
+    assert 500 < len(triangles) <= 3000 and triangles.max() < len(vertices)
+    assert np.abs(vertices[:, 2] - 0.1 * np.sin(6 * vertices[:, 0])).max() < 2 * moved < 0.1
+    a, b, c = vertices[triangles.T]
+    assert (np.cross(b - a, c - a)[:, 2] > -1e-12).all()  # no triangle turned over
+
+
 def test_bad_input(tmp_path, monkeypatch):
     good = walk()
     cases = [

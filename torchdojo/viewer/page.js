@@ -81,10 +81,12 @@ const torchdojo = (() => {
   }
 
   function arrow() {
-    const material = new THREE.MeshLambertMaterial({ color: color("#d1351b") });
+    // Forces of feet run inside of legs: arrows are drawn over the bodies.
+    const material = new THREE.MeshLambertMaterial({ color: color("#d1351b"), emissive: color("#5a1005"), depthTest: false, transparent: true });
     const shaft = new THREE.Mesh(new THREE.CylinderGeometry(1, 1, 1, 12).translate(0, 0.5, 0), material);
     const head = new THREE.Mesh(new THREE.ConeGeometry(2.4, 6, 16).translate(0, -3, 0), material);
     const point = new THREE.Mesh(new THREE.SphereGeometry(1.5, 16, 10), material);
+    for (const mesh of [shaft, head, point]) mesh.renderOrder = 3;
     return new THREE.Group().add(shaft, head, point);
   }
 
@@ -212,7 +214,7 @@ const torchdojo = (() => {
     viewer.controls.addEventListener("change", () => { dirty = true; });
   }
 
-  // Half the diagonal of what is drawn at the first frame that has poses.
+  // Size [m] of what is drawn, along the axes of the world, at the first frame that has poses.
   function measure() {
     const box = new THREE.Box3();
     for (const player of playbacks) {
@@ -224,16 +226,18 @@ const torchdojo = (() => {
         if (child.isMesh && !player.gap) box.union(new THREE.Box3().setFromObject(child).translate(player.center(player.times[k]).negate()));
       });
     }
-    return box.isEmpty() ? 1 : Math.max(box.getSize(new THREE.Vector3()).length() / 2, 1e-3);
+    return box.isEmpty() ? new THREE.Vector3(1, 1, 1) : box.getSize(new THREE.Vector3());
   }
 
-  function look() {
-    const target = playbacks[0].center(start);
-    anchor = target.clone();
-    viewer.controls.target.copy(target);
+  // The robot fills about two thirds of the picture, seen from its front, its right, and above.
+  function look(size) {
+    const view = new THREE.Vector3(0.66, -0.64, 0.4).normalize(), flat = Math.hypot(size.x, size.y);
+    const half = Math.max(Math.hypot(view.x, view.y) * size.z + view.z * flat, flat / 1.2, 1e-3) / 2;
+    anchor = playbacks[0].center(start);
+    viewer.controls.target.copy(anchor);
     camera.near = radius / 50;
     camera.far = radius * 400;
-    camera.position.copy(target).add(new THREE.Vector3(0.66, -0.64, 0.4).normalize().multiplyScalar((1.2 * radius) / Math.sin((17.5 * Math.PI) / 180)));
+    camera.position.copy(anchor).addScaledVector(view, flat / 2 + (1.1 * half) / Math.tan((camera.fov / 360) * Math.PI));
     viewer.controls.update();
   }
 
@@ -284,6 +288,7 @@ const torchdojo = (() => {
     element("legend").style.display = split || playbacks.length < 2 ? "none" : "";
     const lost = playbacks.filter((player) => player.gap).map((player) => player.label || "playback");
     element("note").innerHTML = (lost.length ? `<span class="gap">no finite pose at this time: ${lost.map(escaped).join(", ")}</span><br>` : "")
+      + (model.remarks.length ? model.remarks.map(escaped).join("<br>") + "<br>" : "")
       + (model.ground ? `grid ${model.cell} m` : "") + (element("forces").checked && model.force ? ` · arrow of ${short(Number((0.6 * radius).toPrecision(2)))} m: ${short(Number(model.force.toPrecision(2)))} N` : "");
   }
 
@@ -354,7 +359,7 @@ const torchdojo = (() => {
       ink.strokeStyle = "#e3e8ee";
       for (const value of ticks(this.low, this.high, 4)) {
         ink.textAlign = "right";
-        ink.fillText(value, 50, this.y(value) + 4);
+        ink.fillText(short(value), 50, this.y(value) + 4);
         ink.strokeRect(56, this.y(value), this.span, 0);
       }
       ink.textAlign = "center";
@@ -415,16 +420,17 @@ const torchdojo = (() => {
     playbacks = model.playbacks.map((data, index) => new Player(data, index));
     start = Math.min(...playbacks.map((player) => player.times[0]));
     end = Math.max(...playbacks.map((player) => player.times[player.count - 1]));
-    radius = measure();
+    const size = measure();
+    radius = Math.max(size.length() / 2, 1e-3);
     model.cell = [1000, 500, 100, 50, 10, 5, 1, 0.5, 0.1, 0.05, 0.01].find((cell) => cell <= radius) || 0.001;
     const planes = playbacks.flatMap((player) => player.scene.parts).filter((part) => part.kind === "plane");
     const places = new Map(planes.map((part) => [JSON.stringify([part.position, part.orientation]), part]));  // one of those that coincide
     for (const part of places.values()) viewer.scene.add(ground(part, model.cell));
     model.ground = places.size > 0;
-    Object.assign(sun.shadow, { normalBias: 0.01 * radius, bias: -0.0005, radius: 3 });
+    Object.assign(sun.shadow, { normalBias: 0.004 * radius, bias: -0.0005, radius: 3 });
     Object.assign(sun.shadow.camera, { left: -3 * radius, right: 3 * radius, top: 3 * radius, bottom: -3 * radius, near: radius, far: 30 * radius });
     for (const player of playbacks) viewer.scene.add(player.group);
-    look();
+    look(size);
 
     const style = () => { dirty = true; for (const player of playbacks) player.style(element("split").checked); };
     const has = { collision: playbacks.some((player) => player.visual.size && player.collision.size), split: playbacks.length > 1,

@@ -9,7 +9,7 @@ import base64
 import html
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,14 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchdojo.viewer.playback import Playback
-from torchdojo.viewer.scene import GRAY, Part, Scene
+from torchdojo.viewer.scene import GRAY, Part, Scene, Triangles
 
 __all__ = ["page_html", "write_page"]
 
 #: Seconds over which the camera averages the way of the robot that it follows.
 CAMERA_WINDOW = 0.5
-#: Contacts that push less than this part of the largest force are not drawn: a robot of meshes has hundreds that idle.
+#: Contacts that push less than this part of the usual force are not drawn: a robot of meshes has hundreds that idle.
 LEAST_FORCE = 1e-3
+#: Meshes of one page together; more are simplified. A triangle costs about 20 bytes of the page.
+MOST_TRIANGLES = 150_000
 
 
 def write_page(playbacks: Playback | Sequence[Playback], path: str | Path, *, side_by_side: bool = False, title: str = "") -> Path:
@@ -117,11 +119,13 @@ def _data(playbacks: Sequence[Playback], side_by_side: bool) -> bytes:
     blob = _Blob()
     scenes: dict[int, Scene] = {id(playback.scene): playback.scene for playback in playbacks}
     numbers = {key: number for number, key in enumerate(scenes)}
-    force = _largest_force(playbacks)
+    force = _usual_force(playbacks)
+    simplified, coarse = _simplified([list(scene.meshes.values()) for scene in scenes.values()])
     header = {
         "side_by_side": side_by_side,
         "force": force,
-        "scenes": [_scene(scene, blob) for scene in scenes.values()],
+        "scenes": [_scene(scene, surfaces, blob) for scene, surfaces in zip(scenes.values(), simplified, strict=True)],
+        "remarks": [remark for remark in (_missing(scenes.values()), coarse) if remark],
         "playbacks": [_playback(playback, numbers[id(playback.scene)], LEAST_FORCE * force, blob) for playback in playbacks],
     }
     text = json.dumps(header).encode()
@@ -129,25 +133,55 @@ def _data(playbacks: Sequence[Playback], side_by_side: bool) -> bytes:
     return b"".join([len(text).to_bytes(4, "little"), text, *blob.places])
 
 
-def _scene(scene: Scene, blob: _Blob) -> dict[str, Any]:
+def _scene(scene: Scene, surfaces: Sequence[Triangles], blob: _Blob) -> dict[str, Any]:
     body = {name: number for number, name in enumerate(scene.bodies)} | {None: -1}
     meshes = {key: number for number, key in enumerate(scene.meshes)}
+    gone = [part for part in scene.parts if part.kind == "mesh" and scene.meshes[part.mesh].missing]
+    solid = {part.body for part in scene.parts if part.role == "collision"} & {part.body for part in gone}
 
     def entry(part: Part) -> dict[str, Any]:
+        role = "visual" if part.body in solid else part.role  # what collides stands for meshes that are gone
         color = scene.color(part)  # without a color of its own, a part takes the color of the playback in plots and legend
-        place = {"position": part.position, "orientation": part.orientation, "color": None if color == GRAY else color, "role": part.role}
+        place = {"position": part.position, "orientation": part.orientation, "color": None if color == GRAY else color, "role": role}
         return {"kind": part.kind, "size": part.size, "body": body[part.body], "mesh": meshes.get(part.mesh, -1), **place}
 
     return {
         "bodies": scene.bodies,
-        "parts": [entry(part) for part in scene.parts],
+        "parts": [entry(part) for part in scene.parts if part not in gone or part.body not in solid],
         "contacts": [contact.name for contact in scene.contacts],
         "joints": [
             {"name": joint.name, "body": body[joint.body], "position": joint.position, "orientation": joint.orientation}
             for joint in scene.joints
         ],
-        "meshes": [{"vertices": blob.add(mesh.vertices), "faces": blob.add(mesh.faces, "u")} for mesh in scene.meshes.values()],
+        "meshes": [{"vertices": blob.add(mesh.vertices), "faces": blob.add(mesh.faces, "u")} for mesh in surfaces],
     }
+
+
+def _missing(scenes: Iterable[Scene]) -> str:
+    count = len({mesh.missing for scene in scenes for mesh in scene.meshes.values() if mesh.missing})
+    return f"{count} mesh{'es are' if count > 1 else ' is'} missing: shapes that collide, or magenta boxes" if count else ""
+
+
+def _simplified(scenes: Sequence[Sequence[Triangles]]) -> tuple[list[list[Triangles]], str]:
+    """The surfaces of each scene with at most `MOST_TRIANGLES` together, and a remark that tells how far a vertex has moved."""
+    own = {id(mesh): mesh for surfaces in scenes for mesh in surfaces}
+    coarse, cell = own, 0.0
+    while sum(len(mesh.faces) for mesh in coarse.values()) > MOST_TRIANGLES:
+        cell = 2 * cell or 5e-4
+        coarse = {key: _merged(mesh, cell) for key, mesh in own.items()}
+    remark = f"meshes simplified: vertices moved by up to {1e3 * np.sqrt(3) / 2 * cell:.2g} mm" if cell else ""
+    return [[coarse[id(mesh)] for mesh in surfaces] for surfaces in scenes], remark
+
+
+def _merged(mesh: Triangles, cell: float) -> Triangles:
+    """Vertices move to the middle of their cell of a grid, and triangles that lose an edge go."""
+    cells = np.floor(mesh.vertices / cell).astype(np.int64)
+    cells -= cells.min(axis=0)
+    _, first, place = np.unique(cells @ [1 << 42, 1 << 21, 1], return_index=True, return_inverse=True)
+    a, b, c = place.reshape(-1)[mesh.faces].T
+    keep = (a != b) & (b != c) & (c != a)
+    middle = (np.floor(mesh.vertices[first] / cell) + 0.5) * cell
+    return Triangles(middle.astype(np.float32), np.stack((a, b, c), axis=-1)[keep].astype(np.int32), mesh.color, mesh.missing)
 
 
 def _playback(playback: Playback, scene: int, least_force: float, blob: _Blob) -> dict[str, Any]:
@@ -196,9 +230,12 @@ def _camera_path(playback: Playback, finite: NDArray[np.bool_]) -> NDArray[np.fl
     return (total[last] - total[first]) / (last - first)[:, None]
 
 
-def _largest_force(playbacks: Sequence[Playback]) -> float:
-    """Force [N] that is drawn as long as the robot: nearly the largest, so that a few impacts do not shrink all other arrows."""
-    forces = [np.linalg.norm(playback.contact_forces, axis=-1).ravel() for playback in playbacks if playback.contact_forces is not None]
-    sizes = np.concatenate(forces) if forces else np.zeros(0)
-    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
-    return float(np.quantile(sizes, 0.98)) if sizes.size else 0.0
+def _usual_force(playbacks: Sequence[Playback]) -> float:
+    """The largest force of most frames [N], which gets an arrow of fixed length: a few impacts must not shrink all other arrows."""
+    largest = [np.zeros(0)]
+    for playback in playbacks:
+        if playback.contact_forces is not None and playback.scene.contacts:
+            largest.append(np.nan_to_num(np.linalg.norm(playback.contact_forces, axis=-1), posinf=0.0).max(axis=1))
+    sizes = np.concatenate(largest)
+    sizes = sizes[sizes > 0]
+    return float(np.quantile(sizes, 0.8)) if sizes.size else 0.0

@@ -49,13 +49,13 @@ WORLD = f"""<mujoco>
 </mujoco>"""
 
 
-def required(package: str, purpose: str) -> Any:
+def required(package: str, purpose: str, extra: str = "view") -> Any:
     """The module of an optional package; its absence names the extra that installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
         name = package.partition(".")[0].replace("_", "-")
-        raise ImportError(f'{purpose} needs {name}, which cannot be imported ({error}): pip install "torchdojo[view]"') from error
+        raise ImportError(f'{purpose} needs {name}, which cannot be imported ({error}): pip install "torchdojo[{extra}]"') from error
 
 
 class Renderer:

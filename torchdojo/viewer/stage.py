@@ -10,14 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchdojo.viewer.playback import Playback
-from torchdojo.viewer.scene import Part, Scene
+from torchdojo.viewer.scene import GRAY, Part, Scene
 
-__all__ = ["Camera", "as_playbacks", "finite_frames", "grid_offsets", "part_radius", "tint", "track"]
+__all__ = ["Camera", "as_playbacks", "finite_frames", "frames_at", "grid_offsets", "part_radius", "tint", "track"]
 
 Array = NDArray[np.float64]
 
-#: Colors of the playbacks after the first, which keeps its own: those of matplotlib's "tab10".
-PALETTE = ((1.0, 0.50, 0.05), (0.17, 0.63, 0.17), (0.84, 0.15, 0.16), (0.58, 0.40, 0.74), (0.12, 0.47, 0.71), (0.89, 0.47, 0.76))
+#: Colors of playbacks, those of page.js.
+PALETTE = (
+    (0.18, 0.36, 0.55),
+    (0.88, 0.48, 0.22),
+    (0.23, 0.62, 0.36),
+    (0.56, 0.36, 0.71),
+    (0.77, 0.25, 0.42),
+    (0.16, 0.65, 0.63),
+    (0.63, 0.54, 0.17),
+    (0.42, 0.47, 0.52),
+)
 #: Opacity of the playbacks after the first where they overlap with it.
 OVERLAY_OPACITY = 0.45
 
@@ -41,14 +50,19 @@ def finite_frames(playback: Playback) -> NDArray[np.bool_]:
     return np.isfinite(poses.sum(axis=(1, 2)))
 
 
-def tint(color: Sequence[float], index: int, overlay: bool) -> tuple[float, float, float, float]:
-    """A color in the playback number `index`: the first keeps its colors, others are tinted, and translucent where they overlap with it."""
+def tint(color: Sequence[float], number: int, overlay: bool) -> tuple[float, float, float, float]:
+    """The color of a part of a body in a playback. A part without a color of its own takes that of the playback.
+
+    overlay: the playback lies on top of others; all but number 0 are then tinted and translucent.
+    """
     red, green, blue, opacity = color
-    if index == 0:
+    hue = PALETTE[number % len(PALETTE)]
+    if tuple(color) == GRAY:
+        red, green, blue = hue
+    if number == 0 or not overlay:
         return red, green, blue, opacity
-    hue = PALETTE[(index - 1) % len(PALETTE)]
     mixed = [0.25 * own + 0.75 * new for own, new in zip((red, green, blue), hue, strict=True)]
-    return mixed[0], mixed[1], mixed[2], opacity * (OVERLAY_OPACITY if overlay else 1.0)
+    return mixed[0], mixed[1], mixed[2], OVERLAY_OPACITY * opacity
 
 
 def grid_offsets(count: int, spacing: float) -> Array:

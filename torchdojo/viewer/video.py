@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from torchdojo.viewer.playback import Playback
 from torchdojo.viewer.renderer import Arrow, Picture, Renderer, required
-from torchdojo.viewer.stage import Camera, as_playbacks, finite_frames, frames_at, grid_offsets, tint, track
+from torchdojo.viewer.scene import GRAY
+from torchdojo.viewer.stage import Camera, as_playbacks, finite_frames, frames_at, grid_offsets, part_radius, tint, track
 
 __all__ = ["draw_frames", "write_video"]
 
@@ -132,7 +133,7 @@ class _Captions:
         self._times = [playback.times for playback in playbacks]
         several = len(playbacks) > 1
         self._labels = [playback.label or (f"playback {i}" if several else "") for i, playback in enumerate(playbacks)]
-        self._colors = [tuple(round(255 * c) for c in tint(_mean_color(playback), i, overlay)[:3]) for i, playback in enumerate(playbacks)]
+        self._colors = [tuple(round(255 * c) for c in tint(_main_color(playback), i, overlay)[:3]) for i, playback in enumerate(playbacks)]
         self._legend = several and overlay
         self._line = max(15, size[1] // 24)
 
@@ -155,9 +156,11 @@ class _Captions:
         return np.asarray(image)
 
 
-def _mean_color(playback: Playback) -> tuple[float, ...]:
-    colors = [part.color for part in playback.scene.parts if part.body is not None]
-    return tuple(np.mean(colors, axis=0)) if colors else (0.5, 0.5, 0.5, 1.0)
+def _main_color(playback: Playback) -> tuple[float, ...]:
+    """Of the largest part that moves."""
+    scene = playback.scene
+    moving = [part for part in scene.parts if part.body is not None]
+    return scene.color(max(moving, key=lambda part: part_radius(part, scene))) if moving else GRAY
 
 
 class _Folder:
