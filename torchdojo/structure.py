@@ -134,7 +134,7 @@ class Structure(PhysicalModule):
 
     @property
     def num_bodies(self) -> int:
-        return len(self.bodies)
+        return self.layout.num_bodies
 
     @property
     def num_inputs(self) -> int:
@@ -188,7 +188,7 @@ class Structure(PhysicalModule):
     def check_tensor(self, name: str, value: Any, size: int) -> None:
         """Raise unless `value` is a float64 tensor (..., size) on the mechanism's device."""
         use_own_threads()
-        check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
+        check_tensor(name, value, size, self.gravity, self.num_bodies)
 
     def check_state(self, z: Any, name: str = "z") -> None:
         self.check_tensor(name, z, STATE_SIZE * self.num_bodies)
@@ -200,11 +200,13 @@ class Structure(PhysicalModule):
 
     def check_forces(self, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor]:
         """u and wrench, checked, with zeros for None."""
-        u = self.gravity.new_zeros(self.num_inputs, dtype=torch.float64) if u is None else u
-        self.check_tensor("u", u, self.num_inputs)
-        wrench = self.gravity.new_zeros(TWIST_SIZE * self.num_bodies, dtype=torch.float64) if wrench is None else wrench
-        self.check_tensor("wrench", wrench, TWIST_SIZE * self.num_bodies)
-        return u, wrench
+        return self._checked("u", u, self.num_inputs), self._checked("wrench", wrench, TWIST_SIZE * self.num_bodies)
+
+    def _checked(self, name: str, value: Tensor | None, size: int) -> Tensor:
+        if value is None:
+            return self.gravity.new_zeros(size, dtype=torch.float64)
+        self.check_tensor(name, value, size)
+        return value
 
     # -- poses ---------------------------------------------------------------------------------------------------------------------------
 
