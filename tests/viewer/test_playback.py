@@ -81,6 +81,32 @@ def test_scene_has_the_ground_fixed_shapes_and_joints():
     assert [contact.name for contact in scene.contacts] == list(contacts)
 
 
+class Hill(td.NonlinearContact):
+    """Ground with a bump, but none within a meter of one edge."""
+
+    def signed_distance(self, point):
+        height = 0.5 * torch.exp(-point[..., :2].square().sum(-1))
+        return torch.where(point[..., 0] > 2.0, 1.0, point[..., 2] - height)
+
+
+class Broken(td.NonlinearContact):
+    def signed_distance(self, point):
+        assert point.ndim == 1, "one point at a time"
+        return point[..., 2]
+
+
+def test_a_surface_of_the_users_own_is_drawn():
+    contacts = {"one": Hill("ball", radius=0.1), "two": Hill("ball", point=(0.0, 0.0, 0.1)), "three": Broken("ball")}
+    mech = td.Mechanism({"ball": td.Body(1.0, shape=td.Sphere(0.1))}, contacts=contacts)
+    scene = Scene.of(mech)
+    (hill,) = [part for part in scene.parts if part.role == "ground"]
+    surface = scene.meshes[hill.mesh]
+    x, y, z = surface.vertices.T
+    assert np.abs(z - 0.5 * np.exp(-x * x - y * y)).max() < 1e-4 and x.max() == 2.0 and x.min() == -3.0
+    a, b, c = (surface.vertices[surface.faces[:, i]] for i in range(3))
+    assert (np.cross(b - a, c - a)[:, 2] > 0).all()
+
+
 def test_environments_of_a_batch_with_parameters_of_their_own():
     size = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
     body = td.Body(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), inertia=(0.1, 0.1, 0.1), shape=td.Sphere(size))
