@@ -365,8 +365,8 @@ class Mechanism(Structure):
 
         A part is a set of bodies that joints connect, not through the world. Each part moves as a whole and by itself. Joint coordinates
         and velocities stay. Only contacts with the world count: half-spaces, shapes fixed in the world, and surfaces of the user's own. A
-        part comes down onto half-spaces, and climbs from there out of what else it meets. Without half-spaces, it goes up or down. The
-        normal is that of the half-space that points up most. Walls and ceilings do not count.
+        part comes down onto half-spaces, and climbs from there out of what else it meets. Without half-spaces, it goes up or down, and up
+        through a shape with nothing below. The normal is that of the half-space that points up most. Walls and ceilings do not count.
 
         Parts that cannot move stay: those on a fixed base, on joints that hold or limit the way up, or without contacts with the world.
 

@@ -12,10 +12,8 @@ const torchdojo = (() => {
   // ---- data: a length, a JSON header, and arrays that the header names by offset [bytes], length and type
   function decode(buffer) {
     const size = new DataView(buffer).getUint32(0, true);
-    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
-    const base = 4 + size;
-    return JSON.parse(JSON.stringify(header), (_, value) =>
-      value && value.array ? new (value.array === "f" ? Float32Array : Uint32Array)(buffer, base + value.offset, value.length) : value);
+    return JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)), (_, value) =>
+      value && value.array ? new (value.array === "f" ? Float32Array : Uint32Array)(buffer, 4 + size + value.offset, value.length) : value);
   }
 
   // ---- solids
@@ -49,14 +47,15 @@ const torchdojo = (() => {
   }
 
   function solid(part, scene, paint) {
-    const geometry = part.kind === "mesh" ? surface(scene.meshes[part.mesh], part.size) : GEOMETRY[part.kind](part.size);
+    part.geometry ||= part.kind === "mesh" ? surface(scene.meshes[part.mesh], part.size) : GEOMETRY[part.kind](part.size);
+    part.edges ||= new THREE.EdgesGeometry(part.geometry, 25);  // both are shared by the playbacks of a scene
     const material = new THREE.MeshStandardMaterial({ roughness: 0.7, metalness: 0.05, flatShading: part.kind === "mesh",
       polygonOffset: true, polygonOffsetFactor: 1, polygonOffsetUnits: 1 });
     const [r, g, b, opacity] = part.color || [...new THREE.Color(paint).lerp(new THREE.Color("#ffffff"), 0.25).toArray(), 1];
     material.userData = { color: new THREE.Color(r, g, b).convertSRGBToLinear(), opacity };
-    const mesh = place(new THREE.Mesh(geometry, material), part.position, part.orientation);
+    const mesh = place(new THREE.Mesh(part.geometry, material), part.position, part.orientation);
     const edges = new THREE.LineBasicMaterial({ color: "#101820", transparent: true });
-    mesh.add(new THREE.LineSegments(new THREE.EdgesGeometry(geometry, 25), edges));
+    mesh.add(new THREE.LineSegments(part.edges, edges));
     mesh.userData = { role: part.role, edges };
     return mesh;
   }
@@ -80,15 +79,11 @@ const torchdojo = (() => {
     return place(plane, part.position, part.orientation);
   }
 
-  function arrow() {
-    // Forces of feet run inside of legs: arrows are drawn over the bodies.
-    const material = new THREE.MeshLambertMaterial({ color: color("#d1351b"), emissive: color("#5a1005"), depthTest: false, transparent: true });
-    const shaft = new THREE.Mesh(new THREE.CylinderGeometry(1, 1, 1, 12).translate(0, 0.5, 0), material);
-    const head = new THREE.Mesh(new THREE.ConeGeometry(2.4, 6, 16).translate(0, -3, 0), material);
-    const point = new THREE.Mesh(new THREE.SphereGeometry(1.5, 16, 10), material);
-    for (const mesh of [shaft, head, point]) mesh.renderOrder = 3;
-    return new THREE.Group().add(shaft, head, point);
-  }
+  // Forces of feet run inside of legs, so arrows are drawn over the bodies.
+  const RED = new THREE.MeshLambertMaterial({ color: color("#d1351b"), emissive: color("#5a1005"), depthTest: false, transparent: true });
+  const ARROW = [new THREE.CylinderGeometry(1, 1, 1, 12).translate(0, 0.5, 0), new THREE.ConeGeometry(2.4, 6, 16).translate(0, -3, 0),
+    new THREE.SphereGeometry(1.5, 16, 10)];
+  const arrow = () => new THREE.Group().add(...ARROW.map((geometry) => Object.assign(new THREE.Mesh(geometry, RED), { renderOrder: 3 })));
 
   const UP = new THREE.Vector3(0, 1, 0);
   function aim(group, point, force) {
@@ -223,7 +218,8 @@ const torchdojo = (() => {
       player.pose(player.times[k]);
       player.group.updateMatrixWorld(true);
       for (const body of player.bodies) body.traverse((child) => {
-        if (child.isMesh && !player.gap) box.union(new THREE.Box3().setFromObject(child).translate(player.center(player.times[k]).negate()));
+        if (!child.isMesh || player.gap) return;
+        box.union(new THREE.Box3().setFromObject(child).translate(player.center(player.times[k]).negate()));
       });
     }
     return box.isEmpty() ? new THREE.Vector3(1, 1, 1) : box.getSize(new THREE.Vector3());
@@ -244,8 +240,11 @@ const torchdojo = (() => {
   function panes() {
     const shown = playbacks.filter((player) => player.shown), { clientWidth: w, clientHeight: h } = element("picture");
     if (!element("split").checked) return [{ players: shown, x: 0, y: 0, w, h }];
-    const columns = Math.min(shown.length, Math.max(1, Math.round(Math.sqrt((shown.length * w) / h / 1.2))));
-    const rows = Math.ceil(shown.length / columns);
+    let columns = 1, rows = 1, largest = 0;
+    for (let c = 1; c <= shown.length; c++) {
+      const r = Math.ceil(shown.length / c), size = Math.min(w / c / 1.2, h / r);
+      if (size > largest) [columns, rows, largest] = [c, r, size];
+    }
     return shown.map((player, i) => ({ players: [player], x: ((i % columns) * w) / columns, y: (Math.floor(i / columns) * h) / rows,
       w: w / columns, h: h / rows }));
   }
@@ -287,9 +286,11 @@ const torchdojo = (() => {
     element("labels").innerHTML = labels.join("");
     element("legend").style.display = split || playbacks.length < 2 ? "none" : "";
     const lost = playbacks.filter((player) => player.gap).map((player) => player.label || "playback");
-    element("note").innerHTML = (lost.length ? `<span class="gap">no finite pose at this time: ${lost.map(escaped).join(", ")}</span><br>` : "")
+    const names = lost.map(escaped).join(", ");
+    element("note").innerHTML = (names ? `<span class="gap">no finite pose at this time: ${names}</span><br>` : "")
       + (model.remarks.length ? model.remarks.map(escaped).join("<br>") + "<br>" : "")
-      + (model.ground ? `grid ${model.cell} m` : "") + (element("forces").checked && model.force ? ` · arrow of ${short(Number((0.6 * radius).toPrecision(2)))} m: ${short(Number(model.force.toPrecision(2)))} N` : "");
+      + (model.ground ? `grid ${model.cell} m` : "")
+      + (element("forces").checked && model.force ? ` · arrow of ${short(0.6 * radius, 2)} m: ${short(model.force, 2)} N` : "");
   }
 
   const escaped = (text) => Object.assign(document.createElement("span"), { textContent: text }).innerHTML;
@@ -303,8 +304,8 @@ const torchdojo = (() => {
 
   function play(yes) {
     if (yes && time >= end) time = start;
-    playing = yes;
-    element("play").textContent = yes ? "❚❚" : "▶";
+    playing = yes && end > start;
+    element("play").textContent = playing ? "❚❚" : "▶";
   }
 
   const reading = (t, frame, count) => `${t.toFixed(3)} of ${end.toFixed(3)} s · frame ${frame} / ${count}`;
@@ -359,7 +360,7 @@ const torchdojo = (() => {
       ink.strokeStyle = "#e3e8ee";
       for (const value of ticks(this.low, this.high, 4)) {
         ink.textAlign = "right";
-        ink.fillText(short(value), 50, this.y(value) + 4);
+        ink.fillText(Math.abs(value) < 1e-3 ? short(value) : value, 50, this.y(value) + 4);
         ink.strokeRect(56, this.y(value), this.span, 0);
       }
       ink.textAlign = "center";
@@ -400,9 +401,9 @@ const torchdojo = (() => {
     }
   }
 
-  function short(value) {
+  function short(value, digits = 4) {
     const size = Math.abs(value);
-    return size && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+    return size && (size < 1e-3 || size >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(digits)));
   }
 
   function ticks(low, high, count) {
@@ -427,8 +428,9 @@ const torchdojo = (() => {
     const places = new Map(planes.map((part) => [JSON.stringify([part.position, part.orientation]), part]));  // one of those that coincide
     for (const part of places.values()) viewer.scene.add(ground(part, model.cell));
     model.ground = places.size > 0;
-    Object.assign(sun.shadow, { normalBias: 0.004 * radius, bias: -0.0005, radius: 3 });
-    Object.assign(sun.shadow.camera, { left: -3 * radius, right: 3 * radius, top: 3 * radius, bottom: -3 * radius, near: radius, far: 30 * radius });
+    Object.assign(sun.shadow, { normalBias: 0.004 * radius, bias: 0, radius: 3 });
+    const side = 3 * radius;
+    Object.assign(sun.shadow.camera, { left: -side, right: side, top: side, bottom: -side, near: radius, far: 10 * side });
     for (const player of playbacks) viewer.scene.add(player.group);
     look(size);
 
@@ -461,7 +463,7 @@ const torchdojo = (() => {
     style();
     seek(start);
     requestAnimationFrame(tick);
-    play(end > start);
+    play(true);
   }
 
   // For tests and for pages around this one: where the camera is [m], world axes.
