@@ -161,8 +161,13 @@ struct RolloutFeed {
         }
         return true;
     }
-    void finished(int lane, const Job &job, bool solved) {
-        if (solved && rollout.repeat == 1 && !workspace.splits.depth(lane)) return;
+    TD_INLINE void finished(int lane, const Job &job, bool solved) {
+        if (!solved || rollout.repeat > 1 || workspace.splits.depth(lane)) settle(lane, job, solved);
+    }
+
+private:
+    // What is left to do after steps that fail, belong to a period, or are parts of a split step.
+    void settle(int lane, const Job &job, bool solved) {
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
         if (*job.status == max_iterations)
             solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
@@ -170,7 +175,6 @@ struct RolloutFeed {
         if (whole && rollout.repeat > 1) gather(environment[lane], step[lane] - 1, *whole);
     }
 
-private:
     // Adds the results of step t of environment n to those of its period.
     void gather(int64_t n, int64_t t, const Job &job) {
         const bool first = t % rollout.repeat == 0;

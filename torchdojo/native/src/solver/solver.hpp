@@ -92,8 +92,11 @@ public:
         const MechanismTable &m = mechanism;
         bool fine = true;
         auto copy = [&](std::vector<T> &to, const double *from, int count) {
-            for (int k = 0; k < count; ++k) set(to[k], lane, from ? from[k] : 0.0);
-            fine = fine && (!from || all_finite(from, count));
+            for (int k = 0; k < count; ++k) {
+                const double value = from ? from[k] : 0.0;
+                fine &= std::isfinite(value);
+                set(to[k], lane, value);
+            }
         };
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
