@@ -11,4 +11,5 @@ cd "$root"
 echo "demo: 100 steps of the quadruped"
 torchdojo simulate quadruped --steps 100 --check --output outputs/demo
 echo "demo: throw to a target"
-python scripts/throw_to_target.py
+python scripts/throw_to_target.py --html outputs/demo/throws.html
+echo "demo: open outputs/demo/trajectory.html and outputs/demo/throws.html in a browser"

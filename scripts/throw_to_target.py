@@ -25,6 +25,7 @@ MAX_THROWS = 30
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object, the last line")
+    parser.add_argument("--html", metavar="FILE", help="write a page that shows the first, a middle and the last throw")
     options = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -32,12 +33,14 @@ def main() -> None:
     # grad_kappa asks for gradients of slightly softened contact: they see past the single bounce.
     mech.options = td.SolverOptions(kappa=1e-5, grad_kappa=1e-3)
     target = torch.tensor(TARGET, dtype=torch.float64)
+    throws: list[td.Trajectory] = []
 
     def throw(velocity: torch.Tensor) -> torch.Tensor:
         """The state at the end, (13,): position [m], velocity [m/s], orientation, angular velocity."""
         z = mech.initial_state(box={"position": (0.0, 0.0, 0.5), "velocity": velocity})
         trajectory = mech.rollout(z, steps=STEPS)
         assert bool((trajectory.status == td.Status.SUCCESS).all()), "a step was flagged"
+        throws.append(trajectory)
         return trajectory.z[-1]
 
     velocity = torch.tensor(FIRST_GUESS, dtype=torch.float64, requires_grad=True)
@@ -65,6 +68,10 @@ def main() -> None:
         f"Thrown with velocity ({best[0]:.2f}, {best[1]:.2f}, {best[2]:.2f}) m/s, the box stops {1000 * final:.1f} mm from the target: "
         f"found in {iteration} throws and {time.perf_counter() - start:.0f} s, by differentiating through the bounce."
     )
+    if options.html:
+        shown = sorted({0, len(throws) // 3, len(throws) - 1})
+        page = mech.animate([throws[i] for i in shown], options.html, labels=[f"throw {i + 1}" for i in shown], title="Throw to a target")
+        print(f"to see throws {', '.join(str(i + 1) for i in shown)}: open {page.path}")
     if options.json:
         print(json.dumps({"velocity_m_per_s": best, "miss_m": final, "throws": iteration, "wall_time_s": time.perf_counter() - start}))
     if final > CLOSE_ENOUGH or speed > 0.02:

@@ -34,6 +34,7 @@ from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
 from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
+from torchdojo.geometry.visuals import Visual
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism, Trajectory
@@ -88,6 +89,7 @@ __all__ = [
     "Status",
     "StepOutput",
     "Trajectory",
+    "Visual",
     "actuate",
     "contact_manifold",
     "contacts_between",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_given, check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Plan, Policy, Trajectory, rollout, segment_length
+from torchdojo.geometry.visuals import Visual
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
 from torchdojo.precision import in_float64
@@ -25,6 +27,9 @@ from torchdojo.state import loops, placement, signs
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.poses import Keyframe, keyframe, within_limits
 from torchdojo.structure import Structure
+
+if TYPE_CHECKING:
+    from torchdojo.viewer.animation import Animation
 
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
@@ -52,6 +57,7 @@ class Mechanism(Structure):
     warned_of_penetration: bool = False  # whether `rollout` or `initial_state` has warned
     warned_of_ground: bool = False  # whether `initial_state` has named the remedy for a state of zeros in the ground
     poses: dict[str | int, Keyframe]
+    scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
     options: SolverOptions
     backends: Backends
 
@@ -288,6 +294,38 @@ class Mechanism(Structure):
         """
         return minimal.jacobians(self.backends, self.options, q, qd, u, warm_start, grad_kappa, out)
 
+    # -- looking -------------------------------------------------------------------------------------------------------------------------
+
+    def animate(
+        self,
+        trajectory: Any,
+        path: str | Path | None = None,
+        *,
+        labels: Sequence[str] = (),
+        repeat: int = 1,
+        environments: Sequence[int] | None = None,
+        side_by_side: bool | None = None,
+        title: str = "",
+    ) -> Animation:
+        """Write a page that shows trajectories, in one file that opens anywhere: ``mech.animate(mech.rollout(z, u), "out.html")``.
+
+        A notebook shows the result where it is the last value of a cell. `torchdojo/viewer/README.md` has videos, live views and files.
+
+        Args:
+            trajectory: of `rollout` or `rollout_minimal`, or states (..., K, 13 nb) alone; or a list of these, drawn over each other.
+            path: of the page; None: none is written. labels: of the trajectories or environments.
+            repeat: as in `rollout`. environments: of a batch; None: all, at most 64.
+            side_by_side: pictures beside each other; None: for a batch. title: of the page.
+
+        Raises:
+            ImportError: the extra "view" is not installed.
+            ValueError: states of another mechanism, no frame, labels that do not fit, a batch too large. FileNotFoundError: no such folder.
+        """
+        from torchdojo.viewer.animation import animate  # the one import that runs up the floor plan: users look for it here
+
+        options: dict[str, Any] = {"labels": labels, "repeat": repeat, "environments": environments}
+        return animate(self, trajectory, path, **options, side_by_side=side_by_side, title=title)
+
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
     def initial_state(
@@ -327,8 +365,8 @@ class Mechanism(Structure):
 
         A part is a set of bodies that joints connect, not through the world. Each part moves as a whole and by itself. Joint coordinates
         and velocities stay. Only contacts with the world count: half-spaces, shapes fixed in the world, and surfaces of the user's own. A
-        part comes down onto half-spaces, and climbs from there out of what else it meets. Without half-spaces, it goes up or down. The
-        normal is that of the half-space that points up most. Walls and ceilings do not count.
+        part comes down onto half-spaces, and climbs from there out of what else it meets. Without half-spaces, it goes up or down, and up
+        through a shape with nothing below. The normal is that of the half-space that points up most. Walls and ceilings do not count.
 
         Parts that cannot move stay: those on a fixed base, on joints that hold or limit the way up, or without contacts with the world.
 

@@ -27,6 +27,7 @@ from torchdojo.precision import in_float64
 from torchdojo.state import minimal
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE, TWIST_SIZE, join_state, split_state, with_world
+from torchdojo.state.redundancy import set_kept_rows
 from torchdojo.state.unknowns import UnknownLayout
 
 __all__ = ["Structure"]
@@ -63,6 +64,7 @@ class Structure(PhysicalModule):
                     raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
         self._add_floating_joints()
         self._attach_couplings()
+        set_kept_rows(list(self.bodies), self.named_joints())
         #: Positions of each element's numbers in the unknown of the step and in u.
         self.layout: UnknownLayout
         Structure.rebuild(self)
@@ -236,6 +238,22 @@ class Structure(PhysicalModule):
         return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
 
     @in_float64
+    def contact_impulses(self, z: Tensor, impulses: Tensor) -> Tensor:
+        """Impulse of every contact on its body, normal and friction together, world frame [N·s], (..., contacts, 3).
+
+        A contact of the user's own whose `force` is not written has NaN.
+
+        Args:
+            z: (..., 13 nb), the states after the steps. impulses: (..., n) of these steps, as in `StepOutput` and `Trajectory`.
+        """
+        layout = self.impulse_layout
+        values = [
+            contact.world_impulse(impulses[..., layout[f"contacts.{name}"]], *self.element_poses(z, contact))
+            for name, contact in self.named_contacts().items()
+        ]
+        return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+
+    @in_float64
     def body_points(self, z: Tensor, body: str, points: Tensor) -> Tensor:
         """Points of a body in the world frame at z [m], (..., k, 3).
 
@@ -259,9 +277,12 @@ class Structure(PhysicalModule):
         """Rows of all joint equations [m, half-angle], then of the couplings [m, rad], at z, (..., n): zero when assembled."""
         return self.constraint_rows(z, [*self.named_joints().values(), *self.named_couplings().values()])
 
-    def constraint_rows(self, z: Tensor, elements: list[Joint | JointCoupling]) -> Tensor:
-        """Rows of the equations of joints and couplings at z, side by side, (..., n)."""
-        rows = [element.constraint(*self.element_poses(z, element)) for element in elements]
+    def constraint_rows(self, z: Tensor, elements: list[Joint | JointCoupling], *, kept: bool = False) -> Tensor:
+        """Rows of the equations of joints and couplings at z, side by side, (..., n); `kept`: only what loops do not repeat."""
+        rows = [
+            (element.kept_constraint if kept and isinstance(element, Joint) else element.constraint)(*self.element_poses(z, element))
+            for element in elements
+        ]
         batch = torch.broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
         return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)
 

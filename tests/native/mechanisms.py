@@ -165,9 +165,7 @@ def closing_joint(
 
 
 def four_bar(count: int) -> Sample:
-    """Four hinged links of a plane, closed by a hinge that repeats what the others hold: three redundant rows.
-
-    Velocities are random, but in the plane: the redundant rows cannot agree on how to take away any others."""
+    """Four hinged links of a plane, closed by a hinge that repeats what the others hold: three redundant rows, which it leaves out."""
     up, down, axis = (0.0, 0.0, 0.5), (0.0, 0.0, -0.5), (0.0, 1.0, 0.0)
     joints = {
         "ground": td.Revolute(None, "a", axis=axis, child_anchor=down, damper=0.05),

@@ -81,7 +81,7 @@ def test_random_loops(seed: int, loops: tuple[str, ...]) -> None:
 def test_four_bar() -> None:
     mech, z, u = four_bar(3)
     mech.options = exact()
-    check(mech, z, u, redundant=True)
+    check(mech, z, u)
 
 
 # -- golden cases ------------------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_golden_cases(name: str) -> None:
     case = load_case(FOLDER, name)
     z, u = case.arrays["z"][:2], (case.arrays["u"] @ case.input_map.T)[:2]
     case.mechanism.options = exact()
-    check(case.mechanism, z, u, redundant=name.startswith("fourbar"))
+    check(case.mechanism, z, u)
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------------------------

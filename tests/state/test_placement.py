@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import warnings
 
@@ -159,6 +160,25 @@ def test_what_cannot_be_placed() -> None:
     spoiled[1, 2] = torch.nan
     placed = box.place(spoiled)
     assert placed[1].isnan().any() and torch.equal(placed[0], placed[2]) and bool(placed[0].isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore:contact")
+def test_from_below_a_shape_the_part_goes_up_through_it() -> None:
+    """A table without a floor: starts below, inside and above end on its top, also beside an upper shelf. Gradients are right."""
+    top = td.Box((1.0, 1.0, 0.1), position=(0.1, 0.0, 0.5), orientation=(math.cos(0.05), math.sin(0.05), 0.0, 0.0))
+    mech = ball(
+        {
+            "table": td.ImpactContact("ball", shape=td.Sphere(0.1), other_shape=top),
+            "shelf": td.ImpactContact("ball", shape=td.Sphere(0.1), other_shape=td.Sphere(0.2, position=(0.2, 0.1, 3.0))),
+        }
+    )
+    z = mech.initial_state((4,), ball={"position": torch.tensor([[0.2, 0.1, height] for height in (-3.0, 0.2, 0.5, 2.0)])})
+    placed = mech.place(z, 0.01)
+    assert float((placed - placed[3]).abs().max()) < 1e-9
+    assert float((mech.distances(placed).amin(-1) - 0.01).abs().max()) < 1e-12 and float(placed[0, 2]) > 0.6
+    table = mech.contacts["table"].other_point.requires_grad_()
+    (gradient,) = torch.autograd.grad(mech.place(z[0], 0.01)[2], table)
+    assert float(gradient[2]) == pytest.approx(1.0)
 
 
 def test_poses_belong_to_the_mechanism() -> None:

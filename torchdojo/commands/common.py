@@ -14,6 +14,7 @@ from typing import Any
 __all__ = [
     "PARAMETERS",
     "CommandError",
+    "add_common",
     "add_output",
     "finite",
     "not_negative",
@@ -33,12 +34,17 @@ PARAMETERS = "parameters.json"
 
 
 def add_output(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    """The options that every command has: --threads, --output and --json."""
-    # The reference engine works on many small matrices, which more threads only slow down.
-    parser.add_argument("--threads", type=whole, default=1, metavar="N", help="of the CPU (default: %(default)s)")
+    """--output and the options of `add_common`."""
     parser.add_argument(
         "--output", type=Path, required=required, metavar="DIR", help="write report.json, arrays (.npz) and plots (.png), if any, there"
     )
+    add_common(parser)
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """The options that every command has: --threads and --json."""
+    # The reference engine works on many small matrices, which more threads only slow down.
+    parser.add_argument("--threads", type=whole, default=1, metavar="N", help="of the CPU (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object, the last line of stdout")
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from torchdojo.commands.common import PARAMETERS, add_output, finite, print_table, user_input, whole, write_report
-from torchdojo.commands.replay import UNITS
+from torchdojo.commands.common import PARAMETERS, CommandError, add_output, finite, print_table, user_input, whole, write_report
+from torchdojo.commands.drawing import BESIDE, Page, add_page, write_drawing
+from torchdojo.commands.replay import UNITS, toss
 from torchdojo.identification import fitting, plots
 from torchdojo.identification.config import assign, load_yaml, read_config
 from torchdojo.identification.cross_validation import CrossValidation, Spread, cross_validate, fold_configs
@@ -47,24 +49,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="replace a value of the description, e.g. seed=3 or stages.0.horizon=10 (stages count from 0); repeatable",
     )
+    add_page(parser)
     add_output(parser, required=True)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     names = ("data", "output", "resume", "changes", "folds")
-    return fit(options.config, **{name: getattr(options, name) for name in names})
+    return fit(options.config, page=Page.of(options), **{name: getattr(options, name) for name in names})
 
 
 def fit(
-    config: Path, *, data: Path, output: Path, resume: bool = False, changes: Sequence[str] = (), folds: int | None = None
+    config: Path,
+    *,
+    data: Path,
+    output: Path,
+    resume: bool = False,
+    changes: Sequence[str] = (),
+    folds: int | None = None,
+    page: Page = BESIDE,
 ) -> dict[str, Any]:
     """Fit a description; returns the report.
 
     Args:
         config: a YAML file with the keys of `FitConfig`. data: file of recordings.
-        output: folder for checkpoints (stage_N/), parameters.json, report.json, open_loop.npz and figures (.png).
+        output: folder for checkpoints (stage_N/), parameters.json, report.json, open_loop.npz, figures (.png), and trajectory.npz with
+            one throw of those held back, for drawing.
         changes: KEY=VALUE, of the description.
         folds: number of fits of a cross-validation. The folder then has a report.json, and all of the above for each fit in fold_N/.
+        page: the page of trajectory.npz.
 
     Raises:
         CommandError: bad input, a folder that holds another run, an extra that is not installed.
@@ -82,11 +94,13 @@ def fit(
         else:
             fold_configs(description, folds)
     if folds is None:
-        return _fit_once(description, config, output, resume)[1]
-    return _fit_folds(description, config, output, resume, folds)
+        return _fit_once(description, config, output, resume, page)[1]
+    if page.html is not None:
+        raise CommandError("--html FILE is for one fit; with --folds each fold_N/ has a trajectory.html of its own")
+    return _fit_folds(description, config, output, resume, folds, page)
 
 
-def _fit_folds(description: FitConfig, config: Path, output: Path, resume: bool, folds: int) -> dict[str, Any]:
+def _fit_folds(description: FitConfig, config: Path, output: Path, resume: bool, folds: int, page: Page) -> dict[str, Any]:
     """Fits of all folds, each in a folder of its own: the report of all."""
     start = time.perf_counter()
     with user_input():
@@ -95,7 +109,7 @@ def _fit_folds(description: FitConfig, config: Path, output: Path, resume: bool,
     def run_fold(number: int, fold: FitConfig) -> FitReport:
         print(f"fold {number} of {folds}")
         folder = output / f"fold_{number}"
-        return _fit_once(fold, config, folder, resume and (folder / RUN).exists())[0]
+        return _fit_once(fold, config, folder, resume and (folder / RUN).exists(), page)[0]
 
     validated = cross_validate(description, folds, run_fold)
     report = {
@@ -112,7 +126,7 @@ def _fit_folds(description: FitConfig, config: Path, output: Path, resume: bool,
     return finite(report)
 
 
-def _fit_once(description: FitConfig, config: Path, output: Path, resume: bool) -> tuple[FitReport, dict[str, Any]]:
+def _fit_once(description: FitConfig, config: Path, output: Path, resume: bool, page: Page) -> tuple[FitReport, dict[str, Any]]:
     """One fit in a folder of its own: the result, and its report."""
     from torchdojo.identification.lightning import LightningRunner
 
@@ -144,6 +158,7 @@ def _fit_once(description: FitConfig, config: Path, output: Path, resume: bool) 
     }
     _print_errors(report, list(result.errors))
     _write(result, output)
+    _draw(result, output, page)
     write_report(finite(report), output)
     return result, finite(report)
 
@@ -200,6 +215,16 @@ def _write(result: FitReport, output: Path) -> None:
         plots.draw(result, output)
     else:
         print('note: matplotlib is not installed, so curves are saved as arrays only: pip install "torchdojo[plots]"')
+
+
+def _draw(result: FitReport, output: Path, page: Page) -> None:
+    """A throw that was held back, or of all throws where none was."""
+    part = "validation" if len(result.recordings["validation"]) else "training"
+    recordings, model = result.recordings[part], result.model
+    with torch.no_grad():
+        recorded = model.states(recordings.samples, recordings)
+    simulated = {name: (result.models[name], rollouts[part]) for name, rollouts in result.rollouts.items()}
+    write_drawing(toss(recordings, (model, recorded), simulated), output, page)
 
 
 def _print_stage(label: str, stage: dict[str, Any]) -> None:

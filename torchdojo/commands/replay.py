@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +29,15 @@ from torchdojo.commands.common import (
     whole,
     write_report,
 )
-from torchdojo.identification.evaluation import compare, open_loop, roll
+from torchdojo.commands.drawing import BESIDE, Page, add_page, write_drawing
+from torchdojo.identification.evaluation import OpenLoop, compare, open_loop, roll, trajectory_means
 from torchdojo.identification.fitted_object import FittedObject
 from torchdojo.identification.objects.cube import check_heights, cube
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, positive_number, read_recordings
+from torchdojo.viewer.playback import Playback
 
-__all__ = ["add_arguments", "read_tosses", "replay", "run"]
+__all__ = ["add_arguments", "read_tosses", "replay", "run", "toss"]
 
 UNITS = {"mm": "mm", "degrees": "degrees", "percent_of_width": "% of the width"}
 
@@ -53,12 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-limit", type=whole, metavar="N", help="only the first N tosses")
     parser.add_argument("--friction", type=not_negative, metavar="MU", help="Coulomb coefficient (default: mu_reported of the file)")
     parser.add_argument("--half-side", type=positive, metavar="M", help="half the cube's edge [m] (default: half_side of the file)")
+    add_page(parser)
     add_output(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     names = ("parameters", "substeps", "kappa", "batch_limit", "friction", "half_side", "output")
-    return replay(options.file, **{name: getattr(options, name) for name in names})
+    return replay(options.file, page=Page.of(options), **{name: getattr(options, name) for name in names})
 
 
 class Replayed(NamedTuple):
@@ -82,6 +86,7 @@ def replay(
     friction: float | None = None,
     half_side: float | None = None,
     output: Path | None = None,
+    page: Page = BESIDE,
 ) -> dict[str, Any]:
     """Roll all tosses; returns the report. It has the errors of the nominal object, too, under "nominal", where there is a fitted one.
 
@@ -89,6 +94,7 @@ def replay(
         parameters: output folder of `torchdojo fit`, whose object takes the place of the nominal cube. The nominal object beside it starts
             from the same samples, and has the values that the description of the fit gives as nominal.
         substeps, kappa: default: 1 and 1e-6, or the values of the fit.
+        output: folder for report.json, replay.npz, and trajectory.npz, which has one throw for drawing. page: its page.
     """
     with user_input():
         if parameters is None:
@@ -138,6 +144,10 @@ def replay(
             arrays["nominal_rotation_error_degrees"] = torch.rad2deg(beside.rotation)
         numbers: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
         np.savez_compressed(output / "replay.npz", **numbers)
+    if output is not None or page.html is not None:
+        simulated = {} if nominal is None or beside is None else {"nominal": (nominal, beside)}
+        simulated["fitted" if parameters else "simulated"] = (model, errors)
+        write_drawing(toss(recordings, (model, z), simulated), output, page)
     write_report(report, output)
     return report
 
@@ -194,3 +204,27 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("solver iterations", f"mean {report['iterations_mean']:.2f}, max {report['iterations_max']}"),
         ("wall time", f"{report['wall_time_s']:.1f} s"),
     ]
+
+
+# -- the drawing -------------------------------------------------------------------------------------------------------------------------
+
+
+def toss(
+    recordings: Recordings, recorded: tuple[ParametricMechanism, Tensor], simulated: Mapping[str, tuple[ParametricMechanism, OpenLoop]]
+) -> list[Playback]:
+    """One throw, as recorded and as each model simulates it: the throw whose mean position error with the last model is the median.
+
+    Args:
+        recorded: a model, and the states (N, 13 nb) of the samples. simulated: by label, a model and its rollouts.
+    """
+    errors = trajectory_means(list(simulated.values())[-1][1].position, recordings.offsets)
+    number = int(errors.argsort()[len(errors) // 2])
+    rows = slice(*recordings.offsets[number : number + 2].tolist())
+    label = f"throw {int(recordings.throw_id[number])}, "
+    model, z = recorded
+    playbacks = [Playback.of(model.baked(), z[rows].detach(), label=f"{label}recorded", repeat=model.substeps(recordings))]
+    for name, (model, rollout) in simulated.items():
+        curves = {"position error [mm]": 1000 * rollout.position[rows]}
+        states = rollout.z[rows].detach()
+        playbacks.append(Playback.of(model.baked(), states, label=label + name, repeat=model.substeps(recordings), curves=curves))
+    return playbacks

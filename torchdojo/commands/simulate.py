@@ -26,16 +26,18 @@ from torchdojo.commands.common import (
     whole,
     write_report,
 )
+from torchdojo.commands.drawing import SHOWN, Page, add_page, write_drawing
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.penetration import deepest_penetration
 from torchdojo.geometry.hulls import Hull
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
-from torchdojo.mechanism import Mechanism
+from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import loops, placement, poses
 from torchdojo.testing import diagnostics
+from torchdojo.viewer.playback import Playback
 
 __all__ = ["Recording", "add_arguments", "build", "check_tolerance", "gradient_check", "place", "record", "run", "spread"]
 
@@ -92,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "status 1 where they differ by more than 1e-6 (kappa below 1e-4: 1e-4) of the largest entry, or where no step could be checked",
     )
     add("--seed", type=int, default=0, metavar="S", help="of the starting velocities (default: %(default)s)")
+    add_page(parser)
     add_output(parser)
 
 
@@ -118,7 +121,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     batch = f" in {options.batch} environments" if options.batch > 1 else ""
     print(f"{options.source}: {report['steps']} steps of {options.timestep:g} s{batch}")
     print_table(_rows(report))
-    if options.output is not None:
+    if options.output is not None or options.html is not None:
         _save(mech, recording, options)
     write_report(report, options.output)
     return report
@@ -212,11 +215,12 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
 
 
 class Recording(NamedTuple):
-    """z (batch, T+1, 13 nb) and the contacts' distances there [m]; status, iterations, substeps (batch, T); output of the last step;
-    duration of the steps [s]."""
+    """z (batch, T+1, 13 nb) and the contacts' distances there [m]; impulses (batch, T, n); status, iterations, substeps (batch, T); output
+    of the last step; duration of the steps [s]."""
 
     z: Tensor
     distances: Tensor
+    impulses: Tensor
     status: Tensor
     iterations: Tensor
     substeps: Tensor
@@ -237,9 +241,9 @@ def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
                 break
     wall = time.perf_counter() - start
     z = torch.stack([z, *(out.z for out in outputs)], 1)
-    names = ("status", "iterations", "substeps")
-    status, iterations, substeps = (torch.stack([getattr(out, name) for out in outputs], 1) for name in names)
-    return Recording(z, mech.distances(z).detach(), status, iterations, substeps, outputs[-1], wall)
+    names = ("impulses", "status", "iterations", "substeps")
+    impulses, status, iterations, substeps = (torch.stack([getattr(out, name) for out in outputs], 1) for name in names)
+    return Recording(z, mech.distances(z).detach(), impulses, status, iterations, substeps, outputs[-1], wall)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------------------------
@@ -376,15 +380,21 @@ def _rows(r: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _save(mech: Mechanism, recording: Recording, options: argparse.Namespace) -> None:
-    np.savez_compressed(
-        options.output / "trajectory.npz",
-        z=recording.z.numpy(),
-        u=np.zeros((*recording.status.shape, mech.num_inputs)),
-        status=recording.status.numpy(),
-        iterations=recording.iterations.numpy(),
-        substeps=recording.substeps.numpy(),
-        distances=recording.distances.numpy(),
-        timestep=options.timestep,
-        body_names=np.array(list(mech.bodies)),
-        contact_names=np.array(list(mech.contacts)),
-    )
+    batch, steps = recording.status.shape
+    u = torch.zeros(batch, steps, mech.num_inputs, dtype=torch.float64)
+    counts = (recording.status, recording.iterations, recording.substeps)
+    trajectory = Trajectory(recording.z, u, recording.impulses, *counts, recording.last.solution[:, None])
+    shown = range(min(batch, SHOWN))
+    playbacks = Playback.batch(mech, trajectory, shown, labels=[f"environment {i}" for i in shown] if batch > 1 else [str(options.source)])
+    arrays = {
+        "z": recording.z.numpy(),
+        "u": u.numpy(),
+        "status": recording.status.numpy(),
+        "iterations": recording.iterations.numpy(),
+        "substeps": recording.substeps.numpy(),
+        "distances": recording.distances.numpy(),
+        "timestep": options.timestep,
+        "body_names": np.array(list(mech.bodies)),
+        "contact_names": np.array(list(mech.contacts)),
+    }
+    write_drawing(playbacks, options.output, Page.of(options), side_by_side=batch > 1, arrays=arrays)

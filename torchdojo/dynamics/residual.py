@@ -17,6 +17,7 @@ from torchdojo.dynamics.integrator import LARGEST_SINE, momentum_change, next_po
 from torchdojo.dynamics.system import Group, System, select_rows
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.element import Element, Motion, Pose, Twist
+from torchdojo.elements.joint_cones import JointLimits
 from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, split_state, split_twists, with_world
 from torchdojo.state.tangent import local_jacobian, retract
 from torchdojo.state.unknowns import FIRST_ELEMENT
@@ -53,7 +54,7 @@ class StepProblem:
         self.depenetration_speed = depenetration_speed
         self.elements = system.bind_elements(parameters)
         for element in self.elements:
-            if isinstance(element, Contact):
+            if isinstance(element, (Contact, JointLimits)):
                 element.depenetration_speed = depenetration_speed
         self.state = split_state(z)
         # The world is one more body, at the origin and at rest.

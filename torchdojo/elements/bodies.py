@@ -12,6 +12,7 @@ from torchdojo.parameters import PhysicalModule, as_tensor, require
 
 if TYPE_CHECKING:
     from torchdojo.geometry.shapes import Shape
+    from torchdojo.geometry.visuals import Visual
 
 __all__ = ["Body"]
 
@@ -24,6 +25,7 @@ class Body(PhysicalModule):
         inertia: [kg·m²] about the center of mass, in body axes: (..., 3, 3) symmetric, or (..., 3) principal moments (the diagonal).
             Positive definite, and each principal moment at most the sum of the other two. None: computed from `shape`.
         shape: a `torchdojo.geometry.shapes.Shape`, or several; for the inertia above, for drawing, and for contacts built from geometry.
+        visuals: `td.Visual` solids that are drawn in place of the shapes, such as the visual meshes of a robot file. Physics ignores them.
 
     Raises:
         ValueError: a mass that is not positive, an inertia that no rigid body can have, or neither inertia nor shape given.
@@ -33,8 +35,11 @@ class Body(PhysicalModule):
     mass: Tensor
     inertia: Tensor
 
-    def __init__(self, mass: Any, inertia: Any = None, *, shape: Shape | Sequence[Shape] | None = None) -> None:
+    def __init__(
+        self, mass: Any, inertia: Any = None, *, shape: Shape | Sequence[Shape] | None = None, visuals: Sequence[Visual] = ()
+    ) -> None:
         super().__init__()
+        self.visuals = tuple(visuals)
         self.shapes: tuple[Shape, ...] = () if shape is None else tuple(shape) if isinstance(shape, Sequence) else (shape,)
         self.mass = mass
         if inertia is None:

@@ -199,6 +199,18 @@ class Contact(Element):
         """The point of contact on the surface of the body, world frame [m], (..., 3)."""
         return poses[0].x + self._witness(poses)[2]
 
+    def force(self, normal: Tensor, impulse: Tensor) -> Tensor:
+        """P [N·s], the impulse at the contact on the body, world frame (..., 3), from the multipliers (..., cones.size). NaN: not known.
+
+        Args:
+            normal: (..., 3) unit, world frame.
+        """
+        return torch.full_like(normal, torch.nan)
+
+    def world_impulse(self, impulse: Tensor, *poses: Pose) -> Tensor:
+        """P [N·s], as from `force`, at the poses of `body_names` after the step."""
+        return self.force(self._witness(poses)[1], impulse)
+
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """φ (...,), normal (..., 3), and the point of contact on the body from its center of mass (..., 3)."""
         pose = poses[0]

@@ -24,11 +24,14 @@ class ImpactContact(Contact):
 
     cones = Cones(orthant=1)
 
+    def force(self, normal: Tensor, impulse: Tensor) -> Tensor:
+        return impulse * normal
+
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         touch = self.touch(motions)
-        return self.wrenches(motions, touch, impulse * touch.normal), self.gap(motions, touch, impulse, timestep) - slack
+        return self.wrenches(motions, touch, self.force(touch.normal, impulse)), self.gap(motions, touch, impulse, timestep) - slack
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
         gap = torch.maximum(self.touch(motions).distance, level.sqrt())
@@ -96,7 +99,7 @@ class NonlinearContact(FrictionalContact):
         touch = self.touch(motions)
         tangents = orthonormal_complement(touch.normal)
         gamma, (xi, eta) = impulse[..., :1], self.sliding_pair(impulse, slack)
-        force = gamma * touch.normal + (tangents * xi[..., 1:, None]).sum(-2)
+        force = self.force(touch.normal, impulse, tangents)
         cone_height = xi[..., :1] - self.friction[..., None] * gamma
         slip = (tangents * self.slip(motions, touch)[..., None, :]).sum(-1)
         rows = [self.gap(motions, touch, gamma, timestep) - slack[..., :1]]
@@ -114,6 +117,11 @@ class NonlinearContact(FrictionalContact):
             rolling = (tangents * rho[..., 1:, None]).sum(-2)
             couple = rolling if couple is None else couple + rolling
         return self.wrenches(motions, touch, force, couple), torch.cat(rows, dim=-1)
+
+    def force(self, normal: Tensor, impulse: Tensor, tangents: Tensor | None = None) -> Tensor:
+        tangents = orthonormal_complement(normal) if tangents is None else tangents
+        xi = self.sliding_pair(impulse, impulse)[0]
+        return impulse[..., :1] * normal + (tangents * xi[..., 1:, None]).sum(-2)
 
     def sliding_pair(self, impulse: Tensor, slack: Tensor) -> tuple[Tensor, Tensor]:
         """ξ and η, (..., 3)."""
@@ -199,6 +207,10 @@ class LinearContact(FrictionalContact):
         # The rounding makes the axes exact.
         self._directions = [[sign * round(f(turn), 15) for f in (math.cos, math.sin)] for turn in turns for sign in (1, -1)]
 
+    def force(self, normal: Tensor, impulse: Tensor, directions: Tensor | None = None) -> Tensor:
+        directions = self.directions(normal) if directions is None else directions
+        return impulse[..., :1] * normal + (directions * impulse[..., 2:, None]).sum(-2)
+
     def directions(self, normal: Tensor) -> Tensor:
         """D: unit vectors in the tangent plane of a unit normal (..., 3), (..., facets, 3)."""
         return normal.new_tensor(self._directions) @ orthonormal_complement(normal)
@@ -208,7 +220,7 @@ class LinearContact(FrictionalContact):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         touch = self.touch(motions)
         directions, gamma = self.directions(touch.normal), impulse[..., :1]
-        force = gamma * touch.normal + (directions * impulse[..., 2:, None]).sum(-2)
+        force = self.force(touch.normal, impulse, directions)
         slip = (directions * self.slip(motions, touch)[..., None, :]).sum(-1)
         friction = _pyramid_rows(self.friction * gamma[..., 0], impulse[..., 1:], slack[..., 1:], slip)
         rows = torch.cat((self.gap(motions, touch, gamma, timestep) - slack[..., :1], friction), dim=-1)

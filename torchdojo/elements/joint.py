@@ -113,6 +113,10 @@ class Joint(Element):
         """Rows that vanish when the joint is assembled, (..., num_rows)."""
         raise NotImplementedError
 
+    def kept_constraint(self, parent: Pose, child: Pose) -> Tensor:
+        """`constraint`, without what other joints of a loop hold already."""
+        return self.constraint(parent, child)
+
     def coordinates(self, parent: Pose, child: Pose) -> Tensor:
         """Lengths [m], then angles [rad], (..., num_coordinates)."""
         raise NotImplementedError

@@ -5,6 +5,7 @@ impulses act at the current configuration: limits through the transposed Jacobia
 rates ċ⁺ of the step (design section 4):
 
     limit       c⁺ − lower − s = 0,  upper − c⁺ − s = 0,  γ s = κ                                        impulse γ, −γ
+                (less what `JointLimits.room` leaves of a violation)
     friction    p + q − 2b = 0,  ċ⁺ − σ_p + σ_q = 0,  p σ_p = κ,  q σ_q = κ,  b = h friction             impulse λ = (p − q)/2
 
 so that λ → −b sign(ċ⁺) where a coordinate moves as κ → 0, and |λ| < b where it sticks.
@@ -30,6 +31,7 @@ __all__ = ["JointElement", "JointFriction", "JointLimits", "coordinate_mass", "u
 
 KINEMATIC_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset")
 READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature", *SERVO)
+RECOVERY_SHARE = 0.5  # of the largest speed of a coordinate: its limits ask for no more, so that both kinds of limit leave room
 ELEMENT_FIELDS = ("friction", "velocity_limits", *SERVO_RANGE, *BOUNDS)  # of elements of their own
 
 
@@ -41,6 +43,7 @@ class JointElement(Element):
 
     joint: Joint
     own_fields: tuple[str, ...] = ()
+    read_fields: tuple[str, ...] = ()  # fields of other elements of the joint, which this one reads, too
 
     def __init__(self, joint: Joint) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class JointElement(Element):
         # Fields that a user's subclass adds to the fields of the standard joints may enter its kinematics.
         stiff = ("spring", "rest") if isinstance(joint, StandardJoint) and (joint.implicit or SERVO[0] in joint.fields) else ()
         read = [name for name in joint.fields if name in (*READ_FIELDS, *stiff) or name not in StandardJoint.fields]
-        fields = {name: joint.fields[name] for name in read if name not in ELEMENT_FIELDS or name in self.own_fields}
+        fields = {name: joint.fields[name] for name in read if name not in ELEMENT_FIELDS or name in (*self.own_fields, *self.read_fields)}
         self.__dict__.update(shared, joint=joint, fields=fields)
 
     def __getattr__(self, name: str) -> Any:
@@ -78,13 +81,16 @@ class JointLimits(JointElement):
     """Limits of a joint: one impulse γ >= 0 and one slack per side that acts, lower sides first, coordinates in order."""
 
     own_fields = BOUNDS
+    read_fields = ("velocity_limits",)
+    depenetration_speed: float | None = None  # the option of the step, in m/s and in rad/s
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
-        if name not in BOUNDS:
+        if name not in BOUNDS and name != "velocity_limits":
             return value
-        # Sides that do not act may be infinite, which no parameter of a step may be.
-        acting = [k in self.joint.limited[BOUNDS.index(name)] for k in range(self.joint.num_coordinates)]
+        # Sides and speeds that do not act may be infinite, which no parameter of a step may be.
+        places = self.velocity_limited if name == "velocity_limits" else self.joint.limited[BOUNDS.index(name)]
+        acting = [k in places for k in range(self.joint.num_coordinates)]
         return torch.where(torch.tensor(acting, device=value.device), value, torch.zeros_like(value))
 
     @property
@@ -98,7 +104,12 @@ class JointLimits(JointElement):
         return Cones(orthant=len(self.sides[0]))
 
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind(), self.joint.limited)
+        return (*super().kind(), self.joint.limited, self.velocity_limited)
+
+    @property
+    def velocity_limited(self) -> tuple[int, ...]:
+        """Coordinates with a largest speed, which `StandardJoint` may have."""
+        return getattr(self.joint, "velocity_limited", ())
 
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
@@ -108,10 +119,15 @@ class JointLimits(JointElement):
         places, signs = self.sides
         along = impulse.new_zeros(len(places), joint.num_coordinates)
         along[range(len(places)), places] = impulse.new_tensor(signs)
-        return joint.act_along(parent.pose, child.pose, impulse @ along), self.gaps(motions) - slack
+        return joint.act_along(parent.pose, child.pose, impulse @ along), self.room(motions) - slack
 
-    def gaps(self, motions: tuple[Motion, ...]) -> Tensor:
-        """Room at the next configuration on every side, (..., cones.size) [m, rad]."""
+    def room(self, motions: tuple[Motion, ...]) -> Tensor:
+        """The quantity that the slack s >= 0 with γ s = κ equals on every side, (..., cones.size) [m, rad].
+
+        With the room r = c − lower or upper − c now, and r⁺ at the end of the step, this is r⁺ − min(r + h v, 0): a violated limit is
+        undone at the speed v = `SolverOptions.depenetration_speed`, read as m/s and as rad/s, or at RECOVERY_SHARE of the coordinate's
+        `velocity_limits` where that is less. Where r >= −h v the term is zero, so no number changes where no limit is violated.
+        """
         joint = self.bound_joint()
         parent, child = motions
         lower, upper = joint.lower, joint.upper
@@ -119,10 +135,29 @@ class JointLimits(JointElement):
         below, above = joint.limited
         now = joint.coordinates_near(parent.pose, child.pose, _middle(joint))
         after = joint.coordinates_near(parent.next, child.next, now[..., joint.num_coordinates - joint.num_angles :])
-        return torch.cat((after[..., below] - lower[..., below], upper[..., above] - after[..., above]), dim=-1)
+
+        def on_every_side(value: Tensor) -> Tensor:
+            return torch.cat((value[..., below] - lower[..., below], upper[..., above] - value[..., above]), dim=-1)
+
+        room = on_every_side(after)
+        if self.depenetration_speed is None:
+            return room
+        ahead = on_every_side(now) + parent.timestep * self._recovery_speed(room)
+        return room - torch.where(ahead < 0, ahead, 0.0)
+
+    def _recovery_speed(self, like: Tensor) -> Tensor:
+        """Speed at which every side undoes a violation, broadcastable to (..., cones.size) [m/s, rad/s]."""
+        places, _ = self.sides
+        assert self.depenetration_speed is not None
+        speed = like.new_full((len(places),), self.depenetration_speed)
+        if not self.velocity_limited:
+            return speed
+        own = RECOVERY_SHARE * self.velocity_limits[..., places]
+        slower = torch.tensor([place in self.velocity_limited for place in places], device=like.device) & (own < speed)
+        return torch.where(slower, own, speed)
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
-        gap = torch.maximum(self.gaps(motions), level.sqrt()[..., None])
+        gap = torch.maximum(self.room(motions), level.sqrt()[..., None])
         return level[..., None] / gap, gap
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
+from torchdojo.elements.kept_rows import KeptRows
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, ServoJoint
 from torchdojo.parameters import as_tensor, require, transforming
 
@@ -63,7 +64,8 @@ class StandardJoint(ServoJoint):
         spring: stiffness [N/m, N·m/rad]; damper [N·s/m, N·m·s/rad]; rest: coordinate at which the spring is relaxed [m, rad]. Scalars, or
             (..., n) with one value per free coordinate, translations first. The damper is implicit.
         implicit: whether the spring is implicit, too: spring (rest − c − h ċ⁺) in place of spring (rest − c). elements/README.md compares.
-        limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration (`JointLimits`).
+        limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration. A
+            joint that starts outside comes back at `SolverOptions.depenetration_speed`, at most at half of `velocity_limits`.
         friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
         armature: inertia [kg, kg·m²] that moves with the coordinate's rate, of a motor seen through its gear: energy ½ a rate².
         servo_stiffness, servo_damping: kp and kd [N/m, N·m/rad], [N·s/m, N·m·s/rad] of a servo whose u = kp (target − c) + feedforward. The
@@ -72,6 +74,9 @@ class StandardJoint(ServoJoint):
         velocity_limits: largest speeds of the free coordinates [m/s, rad/s]; infinite: none (`JointVelocityLimits`).
         effort_limit: [N, N·m], kept on the joint for the user and for file formats; it does not act.
         actuated: whether the joint's free coordinates appear in the input u.
+
+    A joint that closes a loop leaves out rows that repeat what the loop's other joints hold (state/redundancy.py). Its impulses along them
+    are zero. The mechanism finds them when it is built: build it anew after turning the axes of a loop.
 
     All limits, friction, armature and servo act where the joint is built with them (all but limits: not zero), and are None elsewhere.
     Their numbers may change later and be learned; whether they act, and which limits do, stays. Limits of a single rotation lie within ±2π.
@@ -103,6 +108,7 @@ class StandardJoint(ServoJoint):
     friction: Tensor | None
     armature: Tensor | None
     velocity_limits: Tensor | None
+    kept_rows: KeptRows | None = None  #: of a joint that repeats others of its loop; a mechanism sets it when it is built
     velocity_limited: tuple[int, ...] = ()  #: coordinates whose speed is limited
     free_translations: int
     free_rotations: int
@@ -183,7 +189,8 @@ class StandardJoint(ServoJoint):
         return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind(), self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven)
+        own = self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven, self.kept_rows
+        return (*super().kind(), *own)
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
@@ -273,10 +280,23 @@ class StandardJoint(ServoJoint):
 
     def constraint(self, parent: Pose, child: Pose) -> Tensor:
         """Rows C_T d and C_R vec(p), (..., num_rows) [m, half-angle]."""
+        return self._rows(parent, child, self.directions(self.free_translations)[1], self.directions(self.free_rotations)[1])
+
+    def kept_constraint(self, parent: Pose, child: Pose) -> Tensor:
+        return self._rows(parent, child, *self._held())
+
+    def _rows(self, parent: Pose, child: Pose, translational: Tensor | None, rotational: Tensor | None) -> Tensor:
         d, p = self.displacement(parent, child)
-        _, translational = self.directions(self.free_translations)
-        _, rotational = self.directions(self.free_rotations)
         return torch.cat((_project(translational, d), _project(rotational, p[..., 1:])), dim=-1)
+
+    def _held(self) -> tuple[Tensor | None, Tensor | None]:
+        """Constrained rows of `directions`, translations and rotations, less those that repeat other joints of the loop."""
+        held = self.directions(self.free_translations)[1], self.directions(self.free_rotations)[1]
+        if self.kept_rows is None:
+            return held
+        pairs = zip(self.kept_rows.matrices(self.axis), held, strict=True)
+        t, r = (p if rows is None else p @ rows for p, rows in pairs)
+        return t, r
 
     def coordinates(self, parent: Pose, child: Pose) -> Tensor:
         """Free coordinates (..., num_coordinates): translations [m], then the angle [rad] or components of the rotation vector."""
@@ -353,8 +373,8 @@ class StandardJoint(ServoJoint):
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         parent, child = motions
-        free_t, held_t = self.directions(self.free_translations)
-        free_r, held_r = self.directions(self.free_rotations)
+        free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
+        held_t, held_r = self._held()
         rows_t = 3 - self.free_translations
         _, p, _, _ = place = self._place(parent.pose, child.pose)
 
@@ -373,7 +393,10 @@ class StandardJoint(ServoJoint):
                 free = free - self.armature * self._rate_change(motions, timestep)
             force = force + _expand(free_t, free[..., : self.free_translations])
             torque = torque + _expand(free_r, free[..., self.free_translations :])
-        return self.act(parent.pose, child.pose, force, torque, place), self.constraint(parent.next, child.next)
+        rows = self._rows(parent.next, child.next, held_t, held_r)
+        if self.kept_rows is not None:
+            rows = rows + timestep * (impulse @ self.kept_rows.left_out(impulse))
+        return self.act(parent.pose, child.pose, force, torque, place), rows
 
     def act(
         self, parent: Pose, child: Pose, force: Tensor, torque: Tensor, place: tuple[Tensor, Tensor, Tensor, Tensor] | None = None

@@ -1,4 +1,4 @@
-"""Collision meshes of robot files: where the file is, what it holds, and the hull that touches the ground for it."""
+"""Meshes of robot files: where the file is, what it holds, and the hull that touches the ground for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchdojo.geometry.hulls import Hull, MeshSource
 from torchdojo.io.robot import Array
 
-__all__ = ["MESH_MODES", "Folders", "MeshMode", "MeshReader", "MeshReference", "check_mode", "find_mesh", "mesh_vertices"]
+__all__ = ["MESH_MODES", "Folders", "MeshMode", "MeshReader", "MeshReference", "check_mode", "find_mesh", "mesh_vertices", "read_mesh"]
 
 MeshMode = Literal["hull", "skip"] | None
 MESH_MODES = ("hull", "skip", None)
@@ -112,7 +113,7 @@ def find_mesh(name: str, robot: Path, further: Folders = ()) -> Path:
     for start in range(len(parts)):
         tail = Path(*parts[start:])
         for folder in near if start and len(tail.parts) == 1 else folders:
-            if (folder / tail).is_file():
+            if os.path.isfile(f"{folder}/{tail}"):  # five times as fast as Path.is_file
                 return folder / tail
     raise FileNotFoundError(f"{name!r} is in none of the folders {', '.join(map(str, folders))}")
 
@@ -125,6 +126,33 @@ def mesh_vertices(path: Path) -> Array:
     Raises:
         ImportError: trimesh, or what it needs for the format, is not installed. ValueError: no mesh, or one without vertices.
     """
+    vertices = np.asarray(_load(path).vertices, dtype=np.float64)
+    if not len(vertices):
+        raise ValueError(f"{path} is empty: it has no vertices")
+    return vertices
+
+
+def read_mesh(path: Path) -> tuple[Array, NDArray[np.int64], tuple[float, ...] | None]:
+    """Vertices as of `mesh_vertices` with equal ones merged, triangles (m, 3), and the color (4,) of the file, or None.
+
+    Where the file has several colors, the most common one counts.
+
+    Raises:
+        ImportError, ValueError: as `mesh_vertices`; no triangles.
+    """
+    mesh = _load(path)
+    if not len(mesh.vertices) or not len(mesh.faces):
+        raise ValueError(f"{path} is empty: it has no triangles")
+    color = None
+    if mesh.visual.defined:
+        visual = mesh.visual.to_color() if mesh.visual.kind == "texture" else mesh.visual
+        color = tuple(float(channel) / 255 for channel in visual.main_color)
+    mesh.merge_vertices(merge_tex=True, merge_norm=True)
+    return np.asarray(mesh.vertices, dtype=np.float64), np.asarray(mesh.faces), color
+
+
+def _load(path: Path) -> Any:
+    """A `trimesh.Trimesh` of all meshes of a file."""
     try:
         import trimesh
     except ImportError as error:
@@ -133,11 +161,8 @@ def mesh_vertices(path: Path) -> Array:
         scene = trimesh.load_scene(str(path), process=False)
         if path.suffix.lower() in UNITS:
             scene = scene.convert_units("meters")
-        vertices = np.asarray(scene.to_mesh().vertices, dtype=np.float64)
+        return scene.to_mesh()
     except ImportError:
         raise
     except Exception as error:  # the parsers of trimesh raise whatever their formats make them raise
         raise ValueError(f"{path} cannot be read as a mesh: {type(error).__name__}: {error}") from error
-    if not len(vertices):
-        raise ValueError(f"{path} is empty: it has no vertices")
-    return vertices

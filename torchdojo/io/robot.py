@@ -23,6 +23,7 @@ from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint import TURN
 from torchdojo.geometry.shapes import Shape
+from torchdojo.geometry.visuals import Visual
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import warn_user
 from torchdojo.quaternion import from_rotation_matrix
@@ -69,6 +70,7 @@ class BodyInfo:
     center: Array  #: (3,) center of mass in the frame of the topmost link [m]
     inertia: Array  #: (3, 3) about the center of mass, body axes [kg m^2]
     shapes: tuple[Shape, ...]  #: collision shapes in the body frame
+    visuals: tuple[Visual, ...] = ()  #: what the file shows, likewise
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class RobotInfo:
     couplings: dict[str, CouplingInfo]
     contacts: dict[str, ContactInfo]  #: of the collision geometry
     contact_notes: tuple[str, ...]  #: in words: the collision geometry that makes no contact
+    scenery: tuple[Visual, ...]  #: what the file shows of the world, in the world frame
 
 
 # -- what readers share ------------------------------------------------------------------------------------------------------------------
@@ -240,7 +243,7 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
     else:
         given = FRICTION if friction is None else friction
         modules = {name: _given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
-    return Mechanism(
+    mech = Mechanism(
         bodies={name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()},
         joints={name: _joint(robot, info) for name, info in robot.joints.items()},
         contacts=modules,
@@ -248,11 +251,13 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
         timestep=timestep,
         gravity=gravity,
     )
+    mech.scenery = robot.scenery
+    return mech
 
 
 def _body(robot: RobotInfo, info: BodyInfo, part: str, remedy: str) -> Body:
     try:
-        return Body(mass=info.mass, inertia=torch.as_tensor(info.inertia), shape=info.shapes or None)
+        return Body(mass=info.mass, inertia=torch.as_tensor(info.inertia), shape=info.shapes or None, visuals=info.visuals)
     except ValueError as error:
         names = f"{part} {info.name!r}" if len(info.links) == 1 else f"the {part}s {listed(info.links)} fixed to each other"
         raise ValueError(f"{robot.path}: {names}: {error}. {remedy}") from error

@@ -75,6 +75,7 @@ class _Joint:
     extra: int = 0
     node: int = NONE
     cones: list[dict[str, int]] = field(default_factory=list)
+    fastest: dict[int, int] = field(default_factory=dict)  # coordinate -> position of its largest speed
 
     def __post_init__(self) -> None:
         group = self.piece.group
@@ -114,6 +115,7 @@ class _Joint:
             return
         if isinstance(element, JointVelocityLimits):
             first, place = piece.place(member), iter(zip(impulse, slack, strict=True))
+            self.fastest = {i: first + i for i in element.joint.velocity_limited}
             for kind in (JointCone.LOWEST_RATE, JointCone.HIGHEST_RATE):
                 for i in element.joint.velocity_limited:
                     self._cone(kind, i, self.held + i, *next(place), 1, first + i)
@@ -196,7 +198,7 @@ class _Lowering:
             "contacts": contacts,
             "impulses": impulses,
             "fill": self.fill,
-            "joint_cones": [row(JOINT_CONE, joint=number, **cone) for number, joint in enumerate(self.joints) for cone in joint.cones],
+            "joint_cones": self._joint_cone_rows(),
             "pairs": pairs,
             "couples": couples,
             "couplings": self._coupling_rows(),
@@ -246,6 +248,7 @@ class _Lowering:
                 num_cones=len(joint.cones),
                 has_rate_cones=any(cone["kind"] not in (JointCone.LOWER, JointCone.UPPER) for cone in joint.cones),
                 driven=sum(1 << i for i in joint.driven),
+                repeats=joint.module.kept_rows is not None,
                 free_data=next(free_data) if joint.has_free_data else NONE,
                 size=joint.size,
                 right=self.schedule.rhs_offset[node] if joint.size else NONE,
@@ -258,6 +261,13 @@ class _Lowering:
             rows.append(values)
             first_cone += len(joint.cones)
         return rows
+
+    def _joint_cone_rows(self) -> list[tuple]:
+        return [
+            row(JOINT_CONE, joint=number, fastest=joint.fastest.get(cone["coordinate"], NONE), **cone)
+            for number, joint in enumerate(self.joints)
+            for cone in joint.cones
+        ]
 
     def _contact_rows(self) -> tuple[list[tuple], list[tuple], list[tuple]]:
         """Rows of contacts, of pairs of shapes, and of couples."""

@@ -129,6 +129,8 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
             "translations": _basis(fields["axis"], element.free_translations),
             "rotations": _basis(fields["axis"], element.free_rotations),
         }
+        if element.kept_rows is not None:
+            bases = dict(zip(bases, map(_keep, bases.values(), element.kept_rows.matrices(fields["axis"])), strict=True))
         return fields | bases | {"orientation": normalize(fields["orientation_offset"])} | _implicit(element, fields)
     if isinstance(element, JointDrive):
         lower, upper = (fields[name] for name in SERVO_RANGE)
@@ -180,6 +182,12 @@ def _basis(axis: Tensor, free: int) -> Tensor:
     axis = unit(axis)
     across = orthonormal_complement(axis).flatten(-2)
     return torch.cat((across, axis) if free == 1 else (axis, across), dim=-1)
+
+
+def _keep(basis: Tensor, p: Tensor) -> Tensor:
+    """A basis (..., 9) whose held rows are projected by p."""
+    rows = basis.unflatten(-1, (3, 3))
+    return torch.cat((p @ rows[..., : len(p), :], rows[..., len(p) :, :]), dim=-2).flatten(-2)
 
 
 def _join(layout: np.dtype, values: Mapping[str, Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ import enum
 import numpy as np
 
 from torchdojo.dynamics import integrator
-from torchdojo.elements import contact, couplings, hard_maps, path_maps
+from torchdojo.elements import contact, couplings, hard_maps, joint_cones, path_maps
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.element import Element
 from torchdojo.geometry import distance, pairs
@@ -123,6 +123,7 @@ JOINT = _row(
     "first_cone num_cones",  # its limits and frictions
     "has_rate_cones",  # friction, limits of rates, drives
     "driven",  # bits of the coordinates with a drive, whose inputs the drive has
+    "repeats",  # whether its rows are those of a projection, which leaves out what repeats other joints of a loop
     "free_data",  # number among the joints with armature, limits or friction (−1: none)
     "size",  # rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
     "right",  # position in the right-hand side
@@ -149,6 +150,7 @@ JOINT_CONE = _row(
     "impulse slack",  # positions in w
     "stride",  # from p to q of friction and drives
     "parameter",  # position in the packed parameters
+    "fastest",  # position of the largest speed of the coordinate in the packed parameters (−1: none)
 )
 PAIR = _row(
     "other",  # body; the world is the number of bodies
@@ -293,6 +295,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "regularization": kkt.REGULARIZATION,
         # elements
         "resting_acceleration": contact.RESTING_ACCELERATION,
+        "recovery_share": joint_cones.RECOVERY_SHARE,
         "most_turns": couplings.MOST_TURNS,
         "alike": couplings.ALIKE,
         "satisfied": couplings.SATISFIED,

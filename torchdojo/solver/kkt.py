@@ -23,7 +23,8 @@ from torchdojo.state.layout import TWIST_SIZE
 
 __all__ = ["KKT"]
 
-# Weight of the multipliers in the joint rows, relative to the timestep. It keeps redundant constraints (planar loops in space) solvable.
+# Weight of the multipliers in the joint rows, relative to the timestep. It keeps rows solvable that depend on each other at a configuration
+# (flat parallelograms, couplings in a circle). state/redundancy.py leaves out rows that do so everywhere.
 REGULARIZATION = 1e-10
 
 

@@ -158,7 +158,8 @@ class SolverOptions:
         max_halvings: maximum number of times that a step without a solution is split into two of half its length (0: never).
         depenetration_speed: largest speed at which contacts that start a step deep inside a surface come out [m/s]; see `Contact.gap`. It
             acts below a depth of speed times timestep, and changes no bit elsewhere. A contact's own `recovery_speed` replaces it, and a
-            contact with `stiffness` has none. None: one step undoes any overlap.
+            contact with `stiffness` has none. Joints that start outside their limits come back at this speed, too, in m/s and in rad/s,
+            but at most at half of their `velocity_limits`; see `JointLimits.room`. None: one step undoes any overlap and any violation.
         on_failure: "flag" or "raise".
         backend: "auto" takes the compiled kernel in float64 on the CPU, if all joints and contacts are built in and there is a compiler. It
             takes the reference elsewhere. "reference" takes the reference. "native" raises where the kernel cannot be used.

@@ -21,6 +21,7 @@ from torchdojo.elements.joints import StandardJoint, previous_pose
 from torchdojo.state import minimal, signs
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY, join_state, split_state
+from torchdojo.state.redundancy import check_misfit
 from torchdojo.state.tangent import local_jacobian
 from torchdojo.structure import Structure
 
@@ -116,13 +117,14 @@ def close_loops(mech: Structure, z: Tensor, hold: Sequence[str]) -> Tensor:
 def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
     """Gaps at z of the joints outside the tree and of the couplings, largest of a batch: name -> (distance [m], angle [rad]).
 
+    Rows that repeat others of a loop do not count (redundancy.py).
     A coupling has (gap of its row, 0) if its follower slides, and (0, gap) if it turns.
     """
     openings: dict[str, tuple[float, float]] = {}
     tree = mech.tree_joints
     for name, joint in mech.named_joints().items():
         if name not in tree:
-            rows = joint.constraint(*mech.element_poses(z, joint))
+            rows = joint.kept_constraint(*mech.element_poses(z, joint))
             split = 3 - joint.free_translations if isinstance(joint, StandardJoint) else joint.num_rows  # a user's rows are distances
             distance = torch.linalg.vector_norm(rows[..., :split], dim=-1)
             sine = torch.linalg.vector_norm(rows[..., split:], dim=-1).clamp_max(1.0)
@@ -157,6 +159,9 @@ def _closed(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
     q, settled = _solve(rows_now, q, ~given[0])
     if not settled:
         raise ValueError(_open_message(mech, place(q, torch.zeros_like(q)), where))
+    for name, joint in mech.named_joints().items():
+        if isinstance(joint, StandardJoint):
+            check_misfit(name, joint, joint.constraint(*mech.element_poses(place(q, torch.zeros_like(q)), joint)))
     change, settled = _solve(rows_before, qd * h[..., None], ~given[1])
     if not settled:
         raise ValueError(
@@ -190,7 +195,7 @@ def _rows(mech: Structure, z: Tensor) -> Tensor:
     """Rows that must vanish: of the joints outside the tree, then of the couplings, (..., m) [m, half-angle or rad]."""
     tree = mech.tree_joints
     elements = [joint for name, joint in mech.named_joints().items() if name not in tree] + list(mech.named_couplings().values())
-    return mech.constraint_rows(z, elements)
+    return mech.constraint_rows(z, elements, kept=True)
 
 
 def _solve(rows: Callable[[Tensor], Tensor], y: Tensor, free: Tensor) -> tuple[Tensor, bool]:

@@ -8,12 +8,14 @@ half-space of normal n grows by n·d per meter. So the lift follows in closed fo
 
 Distances to shapes of the world and to surfaces of the user's own are not linear in s. A signed distance changes by at most a meter per
 meter. So a step of clearance − φ never overshoots, neither up out of a surface nor down onto one (sphere tracing; Hart 1996). One Newton
-step at the end has the derivative of the implicit function theorem.
+step at the end has the derivative of the implicit function theorem. A part that starts below a surface, with nothing further down, goes up
+in the same steps, through that surface, and rests on the side where it comes out.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +33,7 @@ __all__ = ["movable", "parts", "place"]
 STEEP = 1e-6  # n·d below which a surface counts as a wall: lifting does not leave it
 HELD = 1e-9  # [m, rad] change of a joint's rows per meter of lift, above which the joint holds the part
 TRACING = 200  # largest number of steps along the normal
+ENTERING = 1e-3  # [m] a part on its way up enters a surface from this gap on; thinner shapes may be missed
 ARRIVED = 1e-12  # [m] a smaller step ends the search
 MISSED = 1e-6  # [m] a larger gap after the search is an error
 
@@ -161,7 +164,8 @@ class _Part:
     def _traced(self, z: Tensor, normal: Tensor, clearance: Tensor, surfaces: list[_Surface], start: Tensor | None) -> Tensor:
         """Lifts (..., surfaces) to surfaces that are not flat, −∞ for those that the part does not meet.
 
-        From `start`, the lift onto the half-spaces, the part only goes up. Without half-spaces it goes up or down.
+        From `start`, the lift onto the half-spaces, the part only goes up. Without half-spaces it goes up or down, and up through what it
+        meets where nothing is below.
         """
         fixed, along, gap = z.detach(), normal.detach(), clearance.detach()
 
@@ -176,11 +180,28 @@ class _Part:
                 lift = lift + step
                 if not transforming() and not bool((step.abs() > ARRIVED).any()):
                     break
-        if not transforming() and bool((step.abs() > MISSED).any()):
-            direction = "below" if start is None else "to climb onto"
-            raise ValueError(f"place: the part of body {self.bodies[0]!r} finds no surface {direction} along the normal; place it by hand")
+            missed = step.abs() > MISSED
+            if start is None and not transforming() and bool(missed.any()):
+                lift, missed = _risen(distances, gap, lift, missed)
+        if not transforming() and bool(missed.any()):
+            where = "below along the normal, and none above" if start is None else "to climb onto along the normal"
+            raise ValueError(f"place: the part of body {self.bodies[0]!r} finds no surface {where}; place it by hand")
         slope = torch.func.jvp(distances, (lift,), (torch.ones_like(lift),))[1]
         lift = lift.detach()
         missing = clearance[..., None] - self.distances(self.moved(z, lift, normal), surfaces)
         meets = (missing.detach() >= -MISSED) & (slope > STEEP)
         return torch.where(meets, lift[..., None] + missing / torch.where(meets, slope, 1.0).detach(), -math.inf)
+
+
+def _risen(distances: Callable[[Tensor], Tensor], gap: Tensor, lift: Tensor, missed: Tensor) -> tuple[Tensor, Tensor]:
+    """Lifts with those that `missed` the surfaces below replaced by the way up from zero; and which ones miss the surfaces above, too."""
+    up = torch.zeros_like(lift)
+    for _ in range(TRACING):
+        least, slope = torch.func.jvp(lambda s: distances(s).amin(-1), (up,), (torch.ones_like(up),))[:2]
+        step = (gap - least).abs()
+        entering = (step < ENTERING) & (slope < 0)
+        up = up + torch.where(entering, ENTERING, step)
+        step = torch.where(entering, torch.inf, step)
+        if not bool((missed & ~(step <= ARRIVED)).any()):
+            break
+    return torch.where(missed, up, lift), missed & ~(step <= MISSED)

@@ -15,6 +15,7 @@ from torchdojo.io.mjcf.actuators import Drive, Driven, read_drives
 from torchdojo.io.mjcf.geoms import GeomReader, Points
 from torchdojo.io.mjcf.joints import SUPPORTED, Coordinate, Fit, fit_joint
 from torchdojo.io.mjcf.model import CompiledMjcf, compile_mjcf, import_mujoco
+from torchdojo.io.mjcf.visuals import read_visuals
 from torchdojo.io.robot import (
     WORLD,
     Z_AXIS,
@@ -140,6 +141,7 @@ class _Reader:
             couplings=couplings,
             contacts=contacts,
             contact_notes=(*self.compiled.left_out, *geoms.notes),
+            scenery=read_visuals(self.compiled, groups[0], {b: poses[b] for b in groups[0]}),
             coordinates=coordinates,
             drives=drives,
             gravity=(float(gravity[0]), float(gravity[1]), float(gravity[2])),
@@ -200,7 +202,8 @@ class _Reader:
         inertia = fit.frame.T @ inertia @ fit.frame
         frames = {b: (fit.frame.T @ poses[b][0], fit.frame.T @ (poses[b][1] - center)) for b in group}
         links = tuple(self.names[b] for b in group)
-        return BodyInfo(self.names[t], links, mass, center, (inertia + inertia.T) / 2, geoms.shapes(group, frames))
+        shapes, visuals = geoms.shapes(group, frames), read_visuals(self.compiled, group, frames)
+        return BodyInfo(self.names[t], links, mass, center, (inertia + inertia.T) / 2, shapes, visuals)
 
     # -- joints ----------------------------------------------------------------------------------------------------------------------------
 

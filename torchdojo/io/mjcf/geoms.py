@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
 from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, Pose, clean_name, compose
 from torchdojo.quaternion import from_rotation_matrix
 
-__all__ = ["GeomReader", "Points"]
+__all__ = ["GeomMesh", "GeomReader", "Points", "mesh_of"]
 
 SAMPLES = 4  # configurations that tell whether a point can change its distance to a plane
 CONSTANT = 1e-9  # [m]
@@ -48,6 +48,33 @@ class _Ball:
     radius: float  #: [m]
     friction: float
     condim: int
+
+
+@dataclass(frozen=True)
+class GeomMesh:
+    """The mesh of a geom in the frame of its file: MuJoCo moves its vertices into a frame of its own, and the geom with them."""
+
+    pose: Pose  #: of the frame of the file
+    source: MeshSource
+    number: int
+    vertices: Callable[[], Array]  #: gives (n, 3) in the frame of the file, scaled [m]
+
+
+def mesh_of(mujoco: Any, model: Any, g: int, pose: Pose) -> GeomMesh:
+    """The mesh of a geom of this pose."""
+    i = int(model.geom_dataid[g])
+    matrix = np.zeros(9)
+    mujoco.mju_quat2Mat(matrix, model.mesh_quat[i])
+    turn, shift = matrix.reshape(3, 3), np.array(model.mesh_pos[i])
+
+    def vertices() -> Array:
+        start = int(model.mesh_vertadr[i])
+        return np.asarray(model.mesh_vert[start : start + int(model.mesh_vertnum[i])].astype(np.float64) @ turn.T + shift)
+
+    place = int(model.mesh_pathadr[i])
+    name = "" if place < 0 else model.paths[place:].split(b"\0")[0].decode()
+    x, y, z = (float(number) for number in model.mesh_scale[i])
+    return GeomMesh(compose(pose, (turn.T, -turn.T @ shift)), MeshSource(Path(name) if name else None, (x, y, z)), i, vertices)
 
 
 def _outer(balls: Sequence[_Ball]) -> list[_Ball]:
@@ -172,27 +199,18 @@ class GeomReader:
         return bool(self.model.geom_contype[g] or self.model.geom_conaffinity[g] or g in pairs)
 
     def _hull(self, g: int, pose: Pose) -> Hull:
-        """The hull of a mesh in the frame of its file: MuJoCo moves its vertices into a frame of its own, and the geom with them."""
-        model, i = self.model, int(self.model.geom_dataid[g])
-        matrix = np.zeros(9)
-        self.mujoco.mju_quat2Mat(matrix, model.mesh_quat[i])
-        turn, shift = matrix.reshape(3, 3), np.array(model.mesh_pos[i])
-        start = int(model.mesh_vertadr[i])
-        vertices = model.mesh_vert[start : start + int(model.mesh_vertnum[i])].astype(np.float64) @ turn.T + shift
-        axes, origin = compose(pose, (turn.T, -turn.T @ shift))
-        place = int(model.mesh_pathadr[i])
-        name = "" if place < 0 else model.paths[place:].split(b"\0")[0].decode()
-        x, y, z = (float(number) for number in model.mesh_scale[i])
+        mesh = mesh_of(self.mujoco, self.model, g, pose)
         try:
             return Hull(
-                vertices,
+                mesh.vertices(),
                 count=self.points.mesh or 0,
-                source=MeshSource(Path(name) if name else None, (x, y, z)),
-                position=origin.tolist(),
-                orientation=from_rotation_matrix(torch.as_tensor(axes)),
+                source=mesh.source,
+                position=mesh.pose[1].tolist(),
+                orientation=from_rotation_matrix(torch.as_tensor(mesh.pose[0])),
             )
         except ValueError as error:
-            raise ValueError(f"{self.compiled.path}: mesh {str(model.mesh(i).name)!r}: {error}") from error
+            name = str(self.model.mesh(int(self.model.geom_dataid[g])).name)
+            raise ValueError(f"{self.compiled.path}: mesh {name!r}: {error}") from error
 
     # -- planes ----------------------------------------------------------------------------------------------------------------------------
 

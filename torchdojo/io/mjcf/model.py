@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,7 +18,17 @@ import numpy as np
 from torchdojo.io.meshes import Folders, MeshMode, check_mode, find_mesh
 from torchdojo.io.robot import repaired_inertia
 
-__all__ = ["CompiledMjcf", "compile_mjcf", "import_mujoco"]
+__all__ = ["CompiledMjcf", "MissingGeom", "compile_mjcf", "import_mujoco"]
+
+
+class MissingGeom(NamedTuple):
+    """A geom that is left out: its body of the specification, its place there (3,) [m], its color and visual group, and the file."""
+
+    body: Any
+    position: tuple[float, ...]
+    color: tuple[float, ...]
+    group: int
+    file: Path
 
 
 @dataclass
@@ -31,6 +41,7 @@ class CompiledMjcf:
     data: Any
     notes: list[str] = field(default_factory=list)  #: on masses
     left_out: list[str] = field(default_factory=list)  #: collision meshes that are not there, in words
+    missing: list[MissingGeom] = field(default_factory=list)  #: geoms whose meshes are not there, to say so where they would be drawn
 
 
 def import_mujoco() -> Any:
@@ -63,7 +74,8 @@ def compile_mjcf(path: str | Path, mesh: MeshMode = "hull", mesh_path: Folders =
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler warns of old attributes, which it still understands
             spec = _parse(mujoco, path)
-            left_out = _drop_missing_meshes(mujoco, spec, path, mesh, mesh_path)
+            missing: list[MissingGeom] = []
+            left_out = _drop_missing_meshes(mujoco, spec, path, mesh, mesh_path, missing)
             _drop_textures(spec)
             notes = _repair_inertias(spec, path) if repair_inertia else []
             model = spec.compile()
@@ -74,7 +86,7 @@ def compile_mjcf(path: str | Path, mesh: MeshMode = "hull", mesh_path: Folders =
         raise ValueError(f"{path}: MuJoCo refuses the file: {str(error).removeprefix('Error: ')}{remedy}") from error
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    return CompiledMjcf(path, model, spec, data, notes + _open_meshes(mujoco, spec, model, path), left_out)
+    return CompiledMjcf(path, model, spec, data, notes + _open_meshes(mujoco, spec, model, path), left_out, missing)
 
 
 def _parse(mujoco: Any, path: Path) -> Any:
@@ -95,8 +107,8 @@ class _RefusedError(ValueError):
     """A message of ours, not MuJoCo's."""
 
 
-def _drop_missing_meshes(mujoco: Any, spec: Any, path: Path, mode: MeshMode, folders: Folders) -> list[str]:
-    """Find the files of meshes that MuJoCo would not, and remove meshes that are nowhere, and the geoms made of them."""
+def _drop_missing_meshes(mujoco: Any, spec: Any, path: Path, mode: MeshMode, folders: Folders, gone: list[MissingGeom]) -> list[str]:
+    """Find the files of meshes that MuJoCo would not. Meshes that are nowhere are removed, and the geoms made of them go to `gone`."""
     missing, reasons = {}, {}
     for mesh in spec.meshes:
         if mesh.file and not _exists(spec, mesh, path):
@@ -123,6 +135,8 @@ def _drop_missing_meshes(mujoco: Any, spec: Any, path: Path, mode: MeshMode, fol
                 remedy = "mesh_path=FOLDER adds a folder to look in, mesh='skip' goes on without it"
                 raise FileNotFoundError(f"{path}: collision mesh of body {name!r}: {reason}; {remedy}")
             dropped.append(f"{mesh.file} on body {name!r}")
+        position = tuple(float(number) for number in np.nan_to_num(geom.pos))
+        gone.append(MissingGeom(geom.parent, position, tuple(map(float, geom.rgba)), int(geom.group), Path(mesh.file)))
         spec.delete(geom)
     for mesh in missing.values():
         spec.delete(mesh)

@@ -30,6 +30,7 @@ from torchdojo.io.robot import (
     repaired_inertia,
 )
 from torchdojo.io.urdf.parse import JOINT_TYPES, LoopJoint, ParsedUrdf, parse_urdf
+from torchdojo.io.urdf.visuals import place_visuals
 from torchdojo.parameters import warn_user
 from torchdojo.quaternion import exp, from_rotation_matrix, rotation_matrix
 
@@ -73,7 +74,8 @@ def read_urdf(
     for t, name in names.items():
         mass, center, inertia = _inertia(tree, name, groups[t], poses, repair_inertia)
         shapes, points[name] = _geometry(tree, meshes, groups[t], poses, center, rim_points)
-        bodies[name] = BodyInfo(name, groups[t], mass, center, inertia, shapes)
+        visuals = place_visuals(parsed.visuals, groups[t], poses, center, tree.path, mesh_path)
+        bodies[name] = BodyInfo(name, groups[t], mass, center, inertia, shapes, visuals)
     links = {}
     for name in tree.order:
         rotation, position = poses[name]
@@ -84,7 +86,9 @@ def read_urdf(
         joints = {**_base_joint(names[tree.root], links[tree.root], floating_base, joints), **joints}
     joints |= {loop.name: _loop_joint(tree, loop, links) for loop in tree.loops}
     contacts, notes = _contacts(tree.path, joints, points)
-    return RobotInfo(tree.path, links, bodies, joints, couplings, contacts, (*meshes.note(), *notes))
+    fixed = groups[world] if world is not None else ()
+    scenery = place_visuals(parsed.visuals, fixed, poses, np.zeros(3), tree.path, mesh_path)
+    return RobotInfo(tree.path, links, bodies, joints, couplings, contacts, (*meshes.note(), *notes), scenery)
 
 
 class _Tree:

@@ -18,6 +18,7 @@ import numpy as np
 
 from torchdojo.io.meshes import MeshReference
 from torchdojo.io.robot import clean_name, listed
+from torchdojo.io.urdf.visuals import UrdfVisual, origin_of, read_visuals
 
 __all__ = ["LoopJoint", "ParsedUrdf", "parse_urdf"]
 
@@ -101,6 +102,7 @@ class ParsedUrdf:
     kinds: dict[str, str]  #: joint -> type in the file (the parser sees "floating" for those it does not know)
     capsules: set[tuple[str, int]]  #: link, number of its collision: a capsule, where the parser sees a cylinder
     meshes: dict[tuple[str, int], MeshReference]  #: likewise: a mesh, where the parser sees a sphere
+    visuals: dict[str, tuple[UrdfVisual, ...]]  #: of each link
     loops: list[LoopJoint]
     massless: set[str]
     notes: list[str]
@@ -147,6 +149,7 @@ def parse_urdf(path: str | Path) -> ParsedUrdf:
         raise ValueError(f"{path}: malformed XML: {error}") from error
 
     report = _Report(path, any(element.tag in ("capsule", "loop_joint") or element.get("type") in DIALECT for element in root.iter()))
+    visuals = read_visuals(root)
     _check_elements(root, report)
     massless = {link.get("name", "") for link in root.findall("link") if _prepare_link(link, report)}
     for joint in (*root.findall("joint"), *root.findall("loop_joint")):
@@ -163,7 +166,7 @@ def parse_urdf(path: str | Path) -> ParsedUrdf:
         robot = urchin.URDF.load(stream, lazy_load_meshes=True)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"{path}: the URDF parser urchin refused the file: {error}") from error
-    return ParsedUrdf(path, robot, kinds, capsules, meshes, loops, {clean_name(name) for name in massless}, report.all_notes())
+    return ParsedUrdf(path, robot, kinds, capsules, meshes, visuals, loops, {clean_name(name) for name in massless}, report.all_notes())
 
 
 # -- elements ----------------------------------------------------------------------------------------------------------------------------
@@ -305,28 +308,14 @@ def _take_loop(root: Element, joint: Element) -> LoopJoint:
         name=joint.get("name", ""),
         joint_type=joint.get("type", ""),
         links=(ends[0].get("link", ""), ends[1].get("link", "")),
-        origin=_pose(ends[0]),
-        child_origin=_pose(ends[1]),
+        origin=origin_of(ends[0]),
+        child_origin=origin_of(ends[1]),
         axis=direction / np.linalg.norm(direction),
         dynamics=None if dynamics is None else urchin.JointDynamics(*(float(dynamics.get(key, "0")) for key in ("damping", "friction"))),
         limit=None
         if limit is None
         else urchin.JointLimit(*(float(limit.get(key, "0")) for key in ("effort", "velocity", "lower", "upper"))),
     )
-
-
-def _pose(element: Element) -> Any:
-    """(4, 4) of xyz [m] and rpy [rad]: roll, pitch and yaw about fixed axes, yaw last."""
-    xyz, rpy = ([float(word) for word in element.get(key, "0 0 0").split()] for key in ("xyz", "rpy"))
-    pose = np.eye(4)
-    pose[:3, 3] = xyz
-    for axis, angle in enumerate(rpy):
-        turn = np.eye(3)
-        i, j = (axis + 1) % 3, (axis + 2) % 3
-        turn[[i, j], [i, j]] = math.cos(angle)
-        turn[i, j], turn[j, i] = -math.sin(angle), math.sin(angle)
-        pose[:3, :3] = turn @ pose[:3, :3]
-    return pose
 
 
 def _hide_dialect(root: Element) -> tuple[set[tuple[str, int]], dict[tuple[str, int], MeshReference]]:

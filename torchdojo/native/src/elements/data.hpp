@@ -26,6 +26,7 @@ struct FreeData {
     TwistRow<T> rate_row[6], coordinate_row[6];
     RotationVector<T> turn, now, next;  // rotation vectors of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
     T angle;                          // of a single limited rotation at the current configuration
+    bool recovers;                    // whether a limit is violated by more than this step undoes, in some lane
     T incoming_rate[6];               // rate of the step before
     BodyPose<T> incoming_parent, incoming_child;
     Relative<T> incoming;             // configuration before the step that led here
@@ -48,6 +49,8 @@ template <class T>
 struct JointConeData {
     T inverse[2];                     // 1/s of a limit, 1/p and 1/q of friction
     T stiffness;                      // γ/s or k
+    T left;                           // what the step leaves of the violation of a limit, at most zero: see prepare_limits
+    T leaves;                         // 1 where it leaves something, else 0
     DriveData<T> drive;
 };
 

@@ -78,9 +78,42 @@ void prepare_drives(Problem<T> &problem, const JointTable &joint, JointData<T> &
 
 // What a limit leaves of the way of a coordinate, or of the speed of a rate.
 template <class T>
-TD_INLINE T cone_room(const JointConeTable &cone, const FreeData<T> &free, const T &limit) {
+TD_INLINE T cone_room(const JointConeTable &cone, const JointConeData<T> &data, const FreeData<T> &free, const T &limit) {
     const int i = cone.coordinate;
-    return cone.limits_rate() ? limit + cone.sign() * free.rate[i] : cone.sign() * (free.coordinate[i] - limit);
+    return cone.limits_rate() ? limit + cone.sign() * free.rate[i] : cone.sign() * (free.coordinate[i] - limit) - data.left;
+}
+
+// The speed at which a violated limit recovers (JointLimits.room).
+template <class T>
+TD_INLINE T recovery_speed(const Problem<T> &problem, const JointConeTable &cone) {
+    const T speed = broadcast<T>(problem.depenetration_speed);
+    if (cone.fastest < 0) return speed;
+    const T own = constant::recovery_share * problem.parameters[cone.fastest];
+    return select(own < speed, own, speed);
+}
+
+// left = min(r + h v, 0) with the room r of each limit at the current configuration.
+template <class T>
+void prepare_limits(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
+    free.recovers = false;
+    for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        if (cone.on_rate()) continue;
+        JointConeData<T> &own = problem.joint_cones[c];
+        own.left = own.leaves = T{};
+        if (!(problem.depenetration_speed > 0)) continue;
+        bool translation;
+        const Vec3<T> f = joint_direction(problem, joint, joint.held() + cone.coordinate, translation);
+        const T coordinate = translation          ? dot(f, problem.displacement(joint, data, data.now))
+                             : joint.free_r() > 1 ? dot(f, free.now.theta)
+                                                  : free.angle;
+        const T room = cone.sign() * (coordinate - problem.parameters[cone.parameter]);
+        const T ahead = room + problem.timestep() * recovery_speed(problem, cone);
+        const Mask<T> violated = ahead < T{};
+        if (!any(violated)) continue;
+        own.left = select(violated, ahead, T{}), own.leaves = select(violated, broadcast<T>(1.0), T{});
+        free.recovers = true;
+    }
 }
 
 // Numbers that stay the same during the step.
@@ -117,6 +150,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
             free.incoming_rate[i] = dot(f, translation ? change : free.incoming_turn.theta) / h;
         }
     }
+    prepare_limits(problem, joint, data, free);
     // 1/(J M⁻¹ Jᵀ), damper and armature of every direction: scales of the smoothed projection (coordinate_mass in joint_cones.py).
     if (!joint.num_cones) return;
     Mat3<T> inverse[2];
@@ -255,7 +289,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
             }
         } else {
             total += cone.sign() * impulse[0];
-            row[0] = cone_room(cone, *free, value) - slack[0];
+            row[0] = cone_room(cone, problem.joint_cones[c], *free, value) - slack[0];
         }
     }
 }

@@ -25,6 +25,18 @@ struct JointEquations {
     }
 
 private:
+    // Adds h (I − P) λ to `count` rows from `first` on. Their directions are C' = P C with orthonormal C, so P = C' C'ᵀ.
+    template <bool derived>
+    static void leave_out(Problem<T> &problem, const JointTable &joint, const T *directions, int first, int count, const T *w) {
+        const T h = problem.timestep();
+        for (int i = 0; i < count; ++i)
+            for (int k = 0; k < count; ++k) {
+                const T own = h * ((i == k ? 1.0 : 0.0) - dot(load3(directions + 3 * i), load3(directions + 3 * k)));
+                problem.residual[joint.row + first + i] += own * w[joint.row + first + k];
+                if constexpr (derived) problem.values[joint.diagonal + (first + i) * joint.size + first + k] = own;
+            }
+    }
+
     // Impulses on child and parent of one direction of the joint frame, at the current configuration.
     static TD_INLINE void wrench_column(const Problem<T> &problem, const JointTable &joint, JointData<T> &data, int column,
                                         bool translation, const Vec3<T> &direction) {
@@ -127,6 +139,10 @@ private:
             RowGradient<T, T> g{};
             add_rotation_gradient(g, data.offset, data.next.p, c);
             store_row(joint.held_t + i, Vec3<T>{}, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
+        }
+        if (joint.repeats) {  // (I − P) λ: the packed directions are those of P
+            leave_out<derived>(problem, joint, p + parameter::translations, 0, joint.held_t, w);
+            leave_out<derived>(problem, joint, p + parameter::rotations, joint.held_t, joint.held_r, w);
         }
         if (joint.has_damper || joint.free_data >= 0) linearize_free<derived>(problem, joint, data, w, store_row);
 

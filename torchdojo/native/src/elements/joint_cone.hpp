@@ -83,7 +83,7 @@ struct JointCones {
                     const T b = max(h * value, broadcast<T>(constant::least_height));
                     put_pair(b, broadcast<T>(1.0), negate(Mask<T>{}), level, cone.stride, put);
                 } else {
-                    const T gap = max(cone_room(cone, free, value), sqrt(level));
+                    const T gap = max(cone_room(cone, problem.joint_cones[c], free, value), sqrt(level));
                     put(0, level / gap, gap);
                 }
             }

@@ -62,14 +62,19 @@ public:
 
     // Adds the gradient of weight times coordinate i at the next configuration. `angle`: rotation vector of p⁺, for several rotations.
     void add_coordinate(int i, const T &weight, const Relative<T> &next, const RotationVector<T> &angle) {
+        add_coordinate(i, weight, parent.next, child.next, next, angle);
+    }
+    // The same at poses of parent and child, with `relative` between them.
+    void add_coordinate(int i, const T &weight, const BodyPose<T> &a, const BodyPose<T> &b, const Relative<T> &relative,
+                        const RotationVector<T> &angle) {
         bool translation;
         const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
         if (translation) {
-            const Vec3<T> d = problem.displacement(joint, data, next);
-            add_displacement(parent.next, child.next, weight * f, d);
+            const Vec3<T> d = problem.displacement(joint, data, relative);
+            add_displacement(a, b, weight * f, d);
             return add_free(i, weight * d);
         }
-        add_angle(i, weight, f, next.p, angle);
+        add_angle(i, weight, f, relative.p, angle);
     }
 
     // Adds the gradient of weight times a rotational coordinate i at any p.

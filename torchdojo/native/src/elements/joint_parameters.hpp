@@ -178,8 +178,24 @@ private:
                 const T nu = cone.sign() * adjoint.multiplier[cone.impulse];
                 g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);
                 to.sum[cone.parameter] += nu;
+                if (from.recovers) recovery_product(to, problem, g, from, c, nu);
             }
         }
+    }
+
+    // What is left of the violation of a limit: ν (r + h v) in the lanes where a limit recovers.
+    static void recovery_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const FreeData<T> &from, int c,
+                                 const T &signed_nu) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        const T h = problem.timestep(), nu = problem.joint_cones[c].leaves * signed_nu, by_room = cone.sign() * nu;
+        const T speed = recovery_speed(problem, cone);
+        const JointTable &joint = g.joint;
+        g.add_coordinate(cone.coordinate, nu, problem.bodies[joint.parent].pose, problem.bodies[joint.child].pose, g.data.now, from.now);
+        to.sum[cone.parameter] -= nu;
+        to.by_timestep += speed * by_room;
+        if (cone.fastest < 0) return;
+        const Mask<T> slower = speed < broadcast<T>(problem.depenetration_speed);
+        to.sum[cone.fastest] += select(slower, constant::recovery_share * h * by_room, T{});
     }
 
     // A drive: −ν (λ/(g h) − (u − m)/g), and the impulse h m.

@@ -71,8 +71,8 @@ public:
     Problem<T> problem;
     Cones<T> cones;
 
-    // In kinematic loops, multipliers of held directions carry a little compliance, so that redundant constraints (planar loops in space)
-    // can be solved.
+    // In kinematic loops, multipliers of held directions carry a little compliance, so that rows can be solved that depend on each other
+    // (kkt.py).
     static void regularize(const MechanismTable &m, Problem<T> &problem) {
         if (!m.has_loops) return;
         const T value = constant::regularization * problem.timestep();
