@@ -11,6 +11,7 @@ from torchdojo.commands.main import main
 from torchdojo.commands.replay import read_tosses
 from torchdojo.identification.evaluation import roll, trajectory_means
 from torchdojo.identification.objects.cube import cube
+from torchdojo.viewer import load_playbacks
 
 
 def data_file():
@@ -51,6 +52,10 @@ def test_first_tosses(capsys, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text()) == report
     with np.load(tmp_path / "replay.npz") as archive:
         assert archive["z"].shape == (report["samples"], 13)
+    recorded, simulated = load_playbacks(tmp_path / "trajectory.npz")
+    assert [p.label.split(", ")[1] for p in (recorded, simulated)] == ["recorded", "simulated"]
+    assert np.array_equal(recorded.positions[0], simulated.positions[0]) and simulated.curves["position error [mm]"].max() > 0
+    assert np.allclose(np.diff(recorded.times), tosses.dt) and (tmp_path / "trajectory.html").is_file()
 
 
 def test_ragged_batch_equals_single_tosses():

@@ -19,6 +19,7 @@ from conftest import REPOSITORY, shared_path
 from torchdojo.commands.main import main
 from torchdojo.identification import cube_model, lightning, plots, read_config, record_rollouts
 from torchdojo.identification.lightning import read_checkpoint
+from torchdojo.viewer import load_playbacks
 
 TRUTH = {"friction": 0.25, "half_side": 0.05}
 FILES = ("run.json", "parameters.json", "report.json", "open_loop.npz", "open_loop_error.png", "geometry.png", "rollouts.png")
@@ -87,6 +88,8 @@ def test_fit_finds_and_writes(tosses, tmp_path, capsys):
     # nominal: half a side 2.4 mm too long; fitted: what is left are the tolerances of the solver, multiplied by chaos
     assert report["fitted"]["validation"]["position_error_mm"] < 0.01 < report["nominal"]["validation"]["position_error_mm"]
     assert {name for name in FILES if (output / name).stat().st_size > 0} == set(FILES)
+    labels = [playback.label.split(", ")[1] for playback in load_playbacks(output / "trajectory.npz")]
+    assert labels == ["recorded", "nominal", "fitted"]
     with np.load(output / "open_loop.npz") as arrays:
         assert arrays["fitted_z"].shape == (120, 13) and arrays["offsets"].tolist() == [0, 60, 120]
         means = [1e3 * arrays["nominal_position_error_m"][a + 1 : a + 60].mean() for a in (0, 60)]

@@ -47,6 +47,27 @@ def test_contact_forces_and_gravity_change_the_momentum(case):
     assert np.allclose(playback.times, 0.01 * np.arange(41)) and playback.timestep == 0.01 and playback.label == case
 
 
+def test_contacts_of_several_kinds_keep_their_order():
+    """All at once, `contact_impulses` has what each contact says by itself; a contact that does not say what its impulse is has NaN."""
+
+    class Silent(td.NonlinearContact):
+        def force(self, normal, impulse, tangents=None):  # only the residual gives the tangents
+            return td.Contact.force(self, normal, impulse) if tangents is None else super().force(normal, impulse, tangents)
+
+    kinds = [td.NonlinearContact, td.LinearContact, td.ImpactContact, td.NonlinearContact, td.LinearContact, Silent]
+    points = [(0.1 * (i % 3) - 0.1, 0.2 * (i % 2) - 0.1, -0.1) for i in range(len(kinds))]
+    contacts = {f"c{i}": kind("b", point=point) for i, (kind, point) in enumerate(zip(kinds, points, strict=True))}
+    options = td.SolverOptions(backend="reference")
+    mech = td.Mechanism({"b": td.Body(1.0, shape=td.Box((0.3, 0.3, 0.2)))}, contacts=contacts, options=options)
+    z = mech.initial_state((2,), b={"position": (0.0, 0.0, 0.1001), "velocity": (0.5, 0.1, 0.0)})
+    out = mech.step(z)
+    together = mech.contact_impulses(out.z, out.impulses)
+    for i, (name, contact) in enumerate(mech.named_contacts().items()):
+        alone = contact.world_impulse(out.impulses[..., mech.impulse_layout[f"contacts.{name}"]], *mech.element_poses(out.z, contact))
+        assert torch.allclose(together[:, i], alone, rtol=1e-12, atol=1e-14, equal_nan=True)
+    assert together[:, -1].isnan().all() and together[:, :-1, 2].min() > 0
+
+
 def test_two_bodies_push_each_other():
     bodies = {name: td.Body(1.0, shape=td.Sphere(0.1)) for name in ("a", "b")}
     contact = td.NonlinearContact("a", shape=td.Sphere(0.1), other="b", other_shape=td.Sphere(0.1))
@@ -79,6 +100,32 @@ def test_scene_has_the_ground_fixed_shapes_and_joints():
     along = quat.rotate(as_tensor(frame.orientation, "q"), torch.eye(3, dtype=torch.float64)[2])
     assert torch.allclose(along, torch.tensor([0.0, -1.0, 0.0], dtype=torch.float64)) and frame.position == (0.0, 0.1, 0.0)
     assert [contact.name for contact in scene.contacts] == list(contacts)
+
+
+class Hill(td.NonlinearContact):
+    """Ground with a bump, but none within a meter of one edge."""
+
+    def signed_distance(self, point):
+        height = 0.5 * torch.exp(-point[..., :2].square().sum(-1))
+        return torch.where(point[..., 0] > 2.0, 1.0, point[..., 2] - height)
+
+
+class Broken(td.NonlinearContact):
+    def signed_distance(self, point):
+        assert point.ndim == 1, "one point at a time"
+        return point[..., 2]
+
+
+def test_a_surface_of_the_users_own_is_drawn():
+    contacts = {"one": Hill("ball", radius=0.1), "two": Hill("ball", point=(0.0, 0.0, 0.1)), "three": Broken("ball")}
+    mech = td.Mechanism({"ball": td.Body(1.0, shape=td.Sphere(0.1))}, contacts=contacts)
+    scene = Scene.of(mech)
+    (hill,) = [part for part in scene.parts if part.role == "ground"]
+    surface = scene.meshes[hill.mesh]
+    x, y, z = surface.vertices.T
+    assert np.abs(z - 0.5 * np.exp(-x * x - y * y)).max() < 1e-4 and x.max() == 2.0 and x.min() == -3.0
+    a, b, c = (surface.vertices[surface.faces[:, i]] for i in range(3))
+    assert (np.cross(b - a, c - a)[:, 2] > 0).all()
 
 
 def test_environments_of_a_batch_with_parameters_of_their_own():

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchdojo.elements.bodies import Body
@@ -20,10 +21,12 @@ from torchdojo.geometry.visuals import SIZES, Triangles, Vector, Visual
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import PhysicalModule, warn_user
 from torchdojo.viewer.surfaces import Surfaces, available
+from torchdojo.viewer.terrain import terrain
 
 __all__ = ["GRAY", "SIZES", "ContactPoint", "JointFrame", "Part", "Scene", "Triangles"]
 
 GRAY = (0.62, 0.66, 0.72, 1.0)
+EARTH = (0.80, 0.79, 0.76, 1.0)
 #: Shapes that have a kind of their own, with the attributes that `SIZES` lists.
 SHAPES: dict[type[Shape], tuple[str, tuple[str, ...]]] = {
     Sphere: ("sphere", ("radius",)),
@@ -137,11 +140,19 @@ class _Builder:
                 size = tuple(number for name in OTHER[contact.other_kind] for number in self.numbers(contact, name))
                 orientation = self.numbers(contact, "other_orientation") if "other_orientation" in contact.fields else (1.0, 0.0, 0.0, 0.0)
                 self.parts.append(Part(contact.other_kind, size, None, self.numbers(contact, "other_point"), orientation))
-            elif type(contact).signed_distance is Contact.signed_distance:  # other surfaces of the user's own have no triangles
+            elif type(contact).signed_distance is Contact.signed_distance:
                 normal = torch.tensor(self.numbers(contact, "normal"), dtype=torch.float64)
                 x, y, z = (normal / torch.linalg.vector_norm(normal)).tolist()
                 (offset,) = self.numbers(contact, "offset")
                 self.parts.append(Part("plane", (), None, (offset * x, offset * y, offset * z), from_z((x, y, z)), role="ground"))
+            else:
+                self.add_terrain(contact)
+
+    def add_terrain(self, contact: Contact) -> None:
+        surface = terrain(contact)
+        if surface is not None:
+            same = [key for key, other in self.meshes.items() if isinstance(other, Triangles) and equal(surface, other)]
+            self.parts.append(Part("mesh", (1.0, 1.0, 1.0), None, color=EARTH, role="ground", mesh=same[0] if same else self.key(surface)))
 
     def add_visual(self, visual: Visual, body: str | None) -> None:
         size, key, color = visual.size, "", visual.color or GRAY
@@ -189,6 +200,10 @@ class _Builder:
     def pick_points(self, value: torch.Tensor) -> Any:
         rows = value.detach().cpu().reshape(-1, *value.shape[-2:])
         return rows[self.environment % len(rows)].numpy().astype("float32")
+
+
+def equal(a: Triangles, b: Triangles) -> bool:
+    return np.array_equal(a.vertices, b.vertices) and np.array_equal(a.faces, b.faces)
 
 
 def from_z(axis: Vector) -> Vector:

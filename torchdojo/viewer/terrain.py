@@ -1,0 +1,54 @@
+"""Triangles of surfaces that users write as signed distances: the highest point of the surface over each point of a grid."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from torchdojo.elements.contacts import Contact
+from torchdojo.geometry.visuals import Triangles
+
+__all__ = ["terrain"]
+
+REACH = 3.0  # [m] to each side, and up and down
+GRID, LEVELS = 61, 61
+REFINEMENTS = 12  # halvings of the interval in which the distance changes its sign
+
+
+@torch.no_grad()
+def terrain(contact: Contact) -> Triangles | None:
+    """The surface of a contact with the world within `REACH` of the origin; None where there is none, or where it cannot be evaluated."""
+    side = torch.linspace(-REACH, REACH, GRID, dtype=torch.float64)
+    ground = torch.stack(torch.meshgrid(side, side, indexing="ij"), -1).reshape(-1, 2)
+    levels = torch.linspace(REACH, -REACH, LEVELS, dtype=torch.float64)
+    try:
+        inside = torch.stack([_distance(contact, ground, level.expand(len(ground))) <= 0 for level in levels])
+        first = inside.int().argmax(0)  # from above
+        found = inside.any(0) & (first > 0)
+        high, low = levels[(first - 1).clamp_min(0)], levels[first]
+        for _ in range(REFINEMENTS):
+            middle = (high + low) / 2
+            below = _distance(contact, ground, middle) <= 0
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    except Exception:  # code of the user's own, asked at points that it may not expect: no drawing is worth an error
+        return None
+    faces = _faces(found.reshape(GRID, GRID).numpy())
+    if not len(faces):
+        return None
+    vertices = torch.cat((ground, ((high + low) / 2)[:, None]), -1).numpy().astype(np.float32)
+    used, corners = np.unique(faces, return_inverse=True)
+    return Triangles(vertices[used], corners.reshape(faces.shape).astype(np.int32))
+
+
+def _distance(contact: Contact, ground: torch.Tensor, height: torch.Tensor) -> torch.Tensor:
+    return contact.signed_distance(torch.cat((ground, height[:, None]), -1)).reshape(len(ground))
+
+
+def _faces(found: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Two triangles for each cell of the grid whose corners are all found, counterclockwise seen from above."""
+    number = np.arange(found.size).reshape(found.shape)
+    a, b, c, d = number[:-1, :-1], number[1:, :-1], number[1:, 1:], number[:-1, 1:]
+    whole = found[:-1, :-1] & found[1:, :-1] & found[1:, 1:] & found[:-1, 1:]
+    triangles = [np.stack(corners, -1)[whole] for corners in ((a, b, c), (a, c, d))]
+    return np.concatenate(triangles).reshape(-1, 3)
