@@ -47,3 +47,33 @@ def test_a_compiled_policy_learns_to_balance() -> None:
         loss(starts(16)).backward()
         optimizer.step()
     assert float(loss(test)) < before / 2  # 0.076 becomes 0.030
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_control_steps_have_the_gradients_of_eager_ones(dtype: torch.dtype) -> None:
+    """Observation from joint coordinates, policy, control period and reward in one graph, over four periods, without a second compile."""
+    mech = td.models.ant()
+    torch.manual_seed(0)
+    layers = nn.Linear(2 * mech.num_coordinates, 16), nn.ELU(), nn.LayerNorm(16), nn.Linear(16, mech.num_inputs)
+    net = nn.Sequential(*layers).to(dtype)
+
+    def control(z: Tensor, warm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        action = torch.tanh(net(torch.cat(mech.to_minimal(z), -1)))
+        out = mech.step(z, 5.0 * action, repeat=2, warm_start=warm)
+        return out.z, out.solution, (out.z[..., 0] - z[..., 0] - 0.01 * action.square().sum(-1)).sum()
+
+    start = td.models.initial_state("ant", mech, (2,)).to(dtype)
+    first = mech.step(start).solution
+    torch._dynamo.reset()
+    gradients = []
+    for run in (control, torch.compile(control, fullgraph=True, backend="aot_eager")):
+        z, warm, total = start.clone().requires_grad_(), first, torch.zeros((), dtype=dtype)
+        state = z
+        for t in range(4):
+            with torch._dynamo.config.patch(error_on_recompile=t > 1):  # the second state has a graph behind it
+                state, warm, reward = run(state, warm)
+            total = total + reward
+        gradients.append(torch.autograd.grad(total, [z, *net.parameters()]))
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    for actual, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))

@@ -96,9 +96,11 @@ def test_compiled_errors() -> None:
 
 
 def arguments_of(function: Callable[..., Any], *inputs: Tensor) -> int:
-    """Number of tensors that the traced graph takes."""
+    """Number of tensors that the traced graph takes, and of guards on masses."""
     torch._dynamo.reset()
-    return len(torch._dynamo.explain(function)(*inputs).graphs[0].graph.find_nodes(op="placeholder"))
+    explained = torch._dynamo.explain(function)(*inputs)
+    assert explained.graph_count == 1
+    return len(explained.graphs[0].graph.find_nodes(op="placeholder")) + sum("'mass'" in guard.name for guard in explained.out_guards or [])
 
 
 def test_compiled_steps_look_parameters_up() -> None:
@@ -115,6 +117,37 @@ def test_compiled_steps_look_parameters_up() -> None:
             same(step(z), mechanism.step(z, repeat=2).z)
     mechanism.bodies["leg"].mass.requires_grad_()
     assert arguments_of(lambda z: mechanism.step(z).z, z) > 20
+
+
+CHANGES: dict[str, Callable[[td.Mechanism], Any]] = {
+    "in place": lambda m: m.bodies["leg"].mass.mul_(1.1),
+    "data": lambda m: m.bodies["leg"].mass.data.mul_(1.1),
+    "storage": lambda m: setattr(m.bodies["leg"].mass, "data", m.bodies["leg"].mass * 1.1),
+    "number": lambda m: setattr(m.bodies["leg"], "mass", 0.3),
+    "parameter": lambda m: setattr(m.bodies["leg"], "mass", nn.Parameter(torch.tensor(0.4, dtype=torch.float64), requires_grad=False)),
+    "gain": lambda m: m.actuators.gain.mul_(1.5),
+}
+
+
+def test_compiled_steps_follow_the_numbers() -> None:
+    mechanism = hopper()
+    td.actuate(mechanism, {"servo": td.Actuator.position("hip", kp=4.0, kv=0.2)})
+    z, ctrl, leg = states(mechanism, 3).detach(), torch.randn(3, 1), mechanism.bodies["leg"]
+    call = lambda z: mechanism.step(torch.cat(mechanism.to_minimal(z), -1).sum() * 0 + z, ctrl=ctrl, repeat=2).z  # noqa: E731
+    with torch.no_grad():
+        function = compiled(call)
+        before = function(z)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for name, change in CHANGES.items():
+                change(mechanism)
+                value = function(z)
+                same(value, call(z))
+                assert not torch.equal(value, before), name
+                before = value
+        leg.mass = torch.tensor([0.2, 0.3, 0.4])  # other batch dimensions, and derivatives, compile anew
+        same(function(z), call(z))
+    leg.mass.requires_grad_()
+    same(*[torch.autograd.grad(loss(run(z)), leg.mass) for run in (function, call)])
 
 
 WRITES: dict[str, Callable[[td.Mechanism, Tensor], Tensor]] = {

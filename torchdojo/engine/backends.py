@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchdojo.dynamics.system import System
 from torchdojo.elements.actuators import Actuators
@@ -25,7 +25,6 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import forward_mode
 from torchdojo.native import live, ops
-from torchdojo.native.actuation import Law
 from torchdojo.native.cache import ParameterCache, Parameters, modules_of
 from torchdojo.native.loader import library
 from torchdojo.native.program import Program, program, unsupported
@@ -146,7 +145,7 @@ class Backends:
             return None
         if compiling:
             lowered = self._kernel_program(options)
-            present = lowered is not None and self._are_present(lowered, driven=True)
+            present = lowered is not None and live.own_batch(lowered.number, True) is not None
             return Kernel(lowered, Parameters(lowered, ()), replace(request, driven=True)) if lowered and present else None
         kernel = self.kernel(request)
         if kernel is None or (torch.is_grad_enabled() and kernel.parameters.requires_grad and self._moves_joints(law)):
@@ -240,37 +239,28 @@ class Backends:
 
     # -- what compiled operators look up (native/live.py) --------------------------------------------------------------------------------
 
-    def present(self, driven: bool) -> Parameters:
-        """The parameters that the mechanism has now, with the law of its actuators if `driven`."""
-        lowered = cast(Program, self.program)
-        parameters = self._cache.get(lowered, self.structure, self.stacked)
-        if not driven:
-            return parameters
-        law = self._cache.law(lowered, self.structure.named_joints(), cast(Actuators, self.structure.actuators))
-        return self._cache.driven(parameters, cast(Law, law))
-
-    def present_batch(self, driven: bool) -> torch.Size:
-        """Their batch dimensions, from shapes alone."""
-        leads = [getattr(module, name).shape[: -ndim or None] for module in self._modules(driven) for name, ndim in module.fields.items()]
-        return torch.broadcast_shapes(*leads)
-
-    def numbers(self, driven: bool) -> list[Tensor] | None:
-        """All tensors behind the parameters and the law; None where a field is computed from another tensor."""
-        tensors = [module._parameters.get(name) for module in self._modules(driven) for name in module.fields]
-        return None if any(tensor is None for tensor in tensors) else cast(list[Tensor], tensors)
-
-    def _modules(self, driven: bool) -> list[PhysicalModule]:
+    def modules(self, driven: bool) -> list[PhysicalModule]:
+        """The modules whose numbers are parameters, or parts of the law."""
         return [*modules_of(cast(Program, self.program), self.structure), *([cast(Actuators, self.structure.actuators)] if driven else [])]
 
-    def _are_present(self, lowered: Program, driven: bool = False) -> bool:
-        """Whether traced code takes a step with the mechanism's own numbers, none of which is differentiated."""
-        tensors = self.numbers(driven)
-        if tensors is None or any(t.requires_grad or not isinstance(t, nn.Parameter) for t in tensors):
-            return False
-        return live.are_present(lowered.number, driven, *tensors)
+    def refresh(self, driven: bool, constant: bool) -> Parameters | None:
+        """The parameters that the mechanism has now, and has for `present`; None where some are computed, or differentiated."""
+        lowered = cast(Program, self.program)
+        parameters = self._cache.get_held(lowered, self.structure, self.stacked, constant)
+        if not driven or parameters is None:
+            return parameters
+        law = self._cache.law(lowered, self.structure.named_joints(), cast(Actuators, self.structure.actuators), constant)
+        return None if law is None else self._cache.driven(parameters, law)
+
+    def present(self, driven: bool) -> Parameters:
+        """The parameters of the last `refresh`, with the law of the actuators if `driven`."""
+        own = self._cache.last(driven) or self.refresh(driven, torch.is_grad_enabled())
+        if own is None:
+            raise RuntimeError("torchdojo: numbers of the mechanism are differentiated or computed now, unlike when this step was compiled")
+        return own
 
     def _cached_parameters(self, lowered: Program) -> Parameters:
-        if torch.compiler.is_compiling() and self._are_present(lowered):
+        if torch.compiler.is_compiling() and live.own_batch(lowered.number, False) is not None:
             return Parameters(lowered, ())
         if torch.compiler.is_compiling() or transforming() or forward_mode():
             return Parameters(lowered, self.stacked())

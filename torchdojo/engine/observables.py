@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchdojo.dynamics import energy
 from torchdojo.engine.backends import Backends
+from torchdojo.native import live
 from torchdojo.native.cache import Parameters
 from torchdojo.native.maps import TREE, compiled_map, covers, has_dimensions, state_map
 from torchdojo.native.tables import StateMap
@@ -32,8 +33,8 @@ def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap
     # Tracing the reference's loops over joints would take minutes, so the operator has the reference, too.
     tensors = backends.stacked() if parameters is None else parameters.tensors
     if not tensors:  # the operator looks them up when it runs
-        lead = state.shape[:-1]
-        if has_dimensions(lead, backends.present_batch(False)):
+        own = live.own_batch(program.number, False)
+        if own is not None and has_dimensions(state.shape[:-1], torch.Size(own)):
             return compiled_map(program, (), which, state, native=True)
         tensors = backends.stacked()
     shared = all(t.ndim == spec.ndim and not t.requires_grad for t, spec in zip(tensors, program.parameter_specs, strict=True))

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import functools
+import itertools
+import operator
+import pathlib
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -89,22 +94,35 @@ class Parameters:
         return [spread(tensor) for tensor in self.flat], self.packed._replace(values=spread(self.packed.values))
 
 
+@functools.cache
+def _data_address() -> int:
+    """The address of PyTorch's C function that gives the address of a tensor's data."""
+    folder = pathlib.Path(torch.__file__).parent / "lib"
+    name = "libtorch_cpu.dylib" if sys.platform == "darwin" else "libtorch_cpu.so"
+    return ctypes.cast(ctypes.CDLL(str(folder / name)).aoti_torch_get_data_ptr, ctypes.c_void_p).value or 0
+
+
 class Snapshot:
     """The present parameters of modules: their tensors, addresses and numbers."""
 
-    def __init__(self, slots: list[tuple[dict[str, nn.Parameter | None], str, Tensor, int]]) -> None:
-        self._slots = slots
-        self._tensors = tensors = [tensor for _, _, tensor, _ in slots]
-        self._addresses = np.array([address for *_, address in slots], dtype=np.uintp)
+    def __init__(self, owners: list[tuple[dict[str, nn.Parameter | None], tuple[str, ...]]]) -> None:
+        # With one name, a getter gives a tensor instead of a tuple.
+        self._owners = [(owner, operator.itemgetter(*names, *names[:1] * (len(names) == 1))) for owner, names in owners]
+        self._tensors = tensors = [
+            cast(Tensor, owner[name]) for owner, names in owners for name in (names * 2 if len(names) == 1 else names)
+        ]
+        self._implementations = np.array([t._cdata for t in tensors], dtype=np.uintp)
+        self._addresses = np.array([t.data_ptr() for t in tensors], dtype=np.uintp)
         self._sizes = np.array([t.numel() * t.element_size() for t in tensors], dtype=np.int64)
         self._copy = torch.cat([t.detach().reshape(-1) for t in tensors])
         self._same = kernel_library().td_same
-        self._arguments = len(slots), self._addresses.ctypes.data, self._sizes.ctypes.data, self._copy.data_ptr()
+        arrays = self._implementations.ctypes.data, _data_address(), self._addresses.ctypes.data, self._sizes.ctypes.data
+        self._arguments = len(tensors), *arrays, self._copy.data_ptr()
 
     @staticmethod
     def take(modules: Iterable[PhysicalModule]) -> Snapshot | None:
         """A snapshot; None where parameters are differentiated, computed (parametrized), or not plain arrays of float64."""
-        slots: list[tuple[dict[str, nn.Parameter | None], str, Tensor, int]] = []
+        owners = []
         for module in modules:
             for name in module.fields:
                 tensor = module._parameters.get(name)
@@ -112,23 +130,27 @@ class Snapshot:
                     return None
                 if differentiated(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                     return None
-                slots.append((module._parameters, name, tensor, tensor.data_ptr()))
-        return Snapshot(slots)
+            if module.fields:
+                owners.append((module._parameters, tuple(module.fields)))
+        return Snapshot(owners)
 
-    def holds(self) -> bool:
+    def holds(self, constant: bool | None = None) -> bool:
         """Whether the modules still have these parameters with these numbers.
 
         The numbers are compared because writing to `parameter.data` leaves no other trace. The comparison takes about 1 µs.
+
+        Args:
+            constant: whether a parameter that requires grad is another one; None: where gradients are enabled.
         """
         try:
-            for owner, name, tensor, address in self._slots:
-                # The same object at the same address keeps its data alive.
-                if owner[name] is not tensor or tensor.data_ptr() != address:
-                    return False
+            present = itertools.chain.from_iterable([get(owner) for owner, get in self._owners])
         except KeyError:
             return False
-        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in self._tensors]):
+        if not all(map(operator.is_, present, self._tensors)):
             return False
+        if (torch.is_grad_enabled() if constant is None else constant) and any([tensor.requires_grad for tensor in self._tensors]):
+            return False
+        # The same objects at the same addresses keep their data alive.
         return bool(self._same(*self._arguments))
 
 
@@ -144,9 +166,9 @@ class ParameterCache:
     def __reduce__(self) -> tuple[Any, ...]:
         return ParameterCache, ()
 
-    def law(self, program: Program, joints: Mapping[str, Joint], actuators: Actuators) -> Law | None:
-        """The law of the actuators; None where its numbers require grad or are computed."""
-        if self._law is None or self._law[0] is not actuators or not self._law[1].holds():
+    def law(self, program: Program, joints: Mapping[str, Joint], actuators: Actuators, constant: bool | None = None) -> Law | None:
+        """The law of the actuators; None where its numbers require grad (`Snapshot.holds`) or are computed."""
+        if self._law is None or self._law[0] is not actuators or not self._law[1].holds(constant):
             snapshot = Snapshot.take([actuators])
             self._law = None if snapshot is None else (actuators, snapshot, lower_law(program, joints, actuators))
         return None if self._law is None else self._law[2]
@@ -180,17 +202,30 @@ class ParameterCache:
         self._last = None if snapshot is None else (snapshot, parameters)
         return parameters
 
-    def get_held(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Parameters | None:
-        """`get` inside of transforms and forward mode; None where a parameter is part of them, or requires grad."""
-        with temporarily_clear_interpreter_stack(), torch.no_grad():
-            if self._last is None or not self._last[0].holds():
-                snapshot = Snapshot.take(modules_of(program, mechanism))
-                if snapshot is None:
-                    return None
-                self._last = snapshot, Parameters(program, stack())
-            parameters = self._last[1]
-            parameters.batch, parameters.packed  # noqa: B018  (computed here, since inside of transforms results would be wrapped)
+    def get_held(
+        self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]], constant: bool = True
+    ) -> Parameters | None:
+        """`get` inside of transforms, forward mode and traced code; None where a parameter is part of them, or requires grad."""
+        last = self._last
+        held = last is not None and last[0].holds(constant)
+        if last is None or not held or "packed" not in last[1].__dict__:
+            with temporarily_clear_interpreter_stack(), torch.no_grad():
+                if last is None or not held:
+                    snapshot = Snapshot.take(modules_of(program, mechanism))
+                    if snapshot is None:
+                        return None
+                    last = self._last = snapshot, Parameters(program, stack())
+                # These are computed here, since inside of transforms results would be wrapped.
+                last[1].batch, last[1].packed
+        return last[1]
+
+    def last(self, driven: bool) -> Parameters | None:
+        """The parameters of the last call, with its law if `driven`; None where they have another law."""
+        parameters = None if self._last is None else self._last[1]
+        if not driven:
             return parameters
+        fits = self._driven is not None and self._law is not None and self._driven[0] is parameters and self._driven[1].law is self._law[2]
+        return self._driven[1] if fits and self._driven is not None else None
 
 
 def modules_of(program: Program, mechanism: PhysicalModule) -> list[PhysicalModule]:

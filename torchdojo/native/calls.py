@@ -93,8 +93,12 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "td_mechanism_create": ("void *", ("uint64_t", "const int32_t *", "int64_t", "const int32_t *", "int64_t", "uint64_t *")),
     "td_mechanism_destroy": ("void", ("void *",)),
     "td_lanes": ("int64_t", ()),
-    # number of arrays; the arrays, their bytes, and a copy of all: whether the copy still equals the arrays
-    "td_same": ("int64_t", ("int64_t", "const void *const *", "const int64_t *", "const char *")),
+    # number of tensors; their implementations; a function that gives the address of their data; addresses, bytes, and a copy of all:
+    # whether the tensors still have these addresses, and the copy still equals the data
+    "td_same": (
+        "int64_t",
+        ("int64_t", "const void *const *", "const void *", "const void *const *", "const int64_t *", "const char *"),
+    ),
     "td_rollout": ("void", ("void *", "const TdOptions *", "const TdRollout *")),
     "td_rollout_adjoint": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdGradient *")),
     # w (N, T, n): solutions on the way to the hard limit κ → 0

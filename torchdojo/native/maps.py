@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchdojo.gradients.batching import align, map_all
 from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
-from torchdojo.native import kernel, live, loader
+from torchdojo.native import kernel, live, loader, operators
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import VECTOR, differentiable
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
@@ -140,7 +140,7 @@ def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], which:
     return torch.Size((*torch.broadcast_shapes(*leads), size))
 
 
-@torch.library.custom_op("torchdojo::state_map", mutates_args=())
+@operators.define("state_map")
 def state_map_op(state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool) -> tuple[Tensor, Tensor]:
     """A function of states; by the kernel if `native`, else by the reference, which has those of a tree.
 
@@ -154,7 +154,7 @@ def state_map_op(state: Tensor, parameters: list[Tensor], program: int, which: i
     return _reference(lowered, state, given.tensors, which).contiguous(), serial
 
 
-@torch.library.custom_op("torchdojo::state_map_adjoint", mutates_args=())
+@operators.define("state_map_adjoint")
 def adjoint_op(
     grad: Tensor, serial: Tensor, state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool, needs: list[bool]
 ) -> list[Tensor]:
@@ -166,21 +166,24 @@ def adjoint_op(
     with differentiable():
         leaves = [t.detach().requires_grad_(need) for t, need in zip([state, *parameters], needs, strict=True)]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        grads = torch.autograd.grad(_reference(lowered, leaves[0], leaves[1:], which), wanted, grad, allow_unused=True)
+        value = _reference(lowered, leaves[0], leaves[1:], which)
+        # Coordinates depend on no mass.
+        unused = [None] * len(wanted)
+        grads = torch.autograd.grad(value, wanted, grad, allow_unused=True) if value.requires_grad else unused
     return [torch.zeros_like(leaf) if part is None else part.clone() for leaf, part in zip(wanted, grads, strict=True)]
 
 
-@state_map_op.register_fake
+@operators.register_fake(state_map_op)
 def _(state, parameters, program, which, native):  # type: ignore[no-untyped-def]
     return state.new_empty(_shape(by_number(program), state, parameters, which)), torch.empty((), dtype=torch.int64)
 
 
-@adjoint_op.register_fake
+@operators.register_fake(adjoint_op)
 def _(grad, serial, state, parameters, program, which, native, needs):  # type: ignore[no-untyped-def]
     return [t.new_empty(t.shape) for t, need in zip([state, *parameters], needs, strict=True) if need]
 
 
-@state_map_op.register_vmap
+@operators.register_vmap(state_map_op)
 def _(info, in_dims, state, parameters, program, which, native):  # type: ignore[no-untyped-def]
     specs = [VECTOR, *by_number(program).parameter_specs[: len(parameters)]]
     state, *parameters = align(specs, [in_dims[0], *in_dims[1]], [state, *parameters])
@@ -205,5 +208,5 @@ def _refuse(*_: Any) -> Any:
     raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-state_map_op.register_autograd(_backward, setup_context=_setup)
-adjoint_op.register_autograd(_refuse)
+operators.register_autograd(state_map_op, _backward, setup_context=_setup)
+operators.register_autograd(adjoint_op, _refuse)

@@ -17,7 +17,7 @@ from torchdojo.gradients.batching import align, map_all
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
-from torchdojo.native import execution, live, loader, minimal
+from torchdojo.native import execution, live, loader, minimal, operators
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Six, rollout_specs
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE, RolloutTangent
@@ -34,7 +34,7 @@ NO_BATCH = torch.Size()
 # -- operators ---------------------------------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("torchdojo::rollout", mutates_args=())
+@operators.define("rollout")
 def rollout_op(
     z: Tensor,
     u: Tensor,
@@ -55,7 +55,7 @@ def rollout_op(
     return *out, torch.tensor(live.serial_of(lowered, present) if keep == Keep.STEPS else live.NOT_KEPT)
 
 
-@torch.library.custom_op("torchdojo::rollout_adjoint", mutates_args=())
+@operators.define("rollout_adjoint")
 def adjoint_op(
     grad_z: Tensor | None,
     grad_impulses: Tensor | None,
@@ -72,7 +72,7 @@ def adjoint_op(
     return execution.backward(lowered, decode(request), needs, (grad_z, grad_impulses), saved, tensors, present)
 
 
-@torch.library.custom_op("torchdojo::step_jacobian", mutates_args=())
+@operators.define("step_jacobian")
 def jacobian_op(
     z: Tensor,
     u: Tensor,
@@ -87,7 +87,7 @@ def jacobian_op(
     return execution.jacobian(lowered, asked, z, u, wrench, warm, *live.given(lowered, asked, parameters))
 
 
-@torch.library.custom_op("torchdojo::minimal_jacobian", mutates_args=())
+@operators.define("minimal_jacobian")
 def minimal_jacobian_op(
     q: Tensor,
     qd: Tensor,
@@ -111,7 +111,7 @@ def _batch_shape(program: Program, request: list[float], z: Tensor, u: Tensor, w
     return torch.broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], *leads)
 
 
-@rollout_op.register_fake
+@operators.register_fake(rollout_op)
 def _(z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     batch, periods = _batch_shape(lowered, request, z, u, wrench, parameters), u.shape[-2]
@@ -128,19 +128,19 @@ def _(z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[n
     )
 
 
-@adjoint_op.register_fake
+@operators.register_fake(adjoint_op)
 def _(grad_z, grad_impulses, saved, tensors, program, request, needs):  # type: ignore[no-untyped-def]
     return [t.new_empty(t.shape) for t, need in zip(tensors, needs, strict=True) if need]
 
 
-@jacobian_op.register_fake
+@operators.register_fake(jacobian_op)
 def _(z, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     size = TANGENT_SIZE * lowered.num_bodies
     return z.new_empty(*_batch_shape(lowered, request, z, u, wrench, parameters), size, size + lowered.num_inputs)
 
 
-@minimal_jacobian_op.register_fake
+@operators.register_fake(minimal_jacobian_op)
 def _(q, qd, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     size = 2 * lowered.num_coordinates
@@ -183,7 +183,7 @@ def _map_gradients(
     return aligned, [value.shape for value in mapped[len(present) - len(values) + 6 :]]
 
 
-@rollout_op.register_vmap
+@operators.register_vmap(rollout_op)
 def _(info, in_dims, z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
@@ -192,7 +192,7 @@ def _(info, in_dims, z, u, wrench, warm, parameters, program, request, keep):  #
     return rollout_op(z, u, wrench, warm, parameters, program, request, keep), (*(0,) * 6, None)
 
 
-@jacobian_op.register_vmap
+@operators.register_vmap(jacobian_op)
 def _(info, in_dims, z, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
@@ -201,7 +201,7 @@ def _(info, in_dims, z, u, wrench, warm, parameters, program, request):  # type:
     return jacobian_op(z, u, wrench, warm, parameters, program, request), 0
 
 
-@minimal_jacobian_op.register_vmap
+@operators.register_vmap(minimal_jacobian_op)
 def _(info, in_dims, q, qd, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     # Both q and qd become mapped, so that they keep equal batch dimensions.
@@ -213,7 +213,7 @@ def _(info, in_dims, q, qd, u, wrench, warm, parameters, program, request):  # t
     return minimal_jacobian_op(*state.chunk(2, dim=-1), u, wrench, warm, parameters, program, request), 0
 
 
-@adjoint_op.register_vmap
+@operators.register_vmap(adjoint_op)
 def _(info, in_dims, grad_z, grad_impulses, saved, tensors, program, request, needs):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     *saved, serial = saved
@@ -256,8 +256,8 @@ def _refuse(*_: Any) -> Any:
     raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
-rollout_op.register_autograd(_backward_op, setup_context=_setup_op)
-adjoint_op.register_autograd(_refuse)
+operators.register_autograd(rollout_op, _backward_op, setup_context=_setup_op)
+operators.register_autograd(adjoint_op, _refuse)
 
 
 class Rollout(torch.autograd.Function):

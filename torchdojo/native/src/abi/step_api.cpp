@@ -83,10 +83,16 @@ void *td_mechanism_create(uint64_t layout, const int32_t *table, int64_t length,
 void td_mechanism_destroy(void *handle) { delete static_cast<Handle *>(handle); }
 int64_t td_lanes() { return pack_lanes; }
 
-// Whether `count` arrays of `bytes` each hold what `copy` holds, one after the other.
-int64_t td_same(int64_t count, const void *const *arrays, const int64_t *bytes, const char *copy) {
-    for (int64_t i = 0; i < count; copy += bytes[i++])
-        if (bytes[i] && std::memcmp(arrays[i], copy, size_t(bytes[i]))) return 0;  // an empty array may be a null pointer
+// Whether `count` tensors of `bytes` each still have their data at `arrays`, and these hold what `copy` holds, one after the other. `address`
+// is PyTorch's aoti_torch_get_data_ptr, whose handle of a tensor is a pointer to a pointer to its implementation.
+int64_t td_same(int64_t count, const void *const *tensors, const void *address, const void *const *arrays, const int64_t *bytes,
+                const char *copy) {
+    const auto data = reinterpret_cast<int32_t (*)(const void *, const void **)>(reinterpret_cast<uintptr_t>(address));
+    for (int64_t i = 0; i < count; copy += bytes[i++]) {
+        const void *now = nullptr;
+        if (data(&tensors[i], &now) || now != arrays[i]) return 0;
+        if (bytes[i] && std::memcmp(now, copy, size_t(bytes[i]))) return 0;  // an empty array may be a null pointer
+    }
     return 1;
 }
 
