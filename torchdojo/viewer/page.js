@@ -218,7 +218,8 @@ const torchdojo = (() => {
       player.pose(player.times[k]);
       player.group.updateMatrixWorld(true);
       for (const body of player.bodies) body.traverse((child) => {
-        if (child.isMesh && !player.gap) box.union(new THREE.Box3().setFromObject(child).translate(player.center(player.times[k]).negate()));
+        if (!child.isMesh || player.gap) return;
+        box.union(new THREE.Box3().setFromObject(child).translate(player.center(player.times[k]).negate()));
       });
     }
     return box.isEmpty() ? new THREE.Vector3(1, 1, 1) : box.getSize(new THREE.Vector3());
@@ -239,8 +240,11 @@ const torchdojo = (() => {
   function panes() {
     const shown = playbacks.filter((player) => player.shown), { clientWidth: w, clientHeight: h } = element("picture");
     if (!element("split").checked) return [{ players: shown, x: 0, y: 0, w, h }];
-    const columns = Math.min(shown.length, Math.max(1, Math.round(Math.sqrt((shown.length * w) / h / 1.2))));
-    const rows = Math.ceil(shown.length / columns);
+    let columns = 1, rows = 1, largest = 0;
+    for (let c = 1; c <= shown.length; c++) {
+      const r = Math.ceil(shown.length / c), size = Math.min(w / c / 1.2, h / r);
+      if (size > largest) [columns, rows, largest] = [c, r, size];
+    }
     return shown.map((player, i) => ({ players: [player], x: ((i % columns) * w) / columns, y: (Math.floor(i / columns) * h) / rows,
       w: w / columns, h: h / rows }));
   }
@@ -282,7 +286,8 @@ const torchdojo = (() => {
     element("labels").innerHTML = labels.join("");
     element("legend").style.display = split || playbacks.length < 2 ? "none" : "";
     const lost = playbacks.filter((player) => player.gap).map((player) => player.label || "playback");
-    element("note").innerHTML = (lost.length ? `<span class="gap">no finite pose at this time: ${lost.map(escaped).join(", ")}</span><br>` : "")
+    const names = lost.map(escaped).join(", ");
+    element("note").innerHTML = (names ? `<span class="gap">no finite pose at this time: ${names}</span><br>` : "")
       + (model.remarks.length ? model.remarks.map(escaped).join("<br>") + "<br>" : "")
       + (model.ground ? `grid ${model.cell} m` : "")
       + (element("forces").checked && model.force ? ` · arrow of ${short(0.6 * radius, 2)} m: ${short(model.force, 2)} N` : "");
@@ -424,7 +429,8 @@ const torchdojo = (() => {
     for (const part of places.values()) viewer.scene.add(ground(part, model.cell));
     model.ground = places.size > 0;
     Object.assign(sun.shadow, { normalBias: 0.004 * radius, bias: 0, radius: 3 });
-    Object.assign(sun.shadow.camera, { left: -3 * radius, right: 3 * radius, top: 3 * radius, bottom: -3 * radius, near: radius, far: 30 * radius });
+    const side = 3 * radius;
+    Object.assign(sun.shadow.camera, { left: -side, right: side, top: side, bottom: -side, near: radius, far: 10 * side });
     for (const player of playbacks) viewer.scene.add(player.group);
     look(size);
 
