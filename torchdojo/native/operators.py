@@ -3,8 +3,8 @@
 `torch.library.custom_op` does the same, but its calls cost 20 µs more. It keeps Dynamo away from the function, which compiled code does not
 need, and looks whether results share memory with arguments. The functions here return new tensors.
 
-NAME has the rules of autograd and `torch.vmap`, and beneath them it becomes NAME_values, which has none. Compiled code has the second one, so
-it does not go through rules in Python at every call.
+NAME has the rules of autograd and `torch.vmap`, and beneath them it becomes NAME_values, which has none. Compiled code calls
+NAME_values, so it does not go through rules in Python at every call.
 """
 
 from __future__ import annotations
