@@ -29,6 +29,20 @@ struct RecoverySpeed {
         law.slope += select(ahead < T{}, broadcast<T>(1.0), T{});
     }
 
+    // Gives bodies deep inside the world at least the speeds v along the normals, in the lanes of `mask` (StepProblem.cold_start).
+    static void leave(const Problem<T> &problem, T *w, const Mask<T> &mask) {
+        for (const ContactTable &contact : problem.mechanism.contacts) {
+            const LawData<T> &law = problem.laws[contact.law];
+            if (!law.overlaps || !acts(problem, contact) || other_body(problem.mechanism, contact) < problem.mechanism.num_bodies) continue;
+            const T v = speed(problem, contact);
+            const Vec3<T> n = load3(law.distance_row);
+            T *linear = w + 6 * contact.body;
+            const T missing = max(v - dot(n, load3(linear)), T{});
+            const Mask<T> deep = select_mask(mask, law.distance + problem.timestep() * v < T{}, Mask<T>{});
+            for (int k = 0; k < 3; ++k) linear[k] = select(deep, linear[k] + missing * n[k], linear[k]);
+        }
+    }
+
     // Adds the gradient of `direct` times the gap.
     static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &, T *sum, T &by_timestep) {
         const T h = problem.timestep(), v = speed(problem, contact);

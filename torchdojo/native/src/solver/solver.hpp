@@ -144,7 +144,7 @@ private:
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
     Mask<T> accepted{};  // lanes whose trial becomes the next point w
-    Mask<T> restart{}, lifted{}, forecast{};
+    Mask<T> restart{}, lifted{}, forecast{}, from_rest{};  // from_rest: lanes that begin a cold start
 
     bool any_active() const {
         for (int lane = 0; lane < lanes<T>; ++lane)
@@ -232,6 +232,7 @@ private:
                 set(trial[6 * i + 3 + k], lane, get(problem.z[state_size * i + 10 + k], lane));
             }
         set_mask(restart, lane, true);
+        set_mask(from_rest, lane, true);
         set(level, lane, std::max(constant::start_level, options.kappa));
     }
 
@@ -259,10 +260,11 @@ private:
             w[k] = from;
             trial[k] = select(moved, from + step * direction[k], trial[k]);
         }
+        if (problem.overlaps && any(from_rest)) RecoverySpeed<T>::leave(problem, trial.data(), from_rest);
         if (any(restart)) cones.start(problem, trial.data(), level, restart);
         if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast);
         if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
-        restart = lifted = forecast = Mask<T>{};
+        restart = lifted = forecast = from_rest = Mask<T>{};
     }
 
     template <class Feed>
