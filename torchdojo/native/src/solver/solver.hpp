@@ -12,6 +12,7 @@
 
 #include "solver/cones.hpp"
 #include "solver/equations.hpp"
+#include "solver/speed.hpp"
 
 namespace torchdojo {
 
@@ -42,7 +43,8 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns), newton(m.num_unknowns) {}
+        : mechanism(m), problem(m), cones(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns),
+          newton(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // `shared` has the parameters of all environments, or is null if each job has its own.
@@ -107,16 +109,16 @@ public:
         set(problem.parameters[parameter::timestep], lane, h);
         may_split[lane] = !options.warm_only && !options.interior && h > 1.5 * shortest;
         if (!fine) return invalid_input;
-        bool fast = false;
+        fastest[lane] = 0.0;
         for (int i = 0; i < m.num_bodies; ++i) {
             const double *s = job.z + state_size * i;
             const double norm = std::sqrt(s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9]);
             if (!(std::fabs(norm - 1.0) <= constant::unit_tolerance)) return crooked_quaternion;
             const double spin = std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]);
             if (!(constant::largest_sine * 2.0 > shortest * spin)) return invalid_input;
-            fast = fast || constant::largest_sine * 2.0 < h * spin;
+            fastest[lane] = std::max(fastest[lane], 0.5 * h * spin);
         }
-        return fast && may_split[lane] ? too_fast : success;
+        return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
     }
 
     // The outputs of a failed step.
@@ -133,6 +135,7 @@ private:
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
     Options options;
+    SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
     std::vector<T> w, trial, direction, newton;  // newton: the last trials before their projection
     Job jobs[lanes<T>];
@@ -140,6 +143,7 @@ private:
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
     bool may_split[lanes<T>];  // whether shorter steps may replace the step
+    double fastest[lanes<T>];  // largest sine |a| of a body before the step (solver/speed.py)
     bool resting[lanes<T>]{};  // whether the last step takes no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
@@ -345,8 +349,8 @@ private:
         if (any(advance)) {
             advance_lanes(advance, equality);
             for (int lane = 0; lane < lanes<T>; ++lane)
-                if (get_mask(advance, lane) && may_split[lane] && *jobs[lane].iterations == constant::speed_iterations &&
-                    leads_beyond(lane, trial.data(), constant::most_momentum))
+                if (get_mask(advance, lane) && may_split[lane] && on_path(attempt[lane]) &&
+                    speed.leads_beyond(lane, trial.data(), direction.data(), iteration[lane], fastest[lane]))
                     split(feed, lane);
         }
         // A lane that has finished waits for lanes that are about to: together they need no derivatives and are prepared at once.
@@ -455,8 +459,9 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
-        const bool first = *jobs[lane].iterations == iteration[lane];
-        if (first && iteration[lane] && may_split[lane] && leads_beyond(lane, w.data(), constant::near_momentum)) return split(feed, lane);
+        if (may_split[lane] && on_path(attempt[lane]) && iteration[lane] &&
+            speed.failed_beyond(lane, w.data(), direction.data(), attempt[lane] == lowered))
+            return split(feed, lane);
         if (attempt[lane] == warm && !options.warm_only) return begin_lowered(lane, true);
         if (attempt[lane] == lowered) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
@@ -465,33 +470,12 @@ private:
         phase[lane] = finished;
     }
 
-    // Gives a step up that is too fast for its timestep, without further attempts.
+    // Gives up a step that is too fast for its timestep, without further attempts.
     template <class Feed>
     void split(Feed &feed, int lane) {
         *jobs[lane].status = too_fast;
         feed.finished(lane, jobs[lane], false);
         phase[lane] = finished;
-    }
-
-    bool driven(int lane) const {
-        const auto pushes = [&](const T &value) { return get(value, lane) != 0.0; };
-        const auto any_pushes = [&](const std::vector<T> &values) { return std::any_of(values.begin(), values.end(), pushes); };
-        return any_pushes(problem.u) || any_pushes(problem.wrench);
-    }
-
-    // Whether the direction from `here` leads some spin beyond a momentum |l| of `limit` (solver/speed.py).
-    bool leads_beyond(int lane, const T *here, double limit) const {
-        const double half = 0.5 * get(problem.timestep(), lane), least = driven(lane) ? constant::driven_sine : constant::start_sine;
-        const auto spin = [&](const T *from) { return half * Vec3<double>{get(from[0], lane), get(from[1], lane), get(from[2], lane)}; };
-        for (int i = 0; i < mechanism.num_bodies; ++i) {
-            const Vec3<double> a = spin(here + 6 * i + 3), change = spin(&direction[6 * i + 3]);
-            const double c = std::sqrt(1.0 - dot(a, a));
-            const Vec3<double> l = c * (a + change) - (dot(a, change) / c) * a;
-            const Vec3<double> before = spin(&problem.z[state_size * i + 10]);
-            const auto above = [](const Vec3<double> &x, double bound) { return dot(x, x) > bound * bound; };
-            if (above(before, least) && above(a, constant::near_sine) && above(l, limit)) return true;
-        }
-        return false;
     }
 };
 
