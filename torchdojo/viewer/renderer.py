@@ -30,13 +30,13 @@ LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 
 SKY, HORIZON, FLOOR, LINES = "0.72 0.82 0.93", "0.96 0.97 0.98", "0.80 0.81 0.82", "0.66 0.68 0.71"
 #: Where the light shines to.
-LIGHT = "0.2 0.15 -1"
+LIGHT = "0.12 0.09 -1"
 WORLD = f"""<mujoco>
   <statistic extent="1" center="0 0 0"/>
   <visual>
     <headlight ambient="0.50 0.50 0.50" diffuse="0.20 0.20 0.20" specular="0 0 0"/>
-    <rgba haze="{HORIZON} 1"/> <quality shadowsize="4096" offsamples="4" numslices="24" numstacks="12"/>
-    <map shadowclip="9" shadowscale="0.9" znear="0.02" zfar="60" haze="0.6"/>
+    <rgba haze="{HORIZON} 1"/> <quality shadowsize="2048" offsamples="4" numslices="24" numstacks="12"/>
+    <map shadowclip="7" shadowscale="0.9" znear="0.02" zfar="60" haze="0.6"/>
   </visual>
   <asset>
     <texture name="sky" type="skybox" builtin="gradient" rgb1="{SKY}" rgb2="{HORIZON}" width="256" height="256"/>
