@@ -29,7 +29,7 @@ COLUMNS = (
 SHORTEST = 0.02  # seconds of a timing
 
 
-def ratios(runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+def by_turns(runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
     """Median seconds of the processor for each run; the runs take turns."""
     seconds: list[list[float]] = [[] for _ in runs]
     for run in runs:
@@ -103,15 +103,15 @@ def measure(name: str, batch: int, repeats: int) -> list[str]:
     def withgrad(run: Callable[[Tensor, Tensor], Tensor]) -> object:
         return torch.autograd.grad(run(leaf, held).sum(), (leaf, held))
 
-    a, b, c, d = ratios([lambda: forward(shared), lambda: forward(own), lambda: backward(shared), lambda: backward(own)], repeats)
-    e, f, g, h = ratios([lambda: without(four), lambda: without(one), lambda: withgrad(four), lambda: withgrad(one)], repeats)
+    a, b, c, d = by_turns([lambda: forward(shared), lambda: forward(own), lambda: backward(shared), lambda: backward(own)], repeats)
+    e, f, g, h = by_turns([lambda: without(four), lambda: without(one), lambda: withgrad(four), lambda: withgrad(one)], repeats)
     inputs = torch.randn(batch, 8, shared.num_inputs, dtype=torch.float64)
 
     def trajectory(checkpoint: bool | int) -> object:
         path = shared.rollout(leaf, inputs, repeat=4, checkpoint=checkpoint)
         return torch.autograd.grad(path.z[:, -1].sum(), leaf)
 
-    kept, again = ratios([lambda: trajectory(False), lambda: trajectory(1)], max(3, repeats // 2))
+    kept, again = by_turns([lambda: trajectory(False), lambda: trajectory(1)], max(3, repeats // 2))
     driven = td.models.make(name)
     if driven.actuators is None:
         places = [(joint, i) for joint, piece in driven.input_layout.items() for i in range(piece.stop - piece.start)]
@@ -127,7 +127,7 @@ def measure(name: str, batch: int, repeats: int) -> list[str]:
     def law(run: Callable[[], object]) -> Callable[[], object]:
         return torch.no_grad()(run)
 
-    plain, inside, between = ratios(
+    plain, inside, between = by_turns(
         [
             law(lambda: driven.step(start, given, warm_start=first.solution, repeat=4)),
             law(lambda: driven.step(start, ctrl=ctrl, warm_start=first.solution, repeat=4)),
@@ -139,7 +139,7 @@ def measure(name: str, batch: int, repeats: int) -> list[str]:
     torch._dynamo.reset()
     step, act = torch.compile(env, fullgraph=True), torch.compile(env.act, fullgraph=True)
     with torch.no_grad():
-        eager, compiled, eager_policy, compiled_policy = ratios(
+        eager, compiled, eager_policy, compiled_policy = by_turns(
             [lambda: env(z), lambda: step(z), lambda: env.act(z), lambda: act(z)], repeats
         )
     values = [b / a, d / c, e / f, g / h, inside / plain, between / plain, again / kept, eager / compiled, eager_policy / compiled_policy]

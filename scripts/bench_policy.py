@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from bench_periods import by_turns
 from torch import Tensor, nn
 
 import torchdojo as td
@@ -82,19 +82,6 @@ def timed(seconds: list[float]) -> Iterator[None]:
     finally:
         for name, function in functions.items():
             setattr(library, name, function)
-
-
-def by_turns(runs: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Median seconds of each run; the runs take turns."""
-    seconds: list[list[float]] = [[] for _ in runs]
-    for _ in range(rounds):
-        for mine, run in zip(seconds, runs, strict=True):
-            start, count = time.process_time(), 0
-            while time.process_time() - start < SHORTEST:
-                run()
-                count += 1
-            mine.append((time.process_time() - start) / count)
-    return [statistics.median(mine) for mine in seconds]
 
 
 def measure(name: str, batch: int, rounds: int) -> list[list[str]]:

@@ -63,23 +63,22 @@ def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
         raise ValueError(f"{name}: got {value.detach().tolist()}; allowed: {allowed}")
 
 
-def check_tensor(name: str, value: Any, size: int, number: Tensor, owner: str) -> None:
+def check_tensor(name: str, value: Any, size: int, number: Tensor, num_bodies: int) -> None:
     """Raise unless `value` is a float64 tensor (..., size) on the device of `number`, a parameter of the mechanism."""
+    device = number.device
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
-    if torch.is_autocast_enabled(number.device.type):
+    if torch.is_autocast_enabled(device.type):
         raise RuntimeError(
             f"torch.autocast is on, and the step has no mixed precision: contact needs the digits of torch.float64; put it into "
-            f"`with torch.autocast({number.device.type!r}, enabled=False):` and convert what networks give, u.float()"
+            f"`with torch.autocast({device.type!r}, enabled=False):` and convert what networks give, u.float()"
         )
     if value.ndim < 1 or value.shape[-1] != size:
-        raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for {owner}")
+        raise ValueError(f"{name}: got shape {tuple(value.shape)}; allowed: (..., {size}) for a mechanism of {num_bodies} bodies")
     if value.dtype != torch.float64:  # `precision.in_float64` has converted float32
         raise TypeError(f"{name}: got {value.dtype}; allowed: torch.float64 or torch.float32; convert it: {name}.double()")
-    if value.device != number.device:
-        raise TypeError(
-            f"{name}: on {value.device}, the mechanism on {number.device}; move one, for example mech.to({str(value.device)!r})"
-        )
+    if value.device != device:
+        raise TypeError(f"{name}: on {value.device}, the mechanism on {device}; move one, for example mech.to({str(value.device)!r})")
 
 
 def result_tensor(out: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:

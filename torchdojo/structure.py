@@ -22,7 +22,7 @@ from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
 from torchdojo.elements.velocity_limits import JointVelocityLimits
-from torchdojo.parameters import Modules, PhysicalModule, check_tensor, module_dict, require
+from torchdojo.parameters import Modules, PhysicalModule, bind, check_tensor, module_dict, plain_class, require, stacked
 from torchdojo.precision import in_float64
 from torchdojo.state import minimal
 from torchdojo.state.forks import use_own_threads
@@ -134,7 +134,7 @@ class Structure(PhysicalModule):
 
     @property
     def num_bodies(self) -> int:
-        return len(self.bodies)
+        return self.layout.num_bodies
 
     @property
     def num_inputs(self) -> int:
@@ -188,7 +188,7 @@ class Structure(PhysicalModule):
     def check_tensor(self, name: str, value: Any, size: int) -> None:
         """Raise unless `value` is a float64 tensor (..., size) on the mechanism's device."""
         use_own_threads()
-        check_tensor(name, value, size, self.gravity, f"a mechanism of {self.num_bodies} bodies")
+        check_tensor(name, value, size, self.gravity, self.num_bodies)
 
     def check_state(self, z: Any, name: str = "z") -> None:
         self.check_tensor(name, z, STATE_SIZE * self.num_bodies)
@@ -200,11 +200,13 @@ class Structure(PhysicalModule):
 
     def check_forces(self, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor]:
         """u and wrench, checked, with zeros for None."""
-        u = self.gravity.new_zeros(self.num_inputs, dtype=torch.float64) if u is None else u
-        self.check_tensor("u", u, self.num_inputs)
-        wrench = self.gravity.new_zeros(TWIST_SIZE * self.num_bodies, dtype=torch.float64) if wrench is None else wrench
-        self.check_tensor("wrench", wrench, TWIST_SIZE * self.num_bodies)
-        return u, wrench
+        return self._checked("u", u, self.num_inputs), self._checked("wrench", wrench, TWIST_SIZE * self.num_bodies)
+
+    def _checked(self, name: str, value: Tensor | None, size: int) -> Tensor:
+        if value is None:
+            return self.gravity.new_zeros(size, dtype=torch.float64)
+        self.check_tensor(name, value, size)
+        return value
 
     # -- poses ---------------------------------------------------------------------------------------------------------------------------
 
@@ -246,12 +248,22 @@ class Structure(PhysicalModule):
         Args:
             z: (..., 13 nb), the states after the steps. impulses: (..., n) of these steps, as in `StepOutput` and `Trajectory`.
         """
-        layout = self.impulse_layout
-        values = [
-            contact.world_impulse(impulses[..., layout[f"contacts.{name}"]], *self.element_poses(z, contact))
-            for name, contact in self.named_contacts().items()
-        ]
-        return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+        contacts, layout, pose = self.named_contacts(), self.impulse_layout, with_world(split_state(z)[0])
+        number: dict[str | None, int] = {name: i for i, name in enumerate([*self.bodies, None])}
+        kinds: dict[tuple[object, ...], list[str]] = {}
+        for name, contact in contacts.items():
+            kinds.setdefault((*contact.kind(), len(contact.body_names)), []).append(name)
+        values: dict[str, Tensor] = {}
+        for names in kinds.values():  # contacts of a kind at once: a robot of meshes has hundreds
+            members = [contacts[name] for name in names]
+            fields = {key: stacked([getattr(contact, key) for contact in members], ndim) for key, ndim in members[0].fields.items()}
+            rows = torch.tensor([list(range(layout[f"contacts.{name}"].start, layout[f"contacts.{name}"].stop)) for name in names])
+            places = torch.tensor([[number[body] for body in contact.body_names] for contact in members]).unbind(-1)
+            poses = [Pose(pose.x[..., place, :], pose.q[..., place, :]) for place in places]
+            value = bind(members[0], fields, plain_class(members[0])).world_impulse(impulses[..., rows], *poses)
+            values |= dict(zip(names, value.unbind(-2), strict=True))
+        together = torch.broadcast_tensors(*(values[name] for name in contacts))
+        return torch.stack(together, dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
 
     @in_float64
     def body_points(self, z: Tensor, body: str, points: Tensor) -> Tensor:

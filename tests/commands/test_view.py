@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,9 +130,22 @@ def test_plain_old_trajectories(folder, tmp_path, capsys):
     assert "is of another mechanism: its bodies are ['box'], and sphere has ['sphere']" in capsys.readouterr().err
 
 
+def test_a_robot_at_the_start(tmp_path, capsys):
+    robot = tmp_path / "robot.urdf"
+    inertial = '<inertial><mass value="1"/><inertia ixx=".1" iyy=".1" izz=".1" ixy="0" ixz="0" iyz="0"/></inertial>'
+    shapes = "".join(f'<{tag}><geometry><sphere radius="{r}"/></geometry></{tag}>' for tag, r in (("visual", 0.2), ("collision", 0.3)))
+    robot.write_text(f'<robot name="r"><link name="ball">{inertial}{shapes}</link></robot>')
+    report = run_json(capsys, "view", robot, "--no-open")
+    assert Path(report["html"]).is_file() and list(tmp_path.iterdir()) == [robot]
+    assert report["playbacks"] == [{"label": "robot", "bodies": 1, "frames": 1, "duration_s": 0.0}]
+    (playback,) = view.read([robot])
+    assert playback.positions[0, 0, 2] == pytest.approx(0.3) and playback.scene.parts[0].size == (0.2,)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["gone.urdf"], "'gone.urdf' does not exist"),
         (["gone.npz"], "trajectory file 'gone.npz' does not exist"),
         (["{}/one/trajectory.html"], "is not an .npz file"),
         (["{}/one/trajectory.npz", "--label", "a", "--label", "b"], "got 2 --label for 1 files"),

@@ -9,7 +9,9 @@ from urdf_text import inertial, joint, link
 
 import torchdojo as td
 from torchdojo import quaternion as quat
+from torchdojo.geometry.hulls import MeshSource
 from torchdojo.viewer import Scene
+from torchdojo.viewer.scene import GRAY
 from torchdojo.viewer.surfaces import MISSING
 
 TETRAHEDRON = "v 0 0 0\nv 1 0 0\nv 0 2 0\nv 0 0 3\nf 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
@@ -147,6 +149,17 @@ def test_mjcf_without_a_visual_mesh(tmp_path):
     with pytest.warns(UserWarning, match=r"gone\.stl.*magenta"):
         assert scene.color(shown[-3]) == MISSING
     assert np.allclose(shown[-3].position, (-0.3, 0.0, 1.0))
+
+
+def test_colors_of_mesh_files(tmp_path):
+    """A mesh has the color of its file where the robot's file gives none."""
+    (tmp_path / "a.mtl").write_text("newmtl red\nKd 1 0 0\n")
+    (tmp_path / "red.obj").write_text("mtllib a.mtl\nusemtl red\n" + TETRAHEDRON)
+    (tmp_path / "plain.obj").write_text(TETRAHEDRON)
+    given = [("red.obj", None), ("red.obj", BLUE), ("plain.obj", None)]
+    visuals = [td.Visual("mesh", mesh=MeshSource(tmp_path / name), color=color) for name, color in given]
+    scene = Scene.of(td.Mechanism({"b": td.Body(1.0, (1.0, 1.0, 1.0), visuals=visuals)}))
+    assert [scene.color(part) for part in scene.parts] == [RED, BLUE, GRAY] and len(scene.meshes) == 2
 
 
 def test_visuals_of_a_body_take_the_place_of_its_shapes():

@@ -130,20 +130,31 @@ def test_gradients_of_a_box_in_the_ground(mode: str) -> None:
     assert mode == "exact" or abs(float(gradient @ direction) - difference) <= 1e-6 * max(1.0, abs(difference))
 
 
-#: name, depth [m]. None of these flies off, and none takes more iterations than a fall does.
-DEEP = [("box", 1.0), ("quadruped", 0.5), ("ant", 0.5), ("half_cheetah", 1.0), ("humanoid", 0.3), ("humanoid", 1.0), ("humanoid", 1.5)]
+#: name, depth [m], most iterations of a step. None of these flies off, and none takes more iterations in the mean than a fall does.
+DEEP = [
+    ("box", 1.0, 30),
+    ("quadruped", 0.5, 45),
+    ("ant", 0.5, 20),
+    ("half_cheetah", 1.0, 25),
+    ("humanoid", 0.3, 90),
+    ("humanoid", 1.0, 45),
+    ("humanoid", 1.5, 45),
+]
 
 
 @pytest.mark.filterwarnings("ignore:contact")
-@pytest.mark.parametrize(("name", "depth"), DEEP)
-def test_deep_starts_come_out(name: str, depth: float) -> None:
-    """With the exact law, the humanoid's steps were all flagged, at 0.5 s each, and the half-cheetah left at 100 m/s."""
+@pytest.mark.parametrize(("name", "depth", "most"), DEEP)
+def test_deep_starts_come_out(name: str, depth: float, most: int) -> None:
+    """With the exact law, the humanoid's steps were all flagged, at 0.5 s each, and the half-cheetah left at 100 m/s.
+
+    Cold starts begin at the speed of recovery. From rest, the first step of the humanoid 1 m deep takes 191 iterations.
+    """
     mech = models.make(name)
     z = mech.place(mech.initial_state(pose="home"), -depth).unflatten(-1, (-1, 13)).clone()
     z[..., 3:6], z[..., 10:] = 0.0, 0.0
     path = mech.rollout(z.flatten(-2), steps=300)
     assert not path.status.any() and bool((path.substeps == 1).all())
-    assert float(path.iterations.double().mean()) <= 8
+    assert float(path.iterations.double().mean()) <= 8 and int(path.iterations.max()) <= most
     assert float(path.z.unflatten(-1, (-1, 13))[..., 3:6].norm(dim=-1).max()) < 5
     distances = mech.distances(path.z)
     assert float(distances[-1].min()) >= 0

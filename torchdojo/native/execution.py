@@ -102,10 +102,13 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 
 def _rows(tensor: Tensor, batch: torch.Size, ndim: int) -> Tensor:
     """A tensor as (N, ...), whose last `ndim` dimensions follow dimensions that broadcast to `batch`."""
-    lead, event = tensor.shape[: tensor.ndim - ndim], tensor.shape[tensor.ndim - ndim :]
-    if lead != batch:
-        tensor = tensor.expand(*batch, *event)
-    return tensor if len(batch) == 1 else tensor.reshape(batch.numel(), *event)
+    shape = tensor.shape
+    places = len(shape) - ndim
+    if shape[:places] != batch:
+        tensor = tensor.expand(*batch, *shape[places:])
+    if len(batch) == 1:
+        return tensor
+    return tensor.reshape(batch.numel(), *shape[places:]) if batch else tensor.unsqueeze(0)
 
 
 def _summed(tensor: Tensor, batch: torch.Size, shape: torch.Size) -> Tensor:

@@ -100,11 +100,11 @@ def available() -> bool:
     ``TORCHDOJO_NATIVE=0`` in the environment makes this False without a warning.
     """
     global _warned
-    if _switched_off():
-        return False
     try:
         library()
     except NativeUnavailable as error:
+        if _switched_off():
+            return False
         with _lock:
             warned, _warned = _warned, True
         if not warned:

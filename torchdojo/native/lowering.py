@@ -37,6 +37,7 @@ from torchdojo.native.tables import (
     JointCone,
     row,
 )
+from torchdojo.solver.speed import slowed_by
 from torchdojo.state.minimal import JointOrder
 
 __all__ = ["lower"]
@@ -189,8 +190,10 @@ class _Lowering:
         system, schedule = self.system, self.schedule
         impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         contacts, pairs, couples = self._contact_rows()
+        slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
+        offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)  # of bodies, which stand before other nodes
         tables: dict[str, list] = {
-            "bodies": [row(BODY, diagonal=schedule.diagonal_offset[i], right=schedule.rhs_offset[i]) for i in range(self.world)],
+            "bodies": [row(BODY, diagonal=diagonal, right=right, slowed_by=number) for diagonal, right, number in offsets],
             "joints": self._joint_rows(),
             "contacts": contacts,
             "impulses": impulses,

@@ -2,6 +2,9 @@
 
 `torch.library.custom_op` does the same, but its calls cost 20 µs more. It keeps Dynamo away from the function, which compiled code does not
 need, and looks whether results share memory with arguments. The functions here return new tensors.
+
+NAME has the rules of autograd and `torch.vmap`, and beneath them it becomes NAME_values, which has none. Compiled code calls
+NAME_values, so it does not go through rules in Python at every call.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.autograd import Info, make_autograd_impl
 from torch._ops import OpOverload
 
 __all__ = ["define", "register_autograd", "register_fake", "register_vmap"]
@@ -21,17 +25,24 @@ def define(name: str) -> Callable[[Callable[..., Any]], OpOverload]:
     """A decorator that makes a function, whose arguments and results are annotated, an operator."""
 
     def decorate(function: Callable[..., Any]) -> OpOverload:
-        _library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
-        _library.impl(name, function, "CompositeExplicitAutograd")
-        overload: OpOverload = getattr(torch.ops.torchdojo, name).default
-        return overload
+        for own in (name, f"{name}_values"):
+            _library.define(own + torch.library.infer_schema(function, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+            _library.impl(own, function, "CompositeExplicitAutograd")
+        operator: OpOverload = getattr(torch.ops.torchdojo, name).default
+        return operator
 
     return decorate
 
 
 def register_fake(operator: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator for the function that gives the shapes of the results."""
-    return torch.library.register_fake(operator.name(), lib=_library)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for own in (operator.name(), f"{operator.name()}_values"):
+            torch.library.register_fake(own, function, lib=_library)
+        return function
+
+    return decorate
 
 
 def register_vmap(operator: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -41,4 +52,6 @@ def register_vmap(operator: OpOverload) -> Callable[[Callable[..., Any]], Callab
 
 def register_autograd(operator: OpOverload, backward: Callable[..., Any], setup_context: Callable[..., Any] | None = None) -> None:
     """The rule of autograd, as for `torch.library.register_autograd`."""
-    torch.library.register_autograd(operator.name(), backward, setup_context=setup_context, lib=_library)
+    name = operator.name().partition("::")[2]
+    values: OpOverload = getattr(torch.ops.torchdojo, f"{name}_values").default
+    _library.impl(name, make_autograd_impl(values, Info(backward, setup_context)), "Autograd", with_keyset=True)

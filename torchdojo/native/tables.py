@@ -106,7 +106,10 @@ HEAD = _row(
     "has_loops",  # joints or couplings may repeat each other
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates",
 )
-BODY = _row("diagonal", "right")
+BODY = _row(
+    "diagonal right",
+    "slowed_by",  # number of the joint whose limits of speed keep its spin slow (−1: none; solver/speed.py)
+)
 JOINT = _row(
     "parent child",  # the world is the number of bodies
     "held_t held_r",  # constrained directions
@@ -282,6 +285,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     "constant": {
         "largest_sine": integrator.LARGEST_SINE,
         "most_momentum": speed.MOST_MOMENTUM,
+        "first_momentum": speed.FIRST_MOMENTUM,
         "near_momentum": speed.NEAR_MOMENTUM,
         "near_sine": speed.NEAR_SINE,
         "start_sine": speed.START_SINE,

@@ -30,7 +30,8 @@ __all__ = [
 
 LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 OPTIMIZED = ("-O3",)
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
+# -g1 has the lines of a report; with -g, GCC follows each variable through the large functions, which takes minutes.
+SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 
 # Ways to ask for the same thing, best first, each as (compiler flags, linker flags). The first way that the compiler takes is used.
 # Compilers take copies in registers of 512 bits for expensive, and copy in two halves. A later read of the whole then waits for both.

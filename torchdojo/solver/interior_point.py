@@ -141,7 +141,7 @@ def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverO
     4. Continuation along the path of a start.
 
     Where some element has no `on_path`, the first attempt is the interior-point method's too, and the second is left out. With
-    `may_split`, steps that are too fast for their timestep end with the status `TOO_FAST` (speed.py) before or after the first attempt.
+    `may_split`, steps that are too fast for their timestep end with the status `TOO_FAST` (speed.py), by the second attempt.
     """
     kappa, solution = options.kappa, _unsolved(problem)
     cold = torch.ones_like(solution.status, dtype=torch.bool)
@@ -153,7 +153,12 @@ def solve_step(problem: StepProblem, warm_start: Tensor | None, options: SolverO
         warm = torch.isfinite(start).all(-1) & cones.interior(problem.system, start)
         cold = ~warm
         _retry(problem, solution, lambda sub, index: _from_warm_start(sub, start[index], options, may_split), warm)
-        _retry(problem, solution, lambda sub, index: newton_on_path(sub, start[index], options, DESCENT_ITERATIONS, high), warm)
+        _retry(
+            problem,
+            solution,
+            lambda sub, index: newton_on_path(sub, start[index], options, DESCENT_ITERATIONS, high, may_split=may_split),
+            warm,
+        )
     _retry(
         problem,
         solution,

@@ -36,7 +36,7 @@ from torchdojo.dynamics.residual import StepProblem
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.solution import Solution, violations
-from torchdojo.solver.speed import MOST_MOMENTUM, NEAR_MOMENTUM, SPEED_ITERATIONS, TOO_FAST, momentum_ahead
+from torchdojo.solver.speed import TOO_FAST, SpeedLook
 
 __all__ = ["newton_on_path", "onto_path"]
 
@@ -137,7 +137,7 @@ def newton_on_path(
         return None
     here = here if lift else start
     w, r, newton = here.clone(), problem.residual(here), torch.full_like(here, torch.nan)
-    ahead = torch.zeros_like(now)  # `momentum_ahead` of the last direction
+    late = torch.zeros_like(status, dtype=torch.bool)  # whether steps are too fast if the attempt fails now
     for iteration in itertools.count():
         equality, complementarity = violations(system, r, torch.full_like(now, kappa))
         done = (equality <= residual_tol) & (complementarity <= path_tol * kappa) & (iteration >= options.min_iterations)
@@ -146,22 +146,22 @@ def newton_on_path(
             going &= (equality < NEAR_RESIDUAL) & (level is None and iteration < NEAR_ITERATIONS)
         if not bool(going.all()):
             w[index], status[index[done]] = here, int(Status.SUCCESS)
-            status[index[~done & ~going & (ahead > NEAR_MOMENTUM)]] = TOO_FAST
+            status[index[~done & ~going & late]] = TOO_FAST
             index, here, r, now, equality, newton = index[going], here[going], r[going], now[going], equality[going], newton[going]
-            ahead, problem = ahead[going], problem.select(going.nonzero().squeeze(-1))
+            late, problem = late[going], problem.select(going.nonzero().squeeze(-1))
         if not len(index):
             break
         iterations[index] += 1
         now = torch.where(equality < PATH_RESIDUAL, (PATH_SHRINK * now).clamp_min(kappa), now)
         direction = _direction(problem, here, r, now)
         if may_split:
-            ahead = momentum_ahead(problem, here, direction)
-            fast = (ahead > MOST_MOMENTUM) & (iteration + 1 == SPEED_ITERATIONS)
+            look = SpeedLook(problem, here, direction)
+            fast, late = look.leads_beyond(iteration + 1), look.failed_beyond(lowered=level is not None)
             if bool(fast.any()):
                 status[index[fast]] = TOO_FAST
                 slow = (~fast).nonzero().squeeze(-1)
                 index, here, r, now, equality, newton = index[slow], here[slow], r[slow], now[slow], equality[slow], newton[slow]
-                direction, ahead, problem = direction[slow], ahead[slow], problem.select(slow)
+                direction, late, problem = direction[slow], late[slow], problem.select(slow)
                 if not len(index):
                     break
         if level is None:

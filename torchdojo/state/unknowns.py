@@ -53,7 +53,7 @@ class UnknownLayout:
             )
             offset += count + cones
             inputs += element.num_inputs
-        self.num_unknowns, self.num_inputs = offset, inputs
+        self.num_bodies, self.num_unknowns, self.num_inputs = num_bodies, offset, inputs
         self.num_primal = TWIST_SIZE * num_bodies + sum(e.num_rows for e in elements.values() if not e.cones.size)
         self.impulses = {key: place.impulse for key, place in self.places.items()}
         self.inputs = {key.partition(".")[2]: place.input for key, place in self.places.items() if elements[key].num_inputs}

@@ -27,6 +27,8 @@ VERSION = 1
 #: How to get a file that can be drawn, for errors.
 REMEDY = "torchdojo simulate NAME --output DIR and torchdojo.viewer.save_playbacks(path, playbacks) write files that can be drawn"
 ARRAYS = {"positions": ("bodies", 3), "orientations": ("bodies", 4), "contact_points": ("contacts", 3), "contact_forces": ("contacts", 3)}
+#: Largest unit [m, N], and digits (binary) of the largest number, that arrays are rounded to: they then compress to a fifth.
+ROUNDING = {"contact_points": (2.0**-16, 17), "contact_forces": (np.inf, 20)}
 ROLES = ("visual", "collision", "ground")
 
 Arrays = dict[str, NDArray[Any]]
@@ -67,11 +69,21 @@ def playback_arrays(playbacks: Playback | Sequence[Playback], folder: str | Path
         arrays[f"{name}/times"] = np.asarray(playback.times, dtype=np.float64)
         for key in ARRAYS:
             if getattr(playback, key) is not None:
-                arrays[f"{name}/{key}"] = np.asarray(getattr(playback, key), dtype=np.float32)
+                arrays[f"{name}/{key}"] = _rounded(getattr(playback, key), ROUNDING.get(key))
         for curve, values in playback.curves.items():
             arrays[f"{name}/curves/{curve}"] = np.asarray(values, dtype=np.float32)
     arrays[KEY] = np.array(json.dumps({"version": VERSION, "scenes": descriptions, "playbacks": heads}))
     return arrays
+
+
+def _rounded(values: NDArray[Any], rounding: tuple[float, int] | None) -> NDArray[Any]:
+    """Float32, in multiples of a power of two where there is a rounding."""
+    with np.errstate(invalid="ignore"):
+        largest = 0.0 if rounding is None else float(np.nanmax(np.abs(values), initial=0.0))
+    if rounding is None or not 0.0 < largest < np.inf:
+        return np.asarray(values, dtype=np.float32)
+    unit = min(rounding[0], 2.0 ** (np.floor(np.log2(largest)) - rounding[1]))
+    return np.asarray(np.round(values / unit) * unit, dtype=np.float32)
 
 
 def _describe(scene: Scene, folder: Path, name: str, arrays: Arrays) -> dict[str, Any]:

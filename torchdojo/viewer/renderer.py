@@ -29,12 +29,14 @@ Arrow = tuple[NDArray[np.float64], NDArray[np.float64], tuple[float, float, floa
 LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 
 SKY, HORIZON, FLOOR, LINES = "0.72 0.82 0.93", "0.96 0.97 0.98", "0.80 0.81 0.82", "0.66 0.68 0.71"
+#: Where the light shines to.
+LIGHT = "0.12 0.09 -1"
 WORLD = f"""<mujoco>
   <statistic extent="1" center="0 0 0"/>
   <visual>
     <headlight ambient="0.50 0.50 0.50" diffuse="0.20 0.20 0.20" specular="0 0 0"/>
     <rgba haze="{HORIZON} 1"/> <quality shadowsize="2048" offsamples="4" numslices="24" numstacks="12"/>
-    <map shadowclip="2.5" shadowscale="0.9" znear="0.02" zfar="60" haze="0.6"/>
+    <map shadowclip="7" shadowscale="0.9" znear="0.02" zfar="60" haze="0.6"/>
   </visual>
   <asset>
     <texture name="sky" type="skybox" builtin="gradient" rgb1="{SKY}" rgb2="{HORIZON}" width="256" height="256"/>
@@ -43,7 +45,7 @@ WORLD = f"""<mujoco>
   </asset>
   <worldbody>
     <body name="light" mocap="true">
-      <light type="directional" dir="0.45 0.35 -1" diffuse="0.50 0.50 0.50" specular="0.2 0.2 0.2"/>
+      <light type="directional" dir="{LIGHT}" diffuse="0.50 0.50 0.50" specular="0.2 0.2 0.2"/>
     </body>
   </worldbody>
 </mujoco>"""
@@ -89,7 +91,7 @@ class Renderer:
         """The picture (height, width, 3) of a frame of each playback; a playback whose frame is a gap is left out."""
         mujoco, data = self._mujoco, self._data
         first = 1  # the light
-        data.mocap_pos[0] = camera.target
+        data.mocap_pos[0] = np.asarray(camera.target) - 0.8 * camera.distance * np.array([float(x) for x in LIGHT.split()])
         for playback, offset, finite, geoms, frame in zip(self._playbacks, self._offsets, self._finite, self._geoms, frames, strict=True):
             last = first + playback.positions.shape[1]
             shown = bool(finite[frame])

@@ -92,22 +92,25 @@ Worker<T>::Worker(const MechanismTable &m) : mechanism(m), pools(std::make_uniqu
 template <class T>
 Worker<T>::~Worker() = default;
 
-// The period of step t, and the place of its results. A division would cost a tenth of a free body's step.
+// The period of step t. A division would cost a tenth of a free body's step.
 TD_INLINE int64_t period_of(const TdRollout &r, int64_t t) { return r.repeat == 1 ? t : t / r.repeat; }
-TD_INLINE int64_t place_of(const TdRollout &r, int64_t t) { return r.every == 1 ? t : t / r.every; }
 
 // Step t of environment n. The job is written in place. A copy in wider registers would wait for the pointers just written, a tenth of
 // the time of a free body's step. If only the ends of periods are stored, a step may end where it starts.
 TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t, Job &job) {
-    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns, place = place_of(r, t), at = n * place_of(r, r.steps) + place;
-    const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
+    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns;
+    int64_t at = n * r.steps + t, period = at, place = t, last = t - 1;  // places of the results of this step and of the one before
+    if (r.repeat > 1) {
+        period = at / r.repeat;  // periods are whole
+        if (r.every > 1) at = period, place = t / r.every, last = (t - 1) / r.every;
+    }
     job.timestep_factor = 1.0;
     job.parameters = r.parameters + n * r.parameter_stride;
-    job.z = t ? r.z + n * r.z_stride + place_of(r, t - 1) * nz : r.z0 + n * r.z0_stride;
+    job.z = t ? r.z + n * r.z_stride + last * nz : r.z0 + n * r.z0_stride;
     job.u = r.u ? r.u + period * m.num_inputs : nullptr;
     job.wrench = r.wrench ? r.wrench + n * 6 * m.num_bodies : nullptr;
     auto solution = [&](int64_t place) { return r.w + (n * r.w_steps + (r.w_steps > 1 ? place : 0)) * nw; };
-    job.warm = t ? solution(place_of(r, t - 1)) : r.warm ? r.warm + n * nw : nullptr;
+    job.warm = t ? solution(last) : r.warm ? r.warm + n * nw : nullptr;
     job.z_next = r.z + n * r.z_stride + place * nz;
     job.impulses = r.impulses + period * m.num_impulses;
     job.w = solution(place);
@@ -158,7 +161,13 @@ struct RolloutFeed {
         }
         return true;
     }
-    void finished(int lane, const Job &job, bool solved) {
+    TD_INLINE void finished(int lane, const Job &job, bool solved) {
+        if (!solved || rollout.repeat > 1 || workspace.splits.depth(lane)) settle(lane, job, solved);
+    }
+
+private:
+    // What is left to do after steps that fail, belong to a period, or are parts of a split step.
+    void settle(int lane, const Job &job, bool solved) {
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
         if (*job.status == max_iterations)
             solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
@@ -166,7 +175,6 @@ struct RolloutFeed {
         if (whole && rollout.repeat > 1) gather(environment[lane], step[lane] - 1, *whole);
     }
 
-private:
     // Adds the results of step t of environment n to those of its period.
     void gather(int64_t n, int64_t t, const Job &job) {
         const bool first = t % rollout.repeat == 0;

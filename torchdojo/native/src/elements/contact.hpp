@@ -13,8 +13,8 @@ struct HalfSpace {
         const Vec3<T> point = load3(p + parameter::point), normal = load3(p + parameter::normal);
         GapLaw<T>::prepare(
             problem, contact, problem.mechanism.num_bodies,
-            [&](const Vec3<T> *x, const Mat3<T> *R) -> T {
-                return dot(normal, x[0] + R[0] * point) - p[parameter::offset] - p[parameter::radius];
+            [&](const BodyPose<T> &body, const BodyPose<T> &) -> T {
+                return dot(normal, body.x + body.R * point) - p[parameter::offset] - p[parameter::radius];
             },
             [&](T *row) {
                 store3(row, normal);

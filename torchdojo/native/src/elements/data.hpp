@@ -14,7 +14,7 @@ struct JointData {
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
     T free_force[6];                  // impulses of springs, inputs and middles of drives along the free directions [N·s, N·m·s]
     T impulse[6];                     // impulses of dampers, armature, friction, drives and limits along the free directions
-    T damping[6];                     // dampers, and h times the stiffness of implicit springs and servos
+    T damping[6];                     // dampers, and h times the stiffness of implicit springs and servos where the joint has them
     T excess[6];                      // derivative of this stiffness by the force, where it is the larger one: see at_most_one_radian
     RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and from p one step back to p (dampers)
 };
@@ -90,13 +90,18 @@ struct PairData {
     Vec3<T> couple;                   // couple of torsional and rolling friction on the body
 };
 
+// What laws of overlap do to a gap: see gap_law.hpp.
+template <class T>
+struct Overlap {
+    T distance;  // φ at the current configuration
+    T shift, softness, slope;  // slope: −∂shift/∂φ
+};
+
 // Laws of the gap: see gap_law.hpp.
 template <class T>
-struct LawData {
-    bool overlaps = false;  // whether a law of overlap acts in some lane: only then are shift, slope and distance_row of use
-    T distance;  // φ at the current configuration
-    T distance_row[12];  // its derivative by the current poses (x, φ of the body, then of the other)
-    T shift, softness, slope;  // slope: −∂shift/∂φ
+struct LawData : Overlap<T> {
+    bool overlaps = false;  // whether a law of overlap acts in some lane: only then are the numbers of `Overlap` and distance_row of use
+    T distance_row[12];  // derivative of φ by the current poses (x, φ of the body, then of the other)
     Mask<T> bounces, bouncing;  // whether the contact has restitution, and whether Newton's law rules the gap in this step
     Vec3<T> incoming, spin;  // velocity, and angular velocity in the world frame, that led here
 };

@@ -46,13 +46,13 @@ TD_INLINE T at_most_one_radian(const JointTable &joint, int i, const T &stiffnes
     return max(stiffness, larger);
 }
 
-// The dampers of implicit springs and of servos, from the forces along the free directions.
+// Dampers together with implicit springs and servos, from the forces along the free directions.
 template <class T>
 void prepare_stiffness(const Problem<T> &problem, const JointTable &joint, JointData<T> &data) {
-    const T h = problem.timestep();
+    const T h = problem.timestep(), *damper = &problem.parameters[joint.parameters + joint.damper()];
     for (int i = 0; i < joint.free(); ++i) {
         const T stiffness = problem.parameters[joint.stiffness + i];
-        data.damping[i] += h * at_most_one_radian(joint, i, stiffness, data.free_force[i] / h, data.excess[i]);
+        data.damping[i] = damper[i] + h * at_most_one_radian(joint, i, stiffness, data.free_force[i] / h, data.excess[i]);
     }
 }
 
@@ -196,7 +196,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
 template <bool derived, class T, class Store>
 void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
     const T h = problem.timestep();
-    const T *p = &problem.parameters[joint.parameters];
+    const T *p = &problem.parameters[joint.parameters], *damping = problem.damping(joint, data);
     const Vec3<T> anchor = load3(p + parameter::child_anchor);
     const int held = joint.held();
     const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
@@ -242,7 +242,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
                 const Vec3<T> g = right_jacobian_inverse(data.turn, f);
                 row = {Vec3<T>{}, back(child, inverse_child, g), -back(parent, inverse_parent, data.offset * (before * g))};
             }
-            const T scale = h * data.damping[i];
+            const T scale = h * damping[i];
             row = scale * row;
             impulse = -scale * rate;
         }

@@ -23,10 +23,24 @@ struct RecoverySpeed {
         return contact.recovery_speed < 0 ? broadcast<T>(problem.depenetration_speed) : problem.parameters[contact.recovery_speed];
     }
 
-    static void prepare(const Problem<T> &problem, const ContactTable &contact, LawData<T> &law) {
-        const T ahead = law.distance + problem.timestep() * speed(problem, contact);
-        law.shift -= min(ahead, T{});
-        law.slope += select(ahead < T{}, broadcast<T>(1.0), T{});
+    static TD_INLINE void prepare(const Problem<T> &problem, const ContactTable &contact, Overlap<T> &overlap) {
+        const T ahead = overlap.distance + problem.timestep() * speed(problem, contact);
+        overlap.shift -= min(ahead, T{});
+        overlap.slope += select(ahead < T{}, broadcast<T>(1.0), T{});
+    }
+
+    // Gives bodies deep inside the world at least the speeds v along the normals, in the lanes of `mask` (StepProblem.cold_start).
+    static void leave(const Problem<T> &problem, T *w, const Mask<T> &mask) {
+        for (const ContactTable &contact : problem.mechanism.contacts) {
+            const LawData<T> &law = problem.laws[contact.law];
+            if (!law.overlaps || !acts(problem, contact) || other_body(problem.mechanism, contact) < problem.mechanism.num_bodies) continue;
+            const T v = speed(problem, contact);
+            const Vec3<T> n = load3(law.distance_row);
+            T *linear = w + 6 * contact.body;
+            const T missing = max(v - dot(n, load3(linear)), T{});
+            const Mask<T> deep = select_mask(mask, law.distance + problem.timestep() * v < T{}, Mask<T>{});
+            for (int k = 0; k < 3; ++k) linear[k] = select(deep, linear[k] + missing * n[k], linear[k]);
+        }
     }
 
     // Adds the gradient of `direct` times the gap.
@@ -43,11 +57,11 @@ template <class T>
 struct Compliance {
     static bool acts(const Problem<T> &, const ContactTable &contact) { return contact.stiffness >= 0; }
 
-    static void prepare(const Problem<T> &problem, const ContactTable &contact, LawData<T> &law) {
+    static void prepare(const Problem<T> &problem, const ContactTable &contact, Overlap<T> &overlap) {
         const T damping = problem.parameters[contact.damping];
-        law.softness = 1.0 / (problem.timestep() * problem.parameters[contact.stiffness] + damping);
-        law.shift -= law.softness * damping * min(law.distance, T{});
-        law.slope += select(law.distance < T{}, law.softness * damping, T{});
+        overlap.softness = 1.0 / (problem.timestep() * problem.parameters[contact.stiffness] + damping);
+        overlap.shift -= overlap.softness * damping * min(overlap.distance, T{});
+        overlap.slope += select(overlap.distance < T{}, overlap.softness * damping, T{});
     }
 
     static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &gamma, T *sum,
@@ -81,19 +95,21 @@ struct Restitution {
 
     // Stores the velocities that led here, and whether the bodies approach by more than bodies at rest may within a step.
     template <class Distance>
-    static void prepare(Problem<T> &problem, const ContactTable &contact, const int *bodies, Vec3<T> *x, Mat3<T> *R,
-                        const Distance &distance) {
+    static void prepare(Problem<T> &problem, const ContactTable &contact, int other, const Distance &distance) {
         const T h = problem.timestep();
         LawData<T> &law = problem.laws[contact.law];
+        const int bodies[2] = {contact.body, other};
+        BodyPose<T> before[2];
         for (const int i : {0, 1}) {
+            const BodyPose<T> &pose = problem.bodies[bodies[i]].pose;
+            before[i] = pose;
             if (bodies[i] == problem.mechanism.num_bodies) continue;
             const T *state = &problem.z[state_size * bodies[i]];
             const Vec3<T> v = load3(state + 3), omega = load3(state + 10);
-            if (!i) law.incoming = v, law.spin = R[0] * omega;
-            const BodyPose<T> before = pose_before(problem.bodies[bodies[i]].pose, h, v, omega);
-            x[i] = before.x, R[i] = before.R;
+            if (!i) law.incoming = v, law.spin = pose.R * omega;
+            before[i] = pose_before(pose, h, v, omega);
         }
-        const T approach = distance(x, R) - law.distance, slow = constant::resting_acceleration * h * h;
+        const T approach = distance(before[0], before[1]) - law.distance, slow = constant::resting_acceleration * h * h;
         law.bounces = select_mask(approach > slow, law.distance - approach < slow, Mask<T>{});
     }
 
@@ -141,23 +157,21 @@ private:
 
 template <class T>
 struct GapLaw {
-    // distance(x, R): φ at the poses of both bodies. gradient(row): its derivative by the current poses.
+    // distance(a, b): φ at the poses of both bodies. gradient(row): its derivative by the current poses. Where no law acts, as in most
+    // steps, nothing but this is stored.
     template <class Distance, class Gradient>
     static void prepare(Problem<T> &problem, const ContactTable &contact, int other, const Distance &distance, const Gradient &gradient) {
         LawData<T> &law = problem.laws[contact.law];
         const bool bounces = Restitution<T>::acts(contact);
         law.overlaps = false;
         if (!bounces && !may_overlap(problem, contact)) return;
-        const int bodies[2] = {contact.body, other};
-        Vec3<T> x[2];
-        Mat3<T> R[2];
-        for (const int i : {0, 1}) x[i] = problem.bodies[bodies[i]].pose.x, R[i] = problem.bodies[bodies[i]].pose.R;
-        law.distance = distance(x, R);
-        law.shift = law.softness = law.slope = T{};
-        each_overlap(problem, contact, [&](auto rule) { rule.prepare(problem, contact, law); });
-        law.overlaps = contact.stiffness >= 0 || any(law.slope > T{});
+        Overlap<T> overlap{distance(problem.bodies[contact.body].pose, problem.bodies[other].pose)};
+        each_overlap(problem, contact, [&](auto rule) { rule.prepare(problem, contact, overlap); });
+        law.overlaps = contact.stiffness >= 0 || any(overlap.slope > T{});
+        if (!law.overlaps && !bounces) return;
+        static_cast<Overlap<T> &>(law) = overlap;
         if (law.overlaps) gradient(law.distance_row), problem.overlaps = true;
-        if (bounces) Restitution<T>::prepare(problem, contact, bodies, x, R, distance);
+        if (bounces) Restitution<T>::prepare(problem, contact, other, distance);
     }
 
     static TD_INLINE T shift(const Problem<T> &problem, const ContactTable &contact, const T &gamma) {

@@ -87,9 +87,10 @@ private:
             wrench_column(problem, joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
 
         const int free = joint.free();
-        for (int i = 0; i < free; ++i) data.damping[i] = p[joint.damper() + i];
         const T *spring = p + joint.spring(), *rest = p + joint.rest();
-        for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 || joint.drives(i) ? T{} : h * problem.u[joint.input + i];
+        for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * problem.u[joint.input + i];
+        for (int i = 0; joint.driven && i < free; ++i)
+            if (joint.drives(i)) data.free_force[i] = T{};
         if (joint.has_spring) {
             const Vec3<T> d = problem.displacement(joint, data, data.now);
             if (joint.free_r() > 1) data.angle = rotation_vector(rel);

@@ -77,7 +77,7 @@ private:
             if (translation) {
                 const auto now = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
                 out.rate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
-                out.coordinate_next[i] = out.rate_next[i], out.coordinate_now[i] = now;
+                out.coordinate_next[i] = out.rate_next[i];
                 out.rate_now[i] = {-now.x_child, -now.phi_child, -now.phi_parent};
                 if (joint.armature < 0) continue;
                 out.incoming_now[i] = now;
@@ -87,7 +87,6 @@ private:
                 out.rate_next[i] = turn_gradient(data.offset, data.now.p, from.turn, f);
                 out.rate_now[i] = back(from.turn, f, out.rate_next[i]);
                 if (joint.limited_r) out.coordinate_next[i] = angle_gradient(joint, data.offset, data.next.p, from.next, f);
-                if (joint.limited_r && from.recovers) out.coordinate_now[i] = angle_gradient(joint, data.offset, data.now.p, from.now, f);
                 if (joint.armature < 0) continue;
                 out.incoming_now[i] = turn_gradient(data.offset, from.incoming.p, from.incoming_turn, f);
                 before = back(from.incoming_turn, f, out.incoming_now[i]);
@@ -97,22 +96,17 @@ private:
         }
     }
 
-    // Armature, limits and friction: derivatives of V = μ (−a (ċ⁺ − ċ)) ∓ ν ċ⁺ ∓ ν (c⁺ − c where a limit recovers) by the poses and by the velocities that led here.
+    // Armature, limits and friction: derivatives of V = μ (−a (ċ⁺ − ċ)) ∓ ν ċ⁺ ∓ ν c⁺ by the poses and by the velocities that led here.
     template <class R>
     static void moving_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
                                const MovingGradient<T> &g) {
         const T h = problem.timestep(), inverse = 1.0 / h;
-        const bool recovers = problem.free[joint.free_data].recovers;
-        R rate[6] = {}, coordinate[6] = {}, recovered[6] = {};
+        R rate[6] = {}, coordinate[6] = {};
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
             if (cone.is_pair()) rate[cone.coordinate] -= inverse * adjoint.multiplier[cone.impulse + cone.stride];
             else if (cone.limits_rate()) rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
-            else {
-                const R nu = cone.sign() * adjoint.multiplier[cone.impulse];
-                coordinate[cone.coordinate] -= nu;
-                if (recovers) recovered[cone.coordinate] += problem.joint_cones[c].leaves * nu;
-            }
+            else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
         }
         if (joint.driven && joint.input >= 0)  // −ν times the derivative of λ/(g h) − (u − m)/g
             for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
@@ -141,7 +135,6 @@ private:
                 adjoint.gradient.phi[joint.parent] = adjoint.gradient.phi[joint.parent] + weight * g.phi_parent;
             };
             if (joint.num_cones && (translation || joint.limited_r)) add_next(coordinate[i], g.coordinate_next[i]);
-            if (recovers && (translation || joint.limited_r)) add_now(recovered[i], g.coordinate_now[i]);
             if (joint.armature < 0 && !joint.has_rate_cones) continue;
             add_next(rate[i], g.rate_next[i]);
             add_now(rate[i], g.rate_now[i]);
@@ -149,6 +142,25 @@ private:
             add_now(incoming, g.incoming_now[i]);
             add_before(adjoint, problem, joint.child, translation, incoming, g.before_child[i]);
             add_before(adjoint, problem, joint.parent, translation, incoming, g.before_parent[i]);
+        }
+    }
+
+    // Limits that recover: the derivative of V = ±ν c by the current poses.
+    template <class R>
+    static void recovery_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
+                                 const JointData<T> &data) {
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+            const JointConeTable &cone = problem.mechanism.joint_cones[c];
+            if (cone.on_rate()) continue;
+            const R weight = problem.joint_cones[c].leaves * (cone.sign() * adjoint.multiplier[cone.impulse]);
+            bool translation;
+            const Vec3<T> f = joint_direction(problem, joint, joint.held() + cone.coordinate, translation);
+            adjoint.add(weight,
+                        translation ? translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f)
+                                    : angle_gradient(joint, data.offset, data.now.p, problem.free[joint.free_data].now, f),
+                        joint);
         }
     }
 
@@ -203,7 +215,7 @@ private:
 
         // Inputs, springs and dampers: gradients of the coordinates, rates and inputs on which they depend.
         if (joint.has_spring || joint.has_damper || joint.input >= 0) {
-            const T *spring = p + joint.spring();
+            const T *spring = p + joint.spring(), *damping = problem.damping(joint, data);
             for (int k = held; k < 6; ++k) {
                 const int i = k - held;
                 const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
@@ -221,10 +233,11 @@ private:
                     if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
                     if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
                 }
-                if (joint.has_damper) adjoint.add(-data.damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
+                if (joint.has_damper) adjoint.add(-damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
             }
         }
         if (joint.free_data >= 0) moving_product(adjoint, problem, joint, adjoint.moving[joint.free_data]);
+        if (joint.free_data >= 0 && problem.free[joint.free_data].recovers) recovery_product(adjoint, problem, joint, data);
         impulse_product(adjoint, problem, joint, data, impulse);
     }
 };

@@ -55,6 +55,7 @@ private:
         if (joint.free_r()) turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
         const T *p = &problem.parameters[joint.parameters];
         const T *spring = p + joint.spring(), *damper = p + joint.damper(), *rest = p + joint.rest();
+        const T *damping = problem.damping(joint, data);
         T *by_p = &to.sum[joint.parameters];
         T *by_spring = by_p + joint.spring(), *by_damper = by_p + joint.damper(), *by_rest = by_p + joint.rest();
         Vec3<T> pulls{}, drags[2] = {};  // weights of translations; of translations and rotations
@@ -64,14 +65,14 @@ private:
             const Vec3<T> &sigma = translation ? g.along : g.about;
             const Vec3<T> change = translation ? d - d_back : turn.theta;
             const T coordinate = translation ? dot(f, d) : joint.free_r() > 1 ? dot(f, angle.theta) : angle_about(data.now.p, f);
-            const T power = dot(f, sigma), drag = data.damping[i] * power;
+            const T power = dot(f, sigma), drag = damping[i] * power;
             T pull = h * spring[i] * power;
             by_spring[i] += h * power * (rest[i] - coordinate);  // h spring (rest − coordinate)
             by_damper[i] -= power * dot(f, change);              // −(damper + h stiffness) f·change
             if (joint.stiffness >= 0) {
                 const T damped = power * dot(f, change), push = -(h * data.excess[i]) * damped;  // by the force of spring and input
                 to.sum[joint.stiffness + i] -= select(data.excess[i] == T{}, h * damped, T{});
-                to.by_timestep -= (data.damping[i] - damper[i]) / h * damped;
+                to.by_timestep -= (damping[i] - damper[i]) / h * damped;
                 by_spring[i] += push * (rest[i] - coordinate);
                 pull += spring[i] * push;
             }

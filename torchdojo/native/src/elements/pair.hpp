@@ -122,7 +122,9 @@ void prepare_pair_law(Problem<T> &problem, const ContactTable &contact) {
     const int bodies[2] = {contact.body, pair.other};
     GapLaw<T>::prepare(
         problem, contact, pair.other,
-        [&](const Vec3<T> *x, const Mat3<T> *R) -> T { return touch<T, T>(problem, pair, contact.body, x[0], R[0], x[1], R[1]).distance; },
+        [&](const BodyPose<T> &a, const BodyPose<T> &b) -> T {
+            return touch<T, T>(problem, pair, contact.body, a.x, a.R, b.x, b.R).distance;
+        },
         [&](T *row) {
             using S = Dual<T>;
             Vec3<S> x[2];

@@ -23,12 +23,11 @@ struct FreeGradient {
     RowGradient<T, T> coordinate[6], difference[6];
 };
 
-// Derivatives for joints with armature, limits or friction: h ċ⁺ by the next and the current poses, and c⁺ by the next poses. The
-// coordinate c, where a violated limit recovers, has derivatives by the current poses. The rate ċ
+// Derivatives for joints with armature, limits or friction: h ċ⁺ by the next and the current poses, and c⁺ by the next poses. The rate ċ
 // belongs to the step that led here, so h ċ has derivatives by the current poses and by the poses before.
 template <class T>
 struct MovingGradient {
-    RowGradient<T, T> rate_next[6], rate_now[6], coordinate_next[6], coordinate_now[6], incoming_now[6];
+    RowGradient<T, T> rate_next[6], rate_now[6], coordinate_next[6], incoming_now[6];
     struct Before {
         Vec3<T> x, phi, omega;  // the poses before, by the current poses and by the velocities that led here
     } before_child[6], before_parent[6];

@@ -122,6 +122,11 @@ struct Problem {
         return i == j ? mechanism.bodies[i ? pair.other : contact.body].diagonal : i ? pair.other_body : pair.body_other;
     }
 
+    // Dampers along the free directions, with h times the stiffness of implicit springs and servos where the joint has them.
+    TD_INLINE const T *damping(const JointTable &joint, const JointData<T> &data) const {
+        return joint.stiffness < 0 ? &parameters[joint.parameters + joint.damper()] : data.damping;
+    }
+
     // Derivative by the twists of the coordinate or of the rate on which a cone acts; and its effective mass.
     TD_INLINE const TwistRow<T> &cone_row(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];

@@ -111,6 +111,7 @@ private:
                 to[6 * i + k] = stepper.problem.z[state_size * i + 3 + k];
                 to[6 * i + 3 + k] = stepper.problem.z[state_size * i + 10 + k];
             }
+        if (stepper.problem.overlaps) RecoverySpeed<double>::leave(stepper.problem, to, true);
         stepper.cones.start(stepper.problem, to, level, true);
     }
 

@@ -12,6 +12,7 @@
 
 #include "solver/cones.hpp"
 #include "solver/equations.hpp"
+#include "solver/speed.hpp"
 
 namespace torchdojo {
 
@@ -42,7 +43,8 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns), newton(m.num_unknowns) {}
+        : mechanism(m), problem(m), cones(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns),
+          newton(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // `shared` has the parameters of all environments, or is null if each job has its own.
@@ -60,6 +62,7 @@ public:
     void bind(const Options &options, const double *shared) {
         this->options = options;
         problem.depenetration_speed = options.depenetration_speed;
+        shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
         if (shared)
             for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);
@@ -93,7 +96,7 @@ public:
         auto copy = [&](std::vector<T> &to, const double *from, int count) {
             for (int k = 0; k < count; ++k) {
                 const double value = from ? from[k] : 0.0;
-                fine = fine && std::isfinite(value);
+                fine &= std::isfinite(value);
                 set(to[k], lane, value);
             }
         };
@@ -103,20 +106,20 @@ public:
         if (!shared_parameters) copy(problem.parameters, job.parameters, m.num_parameters);
         else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
         const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
-        const double shortest = whole * std::ldexp(1.0, -int(options.max_halvings));
+        const double shortest = whole * shortest_factor;
         set(problem.parameters[parameter::timestep], lane, h);
         may_split[lane] = !options.warm_only && !options.interior && h > 1.5 * shortest;
         if (!fine) return invalid_input;
-        bool fast = false;
+        fastest[lane] = 0.0;
         for (int i = 0; i < m.num_bodies; ++i) {
             const double *s = job.z + state_size * i;
             const double norm = std::sqrt(s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9]);
             if (!(std::fabs(norm - 1.0) <= constant::unit_tolerance)) return crooked_quaternion;
             const double spin = std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]);
             if (!(constant::largest_sine * 2.0 > shortest * spin)) return invalid_input;
-            fast = fast || constant::largest_sine * 2.0 < h * spin;
+            fastest[lane] = std::max(fastest[lane], 0.5 * h * spin);
         }
-        return fast && may_split[lane] ? too_fast : success;
+        return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
     }
 
     // The outputs of a failed step.
@@ -133,18 +136,21 @@ private:
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
     Options options;
+    SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
+    double shortest_factor = 1.0;  // of the timestep, after all halvings
     std::vector<T> w, trial, direction, newton;  // newton: the last trials before their projection
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
     bool may_split[lanes<T>];  // whether shorter steps may replace the step
+    double fastest[lanes<T>];  // largest sine |a| of a body before the step (solver/speed.py)
     bool resting[lanes<T>]{};  // whether the last step takes no iteration
     int iteration[lanes<T>], halvings[lanes<T>];
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
     Mask<T> accepted{};  // lanes whose trial becomes the next point w
-    Mask<T> restart{}, lifted{}, forecast{};
+    Mask<T> restart{}, lifted{}, forecast{}, from_rest{};  // from_rest: lanes that begin a cold start
 
     bool any_active() const {
         for (int lane = 0; lane < lanes<T>; ++lane)
@@ -232,14 +238,11 @@ private:
                 set(trial[6 * i + 3 + k], lane, get(problem.z[state_size * i + 10 + k], lane));
             }
         set_mask(restart, lane, true);
+        set_mask(from_rest, lane, true);
         set(level, lane, std::max(constant::start_level, options.kappa));
     }
 
-    bool interior(const double *start) const {
-        for (int k = 0; k < mechanism.num_unknowns; ++k)
-            if (!std::isfinite(start[k])) return false;
-        return cones.interior(start);
-    }
+    bool interior(const double *start) const { return all_finite(start, mechanism.num_unknowns) && cones.interior(start); }
 
     // Sets the trials of lanes that go on along their directions and of lanes that begin, and brings trials of attempts on the path onto
     // it.
@@ -259,10 +262,11 @@ private:
             w[k] = from;
             trial[k] = select(moved, from + step * direction[k], trial[k]);
         }
+        if (problem.overlaps && any(from_rest)) RecoverySpeed<T>::leave(problem, trial.data(), from_rest);
         if (any(restart)) cones.start(problem, trial.data(), level, restart);
         if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast);
         if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
-        restart = lifted = forecast = Mask<T>{};
+        restart = lifted = forecast = from_rest = Mask<T>{};
     }
 
     template <class Feed>
@@ -343,8 +347,8 @@ private:
         if (any(advance)) {
             advance_lanes(advance, equality);
             for (int lane = 0; lane < lanes<T>; ++lane)
-                if (get_mask(advance, lane) && may_split[lane] && *jobs[lane].iterations == constant::speed_iterations &&
-                    leads_beyond(lane, trial.data(), constant::most_momentum))
+                if (get_mask(advance, lane) && may_split[lane] && on_path(attempt[lane]) &&
+                    speed.leads_beyond(lane, trial.data(), direction.data(), iteration[lane], fastest[lane]))
                     split(feed, lane);
         }
         // A lane that has finished waits for lanes that are about to: together they need no derivatives and are prepared at once.
@@ -453,8 +457,9 @@ private:
 
     template <class Feed>
     void fail(Feed &feed, int lane) {
-        const bool first = *jobs[lane].iterations == iteration[lane];
-        if (first && iteration[lane] && may_split[lane] && leads_beyond(lane, w.data(), constant::near_momentum)) return split(feed, lane);
+        if (may_split[lane] && on_path(attempt[lane]) && iteration[lane] &&
+            speed.failed_beyond(lane, w.data(), direction.data(), attempt[lane] == lowered))
+            return split(feed, lane);
         if (attempt[lane] == warm && !options.warm_only) return begin_lowered(lane, true);
         if (attempt[lane] == lowered) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
@@ -463,33 +468,12 @@ private:
         phase[lane] = finished;
     }
 
-    // Gives a step up that is too fast for its timestep, without further attempts.
+    // Gives up a step that is too fast for its timestep, without further attempts.
     template <class Feed>
     void split(Feed &feed, int lane) {
         *jobs[lane].status = too_fast;
         feed.finished(lane, jobs[lane], false);
         phase[lane] = finished;
-    }
-
-    bool driven(int lane) const {
-        const auto pushes = [&](const T &value) { return get(value, lane) != 0.0; };
-        const auto any_pushes = [&](const std::vector<T> &values) { return std::any_of(values.begin(), values.end(), pushes); };
-        return any_pushes(problem.u) || any_pushes(problem.wrench);
-    }
-
-    // Whether the direction from `here` leads some spin beyond a momentum |l| of `limit` (solver/speed.py).
-    bool leads_beyond(int lane, const T *here, double limit) const {
-        const double half = 0.5 * get(problem.timestep(), lane), least = driven(lane) ? constant::driven_sine : constant::start_sine;
-        const auto spin = [&](const T *from) { return half * Vec3<double>{get(from[0], lane), get(from[1], lane), get(from[2], lane)}; };
-        for (int i = 0; i < mechanism.num_bodies; ++i) {
-            const Vec3<double> a = spin(here + 6 * i + 3), change = spin(&direction[6 * i + 3]);
-            const double c = std::sqrt(1.0 - dot(a, a));
-            const Vec3<double> l = c * (a + change) - (dot(a, change) / c) * a;
-            const Vec3<double> before = spin(&problem.z[state_size * i + 10]);
-            const auto above = [](const Vec3<double> &x, double bound) { return dot(x, x) > bound * bound; };
-            if (above(before, least) && above(a, constant::near_sine) && above(l, limit)) return true;
-        }
-        return false;
     }
 };
 
