@@ -27,7 +27,7 @@ class _ClipAdjoint(torch.autograd.Function):
         ctx.bound = inputs[2]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         norm = grad.norm(dim=-1, keepdim=True)
         finite = norm - norm == 0.0  # like isfinite, in two operations instead of four
         scaled = torch.where(finite, grad * (ctx.bound / norm.clamp_min(ctx.bound)), 0.0)

@@ -10,13 +10,14 @@ critics to TD(λ) targets. What differs from the paper is the clipping of adjoin
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,7 @@ class ShacSettings:
     adjoint_clip: bound of |dReturn/dz| of one environment, in units of the reward; None: no clipping.
     actor, critic: widths of hidden layers. std: standard deviation of actions at the start.
     critics, pessimistic: number of critics, and whether the actor sees the smallest value instead of their mean (SAPO, Xing et al. 2025).
-    lr, critic_lr: learning rates of Adam at the start, which fall linearly to `final_lr` times that. betas: of Adam. max_norm: of gradients.
+    lr, critic_lr: learning rates of Adam at the start, which fall linearly to `final_lr` of that. betas: of Adam. max_norm: of gradients.
     critic_epochs, critic_batches: passes over a segment, and parts of each pass. polyak: share of the target critics that is kept.
     entropy: weight of the policy's entropy in the reward, before `reward_scale` (soft values as in SAPO). target_entropy: if given, the
         weight is learned so that the entropy per action tends to it.
@@ -164,7 +165,7 @@ class Shac(pl.LightningModule):
             wrapped.require_backward_grad_sync = False
         self._clock = time.process_time()
 
-    def training_step(self, number: int, index: int) -> None:  # type: ignore[override]
+    def training_step(self, number: int, index: int) -> None:
         """A segment: rollout, step of the actor, fit of the critics."""
         s = self.settings
         share = max(s.final_lr, 1.0 - self.samples / s.samples)
@@ -321,12 +322,24 @@ class Shac(pl.LightningModule):
         means = torch.stack((segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss, norm, std))
         self._means += torch.cat((means, torch.ones(1)))
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens inside out of `seconds`."""
+        begin = time.process_time()
+        yield
+        self._clock += time.process_time() - begin
+
     def on_train_epoch_start(self) -> None:
         self._means = torch.zeros(len(LOGGED) + 1)
 
+    @property
+    def means(self) -> dict[str, float]:
+        """What is logged, means over the segments of this epoch."""
+        return dict(zip(LOGGED, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}
+
     def on_train_epoch_end(self) -> None:
-        """Log means over the segments of an epoch."""
-        self.log_dict(dict(zip(LOGGED, self._means[:-1] / self._means[-1], strict=True)) | {"horizon": float(self.horizon)})
+        """Log to the loggers of the trainer."""
+        self.log_dict(self.means)
 
     def _adapt(self, clipped: float) -> None:
         limits = self.settings.adaptive_horizon
