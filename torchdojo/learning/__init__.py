@@ -1,0 +1,1 @@
+"""Policies that learn on the environments of `torchdojo.envs`, and measurements of them."""
