@@ -26,16 +26,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from torchdojo.envs import Env, make, names
 from torchdojo.identification.config import assign, load_yaml
 from torchdojo.identification.run_folder import write_atomically
+from torchdojo.learning.rollouts import Policy
 
-__all__ = ["ALGORITHMS", "Policy", "Run", "RunConfig", "load_run", "read_config"]
-
-#: observations (B, num_obs) of float32 or float64 -> actions (B, num_actions) of float32
-Policy = Callable[[Tensor], Tensor]
+__all__ = ["ALGORITHMS", "Run", "RunConfig", "load_run", "read_config"]
 
 ALGORITHMS = {
     "shac": "torchdojo.learning.shac_run",

@@ -22,7 +22,8 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from torchdojo.identification.lightning import AtomicCheckpointIO, quiet
 from torchdojo.learning.networks import Actor
-from torchdojo.learning.runs import Policy, Run
+from torchdojo.learning.rollouts import Policy, evaluate
+from torchdojo.learning.runs import Run
 from torchdojo.learning.shac import Shac
 from torchdojo.learning.shac import ShacSettings as Settings
 
@@ -171,9 +172,7 @@ class Metrics(Callback):
 
 def evaluation_row(run: Run, policy: Policy) -> dict[str, float]:
     """Return, speed and survival of deterministic episodes, for metrics.csv."""
-    from torchdojo.learning.rollouts import evaluate
-
-    env = run.config.make_env(run.config.evaluation_envs, autoreset="disabled", seed=run.config.seed + 1_000_003, randomize=None)
+    env = run.config.make_env(run.config.evaluation_envs, autoreset="disabled", seed=run.config.seed + 1_000_003, randomize={})
     result = evaluate(env, policy)
     return {"eval_return": result.mean_return, "eval_speed": result.speed, "eval_survival": result.survival}
 
