@@ -330,11 +330,15 @@ class Shac(pl.LightningModule):
         self._clock += time.process_time() - begin
 
     def on_train_epoch_start(self) -> None:
+        if self.samples >= self.settings.samples:  # a finished run that is resumed has no segment
+            self.trainer.should_stop = True
         self._means = torch.zeros(len(LOGGED) + 1)
 
     @property
     def means(self) -> dict[str, float]:
-        """What is logged, means over the segments of this epoch."""
+        """What is logged, means over the segments of this epoch; nothing before the first."""
+        if not self._means[-1]:
+            return {}
         return dict(zip(LOGGED, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}
 
     def on_train_epoch_end(self) -> None:
@@ -348,9 +352,13 @@ class Shac(pl.LightningModule):
             self.horizon = max(low, self.horizon - 1) if clipped > self.settings.clip_target else min(high, self.horizon + 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        envs: list[Any] = [self.env.state_dict()]
+        if self._world > 1:  # the environments of all processes, in their order
+            envs = [None] * self._world
+            distributed.all_gather_object(envs, self.env.state_dict())
         checkpoint["shac"] = {
             "settings": dataclasses.asdict(self.settings),
-            "env": self.env.state_dict(),
+            "envs": envs,
             "generator": self.generator.get_state(),
             "samples": self.samples,
             "horizon": self.horizon,
@@ -360,7 +368,9 @@ class Shac(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept: Mapping[str, Any] = checkpoint["shac"]
-        self.env.load_state_dict(kept["env"])
+        if len(kept["envs"]) != self._world:
+            raise ValueError(f"checkpoint: got one of {len(kept['envs'])} processes; allowed: {self._world}, as many as there are now")
+        self.env.load_state_dict(kept["envs"][self._rank])
         self.generator.set_state(kept["generator"])
         self.samples, self.horizon, self.seconds = kept["samples"], kept["horizon"], kept["seconds"]
         self.counts = dict(kept["counts"])
