@@ -216,7 +216,7 @@ def _feet(
     """Slip, duty factors and loads of the contacts with the ground."""
     nothing = dict.fromkeys(("slip", "duty_factor", "flight", "dragged", "duty_asymmetry"))
     contacts = {name: contact for name, contact in mech.named_contacts().items() if contact.body_names[1:] in ((), (None,))}
-    if not contacts:
+    if not contacts or not record.impulses.shape[-1]:
         return nothing
     z, impulses = record.z[1:][counted], record.impulses[counted]
     layout, order, bodies = mech.impulse_layout, list(mech.contacts), list(mech.bodies)
