@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Mapping
@@ -238,18 +239,20 @@ class PPO:
         self.algorithm.learning_rate, self._random, self.iterations = given["lr"], given["random"], given["iterations"]
 
 
-def train(run: Run, resume: bool = False) -> dict[str, Any]:
+def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, Any]:
     """Train in the folder of a run. A row of metrics for each iteration, and a checkpoint every ten.
 
     Returns:
         Numbers: samples, cpu_seconds (without evaluations), statistics of the environments.
 
     Raises:
-        ValueError: settings that do not fit, a damaged checkpoint. ImportError: rsl_rl is missing.
+        ValueError: several processes, a logger, a damaged checkpoint. ImportError: rsl_rl is missing.
     """
     from tqdm import tqdm
 
     config, settings = run.config, run.settings
+    if processes != 1:
+        raise ValueError(f"PPO: got {processes} processes; allowed: 1; SHAC takes several")
     if config.logger is not None:
         raise ValueError(f"logger: got {config.logger!r}; allowed: none, since PPO writes metrics.csv alone")
     env = config.make_env(settings.num_envs, dtype=torch.float32)
@@ -260,23 +263,22 @@ def train(run: Run, resume: bool = False) -> dict[str, Any]:
         ppo.load_state_dict(checkpoint)
         seconds = checkpoint["cpu_seconds"]
     run.keep_metrics(ppo.samples)
-    with tqdm(
-        desc=config.env, initial=ppo.samples, total=settings.samples, unit="step", unit_scale=True, file=sys.stderr, disable=None
-    ) as bar:
+    options: dict[str, Any] = {"unit": "step", "unit_scale": True, "file": sys.stderr, "disable": None}
+    with tqdm(desc=config.env, initial=ppo.samples, total=settings.samples, **options) as bar:
         while ppo.samples < settings.samples:
             before, finished, start = ppo.samples, _finished(env), time.process_time()
-            row = ppo.iterate()
+            numbers = ppo.iterate()
             seconds += time.process_time() - start
             episodes, total = (now - then for now, then in zip(_finished(env), finished, strict=True))
             mean = total / episodes if episodes else ""
-            row = {"samples": ppo.samples, "cpu_seconds": seconds, "episode_return": mean, **row, "flagged": env.statistics["flagged"]}
+            row: dict[str, Any] = {"samples": ppo.samples, "cpu_seconds": seconds, "episode_return": mean, **numbers}
+            row["flagged"] = env.statistics["flagged"]
             every = config.evaluate_every
             if every and ppo.samples // every > before // every:
                 row |= run.evaluation_row(ppo.policy())
             run.add_metrics(row)
             if ppo.iterations % CHECKPOINT_EVERY == 0 or ppo.samples >= settings.samples:
-                state = {**ppo.state_dict(), "cpu_seconds": seconds}
-                write_atomically(run.checkpoint, lambda file, state=state: torch.save(state, file))
+                write_atomically(run.checkpoint, functools.partial(torch.save, {**ppo.state_dict(), "cpu_seconds": seconds}))
             bar.update(ppo.samples - before)
     statistics = {name: env.statistics[name] for name in ("flagged", "split", "resets", "episodes")}
     return {"samples": ppo.samples, "cpu_seconds": seconds, **statistics}
@@ -321,7 +323,7 @@ def _finished(env: Env) -> tuple[int, float]:
 def _rsl_rl() -> SimpleNamespace:
     """The parts of rsl_rl that are used here. Its import takes two seconds, and policies need none of it."""
     try:
-        from rsl_rl.algorithms import PPO as Algorithm
+        from rsl_rl.algorithms import PPO as Algorithm  # noqa: N811
         from rsl_rl.models import MLPModel
         from rsl_rl.storage import RolloutStorage
         from tensordict import TensorDict
