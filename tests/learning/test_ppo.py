@@ -155,7 +155,7 @@ def test_bad_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> 
 
 def test_environment_that_does_not_reset_by_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="autoreset='disabled'; allowed: \"same_step\""):
-        tiny_ppo({"autoreset": "disabled"})
+        RslEnv(td.envs.make("cartpole_swingup", pool=4, autoreset="disabled"))
 
 
 def test_bad_checkpoints(tmp_path: Path) -> None:
