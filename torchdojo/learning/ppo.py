@@ -149,7 +149,7 @@ class PPO:
             actor = rsl_rl.MLPModel(obs, groups, "actor", env.num_actions, obs_normalization=True, distribution_cfg=normal)
             critic = rsl_rl.MLPModel(obs, groups, "critic", 1, obs_normalization=True)
             self._random = torch.get_rng_state()
-        # rsl_rl's own networks have no LayerNorm: at 360,000 samples an ant ran 2.7 m/s with them, and 3.9 m/s with these.
+        # Networks of rsl_rl have no LayerNorm: after 400,000 samples an ant ran 4.3 m/s with them, 4.8 m/s with these (one seed).
         actor.obs_normalizer, actor.mlp, actor.distribution.log_std_param = self.actor.normalizer, self.actor.body, self.actor.log_std
         critic.obs_normalizer, critic.mlp = self.critic
         self.algorithm = rsl_rl.PPO(
