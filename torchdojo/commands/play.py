@@ -83,9 +83,8 @@ def play(
         env = makers["nominal"]()
         command = _goal(env, goal)
         result = evaluate(env, policy, steps, goal=command, record=True)
-    assert result.recording is not None
     numbers: dict[str, Any] = {"run": str(folder), "env": this.config.env, "algorithm": this.config.algorithm, **result.summary()}
-    print(f"{folder}: {this.config.env}, {this.config.algorithm}, {episodes} episodes of {len(result.recording.actions)} steps at most")
+    print(f"{folder}: {this.config.env}, {this.config.algorithm}, {episodes} episodes of {steps or env.episode_length} steps")
     print_table([("return", f"{result.mean_return:.6g}"), ("speed, survival", _line(result))])
     if report:
         gait = gait_report(env, result)
