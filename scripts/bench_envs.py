@@ -3,8 +3,9 @@
 
 A segment is 16 control steps under a policy in float32 (128-64-32 with LayerNorm), and backward through all of them to its weights.
 "eager" is `Env.step`; "step" is the same after `Env.compile`; "all" compiles policy and `Env.transition` together; "segment" is
-`td.envs.Segment`. Numbers are microseconds per control step of the whole batch: processor time of one thread, smallest of rounds in which all take turns. "kernel" is the
-time inside of the compiled kernel, forward and backward, and "share" its part of the fastest. "first call" is the time of compiling the last [s].
+`td.envs.Segment`. Numbers are microseconds per control step of the whole batch: processor time of one thread, smallest of rounds in which
+all take turns. "kernel" is the time inside of the compiled kernel, forward and backward, and "share" its part of the fastest. "first call"
+is the time of compiling the last [s].
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class Env:
         return self.arrive(state, action, index, out, z, *self.mech.to_minimal(z))
 
     def arrive(self, state: EnvState, action: Tensor, index: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor) -> Transition:
-        """`transition` from `state` behind the step of the mechanism: rewards, observations and resets at the state z with coordinates q, qd.
+        """What follows the step of the mechanism in `transition`: reward, observation and resets at the state z with coordinates q, qd.
 
         out: of `advance`, with its own z before `on_state`.
         """

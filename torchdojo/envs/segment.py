@@ -21,7 +21,7 @@ from torchdojo.engine.backends import Kernel
 from torchdojo.engine.requests import request_of
 from torchdojo.envs.checks import counted
 from torchdojo.envs.env import Env, light_guards
-from torchdojo.envs.motion import EnvState, Transition
+from torchdojo.envs.motion import EnvState, EnvStep, Transition
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.tape import Tape
 from torchdojo.solver.options import OnFailure
@@ -51,25 +51,25 @@ class SegmentOutput(NamedTuple):
 class Segment:
     """H control steps of an environment under a policy, differentiable in the parameters of the policy.
 
-        segment = td.envs.Segment(env, actor, horizon=16)
-        out = segment(noise)  # (H, B, n): the policy acts with noise[t] in step t
+        segment = td.envs.Segment(env, actor.sample, parameters=actor.parameters())  # once: the first call compiles
+        out = segment(noise)  # (H, B, n): actor.sample(obs, noise[t]) acts in step t
         value = critic(out.final_obs[-1])
         loss = -(discount * out.reward).sum() - (discount_of_the_end * value * ~out.terminated[-1]).sum()
-        loss.backward()  # into actor.parameters()
-        obs = env.obs  # of the next segment, which starts there without a graph
+        loss.backward()  # into actor.parameters(); the next segment starts from env.state without a graph
 
     The segment equals the loop ``for t in range(H): out = env.step(policy(env.obs, noise[t]))`` up to rounding, with `env.detach()` before.
-    `reward`, `final_obs` and `obs` have gradients, and `env.on_state` acts on the adjoint of every state. `env.statistics` counts.
+    `reward`, `final_obs` and `obs` have gradients. `env.on_state` acts on every state, and its backward on the adjoint of every state; what
+    it reports through gradients of other tensors arrives in their `.grad`. `env.statistics` counts.
 
     Args:
         env: the environment. It keeps its state, random numbers and statistics.
         policy: (obs (B, num_obs) of `env.dtype`, noise (B, n)) -> action (B, nu), or obs -> action where the segment is called without
             noise. It acts on each row alone, and changes nothing: a running normalizer is updated between segments.
-        horizon: H. parameters: tensors to differentiate by; None: those of `policy`, a module, that require grad.
+        horizon: H where there is no noise. parameters: tensors to differentiate by; None: those of `policy`, a module, that require grad.
         compiled: whether `torch.compile` takes both functions. It takes half a minute for an ant.
 
-    Environments whose steps the kernel cannot take, or differentiate, in one call go step by step: the swimmer with its drag, `redraw=True`,
-    `autoreset="disabled"`, parameters of the mechanism that require grad.
+    Some environments go step by step, through `Env.step`: the swimmer with its drag, and those with `redraw=True`,
+    `autoreset="disabled"`, or parameters of the mechanism that require grad.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Segment:
         self.parameters = [tensor for tensor in given if tensor.requires_grad]
         self._arrive, self._pull = self._functions()
         if compiled:
-            options = {"guard_filter_fn": light_guards}
+            options: dict[str, Any] = {"guard_filter_fn": light_guards}
             self._arrive, self._pull = (torch.compile(_own(f), fullgraph=True, options=options) for f in (self._arrive, self._pull))
 
     def __call__(self, noise: Tensor | None = None) -> SegmentOutput:
@@ -92,18 +92,19 @@ class Segment:
             ValueError: noise that is not (H, B, ...).
         """
         env = self.env
-        if noise is not None and noise.shape[:2] != (self.horizon, env.num_envs):
-            raise ValueError(f"Segment: got noise {tuple(noise.shape)}; allowed: ({self.horizon}, {env.num_envs}, ...)")
-        tape = self._tape()
+        if noise is not None and (noise.ndim < 2 or noise.shape[1] != env.num_envs or not len(noise)):
+            raise ValueError(f"Segment: got noise {tuple(noise.shape)}; allowed: (H, {env.num_envs}, ...) for H steps")
+        horizon = self.horizon if noise is None else len(noise)
+        tape = self._tape(horizon)
         if tape is None:
-            return self._step_by_step(noise)
+            return self._step_by_step(horizon, noise)
         record = Record(self, tape, noise)
         if torch.is_grad_enabled() and self.parameters:
             obs, reward, final = Replay.apply(record, *self.parameters)
             return record.out._replace(obs=obs, reward=reward, final_obs=final)
         return record.out
 
-    def _tape(self) -> Tape | None:
+    def _tape(self, horizon: int) -> Tape | None:
         """The kernel's part, or None where it cannot take all steps."""
         env, mech = self.env, self.env.mech
         if not env.plain or env.redraw or env.autoreset != "same_step" or mech.options.on_failure is OnFailure.RAISE:
@@ -114,7 +115,7 @@ class Segment:
             return None
         if stepper.parameters.batch not in (torch.Size(), torch.Size((1,)), torch.Size((env.num_envs,))):
             return None
-        return Tape(stepper.program, stepper.parameters, request, self.horizon, env.num_envs)
+        return Tape(stepper.program, stepper.parameters, request, horizon, env.num_envs)
 
     def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
         """The policy's action as the environment takes it."""
@@ -142,7 +143,7 @@ class Segment:
             along: Tensor,
             noise: Tensor | None,
             upstream: tuple[Tensor, ...],
-            own: tuple[Tensor, Tensor],
+            own: tuple[Tensor, ...],
             kernel: tuple[Tensor, Tensor],
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
             """Gradients by (before: z, q, qd, action, impulses, the action taken) and by (z, along, impulses) of a control step.
@@ -162,29 +163,27 @@ class Segment:
             following = following + kernel[1]
             carried[0] = carried[0] + kernel[0]
             inputs = state.z, state.q, state.qd, state.action, state.impulses, action, z, along, step[0]
-            values, product = torch.func.vjp(outputs, *inputs)
+            values, product = torch.func.vjp(outputs, *inputs)  # type: ignore[misc]  # its stub counts has_aux=True
             given = (grad.to(value.dtype) for grad, value in zip((*upstream, *carried, following), values, strict=True))
             grads = product(tuple(given))
             return grads[:6], grads[6:], following
 
         return arrive, pull
 
-    def _step_by_step(self, noise: Tensor | None) -> SegmentOutput:
+    def _step_by_step(self, horizon: int, noise: Tensor | None) -> SegmentOutput:
         env = self.env
-        obs, steps, seen, actions = env.detach(), [], [], []
-        for t in range(self.horizon):
+        obs, steps, seen, actions = env.detach(), list[EnvStep](), list[Tensor](), list[Tensor]()
+        for t in range(horizon):
             seen.append(obs)
             actions.append(self.act(obs, None if noise is None else noise[t]))
             steps.append(env.step(actions[-1]))
             obs = steps[-1].obs
         env.detach()
-        infos = [step.info for step in steps]
-        info: dict[str, Any] = {
-            name: torch.stack([info[name] for info in infos]) for name in ("flagged", "episode_return", "episode_length")
-        }
-        info["terms"] = {name: torch.stack([info["terms"][name] for info in infos]) for name in env.term_names}
-        stacks = [torch.stack(values) for values in zip(*(step[1:5] for step in steps), strict=True)]
-        return SegmentOutput(torch.stack(seen), torch.stack(actions).detach(), *stacks, info)
+        names = "flagged", "episode_return", "episode_length"
+        info: dict[str, Any] = {name: torch.stack([step.info[name] for step in steps]) for name in names}
+        info["terms"] = {name: torch.stack([step.info["terms"][name] for step in steps]) for name in env.term_names}
+        results = {name: torch.stack([getattr(step, name) for step in steps]) for name in EnvStep._fields[1:5]}
+        return SegmentOutput(obs=torch.stack(seen), action=torch.stack(actions).detach(), info=info, **results)
 
 
 class Record:
@@ -192,7 +191,7 @@ class Record:
 
     @torch.no_grad()
     def __init__(self, segment: Segment, tape: Tape, noise: Tensor | None) -> None:
-        env, horizon = segment.env, segment.horizon
+        env, horizon = segment.env, len(tape.z)
         self.segment, self.tape, self.noise, self.on_state = segment, tape, noise, env.on_state
         self.arguments: list[tuple[Any, ...]] = []
         state = EnvState(*(tensor.detach().contiguous() for tensor in env.state))
@@ -201,10 +200,9 @@ class Record:
         actions = [segment.act(seen[0], noises[0])]
         arrivals = list[Transition]()
         for t in range(horizon):
-            z, *step = tape.step(t, state.z, actions[t], state.warm)
-            if self.on_state is not None:
-                z = self.on_state(z)
-            self.arguments.append((state, actions[t], env.draw(), tuple(step), z, tape.coordinates(z), noises[t + 1]))
+            step = tape.step(t, state.z, actions[t], state.warm)
+            z = step[0] if self.on_state is None else self.on_state(step[0])
+            self.arguments.append((state, actions[t], env.draw(), step[1:], z, tape.coordinates(z), noises[t + 1]))
             arrived, obs, action = segment._arrive(*self.arguments[-1])
             state = arrived.state
             arrivals.append(arrived)
@@ -221,7 +219,7 @@ class Record:
 
     def by_actions(self, grad_obs: Tensor, grad_reward: Tensor, grad_final: Tensor) -> Tensor:
         """The gradients (H, B, nu) by the actions, through the closed loop."""
-        pull, tape, horizon = self.segment._pull, self.tape, self.segment.horizon
+        pull, tape, horizon = self.segment._pull, self.tape, len(self.tape.z)
         state, action = self.arguments[-1][0], self.arguments[-1][1]
         own = tuple(torch.zeros_like(tensor) for tensor in (state.z, state.q, state.qd, state.action, state.impulses, action))
         kernel: tuple[Tensor, Tensor] = (own[0], own[-1])
@@ -230,16 +228,16 @@ class Record:
         by_actions = list[Tensor]()
         for t in reversed(range(horizon)):
             arguments = self.arguments[t]
-            own, (grad_z, grad_along, grad_impulses), following = pull(
-                *arguments, (grad_reward[t], grad_final[t], next_obs[t]), own, kernel
-            )
+            upstream, z = (grad_reward[t], grad_final[t], next_obs[t]), arguments[4]
+            own, (grad_z, grad_along, grad_impulses), following = pull(*arguments, upstream, own, kernel)
             by_actions.append(following)
-            z = arguments[4]
             grad_z = grad_z.add_(tape.pull_coordinates(z, grad_along))
             if self.on_state is not None:
                 with torch.enable_grad():
                     leaf = z.detach().requires_grad_()
-                    (grad_z,) = torch.autograd.grad(self.on_state(leaf), leaf, grad_z)
+                    self.on_state(leaf).backward(grad_z)
+                assert leaf.grad is not None
+                grad_z = leaf.grad
             kernel = tape.pull(t, grad_z, grad_impulses if wanted else None)
         return torch.stack([own[-1] + kernel[1], *reversed(by_actions[1:])])
 
