@@ -25,6 +25,7 @@ COMMANDS = {
     "simulate": ("torchdojo.commands.simulate", "drop a mechanism and simulate it"),
     "replay": ("torchdojo.commands.replay", "roll recorded tosses from their first sample"),
     "fit": ("torchdojo.commands.fit", "identify an object from recordings"),
+    "train": ("torchdojo.commands.train", "learn a policy: SHAC, PPO, ARS, AGS"),
     "view": ("torchdojo.commands.view", "show trajectory files: a page, a video, a live view"),
     "evaluate": ("torchdojo.commands.evaluate", "run experiments with known outcomes"),
 }

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchdojo.envs.checks import check_action, check_mask, counted, one_from, positive
+from torchdojo.envs.checks import check_action, check_mask, check_shard, counted, one_from, positive
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.gradients.reference_step import StepOutput
@@ -51,6 +51,7 @@ class Env:
         autoreset: "same_step": an environment whose episode ends starts the next one in the same step. "disabled": it goes on from where
             it is, until `reset(mask)`.
         dtype: of observations and rewards. Everything inside is float64. seed: of the one generator that draws all random numbers.
+        shard: (number of this process, number of processes). All with one seed draw the same, and each takes the part of its environments.
 
     Attributes:
         on_state: a function (B, 13 nb) -> (B, 13 nb) on the state right after the kernel, before coordinates, reward and observation are
@@ -82,8 +83,10 @@ class Env:
         autoreset: Autoreset = "same_step",
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         self.num_envs = counted("num_envs", num_envs)
+        self.shard = check_shard(shard)
         self.repeat = counted("repeat", self.repeat if repeat is None else repeat)
         self.episode_length = counted("episode_length", self.episode_length if episode_length is None else episode_length)
         self.timestep = self.timestep if timestep is None else positive("timestep", timestep)
@@ -114,7 +117,7 @@ class Env:
         starts = self._make_pool(pool)
         self.num_obs = starts.obs.shape[-1]
         self._pool, self._sizes = torch.cat(starts[:8], -1), [tensor.shape[-1] for tensor in starts[:8]]
-        self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator)
+        self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator, self.shard)
         self.redraw = bool(redraw)
         self._transition: Callable[..., Transition] = self.transition
         self.state = self._fresh(self.draw())
@@ -183,7 +186,7 @@ class Env:
         if z is not None or goal is not None:
             fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal)
         if stagger:
-            fresh = fresh._replace(time=torch.randint(self.episode_length, (self.num_envs,), generator=self.generator))
+            fresh = fresh._replace(time=self._draw(self.episode_length))
         self.state = fresh.where(where, self.state.detach())
         self._counts["resets"] += where
         self._over &= ~where
@@ -376,7 +379,12 @@ class Env:
 
     def draw(self) -> Tensor:
         """Places in the pool where environments that end now start again, (B,): the `index` of `transition`."""
-        return torch.randint(len(self._pool), (self.num_envs,), generator=self.generator)
+        return self._draw(len(self._pool))
+
+    def _draw(self, below: int) -> Tensor:
+        """Whole numbers for the environments of this process, from those that all processes draw alike."""
+        rank, processes = self.shard
+        return torch.randint(below, (processes * self.num_envs,), generator=self.generator)[rank * self.num_envs :][: self.num_envs]
 
     def _fresh(self, index: Tensor) -> EnvState:
         """Starts from the pool."""
