@@ -43,7 +43,7 @@ STRIDES = (0.1, 2.5)  # shortest and longest stride [s]
 STILL = 0.02  # root mean square of the motors' angles [rad] below which nothing swings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GaitReport:
     """Numbers of a gait, defined at the head of this file; None where the robot or the motion has no such number.
 
