@@ -7,9 +7,24 @@
 """
 
 from torchdojo.envs import cartpoles, legged, planar, quadrotor  # noqa: F401 (each file adds its environments to the table)
+from torchdojo.envs.checker import VectorEnvReport, check_vector_env
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env, light_guards
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.table import TableEnv, make, names
 
-__all__ = ["Drive", "Env", "EnvState", "EnvStep", "Motion", "TableEnv", "Transition", "add_drives", "light_guards", "make", "names"]
+__all__ = [
+    "Drive",
+    "Env",
+    "EnvState",
+    "EnvStep",
+    "Motion",
+    "TableEnv",
+    "Transition",
+    "VectorEnvReport",
+    "add_drives",
+    "check_vector_env",
+    "light_guards",
+    "make",
+    "names",
+]
