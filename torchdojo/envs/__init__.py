@@ -11,6 +11,7 @@ from torchdojo.envs.checker import VectorEnvReport, check_vector_env
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env, light_guards
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
+from torchdojo.envs.segment import Segment, SegmentOutput
 from torchdojo.envs.table import TableEnv, make, names
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "EnvState",
     "EnvStep",
     "Motion",
+    "Segment",
+    "SegmentOutput",
     "TableEnv",
     "Transition",
     "VectorEnvReport",
