@@ -179,7 +179,7 @@ def test_two_processes_learn_as_one_with_twice_the_environments(tmp_path):
 
 def test_cartpole_learns_in_seconds(tmp_path):
     """The return of the last episodes is better than that of the first."""
-    settings = {"num_envs": 8, "horizon": 16, "samples": 4000, "reward_scale": 0.1, "compile": False, "lr": 5e-3}
+    settings = {"num_envs": 16, "horizon": 32, "samples": 10_000, "reward_scale": 0.1, "compile": False, "lr": 5e-3}
     run, _ = trained(tmp_path, {"env": "cartpole_balance", "env_options": {"pool": 32}, "settings": settings})
     env = run.config.make_env(16, autoreset="disabled", seed=5)
     result = td.learning.evaluate(env, run.policy(), steps=200)
