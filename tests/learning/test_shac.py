@@ -112,8 +112,10 @@ def test_actor_loss_is_the_return_of_the_segment_and_its_gradient_agrees_with_di
 # -- training ----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"critics": 2, "entropy": 0.1, "target_entropy": -0.5, "adaptive_horizon": [2, 8]}])
+@pytest.mark.parametrize(
+    ("options", "epoch"),
+    [({}, 0), ({"critics": 2, "entropy": 0.1, "target_entropy": -0.5, "adaptive_horizon": [2, 8]}, 1)],
+)
 def test_killed_and_resumed_training_continues_identically(tmp_path, monkeypatch, options, epoch):
     whole, report = trained(tmp_path / "whole", small(**options))
     assert report["samples"] >= 500 and report["skipped"] == 0
