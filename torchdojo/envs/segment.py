@@ -67,23 +67,38 @@ class Segment:
         env: the environment. It keeps its state, random numbers and statistics.
         policy: (obs (B, num_obs) of `env.dtype`, noise (B, n)) -> action (B, nu), or obs -> action where the segment is called without
             noise. It acts on each row alone, and changes nothing: a running normalizer is updated between segments.
-        horizon: H where there is no noise. parameters: tensors to differentiate by; None: those of `policy`, a module, that require grad.
-        compiled: whether `torch.compile` takes both functions. It takes half a minute for an ant.
+        horizon: H where there is no noise.
+        on_adjoint: what the backward of `env.on_state` does, as a function that can be compiled, which saves 0.3 ms per control step: the
+            adjoint (B, 13 nb) -> (what goes on in its place, a report (B, k)). Step by step, `env.on_state` itself acts.
+        parameters: tensors to differentiate by; None: those of `policy`, a module, that require grad.
+        compiled: whether `torch.compile` takes both functions, in half a minute for an ant. Otherwise segments go step by step.
+
+    Attributes:
+        report: (B, k), the sum of the reports of `on_adjoint` in the last backward pass; None where there is none.
 
     Some environments go step by step, through `Env.step`: the swimmer with its drag, and those with `redraw=True`,
     `autoreset="disabled"`, or parameters of the mechanism that require grad.
     """
 
     def __init__(
-        self, env: Env, policy: Policy, horizon: int = 16, *, parameters: Iterable[Tensor] | None = None, compiled: bool = True
+        self,
+        env: Env,
+        policy: Policy,
+        horizon: int = 16,
+        *,
+        on_adjoint: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+        parameters: Iterable[Tensor] | None = None,
+        compiled: bool = True,
     ) -> None:
         if parameters is None and not isinstance(policy, nn.Module):
             raise ValueError(f"Segment: got a {type(policy).__name__} as policy and no parameters; give parameters=, or a torch.nn.Module")
         given = policy.parameters() if parameters is None and isinstance(policy, nn.Module) else parameters or ()
         self.env, self.policy, self.horizon = env, policy, counted("horizon", horizon)
         self.parameters = [tensor for tensor in given if tensor.requires_grad]
-        functions = self._functions()
-        self.arrive, self.pull = (Direct(function) if compiled else function for function in functions)
+        self.compiled = bool(compiled)
+        self.arrive, self.pull = (Direct(function) for function in self._functions())
+        self.adjoint = None if on_adjoint is None else Direct(lambda direct, mapped: on_adjoint(direct + mapped))
+        self.report: Tensor | None = None
 
     def __call__(self, noise: Tensor | None = None) -> SegmentOutput:
         """Take the steps, and leave the environment in the state behind them, without a graph.
@@ -95,7 +110,7 @@ class Segment:
         if noise is not None and (noise.ndim < 2 or noise.shape[1] != env.num_envs or not len(noise)):
             raise ValueError(f"Segment: got noise {tuple(noise.shape)}; allowed: (H, {env.num_envs}, ...) for H steps")
         horizon = self.horizon if noise is None else len(noise)
-        tape = self._tape(horizon)
+        tape, self.report = self._tape(horizon) if self.compiled else None, None
         if tape is None:
             return self._step_by_step(horizon, noise)
         record = Record(self, tape, noise)
@@ -193,13 +208,13 @@ class Record:
         noises = [None] * (horizon + 1) if noise is None else [*noise, noise[-1]]
         seen = [state.obs.to(env.dtype)]
         actions = [segment.act(seen[0], noises[0])]
-        arrivals, arrive = list[Sequence[Tensor]](), first(segment.arrive)
+        arrivals, arrive = list[Sequence[Tensor]](), segment.arrive.first
         for t in range(horizon):
             z, *step = tape.step(t, state.z, actions[t], state.warm)
             z = z if self.on_state is None else self.on_state(z)
             self.arguments.append((*state, actions[t], env.draw(), z, tape.coordinates(z), *step, noises[t + 1]))
             arrived = arrive(*self.arguments[-1])
-            arrive = segment.arrive
+            arrive = segment.arrive.__call__
             state = EnvState(*arrived[:STATE])
             arrivals.append(arrived[STATE:-2])
             seen.append(arrived[-2])
@@ -215,36 +230,41 @@ class Record:
 
     def by_actions(self, grad_obs: Tensor, grad_reward: Tensor, grad_final: Tensor) -> Tensor:
         """The gradients (H, B, nu) by the actions, through the closed loop."""
-        pull, tape, horizon = first(self.segment.pull), self.tape, len(self.tape.z)
+        pull, tape, horizon = self.segment.pull.first, self.tape, len(self.tape.z)
         grad_obs, grad_reward, grad_final = (grad.contiguous() for grad in (grad_obs, grad_reward, grad_final))
         state, action = EnvState(*self.arguments[-1][:STATE]), self.arguments[-1][STATE]
         # All arguments are tensors of their own: Dynamo would take those that are one tensor for one.
         like = action, state.z, state.q, state.qd, state.action, state.impulses
-        own, kernel = tuple(torch.zeros_like(tensor) for tensor in like), (torch.zeros_like(state.z), torch.zeros_like(action))
+        own, kernel = [torch.zeros_like(tensor) for tensor in like], (torch.zeros_like(state.z), torch.zeros_like(action))
         next_obs = [*grad_obs[1:], torch.zeros_like(grad_obs[0])]
         wanted = self.segment.env.observe_impulses
-        by_actions = list[Tensor]()
+        by_actions, reports = list[Tensor](), list[Tensor]()
+        adjoint: Any = None if self.segment.adjoint is None else self.segment.adjoint.first
         for t in reversed(range(horizon)):
             *own, grad_z, grad_along, grad_impulses, following = pull(
                 *self.arguments[t], grad_reward[t], grad_final[t], next_obs[t], *own, *kernel
             )
-            pull = self.segment.pull
+            pull = self.segment.pull.__call__
             by_actions.append(following)
             z = self.arguments[t][STATE + 2]
-            grad_z = grad_z + tape.pull_coordinates(z, grad_along)
-            if self.on_state is not None:
+            mapped = tape.pull_coordinates(z, grad_along)
+            if adjoint is not None:
+                grad_z, report = adjoint(grad_z, mapped)
+                adjoint = self.segment.adjoint
+                reports.append(report)
+            elif self.on_state is None:
+                grad_z = grad_z + mapped
+            else:
+                grad_z = grad_z + mapped
                 with torch.enable_grad():
                     leaf = z.detach().requires_grad_()
                     self.on_state(leaf).backward(grad_z)
                 assert leaf.grad is not None
                 grad_z = leaf.grad
             kernel = tape.pull(t, grad_z, grad_impulses if wanted else None)
+        if reports:
+            self.segment.report = torch.stack(reports).sum(0)
         return torch.stack([own[0] + kernel[1], *reversed(by_actions[1:])])
-
-
-def first(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for the first call of a loop."""
-    return function.first if isinstance(function, Direct) else function
 
 
 class Replay(torch.autograd.Function):
