@@ -30,10 +30,8 @@ from pytorch_lightning.utilities.types import TRAIN_DATALOADERS
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
-from torchdojo import envs
-from torchdojo.envs import Env
-from torchdojo.learning.adjoint import bounded, clip_adjoint
-from torchdojo.learning.critic_fit import CriticFit
+from torchdojo.envs import Env, EnvState, Transition, light_guards
+from torchdojo.learning.adjoint import clip_adjoint
 from torchdojo.learning.networks import Actor, Critics
 from torchdojo.learning.returns import discounts, lambda_returns
 
@@ -144,9 +142,8 @@ class Shac(pl.LightningModule):
         self.counts = {"clipped": 0.0, "nonfinite_adjoints": 0.0, "adjoints": 0.0, "skipped": 0.0}
         self._tally = torch.zeros(env.num_envs, 2, dtype=torch.float64)
         self._clock = time.process_time()
-        limit = None if s.adjoint_clip is None else lambda grad: bounded(grad, self._bound)
-        self._steps = envs.Segment(env, self.actor.sample, parameters=self.actor.parameters(), on_adjoint=limit, compiled=s.compile)
-        self._critic_fit = CriticFit(self.critics, s.betas, s.max_norm) if s.compile else None
+        control = self._control
+        self._compiled = torch.compile(control, fullgraph=True, options={"guard_filter_fn": light_guards}) if s.compile else control
         if s.adjoint_clip is not None:
             env.on_state = self._clip
 
@@ -193,27 +190,38 @@ class Shac(pl.LightningModule):
 
     # -- a segment -----------------------------------------------------------------------------------------------------------------------
 
-    @property
-    def _bound(self) -> float:
-        """Bound of the adjoint. The loss is a mean over segments of nominal length."""
-        s = self.settings
-        assert s.adjoint_clip is not None
-        return s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world)
+    def _control(self, state: EnvState, noise: Tensor, index: Tensor) -> tuple[Transition, Tensor, Tensor]:
+        obs = state.obs.to(noise.dtype)
+        action = self.actor.sample(obs, noise)
+        return self.env.transition(state, action, index), obs, action
 
     def _clip(self, z: Tensor) -> Tensor:
-        return clip_adjoint(z, self._tally, self._bound) if z.requires_grad else z
+        s = self.settings
+        if not z.requires_grad:
+            return z
+        assert s.adjoint_clip is not None
+        # The loss is a mean over segments of nominal length.
+        return clip_adjoint(z, self._tally, s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world))
 
     def rollout(self, horizon: int) -> Segment:
         """`horizon` control steps from where the environments are, with a graph from rewards and observations to the actor."""
-        rank, size = self._rank, self.env.num_envs
-        noise = torch.randn(horizon, size * self._world, self.env.num_actions, generator=self.generator)[:, rank * size : (rank + 1) * size]
-        out = self._steps(noise)
-        rewards, final = out.reward.float(), out.final_obs.float()
+        env, rank, size = self.env, self._rank, self.env.num_envs
+        env.detach()
+        noise = torch.randn(horizon, size * self._world, env.num_actions, generator=self.generator)[:, rank * size : (rank + 1) * size]
+        steps, seen, actions = list[Transition](), list[Tensor](), list[Tensor]()
+        for epsilon in noise:
+            out, obs, action = self._compiled(env.state, epsilon, env.draw())
+            env.keep(out)
+            steps.append(out)
+            seen.append(obs)
+            actions.append(action)
+        rewards, final = (torch.stack([getattr(out, name) for out in steps]).float() for name in ("reward", "final_obs"))
+        fell, late = torch.stack([out.terminated for out in steps]), torch.stack([out.truncated for out in steps])
         surprise = torch.zeros_like(rewards)
         if self.settings.entropy > 0:
             density = 0.5 * noise.square() + self.actor.log_std + 0.5 * math.log(2 * math.pi)
-            surprise = (density + (1.0 - self.actor.sample(out.obs, noise).square()).clamp_min(1e-6).log()).sum(-1)
-        return Segment(out.obs.detach().to(noise.dtype), rewards, final, out.terminated, out.truncated, surprise)
+            surprise = (density + (1.0 - torch.stack(actions).square()).clamp_min(1e-6).log()).sum(-1)
+        return Segment(torch.stack(seen).detach(), rewards, final, fell, late, surprise)
 
     def _scaled(self, segment: Segment) -> Tensor:
         """Rewards of the critics' size, with the entropy's part, (H, B)."""
@@ -253,21 +261,16 @@ class Shac(pl.LightningModule):
             obs = self.actor.normalizer(segment.obs).flatten(0, 1)
         everywhere, count = size * self._world, len(segment.obs) * size * self._world
         loss = torch.zeros(())
-        shuffled = [torch.randperm(count, generator=self.generator).chunk(s.critic_batches) for _ in range(s.critic_epochs)]
-        parts = [part for epoch in shuffled for part in epoch]
-        if self._critic_fit is not None and self._world == 1 and len(parts[0]) == len(parts[-1]):
-            loss, skipped = self._critic_fit(optimizer, obs, targets, parts)
-            self.counts["skipped"] += float(skipped)
-            parts = []
-        for part in parts:
-            # All processes draw the same batch, and each takes the rows of its own environments.
-            place, t = part % everywhere, part // everywhere
-            mine = part if self._world == 1 else (t * size + place % size)[place // size == rank]
-            error = self.critics(obs[mine]) - targets[mine]
-            loss = error.square().sum() / len(part)
-            optimizer.zero_grad()
-            loss.backward()
-            self._step(optimizer, self._group(optimizer))
+        for _ in range(s.critic_epochs):
+            for part in torch.randperm(count, generator=self.generator).chunk(s.critic_batches):
+                # All processes draw the same batch, and each takes the rows of its own environments.
+                place, t = part % everywhere, part // everywhere
+                mine = part if self._world == 1 else (t * size + place % size)[place // size == rank]
+                error = self.critics(obs[mine]) - targets[mine]
+                loss = error.square().sum() / len(part)
+                optimizer.zero_grad()
+                loss.backward()
+                self._step(optimizer, self._group(optimizer))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.target.parameters()), list(self.critics.parameters()), 1.0 - s.polyak)
         return loss.detach()
@@ -308,7 +311,7 @@ class Shac(pl.LightningModule):
     # -- what is told and kept -----------------------------------------------------------------------------------------------------------
 
     def _report(self, segment: Segment, norm: Tensor, critic_loss: Tensor) -> None:
-        tally = self._tally.grad if self._steps.report is None else self._steps.report
+        tally = self._tally.grad
         adjoints = float(self.horizon * self.env.num_envs)
         if tally is not None:
             clipped, broken = tally.sum(0).tolist()
