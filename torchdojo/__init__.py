@@ -97,6 +97,7 @@ __all__ = [
     "envs",
     "identification",
     "kappa_for_gap",
+    "learning",
     "load",
     "models",
     "parametrize",
@@ -106,8 +107,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType | str:
-    """Attributes that few programs need: `td.envs`, `td.identification`, and the version that pip installed (pyproject.toml owns it)."""
-    if name in ("envs", "identification"):
+    """Attributes that few programs need: `td.envs`, `td.identification`, `td.learning`, and the version that pip installed.
+
+    pyproject.toml owns the version.
+    """
+    if name in ("envs", "identification", "learning"):
         return importlib.import_module(f"torchdojo.{name}")
     if name == "__version__":
         metadata = importlib.import_module("importlib.metadata")

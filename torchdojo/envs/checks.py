@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["check_action", "check_mask", "counted", "one_from", "positive"]
+__all__ = ["check_action", "check_mask", "check_shard", "counted", "one_from", "positive"]
 
 Choice = TypeVar("Choice")
 
@@ -51,3 +51,11 @@ def check_mask(mask: Any, num_envs: int) -> Tensor:
         got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
         raise ValueError(f"mask: got {got}; allowed: a tensor of torch.bool, ({num_envs},)")
     return mask
+
+
+def check_shard(shard: Any) -> tuple[int, int]:
+    """Raise unless this is the number of a process, from 0, and the number of processes."""
+    if len(shard) != 2 or not all(isinstance(number, int) for number in shard) or not 0 <= shard[0] < shard[1]:
+        raise ValueError(f"shard: got {shard!r}; allowed: (number of this process from 0, number of processes)")
+    rank, processes = shard
+    return rank, processes

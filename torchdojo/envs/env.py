@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchdojo.envs.checks import check_action, check_mask, counted, one_from, positive
+from torchdojo.envs.checks import check_action, check_mask, check_shard, counted, one_from, positive
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.gradients.reference_step import StepOutput
@@ -51,11 +51,13 @@ class Env:
         autoreset: "same_step": an environment whose episode ends starts the next one in the same step. "disabled": it goes on from where
             it is, until `reset(mask)`.
         dtype: of observations and rewards. Everything inside is float64. seed: of the one generator that draws all random numbers.
+        shard: (number of this process, number of processes). All with one seed draw the same, and each takes the part of its environments.
 
     Attributes:
         on_state: a function (B, 13 nb) -> (B, 13 nb) on the state right after the kernel, before coordinates, reward and observation are
             taken. Its backward sees the whole adjoint dReturn/dz of this control step; SHAC clips there. None: nothing.
         state: `EnvState`. period: h · repeat [s].
+        plain: whether `advance` is one step of the mechanism under the action, so that a `Segment` may call the kernel itself.
     """
 
     name: str = ""
@@ -81,8 +83,10 @@ class Env:
         autoreset: Autoreset = "same_step",
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
         self.num_envs = counted("num_envs", num_envs)
+        self.shard = check_shard(shard)
         self.repeat = counted("repeat", self.repeat if repeat is None else repeat)
         self.episode_length = counted("episode_length", self.episode_length if episode_length is None else episode_length)
         self.timestep = self.timestep if timestep is None else positive("timestep", timestep)
@@ -105,6 +109,7 @@ class Env:
         places = self.mech.impulse_layout.items()
         self._normals = [place.start for name, place in places if name.startswith("contacts.")]
         self._steps = 0  # of each environment
+        self.plain = type(self).advance is Env.advance
         self._over = torch.zeros(self.num_envs, dtype=torch.bool)  # whose episode ended, where nothing resets by itself
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
@@ -112,7 +117,7 @@ class Env:
         starts = self._make_pool(pool)
         self.num_obs = starts.obs.shape[-1]
         self._pool, self._sizes = torch.cat(starts[:8], -1), [tensor.shape[-1] for tensor in starts[:8]]
-        self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator)
+        self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator, self.shard)
         self.redraw = bool(redraw)
         self._transition: Callable[..., Transition] = self.transition
         self.state = self._fresh(self.draw())
@@ -181,7 +186,7 @@ class Env:
         if z is not None or goal is not None:
             fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal)
         if stagger:
-            fresh = fresh._replace(time=torch.randint(self.episode_length, (self.num_envs,), generator=self.generator))
+            fresh = fresh._replace(time=self._draw(self.episode_length))
         self.state = fresh.where(where, self.state.detach())
         self._counts["resets"] += where
         self._over &= ~where
@@ -203,20 +208,23 @@ class Env:
         return EnvStep(obs, out.reward.to(self.dtype), out.terminated, out.truncated, final, info)
 
     def keep(self, out: Transition) -> None:
-        """Make the result of `transition` the state of this environment, and count what it reports. `step` does."""
+        """Make the result of `transition` the state of this environment, and count what it reports. `step` does.
+
+        A `Segment` gives results of H control steps, stacked, with the state after the last.
+        """
         self.state = out.state
         done = out.terminated | out.truncated
-        self._steps += 1
+        self._steps += done.numel() // self.num_envs
         for name, value in zip(COUNTS, (out.flagged, out.iterations, out.substeps > self.repeat), strict=False):
-            self._counts[name] += value
+            self._counts[name] += value if value.ndim == 1 else value.sum(0)
         if not bool(done.any()):
             return
         new = done & ~self._over
-        self._finished += torch.stack((torch.ones_like(out.total), out.total, out.time.double())) @ new.double()
+        self._finished += torch.stack((torch.ones_like(out.total), out.total, out.time.double())).flatten(1) @ new.flatten().double()
         if self.autoreset == "disabled":
             self._over |= done
             return
-        self._counts["resets"] += done
+        self._counts["resets"] += done if done.ndim == 1 else done.sum(0)
         if self.redraw:
             self.randomization.draw(done)
 
@@ -228,12 +236,20 @@ class Env:
         before = state.motion
         action = action.to(before.z.dtype)
         out = self.advance(before, action, state.warm)
+        z = out.z if self.on_state is None else self.on_state(out.z)
+        return self.arrive(state, action, index, out, z, *self.mech.to_minimal(z))
+
+    def arrive(self, state: EnvState, action: Tensor, index: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor) -> Transition:
+        """What follows the step of the mechanism in `transition`: reward, observation and resets at the state z with coordinates q, qd.
+
+        out: of `advance`, with its own z before `on_state`.
+        """
+        before = state.motion
         good = (out.status == 0) & _finite(action.detach().sum(-1))
         if _any(~good):  # a number that is not finite would reach the weights as zero times NaN
             action = torch.where(good[:, None], action, 0.0)
-        z = out.z if self.on_state is None else self.on_state(out.z)
         impulses = out.impulses[..., self._normals] if self.observe_impulses else state.impulses
-        after = Motion(z, z[..., :13], *self.mech.to_minimal(z), action, state.goal, impulses)
+        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses)
         terms = self._parts(self.reward(before, after, action))
         obs = self._observe(after)
         reward = functools.reduce(torch.add, terms.values())
@@ -363,7 +379,12 @@ class Env:
 
     def draw(self) -> Tensor:
         """Places in the pool where environments that end now start again, (B,): the `index` of `transition`."""
-        return torch.randint(len(self._pool), (self.num_envs,), generator=self.generator)
+        return self._draw(len(self._pool))
+
+    def _draw(self, below: int) -> Tensor:
+        """Whole numbers for the environments of this process, from those that all processes draw alike."""
+        rank, processes = self.shard
+        return torch.randint(below, (processes * self.num_envs,), generator=self.generator)[rank * self.num_envs :][: self.num_envs]
 
     def _fresh(self, index: Tensor) -> EnvState:
         """Starts from the pool."""

@@ -28,13 +28,16 @@ class Randomization:
 
     Args:
         mech: whose parameters become those of B environments. ranges: {name: (low, high)}. generator: draws the factors.
+        shard: as in `Env`.
 
     Attributes:
         factors: {name: (B,)}.
     """
 
-    def __init__(self, mech: Mechanism, num_envs: int, ranges: Mapping[str, Ranges], generator: torch.Generator) -> None:
-        self.mech, self.num_envs, self.generator = mech, num_envs, generator
+    def __init__(
+        self, mech: Mechanism, num_envs: int, ranges: Mapping[str, Ranges], generator: torch.Generator, shard: tuple[int, int] = (0, 1)
+    ) -> None:
+        self.mech, self.num_envs, self.generator, self.shard = mech, num_envs, generator, shard
         own = {name: parameter for name, parameter in mech.named_parameters() if name != "timestep"}  # control periods are the same
         self.ranges = {name: _checked(name, value) for name, value in ranges.items()}
         self.matches = {name: _matching(name, list(own)) for name in ranges}
@@ -46,8 +49,10 @@ class Randomization:
         """New factors for the environments of a mask (B,)."""
         if not self.ranges:
             return
+        rank, processes = self.shard
         for name, (low, high) in self.ranges.items():
-            new = low + (high - low) * torch.rand(self.num_envs, generator=self.generator, dtype=torch.float64)
+            drawn = torch.rand(processes * self.num_envs, generator=self.generator, dtype=torch.float64)
+            new = low + (high - low) * drawn[rank * self.num_envs :][: self.num_envs]
             self.factors[name] = torch.where(where, new, self.factors[name])
         self._apply()
 

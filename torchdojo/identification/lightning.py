@@ -325,7 +325,7 @@ class LightningRunner:
         callbacks: list[Callback],
         checkpoint: Path | None,
     ) -> None:
-        with _quiet(), isolate_rng(), _float64():
+        with quiet(), isolate_rng(), _float64():
             pl.seed_everything(self.seed, verbose=False)
             trainer = pl.Trainer(
                 accelerator="cpu",
@@ -416,7 +416,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the trainer's remarks on hardware, workers and optimizers."""
     loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning")]
     levels = [logger.level for logger in loggers]

@@ -1,0 +1,381 @@
+"""Short-horizon actor-critic (SHAC, Xu et al. 2022): the return of short segments, differentiated through the simulation.
+
+    env = td.envs.make("ant", num_envs=32, control="torque")
+    module = Shac(env, ShacSettings(samples=500_000))
+    pl.Trainer(max_epochs=-1, accelerator="cpu").fit(module)
+
+A batch of the trainer is one segment: `horizon` control steps of all environments, one step of the actor's optimizer, and the fit of the
+critics to TD(λ) targets. What differs from the paper is the clipping of adjoints (`adjoint.py`), which everything else depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+try:
+    import pytorch_lightning as pl
+except ImportError as error:
+    raise ImportError('torchdojo.learning.shac needs pytorch-lightning: pip install "torchdojo[learn]"') from error
+from pytorch_lightning.utilities.types import TRAIN_DATALOADERS
+from torch import distributed
+from torch.utils.data import DataLoader, IterableDataset
+
+from torchdojo.envs import Env, EnvState, Transition, light_guards
+from torchdojo.learning.adjoint import clip_adjoint
+from torchdojo.learning.networks import Actor, Critics
+from torchdojo.learning.returns import discounts, lambda_returns
+
+__all__ = ["Shac", "ShacSettings"]
+
+LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std")
+
+
+@dataclass(frozen=True)
+class ShacSettings:
+    """Numbers of SHAC. The defaults are those of the ant.
+
+    samples: control steps of all environments after which training ends. num_envs, horizon: B and H of a segment, samples of one process.
+    gamma, lam: discount, λ of TD(λ). reward_scale: factor of rewards for the critics, whose weights begin at values of about one.
+    adjoint_clip: bound of |dReturn/dz| of one environment, in units of the reward; None: no clipping.
+    actor, critic: widths of hidden layers. std: standard deviation of actions at the start.
+    critics, pessimistic: number of critics, and whether the actor sees the smallest value instead of their mean (SAPO, Xing et al. 2025).
+    lr, critic_lr: learning rates of Adam at the start, which fall linearly to `final_lr` of that. betas: of Adam. max_norm: of gradients.
+    critic_epochs, critic_batches: passes over a segment, and parts of each pass. polyak: share of the target critics that is kept.
+    entropy: weight of the policy's entropy in the reward, before `reward_scale` (soft values as in SAPO). target_entropy: if given, the
+        weight is learned so that the entropy per action tends to it.
+    adaptive_horizon: shortest and longest horizon. It shrinks by one where more than `clip_target` of the adjoints are clipped, and grows
+        by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides.
+    compile: whether policy and environment are compiled together, for a few seconds before the first segment.
+    """
+
+    samples: int = 500_000
+    num_envs: int = 32
+    horizon: int = 16
+    gamma: float = 0.99
+    lam: float = 0.95
+    reward_scale: float = 0.02
+    adjoint_clip: float | None = 200.0
+    actor: tuple[int, ...] = (128, 64, 32)
+    critic: tuple[int, ...] = (64, 64)
+    std: float = 0.37
+    critics: int = 1
+    pessimistic: bool = False
+    lr: float = 2e-3
+    critic_lr: float = 2e-3
+    final_lr: float = 0.01
+    betas: tuple[float, float] = (0.7, 0.95)
+    max_norm: float = 1.0
+    critic_epochs: int = 4
+    critic_batches: int = 4
+    polyak: float = 0.2
+    entropy: float = 0.0
+    target_entropy: float | None = None
+    adaptive_horizon: tuple[int, int] | None = None
+    clip_target: float = 0.3
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "num_envs", "horizon", "critics", "critic_epochs", "critic_batches"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name}: got {value!r}; allowed: a whole number of 1 or more")
+        for name in ("reward_scale", "std", "lr", "critic_lr", "max_norm"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}: got {value!r}; allowed: a finite number above 0")
+        for name in ("gamma", "lam", "polyak", "final_lr", "clip_target"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"{name}: got {value!r}; allowed: a number from 0 to 1")
+        if self.adjoint_clip is not None and not self.adjoint_clip > 0:
+            raise ValueError(f"adjoint_clip: got {self.adjoint_clip!r}; allowed: a number above 0, or null for none")
+        if self.adaptive_horizon is not None and not 1 <= self.adaptive_horizon[0] <= self.horizon <= self.adaptive_horizon[1]:
+            raise ValueError(f"adaptive_horizon: got {self.adaptive_horizon!r}; allowed: (shortest, longest) about horizon={self.horizon}")
+
+
+@dataclass
+class Segment:
+    """What a segment leaves: each (H, B, ...), with a graph where the actor's loss needs one."""
+
+    obs: Tensor
+    rewards: Tensor
+    final_obs: Tensor
+    fell: Tensor
+    late: Tensor
+    surprise: Tensor  # −log π(a)
+
+
+class Shac(pl.LightningModule):
+    """SHAC as a module of pytorch-lightning, with manual optimization.
+
+    Args:
+        env: environments that this module steps; those of one process. settings: `ShacSettings`. seed: of networks, noise and batches.
+        progress: called with nothing after each segment; None: nothing.
+
+    Attributes:
+        actor, critics, target: networks. samples: control steps so far, of all processes.
+        seconds: processor time of this process so far, in all runs that were resumed.
+    """
+
+    def __init__(self, env: Env, settings: ShacSettings | None = None, *, seed: int = 0) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.env, self.settings = env, ShacSettings(num_envs=env.num_envs) if settings is None else settings
+        s = self.settings
+        if env.num_envs != s.num_envs:
+            raise ValueError(f"Shac: got {env.num_envs} environments and num_envs={s.num_envs}; give as many")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.actor = Actor(env.num_obs, env.num_actions, s.actor, s.std)
+            self.critics = Critics(env.num_obs, s.critic, s.critics)
+        self.target = copy.deepcopy(self.critics).requires_grad_(False)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(s.entropy)) if s.entropy > 0 else torch.tensor(-math.inf))
+        self.generator = torch.Generator().manual_seed(seed)
+        self.samples, self.horizon, self.seconds = 0, s.horizon, 0.0
+        self.counts = {"clipped": 0.0, "nonfinite_adjoints": 0.0, "adjoints": 0.0, "skipped": 0.0}
+        self._tally = torch.zeros(env.num_envs, 2, dtype=torch.float64)
+        self._clock = time.process_time()
+        control = self._control
+        self._compiled = torch.compile(control, fullgraph=True, options={"guard_filter_fn": light_guards}) if s.compile else control
+        if s.adjoint_clip is not None:
+            env.on_state = self._clip
+
+    # -- the loop of the trainer ---------------------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        s = self.settings
+        rest: dict[str, Any] = {"betas": s.betas, "fused": True}
+        own = [*self.actor.parameters(), *([self.log_temperature] if s.target_entropy is not None else [])]
+        return [torch.optim.Adam(own, lr=s.lr, **rest), torch.optim.Adam(self.critics.parameters(), lr=s.critic_lr, **rest)]
+
+    def train_dataloader(self) -> TRAIN_DATALOADERS:
+        return DataLoader(_Segments(self), batch_size=None)
+
+    def on_fit_start(self) -> None:
+        wrapped = self.trainer.strategy.model
+        if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            # A segment has many losses, each with a backward pass of its own. Their gradients are summed in `_step`.
+            wrapped.require_backward_grad_sync = False
+        self._clock = time.process_time()
+
+    def training_step(self, number: int, index: int) -> None:
+        """A segment: rollout, step of the actor, fit of the critics."""
+        s = self.settings
+        share = max(s.final_lr, 1.0 - self.samples / s.samples)
+        actor_optimizer, critic_optimizer = cast(Sequence[Any], self.optimizers())
+        for optimizer, rate in ((actor_optimizer, s.lr), (critic_optimizer, s.critic_lr)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * share
+        self._tally = torch.zeros(self.env.num_envs, 2, dtype=torch.float64, requires_grad=True)
+        segment = self.rollout(self.horizon)
+        loss = self._actor_loss(segment)
+        actor_optimizer.zero_grad()
+        loss.backward()
+        norm = self._step(actor_optimizer, self._group(actor_optimizer))
+        critic_loss = self._fit_critics(segment, critic_optimizer)
+        self.actor.normalizer.update(segment.obs, self._sum)
+        self.samples += self.horizon * self.env.num_envs * self._world
+        self._report(segment, norm, critic_loss)
+        now = time.process_time()
+        self.seconds, self._clock = self.seconds + now - self._clock, now
+        if self.samples >= s.samples:
+            self.trainer.should_stop = True
+
+    # -- a segment -----------------------------------------------------------------------------------------------------------------------
+
+    def _control(self, state: EnvState, noise: Tensor, index: Tensor) -> tuple[Transition, Tensor, Tensor]:
+        obs = state.obs.to(noise.dtype)
+        action = self.actor.sample(obs, noise)
+        return self.env.transition(state, action, index), obs, action
+
+    def _clip(self, z: Tensor) -> Tensor:
+        s = self.settings
+        if not z.requires_grad:
+            return z
+        assert s.adjoint_clip is not None
+        # The loss is a mean over segments of nominal length.
+        return clip_adjoint(z, self._tally, s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world))
+
+    def rollout(self, horizon: int) -> Segment:
+        """`horizon` control steps from where the environments are, with a graph from rewards and observations to the actor."""
+        env, rank, size = self.env, self._rank, self.env.num_envs
+        env.detach()
+        noise = torch.randn(horizon, size * self._world, env.num_actions, generator=self.generator)[:, rank * size : (rank + 1) * size]
+        steps, seen, actions = list[Transition](), list[Tensor](), list[Tensor]()
+        for epsilon in noise:
+            out, obs, action = self._compiled(env.state, epsilon, env.draw())
+            env.keep(out)
+            steps.append(out)
+            seen.append(obs)
+            actions.append(action)
+        rewards, final = (torch.stack([getattr(out, name) for out in steps]).float() for name in ("reward", "final_obs"))
+        fell, late = torch.stack([out.terminated for out in steps]), torch.stack([out.truncated for out in steps])
+        surprise = torch.zeros_like(rewards)
+        if self.settings.entropy > 0:
+            density = 0.5 * noise.square() + self.actor.log_std + 0.5 * math.log(2 * math.pi)
+            surprise = (density + (1.0 - torch.stack(actions).square()).clamp_min(1e-6).log()).sum(-1)
+        return Segment(torch.stack(seen).detach(), rewards, final, fell, late, surprise)
+
+    def _scaled(self, segment: Segment) -> Tensor:
+        """Rewards of the critics' size, with the entropy's part, (H, B)."""
+        scaled = self.settings.reward_scale * segment.rewards
+        if self.settings.entropy > 0:
+            scaled = scaled + self.settings.reward_scale * self.log_temperature.exp().detach() * segment.surprise
+        return scaled
+
+    def _value(self, obs: Tensor) -> Tensor:
+        """Values by the target critics, of observations before normalization."""
+        values = self.target(self.actor.normalizer(obs))
+        reduced: Tensor = values.amin(0) if self.settings.pessimistic else values.mean(0)
+        return reduced
+
+    def _actor_loss(self, segment: Segment) -> Tensor:
+        """Minus the mean discounted return of a segment and the value of where it ends (Xu et al. 2022, equation 5)."""
+        s = self.settings
+        done = segment.fell | segment.late
+        weight = discounts(done, s.gamma)
+        ends = segment.late.clone()
+        ends[-1] = True
+        rows = (ends & ~segment.fell).nonzero(as_tuple=True)
+        values = s.gamma * weight[rows] * self._value(segment.final_obs[rows])
+        total = (weight * self._scaled(segment)).sum() + values.sum()
+        loss = -total / (s.horizon * s.num_envs * self._world)
+        if s.target_entropy is not None:
+            gap = segment.surprise.detach().mean() - s.target_entropy * self.env.num_actions
+            loss = loss + self.log_temperature * gap / self._world
+        return loss
+
+    def _fit_critics(self, segment: Segment, optimizer: Any) -> Tensor:
+        """Steps of the critics towards TD(λ) targets, and of the target critics behind them. Returns the last loss."""
+        s, size, rank = self.settings, self.env.num_envs, self._rank
+        with torch.no_grad():
+            values = torch.where(segment.fell, 0.0, self._value(segment.final_obs))
+            targets = lambda_returns(self._scaled(segment), values, segment.fell | segment.late, s.gamma, s.lam).flatten()
+            obs = self.actor.normalizer(segment.obs).flatten(0, 1)
+        everywhere, count = size * self._world, len(segment.obs) * size * self._world
+        loss = torch.zeros(())
+        for _ in range(s.critic_epochs):
+            for part in torch.randperm(count, generator=self.generator).chunk(s.critic_batches):
+                # All processes draw the same batch, and each takes the rows of its own environments.
+                place, t = part % everywhere, part // everywhere
+                mine = part if self._world == 1 else (t * size + place % size)[place // size == rank]
+                error = self.critics(obs[mine]) - targets[mine]
+                loss = error.square().sum() / len(part)
+                optimizer.zero_grad()
+                loss.backward()
+                self._step(optimizer, self._group(optimizer))
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.target.parameters()), list(self.critics.parameters()), 1.0 - s.polyak)
+        return loss.detach()
+
+    def _step(self, optimizer: Any, parameters: list[nn.Parameter]) -> Tensor:
+        """A step along gradients that are summed over processes and no longer than `max_norm`; none where one is not finite."""
+        if self._world > 1:
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                distributed.all_reduce(parameter.grad)
+        norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_norm, foreach=True)
+        if bool(norm.isfinite()):
+            optimizer.step()
+        else:
+            self.counts["skipped"] += 1
+        return norm
+
+    @staticmethod
+    def _group(optimizer: Any) -> list[nn.Parameter]:
+        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    # -- processes -----------------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _world(self) -> int:
+        return distributed.get_world_size() if distributed.is_initialized() else 1
+
+    @property
+    def _rank(self) -> int:
+        return distributed.get_rank() if distributed.is_initialized() else 0
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        if self._world > 1:
+            distributed.all_reduce(tensor)
+        return tensor
+
+    # -- what is told and kept -----------------------------------------------------------------------------------------------------------
+
+    def _report(self, segment: Segment, norm: Tensor, critic_loss: Tensor) -> None:
+        tally = self._tally.grad
+        adjoints = float(self.horizon * self.env.num_envs)
+        if tally is not None:
+            clipped, broken = tally.sum(0).tolist()
+            for name, value in (("clipped", clipped), ("nonfinite_adjoints", broken), ("adjoints", adjoints)):
+                self.counts[name] += value
+            self._adapt(clipped / adjoints)
+        std = self.actor.log_std.detach().exp().mean()
+        means = torch.stack((segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss, norm, std))
+        self._means += torch.cat((means, torch.ones(1)))
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens inside out of `seconds`."""
+        begin = time.process_time()
+        yield
+        self._clock += time.process_time() - begin
+
+    def on_train_epoch_start(self) -> None:
+        self._means = torch.zeros(len(LOGGED) + 1)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """What is logged, means over the segments of this epoch."""
+        return dict(zip(LOGGED, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}
+
+    def on_train_epoch_end(self) -> None:
+        """Log to the loggers of the trainer."""
+        self.log_dict(self.means)
+
+    def _adapt(self, clipped: float) -> None:
+        limits = self.settings.adaptive_horizon
+        if limits is not None:
+            low, high = limits
+            self.horizon = max(low, self.horizon - 1) if clipped > self.settings.clip_target else min(high, self.horizon + 1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["shac"] = {
+            "settings": dataclasses.asdict(self.settings),
+            "env": self.env.state_dict(),
+            "generator": self.generator.get_state(),
+            "samples": self.samples,
+            "horizon": self.horizon,
+            "seconds": self.seconds,
+            "counts": dict(self.counts),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        kept: Mapping[str, Any] = checkpoint["shac"]
+        self.env.load_state_dict(kept["env"])
+        self.generator.set_state(kept["generator"])
+        self.samples, self.horizon, self.seconds = kept["samples"], kept["horizon"], kept["seconds"]
+        self.counts = dict(kept["counts"])
+
+
+class _Segments(IterableDataset[int]):
+    """Numbers of segments, to the end of an epoch: a checkpoint falls between epochs."""
+
+    PER_EPOCH = 10
+
+    def __init__(self, module: Shac) -> None:
+        self.module = module
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.PER_EPOCH):
+            if self.module.samples >= self.module.settings.samples:
+                return
+            yield number

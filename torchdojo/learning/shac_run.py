@@ -1,0 +1,225 @@
+"""Runs of SHAC in the loop of pytorch-lightning: checkpoints, metrics, a progress bar, several processes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import pytorch_lightning as pl
+except ImportError as error:
+    raise ImportError('training needs pytorch-lightning: pip install "torchdojo[learn]"') from error
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from torchdojo.identification.lightning import AtomicCheckpointIO, quiet
+from torchdojo.learning.networks import Actor
+from torchdojo.learning.rollouts import Policy
+from torchdojo.learning.runs import Run
+from torchdojo.learning.shac import Shac
+from torchdojo.learning.shac import ShacSettings as Settings
+
+__all__ = ["Settings", "load_policy", "train"]
+
+
+def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, Any]:
+    """Train in the folder of a run; `processes`: on gloo, each with `num_envs` environments of its own.
+
+    Under torchrun or SLURM, each process calls this with the number of all.
+
+    Returns:
+        Numbers: samples, cpu_seconds, skipped steps, clipped adjoints, statistics of the environments.
+    """
+    module = Shac(_environments(run, processes), run.settings, seed=run.config.seed)
+    trainer = _trainer(run, processes)
+    if resume and not run.checkpoint.exists():
+        resume = False  # killed before the first checkpoint
+    try:
+        with quiet(), isolate_rng():
+            trainer.fit(module, ckpt_path=run.checkpoint if resume else None)
+    except SystemExit as interrupt:  # the trainer raises it after Ctrl-C, and leaves the signal ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise KeyboardInterrupt from interrupt
+    return {"samples": module.samples, "cpu_seconds": module.seconds, **_counts(module)}
+
+
+def load_policy(run: Run) -> Policy:
+    """The mean actions of the last checkpoint's actor.
+
+    Raises:
+        ValueError: a damaged checkpoint, or one of another observation space.
+    """
+    checkpoint = read_checkpoint(run.checkpoint)
+    env = run.config.make_env(1, pool=1)
+    actor = Actor(env.num_obs, env.num_actions, run.settings.actor, run.settings.std)
+    state = {name.removeprefix("actor."): value for name, value in checkpoint["state_dict"].items() if name.startswith("actor.")}
+    seen = len(state["normalizer.mean"])
+    if seen != env.num_obs:
+        raise ValueError(f"{run.checkpoint} has a policy of {seen} observations; the environment {run.config.env!r} has {env.num_obs}")
+    actor.load_state_dict(state)
+    actor.requires_grad_(False)
+
+    def policy(obs: Tensor) -> Tensor:
+        action: Tensor = actor(obs)
+        return action
+
+    return policy
+
+
+def _environments(run: Run, processes: int) -> Any:
+    env = run.config.make_env(run.settings.num_envs, dtype=torch.float32, **({"shard": (_rank(), processes)} if processes > 1 else {}))
+    env.reset(stagger=True)  # so that not all episodes end in the same segment
+    return env
+
+
+def _rank() -> int:
+    """Number of this process, as torchrun, SLURM and Lightning's own launcher tell it."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))))
+
+
+def _trainer(run: Run, processes: int) -> pl.Trainer:
+    config = run.config
+    logger: Any = False
+    if config.logger is not None:
+        path, _, name = config.logger.partition(":")
+        try:
+            logger = getattr(importlib.import_module(path), name)(**config.logger_options)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"logger {config.logger!r}: {error}; allowed: module:Class, as pytorch_lightning.loggers:CSVLogger") from error
+    strategy: Any = DDPStrategy(process_group_backend="gloo") if processes > 1 else "auto"
+    with quiet():
+        return pl.Trainer(
+            accelerator="cpu",
+            devices=processes,
+            strategy=strategy,
+            max_epochs=-1,
+            logger=logger,
+            log_every_n_steps=1,
+            callbacks=[Metrics(run), Checkpoints(run.checkpoint), SamplesBar(run.config.env)],
+            plugins=[ShacCheckpointIO()],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            default_root_dir=run.folder,
+        )
+
+
+def _counts(module: Shac) -> dict[str, Any]:
+    """Shares and numbers since the start of training."""
+    counts = module.counts
+    adjoints = max(1.0, counts["adjoints"])
+    statistics = {name: module.env.statistics[name] for name in ("flagged", "split", "resets", "episodes")}
+    return {
+        "clipped": counts["clipped"] / adjoints,
+        "nonfinite_adjoints": counts["nonfinite_adjoints"],
+        "skipped": counts["skipped"],
+        **statistics,
+    }
+
+
+class Metrics(Callback):
+    """Rows of metrics.csv, and evaluations on the way."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.before = run, (0.0, 0.0)
+        self.evaluations = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Shac)
+        self.run.keep_metrics(pl_module.samples if pl_module.samples else -1)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Shac)
+        statistics = pl_module.env.statistics
+        episodes = statistics["episodes"]
+        total = statistics["mean_return"] * episodes if episodes else 0.0
+        new = episodes - self.before[0]
+        row = {
+            "samples": pl_module.samples,
+            "cpu_seconds": pl_module.seconds,
+            "episode_return": (total - self.before[1]) / new if new else "",
+            **pl_module.means,
+            **_counts(pl_module),
+        }
+        self.before = episodes, total
+        if trainer.is_global_zero:
+            self.run.add_metrics({**row, **self._evaluation(pl_module)})
+
+    def _evaluation(self, module: Shac) -> dict[str, float]:
+        """Deterministic episodes, whose processor time does not count."""
+        every = self.run.config.evaluate_every
+        if every is None or module.samples < (self.evaluations + 1) * every:
+            return {}
+        self.evaluations = module.samples // every
+        with module.paused():
+            return self.run.evaluation_row(module.actor)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"before": self.before, "evaluations": self.evaluations}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.before, self.evaluations = tuple(state_dict["before"]), state_dict["evaluations"]
+
+
+class Checkpoints(Callback):
+    """A checkpoint at the end of every epoch, which is between two segments."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+class ShacCheckpointIO(AtomicCheckpointIO):
+    """Reads checkpoints of SHAC."""
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        return read_checkpoint(Path(path))
+
+
+class SamplesBar(Callback):
+    """A bar of samples on stderr, where that is a terminal."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.bar: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        from tqdm import tqdm
+
+        assert isinstance(pl_module, Shac)
+        total, first = pl_module.settings.samples, pl_module.samples
+        self.bar = tqdm(desc=self.label, initial=first, total=total, unit="step", unit_scale=True, file=sys.stderr, disable=None)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Shac)
+        self.bar.set_postfix({"reward": f"{pl_module.means['reward']:.3g}"}, refresh=False)
+        self.bar.update(pl_module.samples - self.bar.n)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint of a run of SHAC.
+
+    Raises:
+        ValueError: it is damaged, or one of something else.
+    """
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
+        checkpoint["shac"]["samples"]
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise ValueError(f"{path} is damaged, or no checkpoint of SHAC ({type(error).__name__}); begin again in another folder") from error
+    return checkpoint
