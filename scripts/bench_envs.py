@@ -2,9 +2,10 @@
 [--batch 32] [--control torque] [--rounds 9] [--eager]
 
 A segment is 16 control steps under a policy in float32 (128-64-32 with LayerNorm), and backward through all of them to its weights.
-"eager" is `Env.step`; "step" is the same after `Env.compile`; "all" compiles policy and `Env.transition` together. Numbers are
-microseconds per control step of the whole batch: processor time of one thread, smallest of rounds in which all take turns. "kernel" is the
-time inside of the compiled kernel, forward and backward, and "share" its part of the fastest. "first call" is the time of compiling [s].
+"eager" is `Env.step`; "step" is the same after `Env.compile`; "all" compiles policy and `Env.transition` together; "segment" is
+`td.envs.Segment`. Numbers are microseconds per control step of the whole batch: processor time of one thread, smallest of rounds in which
+all take turns. "kernel" is the time inside of the compiled kernel, forward and backward, and "share" its part of the fastest. "first call"
+is the time of compiling the last [s].
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 import torchdojo as td
 
 HORIZON = 16
+COLUMNS = ("eager", "step", "all", "segment")
 
 
 def policy_of(env: td.envs.Env) -> nn.Sequential:
@@ -63,16 +65,26 @@ def fused(env: td.envs.Env, policy: nn.Module) -> Callable[[], object]:
     return run
 
 
+def recorded(env: td.envs.Env, policy: nn.Module) -> Callable[[], object]:
+    """`td.envs.Segment`."""
+    run_segment = td.envs.Segment(env, lambda obs: torch.tanh(policy(obs)), HORIZON, parameters=policy.parameters())
+
+    def run() -> object:
+        return torch.autograd.grad(run_segment().reward.sum(), list(policy.parameters()))
+
+    return run
+
+
 def measure(name: str, batch: int, rounds: int, control: str | None, eager: bool) -> str:
     """A row of the table."""
     torch.manual_seed(0)
     options = {} if control is None else {"control": control}
-    envs = [td.envs.make(name, num_envs=batch, dtype=torch.float32, **options) for _ in range(3)]
+    envs = [td.envs.make(name, num_envs=batch, dtype=torch.float32, **options) for _ in range(4)]
     policy = policy_of(envs[0])
     runs, first = {"eager": segment(envs[0], policy)}, 0.0
     if not eager:
         envs[1].compile()
-        runs |= {"step": segment(envs[1], policy), "all": fused(envs[2], policy)}
+        runs |= {"step": segment(envs[1], policy), "all": fused(envs[2], policy), "segment": recorded(envs[3], policy)}
     torch._dynamo.reset()
     for run in runs.values():
         start = time.perf_counter()
@@ -87,10 +99,10 @@ def measure(name: str, batch: int, rounds: int, control: str | None, eager: bool
             best[label] = min(best[label], time.process_time() - start)
         inside[0] = 0.0
         with timed(inside):
-            runs["eager"]()
+            run()
         kernel = min(kernel, inside[0])
     fastest = min(best.values())
-    numbers = [f"{1e6 * best[label] / HORIZON:.0f}" if label in best else "" for label in ("eager", "step", "all")]
+    numbers = [f"{1e6 * best[label] / HORIZON:.0f}" if label in best else "" for label in COLUMNS]
     cells = name, f"{batch}", f"{1e6 * kernel / HORIZON:.0f}", *numbers, f"{kernel / fastest:.0%}", f"{batch * HORIZON / fastest:.0f}"
     return "| " + " | ".join((*cells, f"{first:.0f}")) + " |"
 
@@ -104,7 +116,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| environment | batch | kernel | eager | step | all | share | samples/s | first call |\n" + "|---" * 9 + "|")
+    print("| environment | batch | kernel | eager | step | all | segment | share | samples/s | first call |\n" + "|---" * 10 + "|")
     for name in options.names.split(","):
         print(measure(name, options.batch, options.rounds, options.control, options.eager), flush=True)
 

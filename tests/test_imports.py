@@ -53,6 +53,9 @@ HEAVY = [
     "PIL",
     "tqdm",
     "torch.utils.cpp_extension",
+    "rsl_rl",
+    "tensordict",
+    "tensorboard",
 ]
 
 MAXIMUM_LINES = 500

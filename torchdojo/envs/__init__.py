@@ -10,6 +10,21 @@ from torchdojo.envs import cartpoles, legged, planar, quadrotor  # noqa: F401 (e
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env, light_guards
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
+from torchdojo.envs.segment import Segment, SegmentOutput
 from torchdojo.envs.table import TableEnv, make, names
 
-__all__ = ["Drive", "Env", "EnvState", "EnvStep", "Motion", "TableEnv", "Transition", "add_drives", "light_guards", "make", "names"]
+__all__ = [
+    "Drive",
+    "Env",
+    "EnvState",
+    "EnvStep",
+    "Motion",
+    "Segment",
+    "SegmentOutput",
+    "TableEnv",
+    "Transition",
+    "add_drives",
+    "light_guards",
+    "make",
+    "names",
+]

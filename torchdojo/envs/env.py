@@ -57,6 +57,7 @@ class Env:
         on_state: a function (B, 13 nb) -> (B, 13 nb) on the state right after the kernel, before coordinates, reward and observation are
             taken. Its backward sees the whole adjoint dReturn/dz of this control step; SHAC clips there. None: nothing.
         state: `EnvState`. period: h · repeat [s].
+        plain: whether `advance` is one step of the mechanism under the action, so that a `Segment` may call the kernel itself.
     """
 
     name: str = ""
@@ -108,6 +109,7 @@ class Env:
         places = self.mech.impulse_layout.items()
         self._normals = [place.start for name, place in places if name.startswith("contacts.")]
         self._steps = 0  # of each environment
+        self.plain = type(self).advance is Env.advance
         self._over = torch.zeros(self.num_envs, dtype=torch.bool)  # whose episode ended, where nothing resets by itself
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
@@ -206,20 +208,23 @@ class Env:
         return EnvStep(obs, out.reward.to(self.dtype), out.terminated, out.truncated, final, info)
 
     def keep(self, out: Transition) -> None:
-        """Make the result of `transition` the state of this environment, and count what it reports. `step` does."""
+        """Make the result of `transition` the state of this environment, and count what it reports. `step` does.
+
+        A `Segment` gives results of H control steps, stacked, with the state after the last.
+        """
         self.state = out.state
         done = out.terminated | out.truncated
-        self._steps += 1
+        self._steps += done.numel() // self.num_envs
         for name, value in zip(COUNTS, (out.flagged, out.iterations, out.substeps > self.repeat), strict=False):
-            self._counts[name] += value
+            self._counts[name] += value if value.ndim == 1 else value.sum(0)
         if not bool(done.any()):
             return
         new = done & ~self._over
-        self._finished += torch.stack((torch.ones_like(out.total), out.total, out.time.double())) @ new.double()
+        self._finished += torch.stack((torch.ones_like(out.total), out.total, out.time.double())).flatten(1) @ new.flatten().double()
         if self.autoreset == "disabled":
             self._over |= done
             return
-        self._counts["resets"] += done
+        self._counts["resets"] += done if done.ndim == 1 else done.sum(0)
         if self.redraw:
             self.randomization.draw(done)
 
@@ -231,12 +236,20 @@ class Env:
         before = state.motion
         action = action.to(before.z.dtype)
         out = self.advance(before, action, state.warm)
+        z = out.z if self.on_state is None else self.on_state(out.z)
+        return self.arrive(state, action, index, out, z, *self.mech.to_minimal(z))
+
+    def arrive(self, state: EnvState, action: Tensor, index: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor) -> Transition:
+        """What follows the step of the mechanism in `transition`: reward, observation and resets at the state z with coordinates q, qd.
+
+        out: of `advance`, with its own z before `on_state`.
+        """
+        before = state.motion
         good = (out.status == 0) & _finite(action.detach().sum(-1))
         if _any(~good):  # a number that is not finite would reach the weights as zero times NaN
             action = torch.where(good[:, None], action, 0.0)
-        z = out.z if self.on_state is None else self.on_state(out.z)
         impulses = out.impulses[..., self._normals] if self.observe_impulses else state.impulses
-        after = Motion(z, z[..., :13], *self.mech.to_minimal(z), action, state.goal, impulses)
+        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses)
         terms = self._parts(self.reward(before, after, action))
         obs = self._observe(after)
         reward = functools.reduce(torch.add, terms.values())

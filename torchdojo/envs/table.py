@@ -103,6 +103,7 @@ class TableEnv(Env):
         self._reward = row.rewards[reward]
         self._terminated = row.terminated.get(reward)
         super().__init__(**options)
+        self.plain = not row.drag
 
     def build(self) -> Mechanism:
         """The model of the row with its motors or drives."""

@@ -29,7 +29,7 @@ from typing import Any
 from torchdojo.envs import Env, make, names
 from torchdojo.identification.config import assign, load_yaml
 from torchdojo.identification.run_folder import write_atomically
-from torchdojo.learning.rollouts import Policy
+from torchdojo.learning.rollouts import Policy, evaluate
 
 __all__ = ["ALGORITHMS", "Run", "RunConfig", "load_run", "read_config"]
 
@@ -196,6 +196,13 @@ class Run:
             raise ValueError(f"{self.folder} holds no checkpoint yet; train first")
         policy: Policy = self.config.module.load_policy(self)
         return policy
+
+    def evaluation_row(self, policy: Policy) -> dict[str, float]:
+        """Return, speed and survival of deterministic episodes, for metrics.csv."""
+        config = self.config
+        env = config.make_env(config.evaluation_envs, autoreset="disabled", seed=config.seed + 1_000_003, randomize={})
+        result = evaluate(env, policy)
+        return {"eval_return": result.mean_return, "eval_speed": result.speed, "eval_survival": result.survival}
 
     def keep_metrics(self, samples: float) -> None:
         """Forget rows of metrics.csv from beyond a checkpoint, and go on after the others."""

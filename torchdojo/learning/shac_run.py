@@ -22,7 +22,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 
 from torchdojo.identification.lightning import AtomicCheckpointIO, quiet
 from torchdojo.learning.networks import Actor
-from torchdojo.learning.rollouts import Policy, evaluate
+from torchdojo.learning.rollouts import Policy
 from torchdojo.learning.runs import Run
 from torchdojo.learning.shac import Shac
 from torchdojo.learning.shac import ShacSettings as Settings
@@ -161,20 +161,13 @@ class Metrics(Callback):
             return {}
         self.evaluations = module.samples // every
         with module.paused():
-            return evaluation_row(self.run, module.actor)
+            return self.run.evaluation_row(module.actor)
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": self.before, "evaluations": self.evaluations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before, self.evaluations = tuple(state_dict["before"]), state_dict["evaluations"]
-
-
-def evaluation_row(run: Run, policy: Policy) -> dict[str, float]:
-    """Return, speed and survival of deterministic episodes, for metrics.csv."""
-    env = run.config.make_env(run.config.evaluation_envs, autoreset="disabled", seed=run.config.seed + 1_000_003, randomize={})
-    result = evaluate(env, policy)
-    return {"eval_return": result.mean_return, "eval_speed": result.speed, "eval_survival": result.survival}
 
 
 class Checkpoints(Callback):

@@ -20,6 +20,7 @@ from torchdojo.state.layout import STATE_SIZE
 
 __all__ = [
     "CROOKED_QUATERNION",
+    "Call",
     "Gradients",
     "Keep",
     "Outputs",
@@ -126,7 +127,7 @@ def rollout(problem: Problem, keep: Keep = Keep.STEPS, batch: Sequence[int] | No
         *(new(*shape, steps, dtype=torch.int64) for _ in range(3)),
     )
     out.z.select(-2, 0).copy_(problem.z if batch is None else problem.z.view(*shape, problem.z.shape[1]))
-    with _Call(problem, out) as call:
+    with Call(problem, out) as call:
         call.kernel.td_rollout(call.handle, call.options, call.rollout)
     return out
 
@@ -146,7 +147,7 @@ def adjoint(
     grad_z = grad_z.contiguous()
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
     new = problem.z.new_empty
-    with _Call(problem, out) as call:
+    with Call(problem, out) as call:
         by_parameters = parameters.zero_() if isinstance(parameters, Tensor) else torch.zeros_like(call.parameters) if parameters else None
         gradients = Gradients(
             new(problem.z.shape),
@@ -178,7 +179,7 @@ def adjoint(
 def near_limit(problem: Problem, out: Outputs) -> Tensor:
     """Solutions (N, T, n) of all steps on the way to the hard limit κ → 0 (`hardened` in gradients/hard_limit.py)."""
     result = torch.empty_like(out.w)
-    with _Call(problem, out) as call:
+    with Call(problem, out) as call:
         call.kernel.td_near_limit(call.handle, call.options, call.rollout, _address(result))
     return result
 
@@ -188,7 +189,7 @@ def jacobian(problem: Problem, out: Outputs, result: Tensor) -> None:
 
     Failed steps get zeros. Split steps get products of the Jacobians of their substeps, without the instants of impacts.
     """
-    with _Call(problem, out) as call:
+    with Call(problem, out) as call:
         call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))
 
 
@@ -198,7 +199,7 @@ def minimal_jacobian(problem: Problem, out: Outputs, q: Tensor, qd: Tensor, resu
     The step starts from `states` at q, qd (N, n). Failed and split steps get zeros.
     """
     q, qd = q.contiguous(), qd.contiguous()
-    with _Call(problem, out) as call:
+    with Call(problem, out) as call:
         call.kernel.td_minimal_jacobian(call.handle, call.options, call.rollout, *(_address(t) for t in (q, qd, result)))
 
 
@@ -234,7 +235,7 @@ def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
     return state_map(program, packed, StateMap.TO_MAXIMAL, Derivative.VALUE, torch.cat((q, qd), dim=-1))
 
 
-class _Call:
+class Call:
     """The arguments of one call, and the tensors that must live until it returns."""
 
     def __init__(self, problem: Problem, out: Outputs) -> None:
@@ -246,7 +247,7 @@ class _Call:
         self._kept = problem.law
         self._inputs = [None if t is None else t.contiguous() for t in given]
         z, u, wrench, warm, grad_kappa = self._inputs
-        self._rollout = calls.Rollout(
+        self.arguments = calls.Rollout(
             environments=problem.u.shape[0],
             steps=problem.steps,
             repeat=problem.request.repeat,
@@ -270,9 +271,9 @@ class _Call:
             substeps=_address(out.substeps),
         )
         self.kernel = kernel_library()
-        self.options, self.rollout = ctypes.byref(self._options), ctypes.byref(self._rollout)
+        self.options, self.rollout = ctypes.byref(self._options), ctypes.byref(self.arguments)
 
-    def __enter__(self) -> _Call:
+    def __enter__(self) -> Call:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,270 @@
+"""Segments of training: H control steps under a policy as one node of autograd.
+
+Backpropagation through time needs two functions per control step: what follows the kernel (rewards, observations, resets, and the next
+action of the policy), and the vector-Jacobian product of that. A `Segment` compiles both, and calls them and the kernel in turn, without
+autograd, whose records and dispatch take longer than the numbers of a batch of 32. The products are taken with respect to states and
+actions alone. The gradient by the parameters of the policy follows at the end, by one evaluation of the policy at all observations:
+
+    dL/dθ = Σ_t (dL/da_t) ∂π(o_t, ε_t)/∂θ,    dL/da_t from the adjoint of the closed loop
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchdojo.engine.backends import Kernel
+from torchdojo.engine.requests import request_of
+from torchdojo.envs.checks import counted
+from torchdojo.envs.env import Env, light_guards
+from torchdojo.envs.motion import EnvState, EnvStep, Transition
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.native.tape import Tape
+from torchdojo.solver.options import OnFailure
+
+__all__ = ["Segment", "SegmentOutput"]
+
+Policy = Callable[..., Tensor]  # (obs, noise) -> action, or obs -> action
+
+
+class SegmentOutput(NamedTuple):
+    """Results of H control steps of B environments.
+
+    obs: (H, B, num_obs), on which the policy acted. action: (H, B, nu), without gradient.
+    reward, terminated, truncated: (H, B). final_obs: (H, B, num_obs), after each step and before any reset.
+    info: as of `EnvStep`, stacked: "terms" {name: (H, B)}, "flagged", "episode_return" and "episode_length" (H, B).
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final_obs: Tensor
+    info: dict[str, Any]
+
+
+class Segment:
+    """H control steps of an environment under a policy, differentiable in the parameters of the policy.
+
+        segment = td.envs.Segment(env, actor.sample, parameters=actor.parameters())  # once: the first call compiles
+        out = segment(noise)  # (H, B, n): actor.sample(obs, noise[t]) acts in step t
+        value = critic(out.final_obs[-1])
+        loss = -(discount * out.reward).sum() - (discount_of_the_end * value * ~out.terminated[-1]).sum()
+        loss.backward()  # into actor.parameters(); the next segment starts from env.state without a graph
+
+    The segment equals the loop ``for t in range(H): out = env.step(policy(env.obs, noise[t]))`` up to rounding, with `env.detach()` before.
+    `reward`, `final_obs` and `obs` have gradients. `env.on_state` acts on every state, and its backward on the adjoint of every state; what
+    it reports through gradients of other tensors arrives in their `.grad`. `env.statistics` counts.
+
+    Args:
+        env: the environment. It keeps its state, random numbers and statistics.
+        policy: (obs (B, num_obs) of `env.dtype`, noise (B, n)) -> action (B, nu), or obs -> action where the segment is called without
+            noise. It acts on each row alone, and changes nothing: a running normalizer is updated between segments.
+        horizon: H where there is no noise. parameters: tensors to differentiate by; None: those of `policy`, a module, that require grad.
+        compiled: whether `torch.compile` takes both functions. It takes half a minute for an ant.
+
+    Some environments go step by step, through `Env.step`: the swimmer with its drag, and those with `redraw=True`,
+    `autoreset="disabled"`, or parameters of the mechanism that require grad.
+    """
+
+    def __init__(
+        self, env: Env, policy: Policy, horizon: int = 16, *, parameters: Iterable[Tensor] | None = None, compiled: bool = True
+    ) -> None:
+        if parameters is None and not isinstance(policy, nn.Module):
+            raise ValueError(f"Segment: got a {type(policy).__name__} as policy and no parameters; give parameters=, or a torch.nn.Module")
+        given = policy.parameters() if parameters is None and isinstance(policy, nn.Module) else parameters or ()
+        self.env, self.policy, self.horizon = env, policy, counted("horizon", horizon)
+        self.parameters = [tensor for tensor in given if tensor.requires_grad]
+        self._arrive, self._pull = self._functions()
+        if compiled:
+            options: dict[str, Any] = {"guard_filter_fn": light_guards}
+            self._arrive, self._pull = (torch.compile(_own(f), fullgraph=True, options=options) for f in (self._arrive, self._pull))
+
+    def __call__(self, noise: Tensor | None = None) -> SegmentOutput:
+        """Take the steps, and leave the environment in the state behind them, without a graph.
+
+        Raises:
+            ValueError: noise that is not (H, B, ...).
+        """
+        env = self.env
+        if noise is not None and (noise.ndim < 2 or noise.shape[1] != env.num_envs or not len(noise)):
+            raise ValueError(f"Segment: got noise {tuple(noise.shape)}; allowed: (H, {env.num_envs}, ...) for H steps")
+        horizon = self.horizon if noise is None else len(noise)
+        tape = self._tape(horizon)
+        if tape is None:
+            return self._step_by_step(horizon, noise)
+        record = Record(self, tape, noise)
+        if torch.is_grad_enabled() and self.parameters:
+            obs, reward, final = Replay.apply(record, *self.parameters)
+            return record.out._replace(obs=obs, reward=reward, final_obs=final)
+        return record.out
+
+    def _tape(self, horizon: int) -> Tape | None:
+        """The kernel's part, or None where it cannot take all steps."""
+        env, mech = self.env, self.env.mech
+        if not env.plain or env.redraw or env.autoreset != "same_step" or mech.options.on_failure is OnFailure.RAISE:
+            return None
+        _, request = request_of(mech.backends.system, mech.options, env.state.z, None, repeat=env.repeat)
+        stepper, maps = mech.backends.stepper(request, mech.actuators), mech.backends.map_parameters(mech.options)
+        if not isinstance(stepper, Kernel) or stepper.parameters.requires_grad or maps is None or not stepper.program.tree:
+            return None
+        if stepper.parameters.batch not in (torch.Size(), torch.Size((1,)), torch.Size((env.num_envs,))):
+            return None
+        return Tape(stepper.program, stepper.parameters, request, horizon, env.num_envs)
+
+    def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
+        """The policy's action as the environment takes it."""
+        return (self.policy(obs) if noise is None else self.policy(obs, noise)).to(torch.float64)
+
+    def _functions(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        env, act = self.env, self.act
+
+        def arrive(
+            state: EnvState, action: Tensor, index: Tensor, step: tuple[Tensor, ...], z: Tensor, along: Tensor, noise: Tensor | None
+        ) -> tuple[Transition, Tensor, Tensor]:
+            """What follows the kernel in a control step: the transition, and the next observation and action of the policy."""
+            impulses, warm, status, iterations, substeps = step
+            out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
+            arrived = env.arrive(state, action, index, out, z, *along.chunk(2, -1))
+            obs = arrived.state.obs.to(env.dtype)
+            return arrived, obs, act(obs, noise)
+
+        def pull(
+            state: EnvState,
+            action: Tensor,
+            index: Tensor,
+            step: tuple[Tensor, ...],
+            z: Tensor,
+            along: Tensor,
+            noise: Tensor | None,
+            upstream: tuple[Tensor, ...],
+            own: tuple[Tensor, ...],
+            kernel: tuple[Tensor, Tensor],
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor]:
+            """Gradients by (before: z, q, qd, action, impulses, the action taken) and by (z, along, impulses) of a control step.
+
+            upstream: by reward, final observation and next observation. own: what this function returned for the control step after, and
+            kernel: the gradients by its z and action through the kernel. The last result is the whole gradient by the next action.
+            """
+
+            def outputs(*inputs: Tensor) -> tuple[Tensor, ...]:
+                z0, q0, qd0, action0, impulses0, taken, z1, along1, impulses1 = inputs
+                before = state._replace(z=z0, q=q0, qd=qd0, action=action0, impulses=impulses0)
+                arrived, obs, following = arrive(before, taken, index, (impulses1, *step[1:]), z1, along1, noise)
+                new = arrived.state
+                return (arrived.reward, arrived.final_obs, obs, new.z, new.q, new.qd, new.action, new.impulses, following)
+
+            *carried, following = own
+            following = following + kernel[1]
+            carried[0] = carried[0] + kernel[0]
+            inputs = state.z, state.q, state.qd, state.action, state.impulses, action, z, along, step[0]
+            values, product = torch.func.vjp(outputs, *inputs)  # type: ignore[misc]  # its stub counts has_aux=True
+            given = (grad.to(value.dtype) for grad, value in zip((*upstream, *carried, following), values, strict=True))
+            grads = product(tuple(given))
+            return grads[:6], grads[6:], following
+
+        return arrive, pull
+
+    def _step_by_step(self, horizon: int, noise: Tensor | None) -> SegmentOutput:
+        env = self.env
+        obs, steps, seen, actions = env.detach(), list[EnvStep](), list[Tensor](), list[Tensor]()
+        for t in range(horizon):
+            seen.append(obs)
+            actions.append(self.act(obs, None if noise is None else noise[t]))
+            steps.append(env.step(actions[-1]))
+            obs = steps[-1].obs
+        env.detach()
+        names = "flagged", "episode_return", "episode_length"
+        info: dict[str, Any] = {name: torch.stack([step.info[name] for step in steps]) for name in names}
+        info["terms"] = {name: torch.stack([step.info["terms"][name] for step in steps]) for name in env.term_names}
+        results = {name: torch.stack([getattr(step, name) for step in steps]) for name in EnvStep._fields[1:5]}
+        return SegmentOutput(obs=torch.stack(seen), action=torch.stack(actions).detach(), info=info, **results)
+
+
+class Record:
+    """The forward pass of a segment, and what its backward pass needs."""
+
+    @torch.no_grad()
+    def __init__(self, segment: Segment, tape: Tape, noise: Tensor | None) -> None:
+        env, horizon = segment.env, len(tape.z)
+        self.segment, self.tape, self.noise, self.on_state = segment, tape, noise, env.on_state
+        self.arguments: list[tuple[Any, ...]] = []
+        state = EnvState(*(tensor.detach().contiguous() for tensor in env.state))
+        noises = [None] * (horizon + 1) if noise is None else [*noise, noise[-1]]
+        seen = [state.obs.to(env.dtype)]
+        actions = [segment.act(seen[0], noises[0])]
+        arrivals = list[Transition]()
+        for t in range(horizon):
+            step = tape.step(t, state.z, actions[t], state.warm)
+            z = step[0] if self.on_state is None else self.on_state(step[0])
+            self.arguments.append((state, actions[t], env.draw(), step[1:], z, tape.coordinates(z), noises[t + 1]))
+            arrived, obs, action = segment._arrive(*self.arguments[-1])
+            state = arrived.state
+            arrivals.append(arrived)
+            seen.append(obs)
+            actions.append(action)
+        stacked = Transition(state, *(torch.stack(values) for values in zip(*(arrived[1:] for arrived in arrivals), strict=True)))
+        env.keep(stacked)
+        terms = dict(zip(env.term_names, stacked.terms.unbind(-1), strict=True))
+        info = {"terms": terms, "flagged": stacked.flagged, "episode_return": stacked.total, "episode_length": stacked.time}
+        reward, final = stacked.reward.to(env.dtype), stacked.final_obs.to(env.dtype)
+        self.out = SegmentOutput(
+            torch.stack(seen[:-1]), torch.stack(actions[:-1]), reward, stacked.terminated, stacked.truncated, final, info
+        )
+
+    def by_actions(self, grad_obs: Tensor, grad_reward: Tensor, grad_final: Tensor) -> Tensor:
+        """The gradients (H, B, nu) by the actions, through the closed loop."""
+        pull, tape, horizon = self.segment._pull, self.tape, len(self.tape.z)
+        state, action = self.arguments[-1][0], self.arguments[-1][1]
+        own = tuple(torch.zeros_like(tensor) for tensor in (state.z, state.q, state.qd, state.action, state.impulses, action))
+        kernel: tuple[Tensor, Tensor] = (own[0], own[-1])
+        next_obs = [*grad_obs[1:], torch.zeros_like(grad_obs[0])]
+        wanted = self.segment.env.observe_impulses
+        by_actions = list[Tensor]()
+        for t in reversed(range(horizon)):
+            arguments = self.arguments[t]
+            upstream, z = (grad_reward[t], grad_final[t], next_obs[t]), arguments[4]
+            own, (grad_z, grad_along, grad_impulses), following = pull(*arguments, upstream, own, kernel)
+            by_actions.append(following)
+            grad_z = grad_z.add_(tape.pull_coordinates(z, grad_along))
+            if self.on_state is not None:
+                with torch.enable_grad():
+                    leaf = z.detach().requires_grad_()
+                    self.on_state(leaf).backward(grad_z)
+                assert leaf.grad is not None
+                grad_z = leaf.grad
+            kernel = tape.pull(t, grad_z, grad_impulses if wanted else None)
+        return torch.stack([own[-1] + kernel[1], *reversed(by_actions[1:])])
+
+
+class Replay(torch.autograd.Function):
+    """(record, *parameters of the policy) -> observations, rewards and final observations."""
+
+    @staticmethod
+    def forward(ctx: Any, record: Record, *parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.record = record
+        out = record.out
+        return out.obs.view_as(out.obs), out.reward.view_as(out.reward), out.final_obs.view_as(out.final_obs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        record: Record = ctx.record
+        segment, out = record.segment, record.out
+        by_actions = record.by_actions(*grads).flatten(0, 1)
+        with torch.enable_grad():
+            noise = None if record.noise is None else record.noise.flatten(0, 1)
+            actions = segment.act(out.obs.flatten(0, 1), noise)
+            return None, *torch.autograd.grad(actions, segment.parameters, by_actions, allow_unused=True)
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with code of its own: Dynamo keeps compiled code by code object, which the segments of all environments would share."""
+    copy = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
+    copy.__annotations__ = function.__annotations__
+    return copy
