@@ -2,8 +2,8 @@
 """The gains of an exoskeleton's motors are tuned on a reaching movement: by search, as in Brüdigam et al. (2024), and along gradients.
 
 The arm in its exoskeleton is Dojo's model (17 kg, three hinges of the shoulder and one of the elbow). Each motor has a proportional and a
-derivative gain and no feedforward, so errors have to hold the weight. An episode follows a smooth reference from one pose to another. Its cost
-is the mean squared error of the joints, with a little of the squared torques. Search and descent change the logarithms of eight gains.
+derivative gain and no feedforward, so errors have to hold the weight. An episode follows a smooth reference from one pose to another. Its
+cost is the mean squared error of the joints, with a little of the squared torques. Search and descent change the logarithms of eight gains.
 """
 
 from __future__ import annotations
@@ -110,8 +110,13 @@ def tune(config: Mapping[str, Any], model: Path) -> dict[str, Any]:
             cost, error = one.cost(values[None])
         kp, kd = values.exp().chunk(2)
         report[name] = {
-            "cost": float(cost), "error_rad": float(error), "episodes": episodes, "cpu_seconds": seconds, "kp": kp.tolist(), "kd": kd.tolist(),
-        }  # fmt: skip
+            "cost": float(cost),
+            "error_rad": float(error),
+            "episodes": episodes,
+            "cpu_seconds": seconds,
+            "kp": kp.tolist(),
+            "kd": kd.tolist(),
+        }
     return report
 
 
@@ -132,9 +137,8 @@ def main() -> None:
     for name in ("before", "search", "gradients"):
         row = report[name]
         gains = ", ".join(f"{label} {' '.join(f'{value:.0f}' for value in row[label])}" for label in ("kp", "kd"))
-        print(
-            f"{name:<9} {row['episodes']:4d} episodes, {row['cpu_seconds']:5.1f} CPU-s: error {row['error_rad']:.4f} rad, cost {row['cost']:.5f}; {gains}"
-        )
+        spent = f"{row['episodes']:4d} episodes, {row['cpu_seconds']:5.1f} CPU-s"
+        print(f"{name:<9} {spent}: error {row['error_rad']:.4f} rad, cost {row['cost']:.5f}; {gains}")
     print(f"{report['flagged']} steps flagged")
     if options.json:
         print(json.dumps(report))
