@@ -212,7 +212,8 @@ class Search:
         directions = torch.randn(s.directions, *weight.shape, generator=self.generator, dtype=torch.float64)
         with torch.no_grad():
             returns, seen = self._episodes(torch.cat((weight + s.noise * directions, weight - s.noise * directions)))
-        weight += ars_update(*returns.chunk(2), directions, self.step_size, s.best)
+        plus, minus = returns.chunk(2)
+        weight += ars_update(plus, minus, directions, self.step_size, s.best)
         self.linear.normalizer.update(seen)
         return returns
 
