@@ -168,6 +168,7 @@ def test_nan_never_reaches_a_weight(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_learn_as_one_with_twice_the_environments(tmp_path):
+    torch.set_default_dtype(torch.float32)  # as in the processes; the next test sets its own
     config = tmp_path / "config.yaml"
     one, _ = trained(tmp_path / "one", small(num_envs=8))
     config.write_text(json.dumps(small(num_envs=4)))
