@@ -9,8 +9,22 @@
 An algorithm is imported by the name of its module, `torchdojo.learning.shac`, since each needs packages of its own.
 """
 
+from torchdojo.learning.gait import GaitReport, gait_report
 from torchdojo.learning.networks import Actor, Critics, Normalizer
 from torchdojo.learning.rollouts import Evaluation, evaluate, variants
 from torchdojo.learning.runs import Run, RunConfig, load_run, read_config
 
-__all__ = ["Actor", "Critics", "Evaluation", "Normalizer", "Run", "RunConfig", "evaluate", "load_run", "read_config", "variants"]
+__all__ = [
+    "Actor",
+    "Critics",
+    "Evaluation",
+    "GaitReport",
+    "Normalizer",
+    "Run",
+    "RunConfig",
+    "evaluate",
+    "gait_report",
+    "load_run",
+    "read_config",
+    "variants",
+]

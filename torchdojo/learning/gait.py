@@ -54,7 +54,7 @@ class GaitReport:
     speed: float
     survival: float
     travel: float
-    froude: float
+    froude: float | None
     height: float
     height_deviation: float
     power: float
@@ -180,7 +180,7 @@ def gait_report(env: Env, result: Evaluation, settle: float = 2.0) -> GaitReport
         speed=result.speed,
         survival=result.survival,
         travel=travel,
-        froude=travel / math.sqrt(max(weight / mass * mean_height, 1e-9)),
+        froude=travel / math.sqrt(weight / mass * mean_height) if weight * mean_height > 1e-3 else None,
         height=mean_height,
         height_deviation=float(height.std()) if len(height) > 1 else 0.0,
         power=positive / time,
