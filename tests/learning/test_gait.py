@@ -142,6 +142,12 @@ def test_numbers_of_legs_that_swing_by_hand() -> None:
     assert report.slip is not None and report.slip > 0.5 and "it slides" in report.verdict  # the feet move with the torso
     dragging = gait_report(env, swinging(env, actions, limp=0.0), settle=0.0)
     assert dragging.asymmetry == pytest.approx(1.0, rel=0.05)
+    hopping = swinging(env, actions)
+    assert hopping.recording is not None
+    hopping.recording.impulses[:, 0, env.mech.impulse_layout["contacts.foot_start"].start] = 0.0  # on the left leg alone
+    one = gait_report(env, hopping, settle=0.0)
+    assert one.idle == ("foot",) and set(one.feet) == {"foot_left"}
+    assert one.duty_asymmetry == 2.0 and one.flight == pytest.approx(0.5, abs=0.03)
     assert json.loads(json.dumps(report.as_dict()))["verdict"] == report.verdict
     assert dict(report.rows())["strides"] == "2.00 Hz"
 
@@ -158,8 +164,9 @@ def test_verdicts() -> None:
     assert with_(duty_factor=0.3) == "a run"
     assert with_(duty_factor=None, asymmetry=None, slip=None, cost_of_transport=None) == "a gait"
     assert with_(asymmetry=0.8, saturated=0.7, torque_beyond=0.3) == (
-        "a walk, but lopsided (0.80), bang-bang (70% of actions), beyond its motors (30% of joint-steps)"
+        "a walk, but lopsided (0.80), bang-bang (70% of actions), at its motors' limit or beyond (30% of joint-steps)"
     )
+    assert with_(idle=("foot",)) == "a walk, but foot idle"
     assert with_(survival=0.2, froude=0.01, asymmetry=0.8) == "no gait: 20% of episodes last, it does not travel"
     assert with_(regularity=0.3).startswith("no gait: no rhythm")
 

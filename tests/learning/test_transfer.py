@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,10 +27,11 @@ def steady(num_actions: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("control", ["drive", "torque"])
 @pytest.mark.parametrize("name", FILES)
-def test_motion_without_contact_is_ours(name: str, control: str) -> None:
+def test_motion_without_contact_is_ours(name: str, control: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.1 s under one action from starts with noise, both engines at 0.5 ms: within 1 % of the largest motion of a coordinate."""
     pytest.importorskip("mujoco")
     pytest.importorskip("gymnasium")
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its warnings to a file in the current folder
     env = td.envs.make(
         name, 2, control=control, timestep=5e-4, repeat=40, pool=4, autoreset="disabled", noise=2.0, seed=1,
         model_options={"limits": False, "contact": False},

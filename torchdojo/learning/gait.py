@@ -6,13 +6,13 @@ force is above 5 % of the robot's weight, so that central-path forces at a dista
     distance           of the root in the plane, as the sum of straight lines of 1 s, so that sway does not count but a curve does [m]
     power              positive mechanical work of the motors over time, Σ max(τ q̇, 0) [W]
     cost of transport  positive work / (m g distance), the mechanical cost of Collins et al. 2005, Science 307, 1082
-    torque beyond      share of joint-steps whose torque is above the motor's of the model, or at it where the motor is limited (99.9 %)
+    torque beyond      share of joint-steps whose torque is above 99 % of that of the model's motor, so that a motor at its limit counts
     slip               mean slip speed of loaded contacts, weighted with their normal force, integrated, per distance: a sliding box has 1
     duty factor        share of time that a foot bears load; below a half a gait is a run (Alexander 1984, Int. J. Robotics Res. 3(2))
     stride, regularity lag and value of the first high peak of the normalized square difference of the motors' angles
                        (McLeod & Wyvill 2005), 1 for a periodic motion
     asymmetry          of mirrored joints: min over lags of Σ (q_left(t) − q_right(t + lag))² / Σ (variances): 0 for mirror images in any
-                       phase, 1 for motions that have nothing to do with each other
+                       phase, 1 for motions that have nothing to do with each other, more where postures differ, too
     duty asymmetry     largest |d_left − d_right| / mean d of mirrored feet
     action change      mean of |a(t) − a(t−1)|² per joint; saturated: share of actions beyond ±0.99, clipped or nearly so
 """
@@ -38,17 +38,19 @@ __all__ = ["FAULTS", "GAIT", "NO_GAIT", "GaitReport", "gait_report", "mirrored"]
 
 LOADED = 0.05  # of the weight: contacts that push less bear no load
 FOOT = 0.05  # of the load: bodies that bear less are no feet
+IDLE = 0.02  # of the time: legs that bear load for less are not used
 STRIDES = (0.1, 2.5)  # shortest and longest stride [s]
 STILL = 0.02  # root mean square of the motors' angles [rad] below which nothing swings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GaitReport:
     """Numbers of a gait, defined at the head of this file; None where the robot or the motion has no such number.
 
     speed [m/s] along x and survival are those of the evaluation. travel: distance over time [m/s]. froude: travel / √(g height).
     height, height_deviation: mean and standard deviation of the root [m]. power, absolute_power [W]. stride_frequency [Hz].
     feet: duty factor by body. flight: share of time without a loaded contact. dragged: share of the load on the root itself.
+    idle: bodies that bear no load, though their mirror images are feet.
     """
 
     speed: float
@@ -72,6 +74,7 @@ class GaitReport:
     action_change: float
     saturated: float
     feet: dict[str, float] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -81,6 +84,7 @@ class GaitReport:
             return "no gait: " + ", ".join(reasons)
         kind = "gait" if self.duty_factor is None else "run" if self.duty_factor < 0.5 else "walk"
         faults = [text.format(getattr(self, name)) for name, bad, text in FAULTS if _is(bad, getattr(self, name))]
+        faults += [f"{name} idle" for name in self.idle]
         return f"a {kind}" + (", but " + ", ".join(faults) if faults else "")
 
     def as_dict(self) -> dict[str, object]:
@@ -105,7 +109,7 @@ GAIT = (
     ("power", "positive power of the motors", "{:.0f} W"),
     ("absolute_power", "absolute power", "{:.0f} W"),
     ("cost_of_transport", "cost of transport", "{:.2f}"),
-    ("torque_beyond", "joint-steps beyond the motors' torque", "{:.1%}"),
+    ("torque_beyond", "joint-steps at the motors' limit", "{:.1%}"),
     ("slip", "foot slip per meter", "{:.2f} m"),
     ("stride_frequency", "strides", "{:.2f} Hz"),
     ("regularity", "regularity", "{:.2f}"),
@@ -132,7 +136,7 @@ FAULTS = (
     ("asymmetry", (True, 0.5), "lopsided ({:.2f})"),
     ("duty_asymmetry", (True, 0.5), "limping ({:.2f})"),
     ("saturated", (True, 0.5), "bang-bang ({:.0%} of actions)"),
-    ("torque_beyond", (True, 0.2), "beyond its motors ({:.0%} of joint-steps)"),
+    ("torque_beyond", (True, 0.2), "at its motors' limit or beyond ({:.0%} of joint-steps)"),
     ("cost_of_transport", (True, 2.0), "wasteful ({:.1f})"),
 )
 
@@ -170,7 +174,7 @@ def gait_report(env: Env, result: Evaluation, settle: float = 2.0) -> GaitReport
     distance, time = _distance(z[..., :2], counted, record.period), float(counted.sum()) * record.period
     height = z[..., 2][counted]
     limits = efforts(env)
-    beyond = (torque.abs() > 0.999 * limits)[counted].double()
+    beyond = (torque.abs() > 0.99 * limits)[counted].double()
     spans = [angles[counted[:, i], i] for i in range(angles.shape[1])]
     stride, regularity = _stride(spans, record.period)
     pairs = mirrored(mech)
@@ -240,13 +244,14 @@ def _feet(
     feet = {name: float(down[name].double().mean()) for name, share in shares.items() if share >= FOOT and name != bodies[0]}
     if not bool((total > 0).any()):
         return nothing
-    differences = []
+    differences, idle = [], list[str]()
     joints = actuators(mech).joints
     children = [str(mech.named_joints()[joint].body_names[-1]) for joint in joints]
     for left, right in {(children[i], children[j]) for i, j, _ in pairs}:
         one, other = feet.get(left, 0.0), feet.get(right, 0.0)
         if one + other > 0:
             differences.append(2 * abs(one - other) / (one + other))
+            idle += [name for name in (left, right) if name not in feet and float(down[name].double().mean()) < IDLE]
     return {
         "slip": float(slip) / distance if distance > 0 else None,
         "duty_factor": sum(feet.values()) / len(feet) if feet else None,
@@ -254,6 +259,7 @@ def _feet(
         "dragged": shares.get(bodies[0], 0.0),
         "duty_asymmetry": max(differences, default=None),
         "feet": feet,
+        "idle": tuple(sorted(idle)),
     }
 
 
