@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import torchdojo as td
+from conftest import REPOSITORY
 from torchdojo.learning import ppo as module
 from torchdojo.learning.ppo import PPO, RslEnv, Settings
 from torchdojo.learning.rollouts import evaluate
@@ -129,6 +130,11 @@ def test_runner_of_rsl_rl_takes_the_environment() -> None:
     runner = OnPolicyRunner(env, config)
     runner.learn(2, init_at_random_ep_len=True)
     assert env.env.statistics["steps"] == 2 * 4 * 4
+
+
+def test_descriptions_of_the_repository_are_good() -> None:
+    files = sorted((REPOSITORY / "configs").glob("ppo_*.yaml"))
+    assert {read_config(file).env for file in files} == {"ant", "half_cheetah", "hopper", "walker2d", "cartpole_swingup"}
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
