@@ -1,6 +1,10 @@
 """torchdojo: differentiable rigid-body physics with hard contact, as PyTorch modules."""
 
 import importlib
+import importlib.abc
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 from torchdojo import models, parametrize, testing
@@ -120,3 +124,28 @@ def __getattr__(name: str) -> ModuleType | str:
         except metadata.PackageNotFoundError:
             return "0+source"  # a checkout on the path that pip has not installed
     raise AttributeError(f"module 'torchdojo' has no attribute {name!r}")
+
+
+class _Registration(importlib.abc.MetaPathFinder):
+    """Registers the environments with gymnasium right after somebody imports gymnasium, which `import torchdojo` does not.
+
+    Gymnasium 1 looks for no plugins, and torchrl, for one, imports it long after torchdojo.
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == "gymnasium" else None
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_register(module: ModuleType) -> None:
+                run(module)
+                importlib.import_module("torchdojo.envs.gym")
+
+            spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
+        return spec
+
+
+if "gymnasium" in sys.modules:
+    importlib.import_module("torchdojo.envs.gym")
+else:
+    sys.meta_path.insert(0, _Registration())

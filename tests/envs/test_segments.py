@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -40,24 +41,31 @@ class Clipped(torch.autograd.Function):
         return grad * (3.0 / norm.clamp_min(3.0)), (norm > 3.0).double().squeeze(-1)
 
 
+def clipping(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The backward of `Clipped`."""
+    norm = grad.norm(dim=-1, keepdim=True)
+    return grad * (3.0 / norm.clamp_min(3.0)), (norm > 3.0).double()
+
+
 def loss_of(out: td.envs.SegmentOutput) -> Tensor:
     """With all that is differentiable: rewards, final observations of the end and of truncated episodes, and observations."""
     truncated = (out.final_obs.sum(-1) * out.truncated).sum()
     return out.reward.sum() + 0.1 * out.final_obs[-1].sum() + 0.01 * out.obs.square().sum() + truncated
 
 
-def check(name: str, compiled: bool, hook: bool = False, seed: int = 0, fast: bool = True, **options: Any) -> None:
+def check(name: str, compiled: bool, hook: bool = False, function: bool = False, seed: int = 0, fast: bool = True, **options: Any) -> None:
     """Two segments of 10 steps with terminations and truncations, against `Env.step` in a loop."""
     envs = [td.envs.make(name, num_envs=3, pool=8, seed=1, episode_length=7, **options) for _ in range(2)]
     policy, noise = Policy(envs[0], seed), torch.randn(10, 3, envs[0].num_actions, dtype=torch.float64)
-    segment = td.envs.Segment(envs[0], policy, 10, compiled=compiled)
+    segment = td.envs.Segment(envs[0], policy, on_adjoint=clipping if function else None)
     assert (segment._tape(1) is not None) == fast
     tallies = [torch.zeros(3, dtype=torch.float64, requires_grad=True) for _ in envs]
     for env, tally in zip(envs, tallies, strict=True):
-        env.on_state = (lambda z, tally=tally: Clipped.apply(z, tally)) if hook else None
+        env.on_state = (lambda z, tally=tally: Clipped.apply(z, tally)) if hook or function else None
         env.reset(stagger=True)
     for _ in range(2):
-        ours, grads = segment(noise), []
+        with contextlib.nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+            ours, grads = segment(noise), []
         env, rewards, finals, seen, over = envs[1], [], [], [], []
         env.detach()
         for t in range(10):
@@ -75,11 +83,14 @@ def check(name: str, compiled: bool, hook: bool = False, seed: int = 0, fast: bo
         torch.testing.assert_close(envs[0].obs, env.obs, rtol=1e-12, atol=1e-12)
         for result in (ours, theirs):
             policy.zero_grad()
-            loss_of(result).backward()
+            with contextlib.nullcontext() if compiled else torch.compiler.set_stance("force_eager"):
+                loss_of(result).backward()
             grads.append([weight.grad for weight in policy.parameters()])
         for one, other in zip(*grads, strict=True):
             assert float((one - other).norm() / other.norm()) < 1e-11
-        assert not hook or (torch.equal(tallies[0].grad, tallies[1].grad) and tallies[0].grad.sum() > 0)
+        if function:
+            tallies[0].grad = (0.0 if tallies[0].grad is None else tallies[0].grad) + segment.report.squeeze(-1)
+        assert not (hook or function) or (torch.equal(tallies[0].grad, tallies[1].grad) and tallies[0].grad.sum() > 0)
     a, b = (env.statistics for env in envs)
     assert a == pytest.approx(b, rel=1e-12, nan_ok=True) and a["resets"] > 0
     assert torch.equal(*(env.generator.get_state() for env in envs))
@@ -90,12 +101,13 @@ def check(name: str, compiled: bool, hook: bool = False, seed: int = 0, fast: bo
     ("name", "options"),
     [
         ("hopper", {"hook": True, "dtype": torch.float64}),
+        ("ant", {"function": True}),
         ("ant", {"control": "torque", "randomize": {"bodies.torso.mass": (0.8, 1.2), "contacts.*.friction": (0.5, 1.5)}}),
         ("hopper", {"observe_impulses": True, "reward": "gymnasium"}),
         ("hopper", {"fast": False, "redraw": True, "randomize": {"bodies.torso.mass": (0.8, 1.2)}}),
         ("swimmer", {"fast": False}),
     ],
-    ids=["hook", "randomized", "impulses", "redrawn", "drag"],
+    ids=["hook", "function", "randomized", "impulses", "redrawn", "drag"],
 )
 def test_a_segment_is_its_steps(name: str, options: dict[str, Any]) -> None:
     check(name, False, **options)
@@ -115,11 +127,12 @@ def test_what_diverges_in_a_segment_has_no_gradient() -> None:
     policy = Policy(env)
     noise = torch.zeros(4, 3, env.num_actions, dtype=torch.float64)
     noise[1, 2] = torch.nan
-    segment = td.envs.Segment(env, lambda o, e: torch.tanh(policy.net(o)) + e, 4, parameters=policy.net.parameters(), compiled=False)
-    out = segment(noise)
+    segment = td.envs.Segment(env, lambda o, e: torch.tanh(policy.net(o)) + e, 4, parameters=policy.net.parameters())
+    with torch.compiler.set_stance("force_eager"):
+        out = segment(noise)
+        grads = torch.autograd.grad(loss_of(out), list(policy.net.parameters()))
     assert out.info["flagged"].nonzero().tolist() == [[1, 2]] and env.statistics["flagged"] == 1
     assert torch.isfinite(out.obs).all() and torch.isfinite(out.reward).all()
-    grads = torch.autograd.grad(loss_of(out), list(policy.net.parameters()))
     assert all(bool(torch.isfinite(grad).all()) for grad in grads)
 
 

@@ -129,14 +129,15 @@ def test_a_pendulum_that_hits_a_floor(backend: str) -> None:
     assert float(errors[0].max()) < 0.2 and float(errors[1].max()) < 0.3 * float(errors[0].max())
 
 
-@pytest.mark.parametrize("backend", LONG)
-def test_a_tumbling_body_against_its_motion_in_continuous_time(backend: str) -> None:
+# The reference starts 0.09 s later on the same flight and ends earlier: without forces, flight adds what is linear in its duration.
+@pytest.mark.parametrize(("backend", "begin", "end"), [pytest.param("reference", 0.09, 0.13, marks=pytest.mark.slow), ("native", 0.0, 0.2)])
+def test_a_tumbling_body_against_its_motion_in_continuous_time(backend: str, begin: float, end: float) -> None:
     """A body lands on a corner p, where φ(t) = z + v t + (R(θ + ω t) p)_z vanishes; the end is differentiated by the start.
 
     The lever is a = d(R p)_z/dθ, the velocity u = v + a ω, and the impulse −(1 + e) u/(1/m + a²/J), to first order in h.
     """
-    e, end, moment, point = 0.6, 0.2, 0.01, (0.1, 0.0, -0.1)
-    start = torch.tensor((0.3, -1.5, 0.4, 3.0))  # height, velocity, angle and rate about y
+    e, end, moment, point = 0.6, end - begin, 0.01, (0.1, 0.0, -0.1)
+    start = torch.tensor((0.3 - 1.5 * begin, -1.5, 0.4 + 3.0 * begin, 3.0))  # height, velocity, angle and rate about y
 
     def corner(angle: Tensor) -> Tensor:
         return -torch.sin(angle) * point[0] + torch.cos(angle) * point[2]
@@ -159,12 +160,14 @@ def test_a_tumbling_body_against_its_motion_in_continuous_time(backend: str) -> 
     wanted, errors = torch.func.jacrev(flown)(start), []
     for h in (0.002, 0.0005):
         mech = mechanism({"corner": td.ImpactContact("box", point=point, restitution=e)}, backend, timestep=h)
-        turn = (math.cos(0.2), 0.0, math.sin(0.2), 0.0)
-        z = mech.initial_state(box=dict(position=(0, 0, 0.3), velocity=(0, 0, -1.5), orientation=turn, angular_velocity=(0, 3.0, 0)))
-        delta = torch.zeros(12, requires_grad=True)
-        last = mech.difference(mech.rollout(mech.retract(z, delta), steps=round(end / h)).z[-1], z)
-        places = [2, 5, 7, 10]
-        derivative = torch.stack([torch.autograd.grad(last[i], delta, retain_graph=True)[0][places] for i in places])
+        height, half = float(start[0]), 0.5 * float(start[2])
+        turn = (math.cos(half), 0.0, math.sin(half), 0.0)
+        z = mech.initial_state(box=dict(position=(0, 0, height), velocity=(0, 0, -1.5), orientation=turn, angular_velocity=(0, 3.0, 0)))
+        # Four copies give the four rows in one backward pass.
+        places, delta = torch.tensor([2, 5, 7, 10]), torch.zeros(4, 12, requires_grad=True)
+        start_z = mech.retract(z.expand(4, -1), delta)
+        last = mech.difference(mech.rollout(start_z, steps=round(end / h)).z[:, -1], z.expand(4, -1))
+        derivative = torch.autograd.grad(last[torch.arange(4), places].sum(), delta)[0][:, places]
         errors.append(float((derivative - wanted).abs().max() / wanted.abs().max()))
     assert errors[0] < 0.1 and errors[1] < 0.4 * errors[0], errors
 

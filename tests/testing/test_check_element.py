@@ -34,7 +34,12 @@ RIGHT: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+# As in tests/elements/test_joint_mechanics.py: the kinds of coordinates there are; the other joints combine them.
+SHOWN = ("Fixed", "Prismatic", "Revolute", "Orbital", "Spherical", "Floating")
+COMBINED = [name for name in joints.JOINT_TYPES if name not in SHOWN]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COMBINED)) for name in RIGHT])
 def test_right_elements_pass(name: str) -> None:
     arguments = RIGHT[name]()
     element = arguments["element"]

@@ -7,6 +7,7 @@
 """
 
 from torchdojo.envs import cartpoles, legged, planar, quadrotor  # noqa: F401 (each file adds its environments to the table)
+from torchdojo.envs.checker import VectorEnvReport, check_vector_env
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env, light_guards
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
@@ -23,7 +24,9 @@ __all__ = [
     "SegmentOutput",
     "TableEnv",
     "Transition",
+    "VectorEnvReport",
     "add_drives",
+    "check_vector_env",
     "light_guards",
     "make",
     "names",

@@ -56,7 +56,7 @@ class Env:
     Attributes:
         on_state: a function (B, 13 nb) -> (B, 13 nb) on the state right after the kernel, before coordinates, reward and observation are
             taken. Its backward sees the whole adjoint dReturn/dz of this control step; SHAC clips there. None: nothing.
-        state: `EnvState`. period: h · repeat [s].
+        state: `EnvState`. period: h · repeat [s]. num_starts: in the pool.
         plain: whether `advance` is one step of the mechanism under the action, so that a `Segment` may call the kernel itself.
     """
 
@@ -115,7 +115,7 @@ class Env:
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
         self.term_names: tuple[str, ...] = ()
         starts = self._make_pool(pool)
-        self.num_obs = starts.obs.shape[-1]
+        self.num_obs, self.num_starts = starts.obs.shape[-1], len(starts.obs)
         self._pool, self._sizes = torch.cat(starts[:8], -1), [tensor.shape[-1] for tensor in starts[:8]]
         self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator, self.shard)
         self.redraw = bool(redraw)
@@ -169,11 +169,20 @@ class Env:
         """The observation to act on now, (B, num_obs)."""
         return self.state.obs.to(self.dtype)
 
-    def reset(self, mask: Tensor | None = None, *, z: Tensor | None = None, goal: Tensor | None = None, stagger: bool = False) -> Tensor:
+    def reset(
+        self,
+        mask: Tensor | None = None,
+        *,
+        z: Tensor | None = None,
+        goal: Tensor | None = None,
+        index: Tensor | None = None,
+        stagger: bool = False,
+    ) -> Tensor:
         """Begin new episodes, and return the observation (B, num_obs). The graph is cut.
 
         Args:
             mask: (B,) which environments; None: all. z: (B, 13 nb) states to start from, instead of the pool's. goal: (B, n) likewise.
+            index: (B,) places of the starts in the pool; None: drawn (`draw`).
             stagger: start at random times of the episode, so that environments do not all run out of time together.
 
         Raises:
@@ -182,7 +191,7 @@ class Env:
         where = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else check_mask(mask, self.num_envs)
         if self.redraw:
             self.randomization.draw(where)
-        fresh = self._fresh(self.draw())
+        fresh = self._fresh(self.draw() if index is None else index)
         if z is not None or goal is not None:
             fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal)
         if stagger:

@@ -1,4 +1,4 @@
-"""Rewards: Gymnasium's (v5) and SHAC's, each a function (env, before, after, action) -> parts whose sum is the reward.
+"""Rewards: Gymnasium's (v5), SHAC's and Dojo's, each a function (env, before, after, action) -> parts whose sum is the reward.
 
 `README.md` of this folder states every difference from their sources. Numbers that differ between robots are in `env.row.numbers`:
 
@@ -23,7 +23,18 @@ from torchdojo.envs.motion import Motion, upright_and_heading
 if TYPE_CHECKING:
     from torchdojo.envs.table import TableEnv
 
-__all__ = ["effort", "fallen", "forward", "gymnasium_planar", "gymnasium_torso", "leaning", "shac_planar", "shac_torso", "standing"]
+__all__ = [
+    "dojo_torso",
+    "effort",
+    "fallen",
+    "forward",
+    "gymnasium_planar",
+    "gymnasium_torso",
+    "leaning",
+    "shac_planar",
+    "shac_torso",
+    "standing",
+]
 
 Parts = dict[str, Tensor]
 
@@ -96,6 +107,12 @@ def gymnasium_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor
         force = force.clamp(-1.0, 1.0) if n["gym_clip"] else force
         parts["contact"] = -(n["gym_contact"] * force.square().sum(-1)).clamp(max=10.0)
     return parts
+
+
+def dojo_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Parts:
+    """Dojo's reward of the ant: 2 v + 0.05 − 0.05 a², without its cost of contact, which is at most 5e-4 of each contact."""
+    speed = forward(env, before, after)
+    return {"speed": 2.0 * speed, "effort": -0.05 * effort(action), "alive": torch.full_like(speed, 0.05)}
 
 
 def fallen(env: TableEnv, after: Motion) -> Tensor:

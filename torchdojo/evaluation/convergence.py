@@ -124,11 +124,11 @@ def _history(mech: Mechanism, z: Tensor, iterations: int) -> tuple[list[float], 
     problem = step_problem(mech, z)
     level = max(DESCENT_LEVEL, KAPPA)
     start, goal = problem.cold_start(level), z.new_full((1,), KAPPA)
+    points: list[Tensor] = []
+    newton_on_path(problem, start, mech.options, iterations, level, lift=False, points=points)
     equations, products = [], []
-    for count in range(iterations + 1):
-        solution = newton_on_path(problem, start, mech.options, count, level, lift=False)
-        assert solution is not None  # built-in contacts have `on_path`
-        equality, product = violations(problem.system, problem.residual(solution.w), goal)
+    for point in points:
+        equality, product = violations(problem.system, problem.residual(point), goal)
         equations.append(float(equality))
         products.append(float(product))
     return equations, products

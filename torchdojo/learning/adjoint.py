@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["clip_adjoint"]
+__all__ = ["bounded", "clip_adjoint"]
 
 
 class _ClipAdjoint(torch.autograd.Function):
@@ -28,10 +28,15 @@ class _ClipAdjoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        norm = grad.norm(dim=-1, keepdim=True)
-        finite = norm - norm == 0.0  # like isfinite, in two operations instead of four
-        scaled = torch.where(finite, grad * (ctx.bound / norm.clamp_min(ctx.bound)), 0.0)
-        return scaled, torch.cat((norm > ctx.bound, ~finite), -1).to(grad.dtype), None
+        return *bounded(grad, ctx.bound), None
+
+
+def bounded(grad: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """An adjoint (B, n) with rows no longer than `bound`, and zeros for rows that are not finite; and (B, 2), which were so."""
+    norm = grad.norm(dim=-1, keepdim=True)
+    finite = norm - norm == 0.0  # like isfinite, in two operations instead of four
+    scaled = torch.where(finite, grad * (bound / norm.clamp_min(bound)), 0.0)
+    return scaled, torch.cat((norm > bound, ~finite), -1).to(grad.dtype)
 
 
 def clip_adjoint(z: Tensor, tally: Tensor, bound: float) -> Tensor:

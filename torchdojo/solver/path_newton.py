@@ -117,10 +117,12 @@ def newton_on_path(
     level: float | None = None,
     lift: bool = True,
     may_split: bool = False,
+    points: list[Tensor] | None = None,
 ) -> Solution | None:
     """Solve the κ-problem from `start` (N, num_unknowns) with full steps. Given a `level`, go from there down to κ with careful steps.
 
     Without `lift`, the start has such products already. With `may_split`, steps that are too fast end with the status `TOO_FAST`.
+    A list `points` gets the point before every iteration, of the environments that still go on then, and the last one.
     Returns None if some element has no `on_path`.
     """
     residual_tol, path_tol = options.tolerances(start.dtype)
@@ -139,6 +141,8 @@ def newton_on_path(
     w, r, newton = here.clone(), problem.residual(here), torch.full_like(here, torch.nan)
     late = torch.zeros_like(status, dtype=torch.bool)  # whether steps are too fast if the attempt fails now
     for iteration in itertools.count():
+        if points is not None:
+            points.append(here)
         equality, complementarity = violations(system, r, torch.full_like(now, kappa))
         done = (equality <= residual_tol) & (complementarity <= path_tol * kappa) & (iteration >= options.min_iterations)
         going = ~done & torch.isfinite(equality + complementarity)

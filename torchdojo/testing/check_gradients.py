@@ -90,11 +90,11 @@ def compare(comparison: Comparison, groups: Mapping[str, Sequence[str]], directi
     gradients = comparison.gradients(losses, [name for group in groups.values() for name in group])
     report = GradientReport({}, {}, {})
     sensitivity: dict[str, float] = {}
-    for entry in (comparison.whole("z"), comparison.whole("u"), *comparison.parameters(groups)):
-        basis = differences.directions(len(entry.pick(next(iter(gradients.values())))), directions, comparison.generator).to(torch.float64)
-        if not len(basis):
-            continue
-        for key, (analytic, numeric) in comparison.along(entry, losses, gradients, basis).items():
+    every, some = [comparison.whole("z"), comparison.whole("u"), *comparison.parameters(groups)], next(iter(gradients.values()))
+    inputs = [entry for entry in every if len(entry.pick(some))]
+    bases = [differences.directions(len(entry.pick(some)), directions, comparison.generator).to(torch.float64) for entry in inputs]
+    for entry, derivatives in zip(inputs, comparison.along(inputs, losses, gradients, bases), strict=True):
+        for key, (analytic, numeric) in derivatives.items():
             largest = float(numeric.abs().max())
             # The loss carries rounding in proportion to its sensitivity to the state: much smaller derivatives drown in it.
             scale = max(largest, 1e-3 * max(1.0, sensitivity.setdefault(key, largest)))

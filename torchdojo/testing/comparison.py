@@ -21,18 +21,21 @@ Losses = Callable[[StepOutput], dict[str, Tensor]]
 #: Flat gradients of each loss by name, with respect to the tangent of z, u, the wrench, and parameters in order.
 Gradients = dict[str, list[Tensor]]
 DATA = ("z", "u", "wrench")
+TOGETHER = 24  # directions, of which each takes the differences of 22 environments
 
 
 class Input(NamedTuple):
     """An input of the step, or a part of one.
 
     pick: selects its gradient from all gradients. move: takes the step at displacements (n, entries) of the input.
+    parameters: names of the parameters that it consists of, if all of them may have batch dimensions.
     """
 
     name: str
     pick: Callable[[list[Tensor]], Tensor]
     move: Callable[[Tensor], StepOutput]
     is_force: bool = False
+    parameters: Sequence[str] = ()
 
 
 class Comparison:
@@ -93,14 +96,18 @@ class Comparison:
         return [self.whole(kind, f"{kind}.{body}", slice(i * count, (i + 1) * count)) for i, body in enumerate(self.mechanism.bodies)]
 
     def parameters(self, groups: Mapping[str, Sequence[str]]) -> list[Input]:
-        """Parameters by group; `groups` must equal the groups of `gradients`."""
+        """Parameters by group; `groups` must equal the groups of `gradients`, in their order."""
         inputs, start = [], len(DATA)
+        batchable = differences.batchable(self.mechanism, [name for group in groups.values() for name in group])
         for label, group in groups.items():
             places = slice(start, start + len(group))
             start += len(group)
-            move = differences.parameter_mover(self.mechanism, group, self.step)
-            inputs.append(Input(label, lambda grads, places=places: torch.cat(grads[places]), move))  # type: ignore[misc]
+            own = group if batchable.issuperset(group) else ()
+            inputs.append(Input(label, lambda grads, places=places: torch.cat(grads[places]), self._mover(group), parameters=own))  # type: ignore[misc]
         return inputs
+
+    def _mover(self, names: Sequence[str]) -> Callable[[Tensor], StepOutput]:
+        return lambda displacements: differences.parameter_mover(self.mechanism, names, self.step)(displacements)
 
     # -- derivatives ---------------------------------------------------------------------------------------------------------------------
 
@@ -123,9 +130,28 @@ class Comparison:
 
         return {key: flat(grads) for key, grads in derivatives.items()}
 
-    def along(self, entry: Input, losses: Losses, gradients: Gradients, basis: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """Derivatives of each loss along the rows of `basis`, by backward and by central differences, (directions,) each."""
-        largest = differences.LARGEST_FORCE if entry.is_force else differences.LARGEST_STEP
-        with torch.no_grad():
-            numeric = differences.central(lambda d: losses(entry.move(d)), basis, largest)
-        return {key: (basis @ entry.pick(grads), numeric[key]) for key, grads in gradients.items()}
+    def along(
+        self, inputs: Sequence[Input], losses: Losses, gradients: Gradients, bases: Sequence[Tensor]
+    ) -> list[dict[str, tuple[Tensor, Tensor]]]:
+        """Derivatives of each loss along the rows of each input's basis, by backward and by central differences, (directions,) each.
+
+        A step takes milliseconds however few environments it has, so parameters share one, up to `TOGETHER` directions.
+        """
+        results: list[dict[str, tuple[Tensor, Tensor]]] = []
+        while len(results) < len(inputs):
+            start = len(results)
+            stop = start + 1
+            while stop < len(inputs) and inputs[start].parameters and inputs[stop].parameters:
+                if sum(len(basis) for basis in bases[start : stop + 1]) > TOGETHER:
+                    break
+                stop += 1
+            block, parts = inputs[start:stop], bases[start:stop]
+            move = block[0].move if len(block) == 1 else self._mover([name for entry in block for name in entry.parameters])
+            largest = differences.LARGEST_FORCE if block[0].is_force else differences.LARGEST_STEP
+            with torch.no_grad():
+                numeric = differences.central(lambda d, move=move: losses(move(d)), torch.block_diag(*parts), largest)  # type: ignore[misc]
+            counts = [len(basis) for basis in parts]
+            pieces = {key: numeric[key].split(counts) for key in gradients}
+            for i, (entry, basis) in enumerate(zip(block, parts, strict=True)):
+                results.append({key: (basis @ entry.pick(grads), pieces[key][i]) for key, grads in gradients.items()})
+        return results

@@ -32,9 +32,15 @@ def derivative(problem: StepProblem, w: Tensor) -> Tensor:
 
 def balanced(matrix: Tensor) -> Tensor:
     """Rows and columns scaled until all have length 1 to within a percent, (n, n) (Ruiz 2001)."""
-    for _ in range(MOST_BALANCING):
-        for dim in (0, 1):
-            matrix = matrix / torch.linalg.vector_norm(matrix, dim=dim, keepdim=True).sqrt()
-        if all(float((torch.linalg.vector_norm(matrix, dim=dim) - 1).abs().max()) < 0.01 for dim in (0, 1)):
+    squares = matrix.square()
+    rows, columns = matrix.new_ones(len(matrix)), matrix.new_ones(matrix.shape[1])  # squares of the factors
+    along = rows @ squares
+    for _ in range(MOST_BALANCING):  # hundreds: products with vectors are much faster than new matrices
+        columns = columns / (columns * along).sqrt()
+        across = squares @ columns
+        rows = rows / (rows * across).sqrt()
+        along = rows @ squares
+        lengths = torch.cat((columns * along, rows * across)).sqrt()
+        if float((lengths - 1).abs().max()) < 0.01:
             break
-    return matrix
+    return rows.sqrt()[:, None] * matrix * columns.sqrt()

@@ -15,7 +15,7 @@ from torchdojo.parametrize import Bounded, LogCholeskyInertia, Positive, Unit
 if TYPE_CHECKING:
     from torchdojo.mechanism import Mechanism
 
-__all__ = ["central", "converged", "directions", "parameter_mover", "requiring_grad"]
+__all__ = ["batchable", "central", "converged", "directions", "parameter_mover", "requiring_grad"]
 
 #: A tuple of tensors with batch dimensions in front: `StepOutput`, `Trajectory`.
 Output = TypeVar("Output", bound=tuple[Any, ...])
@@ -60,6 +60,17 @@ def directions(size: int, count: int | None, generator: torch.Generator) -> Tens
     return torch.randn(count, size, generator=generator) / size**0.5
 
 
+def batchable(mechanism: Mechanism, names: Iterable[str]) -> set[str]:
+    """Those of the named parameters that may have batch dimensions: physical fields and tensors of user-written elements."""
+    of_elements = {
+        (element.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2])
+        for element in mechanism.elements().values()
+        for path in element.extra_state_names()
+    }
+    places = {name: _places(mechanism, mechanism.get_parameter(name)) for name in names}
+    return {name for name, several in places.items() if all(place in of_elements or _takes_batch(*place) for place in several)}
+
+
 def parameter_mover(mechanism: Mechanism, names: Sequence[str], run: Callable[[], Output]) -> Callable[[Tensor], Output]:
     """A function of displacements (n, total size of the named parameters) that returns the result of `run` for n environments.
 
@@ -68,12 +79,7 @@ def parameter_mover(mechanism: Mechanism, names: Sequence[str], run: Callable[[]
     """
     values = [mechanism.get_parameter(name).detach() for name in names]
     places = [_places(mechanism, mechanism.get_parameter(name)) for name in names]
-    of_elements = {
-        (element.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2])
-        for element in mechanism.elements().values()
-        for path in element.extra_state_names()
-    }
-    batched = all(place in of_elements or _takes_batch(*place) for several in places for place in several)
+    batched = batchable(mechanism, names).issuperset(names)
 
     def move(displacements: Tensor) -> Output:
         pieces = displacements.split([value.numel() for value in values], dim=-1)

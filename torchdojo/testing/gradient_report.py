@@ -158,14 +158,18 @@ def _rows(
         sizes = [*compared.sizes.values(), *(compared.mechanism.get_parameter(name).numel() for name in names)]
         gradients = {"loss": [weights.new_zeros(size) for size in sizes]}
     resolved = 1e-3 * max(1.0, float(gradients["loss"][0].abs().max()))
-    inputs = [*compared.by_body("z"), *([compared.whole("u")] if compared.sizes["u"] else []), *compared.by_body("wrench")]
+    data = [*compared.by_body("z"), *([compared.whole("u")] if compared.sizes["u"] else []), *compared.by_body("wrench")]
+    inputs = [*data, *compared.parameters(groups)]
+    bases = []
+    for entry in inputs:
+        size = len(entry.pick(gradients["loss"]))
+        basis = differences.directions(size, directions, compared.generator).to(weights)
+        # Entries of order one, so that errors of all entries add up in every direction.
+        bases.append(basis * size**0.5 if directions is not None and directions < size else basis)
     rows = []
-    for entry in (*inputs, *compared.parameters(groups)):
+    for entry, derivatives in zip(inputs, compared.along(inputs, losses, gradients, bases), strict=True):
         gradient = entry.pick(gradients["loss"])
-        basis = differences.directions(len(gradient), directions, compared.generator).to(gradient)
-        if directions is not None and directions < len(gradient):
-            basis = basis * len(gradient) ** 0.5  # entries of order one, so that errors of all entries add up in every direction
-        analytic, numeric = compared.along(entry, losses, gradients, basis)["loss"]
+        analytic, numeric = derivatives["loss"]
         apart = torch.where(torch.isfinite(analytic) & torch.isfinite(numeric), (analytic - numeric).abs(), torch.inf)
         worst = int(apart.argmax())
         scale = max(float(gradient.abs().nan_to_num().max()), resolved)

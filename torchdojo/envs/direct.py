@@ -1,0 +1,95 @@
+"""Compiled functions that skip what `torch.compile` checks in every call, while nothing that it checks can change."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Direct"]
+
+Tensors = Sequence[Tensor]
+
+
+class Direct:
+    """A function (*tensors or None) -> tuple of tensors, compiled. It has no side effects and is not differentiated.
+
+    `first` calls it through `torch.compile`, which looks at all that the code depends on, and remembers which code ran with which tensors.
+    Calls after it run this code at once with other tensors of the same shapes. All that the function reads besides its arguments, such as
+    weights, must stay as it was in `first`. For 32 ants, a call takes 0.05 ms less.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+        # Dynamo keeps compiled code by code object, which functions made in one place would share.
+        own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
+        self._checked = torch.compile(own, fullgraph=True, backend=self._compile)
+        self._ran: tuple[Callable[[list[Any]], Tensors], list[Any], Tensors] | None = None
+        self._plan: tuple[Callable[[list[Any]], Tensors], list[Any], list[tuple[int, int]], list[int]] | None = None
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        """The default compiler of `torch.compile`, with a look at its innermost code."""
+        from torch._functorch import config
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+        def inner(*arguments: Any, **options: Any) -> Any:
+            code: Any = compile_fx_inner(*arguments, **options)
+            run = getattr(code, "current_callable", None)
+            if run is None:
+                return code
+
+            def watched(given: list[Any]) -> Tensors:
+                kept = list(given)  # the code empties the list
+                results: Tensors = run(given)
+                self._ran = run, kept, results
+                return results
+
+            code.current_callable = watched
+            return code
+
+        with config.patch(enable_autograd_cache=False):  # it would bring back code that no one looked at
+            return compile_fx(graph, inputs, inner_compile=inner)
+
+    def first(self, *arguments: Tensor | None) -> Tensors:
+        """The results, after all checks."""
+        self._ran = self._plan = None
+        results: Tensors = self._checked(*arguments)
+        if self._ran is not None:
+            self._plan = plan(*self._ran, arguments, results)
+            self._ran = None
+        return results
+
+    def __call__(self, *arguments: Tensor | None) -> Tensors:
+        if self._plan is None:
+            checked: Tensors = self._checked(*arguments)
+            return checked
+        run, held, places, order = self._plan
+        given = held.copy()
+        for place, number in places:
+            given[place] = arguments[number]
+        results = run(given)
+        return [results[k] if k >= 0 else arguments[~k] for k in order]  # type: ignore[misc]  # None is no result
+
+
+def plan(run: Callable[[list[Any]], Tensors], given: list[Any], raw: Tensors, arguments: Sequence[Tensor | None], results: Tensors) -> Any:
+    """How to run code at once: where its inputs come from, and where results are; None where this cannot be told.
+
+    Tensors are recognized as objects. An input that is no argument is held. A result is one of the code, or else an argument (~number).
+    Code with other results writes to something.
+    """
+    numbers = {id(tensor): number for number, tensor in enumerate(arguments) if tensor is not None}
+    found = {id(tensor): number for number, tensor in enumerate(raw)}
+    found = {**{key: ~number for key, number in numbers.items()}, **found}
+    tensors = sum(tensor is not None for tensor in arguments)
+    if len(numbers) < tensors or not all(isinstance(tensor, Tensor) for tensor in given) or any(id(t) not in found for t in results):
+        return None
+    order = [found[id(tensor)] for tensor in results]
+    if len(set(order) - {k for k in order if k < 0}) < len(raw):
+        return None
+    places = [(place, numbers[id(tensor)]) for place, tensor in enumerate(given) if id(tensor) in numbers]
+    held = list(given)
+    for place, _ in places:
+        held[place] = None
+    return run, held, places, order
