@@ -3,7 +3,7 @@
 
 Thighs and calves swing as cosines, a calf a quarter of a period behind its thigh, and diagonal legs together. Servos at all twelve joints
 follow. The parameters are the frequency, and swing and middle of thighs and calves. The score is the distance along x in 10 s, zero after a
-fall. Servos are implicit and have no more than the torque of the motors (33.5 N·m); the original has neither.
+fall. Servos are implicit, with the largest torque and speed of the motors (33.5 N·m, 21 rad/s); the original has none of that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Gait(td.envs.Env):
         )
 
     def build(self) -> td.Mechanism:
-        mech = td.models.quadruped(contact_body=False)
+        # Without the motors' largest speed, the search finds legs that whirl at 18 Hz and run 41 m.
+        mech = td.models.quadruped(contact_body=False, velocity_limits=True)
         gains = zip(PARTS, self.config["kp"], self.config["kd"], strict=True)
         servos = {
             f"{leg}_{part}_joint": {"gain": math.pi * kp, "bias": (0.0, -kp, -kd), "forcerange": (-EFFORT, EFFORT)}

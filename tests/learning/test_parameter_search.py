@@ -51,7 +51,7 @@ def test_bad_numbers_of_episodes() -> None:
 def test_a_gait_that_dojo_found_walks_here() -> None:
     """The parameters in a comment of Dojo's examples/learning/quadruped_sampling.jl."""
     module = script("learn_gait")
-    env = module.Gait(load_yaml(module.CONFIG) | {"seconds": 2}, 2)
+    env = module.Gait(load_yaml(module.CONFIG) | {"seconds": 2, "repeat": 10}, 2)
     standing = [0.1, 0.0, 1.0, 0.0, -1.5]
     walked = env.walk(torch.tensor([[0.36044, 0.15854, 0.95758, -0.32577, -1.48245], standing], dtype=torch.float64))
     assert walked.survived.all() and env.statistics["flagged"] == 0

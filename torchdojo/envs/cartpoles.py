@@ -55,6 +55,11 @@ def _shac_cart(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> 
     }
 
 
+def _balanced_cart(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Parts:
+    """The same and 1, so that an episode that ends by a fall is worth less than one that goes on."""
+    return {"alive": torch.ones_like(after.q[..., 0]), **_shac_cart(env, before, after, action)}
+
+
 def _alive(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Parts:
     """Gymnasium's InvertedPendulum-v5: 1 while the pole is within 0.2 rad."""
     return {"alive": (after.q[..., 1].abs() <= 0.2).double()}
@@ -99,7 +104,7 @@ add({
         episode_length=200, rates=0.5, start=_hanging,
     ),
     "cartpole_balance": Row(
-        "cartpole", _observe_cart, {"shac": _shac_cart, "gymnasium": _alive}, {"shac": _tipped, "gymnasium": _tipped},
+        "cartpole", _observe_cart, {"shac": _balanced_cart, "gymnasium": _alive}, {"shac": _tipped, "gymnasium": _tipped},
         motors={"slider": 20.0}, repeat=2, noise=(0.05, 0.05), rates=0.05, center=(0.0, 0.0),
     ),
     "cartpole_swingup": Row(

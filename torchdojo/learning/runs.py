@@ -20,6 +20,7 @@ import importlib
 import inspect
 import io
 import json
+import os
 from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -31,7 +32,7 @@ from torchdojo.identification.config import assign, load_yaml
 from torchdojo.identification.run_folder import write_atomically
 from torchdojo.learning.rollouts import Policy, evaluate
 
-__all__ = ["ALGORITHMS", "Run", "RunConfig", "load_run", "read_config"]
+__all__ = ["ALGORITHMS", "Run", "RunConfig", "load_run", "process_number", "read_config"]
 
 ALGORITHMS = {
     "shac": "torchdojo.learning.shac_run",
@@ -165,6 +166,8 @@ class Run:
         Raises:
             ValueError: it holds a run already, or (to resume) none, or another one.
         """
+        if process_number() > 0:
+            return  # the first process of a run does it
         path, text = self.folder / CONFIG, _dump(self.config)
         if not resume:
             if path.exists():
@@ -220,6 +223,11 @@ class Run:
         writer.writeheader()
         writer.writerows(self._rows)
         write_atomically(self.folder / METRICS, lambda file: file.write(text.getvalue().encode()))
+
+
+def process_number() -> int:
+    """Number of this process in a run of several, from 0, as torchrun, SLURM and Lightning's own launcher tell it."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))))
 
 
 def load_run(folder: str | Path) -> Run:

@@ -30,7 +30,7 @@ from pytorch_lightning.utilities.types import TRAIN_DATALOADERS
 from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
-from torchdojo.envs import Env, EnvState, Transition, light_guards
+from torchdojo.envs import Env, Segment
 from torchdojo.learning.adjoint import clip_adjoint
 from torchdojo.learning.networks import Actor, Critics
 from torchdojo.learning.returns import discounts, lambda_returns
@@ -101,7 +101,7 @@ class ShacSettings:
 
 
 @dataclass
-class Segment:
+class Rollout:
     """What a segment leaves: each (H, B, ...), with a graph where the actor's loss needs one."""
 
     obs: Tensor
@@ -142,8 +142,7 @@ class Shac(pl.LightningModule):
         self.counts = {"clipped": 0.0, "nonfinite_adjoints": 0.0, "adjoints": 0.0, "skipped": 0.0}
         self._tally = torch.zeros(env.num_envs, 2, dtype=torch.float64)
         self._clock = time.process_time()
-        control = self._control
-        self._compiled = torch.compile(control, fullgraph=True, options={"guard_filter_fn": light_guards}) if s.compile else control
+        self.segment = Segment(env, self.actor.sample, s.horizon, parameters=self.actor.parameters(), compiled=s.compile)
         if s.adjoint_clip is not None:
             env.on_state = self._clip
 
@@ -190,11 +189,6 @@ class Shac(pl.LightningModule):
 
     # -- a segment -----------------------------------------------------------------------------------------------------------------------
 
-    def _control(self, state: EnvState, noise: Tensor, index: Tensor) -> tuple[Transition, Tensor, Tensor]:
-        obs = state.obs.to(noise.dtype)
-        action = self.actor.sample(obs, noise)
-        return self.env.transition(state, action, index), obs, action
-
     def _clip(self, z: Tensor) -> Tensor:
         s = self.settings
         if not z.requires_grad:
@@ -203,27 +197,21 @@ class Shac(pl.LightningModule):
         # The loss is a mean over segments of nominal length.
         return clip_adjoint(z, self._tally, s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world))
 
-    def rollout(self, horizon: int) -> Segment:
+    def rollout(self, horizon: int) -> Rollout:
         """`horizon` control steps from where the environments are, with a graph from rewards and observations to the actor."""
-        env, rank, size = self.env, self._rank, self.env.num_envs
-        env.detach()
-        noise = torch.randn(horizon, size * self._world, env.num_actions, generator=self.generator)[:, rank * size : (rank + 1) * size]
-        steps, seen, actions = list[Transition](), list[Tensor](), list[Tensor]()
-        for epsilon in noise:
-            out, obs, action = self._compiled(env.state, epsilon, env.draw())
-            env.keep(out)
-            steps.append(out)
-            seen.append(obs)
-            actions.append(action)
-        rewards, final = (torch.stack([getattr(out, name) for out in steps]).float() for name in ("reward", "final_obs"))
-        fell, late = torch.stack([out.terminated for out in steps]), torch.stack([out.truncated for out in steps])
+        env, rank, size, kind = self.env, self._rank, self.env.num_envs, self.actor.log_std.dtype
+        noise = torch.randn(horizon, size * self._world, env.num_actions, generator=self.generator, dtype=kind)
+        noise = noise[:, rank * size : (rank + 1) * size]
+        out = self.segment(noise)
+        rewards, final = out.reward.to(kind), out.final_obs.to(kind)
         surprise = torch.zeros_like(rewards)
         if self.settings.entropy > 0:
+            action = self.actor.sample(out.obs, noise)
             density = 0.5 * noise.square() + self.actor.log_std + 0.5 * math.log(2 * math.pi)
-            surprise = (density + (1.0 - torch.stack(actions).square()).clamp_min(1e-6).log()).sum(-1)
-        return Segment(torch.stack(seen).detach(), rewards, final, fell, late, surprise)
+            surprise = (density + (1.0 - action.square()).clamp_min(1e-6).log()).sum(-1)
+        return Rollout(out.obs.detach().to(kind), rewards, final, out.terminated, out.truncated, surprise)
 
-    def _scaled(self, segment: Segment) -> Tensor:
+    def _scaled(self, segment: Rollout) -> Tensor:
         """Rewards of the critics' size, with the entropy's part, (H, B)."""
         scaled = self.settings.reward_scale * segment.rewards
         if self.settings.entropy > 0:
@@ -236,7 +224,7 @@ class Shac(pl.LightningModule):
         reduced: Tensor = values.amin(0) if self.settings.pessimistic else values.mean(0)
         return reduced
 
-    def _actor_loss(self, segment: Segment) -> Tensor:
+    def _actor_loss(self, segment: Rollout) -> Tensor:
         """Minus the mean discounted return of a segment and the value of where it ends (Xu et al. 2022, equation 5)."""
         s = self.settings
         done = segment.fell | segment.late
@@ -252,7 +240,7 @@ class Shac(pl.LightningModule):
             loss = loss + self.log_temperature * gap / self._world
         return loss
 
-    def _fit_critics(self, segment: Segment, optimizer: Any) -> Tensor:
+    def _fit_critics(self, segment: Rollout, optimizer: Any) -> Tensor:
         """Steps of the critics towards TD(λ) targets, and of the target critics behind them. Returns the last loss."""
         s, size, rank = self.settings, self.env.num_envs, self._rank
         with torch.no_grad():
@@ -310,7 +298,7 @@ class Shac(pl.LightningModule):
 
     # -- what is told and kept -----------------------------------------------------------------------------------------------------------
 
-    def _report(self, segment: Segment, norm: Tensor, critic_loss: Tensor) -> None:
+    def _report(self, segment: Rollout, norm: Tensor, critic_loss: Tensor) -> None:
         tally = self._tally.grad
         adjoints = float(self.horizon * self.env.num_envs)
         if tally is not None:
@@ -330,11 +318,15 @@ class Shac(pl.LightningModule):
         self._clock += time.process_time() - begin
 
     def on_train_epoch_start(self) -> None:
+        if self.samples >= self.settings.samples:  # a finished run that is resumed has no segment
+            self.trainer.should_stop = True
         self._means = torch.zeros(len(LOGGED) + 1)
 
     @property
     def means(self) -> dict[str, float]:
-        """What is logged, means over the segments of this epoch."""
+        """What is logged, means over the segments of this epoch; nothing before the first."""
+        if not self._means[-1]:
+            return {}
         return dict(zip(LOGGED, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}
 
     def on_train_epoch_end(self) -> None:
@@ -348,9 +340,13 @@ class Shac(pl.LightningModule):
             self.horizon = max(low, self.horizon - 1) if clipped > self.settings.clip_target else min(high, self.horizon + 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        envs: list[Any] = [self.env.state_dict()]
+        if self._world > 1:  # the environments of all processes, in their order
+            envs = [None] * self._world
+            distributed.all_gather_object(envs, self.env.state_dict())
         checkpoint["shac"] = {
             "settings": dataclasses.asdict(self.settings),
-            "env": self.env.state_dict(),
+            "envs": envs,
             "generator": self.generator.get_state(),
             "samples": self.samples,
             "horizon": self.horizon,
@@ -360,7 +356,9 @@ class Shac(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept: Mapping[str, Any] = checkpoint["shac"]
-        self.env.load_state_dict(kept["env"])
+        if len(kept["envs"]) != self._world:
+            raise ValueError(f"checkpoint: got one of {len(kept['envs'])} processes; allowed: {self._world}, as many as there are now")
+        self.env.load_state_dict(kept["envs"][self._rank])
         self.generator.set_state(kept["generator"])
         self.samples, self.horizon, self.seconds = kept["samples"], kept["horizon"], kept["seconds"]
         self.counts = dict(kept["counts"])

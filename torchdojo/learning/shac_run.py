@@ -23,7 +23,7 @@ from pytorch_lightning.utilities.seed import isolate_rng
 from torchdojo.identification.lightning import AtomicCheckpointIO, quiet
 from torchdojo.learning.networks import Actor
 from torchdojo.learning.rollouts import Policy
-from torchdojo.learning.runs import Run
+from torchdojo.learning.runs import Run, process_number
 from torchdojo.learning.shac import Shac
 from torchdojo.learning.shac import ShacSettings as Settings
 
@@ -40,8 +40,7 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
     """
     module = Shac(_environments(run, processes), run.settings, seed=run.config.seed)
     trainer = _trainer(run, processes)
-    if resume and not run.checkpoint.exists():
-        resume = False  # killed before the first checkpoint
+    resume = resume and run.checkpoint.exists()  # it may have been killed before the first checkpoint
     try:
         with quiet(), isolate_rng():
             trainer.fit(module, ckpt_path=run.checkpoint if resume else None)
@@ -75,14 +74,19 @@ def load_policy(run: Run) -> Policy:
 
 
 def _environments(run: Run, processes: int) -> Any:
-    env = run.config.make_env(run.settings.num_envs, dtype=torch.float32, **({"shard": (_rank(), processes)} if processes > 1 else {}))
+    env = run.config.make_env(
+        run.settings.num_envs, dtype=torch.float32, **({"shard": (process_number(), processes)} if processes > 1 else {})
+    )
     env.reset(stagger=True)  # so that not all episodes end in the same segment
     return env
 
 
-def _rank() -> int:
-    """Number of this process, as torchrun, SLURM and Lightning's own launcher tell it."""
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", os.environ.get("LOCAL_RANK", "0"))))
+def _nodes() -> int:
+    """Number of machines, as torchrun and SLURM tell it."""
+    told = os.environ
+    if "LOCAL_WORLD_SIZE" in told:
+        return int(told["WORLD_SIZE"]) // int(told["LOCAL_WORLD_SIZE"])
+    return int(told.get("SLURM_NNODES", "1"))
 
 
 def _trainer(run: Run, processes: int) -> pl.Trainer:
@@ -98,7 +102,8 @@ def _trainer(run: Run, processes: int) -> pl.Trainer:
     with quiet():
         return pl.Trainer(
             accelerator="cpu",
-            devices=processes,
+            devices=processes // _nodes(),
+            num_nodes=_nodes(),
             strategy=strategy,
             max_epochs=-1,
             logger=logger,
@@ -139,6 +144,8 @@ class Metrics(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, Shac)
+        if not pl_module.means:
+            return
         statistics = pl_module.env.statistics
         episodes = statistics["episodes"]
         total = statistics["mean_return"] * episodes if episodes else 0.0
@@ -199,11 +206,19 @@ class SamplesBar(Callback):
 
         assert isinstance(pl_module, Shac)
         total, first = pl_module.settings.samples, pl_module.samples
-        self.bar = tqdm(desc=self.label, initial=first, total=total, unit="step", unit_scale=True, file=sys.stderr, disable=None)
+        self.bar = tqdm(
+            desc=self.label,
+            initial=first,
+            total=total,
+            unit="step",
+            unit_scale=True,
+            file=sys.stderr,
+            disable=None if trainer.is_global_zero else True,
+        )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, Shac)
-        self.bar.set_postfix({"reward": f"{pl_module.means['reward']:.3g}"}, refresh=False)
+        self.bar.set_postfix({"reward": f"{pl_module.means.get('reward', 0.0):.3g}"}, refresh=False)
         self.bar.update(pl_module.samples - self.bar.n)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
