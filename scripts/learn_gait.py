@@ -48,7 +48,6 @@ class Gait(td.envs.Env):
         )
 
     def build(self) -> td.Mechanism:
-        # Without the motors' largest speed, the search finds legs that whirl at 18 Hz and run 41 m.
         mech = td.models.quadruped(contact_body=False, velocity_limits=True)
         gains = zip(PARTS, self.config["kp"], self.config["kd"], strict=True)
         servos = {

@@ -31,7 +31,8 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchdojo.envs import Env, Segment
-from torchdojo.learning.adjoint import clip_adjoint
+from torchdojo.learning.adjoint import bounded, clip_adjoint
+from torchdojo.learning.critic_fit import CriticFit
 from torchdojo.learning.networks import Actor, Critics
 from torchdojo.learning.returns import discounts, lambda_returns
 
@@ -142,7 +143,15 @@ class Shac(pl.LightningModule):
         self.counts = {"clipped": 0.0, "nonfinite_adjoints": 0.0, "adjoints": 0.0, "skipped": 0.0}
         self._tally = torch.zeros(env.num_envs, 2, dtype=torch.float64)
         self._clock = time.process_time()
-        self.segment = Segment(env, self.actor.sample, s.horizon, parameters=self.actor.parameters(), compiled=s.compile)
+        self.segment = Segment(
+            env,
+            self.actor.sample,
+            s.horizon,
+            on_adjoint=None if s.adjoint_clip is None else lambda grad: bounded(grad, self._bound),
+            parameters=self.actor.parameters(),
+            compiled=s.compile,
+        )
+        self._critic_fit = CriticFit(self.critics, s.betas, s.max_norm) if s.compile else None
         if s.adjoint_clip is not None:
             env.on_state = self._clip
 
@@ -189,13 +198,15 @@ class Shac(pl.LightningModule):
 
     # -- a segment -----------------------------------------------------------------------------------------------------------------------
 
-    def _clip(self, z: Tensor) -> Tensor:
+    @property
+    def _bound(self) -> float:
+        """Bound of the adjoint. The loss is a mean over segments of nominal length."""
         s = self.settings
-        if not z.requires_grad:
-            return z
         assert s.adjoint_clip is not None
-        # The loss is a mean over segments of nominal length.
-        return clip_adjoint(z, self._tally, s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world))
+        return s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world)
+
+    def _clip(self, z: Tensor) -> Tensor:
+        return clip_adjoint(z, self._tally, self._bound) if z.requires_grad else z
 
     def rollout(self, horizon: int) -> Rollout:
         """`horizon` control steps from where the environments are, with a graph from rewards and observations to the actor."""
@@ -249,16 +260,21 @@ class Shac(pl.LightningModule):
             obs = self.actor.normalizer(segment.obs).flatten(0, 1)
         everywhere, count = size * self._world, len(segment.obs) * size * self._world
         loss = torch.zeros(())
-        for _ in range(s.critic_epochs):
-            for part in torch.randperm(count, generator=self.generator).chunk(s.critic_batches):
-                # All processes draw the same batch, and each takes the rows of its own environments.
-                place, t = part % everywhere, part // everywhere
-                mine = part if self._world == 1 else (t * size + place % size)[place // size == rank]
-                error = self.critics(obs[mine]) - targets[mine]
-                loss = error.square().sum() / len(part)
-                optimizer.zero_grad()
-                loss.backward()
-                self._step(optimizer, self._group(optimizer))
+        shuffled = [torch.randperm(count, generator=self.generator).chunk(s.critic_batches) for _ in range(s.critic_epochs)]
+        parts = [part for epoch in shuffled for part in epoch]
+        if self._critic_fit is not None and self._world == 1 and len(parts[0]) == len(parts[-1]):
+            loss, skipped = self._critic_fit(optimizer, obs, targets, parts)
+            self.counts["skipped"] += float(skipped)
+            parts = []
+        for part in parts:
+            # All processes draw the same batch, and each takes the rows of its own environments.
+            place, t = part % everywhere, part // everywhere
+            mine = part if self._world == 1 else (t * size + place % size)[place // size == rank]
+            error = self.critics(obs[mine]) - targets[mine]
+            loss = error.square().sum() / len(part)
+            optimizer.zero_grad()
+            loss.backward()
+            self._step(optimizer, self._group(optimizer))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.target.parameters()), list(self.critics.parameters()), 1.0 - s.polyak)
         return loss.detach()
@@ -299,7 +315,7 @@ class Shac(pl.LightningModule):
     # -- what is told and kept -----------------------------------------------------------------------------------------------------------
 
     def _report(self, segment: Rollout, norm: Tensor, critic_loss: Tensor) -> None:
-        tally = self._tally.grad
+        tally = self._tally.grad if self.segment.report is None else self.segment.report
         adjoints = float(self.horizon * self.env.num_envs)
         if tally is not None:
             clipped, broken = tally.sum(0).tolist()
