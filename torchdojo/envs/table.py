@@ -81,6 +81,7 @@ class TableEnv(Env):
         row: of the table. name: of the row. reward: "shac" or "gymnasium", where the row has it.
         control: "drive" (targets of servos at the joints, the default of legged robots) or "torque" (fractions of the motors' largest).
         model_options: keywords of the model, `friction=`. numbers: of the row, with other values: weights of its rewards, heights.
+        drive: fields of the row's `Drive`, with other values.
         options: of `Env`.
     """
 
@@ -93,11 +94,18 @@ class TableEnv(Env):
         control: Control | None = None,
         model_options: Mapping[str, Any] | None = None,
         numbers: Mapping[str, float] | None = None,
+        drive: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         for number in numbers or ():
             one_from(f"numbers of {name!r}", number, tuple(row.numbers))
         row = dataclasses.replace(row, numbers={**row.numbers, **(numbers or {})})
+        if drive:
+            if row.drive is None:
+                raise ValueError(f"drive: got {dict(drive)} for {name!r}, which has no drives; leave it out")
+            for key in drive:
+                one_from(f"drive of {name!r}", key, tuple(vars(row.drive)))
+            row = dataclasses.replace(row, drive=dataclasses.replace(row.drive, **drive))
         self.row, self.name = row, name
         self.timestep, self.repeat, self.kappa, self.episode_length = row.timestep, row.repeat, row.kappa, row.episode_length
         self.reward_name = one_from("reward", reward, tuple(row.rewards))
@@ -192,7 +200,7 @@ def names() -> list[str]:
 def make(name: str, num_envs: int = 1, **options: Any) -> TableEnv:
     """An environment by name: ``env = make("ant", num_envs=32, seed=0, reward="shac")``.
 
-    options: of `TableEnv` (reward, control, model_options, numbers) and `Env` (seed, timestep, repeat, noise, randomize, ...).
+    options: of `TableEnv` (reward, control, model_options, numbers, drive) and `Env` (seed, timestep, repeat, noise, randomize, ...).
 
     Raises:
         ValueError: an unknown name, reward or control, numbers that do not fit.
