@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import torchdojo as td
+from conftest import REPOSITORY
 from torchdojo.learning import ppo as module
 from torchdojo.learning.ppo import PPO, RslEnv, Settings
+from torchdojo.learning.rollouts import evaluate
 from torchdojo.learning.runs import Run, load_run, read_config
 
 needs_rsl_rl = pytest.mark.skipif(importlib.util.find_spec("rsl_rl") is None, reason="rsl_rl is not installed")
@@ -130,6 +132,11 @@ def test_runner_of_rsl_rl_takes_the_environment() -> None:
     assert env.env.statistics["steps"] == 2 * 4 * 4
 
 
+def test_descriptions_of_the_repository_are_good() -> None:
+    files = sorted((REPOSITORY / "configs").glob("ppo_*.yaml"))
+    assert {read_config(file).env for file in files} == {"ant", "half_cheetah", "hopper", "walker2d", "cartpole_swingup"}
+
+
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rsl_rl.algorithms", None)
     monkeypatch.setitem(sys.modules, "rsl_rl", None)
@@ -168,3 +175,17 @@ def test_bad_checkpoints(tmp_path: Path) -> None:
     torch.save({"iterations": 1, "actor": actor.state_dict()}, run.checkpoint)
     with pytest.raises(ValueError, match="policy of 7 observations; the environment 'cartpole_swingup' has 5"):
         run.policy()
+
+
+@pytest.mark.slow
+@needs_rsl_rl
+def test_a_cartpole_learns_to_swing() -> None:
+    """A cartpole that hangs still has a return of -2,323. Seeds 0 and 1 had -1,567 and -909 after as many samples."""
+    env = td.envs.make("cartpole_swingup", num_envs=32, pool=64, dtype=torch.float32)
+    env.reset(stagger=True)
+    ppo = PPO(env, Settings(batches=16))
+    while ppo.samples < 49_152:
+        ppo.iterate()
+    test = td.envs.make("cartpole_swingup", num_envs=16, pool=64, autoreset="disabled", seed=1)
+    result = evaluate(test, ppo.policy())
+    assert result.mean_return > -1800 and not result.flagged.any()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torchdojo.commands.common import CommandError, add_output, finite, print_table, user_input, whole, write_report
-from torchdojo.learning.runs import ALGORITHMS, Run, load_run, read_config
+from torchdojo.learning.runs import ALGORITHMS, Run, load_run, process_number, read_config
 
 __all__ = ["add_arguments", "run", "train"]
 
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     names = ("config", "env", "algorithm", "output", "resume", "changes", "processes")
+    options.json = options.json and process_number() == 0  # the first process of a run tells for all
     return train(**{name: getattr(options, name) for name in names})
 
 
@@ -66,7 +67,8 @@ def train(
         this.begin(resume)
         options: dict[str, Any] = {"processes": processes} if processes > 1 else {}
         numbers = this.config.module.train(this, resume, **options)
-    report = {"env": this.config.env, "algorithm": this.config.algorithm, "seed": this.config.seed, **numbers}
-    print_table([(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in report.items()])
-    write_report(finite(report), output)
-    return finite(report)
+    report = finite({"env": this.config.env, "algorithm": this.config.algorithm, "seed": this.config.seed, **numbers})
+    if process_number() == 0:
+        print_table([(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in report.items()])
+        write_report(report, output)
+    return report

@@ -121,7 +121,7 @@ class Shac(pl.LightningModule):
         progress: called with nothing after each segment; None: nothing.
 
     Attributes:
-        actor, critics, target: networks. samples: control steps so far, of all processes.
+        actor, critics, target: networks. samples: control steps so far, of all processes. counts: of clipped adjoints and others, likewise.
         seconds: processor time of this process so far, in all runs that were resumed.
     """
 
@@ -188,7 +188,7 @@ class Shac(pl.LightningModule):
         loss.backward()
         norm = self._step(actor_optimizer, self._group(actor_optimizer))
         critic_loss = self._fit_critics(segment, critic_optimizer)
-        self.actor.normalizer.update(segment.obs, self._sum)
+        self.actor.normalizer.update(segment.obs, self.total)
         self.samples += self.horizon * self.env.num_envs * self._world
         self._report(segment, norm, critic_loss)
         now = time.process_time()
@@ -282,10 +282,10 @@ class Shac(pl.LightningModule):
     def _step(self, optimizer: Any, parameters: list[nn.Parameter]) -> Tensor:
         """A step along gradients that are summed over processes and no longer than `max_norm`; none where one is not finite."""
         if self._world > 1:
-            for parameter in parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                distributed.all_reduce(parameter.grad)
+            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+            total = self.total(torch.cat([gradient.flatten() for gradient in gradients]))
+            for parameter, part in zip(parameters, total.split([each.numel() for each in parameters]), strict=True):
+                parameter.grad = part.view_as(parameter)
         norm = nn.utils.clip_grad_norm_(parameters, self.settings.max_norm, foreach=True)
         if bool(norm.isfinite()):
             optimizer.step()
@@ -307,7 +307,8 @@ class Shac(pl.LightningModule):
     def _rank(self) -> int:
         return distributed.get_rank() if distributed.is_initialized() else 0
 
-    def _sum(self, tensor: Tensor) -> Tensor:
+    def total(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the processes of a run, in place; all of them have to ask."""
         if self._world > 1:
             distributed.all_reduce(tensor)
         return tensor
@@ -315,16 +316,17 @@ class Shac(pl.LightningModule):
     # -- what is told and kept -----------------------------------------------------------------------------------------------------------
 
     def _report(self, segment: Rollout, norm: Tensor, critic_loss: Tensor) -> None:
-        tally = self._tally.grad if self.segment.report is None else self.segment.report
-        adjoints = float(self.horizon * self.env.num_envs)
+        world, tally = self._world, self._tally.grad if self.segment.report is None else self.segment.report
+        std = self.actor.log_std.detach().exp().mean()
+        # A process has the critics' loss on its own rows alone; the norm and the deviation are the same in all.
+        own = torch.stack((segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std))
+        numbers = self.total(torch.cat((own, torch.zeros(2) if tally is None else tally.sum(0))))
         if tally is not None:
-            clipped, broken = tally.sum(0).tolist()
+            (clipped, broken), adjoints = numbers[-2:].tolist(), float(self.horizon * self.env.num_envs * world)
             for name, value in (("clipped", clipped), ("nonfinite_adjoints", broken), ("adjoints", adjoints)):
                 self.counts[name] += value
             self._adapt(clipped / adjoints)
-        std = self.actor.log_std.detach().exp().mean()
-        means = torch.stack((segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss, norm, std))
-        self._means += torch.cat((means, torch.ones(1)))
+        self._means += torch.cat((numbers[:-2] / world, torch.ones(1)))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

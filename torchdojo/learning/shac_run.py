@@ -29,6 +29,8 @@ from torchdojo.learning.shac import ShacSettings as Settings
 
 __all__ = ["Settings", "load_policy", "train"]
 
+STATISTICS = ("flagged", "split", "resets", "episodes")  # of the environments
+
 
 def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, Any]:
     """Train in the folder of a run; `processes`: on gloo, each with `num_envs` environments of its own.
@@ -119,16 +121,23 @@ def _trainer(run: Run, processes: int) -> pl.Trainer:
 
 
 def _counts(module: Shac) -> dict[str, Any]:
-    """Shares and numbers since the start of training."""
+    """Shares and numbers since the start of training, of all processes."""
     counts = module.counts
     adjoints = max(1.0, counts["adjoints"])
-    statistics = {name: module.env.statistics[name] for name in ("flagged", "split", "resets", "episodes")}
     return {
         "clipped": counts["clipped"] / adjoints,
         "nonfinite_adjoints": counts["nonfinite_adjoints"],
         "skipped": counts["skipped"],
-        **statistics,
+        **dict(zip(STATISTICS, _statistics(module), strict=False)),
     }
+
+
+def _statistics(module: Shac) -> list[Any]:
+    """Numbers of `STATISTICS` and the sum of the returns of all episodes, of the environments of all processes."""
+    known = module.env.statistics
+    returns = known["mean_return"] * known["episodes"] if known["episodes"] else 0.0
+    *numbers, total = module.total(torch.tensor([*(known[name] for name in STATISTICS), returns], dtype=torch.float64)).tolist()
+    return [*map(int, numbers), total]
 
 
 class Metrics(Callback):
@@ -146,9 +155,7 @@ class Metrics(Callback):
         assert isinstance(pl_module, Shac)
         if not pl_module.means:
             return
-        statistics = pl_module.env.statistics
-        episodes = statistics["episodes"]
-        total = statistics["mean_return"] * episodes if episodes else 0.0
+        *_, episodes, total = _statistics(pl_module)
         new = episodes - self.before[0]
         row = {
             "samples": pl_module.samples,
