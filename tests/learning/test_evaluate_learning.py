@@ -1,5 +1,6 @@
 """`torchdojo evaluate learning`: its curves and tables from made-up runs, and the quick version, which trains."""
 
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_finished_runs_are_read_and_judged(folders, capsys, monkeypatch):
     for algorithm, runs in plan(folders).items():
         for run, speed in zip(runs, (10.0, 8.0, 7.0) if algorithm == "shac" else (8.0, 4.0, 8.0), strict=True):
             make_up(run, speed)
-    monkeypatch.setattr(StudyRun, "train", lambda *_: pytest.fail("a finished run is trained"))
+    monkeypatch.setattr(StudyRun, "train", lambda *_, **__: pytest.fail("a finished run is trained"))
     assert command(folders, "--json") == 1
     out = capsys.readouterr().out
     report = json.loads(out.splitlines()[-1])["experiments"]["ant"]
@@ -184,6 +185,16 @@ def test_ppo_that_never_gets_there_gives_a_lower_bound(folders):
     assert any("no description of ars_ant" in note for note in outcome.notes)
 
 
+def test_shac_that_never_gets_there_misses_the_bounds_alone(folders):
+    for runs in plan(folders, seeds=1).values():
+        make_up(runs[0], -0.1)
+    configs, output = folders
+    outcome = evaluation.EXPERIMENTS[1].run(Setting(configs=configs, output=output, seeds=1, algorithms=("shac", "ppo")))
+    rows = {m.key: m for m in outcome.measurements}
+    assert rows["ppo_samples_per_shac_sample_to_3"].value == 0.0 and rows["shac_speed_kept_worst"].value == 0.0
+    assert all((m.at_least is None) == m.passed for m in outcome.measurements)
+
+
 def test_bad_input_is_told_before_anything_is_trained(folders, capsys, tmp_path):
     configs = folders[0]
     make_up(plan(folders)["shac"][0], 8.0)
@@ -212,11 +223,24 @@ def test_descriptions_of_this_repository_fit():
 @pytest.mark.slow
 def test_the_quick_version_trains_once(tmp_path, capsys, monkeypatch):
     pytest.importorskip("pytorch_lightning")
-    arguments = ["evaluate", "learning", "--quick", "--configs", str(CONFIGS), "--output", str(tmp_path), "--json"]
+    algorithms = "shac,ppo" if importlib.util.find_spec("rsl_rl") else "shac"
+    arguments = [
+        "evaluate",
+        "learning",
+        "--quick",
+        "--algorithms",
+        algorithms,
+        "--configs",
+        str(CONFIGS),
+        "--output",
+        str(tmp_path),
+        "--json",
+    ]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])["experiments"]["cartpole"]
-    assert report["tables"][0][1][:3] == ["SHAC", "2", "4,096"]
+    names = [name.upper() for name in algorithms.split(",")]
+    assert [row[:3] for row in report["tables"][0][1:]] == [[name, "2", "4,096"] for name in names]
     curve = read_curve(tmp_path / "runs" / "shac_cartpole" / "seed_1" / METRICS)
     assert len(curve.samples) >= 2 and 0 <= curve.measures["upright"].min() <= curve.measures["upright"].max() <= 1
-    monkeypatch.setattr(StudyRun, "train", lambda *_: pytest.fail("a finished run is trained"))
+    monkeypatch.setattr(StudyRun, "train", lambda *_, **__: pytest.fail("a finished run is trained"))
     assert main(arguments) == 0

@@ -317,20 +317,20 @@ def _measurements(study: Study, setting: Setting, results: Mapping[str, Sequence
 
 
 def _kept(result: Result, variant: str) -> float:
+    """Share of the speed; zero where there is none to keep."""
     nominal = result.last("speed")
-    return result.last("speed", variant) / nominal if nominal > 0 else math.nan
+    return result.last("speed", variant) / nominal if nominal > 0 else 0.0
 
 
 def _ratio(study: Study, threshold: float, shac: Sequence[Result], ppo: Sequence[Result], bound: float | None) -> Measurement:
-    """Samples of PPO per sample of SHAC to a threshold, of medians; at least this where PPO does not get there; NaN where SHAC does not."""
+    """Samples of PPO per sample of SHAC to a threshold, of medians: at least this if PPO does not get there, zero if SHAC does not."""
     ours, theirs = (Spread.of([result.to(study.measure, threshold, "samples") for result in runs]).median for runs in (shac, ppo))
-    never = math.isinf(theirs)
-    value = (
-        (Spread.of([result.report["samples"] for result in ppo]).median if never else theirs) / ours if math.isfinite(ours) else math.nan
-    )
-    name = f"{MEASURES[study.measure].label} {threshold:g} {MEASURES[study.measure].unit}".strip()
-    label = f"samples of PPO / of SHAC to {name}" + (", at least: PPO does not get there" if never else "")
-    return Measurement(slug(f"ppo_samples_per_shac_sample_to_{threshold:g}"), label, value, at_least=bound)
+    label = f"samples of PPO / of SHAC to {MEASURES[study.measure].label} {threshold:g} {MEASURES[study.measure].unit}".strip()
+    if math.isinf(theirs):
+        theirs, label = Spread.of([result.report["samples"] for result in ppo]).median, f"{label}, at least: PPO does not get there"
+    if math.isinf(ours):
+        label = f"{label}; SHAC does not get there"
+    return Measurement(slug(f"ppo_samples_per_shac_sample_to_{threshold:g}"), label, theirs / ours, at_least=bound)
 
 
 def _plots(study: Study, results: Mapping[str, Sequence[Result]], tasks: Mapping[str, str]) -> list[Plot]:
