@@ -6,21 +6,24 @@ import argparse
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from torchdojo.commands.common import CommandError, add_output, finite, user_input, write_report
+from torchdojo.commands.common import CommandError, add_output, finite, user_input, whole, write_report
 from torchdojo.evaluation import plots
 from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Setting, SkippedError
 from torchdojo.evaluation.gradients import EXPERIMENTS as GRADIENTS
 from torchdojo.evaluation.physics import EXPERIMENTS as PHYSICS
+from torchdojo.learning.evaluation import EXPERIMENTS as LEARNING
+from torchdojo.learning.evaluation import check
 
 __all__ = ["TOPICS", "add_arguments", "run"]
 
-TOPICS: dict[str, Sequence[Experiment]] = {"physics": PHYSICS, "gradients": GRADIENTS}
+TOPICS: dict[str, Sequence[Experiment]] = {"physics": PHYSICS, "gradients": GRADIENTS, "learning": LEARNING}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("topic", metavar="TOPIC", help=" or ".join(TOPICS))
     parser.add_argument("--quick", action="store_true", help="shorter versions, together under a minute")
-    parser.add_argument("--only", nargs="+", action="extend", default=[], metavar="NAME", help="only these experiments")
+    parser.add_argument(
+        "--only",
+        "--envs",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="only these experiments; those of learning are environments",
+    )
     parser.add_argument(
         "--models", type=Path, metavar="DIR", help="folder with robot files (default: $TORCHDOJO_SHARED/models, else ../shared/models)"
     )
+    learning = parser.add_argument_group("learning", "Runs in the folder --output that are there are read, and killed ones go on.")
+    learning.add_argument("--configs", type=Path, metavar="DIR", help="folder with descriptions of runs (default: configs)")
+    learning.add_argument("--seeds", type=whole, metavar="N", help="of each algorithm (default: 3)")
+    learning.add_argument("--algorithms", type=_names, metavar="NAME,...", help="(default: shac,ppo,ars,ags)")
     add_output(parser)
 
 
@@ -44,13 +59,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     The folder `options.output` receives report.json, NAME.npz and NAME_PLOT.png.
 
     Raises:
-        CommandError: unknown names, a folder that cannot be written.
+        CommandError: unknown names, a folder that cannot be written, bad descriptions of runs.
     """
-    chosen, output = _choose(options.topic, options.only), options.output
+    chosen, output = _choose(options.topic, [name for text in options.only for name in _names(text)]), options.output
+    given = {name: value for name in ("configs", "seeds", "algorithms") if (value := getattr(options, name)) is not None}
+    if given and options.topic != "learning":
+        raise CommandError(f"{', '.join(f'--{name}' for name in given)}: of the topic learning alone; leave it out")
     with user_input():
         if options.models is not None and not options.models.is_dir():
             raise CommandError(f"--models: no folder {str(options.models)!r}")
-        setting = Setting.find(quick=options.quick, models=options.models)
+        setting = replace(Setting.find(quick=options.quick, models=options.models), output=output, **given)
+        if options.topic == "learning":
+            check(setting, [experiment.name for experiment in chosen])
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
     drawing = output is not None and plots.available()
@@ -73,6 +93,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     print(f"\n{len(chosen)} experiments in {report['wall_s']:.1f} s: {verdict}")
     write_report(report, output)
     return report
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names between commas."""
+    return tuple(name for name in text.split(",") if name)
 
 
 def _choose(topic: str, only: Sequence[str]) -> list[Experiment]:
@@ -98,6 +123,8 @@ def _run_one(experiment: Experiment, setting: Setting, output: Path | None, draw
     _print_measurements(outcome.measurements, setting)
     for note in outcome.notes:
         print(f"  note: {note}")
+    for rows in outcome.tables:
+        _print_markdown(rows)
     if output is not None:
         np.savez_compressed(output / f"{experiment.name}.npz", **outcome.all_arrays())  # type: ignore[arg-type]
         for plot in outcome.plots if drawing else ():
@@ -112,7 +139,13 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
         for column, value in columns.items():
             if value is not None:
                 table[column][m.key] = finite(value)
-    return {"skipped": None, "failed": [m.key for m in outcome.measurements if not m.passed], **table, "notes": list(outcome.notes)}
+    return {
+        "skipped": None,
+        "failed": [m.key for m in outcome.measurements if not m.passed],
+        **table,
+        "notes": list(outcome.notes),
+        "tables": outcome.tables,
+    }
 
 
 def _print_measurements(measurements: Sequence[Measurement], setting: Setting) -> None:
@@ -124,6 +157,14 @@ def _print_measurements(measurements: Sequence[Measurement], setting: Setting) -
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_markdown(rows: Sequence[Sequence[str]]) -> None:
+    print()
+    for i, row in enumerate(rows):
+        print(f"| {' | '.join(row)} |")
+        if i == 0:
+            print("|" + "---|" * len(row))
 
 
 def _any_mujoco(measurements: Sequence[Measurement]) -> bool:

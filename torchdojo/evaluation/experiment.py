@@ -35,11 +35,17 @@ class Setting:
         quick: whether to run a shorter version, for continuous integration.
         mujoco: the package to compare with; None if it is not installed.
         models: folder with the robot files of the project's shared data; None if there is none.
+        output: folder for what a later run of the command can go on with; None: nothing is kept.
+        configs, seeds, algorithms: of learning: folder with descriptions of runs, number of seeds, names of algorithms.
     """
 
     quick: bool = False
     mujoco: ModuleType | None = None
     models: Path | None = None
+    output: Path | None = None
+    configs: Path = Path("configs")
+    seeds: int = 3
+    algorithms: tuple[str, ...] = ("shac", "ppo", "ars", "ags")
 
     @classmethod
     def find(cls, *, quick: bool = False, models: Path | None = None) -> Setting:
@@ -95,10 +101,12 @@ class Measurement:
 
 
 class Line(NamedTuple):
-    """One curve: x, y (n,)."""
+    """One curve: x, y (n,). low, high: (n,), edges of a band about it, such as quartiles; None: no band."""
 
     x: Any
     y: Any
+    low: Any = None
+    high: Any = None
 
 
 @dataclass(frozen=True)
@@ -115,12 +123,16 @@ class Plot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of an experiment: `arrays` are saved beside the curves of `plots`, and `notes` are single lines for the reader."""
+    """Results of an experiment: `arrays` are saved beside the curves of `plots`, and `notes` are single lines for the reader.
+
+    tables: printed in Markdown, for a README: each a sequence of rows of cells, the heading first.
+    """
 
     measurements: Sequence[Measurement]
     plots: Sequence[Plot] = ()
     arrays: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    tables: Sequence[Sequence[Sequence[str]]] = ()
 
     def all_arrays(self) -> dict[str, np.ndarray]:
         """`arrays` and the curves, by names that are valid in an .npz file."""
@@ -128,7 +140,7 @@ class Outcome:
         for plot in self.plots:
             for label, line in plot.lines.items():
                 stem = f"{plot.name}/{label.replace('/', ' per ')}"
-                arrays[f"{stem}/x"], arrays[f"{stem}/y"] = np.asarray(line.x), np.asarray(line.y)
+                arrays |= {f"{stem}/{name}": np.asarray(value) for name, value in line._asdict().items() if value is not None}
         return arrays
 
 

@@ -31,7 +31,9 @@ def save(plot: Plot, path: Path) -> None:
     axes = figure.add_subplot()
     for label, line in plot.lines.items():
         x, y = np.asarray(line.x), np.asarray(line.y)
-        axes.plot(x, y, label=label, linewidth=1.2, marker="o" if len(x) < 20 else None)
+        (drawn,) = axes.plot(x, y, label=label, linewidth=1.2, marker="o" if len(x) < 20 else None)
+        if line.low is not None:
+            axes.fill_between(x, np.asarray(line.low), np.asarray(line.high), color=drawn.get_color(), alpha=0.2, linewidth=0)
     axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
     axes.set_xscale("log" if "x" in plot.log else "linear")
     axes.set_yscale("log" if "y" in plot.log else "linear")
