@@ -75,22 +75,22 @@ add({
     ),
     "swimmer": Row(
         "swimmer", _observe_swimmer, PLANAR, timestep=0.01, repeat=4, noise=(0.1, 0.1), rates=0.1, drag=True,
-        numbers={"speed": 1.0, "effort": 1e-4, "gym_effort": 1e-4, "gym_alive": 0.0},
+        numbers={"speed": 1.0, "cap": math.inf, "effort": 1e-4, "gym_effort": 1e-4, "gym_alive": 0.0},
     ),
     "hopper": Row(
         "hopper", _observe, PLANAR, FALLS, timestep=0.01, repeat=2, drive=Drive(reach=0.8, strength=1.0, damping=0.1), noise=(0.01, 0.01),
         rates=0.05, clearance=0.005,
-        numbers={"speed": 1.0, "effort": 0.1, "stand": 0.9, "height": 1.0, "rise": 0.3, "dip": 200.0, "lean": 1.0, "angle": math.pi / 6,
+        numbers={"speed": 1.0, "cap": math.inf, "effort": 0.1, "stand": 0.9, "height": 1.0, "rise": 0.3, "dip": 200.0, "lean": 1.0, "angle": math.pi / 6,
                  "fall": 0.75, "tilt": 0.5, "gym_effort": 1e-3, "gym_alive": 1.0, "gym_fall": 0.7, "gym_top": 1e3, "gym_tilt": 0.2},
     ),
     "walker2d": Row(
-        "walker2d", _observe, PLANAR, FALLS, timestep=0.01, repeat=2, drive=Drive(reach=1.0, strength=1.5, damping=0.1), noise=(0.01, 0.01),
+        "walker2d", _observe, PLANAR, FALLS, timestep=0.01, repeat=2, drive=Drive(reach=1.0, strength=1.5, damping=0.03), noise=(0.01, 0.01),
         rates=0.05, clearance=0.005,
-        numbers={"speed": 1.0, "effort": 0.1, "stand": 1.0, "height": 1.0, "rise": 0.3, "dip": 200.0, "lean": 1.0, "angle": 0.7,
+        numbers={"speed": 1.0, "cap": 2.5, "effort": 0.1, "stand": 1.0, "height": 1.0, "rise": 0.3, "dip": 200.0, "lean": 1.0, "angle": 0.7,
                  "fall": 0.8, "tilt": 1.0, "gym_effort": 1e-3, "gym_alive": 1.0, "gym_fall": 0.8, "gym_top": 2.0, "gym_tilt": 1.0},
     ),
     "half_cheetah": Row(
         "half_cheetah", _observe, PLANAR, timestep=0.01, repeat=2, drive=Drive(reach=0.5, damping=0.0), noise=(0.05, 0.05), rates=0.1,
-        clearance=0.02, numbers={"speed": 1.0, "effort": 0.1, "gym_effort": 0.1, "gym_alive": 0.0},
+        clearance=0.02, numbers={"speed": 1.0, "cap": math.inf, "effort": 0.1, "gym_effort": 0.1, "gym_alive": 0.0},
     ),
 })  # fmt: skip

@@ -61,7 +61,7 @@ def shac_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> 
     """SHAC's reward of ant and humanoid: speed, uprightness, heading, height, effort."""
     n = env.row.numbers
     speed = forward(env, before, after)
-    if "cap" in n:
+    if math.isfinite(n["cap"]):
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
     posture = upright_and_heading(after.root) @ env.posture
     parts = {"speed": n["speed"] * speed, "posture": posture, "height": standing(env, after.root[..., 2])}
@@ -72,7 +72,7 @@ def shac_planar(env: TableEnv, before: Motion, after: Motion, action: Tensor) ->
     """SHAC's reward of hopper and half-cheetah, and ours of the walker: speed, height, lean, effort."""
     n = env.row.numbers
     speed = forward(env, before, after)
-    if "cap" in n:
+    if math.isfinite(n["cap"]):
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
     parts = {"speed": n["speed"] * speed, "effort": -n["effort"] * effort(action)}
     if "stand" in n:
