@@ -76,8 +76,8 @@ add({
         "ant", _observe, {**TORSO, "dojo": rewards.dojo_torso}, {**FALLS, "dojo": _unhealthy}, timestep=0.02, repeat=1,
         noise=(0.05, 0.1), rates=0.07, clearance=0.02,
         drive=Drive(reach=0.6, strength=1.0, damping=0.1, rest={"ankle_1": 0.87, "ankle_2": -0.87, "ankle_3": -0.87, "ankle_4": 0.87}),
-        numbers={"speed": 1.0, "cap": math.inf, "up": 0.1, "heading": 1.0, "stand": 0.27, "height": 1.0, "rise": math.inf, "dip": 0.0, "effort": 0.0,
-                 "fall": 0.27, "gym_speed": 1.0, "gym_effort": 0.5, "gym_alive": 1.0, "gym_contact": 5e-4, "gym_clip": 1.0,
+        numbers={"speed": 1.0, "cap": math.inf, "up": 0.1, "heading": 1.0, "stand": 0.27, "height": 1.0, "rise": math.inf, "dip": 0.0,
+                 "effort": 0.0, "fall": 0.27, "gym_speed": 1.0, "gym_effort": 0.5, "gym_alive": 1.0, "gym_contact": 5e-4, "gym_clip": 1.0,
                  "gym_center": 0.0, "gym_fall": 0.2, "gym_top": 1.0},
     ),
     "humanoid": Row(

@@ -80,12 +80,13 @@ add({
     "hopper": Row(
         "hopper", _observe, PLANAR, FALLS, timestep=0.01, repeat=2, drive=Drive(reach=0.8, strength=1.0, damping=0.1), noise=(0.01, 0.01),
         rates=0.05, clearance=0.005,
-        numbers={"speed": 1.0, "cap": math.inf, "effort": 0.1, "stand": 0.9, "height": 1.0, "rise": 0.3, "dip": 200.0, "lean": 1.0, "angle": math.pi / 6,
-                 "fall": 0.75, "tilt": 0.5, "gym_effort": 1e-3, "gym_alive": 1.0, "gym_fall": 0.7, "gym_top": 1e3, "gym_tilt": 0.2},
+        numbers={"speed": 1.0, "cap": math.inf, "effort": 0.1, "stand": 0.9, "height": 1.0, "rise": 0.3, "dip": 200.0, "lean": 1.0,
+                 "angle": math.pi / 6, "fall": 0.75, "tilt": 0.5, "gym_effort": 1e-3, "gym_alive": 1.0,
+                 "gym_fall": 0.7, "gym_top": 1e3, "gym_tilt": 0.2},
     ),
     "walker2d": Row(
-        "walker2d", _observe, PLANAR, FALLS, timestep=0.01, repeat=2, drive=Drive(reach=1.0, strength=1.5, damping=0.03), noise=(0.01, 0.01),
-        rates=0.05, clearance=0.005,
+        "walker2d", _observe, PLANAR, FALLS, timestep=0.01, repeat=2, drive=Drive(reach=1.0, strength=1.5, damping=0.03),
+        noise=(0.01, 0.01), rates=0.05, clearance=0.005,
         numbers={"speed": 1.0, "cap": 2.5, "effort": 0.1, "stand": 1.0, "height": 1.0, "rise": 0.3, "dip": 200.0, "lean": 1.0, "angle": 0.7,
                  "fall": 0.8, "tilt": 1.0, "gym_effort": 1e-3, "gym_alive": 1.0, "gym_fall": 0.8, "gym_top": 2.0, "gym_tilt": 1.0},
     ),
