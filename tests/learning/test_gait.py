@@ -130,9 +130,9 @@ def test_numbers_of_legs_that_swing_by_hand() -> None:
     assert report.travel == pytest.approx(1.0) and report.height == pytest.approx(1.25, abs=0.01) and report.height_deviation < 1e-9
     assert report.saturated == pytest.approx(0.5 / 6) and report.torque_beyond == pytest.approx(0.5 / 6)
     assert report.action_change == pytest.approx(1 / 6)
-    # the drives of both thighs: -150 q - (15 - the joint's own damper) q̇, at zero work on the others, which do not move
+    # the drives of both thighs: -150 q - (4.5 - the joint's own damper) q̇, at zero work on the others, which do not move
     t = PERIOD * torch.arange(1, steps + 1)
-    damping = 15.0 - float(env.mech.joints["thigh_joint"].damper)
+    damping = 0.03 * 150.0 - float(env.mech.joints["thigh_joint"].damper)
     angle, rate = 0.4 * torch.sin(4 * math.pi * t), 1.6 * math.pi * torch.cos(4 * math.pi * t)
     power = (-150.0 * angle - damping * rate) * rate
     mass = sum(float(body.mass) for body in env.mech.bodies.values())
