@@ -118,7 +118,6 @@ class Shac(pl.LightningModule):
 
     Args:
         env: environments that this module steps; those of one process. settings: `ShacSettings`. seed: of networks, noise and batches.
-        progress: called with nothing after each segment; None: nothing.
 
     Attributes:
         actor, critics, target: networks. samples: control steps so far, of all processes. counts: of clipped adjoints and others, likewise.
