@@ -129,7 +129,7 @@ def test_an_environment_beyond_its_budget_is_given_up() -> None:
     u[3, 10:] *= 300.0
     free, bound = mech.rollout(z, u), mech.rollout(z, u, budget=30)
     calm = [i for i in range(8) if int(free.iterations[i].max()) < 30 and int(free.substeps[i].max()) == 1]
-    assert len(calm) >= 4 and 3 not in calm
+    assert len(calm) >= 3 and 3 not in calm
     assert torch.equal(free.z[calm], bound.z[calm]) and int(bound.status[calm].max()) == 0
     failed = bound.status[3] != 0
     first = int(failed.nonzero()[0])
@@ -164,3 +164,11 @@ def test_what_does_not_fit_is_said() -> None:
             mech.rollout_feedback(given.pop("z"), given.pop("nominal"), u, **given)
     broken = mech.rollout_feedback(z, None, u, feedforward=torch.full((5, 1), math.nan))
     assert broken.status.tolist() == [2] * 5 and bool(broken.z.isfinite().all())
+
+
+def test_contacts_carry_the_weight() -> None:
+    mech = td.models.box()
+    path = mech.rollout(mech.place(td.models.initial_state("box", mech)), steps=150, repeat=2)
+    forces = mech.contact_forces(path.z[-1], path.impulses[-1], repeat=2)
+    assert list(forces) == list(mech.contacts)
+    assert float((torch.stack(list(forces.values())).sum(0) + mech.bodies["box"].mass * mech.gravity).abs().max()) < 1e-3

@@ -119,6 +119,7 @@ def test_differences_of_periods_under_servos() -> None:
         agree(value, differences(changed, start.numel()), 1e-6)
 
 
+@pytest.mark.slow  # the reference takes seconds
 @native
 def test_the_reference_agrees() -> None:
     (fast, z, ctrl), (slow, _, _) = arm("native"), arm("reference")

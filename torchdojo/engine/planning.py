@@ -199,3 +199,13 @@ class PlannedStructure(Structure):
         self.check_tensor("delta", delta, 2 * self.num_coordinates)
         dq, dqd = delta.chunk(2, dim=-1)
         return q + dq, qd + dqd
+
+    @in_float64
+    def contact_forces(self, z: Tensor, impulses: Tensor, repeat: int = 1) -> dict[str, Tensor]:
+        """Mean force of each contact on its body over a step or period, by name, world frame [N], (..., 3).
+
+        Args:
+            z: (..., 13 nb), the states after the steps. impulses: (..., n) of these steps. repeat: steps of each period, as in `rollout`.
+        """
+        forces = self.contact_impulses(z, impulses) / (check_repeat(repeat) * self.timestep[..., None, None])
+        return dict(zip(self.named_contacts(), forces.unbind(-2), strict=True))

@@ -159,7 +159,8 @@ struct RolloutFeed {
             const int64_t n = environment[lane], t = step[lane]++;
             describe(mechanism, rollout, n, t, job);
             if (rollout.feedback && t % rollout.repeat == 0)
-                workspace.feedback.apply(*rollout.feedback, job.parameters, n, period_of(rollout, t), period_of(rollout, rollout.steps), job.z);
+                workspace.feedback.apply(*rollout.feedback, job.parameters, n, period_of(rollout, t), period_of(rollout, rollout.steps),
+                                         job.z);
             double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
             actuate(rollout, n, t, workspace.actuation, inputs, job);
             if (rollout.repeat > 1) {
