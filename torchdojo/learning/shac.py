@@ -44,7 +44,7 @@ LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std")
 
 @dataclass(frozen=True)
 class ShacSettings:
-    """Numbers of SHAC. The defaults are those of the ant.
+    """Numbers of SHAC. The defaults are those of the half-cheetah.
 
     samples: control steps of all environments after which training ends. num_envs, horizon: B and H of a segment, samples of one process.
     gamma, lam: discount, λ of TD(λ). reward_scale: factor of rewards for the critics, whose weights begin at values of about one.
