@@ -1,0 +1,98 @@
+"""Tasks of Dojo's table III with Dojo's set-ups (Howell et al. 2022; DojoExamples), and two swing-ups.
+
+Inputs are weighted as impulses u h, and costs have no ½.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from torchdojo import models
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import NonlinearContact
+from torchdojo.elements.joints import Floating
+from torchdojo.geometry.shapes import Box
+from torchdojo.mechanism import Mechanism
+from torchdojo.planning.problem import Problem
+from torchdojo.planning.residuals import Input, State
+
+__all__ = ["TASKS", "box_right", "box_up", "hopper"]
+
+
+def _tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# -- box -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def _box(goal: tuple[float, float, float], noise: Tensor | None) -> Problem:
+    h, edge = 0.1, 0.5
+    corners = {
+        f"corner{i}": NonlinearContact("box", point=[0.5 * edge * s for s in signs], friction=0.5)
+        for i, signs in enumerate(itertools.product((1, -1), repeat=3), start=1)
+    }
+    mech = Mechanism({"box": Body(1.0, shape=Box((edge,) * 3))}, {"base": Floating(None, "box", actuated=True)}, corners, timestep=h)
+    start, end = (mech.initial_state(base={"q": (*place, 0.0, 0.0, 0.0)}) for place in ((0.0, 0.0, 0.25), goal))
+    forces = torch.eye(6, dtype=torch.float64)[:, :3]
+    # weight 1 on the 13 numbers of the state; those of the quaternion are half of the rotation vector
+    weight = _tensor(1, 1, 1, 0.25, 0.25, 0.25, 1, 1, 1, 1, 1, 1)
+    return Problem(
+        mech,
+        start.expand(*(() if noise is None else noise.shape[:1]), -1),
+        10,
+        costs=[State(end, weight), Input(1e-2 * h**2)],
+        equalities=[State(end, at=-1)],
+        input_map=forces,
+        guess=0.0 if noise is None else noise / h,
+    )
+
+
+def box_right(noise: Tensor | None = None) -> Problem:
+    """A box of 1 kg is pushed 1 m along the ground in 1 s, by three forces at its center. noise: impulses (P, 10, 3) of the first guess."""
+    return _box((1.0, 0.0, 0.25), noise)
+
+
+def box_up(noise: Tensor | None = None) -> Problem:
+    """The box is lifted by 1 m in 1 s."""
+    return _box((0.0, 0.0, 1.25), noise)
+
+
+# -- hopper ----------------------------------------------------------------------------------------------------------------------------------
+
+
+def hopper(noise: Tensor | None = None) -> Problem:
+    """Raibert's hopper hops 0.5 m forward and sideways in 1 s, over a height of 0.5 m. noise: impulses (P, 20, 3) of the first guess.
+
+    Inputs are two torques on the body and the force of the leg.
+    """
+    h, steps = 0.05, 20
+    mech = models.raibert_hopper(timestep=h, actuated_base=True)
+
+    def state(x: float, y: float, z: float) -> Tensor:
+        return mech.initial_state(floating_base={"q": (x, y, 0.55 + z, 0.0, 0.0, 0.0)}, leg={"q": -0.5})
+
+    start, middle, end = state(0.0, 0.0, 0.0), state(0.5, 0.5, 0.5), state(0.5, 0.5, 0.0)
+    body = _tensor(1, 1, 1, 0.01, 0.01, 0.01, 0.025, 0.025, 0.025, 0.01, 0.01, 0.01)
+    target = torch.stack([middle] * (steps // 2) + [end] * (steps - steps // 2 + 1))
+    guess = torch.zeros(steps, 3, dtype=torch.float64)
+    guess[:, 2] = -4.18 * 9.81
+    input_map = torch.zeros(7, 3, dtype=torch.float64)
+    input_map[3, 0] = input_map[4, 1] = input_map[6, 2] = 1.0
+    return Problem(
+        mech,
+        start.expand(*(() if noise is None else noise.shape[:1]), -1),
+        steps,
+        costs=[State(target, torch.cat((body, body))), Input(1e-2 * h**2)],
+        equalities=[State(end, rows=[0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17], at=-1)],
+        input_map=input_map,
+        guess=guess if noise is None else guess + noise / h,
+        coordinates="tangent",
+    )
+
+
+TASKS: dict[str, Callable[..., Problem]] = {"box_right": box_right, "box_up": box_up, "hopper": hopper}
