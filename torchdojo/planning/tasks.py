@@ -17,10 +17,12 @@ from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.joints import Floating
 from torchdojo.geometry.shapes import Box
 from torchdojo.mechanism import Mechanism
+from torchdojo.models.unitree import POSE
+from torchdojo.planning.gait import holding_inputs, trot
 from torchdojo.planning.problem import Problem
 from torchdojo.planning.residuals import Input, State
 
-__all__ = ["TASKS", "box_right", "box_up", "hopper"]
+__all__ = ["TASKS", "box_right", "box_up", "hopper", "quadruped"]
 
 
 def _tensor(*values: float) -> Tensor:
@@ -95,4 +97,32 @@ def hopper(noise: Tensor | None = None) -> Problem:
     )
 
 
-TASKS: dict[str, Callable[..., Problem]] = {"box_right": box_right, "box_up": box_up, "hopper": hopper}
+# -- quadruped -------------------------------------------------------------------------------------------------------------------------------
+
+
+def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool = False) -> Problem:
+    """A1 trots two cycles in 2 s. The goal is the place of the trunk. noise: impulses (P, 40, 12) of the first guess.
+
+    Args:
+        damper: of the joints [N·m·s/rad]; Dojo's is 5. limited: keep torques within 33.5 N·m.
+    """
+    h, steps = 0.05, 40
+    mech = models.quadruped(timestep=h, damper=damper, limits=True, contact_body=False)
+    reference = trot(mech)
+    reference = torch.cat((reference, reference[-1:]))
+    standing = mech.place(mech.initial_state(floating_base={"q": (0.0, 0.0, 0.4, 0.0, 0.0, 0.0)}, **POSE), clearance=1e-6)
+    weight = _tensor(0.3, 0.05, 0.05, 0.01, 0.01, 0.01, *[0.2] * 12, *[0.01] * 6, *[0.001] * 12)
+    guess = holding_inputs(mech, standing)
+    return Problem(
+        mech,
+        reference[0].expand(*(() if noise is None else noise.shape[:1]), -1),
+        steps,
+        costs=[State(reference, 0.05 * weight), Input(0.05 * 1e-2 * h**2)],
+        equalities=[State(reference[-1], rows=range(3), at=-1)],
+        guess=guess if noise is None else guess + noise / h,
+        guess_states=reference,
+        limits=(-33.5, 33.5) if limited else None,
+    )
+
+
+TASKS: dict[str, Callable[..., Problem]] = {"box_right": box_right, "box_up": box_up, "hopper": hopper, "quadruped": quadruped}
