@@ -12,9 +12,9 @@ __all__ = ["BOTH_ANNEALED", "GRADIENT_ANNEALED", "Schedule", "SolveOptions"]
 Schedule = Sequence[tuple[float, float | None]]
 
 #: Hard rollouts, whose derivatives are smoothed less and less.
-GRADIENT_ANNEALED: Schedule = ((1e-6, 1e-2), (1e-6, 1e-3), (1e-6, 3e-4), (1e-6, 1e-5))
+GRADIENT_ANNEALED: Schedule = ((1e-6, 1e-2), (1e-6, 1e-3), (1e-6, 1e-4))
 #: Contacts that become hard with their derivatives.
-BOTH_ANNEALED: Schedule = ((3e-4, None), (1e-5, None), (1e-6, None))
+BOTH_ANNEALED: Schedule = ((1e-2, None), (1e-3, None), (1e-5, None), (1e-7, None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,12 @@ class SolveOptions:
     damping: float = 1e-2
     least_damping: float = 1e-3
     max_iterations: int = 100
-    max_inner: int = 50
+    max_inner: int = 8
     max_outer: int = 10
     penalty: float = 1.0
     penalty_growth: float = 10.0
     tolerance: float = 1e-4
-    cost_tolerance: float = 1e-3
+    cost_tolerance: float = 1e-2
 
     def __post_init__(self) -> None:
         for name in ("damping", "penalty", "tolerance", "cost_tolerance"):

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo import quaternion as quat
 from torchdojo.planning.dynamics import Dynamics
 from torchdojo.planning.problem import Problem
 from torchdojo.solver.options import SolverOptions
+from torchdojo.state.layout import STATE_SIZE
 
 __all__ = ["Plan", "PlanStatus", "Record", "Replay"]
 
@@ -105,7 +107,8 @@ class Plan:
 
         Args:
             timestep: h [s], a whole part of that of the plan; None: the same. Inputs are held between nodes.
-            kappa: of the steps. feedback: act on the error at each node with the gains.
+            kappa: of the steps. feedback: act on the error at each node with the gains. Velocities are means since the last node, as those
+                of the plan are.
 
         Raises:
             ValueError: a timestep that does not divide that of the plan.
@@ -129,7 +132,8 @@ class Plan:
             for t in range(self.u.shape[-2]):
                 v = self.v[..., t, :]
                 if feedback:
-                    error = dynamics.difference(dynamics.coordinates(z), given.coordinates(self.z[..., t, :]))
+                    now = z if t == 0 else mean_rates(states[-2], z, own)
+                    error = given.difference(given.coordinates(now), given.coordinates(self.z[..., t, :]))
                     v = v + (self.gains[..., t, :, :] @ error[..., None])[..., 0]
                 if limits is not None:
                     v = v.clamp(limits[0][..., t, :], limits[1][..., t, :])
@@ -140,3 +144,11 @@ class Plan:
                 inputs.append(u)
                 status.append(out.status)
         return Replay(torch.stack(states, -2), torch.stack(inputs, -2), torch.stack(status, -1))
+
+
+def mean_rates(before: Tensor, z: Tensor, duration: float) -> Tensor:
+    """The poses of z, with the velocities that lead there from the poses of `before` in one step of this duration [s]."""
+    (x, _, q, _), (old, _, turned, _) = (state.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1) for state in (z, before))
+    turn = quat.multiply(quat.conjugate(turned), q)
+    omega = 2 / duration * torch.where(turn[..., :1] < 0, -1.0, 1.0) * turn[..., 1:]
+    return torch.cat((x, (x - old) / duration, q, omega), dim=-1).flatten(-2)

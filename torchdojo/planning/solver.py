@@ -30,6 +30,7 @@ ZERO_DAMPING = 1e-5  # μ below counts as 0
 MOST_DAMPING = 1e8  # μ above: no step decreases the merit
 SUFFICIENT = 1e-4  # least part of the expected decrease (Armijo)
 SMALL_STEP = 1e-3  # an outer iteration has ended where inputs change by less, relative to 1 + |impulse|
+ABOUT_EQUAL = 0.01  # costs of two schedules that differ by less, relatively, count as equal
 DEFECT_PRICE = 1.0  # first weight of the sum of defects in the merit of multiple shooting; it doubles with every outer iteration
 
 
@@ -275,14 +276,15 @@ class _Search:
         self.log.append(Record(*columns))
 
     def _plan(self) -> Plan:
-        """The best copy of each problem: solved, else of least violation; of these, the one of least cost."""
+        """The best copy of each problem: a solved one, else that of least violation. The quickest of those of about equal cost."""
         cost, violation, gap = self.best
         wrong = torch.where(self.status == int(PlanStatus.SOLVED), 0.0, torch.maximum(violation, gap) + self.options.tolerance)
-        rank = (wrong.nan_to_num(torch.inf), cost.nan_to_num(torch.inf))
         rows = []
         for p in range(len(self.problem)):
-            copies = (self.owner == p).nonzero()[:, 0].tolist()
-            rows.append(min(copies, key=lambda i: (float(rank[0][i]), float(rank[1][i]))))
+            copies = (self.owner == p).nonzero()[:, 0]
+            copies = copies[wrong[copies] <= wrong[copies].min()] if bool(torch.isfinite(wrong[copies]).any()) else copies[:1]
+            copies = copies[cost[copies] <= cost[copies].min() * (1 + ABOUT_EQUAL)] if len(copies) > 1 else copies
+            rows.append(int(copies[self.iterations[copies].argmin()]))
         chosen = torch.tensor(rows)
         nodes = Nodes(*(value[chosen] for value in self.best_nodes))
         gains = self._gains(chosen)

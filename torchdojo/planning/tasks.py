@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from torchdojo.planning.gait import holding_inputs, trot
 from torchdojo.planning.problem import Problem
 from torchdojo.planning.residuals import Input, State
 
-__all__ = ["TASKS", "box_right", "box_up", "hopper", "quadruped"]
+__all__ = ["TASKS", "Task", "box_right", "box_up", "hopper", "quadruped"]
 
 
 def _tensor(*values: float) -> Tensor:
@@ -125,4 +126,29 @@ def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool
     )
 
 
-TASKS: dict[str, Callable[..., Problem]] = {"box_right": box_right, "box_up": box_up, "hopper": hopper, "quadruped": quadruped}
+class Task(NamedTuple):
+    """A problem by its name.
+
+    make: maps impulses that perturb the first guess (P, T, m), or None, to the problem.
+    noise: deviation of such impulses [N·s, N·m·s]. options: fields of `SolveOptions` that differ from the default.
+    published: iterations, cost and violation of Dojo's table III, or None.
+    """
+
+    make: Callable[[Tensor | None], Problem]
+    noise: float
+    options: dict[str, Any]
+    published: tuple[int, float, float] | None = None
+
+    def perturbed(self, count: int, seed: int = 0) -> Problem:
+        """`count` problems whose guesses differ by noise."""
+        guess = self.make(None).guess
+        generator = torch.Generator().manual_seed(seed)
+        return self.make(self.noise * torch.randn(count, *guess.shape[1:], generator=generator, dtype=torch.float64))
+
+
+TASKS = {
+    "box_right": Task(box_right, 0.01, {"penalty": 10.0}, (30, 14.5, 3e-3)),
+    "box_up": Task(box_up, 0.01, {"penalty": 10.0}, (106, 14.5, 3e-3)),
+    "hopper": Task(hopper, 0.01, {}, (96, 8.9, 1e-3)),
+    "quadruped": Task(quadruped, 0.01, {}, (20, 0.02, 3e-4)),
+}
