@@ -19,7 +19,7 @@ from torchdojo.planning.tasks import TASKS, Task
 def distance(plan: planning.Plan, feedback: bool) -> torch.Tensor:
     """Largest distance of a body to its place at the end of the plan [cm], (P,)."""
     path = plan.replay(timestep=float(plan.problem.mech.timestep) / 10, feedback=feedback)
-    gap = (path.z[..., -1, :] - plan.z[..., -1, :]).unflatten(-1, (-1, 13))[..., :3]
+    gap = (path.nodes[..., -1, :] - plan.z[..., -1, :]).unflatten(-1, (-1, 13))[..., :3]
     return 100 * torch.linalg.vector_norm(gap, dim=-1).amax(-1)
 
 

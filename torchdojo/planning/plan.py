@@ -66,11 +66,16 @@ class Record(NamedTuple):
 
 
 class Replay(NamedTuple):
-    """A plan in other steps: z (..., T+1, 13 nb) at its nodes, inputs u (..., T, nu), status (..., T) of the steps."""
+    """A plan in other steps.
+
+    z: states (..., T+1, 13 nb) at the start and after each input. u: inputs (..., T, nu). status: (..., T) of the steps.
+    nodes: (..., T+1, 13 nb), `z` after a drift by the time that a held input lags behind the plan's impulses: what to compare with the plan.
+    """
 
     z: Tensor
     u: Tensor
     status: Tensor
+    nodes: Tensor
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,10 @@ class Plan:
 
         Args:
             timestep: h [s], a whole part of that of the plan; None: the same. Inputs are held between nodes.
-            kappa: of the steps. feedback: act on the error at each node with the gains. Velocities are means since the last node, as those
-                of the plan are.
+            kappa: of the steps. feedback: act on the error at each node with the gains.
+
+        A step of the plan acts with an impulse h u at its node. Here u is held for h, so the path lags behind the plan by (h − timestep)/2.
+        Errors are therefore those of the pose to which the state drifts in this time, and its velocities are those of the plan's last step.
 
         Raises:
             ValueError: a timestep that does not divide that of the plan.
@@ -126,14 +133,14 @@ class Plan:
         limits = self.problem.limits
         if limits is not None and not self.problem.batched:
             limits = limits[0][0], limits[1][0]
-        z, warm = self.z[..., 0, :], None
+        z, warm, lag = self.z[..., 0, :], None, 0.5 * (own - timestep)
         states, inputs, status = [z], [], []
         with torch.no_grad():
             for t in range(self.u.shape[-2]):
                 v = self.v[..., t, :]
                 if feedback:
-                    now = z if t == 0 else mean_rates(states[-2], z, own)
-                    error = given.difference(given.coordinates(now), given.coordinates(self.z[..., t, :]))
+                    ahead = drifted(z, lag)
+                    error = given.difference(given.coordinates(ahead), given.coordinates(self.z[..., t, :]))
                     v = v + (self.gains[..., t, :, :] @ error[..., None])[..., 0]
                 if limits is not None:
                     v = v.clamp(limits[0][..., t, :], limits[1][..., t, :])
@@ -143,12 +150,11 @@ class Plan:
                 states.append(z)
                 inputs.append(u)
                 status.append(out.status)
-        return Replay(torch.stack(states, -2), torch.stack(inputs, -2), torch.stack(status, -1))
+            z = torch.stack(states, -2)
+            return Replay(z, torch.stack(inputs, -2), torch.stack(status, -1), drifted(z, lag))
 
 
-def mean_rates(before: Tensor, z: Tensor, duration: float) -> Tensor:
-    """The poses of z, with the velocities that lead there from the poses of `before` in one step of this duration [s]."""
-    (x, _, q, _), (old, _, turned, _) = (state.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1) for state in (z, before))
-    turn = quat.multiply(quat.conjugate(turned), q)
-    omega = 2 / duration * torch.where(turn[..., :1] < 0, -1.0, 1.0) * turn[..., 1:]
-    return torch.cat((x, (x - old) / duration, q, omega), dim=-1).flatten(-2)
+def drifted(z: Tensor, duration: float) -> Tensor:
+    """The state after a motion at its own velocities [s]."""
+    x, v, q, omega = z.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
+    return torch.cat((x + duration * v, v, quat.multiply(q, quat.exp(duration * omega)), omega), dim=-1).flatten(-2)

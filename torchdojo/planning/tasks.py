@@ -6,6 +6,7 @@ Inputs are weighted as impulses u h, and costs have no ½.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from torchdojo.planning.gait import holding_inputs, trot
 from torchdojo.planning.problem import Problem
 from torchdojo.planning.residuals import Input, State
 
-__all__ = ["TASKS", "Task", "box_right", "box_up", "hopper", "quadruped"]
+__all__ = ["TASKS", "Task", "box_right", "box_up", "cartpole", "hopper", "quadruped"]
 
 
 def _tensor(*values: float) -> Tensor:
@@ -126,6 +127,25 @@ def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool
     )
 
 
+# -- swing-ups -------------------------------------------------------------------------------------------------------------------------------
+
+
+def cartpole(noise: Tensor | None = None, *, largest: float = 15.0) -> Problem:
+    """A pole of 0.5 m swings up from hanging in 3 s, by a force on its cart of at most 15 N. noise: impulses (P, 60, 1)."""
+    h, steps = 0.05, 60
+    mech = models.cartpole(timestep=h, pole_mass=0.2, length=0.5)
+    start, end = mech.initial_state(hinge={"q": math.pi}), mech.initial_state(hinge={"q": 0.0})
+    return Problem(
+        mech,
+        start.expand(*(() if noise is None else noise.shape[:1]), -1),
+        steps,
+        costs=[State(end, _tensor(0.1, 0.1, 0.01, 0.01)), Input(1e-3)],
+        equalities=[State(end, at=-1)],
+        guess=0.1 * torch.sin(torch.arange(steps, dtype=torch.float64))[:, None] + (0.0 if noise is None else noise / h),
+        limits=(-largest, largest),
+    )
+
+
 class Task(NamedTuple):
     """A problem by its name.
 
@@ -151,4 +171,5 @@ TASKS = {
     "box_up": Task(box_up, 0.01, {"penalty": 10.0}, (106, 14.5, 3e-3)),
     "hopper": Task(hopper, 0.01, {}, (96, 8.9, 1e-3)),
     "quadruped": Task(quadruped, 0.01, {}, (20, 0.02, 3e-4)),
+    "cartpole": Task(cartpole, 0.01, {"schedule": ((1e-6, None),), "max_inner": 60, "cost_tolerance": 1e-3}),
 }
