@@ -45,8 +45,8 @@ def report(name: str, task: Task, options: argparse.Namespace) -> None:
     parts = ", ".join(f"{part} {1e3 * value / len(alone.log):.1f}" for part, value in alone.timings.items())
     print(
         f"{'':10s} unperturbed: {planning.PlanStatus(int(alone.status)).name}, {int(alone.iterations)} iterations, cost "
-        f"{float(alone.cost):.4f}, violation {float(alone.violation):.1e}; {seconds:.2f} s CPU, {1e3 * seconds / len(alone.log):.1f} ms per "
-        f"iteration (ms: {parts})",
+        f"{float(alone.cost):.4f}, violation {float(alone.violation):.1e}; {seconds:.2f} s CPU, {1e3 * seconds / len(alone.log):.1f} ms "
+        f"per iteration (ms: {parts})",
         flush=True,
     )
 

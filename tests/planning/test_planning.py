@@ -28,7 +28,7 @@ def pendulum(steps: int = 10, **changes: Any) -> planning.Problem:
     return planning.Problem(mech, start, steps, **given)
 
 
-# -- pieces ----------------------------------------------------------------------------------------------------------------------------------
+# -- pieces --------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("coordinates", ["minimal", "tangent"])
@@ -77,7 +77,7 @@ def test_difference_and_retract_are_inverse_and_angles_wrap() -> None:
     torch.testing.assert_close(problem.dynamics.difference(problem.dynamics.retract(x, delta), x), delta)
 
 
-# -- tasks -----------------------------------------------------------------------------------------------------------------------------------
+# -- tasks ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "iterations", "cost"), [("box_right", 20, 14.6), ("box_up", 20, 14.7)])
@@ -132,7 +132,7 @@ def test_an_inequality_holds() -> None:
     assert rate[0] > 0.9 and rate[1] <= 0.8 + 1e-4 and bool(bounded.solved)
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------------------------------
+# -- what goes wrong -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_goal_out_of_reach_is_infeasible() -> None:

@@ -1,7 +1,7 @@
 """Plans through contact: iterative LQR and multiple shooting on the differentiable step.
 
-    problem = td.planning.Problem(mech, z0, steps=20, costs=[td.planning.State(goal, 1.0), td.planning.Input(1e-4)])
-    plan = td.planning.solve(problem)
+problem = td.planning.Problem(mech, z0, steps=20, costs=[td.planning.State(goal, 1.0), td.planning.Input(1e-4)])
+plan = td.planning.solve(problem)
 """
 
 from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions

@@ -1,7 +1,7 @@
 """Steps, rollouts and linearizations of a plan. This is the only module of the planner that calls the engine.
 
-States have coordinates x: q and q̇ side by side ("minimal"), or the state z itself ("tangent"). Their differences have n entries: those of x,
-or of the tangent space.
+States have coordinates x: q and q̇ side by side ("minimal"), or the state z itself ("tangent"). Their differences have n entries: those of
+x, or of the tangent space.
 """
 
 from __future__ import annotations

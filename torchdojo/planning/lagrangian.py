@@ -37,17 +37,22 @@ class Lagrangian:
     @staticmethod
     def of(problem: Problem, owner: Tensor, penalty: float) -> Lagrangian:
         """For copies of problems; `owner` has the number of the problem of each copy."""
-        terms = [[bound.select(owner) for bound in part] for part in (problem.costs, problem.equalities, problem.inequalities)]
-        multipliers = [torch.zeros(len(owner), *b.weight.shape[2:], dtype=torch.float64) for b in (*terms[1], *terms[2])]
-        return Lagrangian(problem.dynamics, *terms, multipliers, torch.full((len(owner),), penalty, dtype=torch.float64))
+        constraints = (*problem.equalities, *problem.inequalities)
+        multipliers = [torch.zeros(len(problem), *b.weight.shape[2:], dtype=torch.float64) for b in constraints]
+        rho = torch.full((len(problem),), penalty, dtype=torch.float64)
+        terms = problem.costs, problem.equalities, problem.inequalities
+        return Lagrangian(problem.dynamics, terms[0], terms[1], terms[2], multipliers, rho).select(owner)
 
     @property
     def constrained(self) -> bool:
         return bool(self.equalities or self.inequalities)
 
     def select(self, problems: Tensor) -> Lagrangian:
-        terms = [[bound.select(problems) for bound in part] for part in (self.costs, self.equalities, self.inequalities)]
-        return Lagrangian(self.dynamics, *terms, [m[problems] for m in self.multipliers], self.penalty[problems])
+        costs, equalities, inequalities = (
+            [bound.select(problems) for bound in part] for part in (self.costs, self.equalities, self.inequalities)
+        )
+        multipliers = [multiplier[problems] for multiplier in self.multipliers]
+        return Lagrangian(self.dynamics, costs, equalities, inequalities, multipliers, self.penalty[problems])
 
     def _constraints(self, x: Tensor, z: Tensor, v: Tensor) -> list[tuple[Bound, Tensor, Tensor, bool]]:
         """(bound, scaled residual (P, C, K, d), multiplier (P, 1, K, d), whether it is an inequality)."""

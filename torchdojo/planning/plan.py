@@ -69,7 +69,7 @@ class Replay(NamedTuple):
     """A plan in other steps.
 
     z: states (..., T+1, 13 nb) at the start and after each input. u: inputs (..., T, nu). status: (..., T) of the steps.
-    nodes: (..., T+1, 13 nb), `z` after a drift by the time that a held input lags behind the plan's impulses: what to compare with the plan.
+    nodes: (..., T+1, 13 nb), `z` after a drift by the time that held inputs lag behind the plan's impulses: compare them with it.
     """
 
     z: Tensor

@@ -99,9 +99,7 @@ class Problem:
         return len(self.start)
 
     def _bound(self, name: str, residuals: Sequence[Residual]) -> list[Bound]:
-        return [
-            bind(f"{name}[{i}]", residual, self.dynamics, len(self), self.steps, self.start) for i, residual in enumerate(residuals)
-        ]
+        return [bind(f"{name}[{i}]", residual, self.dynamics, len(self), self.steps, self.start) for i, residual in enumerate(residuals)]
 
     def _inputs(self, name: str, value: Any) -> Tensor:
         """Inputs (P, T, m)."""
@@ -109,7 +107,5 @@ class Problem:
         shape = (len(self), self.steps, self.dynamics.num_inputs)
         fits = value.ndim <= 3 and all(a in (1, b) for a, b in zip(value.shape[::-1], shape[::-1], strict=False))
         if not fits:
-            raise ValueError(
-                f"Problem.{name}: got shape {tuple(value.shape)}; allowed: a number, ({shape[2]},), {shape[1:]} or {shape}"
-            )
+            raise ValueError(f"Problem.{name}: got shape {tuple(value.shape)}; allowed: a number, ({shape[2]},), {shape[1:]} or {shape}")
         return value.expand(shape).clone()

@@ -6,14 +6,14 @@ Each problem has its own damping, multipliers and place in its schedule of smoot
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdojo.planning.dynamics import Nodes
+from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.planning.lagrangian import Lagrangian
 from torchdojo.planning.options import Schedule, SolveOptions
 from torchdojo.planning.plan import Plan, PlanStatus, Record
@@ -23,7 +23,7 @@ from torchdojo.planning.transcriptions import Multiple, Single, Transcription
 
 __all__ = ["METHODS", "solve"]
 
-METHODS = {"single": Single, "multiple": Multiple}
+METHODS: dict[str, Callable[[Dynamics], Transcription]] = {"single": Single, "multiple": Multiple}
 
 RUNNING = -1
 ZERO_DAMPING = 1e-5  # μ below counts as 0
@@ -188,9 +188,7 @@ class _Search:
         with self._timed("sweep"):
             bounds = None if limits is None else (limits[0] - nodes.v, limits[1] - nodes.v)
             floor = 1e-6 * float(self.problem.mech.timestep) ** 2 * float(self.problem.dynamics.map.square().sum(0).mean())
-            return riccati(
-                self.A[rows], self.B[rows], expansion, mus, defect=self.transcription.defect(nodes), bounds=bounds, floor=floor
-            )
+            return riccati(self.A[rows], self.B[rows], expansion, mus, defect=self.transcription.defect(nodes), bounds=bounds, floor=floor)
 
     def _choose(self, merit: Tensor, policy: Policy, alphas: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """The candidate of least merit for each copy, and whether it decreases the merit enough."""
@@ -226,7 +224,8 @@ class _Search:
         kappa, smooth = self._smoothing()
         nodes = Nodes(*(value[rows] for value in self.nodes))
         usable = torch.isfinite(self.merit[rows])
-        self.lagrangian.update(rows[usable], *(value[usable] for value in (nodes.x, nodes.z, nodes.v)), options.penalty_growth)
+        x, z, v = (value[usable] for value in (nodes.x, nodes.z, nodes.v))
+        self.lagrangian.update(rows[usable], x, z, v, options.penalty_growth)
         self.level[rows] += 1
         self.inner[rows], self.mu[rows], self.price[rows] = 0, options.damping, 2 * self.price[rows]
         after, smooth_after = self._smoothing()
@@ -267,7 +266,17 @@ class _Search:
         self.best_level[rows] = torch.minimum(self.level, torch.tensor([len(s) - 1 for s in self.schedules]))[rows]
 
     def _record(self, rows: Tensor, kappa: Tensor, smooth: Tensor, size: Tensor) -> None:
-        values = (self.level[rows], kappa, smooth, self.cost[rows], self.merit[rows], self.violation[rows], self.gap[rows], self.mu[rows], size)
+        values = (
+            self.level[rows],
+            kappa,
+            smooth,
+            self.cost[rows],
+            self.merit[rows],
+            self.violation[rows],
+            self.gap[rows],
+            self.mu[rows],
+            size,
+        )
         columns = []
         for value in values:
             column = torch.full((len(self.status),), torch.nan, dtype=torch.float64)
@@ -289,11 +298,12 @@ class _Search:
         nodes = Nodes(*(value[chosen] for value in self.best_nodes))
         gains = self._gains(chosen)
         dynamics, schedules = self.problem.dynamics, len(self.options.schedules)
-        values = (nodes.z, dynamics.inputs(nodes.v), nodes.v, gains, cost[chosen], violation[chosen], gap[chosen])
-        values = (*values, self.status[chosen], self.iterations[chosen], chosen % schedules)
+        values = [nodes.z, dynamics.inputs(nodes.v), nodes.v, gains, cost[chosen], violation[chosen], gap[chosen]]
+        values += [self.status[chosen], self.iterations[chosen], chosen % schedules]
         if not self.problem.batched:
-            values = tuple(value[0] for value in values)
-        return Plan(self.problem, *values, self.log, self.timings)
+            values = [value[0] for value in values]
+        z, u, v, gains, cost, violation, gap, status, iterations, schedule = values
+        return Plan(self.problem, z, u, v, gains, cost, violation, gap, status, iterations, schedule, self.log, self.timings)
 
     def _gains(self, rows: Tensor) -> Tensor:
         """K (P, T, m, n) at the best iterates, at the least damping that gives some."""

@@ -19,7 +19,6 @@ from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.joints import Floating
 from torchdojo.geometry.shapes import Box
 from torchdojo.mechanism import Mechanism
-from torchdojo.models.unitree import POSE
 from torchdojo.planning.gait import holding_inputs, trot
 from torchdojo.planning.problem import Problem
 from torchdojo.planning.residuals import Input, State
@@ -31,7 +30,7 @@ def _tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-# -- box -------------------------------------------------------------------------------------------------------------------------------------
+# -- box -----------------------------------------------------------------------------------------------------------------------------------
 
 
 def _box(goal: tuple[float, float, float], noise: Tensor | None) -> Problem:
@@ -66,7 +65,7 @@ def box_up(noise: Tensor | None = None) -> Problem:
     return _box((0.0, 0.0, 1.25), noise)
 
 
-# -- hopper ----------------------------------------------------------------------------------------------------------------------------------
+# -- hopper --------------------------------------------------------------------------------------------------------------------------------
 
 
 def hopper(noise: Tensor | None = None) -> Problem:
@@ -99,7 +98,7 @@ def hopper(noise: Tensor | None = None) -> Problem:
     )
 
 
-# -- quadruped -------------------------------------------------------------------------------------------------------------------------------
+# -- quadruped -----------------------------------------------------------------------------------------------------------------------------
 
 
 def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool = False) -> Problem:
@@ -112,7 +111,7 @@ def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool
     mech = models.quadruped(timestep=h, damper=damper, limits=True, contact_body=False)
     reference = trot(mech)
     reference = torch.cat((reference, reference[-1:]))
-    standing = mech.place(mech.initial_state(floating_base={"q": (0.0, 0.0, 0.4, 0.0, 0.0, 0.0)}, **POSE), clearance=1e-6)
+    standing = mech.place(mech.initial_state(pose="home"), clearance=1e-6)
     weight = _tensor(0.3, 0.05, 0.05, 0.01, 0.01, 0.01, *[0.2] * 12, *[0.01] * 6, *[0.001] * 12)
     guess = holding_inputs(mech, standing)
     return Problem(
@@ -127,7 +126,7 @@ def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool
     )
 
 
-# -- swing-ups -------------------------------------------------------------------------------------------------------------------------------
+# -- swing-ups -----------------------------------------------------------------------------------------------------------------------------
 
 
 def cartpole(noise: Tensor | None = None, *, largest: float = 15.0) -> Problem:
