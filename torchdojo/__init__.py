@@ -34,6 +34,7 @@ from torchdojo.elements.joints import (
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
 from torchdojo.engine.adaptive import AdaptiveOptions
+from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
 from torchdojo.geometry.hulls import Hull
@@ -71,8 +72,10 @@ __all__ = [
     "KappaSchedule",
     "Keyframe",
     "LinearContact",
+    "Linearization",
     "Mechanism",
     "Mesh",
+    "MinimalLinearization",
     "MinimalOutput",
     "MinimalTrajectory",
     "NonlinearContact",

@@ -16,6 +16,7 @@ from torchdojo.engine.backends import Backends
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
 from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_given, check_repeat, law_of
+from torchdojo.engine.planning import PlannedStructure
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Plan, Policy, Trajectory, rollout, segment_length
 from torchdojo.geometry.visuals import Visual
@@ -26,7 +27,6 @@ from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import loops, placement, signs
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.poses import Keyframe, keyframe, within_limits
-from torchdojo.structure import Structure
 
 if TYPE_CHECKING:
     from torchdojo.viewer.animation import Animation
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(Structure):
+class Mechanism(PlannedStructure):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
@@ -58,8 +58,6 @@ class Mechanism(Structure):
     warned_of_ground: bool = False  # whether `initial_state` has named the remedy for a state of zeros in the ground
     poses: dict[str | int, Keyframe]
     scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
-    options: SolverOptions
-    backends: Backends
 
     def __init__(
         self,
@@ -152,6 +150,7 @@ class Mechanism(Structure):
         adaptive: bool | AdaptiveOptions = False,
         grad_kappa: float | Tensor | None = None,
         checkpoint: bool | int = False,
+        budget: int | None = None,
     ) -> Trajectory:
         """Many steps, each warm-started from the step before. It warns, once, if contacts start inside a surface.
 
@@ -168,6 +167,8 @@ class Mechanism(Structure):
             checkpoint: keep for backward the start of every √T-th period (True), or of every n-th (n). Steps between are computed again
                 when needed. Beyond the trajectory and its gradient, memory is O(√T) instead of O(T), for one more forward pass. Values are
                 the same to the last bit. This does not work inside `torch.func` transforms or `torch.compile`.
+            budget: largest number of Newton iterations of a step. A step that needs more fails, without continuation or halvings, and its
+                environment is given up: it keeps its state, and its other steps get the status of that one. With inputs in tensors.
 
         Raises:
             ValueError: `steps` missing, or different from the length of u; `adaptive` with an option that it excludes.
@@ -188,7 +189,7 @@ class Mechanism(Structure):
         self.check_state(z)
         length = segment_length(checkpoint, steps)
         self._warn_of_penetration(z)
-        z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat))
+        z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat), budget=budget)
         if careful and (grad_kappa is not None or request.options.randomized is not None):
             raise ValueError("rollout(adaptive=...): goes neither with grad_kappa= of the call nor with gradient_mode='randomized'")
         plan = Plan(wrench, careful, length, law, keep_solutions)

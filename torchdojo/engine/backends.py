@@ -24,8 +24,9 @@ from torchdojo.gradients.hard_limit import SMALL_KAPPA
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import forward_mode
-from torchdojo.native import live, ops
+from torchdojo.native import live, ops, planning
 from torchdojo.native.cache import ParameterCache, Parameters, modules_of
+from torchdojo.native.feedback import Feedback
 from torchdojo.native.loader import library
 from torchdojo.native.program import Program, program, unsupported
 from torchdojo.parameters import PhysicalModule, result_tensor, transforming, warn_user
@@ -82,6 +83,23 @@ class Kernel:
 
     def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
         return ops.jacobian(self.program, self.request, self.parameters, z, u, wrench, warm_start, out)
+
+    def linearize(
+        self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
+    ) -> tuple[StepOutput, Tensor]:
+        """A step and its Jacobian in one call."""
+        return planning.linearize(self.program, self.request, self.parameters, z, u, wrench, warm_start, out)
+
+    def minimal_linearize(
+        self, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
+    ) -> tuple[StepOutput, Tensor]:
+        """`linearize` in minimal coordinates."""
+        return planning.minimal_linearize(self.program, self.request, self.parameters, q, qd, u, wrench, warm_start, out)
+
+    def rollout_feedback(
+        self, z: Tensor, law: Feedback, wrench: Tensor, warm_start: Tensor | None, keep_solutions: bool
+    ) -> tuple[Tensor, ops.Six]:
+        return planning.rollout_feedback(self.program, self.request, self.parameters, z, law, wrench, warm_start, keep_solutions)
 
     def minimal_jacobian(
         self, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None

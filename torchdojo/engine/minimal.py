@@ -37,7 +37,10 @@ __all__ = [
     "MinimalOutput",
     "MinimalPolicy",
     "MinimalTrajectory",
+    "check",
+    "in_coordinates",
     "jacobians",
+    "linearize",
     "to_maximal",
     "to_minimal",
 ]
@@ -113,7 +116,7 @@ class Coordinates:
     """
 
     def __init__(self, backends: Backends, options: SolverOptions, q: Tensor, qd: Tensor) -> None:
-        _check(backends.structure, q, qd)
+        check(backends.structure, q, qd)
         self.backends, self.options, self.parameters = backends, options, backends.map_parameters(options)
         if q.shape != qd.shape:
             q, qd = torch.broadcast_tensors(q, qd)
@@ -197,7 +200,7 @@ def jacobians(
 ) -> tuple[Tensor, Tensor]:
     """`Mechanism.jacobians_minimal`."""
     structure = backends.structure
-    _check(structure, q, qd)
+    check(structure, q, qd)
     with torch.no_grad():
         q, qd = torch.broadcast_tensors(q, qd)
         expanded, request = request_of(backends.system, options, q, grad_kappa)
@@ -246,7 +249,36 @@ def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Te
     return torch.cat((projection @ by_state @ by_coordinates, projection @ by_input), dim=-1)
 
 
-def _check(structure: Structure, q: Tensor, qd: Tensor) -> None:
+def linearize(
+    backends: Backends, request: Request, given: Coordinates, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None
+) -> tuple[MinimalOutput, Tensor]:
+    """One step from given coordinates, and its Jacobian (..., 2n, 2n + nu)."""
+    kernel = backends.kernel(request)
+    if kernel is not None and not _hidden():
+        solved, jacobian = kernel.minimal_linearize(given.q, given.qd, u, wrench, warm_start, out)
+    else:
+        solved = backends.select(request).step(given.z, u, wrench, warm_start)
+        composed = _composed(backends, request, given.q, given.qd, u, wrench, solved.solution)
+        jacobian = composed if out is None else result_tensor(out, composed.shape, composed).copy_(composed)
+    return given.after_step(solved), jacobian
+
+
+def in_coordinates(backends: Backends, given: Coordinates, solved: StepOutput, jacobian: Tensor, out: Tensor | None) -> Tensor:
+    """The Jacobian (..., 2n, 2n + m) of steps between coordinates, from that on the tangent space (..., 12 nb, 12 nb + m)."""
+    structure = backends.structure
+    order, nb, h = structure.tree_order(), structure.num_bodies, structure.timestep
+    good = ((solved.status == int(Status.SUCCESS)) & ~without_rates(solved.z, h))[..., None]
+    after, tangents = torch.where(good, solved.z, neutral_state(solved.z)), TANGENT_SIZE * nb
+    jacobian = torch.where(good[..., None], jacobian, 0.0)
+    by_state, by_input = minimal_products(order, nb, after, h, [jacobian[..., :tangents], jacobian[..., tangents:]])
+    valid = torch.isfinite(given.z).all(-1, keepdim=True)
+    q, qd = (torch.where(valid, value, 0.0) for value in (given.q, given.qd))
+    lifted = maximal_jacobian(order, nb, q, qd, torch.where(valid, given.z, neutral_state(given.z)), h)
+    result = torch.cat((by_state @ lifted, by_input), dim=-1)
+    return result if out is None else result_tensor(out, result.shape, result).copy_(result)
+
+
+def check(structure: Structure, q: Tensor, qd: Tensor) -> None:
     """Raise ValueError for loops or couplings, and for coordinates that do not fit."""
     if structure.has_loops:
         tree = structure.tree_joints

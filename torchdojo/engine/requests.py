@@ -25,6 +25,7 @@ def request_of(
     *,
     raise_invalid: bool = False,
     repeat: int = 1,
+    budget: object = None,
 ) -> tuple[Tensor, Request]:
     """The request of a call with `grad_kappa`, and z with the batch dimensions that `grad_kappa` adds.
 
@@ -34,17 +35,34 @@ def request_of(
     """
     if options.gradient_mode is not GradientMode.CENTRAL_PATH:
         _check_mode(system, options)
+    most = check_budget(budget)
     if grad_kappa is None:
-        return z, Request(options, None, raise_invalid, repeat)
+        return z, Request(options, None, raise_invalid, repeat, budget=most)
     _check_has_kappa(options)
     if not isinstance(grad_kappa, Tensor):
         if isinstance(grad_kappa, bool) or not isinstance(grad_kappa, (int, float)):
             raise TypeError(f"grad_kappa: got {type(grad_kappa).__name__}; allowed: a number, or a tensor (...,) with one per environment")
-        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid, repeat)
+        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid, repeat, budget=most)
     if torch.compiler.is_compiling() or transforming():
         raise RuntimeError("grad_kappa: got a tensor inside torch.func or torch.compile, which hide its values; give a number there")
     kappas = _each_environment(options, z, grad_kappa)
-    return z.expand(*torch.broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), Request(options, kappas, raise_invalid, repeat)
+    request = Request(options, kappas, raise_invalid, repeat, budget=most)
+    return z.expand(*torch.broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), request
+
+
+def check_budget(budget: object) -> int:
+    """Newton iterations of a step, after which an environment is given up; 0 for None.
+
+    Raises:
+        TypeError, ValueError: not a whole number of 1 or more.
+    """
+    if budget is None:
+        return 0
+    if isinstance(budget, bool) or not isinstance(budget, int):
+        raise TypeError(f"budget: got {budget!r}; allowed: a whole number of Newton iterations per step, or None")
+    if budget < 1:
+        raise ValueError(f"budget: got {budget}; allowed: 1 or more Newton iterations per step, or None for no bound")
+    return budget
 
 
 def _each_environment(options: SolverOptions, z: Tensor, grad_kappa: Tensor) -> Tensor:

@@ -65,6 +65,11 @@ def rollout(
     kernel = None
     if not (callable(u) or plan.adaptive):
         kernel = backends.kernel(request) if law is None else backends.driven_kernel(request, law)
+    if request.budget and (kernel is None or plan.length < steps):
+        raise ValueError(
+            "rollout(budget=...): only for rollouts that the compiled kernel takes in one call; give inputs as a tensor, without adaptive= "
+            "and checkpoint="
+        )
     run: Run
     if kernel is not None:
         zero = z.new_zeros(steps, structure.num_inputs)

@@ -26,6 +26,7 @@ class Request:
         raise_invalid: whether an environment with invalid input raises or is flagged.
         repeat: steps of a period, which hold one input.
         may_split: whether the reference's solver may leave a step that is too fast to shorter steps (solver/speed.py).
+        budget: Newton iterations of a step, after which a rollout gives its environment up (kernel); 0: no bound.
         driven: whether operators take controls for inputs, with the law of the mechanism's actuators.
     """
 
@@ -35,6 +36,7 @@ class Request:
     repeat: int = 1
     may_split: bool = False
     driven: bool = False
+    budget: int = 0
 
     @property
     def mode(self) -> GradientMode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ENTRIES", "STRUCTS", "Gradient", "Impacts", "Law", "Map", "Options", "Rollout", "bind"]
+__all__ = ["ENTRIES", "STRUCTS", "Feedback", "Gradient", "Impacts", "Law", "Map", "Options", "Rollout", "bind"]
 
 #: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
 #: the array. Other arrays are contiguous. P = T / repeat periods hold an input each. Results are those of every step, S = T, or of every
@@ -22,6 +22,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "warm_iterations": "int64_t",
         "threads": "int64_t",
         "gradient_mode": "int64_t",  # a `GradientMode`
+        "budget": "int64_t",  # Newton iterations of a step, after which a rollout gives its environment up; 0: none
     },
     # The law that turns controls into inputs at the start of every step.
     "TdLaw": {
@@ -30,6 +31,26 @@ STRUCTS: dict[str, dict[str, str]] = {
         "values": "const double *",  # (N or 1, numbers): `ACTUATOR_PARAMETERS` of each actuator, then the range of each input
         "stride": "int64_t",
         "measures": "int64_t",  # whether the law reads the state
+    },
+    # The law u = clip(ū + α k + K (x ⊖ x̄)) that makes the input of a period from the state at its start (src/elements/feedback.hpp).
+    # Environment n takes rows `..._row[n]` of arrays (rows, P, ·), so that environments share what they have in common.
+    "TdFeedback": {
+        "minimal": "int64_t",  # whether x are minimal coordinates and rates, or states z
+        "size": "int64_t",  # of x ⊖ x̄
+        "inputs": "int64_t",  # m, of u: inputs, or controls of a law
+        "nominal": "const double *",  # x̄
+        "nominal_row": "const int64_t *",
+        "nominal_stride": "int64_t",  # from one row to the next: it may have more than P states
+        "input": "const double *",  # ū, (rows, P, m)
+        "input_row": "const int64_t *",
+        "feedforward": "const double *",  # k, (rows, P, m), or null
+        "feedforward_row": "const int64_t *",
+        "gain": "const double *",  # K, (rows, P, m, size), or null
+        "gain_row": "const int64_t *",
+        "scale": "const double *",  # α, (N,)
+        "lower": "const double *",  # (P, m)
+        "upper": "const double *",
+        "applied": "double *",  # u, (N, P, m): the `u` of the rollout
     },
     "TdRollout": {
         "environments": "int64_t",
@@ -42,6 +63,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "z0_stride": "int64_t",
         "u": "const double *",  # (N, P, nu), or null; with a law, the controls (N, P, number of actuators)
         "law": "const TdLaw *",  # or null
+        "feedback": "const TdFeedback *",  # or null: u is written before it is read
         "wrench": "const double *",  # (N, 6 nb), or null
         "warm": "const double *",  # (N, n), or null
         "grad_kappa": "const double *",  # (N,), or null for that of the options
@@ -110,6 +132,11 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "void",
         ("void *", "const TdOptions *", "const TdRollout *", "const double *", "const double *", "double *"),
     ),
+    # a rollout of one step, then its Jacobian, in minimal coordinates if q is given
+    "td_linearize": (
+        "void",
+        ("void *", "const TdOptions *", "const TdRollout *", "const double *", "const double *", "double *"),
+    ),
     "td_map": ("void", ("void *", "const TdMap *")),
 }
 
@@ -126,8 +153,8 @@ def _structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 
-Options, Law, Rollout, Impacts, Gradient, Map = (
-    _structure(f"Td{name}") for name in ("Options", "Law", "Rollout", "Impacts", "Gradient", "Map")
+Options, Law, Feedback, Rollout, Impacts, Gradient, Map = (
+    _structure(f"Td{name}") for name in ("Options", "Law", "Feedback", "Rollout", "Impacts", "Gradient", "Map")
 )
 
 

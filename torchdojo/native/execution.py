@@ -34,14 +34,15 @@ __all__ = [
     "SERIES",
     "VECTOR",
     "backward",
+    "checked_rollout",
     "differentiable",
     "flat_problem",
     "forward",
     "impact_jacobian",
-    "jacobian",
+    "linearize",
     "rollout_specs",
+    "special_steps",
     "split_jacobian",
-    "steps_to_differentiate",
     "velocity_sensitivity",
 ]
 
@@ -130,6 +131,11 @@ def forward(
     packed_parameters: Parameters | None = None,
 ) -> Six:
     problem, batch = flat_problem(program, request, parameters, packed_parameters, z, u, wrench, warm)
+    return checked_rollout(problem, keep, batch)
+
+
+def checked_rollout(problem: kernel.Problem, keep: kernel.Keep, batch: torch.Size) -> Six:
+    """`kernel.rollout`, which raises what the status asks for."""
     out = kernel.rollout(problem, keep, batch)
     _check(problem, out.status)
     return cast(Six, tuple(out))
@@ -323,7 +329,7 @@ def velocity_sensitivity(
     return out.z[:, 1], whole, result
 
 
-def jacobian(
+def linearize(
     program: Program,
     request: Request,
     z: Tensor,
@@ -333,23 +339,26 @@ def jacobian(
     parameters: Sequence[Tensor],
     packed_parameters: Parameters | None = None,
     out: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, kernel.Outputs]:
+    """The Jacobian (..., 12 nb, 12 nb + nu) of one step with u (..., 1, nu), and what the step gives, (N, ...)."""
     problem, batch = flat_problem(program, request, parameters, packed_parameters, z, u, wrench, warm)
     size = TANGENT_SIZE * problem.program.num_bodies
     result = result_tensor(out, (*batch, size, size + problem.program.num_inputs), z)
-    solved, hit, split = steps_to_differentiate(problem)
-    kernel.jacobian(problem, solved, result)
+    solved = kernel.linearize(problem, result)
+    hit, split = special_steps(problem, solved)
     flat = result.view(len(problem.z), *result.shape[-2:])
     if len(hit):
         flat[hit] = impact_jacobian(problem, solved, hit, flat[hit])
     if len(split) and request.num_shifts(program.system):
         flat[split] = split_jacobian(problem, solved, split)
-    return result
+    return result, solved
 
 
-def steps_to_differentiate(problem: kernel.Problem) -> tuple[kernel.Outputs, Tensor, Tensor]:
-    """One step of each environment, the rows with impacts whose instants count, and the rows that are split in two."""
-    out = kernel.rollout(problem)
+def special_steps(problem: kernel.Problem, out: kernel.Outputs) -> tuple[Tensor, Tensor]:
+    """The environments with impacts whose instants count, and those whose step is split in two.
+
+    Raises what the status of a step asks for.
+    """
     status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
     _check(problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
@@ -357,9 +366,9 @@ def steps_to_differentiate(problem: kernel.Problem) -> tuple[kernel.Outputs, Ten
     good = status == int(Status.SUCCESS)
     split = (good & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)
     if not problem.request.num_shifts(problem.program.system):
-        return out, split[:0], split
+        return split[:0], split
     hit = (good & (out.substeps == 1)).squeeze(-1).nonzero().squeeze(-1)
-    return out, hit[bouncing(_equations(problem, hit), out.w[hit, 0])], split
+    return hit[bouncing(_equations(problem, hit), out.w[hit, 0])], split
 
 
 def _equations(problem: kernel.Problem, rows: Tensor) -> StepProblem:

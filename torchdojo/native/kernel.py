@@ -13,6 +13,7 @@ from torch import Tensor
 from torchdojo.gradients.request import Request
 from torchdojo.native import calls
 from torchdojo.native.actuation import Law
+from torchdojo.native.feedback import Feedback
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.native.request import kernel_options
 from torchdojo.native.tables import CROOKED_QUATERNION, Derivative, StateMap
@@ -28,7 +29,7 @@ __all__ = [
     "StepImpacts",
     "adjoint",
     "jacobian",
-    "minimal_jacobian",
+    "linearize",
     "near_limit",
     "rollout",
     "state_map",
@@ -54,6 +55,7 @@ class Problem(NamedTuple):
 
     parameters: flat and stacked, N or 1 rows. z: (N, 13 nb). u: (N, P, nu). wrench: (N, 6 nb). warm: (N, n) or None.
     packed: replaces `parameters` where they are packed already. grad_kappa: (N,) replaces that of the request's options.
+    feedback: writes u, contiguous, while the rollout goes on.
     """
 
     program: Program
@@ -66,6 +68,7 @@ class Problem(NamedTuple):
     packed: Packed | None = None
     grad_kappa: Tensor | None = None
     law: Law | None = None
+    feedback: Feedback | None = None
 
     @property
     def steps(self) -> int:
@@ -115,6 +118,14 @@ class Gradients(NamedTuple):
 
 def rollout(problem: Problem, keep: Keep = Keep.STEPS, batch: Sequence[int] | None = None) -> Outputs:
     """Take all steps. The dimensions `batch`, with a product of N, replace N in the outputs."""
+    out = _outputs(problem, keep, batch)
+    with Call(problem, out) as call:
+        call.kernel.td_rollout(call.handle, call.options, call.rollout)
+    return out
+
+
+def _outputs(problem: Problem, keep: Keep, batch: Sequence[int] | None = None) -> Outputs:
+    """The memory of the results, with the initial states."""
     count, periods = problem.u.shape[:2]
     steps = problem.steps if keep is Keep.STEPS else periods
     shape = (count,) if batch is None else batch
@@ -127,8 +138,19 @@ def rollout(problem: Problem, keep: Keep = Keep.STEPS, batch: Sequence[int] | No
         *(new(*shape, steps, dtype=torch.int64) for _ in range(3)),
     )
     out.z.select(-2, 0).copy_(problem.z if batch is None else problem.z.view(*shape, problem.z.shape[1]))
+    return out
+
+
+def linearize(problem: Problem, result: Tensor, q: Tensor | None = None, qd: Tensor | None = None) -> Outputs:
+    """Take one step, and write its Jacobian as `jacobian` does, in one call.
+
+    With q and qd (N, n), whose `states` are those of the problem, it is the Jacobian in minimal coordinates, (N, 2n, 2n + nu). Split steps
+    get zeros there.
+    """
+    out = _outputs(problem, Keep.STEPS)
+    given = [None if t is None else t.contiguous() for t in (q, qd)]
     with Call(problem, out) as call:
-        call.kernel.td_rollout(call.handle, call.options, call.rollout)
+        call.kernel.td_linearize(call.handle, call.options, call.rollout, *(_address(t) for t in (*given, result)))
     return out
 
 
@@ -193,16 +215,6 @@ def jacobian(problem: Problem, out: Outputs, result: Tensor) -> None:
         call.kernel.td_jacobian(call.handle, call.options, call.rollout, _address(result))
 
 
-def minimal_jacobian(problem: Problem, out: Outputs, q: Tensor, qd: Tensor, result: Tensor) -> None:
-    """Write the Jacobians of one step in minimal coordinates into the contiguous `result` (N, 2n, 2n + nu).
-
-    The step starts from `states` at q, qd (N, n). Failed and split steps get zeros.
-    """
-    q, qd = q.contiguous(), qd.contiguous()
-    with Call(problem, out) as call:
-        call.kernel.td_minimal_jacobian(call.handle, call.options, call.rollout, *(_address(t) for t in (q, qd, result)))
-
-
 def state_map(
     program: Program, packed: Packed, which: StateMap, derivative: Derivative, state: Tensor, along: Tensor | None = None
 ) -> Tensor:
@@ -244,7 +256,8 @@ class Call:
         self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
         given = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
         self._law = None if problem.law is None else problem.law.arguments()
-        self._kept = problem.law
+        self._feedback = None if problem.feedback is None else problem.feedback.arguments(problem.u)
+        self._kept = problem.law, problem.feedback
         self._inputs = [None if t is None else t.contiguous() for t in given]
         z, u, wrench, warm, grad_kappa = self._inputs
         self.arguments = calls.Rollout(
@@ -258,6 +271,7 @@ class Call:
             z0_stride=problem.z.shape[1],
             u=_address(u) if program.num_inputs else None,
             law=None if self._law is None else ctypes.addressof(self._law),
+            feedback=None if self._feedback is None else ctypes.addressof(self._feedback),
             wrench=_address(wrench),
             warm=_address(warm),
             grad_kappa=_address(grad_kappa),

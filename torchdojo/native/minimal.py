@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdojo.gradients.request import Request
 from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
-from torchdojo.native.execution import flat_problem, impact_jacobian, split_jacobian, steps_to_differentiate
+from torchdojo.native.execution import flat_problem, impact_jacobian, special_steps, split_jacobian
 from torchdojo.native.program import Program
 from torchdojo.parameters import bind, result_tensor
 from torchdojo.state.layout import TANGENT_SIZE
@@ -21,10 +21,10 @@ from torchdojo.state.minimal import JointOrder
 from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products, without_rates
 from torchdojo.state.unknowns import TIMESTEP
 
-__all__ = ["bound_tree", "jacobian"]
+__all__ = ["bound_tree", "linearize"]
 
 
-def jacobian(
+def linearize(
     program: Program,
     request: Request,
     q: Tensor,
@@ -35,16 +35,19 @@ def jacobian(
     parameters: Sequence[Tensor],
     packed_parameters: Parameters | None = None,
     out: Tensor | None = None,
-) -> Tensor:
-    """The Jacobian (..., 2n, 2n + nu) of one step with u (..., 1, nu); q and qd (..., n) have the same shape."""
+) -> tuple[Tensor, kernel.Outputs]:
+    """The Jacobian (..., 2n, 2n + nu) of one step with u (..., 1, nu), and what the step gives, (N, ...).
+
+    q and qd (..., n) have the same shape.
+    """
     problem, batch = flat_problem(program, request, parameters, packed_parameters, torch.cat((q, qd), dim=-1), u, wrench, warm)
     q, qd = problem.z.chunk(2, dim=-1)
     packed = problem.packed or program.packed(problem.parameters)
     problem = problem._replace(z=kernel.states(program, packed, q, qd), packed=packed)
     size, nb = 2 * program.num_coordinates, program.num_bodies
     result = result_tensor(out, (*batch, size, size + program.num_inputs), q)
-    solved, hit, split = steps_to_differentiate(problem)
-    kernel.minimal_jacobian(problem, solved, q, qd, result)
+    solved = kernel.linearize(problem, result, q, qd)
+    hit, split = special_steps(problem, solved)
     special = []
     if len(hit):
         special.append((hit, impact_jacobian(problem, solved, hit)))
@@ -62,7 +65,7 @@ def jacobian(
         (product,) = minimal_products(order, nb, solved.z[rows, 1], h, [whole])
         by_state = product[..., :tangents] @ maximal_jacobian(order, nb, q[rows], qd[rows], problem.z[rows], h)
         result.view(len(q), *result.shape[-2:])[rows] = torch.cat((by_state, product[..., tangents:]), dim=-1)
-    return result
+    return result, solved
 
 
 def bound_tree(program: Program, parameters: Sequence[Tensor]) -> list[JointOrder]:

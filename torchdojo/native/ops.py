@@ -84,7 +84,7 @@ def jacobian_op(
 ) -> Tensor:
     """The Jacobian (..., 12 nb, 12 nb + nu) of one step with u (..., 1, nu). It is not differentiable."""
     lowered, asked = by_number(program), decode(request)
-    return execution.jacobian(lowered, asked, z, u, wrench, warm, *live.given(lowered, asked, parameters))
+    return execution.linearize(lowered, asked, z, u, wrench, warm, *live.given(lowered, asked, parameters))[0]
 
 
 @operators.define("minimal_jacobian")
@@ -100,7 +100,7 @@ def minimal_jacobian_op(
 ) -> Tensor:
     """The Jacobian (..., 2n, 2n + nu) of one step in minimal coordinates with u (..., 1, nu). It is not differentiable."""
     lowered, asked = by_number(program), decode(request)
-    return minimal.jacobian(lowered, asked, q, qd, u, wrench, warm, *live.given(lowered, asked, parameters))
+    return minimal.linearize(lowered, asked, q, qd, u, wrench, warm, *live.given(lowered, asked, parameters))[0]
 
 
 def _batch_shape(program: Program, request: list[float], z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:
@@ -427,11 +427,11 @@ def jacobian(
     out: Tensor | None = None,
 ) -> Tensor:
     """(..., 12 nb, 12 nb + nu) of a step, written into `out` where that is given."""
-    u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
-        result = cast(Tensor, jacobian_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request)))
+        given = z, u.unsqueeze(-2), wrench, warm
+        result = cast(Tensor, jacobian_op(*given, list(parameters.tensors), program.number, encode(request)))
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
-    return execution.jacobian(program, request, z, u, wrench, warm, parameters.tensors, parameters, out)
+    return execution.linearize(program, request, z, u.unsqueeze(-2), wrench, warm, parameters.tensors, parameters, out)[0]
 
 
 def minimal_jacobian(
@@ -446,8 +446,8 @@ def minimal_jacobian(
     out: Tensor | None = None,
 ) -> Tensor:
     """The Jacobian (..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` if given."""
-    u = u.unsqueeze(-2)
     if torch.compiler.is_compiling() or transforming():
-        result = cast(Tensor, minimal_jacobian_op(q, qd, u, wrench, warm, list(parameters.tensors), program.number, encode(request)))
+        given = q, qd, u.unsqueeze(-2), wrench, warm
+        result = cast(Tensor, minimal_jacobian_op(*given, list(parameters.tensors), program.number, encode(request)))
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
-    return minimal.jacobian(program, request, q, qd, u, wrench, warm, parameters.tensors, parameters, out)
+    return minimal.linearize(program, request, q, qd, u.unsqueeze(-2), wrench, warm, parameters.tensors, parameters, out)[0]

@@ -36,6 +36,7 @@ def encode(request: Request) -> list[float]:
         float(options.max_halvings),
         options.depenetration_speed or 0.0,
         float(GRADIENT_MODES[request.mode]),
+        float(request.budget),
         float(options.on_failure is OnFailure.RAISE),
         float(request.raise_invalid),
         float(request.repeat),
@@ -63,7 +64,13 @@ def _decode(numbers: tuple[float, ...]) -> Request:
         depenetration_speed=value["depenetration_speed"] or None,
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )
-    return Request(options, raise_invalid=bool(value["raise_invalid"]), repeat=int(value["repeat"]), driven=bool(value["driven"]))
+    return Request(
+        options,
+        raise_invalid=bool(value["raise_invalid"]),
+        repeat=int(value["repeat"]),
+        driven=bool(value["driven"]),
+        budget=int(value["budget"]),
+    )
 
 
 @functools.lru_cache(maxsize=64)

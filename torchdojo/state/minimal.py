@@ -16,11 +16,11 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Pose, Twist
-from torchdojo.elements.joint import FreePose, Joint
+from torchdojo.elements.joint import TURN, FreePose, Joint
 from torchdojo.elements.joints import previous_pose
 from torchdojo.state.layout import join_state, split_state, with_world
 
-__all__ = ["JointOrder", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "tree_names"]
+__all__ = ["JointOrder", "difference", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "tree_names"]
 
 
 class JointOrder(NamedTuple):
@@ -136,6 +136,30 @@ def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tens
 
     pose = Pose(stack([p.x for p in poses]), stack([p.q for p in poses]))
     return join_state(pose, Twist(stack([t.v for t in twists]), stack([t.omega for t in twists])))
+
+
+def difference(order: Sequence[JointOrder], x: Tensor, reference: Tensor) -> Tensor:
+    """x − reference (..., 2n) of coordinates and rates side by side, in the nearest representation of each rotation.
+
+    Angles of single rotations count modulo 4π, as in `to_minimal`. A rotation vector r stands for r + 2πk r/|r|, too.
+    """
+    change = x - reference
+    columns = list(change.unbind(-1))
+    for entry in order:
+        rotations = getattr(entry.joint, "free_rotations", 0)
+        places = range(entry.coordinates.stop - rotations, entry.coordinates.stop)
+        if rotations == 1:
+            (place,) = places
+            columns[place] = columns[place] - 2 * TURN * torch.round(columns[place] / (2 * TURN))
+        elif rotations > 1:
+            r, wanted = x[..., places.start : places.stop], reference[..., places.start : places.stop]
+            length = r.norm(dim=-1)
+            safe = torch.where(length > 0, length, 1.0)
+            turns = torch.round(((r * wanted).sum(-1) / safe - length) / TURN)
+            factor = TURN * torch.where(length > 0, turns, 0.0) / safe
+            for place, value in zip(places, r.unbind(-1), strict=True):
+                columns[place] = columns[place] + factor * value
+    return torch.stack(columns, dim=-1) if columns else change
 
 
 def _body(pose: Pose, index: int) -> Pose:

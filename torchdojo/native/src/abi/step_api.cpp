@@ -98,7 +98,8 @@ int64_t td_same(int64_t count, const void *const *tensors, const void *address, 
 
 void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
     Handle &h = *static_cast<Handle *>(handle);
-    const Options options = native_options(*o);
+    Options options = native_options(*o);
+    if (o->budget) options.budget = o->budget, options.max_halvings = 0;
     expect(r->z, (r->environments - 1) * r->z_stride + r->steps / r->every * state_size * h.table.num_bodies);
     expect(r->impulses, r->environments * (r->steps / r->repeat) * h.table.num_impulses);
     expect(r->w, r->environments * r->w_steps * h.table.num_unknowns);
@@ -160,6 +161,11 @@ void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, c
         many &&in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last)
                         : h.one.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last);
     });
+}
+
+void td_linearize(void *handle, const TdOptions *o, const TdRollout *r, const double *q, const double *qd, double *out) {
+    td_rollout(handle, o, r);
+    q ? td_minimal_jacobian(handle, o, r, q, qd, out) : td_jacobian(handle, o, r, out);
 }
 
 void td_map(void *handle, const TdMap *m) {

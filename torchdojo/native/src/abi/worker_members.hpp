@@ -5,6 +5,7 @@
 
 #include "abi/worker.hpp"
 #include "elements/actuation.hpp"
+#include "elements/feedback.hpp"
 #include "gradient/jacobian.hpp"
 #include "gradient/minimal_jacobian.hpp"
 #include "gradient/split_gradient.hpp"
@@ -45,9 +46,10 @@ struct ForwardWorkspace {
     Recovery recovery;
     SplitSteps<T> splits;
     Actuation actuation;
+    Feedback feedback;
     std::vector<double> impulses, inputs;  // of one step in each lane: impulses that a period sums, and inputs by a law
     explicit ForwardWorkspace(const MechanismTable &m)
-        : stepper(m), recovery(m), splits(m), actuation(m), impulses(size_t(lanes<T>) * m.num_impulses),
+        : stepper(m), recovery(m), splits(m), actuation(m), feedback(m), impulses(size_t(lanes<T>) * m.num_impulses),
           inputs(size_t(lanes<T>) * m.num_inputs) {}
 };
 
@@ -140,6 +142,7 @@ struct RolloutFeed {
     ForwardWorkspace<T> &workspace;
     int64_t next_environment, last, environment[lanes<T>] = {}, step[lanes<T>];
     int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];  // of one step, where a period gathers them
+    int64_t given_up[lanes<T>];  // the status of the step that has used up its budget, or `success`
 
     RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, ForwardWorkspace<T> &workspace, int64_t first, int64_t last)
         : mechanism(m), rollout(r), options(o), workspace(workspace), next_environment(first), last(last) {
@@ -147,19 +150,28 @@ struct RolloutFeed {
     }
     bool next(int lane, Job &job) {
         if (workspace.splits.next(lane, job)) return true;
-        if (step[lane] == rollout.steps) {
-            if (next_environment == last) return false;
-            environment[lane] = next_environment++;
-            step[lane] = 0;
+        while (true) {
+            if (step[lane] == rollout.steps) {
+                if (next_environment == last) return false;
+                environment[lane] = next_environment++;
+                step[lane] = 0, given_up[lane] = success;
+            }
+            const int64_t n = environment[lane], t = step[lane]++;
+            describe(mechanism, rollout, n, t, job);
+            if (rollout.feedback && t % rollout.repeat == 0)
+                workspace.feedback.apply(*rollout.feedback, job.parameters, n, period_of(rollout, t), period_of(rollout, rollout.steps),
+                                         job.z);
+            double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
+            actuate(rollout, n, t, workspace.actuation, inputs, job);
+            if (rollout.repeat > 1) {
+                job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
+                if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
+            }
+            if (given_up[lane] == success) return true;
+            *job.status = given_up[lane], *job.iterations = 0, *job.substeps = 1;
+            Stepper<T>::keep_state(mechanism, job);
+            if (rollout.repeat > 1) gather(n, t, job);
         }
-        describe(mechanism, rollout, environment[lane], step[lane]++, job);
-        double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
-        actuate(rollout, environment[lane], step[lane] - 1, workspace.actuation, inputs, job);
-        if (rollout.repeat > 1) {
-            job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
-            if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
-        }
-        return true;
     }
     TD_INLINE void finished(int lane, const Job &job, bool solved) {
         if (!solved || rollout.repeat > 1 || workspace.splits.depth(lane)) settle(lane, job, solved);
@@ -169,7 +181,8 @@ private:
     // What is left to do after steps that fail, belong to a period, or are parts of a split step.
     void settle(int lane, const Job &job, bool solved) {
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
-        if (*job.status == max_iterations)
+        if (!solved && options.budget) given_up[lane] = *job.status;
+        else if (*job.status == max_iterations)
             solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
         const Job *whole = workspace.splits.finish(lane, job, solved);
         if (whole && rollout.repeat > 1) gather(environment[lane], step[lane] - 1, *whole);

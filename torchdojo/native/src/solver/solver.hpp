@@ -25,6 +25,7 @@ struct Options {
     bool complementarity_aware = false;  // derivatives may take pressed contacts for open ones
     bool warm_only = false;  // no attempts after the one from the warm start
     bool interior = false;  // the interior-point method from the warm start, and no cold one after it
+    int64_t budget = 0;  // iterations of a step in all, after which it fails; 0: no bound
 };
 
 // Pointers into the caller's arrays for one step of one environment. Null means not given or not wanted.
@@ -216,6 +217,8 @@ private:
         return std::min(own, options.max_iterations);
     }
 
+    bool spent(int lane) const { return options.budget && *jobs[lane].iterations >= options.budget; }
+
     // Bounds of the line search on the path from a larger κ: the number of halvings, and the violation of an equation that ends it before.
     int path_halvings(int lane) const {
         return iteration[lane] <= constant::patient_iterations ? constant::path_halvings : constant::patient_halvings;
@@ -330,7 +333,7 @@ private:
             phase[lane] = searching;
             if (converged(lane, options.residual_tol)) {
                 finish(feed, lane);
-            } else if (!ok || iteration[lane] >= limit(attempt[lane], e)) {
+            } else if (!ok || iteration[lane] >= limit(attempt[lane], e) || spent(lane)) {
                 fail(feed, lane);
             } else {
                 ++iteration[lane];
@@ -460,8 +463,8 @@ private:
         if (may_split[lane] && on_path(attempt[lane]) && iteration[lane] &&
             speed.failed_beyond(lane, w.data(), direction.data(), attempt[lane] == lowered))
             return split(feed, lane);
-        if (attempt[lane] == warm && !options.warm_only) return begin_lowered(lane, true);
-        if (attempt[lane] == lowered) return begin_cold(lane);
+        if (attempt[lane] == warm && !options.warm_only && !spent(lane)) return begin_lowered(lane, true);
+        if (attempt[lane] == lowered && !spent(lane)) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(mechanism, jobs[lane]);
         feed.finished(lane, jobs[lane], false);

@@ -1,0 +1,188 @@
+"""Rollouts under linear feedback around a nominal trajectory: `Mechanism.rollout_feedback`.
+
+The kernel takes them in one call (native/feedback.py). Elsewhere, a policy of the same law is asked before each period.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.actuators import Actuators
+from torchdojo.engine.backends import Backends
+from torchdojo.engine.observables import coordinates
+from torchdojo.engine.periods import check_given
+from torchdojo.engine.rollout import StepByStep, Trajectory
+from torchdojo.gradients.request import Request
+from torchdojo.native.feedback import Feedback, rows_of
+from torchdojo.parameters import transforming
+from torchdojo.state import minimal
+from torchdojo.state.layout import TANGENT_SIZE
+from torchdojo.structure import Structure
+
+__all__ = ["Law", "law_of_feedback", "rollout_feedback"]
+
+
+class Law(NamedTuple):
+    """u = clip(ū + α k + K (x ⊖ x̄)), checked. The tensors have their own batch dimensions.
+
+    minimal: whether x are minimal coordinates and rates. nominal: (..., P or P + 1, 13 nb or 2n), or None without a gain.
+    inputs: (..., P, m). feedforward: (..., P, m). gain: (..., P, m, 12 nb or 2n). scale: (...,). lower, upper: (P, m).
+    """
+
+    minimal: bool
+    nominal: Tensor | None
+    inputs: Tensor
+    feedforward: Tensor | None
+    gain: Tensor | None
+    scale: Tensor
+    lower: Tensor
+    upper: Tensor
+
+    def batch(self) -> list[torch.Size]:
+        """Batch dimensions of all tensors."""
+        series = [t.shape[:-2] for t in (self.nominal, self.inputs, self.feedforward) if t is not None]
+        return [*series, self.scale.shape, *([] if self.gain is None else [self.gain.shape[:-3]])]
+
+    def native(self, batch: torch.Size) -> Feedback:
+        """The law as the kernel takes it."""
+
+        def rows(tensor: Tensor | None, ndim: int = 2) -> Any:
+            return None if tensor is None else rows_of(tensor, ndim, batch)
+
+        scale = self.scale.expand(batch).reshape(-1).contiguous()
+        series = rows(self.nominal), rows(self.inputs), rows(self.feedforward), rows(self.gain, 3)
+        return Feedback(batch, self.minimal, *series, scale, self.lower, self.upper)
+
+
+def law_of_feedback(
+    structure: Structure,
+    nominal: Tensor | Sequence[Tensor] | None,
+    inputs: Tensor,
+    feedforward: Tensor | None,
+    gain: Tensor | None,
+    scale: float | Tensor,
+    bounds: Sequence[Any] | None,
+) -> Law:
+    """The law of these tensors, of which `inputs` has the right last dimension.
+
+    Raises:
+        ValueError: shapes that do not fit, a gain without a nominal trajectory, bounds that cross. TypeError: wrong dtypes.
+    """
+    steps, size = inputs.shape[-2:]
+    pair = nominal is not None and not isinstance(nominal, Tensor)
+    with torch.no_grad():
+        x: Tensor | None = None
+        columns = 2 * structure.num_coordinates if pair else TANGENT_SIZE * structure.num_bodies
+        if pair:
+            given = [_double(value) for value in nominal or ()]
+            if len(given) != 2:
+                raise ValueError(f"nominal: got {len(given)} tensors; allowed: states (..., T, 13 nb), or the pair (q, qd)")
+            for name, value in zip(("nominal q", "nominal qd"), given, strict=True):
+                structure.check_tensor(name, value, structure.num_coordinates)
+            x = torch.cat(torch.broadcast_tensors(*given), dim=-1)
+        elif isinstance(nominal, Tensor):
+            x = _double(nominal)
+            structure.check_state(x, "nominal")
+        if x is not None and (x.ndim < 2 or x.shape[-2] not in (steps, steps + 1)):
+            raise ValueError(f"nominal: got shape {tuple(x.shape)}; allowed: (..., {steps} or {steps + 1}, ·), as long as the inputs")
+        if gain is not None:
+            gain = _double(gain)
+            if x is None:
+                raise ValueError("gain: got one without a nominal trajectory to compare the state with; give nominal=")
+            if gain.ndim < 3 or gain.shape[-3:] != (steps, size, columns):
+                what = "minimal coordinates" if pair else "states"
+                raise ValueError(f"gain: got shape {tuple(gain.shape)}; allowed for nominal {what}: (..., {steps}, {size}, {columns})")
+        if feedforward is not None:
+            feedforward = _double(feedforward)
+            if feedforward.ndim < 2 or feedforward.shape[-2:] != (steps, size):
+                raise ValueError(f"feedforward: got shape {tuple(feedforward.shape)}; allowed: (..., {steps}, {size}), as the inputs")
+        length = torch.as_tensor(scale, dtype=torch.float64)
+        lower, upper = _bounds(bounds, steps, size)
+    return Law(pair, None if gain is None else x, inputs.detach(), feedforward, gain, length.detach(), lower, upper)
+
+
+def _bounds(bounds: Sequence[Any] | None, steps: int, size: int) -> tuple[Tensor, Tensor]:
+    if bounds is None:
+        infinite = torch.full((steps, size), torch.inf, dtype=torch.float64)
+        return -infinite, infinite
+    allowed = f"a number, ({size},) or ({steps}, {size})"
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise ValueError(f"bounds: got {type(bounds).__name__}; allowed: a pair (lower, upper), each {allowed}")
+    sides = []
+    for name, side in zip(("lower", "upper"), bounds, strict=True):
+        value = torch.as_tensor(side, dtype=torch.float64).detach()
+        try:
+            sides.append(value.expand(steps, size).contiguous())
+        except RuntimeError:
+            raise ValueError(f"bounds: got a {name} one of shape {tuple(value.shape)}; allowed: {allowed}") from None
+    if not bool((sides[0] <= sides[1]).all()):
+        raise ValueError("bounds: got lower ones above the upper ones, or ones that are not numbers; allowed: lower <= upper")
+    return sides[0], sides[1]
+
+
+def _double(value: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"rollout_feedback: got {type(value).__name__} for a tensor; convert it: torch.as_tensor(...)")
+    return value.detach().double()
+
+
+def rollout_feedback(
+    backends: Backends,
+    request: Request,
+    z: Tensor,
+    law: Law,
+    actuators: Actuators | None,
+    warm_start: Tensor | None,
+    wrench: Tensor | None,
+    keep_solutions: bool,
+) -> Trajectory:
+    """`Mechanism.rollout_feedback` on checked inputs.
+
+    Raises:
+        ValueError: batch dimensions that do not broadcast; a budget without the kernel. RuntimeError: inside a transform.
+    """
+    structure = backends.structure
+    if torch.compiler.is_compiling() or transforming():
+        raise RuntimeError("rollout_feedback: not inside torch.func or torch.compile; give a policy to mech.rollout there")
+    kernel = backends.kernel(request) if actuators is None else backends.driven_kernel(request, actuators)
+    z, inputs, wrench = check_given(structure, actuators, z, law.inputs, wrench)
+    shapes = [z.shape[:-1], wrench.shape[:-1], *law.batch()]
+    if kernel is not None:
+        shapes += [kernel.parameters.batch, *([] if kernel.parameters.law is None else [kernel.parameters.law.batch])]
+    try:
+        batch = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise ValueError(f"rollout_feedback: got batch dimensions {[tuple(s) for s in shapes]}, which do not broadcast") from None
+    z = z.expand(*batch, z.shape[-1])
+    if kernel is not None:
+        applied, out = kernel.rollout_feedback(z, law.native(batch), wrench, warm_start, keep_solutions)
+        path, impulses, w, status, iterations, substeps = out
+        return Trajectory(path, applied, impulses, status, iterations, substeps, w)
+    if request.budget:
+        raise ValueError("budget: the compiled kernel has it, but another backend takes these steps")
+    run = StepByStep(structure, backends.stepper(request, actuators), wrench, actuators, keep_solutions)
+    period = iter(range(inputs.shape[-2]))
+    return run(z, lambda state: _input(backends, request, law, next(period), state), inputs.shape[-2], warm_start)
+
+
+def _input(backends: Backends, request: Request, law: Law, t: int, z: Tensor) -> Tensor:
+    """u of period t at the states z."""
+    u = law.inputs[..., t, :]
+    if law.feedforward is not None:
+        u = u + law.scale[..., None] * law.feedforward[..., t, :]
+    if law.gain is not None and law.nominal is not None:
+        reference, structure = law.nominal[..., t, :], backends.structure
+        if law.minimal:
+            now = coordinates(backends, request.options, z)
+            if now is None:
+                now = minimal.to_minimal(structure.tree_order(), structure.num_bodies, z, structure.timestep)
+            error = minimal.difference(structure.tree_order(), torch.cat(now, dim=-1), reference)
+        else:
+            error = structure.difference(z, reference)
+        u = u + (law.gain[..., t, :, :] @ error[..., None]).squeeze(-1)
+    u = torch.maximum(torch.minimum(u, law.upper[t]), law.lower[t])
+    return u.expand(*z.shape[:-1], u.shape[-1])

@@ -1,0 +1,200 @@
+"""A step, or a control period, together with its derivatives: `Mechanism.linearize` and `Mechanism.linearize_minimal`.
+
+A single step is one call of the kernel. The derivatives of a period are the products of those of its steps, with the controls' law
+
+    δu = U_z δz + U_c δc,    A ← (A_t + B_t U_z) A,    B ← (A_t + B_t U_z) B + B_t U_c,
+
+one call for each step. Derivatives by anything else come from a backward pass for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchdojo.elements.actuators import Actuators
+from torchdojo.engine.backends import Backend, Kernel
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.parameters import PhysicalModule, result_tensor, transforming
+from torchdojo.structure import Structure
+
+__all__ = ["Linearization", "MinimalLinearization", "derivatives", "period", "step_and_jacobian"]
+
+
+class Linearization(NamedTuple):
+    """A step or period with its derivatives on the tangent space, per body [dx, dv, dphi, domega].
+
+    z: (..., 13 nb) after it. A: (..., 12 nb, 12 nb) by z. B: (..., 12 nb, nu), or (..., 12 nb, number of actuators), by u or ctrl.
+    by: for each name of `wrt`, (..., 12 nb, k). impulses, status, iterations, solution, substeps: as in `StepOutput`.
+    Where a step fails, z is that of its start, and its derivatives are zero.
+    """
+
+    z: Tensor
+    A: Tensor
+    B: Tensor
+    by: tuple[Tensor, ...]
+    impulses: Tensor
+    status: Tensor
+    iterations: Tensor
+    solution: Tensor
+    substeps: Tensor
+
+
+class MinimalLinearization(NamedTuple):
+    """A step or period with its derivatives in minimal coordinates, rows [q, qd] after it.
+
+    q, qd: (..., n) after it, and z (..., 13 nb). A: (..., 2n, 2n) by [q, qd]. B: (..., 2n, nu) by u, or by the controls.
+    by: for each name of `wrt`, (..., 2n, k). The other fields, and failures, are as in `Linearization`.
+    """
+
+    q: Tensor
+    qd: Tensor
+    z: Tensor
+    A: Tensor
+    B: Tensor
+    by: tuple[Tensor, ...]
+    impulses: Tensor
+    status: Tensor
+    iterations: Tensor
+    solution: Tensor
+    substeps: Tensor
+
+
+def step_and_jacobian(
+    backend: Backend, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
+) -> tuple[StepOutput, Tensor]:
+    """A step and its Jacobian (..., 12 nb, 12 nb + nu), in one call where the backend has one."""
+    if isinstance(backend, Kernel) and not (torch.compiler.is_compiling() or transforming()):
+        return backend.linearize(z, u, wrench, warm_start, out)
+    solved = backend.step(z, u, wrench, warm_start)
+    return solved, backend.jacobian(z, u, wrench, solved.solution, out)
+
+
+def period(
+    structure: Structure,
+    backend: Backend,
+    law: Actuators | None,
+    repeat: int,
+    given: tuple[Tensor, Tensor, Tensor],
+    warm_start: Tensor | None,
+    out: Tensor | None,
+) -> tuple[StepOutput, Tensor]:
+    """`repeat` steps of a backend from `given` = z, u or ctrl, and wrench, with their Jacobian (..., 12 nb, 12 nb + m)."""
+    z, held, wrench = given
+    if law is None and repeat == 1:
+        return step_and_jacobian(backend, z, held, wrench, warm_start, out)
+    total: StepOutput | None = None
+    whole: Tensor | None = None
+    for _ in range(repeat):
+        u = held if law is None else law(held, z)
+        solved, jacobian = step_and_jacobian(backend, z, u, wrench, warm_start)
+        size = jacobian.shape[-2]
+        if law is not None:
+            jacobian = _driven(structure, law, held, z, jacobian)
+        if whole is None or total is None:
+            whole, total = jacobian, solved
+        else:
+            chained = jacobian[..., :size] @ whole
+            chained[..., size:] += jacobian[..., size:]
+            whole, total = chained, added(total, solved)
+        z, warm_start = solved.z, solved.solution
+    assert whole is not None and total is not None
+    return total, whole if out is None else result_tensor(out, whole.shape, whole).copy_(whole)
+
+
+def added(total: StepOutput, new: StepOutput) -> StepOutput:
+    """The results of steps of a period, and of the one after them."""
+    return StepOutput(
+        new.z,
+        total.impulses + new.impulses,
+        torch.maximum(total.status, new.status),
+        total.iterations + new.iterations,
+        new.solution,
+        total.substeps + new.substeps,
+    )
+
+
+def _driven(structure: Structure, law: Actuators, ctrl: Tensor, z: Tensor, jacobian: Tensor) -> Tensor:
+    """The Jacobian by state and controls, from the one by state and inputs."""
+    size = jacobian.shape[-2]
+    batch = jacobian.shape[:-2]
+    z, ctrl = z.expand(*batch, -1), ctrl.expand(*batch, -1)
+    finite = torch.isfinite(z).all(-1, keepdim=True)
+    neutral = torch.zeros_like(z).unflatten(-1, (-1, 13))
+    neutral[..., 6] = 1.0
+    z = torch.where(finite, z, neutral.flatten(-2))
+
+    with torch.enable_grad():
+        change = z.new_zeros(*batch, size + ctrl.shape[-1]).requires_grad_()
+        u = law(ctrl + change[..., size:], structure.retract(z, change[..., :size]))
+        # Coordinates of the kernel take one gradient at a time.
+        by_both = torch.stack([torch.autograd.grad(column.sum(), change, retain_graph=True)[0] for column in u.unbind(-1)], dim=-2)
+    result = jacobian[..., size:] @ by_both
+    result[..., :size] += jacobian[..., :size]
+    return result
+
+
+# -- other derivatives -------------------------------------------------------------------------------------------------------------------
+
+
+class _Call(nn.Module):
+    """A call of a mechanism as a module of its own, whose parameters `torch.func.functional_call` replaces."""
+
+    def __init__(self, mech: nn.Module, call: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.mech, self.call = mech, call
+
+    def forward(self, *arguments: Any, **options: Any) -> Tensor:
+        return self.call(*arguments, **options)
+
+
+def derivatives(
+    mech: Structure, rows: Callable[..., Tensor], names: Sequence[str], batch: torch.Size, wrench: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Derivatives of rows(wrench) (..., r) by the wrench and by parameters, one (..., r, k) for each name.
+
+    Each environment of `batch` has parameters of its own here, so that one backward pass per row separates the environments.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if not names:
+        return ()
+    numbers = dict(mech.named_parameters())
+    unknown = [name for name in names if name != "wrench" and name not in numbers]
+    if unknown:
+        last = unknown[0].split(".")[-1]
+        near = [name for name in numbers if name.endswith(last)] or list(numbers)
+        raise ValueError(f"wrt: got {unknown[0]!r}; allowed: 'wrench', or a name of mech.named_parameters(), such as {near[:6]}")
+    leaves: dict[str, Tensor] = {}
+    for name in names:
+        value = _wrench(mech, wrench) if name == "wrench" else numbers[name].detach()
+        ndim = 1 if name == "wrench" else _dimensions(mech, name, value)
+        lead = value.ndim - ndim
+        leaves[name] = value.expand(*torch.broadcast_shapes(batch, value.shape[:lead]), *value.shape[lead:]).clone().requires_grad_()
+    replaced = {f"mech.{name}": leaf for name, leaf in leaves.items() if name != "wrench"}
+    with torch.enable_grad():
+        value = torch.func.functional_call(_Call(mech, rows), replaced, (leaves.get("wrench", wrench),))
+        count = value.shape[-1]
+        wanted = list(leaves.values())
+        if not value.requires_grad:
+            grads = [leaf.new_zeros(count, *leaf.shape) for leaf in wanted]
+        else:
+            each = [torch.autograd.grad(row.sum(), wanted, retain_graph=True, materialize_grads=True) for row in value.unbind(-1)]
+            grads = [torch.stack(column) for column in zip(*each, strict=True)]
+    lead = value.ndim - 1
+    return tuple(grad.reshape(count, *value.shape[:-1], -1).movedim(0, lead) for grad in grads)
+
+
+def _wrench(mech: Structure, wrench: Tensor | None) -> Tensor:
+    return mech.check_forces(None, wrench)[1].detach()
+
+
+def _dimensions(mech: nn.Module, name: str, value: Tensor) -> int:
+    """Number of dimensions of one value of a parameter. The others are batch dimensions."""
+    path, _, field = name.rpartition(".")
+    owner = mech.get_submodule(path)
+    return owner.fields.get(field, value.ndim) if isinstance(owner, PhysicalModule) else value.ndim
