@@ -7,16 +7,17 @@ x, or of the tangent space.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchdojo.elements.rotors import Rotors
 from torchdojo.mechanism import Mechanism
-from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import TANGENT_SIZE
 
 __all__ = ["COORDINATES", "Dynamics", "Nodes"]
@@ -43,18 +44,29 @@ class Nodes(NamedTuple):
 
 
 class Dynamics:
-    """The steps of a mechanism under inputs u = map v + offset.
+    """The steps of a mechanism under inputs u = map v + offset, or controls ctrl = map v + offset of its actuators.
 
     Args:
-        input_map: (nu, m). offset: (nu,).
+        input_map: (nu, m). offset: (nu,). nu: number of inputs, or of actuators.
+        controls: whether these are controls.
     """
 
-    def __init__(self, mech: Mechanism, input_map: Tensor, offset: Tensor, coordinates: str) -> None:
-        self.mech, self.map, self.offset = mech, input_map, offset
+    def __init__(self, mech: Mechanism, input_map: Tensor, offset: Tensor, coordinates: str, controls: bool = False) -> None:
+        self.mech, self.map, self.offset, self.controls = mech, input_map, offset, controls
         self.minimal = coordinates == "minimal"
         self.num_inputs = input_map.shape[1]
         self.size = 2 * mech.num_coordinates if self.minimal else TANGENT_SIZE * mech.num_bodies  # n
+        full = int(torch.linalg.matrix_rank(input_map)) == self.num_inputs
+        self.inverse = torch.linalg.pinv(input_map) if full else None
+        entries = input_map != 0
+        self.selects = bool((entries.sum(0) == 1).all() and (entries.sum(1) <= 1).all() and (input_map >= 0).all())
         self.angles = torch.tensor(_angles(mech) if self.minimal else [], dtype=torch.long)
+
+    @property
+    def budget(self) -> int | None:
+        """Newton iterations after which a step is given up, in rollouts that the kernel takes; others have no budget."""
+        outside = self.controls and isinstance(self.mech.actuators, Rotors)
+        return None if outside or self.mech.backends.program is None else BUDGET
 
     # -- coordinates ---------------------------------------------------------------------------------------------------------------------
 
@@ -82,8 +94,12 @@ class Dynamics:
     # -- steps ---------------------------------------------------------------------------------------------------------------------------
 
     def inputs(self, v: Tensor) -> Tensor:
-        """u (..., nu) [N, N·m]."""
+        """u (..., nu) [N, N·m], or controls."""
         return v @ self.map.T + self.offset
+
+    def given(self, v: Tensor) -> dict[str, Any]:
+        """The argument of steps and rollouts."""
+        return {"ctrl" if self.controls else "u": self.inputs(v)}
 
     def evaluate(self, x: Tensor, v: Tensor, warm: Tensor | None, kappa: Tensor) -> Nodes:
         """A step from every node by itself: x (P, ..., T+1, size), v (P, ..., T, m), kappa (P,)."""
@@ -91,7 +107,7 @@ class Dynamics:
         finite = torch.isfinite(z).all(-1).all(-1) & torch.isfinite(v).all(-1).all(-1)
 
         def steps(z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-            out = self.mech.step(z, self.inputs(v), warm_start=warm)
+            out = self.mech.step(z, **self.given(v), warm_start=warm)
             return out.z, out.solution, out.status
 
         after, w, status = self._each(kappa, steps, z[..., :-1, :], v, warm)
@@ -101,7 +117,7 @@ class Dynamics:
         """From z (P, 13 nb) under v (P, T, m)."""
 
         def run(z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-            path = self.mech.rollout(z, self.inputs(v), warm_start=warm, keep_solutions=True)
+            path = self.mech.rollout(z, **self.given(v), warm_start=warm, keep_solutions=True, budget=self.budget)
             return path.z, path.solution, path.status
 
         path, w, status = self._each(kappa, run, z, v, warm)
@@ -123,40 +139,84 @@ class Dynamics:
             k, K: (P, M, T, m), (P, M, T, m, n). alphas: (a,). kappa: (P,). limits: least and largest v (P, T, m).
         """
 
-        def run(x: Tensor, z: Tensor, v: Tensor, w: Tensor, k: Tensor, K: Tensor, *limits: Tensor) -> tuple[Tensor, ...]:
-            P, M, T, _ = k.shape
-            shape = (P, M, len(alphas))
-            now, warm = z[:, None, None, 0].expand(*shape, -1), w[:, None, None, 0].expand(*shape, -1)
-            at = x[:, None, None, 0].expand(*shape, -1)
-            ok = torch.ones(shape, dtype=torch.bool)
-            xs, zs, vs, ws = [at], [now], [], []
-            for t in range(T):
-                error = self.difference(at, x[:, None, None, t])
-                u = v[:, None, None, t] + alphas[:, None] * k[:, :, None, t] + error @ K[:, :, t].mT
-                if limits:
-                    u = u.clamp(*(limit[:, None, None, t] for limit in limits))
-                finite = torch.isfinite(u).all(-1, keepdim=True)
-                out = self.mech.step(now, self.inputs(torch.where(finite, u, 0.0)), warm_start=warm)
-                now, warm = out.z, out.solution
-                ok &= (out.status == 0) & finite[..., 0]
-                at = self.coordinates(now)
-                for column, value in zip((xs, zs, vs, ws), (at, now, u, warm), strict=True):
-                    column.append(value)
-            return *(torch.stack(column, -2) for column in (xs, zs, vs, ws)), ok
-
-        x, z, v, w, ok = self._each(kappa, run, nodes.x, nodes.z, nodes.v, nodes.w, k, K, *(limits or ()))
+        lower, upper = limits if limits is not None else (None, None)
+        shared = lower is None or upper is None or bool((lower == lower[:1]).all() and (upper == upper[:1]).all())
+        bounds: Any = None
+        if shared and self.inverse is not None and (lower is None or self.selects):
+            if lower is not None and upper is not None:
+                bounds = self.inputs(lower[0]), self.inputs(upper[0])
+            run = functools.partial(self._kernel_feedback, alphas, bounds)
+            x, z, v, w, ok = self._each(kappa, run, *nodes[:4], k, K)
+        else:
+            run = functools.partial(self._looped_feedback, alphas)
+            x, z, v, w, ok = self._each(kappa, run, *nodes[:4], k, K, lower, upper)
         return Nodes(x, z, v, w, x[..., 1:, :], ok)
+
+    def _kernel_feedback(
+        self, alphas: Tensor, bounds: Any, x: Tensor, z: Tensor, v: Tensor, w: Tensor, k: Tensor, K: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`feedback` in one call of the engine."""
+        nominal: Any = x[:, None, None]
+        path = self.mech.rollout_feedback(
+            z[:, None, None, 0],
+            nominal.chunk(2, dim=-1) if self.minimal else nominal,
+            **self.given(v[:, None, None]),
+            gain=self.map @ K[:, :, None],
+            feedforward=k[:, :, None] @ self.map.T,
+            scale=alphas,
+            bounds=bounds,
+            warm_start=w[:, None, None, 0],
+            keep_solutions=True,
+            budget=self.budget,
+        )
+        assert self.inverse is not None
+        inputs = (path.u - self.offset) @ self.inverse.T
+        return self.coordinates(path.z), path.z, inputs, path.solution, (path.status == 0).all(-1)
+
+    def _looped_feedback(
+        self,
+        alphas: Tensor,
+        x: Tensor,
+        z: Tensor,
+        v: Tensor,
+        w: Tensor,
+        k: Tensor,
+        K: Tensor,
+        lower: Tensor | None,
+        upper: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """`feedback` step by step: limits that differ between problems, or of inputs that are mixed by the map."""
+        (P, M, T, _), count = k.shape, len(alphas)
+        now, warm, at = (value[:, None, None, 0].expand(P, M, count, -1) for value in (z, w, x))
+        ok = torch.ones(P, M, count, dtype=torch.bool)
+        columns: list[list[Tensor]] = [[at], [now], [], []]
+        for t in range(T):
+            error = self.difference(at, x[:, None, None, t])
+            u = v[:, None, None, t] + alphas[:, None] * k[:, :, None, t] + error @ K[:, :, t].mT
+            if lower is not None and upper is not None:
+                u = u.clamp(lower[:, None, None, t], upper[:, None, None, t])
+            finite = torch.isfinite(u).all(-1, keepdim=True)
+            out = self.mech.step(now, **self.given(torch.where(finite, u, 0.0)), warm_start=warm)
+            now, warm = out.z, out.solution
+            ok &= (out.status == 0) & finite[..., 0]
+            at = self.coordinates(now)
+            for column, value in zip(columns, (at, now, u, warm), strict=True):
+                column.append(value)
+        x, z, v, w = (torch.stack(column, -2) for column in columns)
+        return x, z, v, w, ok
 
     def linearize(self, nodes: Nodes, kappa: Tensor, grad_kappa: Tensor) -> tuple[Tensor, Tensor]:
         """A (P, T, n, n) and B (P, T, n, m) at the nodes. grad_kappa: (P,), kappa or larger."""
 
         def run(x: Tensor, v: Tensor, w: Tensor, smooth: Tensor) -> tuple[Tensor, Tensor]:
-            x, u = x[:, :-1], self.inputs(v)
-            smooth = smooth[:, None].expand(x.shape[:-1])
+            x, options = x[:, :-1], {**self.given(v), "warm_start": w}
+            options["grad_kappa"] = smooth[:, None].expand(x.shape[:-1])
             if self.minimal:
-                A, B = self.mech.jacobians_minimal(*x.chunk(2, dim=-1), u, warm_start=w, grad_kappa=smooth)
+                q, qd = x.chunk(2, dim=-1)
+                found: Any = self.mech.linearize_minimal(q, qd, **options)
             else:
-                A, B = self.mech.jacobians(x, u, warm_start=w, grad_kappa=smooth)
+                found = self.mech.linearize(x, **options)
+            A, B = found.A, found.B
             return A, B @ self.map
 
         A, B = self._each(kappa, run, nodes.x, nodes.v, nodes.w, grad_kappa)
@@ -168,8 +228,7 @@ class Dynamics:
     def solving(self, kappa: float) -> Iterator[None]:
         """Steps at this kappa within a budget; a step that exceeds it is flagged."""
         before = self.mech.options
-        options = {"kappa": kappa, "grad_kappa": None, "max_halvings": 0, "max_iterations": min(BUDGET, before.max_iterations)}
-        self.mech.options = _with(before, options)
+        self.mech.options = replace(before, kappa=kappa, grad_kappa=None, max_halvings=0, max_iterations=min(BUDGET, before.max_iterations))
         try:
             with torch.no_grad():
                 yield
@@ -192,10 +251,6 @@ class Dynamics:
             for whole, piece in zip(results, part, strict=True):
                 whole[rows] = piece
         return tuple(results)
-
-
-def _with(options: SolverOptions, changes: dict[str, object]) -> SolverOptions:
-    return replace(options, **changes)  # type: ignore[arg-type]
 
 
 def _angles(mech: Mechanism) -> list[int]:

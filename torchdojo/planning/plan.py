@@ -82,7 +82,7 @@ class Replay(NamedTuple):
 class Plan:
     """The best iterate of each problem. Leading dimensions are those of the problem's start, () or (P,).
 
-    z: states (..., T+1, 13 nb). u: inputs (..., T, nu) [N, N·m]. v: inputs of the problem (..., T, m).
+    z: states (..., T+1, 13 nb). u: inputs (..., T, nu) [N, N·m], or controls. v: inputs of the problem (..., T, m).
     gains: K (..., T, m, n) of v + K (x ⊖ x̄), of a last linearization at the iterate; zeros where it failed.
     cost, violation, defect: (...,). status: (...,) of `PlanStatus`. iterations: (...,) linearizations.
     schedule: (...,) number of the schedule that the iterate comes from.
@@ -126,14 +126,16 @@ class Plan:
         if repeat < 1 or abs(repeat * timestep - own) > 1e-9 * own:
             raise ValueError(f"replay.timestep: got {timestep}; allowed: {own} divided by a whole number")
         fine = copy.deepcopy(self.problem.mech)
-        fine.timestep = timestep
+        fine.timestep = torch.tensor(timestep, dtype=torch.float64)
         fine.options = replace(SolverOptions(backend=self.problem.mech.options.backend), kappa=kappa)
         given = self.problem.dynamics
-        dynamics = Dynamics(fine, given.map, given.offset, "minimal" if given.minimal else "tangent")
+        dynamics = Dynamics(fine, given.map, given.offset, "minimal" if given.minimal else "tangent", given.controls)
         limits = self.problem.limits
         if limits is not None and not self.problem.batched:
             limits = limits[0][0], limits[1][0]
-        z, warm, lag = self.z[..., 0, :], None, 0.5 * (own - timestep)
+        lag = 0.5 * (own - timestep)
+        z = self.z[..., 0, :]
+        warm: Tensor | None = None
         states, inputs, status = [z], [], []
         with torch.no_grad():
             for t in range(self.u.shape[-2]):
@@ -144,11 +146,10 @@ class Plan:
                     v = v + (self.gains[..., t, :, :] @ error[..., None])[..., 0]
                 if limits is not None:
                     v = v.clamp(limits[0][..., t, :], limits[1][..., t, :])
-                u = dynamics.inputs(v)
-                out = fine.step(z, u, repeat=repeat, warm_start=warm)
+                out = fine.step(z, **dynamics.given(v), repeat=repeat, warm_start=warm)
                 z, warm = out.z, out.solution
                 states.append(z)
-                inputs.append(u)
+                inputs.append(dynamics.inputs(v))
                 status.append(out.status)
             z = torch.stack(states, -2)
             return Replay(z, torch.stack(inputs, -2), torch.stack(status, -1), drifted(z, lag))

@@ -27,6 +27,7 @@ class Problem:
         costs: residuals r with weights. The cost is Σ weight r² over nodes and entries, without ½.
         equalities, inequalities: residuals that must be 0, or at most 0, by an augmented Lagrangian. A weight scales the residual.
         limits: least and largest v, each a number, (m,), (T, m) or (P, T, m). They hold in every iterate.
+        controls: whether v are controls of `mech.actuators`, with ctrl in the place of u, and their number in that of nu.
         input_map: (nu, m); None: the identity. input_offset: (nu,) [N, N·m].
         guess: v to begin with, a number, (m,), (T, m) or (P, T, m).
         guess_states: states (T+1, 13 nb) or (P, T+1, 13 nb) for method="multiple"; None: those of a rollout of `guess`.
@@ -46,6 +47,7 @@ class Problem:
         equalities: Sequence[Residual] = (),
         inequalities: Sequence[Residual] = (),
         limits: tuple[Any, Any] | None = None,
+        controls: bool = False,
         input_map: Tensor | None = None,
         input_offset: Any = 0.0,
         guess: Any = 0.0,
@@ -64,14 +66,17 @@ class Problem:
         mech.check_state(start, "start")
         if start.ndim > 2 or start.dtype != torch.float64 or not bool(torch.isfinite(start).all()):
             raise ValueError(f"Problem.start: got shape {tuple(start.shape)}; allowed: finite float64 states (13 nb) or (P, 13 nb)")
+        if controls and mech.actuators is None:
+            raise ValueError("Problem.controls: got True for a mechanism without actuators; allowed: False, or a mechanism with td.actuate")
+        size = len(mech.actuators) if controls and mech.actuators is not None else mech.num_inputs
         if input_map is None:
-            input_map = torch.eye(mech.num_inputs, dtype=torch.float64)
-        if input_map.ndim != 2 or input_map.shape[0] != mech.num_inputs or not input_map.shape[1]:
-            raise ValueError(f"Problem.input_map: got shape {tuple(input_map.shape)}; allowed: ({mech.num_inputs}, m), m = 1 or more")
-        offset = torch.as_tensor(input_offset, dtype=torch.float64).expand(mech.num_inputs)
+            input_map = torch.eye(size, dtype=torch.float64)
+        if input_map.ndim != 2 or input_map.shape[0] != size or not input_map.shape[1]:
+            raise ValueError(f"Problem.input_map: got shape {tuple(input_map.shape)}; allowed: ({size}, m), m = 1 or more")
+        offset = torch.as_tensor(input_offset, dtype=torch.float64).expand(size)
         self.mech, self.steps, self.batched = mech, steps, start.ndim == 2
         self.start = (start if start.ndim == 2 else start[None]).detach().clone()
-        self.dynamics = Dynamics(mech, input_map.to(torch.float64), offset, coordinates)
+        self.dynamics = Dynamics(mech, input_map.to(torch.float64), offset, coordinates, controls)
         self.costs = self._bound("costs", costs)
         self.equalities = self._bound("equalities", equalities)
         self.inequalities = self._bound("inequalities", inequalities)

@@ -23,7 +23,7 @@ from torchdojo.planning.gait import holding_inputs, trot
 from torchdojo.planning.problem import Problem
 from torchdojo.planning.residuals import Input, State
 
-__all__ = ["TASKS", "Task", "box_right", "box_up", "cartpole", "hopper", "quadruped"]
+__all__ = ["TASKS", "Task", "box_right", "box_up", "cartpole", "hopper", "quadrotor", "quadruped"]
 
 
 def _tensor(*values: float) -> Tensor:
@@ -145,6 +145,24 @@ def cartpole(noise: Tensor | None = None, *, largest: float = 15.0) -> Problem:
     )
 
 
+def quadrotor(noise: Tensor | None = None) -> Problem:
+    """A quadrotor that hangs upside down at rest turns over in 2 s, and hovers where it was. noise: h times controls (P, 40, 4)."""
+    h, steps = 0.05, 40
+    mech = models.quadrotor(timestep=h, contact=False)
+    start, end = (mech.initial_state(base={"q": (0.0, 0.0, 2.0, turn, 0.0, 0.0)}) for turn in (0.95 * math.pi, 0.0))
+    return Problem(
+        mech,
+        start.expand(*(() if noise is None else noise.shape[:1]), -1),
+        steps,
+        costs=[State(end, _tensor(0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01)), Input(1e-2, target=-0.5)],
+        equalities=[State(end, at=-1)],
+        controls=True,
+        guess=-0.5 if noise is None else -0.5 + noise / h,
+        limits=(-1.0, 1.0),
+        coordinates="tangent",
+    )
+
+
 class Task(NamedTuple):
     """A problem by its name.
 
@@ -166,9 +184,10 @@ class Task(NamedTuple):
 
 
 TASKS = {
-    "box_right": Task(box_right, 0.01, {"penalty": 10.0}, (30, 14.5, 3e-3)),
+    "box_right": Task(box_right, 0.01, {"penalty": 10.0, "schedule": ((3e-4, None), (1e-5, None), (1e-8, None))}, (30, 14.5, 3e-3)),
     "box_up": Task(box_up, 0.01, {"penalty": 10.0}, (106, 14.5, 3e-3)),
     "hopper": Task(hopper, 0.01, {}, (96, 8.9, 1e-3)),
     "quadruped": Task(quadruped, 0.01, {}, (20, 0.02, 3e-4)),
     "cartpole": Task(cartpole, 0.01, {"schedule": ((1e-6, None),), "max_inner": 60, "cost_tolerance": 1e-3}),
+    "quadrotor": Task(quadrotor, 0.001, {"schedule": ((1e-6, None),), "max_inner": 60, "cost_tolerance": 1e-3}),
 }
