@@ -43,7 +43,7 @@ class Policy(NamedTuple):
     k, K: (P, M, T, m), (P, M, T, m, n).
     expected: Σ kᵀQu and Σ ½ kᵀQuu k, (P, M, 2). A step α is expected to change the merit by α times the first plus α² times the second.
     ok: (P, M) whether every Quu was positive definite and all numbers are finite. The other entries have no meaning.
-    dx, du: (P, M, T+1, n), (P, M, T, m): the policy on the linear steps.
+    dx, du: (P, M, T+1, n), (P, M, T, m): the policy on the linear steps; empty where they are not asked for.
     """
 
     k: Tensor
@@ -85,12 +85,14 @@ def riccati(
     defect: Tensor | None = None,
     bounds: tuple[Tensor, Tensor] | None = None,
     floor: float = 1e-6,
+    motion: bool = True,
 ) -> Policy:
     """The policy of each problem at each regularization. It is compiled where there is a compiler, and `riccati_reference` elsewhere.
 
     Args:
         A, B: (P, T, n, n), (P, T, n, m). mu: (P, M).
         defect: d (P, T, n), or None for zero. bounds: least and largest du, each (P, T, m). floor: ε.
+        motion: whether `dx` and `du` are wanted.
     """
     library = _library()
     if library is None:
@@ -100,12 +102,12 @@ def riccati(
     AB = torch.cat((A, B), dim=-1)
     BB = B.mT @ AB
     result = Policy(
-        A.new_zeros(P, M, T, m),
-        A.new_zeros(P, M, T, m, n),
-        A.new_zeros(P, M, 2),
-        torch.zeros(P, M, dtype=torch.int64),
-        A.new_zeros(P, M, T + 1, n),
-        A.new_zeros(P, M, T, m),
+        A.new_empty(P, M, T, m),
+        A.new_empty(P, M, T, m, n),
+        A.new_empty(P, M, 2),
+        torch.empty(P, M, dtype=torch.int64),
+        A.new_empty(P, M, T + 1 if motion else 0, n),
+        A.new_empty(P, M, T if motion else 0, m),
     )
     lower, upper = (None, None) if bounds is None else (bound.contiguous() for bound in bounds)
     inputs = dict(zip(("lx", "lxx", "lu", "luu"), (value.contiguous() for value in expansion), strict=True))
@@ -114,7 +116,7 @@ def riccati(
     arrays |= result._asdict()
     call = _Call(problems=P, regularizations=M, steps=T, n=n, m=m, threads=torch.get_num_threads(), floor=floor)
     for name, array in arrays.items():
-        setattr(call, name, array.data_ptr())
+        setattr(call, name, array.data_ptr() if array.numel() else None)
     library.td_riccati(ctypes.byref(call))
     return result._replace(ok=result.ok.bool())
 

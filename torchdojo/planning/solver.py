@@ -188,7 +188,8 @@ class _Search:
         with self._timed("sweep"):
             bounds = None if limits is None else (limits[0] - nodes.v, limits[1] - nodes.v)
             floor = 1e-6 * float(self.problem.mech.timestep) ** 2 * float(self.problem.dynamics.map.square().sum(0).mean())
-            return riccati(self.A[rows], self.B[rows], expansion, mus, defect=self.transcription.defect(nodes), bounds=bounds, floor=floor)
+            defect = self.transcription.defect(nodes)
+            return riccati(self.A[rows], self.B[rows], expansion, mus, defect=defect, bounds=bounds, floor=floor, motion=defect is not None)
 
     def _choose(self, merit: Tensor, policy: Policy, alphas: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """The candidate of least merit for each copy, and whether it decreases the merit enough."""

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace {
@@ -15,18 +16,58 @@ namespace {
 constexpr int kBoxIterations = 20;
 constexpr int kLineSearch = 12;
 
-// c (r, q) = or += a (r, p) times b (p, q); rows of c from column `first(i)` on.
-inline void axpy4(double* c, const double* a, int64_t stride, const double* b, int64_t p, int64_t q, int64_t first) {
-  int64_t k = 0;
-  for (; k + 4 <= p; k += 4) {
-    const double a0 = a[k * stride], a1 = a[(k + 1) * stride], a2 = a[(k + 2) * stride], a3 = a[(k + 3) * stride];
-    const double *b0 = b + k * q, *b1 = b0 + q, *b2 = b1 + q, *b3 = b2 + q;
-    for (int64_t j = first; j < q; ++j) c[j] += a0 * b0[j] + a1 * b1[j] + a2 * b2[j] + a3 * b3[j];
+constexpr int64_t kLanes = 8;
+typedef double Vector __attribute__((vector_size(8 * kLanes)));
+
+inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+inline Vector load(const double* p) {
+  Vector v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// A tile of kRows rows and kWide vectors of c += aᵀ b, with a entry (k, i) at a[k * a_k + i * a_i].
+template <int kRows, int kWide>
+inline void tile(double* c, int64_t ldc, const double* a, int64_t a_i, int64_t a_k, const double* b, int64_t ldb, int64_t depth) {
+  Vector sum[kRows][kWide];
+  for (int i = 0; i < kRows; ++i)
+    for (int j = 0; j < kWide; ++j) sum[i][j] = load(c + i * ldc + j * kLanes);
+  for (int64_t k = 0; k < depth; ++k) {
+    Vector row[kWide];
+    for (int j = 0; j < kWide; ++j) row[j] = load(b + k * ldb + j * kLanes);
+    for (int i = 0; i < kRows; ++i) {
+      const double factor = a[k * a_k + i * a_i];
+      for (int j = 0; j < kWide; ++j) sum[i][j] += factor * row[j];
+    }
   }
-  for (; k < p; ++k) {
-    const double a0 = a[k * stride];
-    const double* b0 = b + k * q;
-    for (int64_t j = first; j < q; ++j) c[j] += a0 * b0[j];
+  for (int i = 0; i < kRows; ++i)
+    for (int j = 0; j < kWide; ++j) std::memcpy(c + i * ldc + j * kLanes, &sum[i][j], sizeof(Vector));
+}
+
+template <int kRows>
+inline void strip(double* c, int64_t ldc, const double* a, int64_t a_i, int64_t a_k, const double* b, int64_t ldb, int64_t depth,
+                  int64_t from, int64_t to) {
+  int64_t j = from;
+  for (; j + 2 * kLanes <= to; j += 2 * kLanes) tile<kRows, 2>(c + j, ldc, a, a_i, a_k, b + j, ldb, depth);
+  for (; j < to; j += kLanes) tile<kRows, 1>(c + j, ldc, a, a_i, a_k, b + j, ldb, depth);
+}
+
+// c (rows, cols) += aᵀ b: columns in whole vectors, so leading dimensions are padded. `upper`: only on and right of the diagonal, for
+// rows up to `square`.
+void multiply(double* c, int64_t ldc, const double* a, int64_t a_i, int64_t a_k, const double* b, int64_t ldb, int64_t depth, int64_t rows,
+              int64_t cols, bool upper, int64_t square) {
+  int64_t i = 0;
+  for (; i < rows; i += 4) {
+    const int64_t from = upper ? std::min(i, square) / kLanes * kLanes : 0;
+    double* row = c + i * ldc;
+    const double* column = a + i * a_i;
+    switch (std::min<int64_t>(4, rows - i)) {
+      case 4: strip<4>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
+      case 3: strip<3>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
+      case 2: strip<2>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
+      default: strip<1>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols);
+    }
   }
 }
 
@@ -124,12 +165,14 @@ struct Box {
   }
 };
 
+// Leading dimensions: N = padded(n) for V, Kp and S; Q = padded(n + m) for AB, VM and H.
 struct Workspace {
-  std::vector<double> V, v, VM, H, g, Qr, Qux, sol, Quuk, QuuK, S, lower, upper;
+  int64_t N, Q;
+  std::vector<double> V, v, AB, VM, H, g, Qr, Qux, Quuk, Kp, S;
   Box box;
   Workspace(int64_t n, int64_t m)
-      : V(n * n), v(n), VM(n * (n + m)), H((n + m) * (n + m)), g(n + m), Qr(m * m), Qux(m * n), sol(m * (n + 1)), Quuk(m), QuuK(m * n),
-        S(m * n), lower(m), upper(m), box(m) {}
+      : N(padded(n)), Q(padded(n + m)), V(n * N), v(n), AB(n * Q), VM(n * Q), H((n + m) * Q), g(Q), Qr(m * m), Qux(m * n), Quuk(m), Kp(m * N),
+        S(m * N), box(m) {}
 };
 
 }  // namespace
@@ -152,14 +195,14 @@ struct TdRiccati {
   int64_t *ok;              // (P, M)
 };
 
-static void sweep(const TdRiccati& in, int64_t problem, int64_t which, Workspace& w) {
+static bool sweep(const TdRiccati& in, int64_t problem, int64_t which, Workspace& w) {
   const int64_t n = in.n, m = in.m, q = n + m, T = in.steps, item = problem * in.regularizations + which;
   const double mu = in.mu[item];
   double *k = in.k + item * T * m, *K = in.K + item * T * m * n;
   double first = 0.0, second = 0.0;
-  in.ok[item] = 0;
   std::copy_n(in.lx + (problem * (T + 1) + T) * n, n, w.v.data());
-  std::copy_n(in.lxx + (problem * (T + 1) + T) * n * n, n * n, w.V.data());
+  const int64_t N = w.N, Q = w.Q;
+  for (int64_t i = 0; i < n; ++i) std::copy_n(in.lxx + ((problem * (T + 1) + T) * n + i) * n, n, w.V.data() + i * N);
   for (int64_t t = T - 1; t >= 0; --t) {
     const int64_t node = problem * T + t;
     const double *AB = in.AB + node * n * q, *BB = in.BB + node * m * q;
@@ -169,7 +212,7 @@ static void sweep(const TdRiccati& in, int64_t problem, int64_t which, Workspace
       const double* d = in.defect + node * n;
       for (int64_t i = 0; i < n; ++i) {
         double s = 0.0;
-        for (int64_t j = 0; j < n; ++j) s += w.V[i * n + j] * d[j];
+        for (int64_t j = 0; j < n; ++j) s += w.V[i * N + j] * d[j];
         w.g[i] = s;
       }
       for (int64_t i = 0; i < n; ++i) w.v[i] += w.g[i];
@@ -177,26 +220,27 @@ static void sweep(const TdRiccati& in, int64_t problem, int64_t which, Workspace
     std::fill(w.VM.begin(), w.VM.end(), 0.0);
     std::fill(w.H.begin(), w.H.end(), 0.0);
     std::fill(w.g.begin(), w.g.end(), 0.0);
-    for (int64_t i = 0; i < n; ++i) axpy4(w.VM.data() + i * q, w.V.data() + i * n, 1, AB, n, q, 0);
-    for (int64_t i = 0; i < q; ++i) axpy4(w.H.data() + i * q, AB + i, q, w.VM.data(), n, q, std::min(i, n));
-    axpy4(w.g.data(), w.v.data(), 1, AB, n, q, 0);
+    for (int64_t i = 0; i < n; ++i) std::copy_n(AB + i * q, q, w.AB.data() + i * Q);
+    multiply(w.VM.data(), Q, w.V.data(), N, 1, w.AB.data(), Q, n, n, Q, false, 0);
+    multiply(w.H.data(), Q, w.AB.data(), 1, Q, w.VM.data(), Q, n, q, Q, true, n);
+    multiply(w.g.data(), Q, w.v.data(), n, 1, w.AB.data(), Q, n, 1, Q, false, 0);
     // H has [xx upper, xu; ., uu]; rows of u are complete from column n on.
-    double* Quu = w.H.data() + n * q + n;  // rows q apart
+    double* Quu = w.H.data() + n * Q + n;  // rows Q apart
     for (int64_t i = 0; i < m; ++i) {
       w.g[n + i] += lu[i];
       for (int64_t j = 0; j < m; ++j) {
-        Quu[i * q + j] += luu[i * m + j];
-        w.Qr[i * m + j] = Quu[i * q + j] + mu * (BB[i * q + n + j] + (i == j ? in.floor : 0.0));
+        Quu[i * Q + j] += luu[i * m + j];
+        w.Qr[i * m + j] = Quu[i * Q + j] + mu * (BB[i * q + n + j] + (i == j ? in.floor : 0.0));
       }
-      for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] = w.H[j * q + n + i];
+      for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] = w.H[j * Q + n + i];
     }
     const double* Qu = w.g.data() + n;
     double *kt = k + t * m, *Kt = K + t * m * n;
     if (in.lower) {
-      if (!w.box.minimize(w.Qr.data(), Qu, in.lower + node * m, in.upper + node * m, kt, m)) return;
+      if (!w.box.minimize(w.Qr.data(), Qu, in.lower + node * m, in.upper + node * m, kt, m)) return false;
     } else {
       std::fill(w.box.held.begin(), w.box.held.end(), 0);
-      if (!w.box.factorize(w.Qr.data(), m)) return;
+      if (!w.box.factorize(w.Qr.data(), m)) return false;
       for (int64_t i = 0; i < m; ++i) kt[i] = -Qu[i];
       solve(w.box.factor.data(), kt, m, 1);
     }
@@ -206,15 +250,16 @@ static void sweep(const TdRiccati& in, int64_t problem, int64_t which, Workspace
     // V and v of this node, with the Quu and Qux that are not regularized.
     for (int64_t i = 0; i < m; ++i) {
       double s = 0.0;
-      for (int64_t j = 0; j < m; ++j) s += Quu[i * q + j] * kt[j];
+      for (int64_t j = 0; j < m; ++j) s += Quu[i * Q + j] * kt[j];
       w.Quuk[i] = s + Qu[i];
       first += kt[i] * Qu[i];
       second += 0.5 * kt[i] * s;
       // S = ½ Quu K + Qux, so that KᵀS + SᵀK = KᵀQuuK + KᵀQux + QuxᵀK
-      double* S = w.S.data() + i * n;
-      for (int64_t j = 0; j < n; ++j) S[j] = w.Qux[i * n + j];
+      double *S = w.S.data() + i * N, *row = w.Kp.data() + i * N;
+      std::copy_n(Kt + i * n, n, row);
+      std::copy_n(w.Qux.data() + i * n, n, S);
       for (int64_t a = 0; a < m; ++a) {
-        const double f = 0.5 * Quu[i * q + a];
+        const double f = 0.5 * Quu[i * Q + a];
         for (int64_t j = 0; j < n; ++j) S[j] += f * Kt[a * n + j];
       }
     }
@@ -222,22 +267,18 @@ static void sweep(const TdRiccati& in, int64_t problem, int64_t which, Workspace
       double s = lx[i] + w.g[i];
       for (int64_t a = 0; a < m; ++a) s += Kt[a * n + i] * w.Quuk[a] + w.Qux[a * n + i] * kt[a];
       w.v[i] = s;
-      double* row = w.V.data() + i * n;
-      for (int64_t j = i; j < n; ++j) row[j] = 0.5 * (lxx[i * n + j] + lxx[j * n + i]) + w.H[i * q + j];
-      for (int64_t a = 0; a < m; ++a) {
-        const double f = Kt[a * n + i], s2 = w.S[a * n + i];
-        const double *S = w.S.data() + a * n, *Ka = Kt + a * n;
-        for (int64_t j = i; j < n; ++j) row[j] += f * S[j] + s2 * Ka[j];
-      }
+      double* row = w.V.data() + i * N;
+      for (int64_t j = i; j < n; ++j) row[j] = 0.5 * (lxx[i * n + j] + lxx[j * n + i]) + w.H[i * Q + j];
     }
+    multiply(w.V.data(), N, w.Kp.data(), 1, N, w.S.data(), N, m, n, N, true, n);
+    multiply(w.V.data(), N, w.S.data(), 1, N, w.Kp.data(), N, m, n, N, true, n);
     for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < i; ++j) w.V[i * n + j] = w.V[j * n + i];
+      for (int64_t j = 0; j < i; ++j) w.V[i * N + j] = w.V[j * N + i];
   }
   in.expected[2 * item] = first;
   in.expected[2 * item + 1] = second;
-  if (!std::isfinite(first) || !std::isfinite(second)) return;
-  in.ok[item] = 1;
-  if (!in.dx) return;
+  if (!std::isfinite(first) || !std::isfinite(second)) return false;
+  if (!in.dx) return true;
   double *dx = in.dx + item * (T + 1) * n, *du = in.du + item * T * m;
   std::fill_n(dx, n, 0.0);
   for (int64_t t = 0; t < T; ++t) {
@@ -260,6 +301,17 @@ static void sweep(const TdRiccati& in, int64_t problem, int64_t which, Workspace
       next[i] = s;
     }
   }
+  return true;
+}
+
+// The result of a sweep that failed: zeros, which try nothing.
+static void clear(const TdRiccati& in, int64_t item) {
+  std::fill_n(in.k + item * in.steps * in.m, in.steps * in.m, 0.0);
+  std::fill_n(in.K + item * in.steps * in.m * in.n, in.steps * in.m * in.n, 0.0);
+  std::fill_n(in.expected + 2 * item, 2, 0.0);
+  if (!in.dx) return;
+  std::fill_n(in.dx + item * (in.steps + 1) * in.n, (in.steps + 1) * in.n, 0.0);
+  std::fill_n(in.du + item * in.steps * in.m, in.steps * in.m, 0.0);
 }
 
 void td_riccati(const TdRiccati* in) {
@@ -268,7 +320,10 @@ void td_riccati(const TdRiccati* in) {
   {
     Workspace workspace(in->n, in->m);
 #pragma omp for schedule(static)
-    for (int64_t item = 0; item < items; ++item) sweep(*in, item / in->regularizations, item % in->regularizations, workspace);
+    for (int64_t item = 0; item < items; ++item) {
+      in->ok[item] = sweep(*in, item / in->regularizations, item % in->regularizations, workspace);
+      if (!in->ok[item]) clear(*in, item);
+    }
   }
 }
 }
