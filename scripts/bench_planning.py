@@ -16,9 +16,9 @@ from torchdojo import planning
 from torchdojo.planning.tasks import TASKS, Task
 
 
-def distance(plan: planning.Plan, feedback: bool) -> torch.Tensor:
+def distance(plan: planning.Plan, feedback: bool, lag: float | None) -> torch.Tensor:
     """Largest distance of a body to its place at the end of the plan [cm], (P,)."""
-    path = plan.replay(timestep=float(plan.problem.mech.timestep) / 10, feedback=feedback)
+    path = plan.replay(timestep=float(plan.problem.mech.timestep) / 10, feedback=feedback, lag=lag)
     gap = (path.nodes[..., -1, :] - plan.z[..., -1, :]).unflatten(-1, (-1, 13))[..., :3]
     return 100 * torch.linalg.vector_norm(gap, dim=-1).amax(-1)
 
@@ -36,7 +36,7 @@ def report(name: str, task: Task, options: argparse.Namespace) -> None:
     begin = time.process_time()
     alone = planning.solve(problem, method=options.method, **settings)
     seconds = time.process_time() - begin
-    open_loop, closed = distance(plan, False), distance(plan, True)
+    open_loop, closed = distance(plan, False, task.lag), distance(plan, True, task.lag)
     print(
         f"{name:10s} solved {int(good.sum())}/{len(good)}, iterations {both(plan.iterations, '.0f')}, cost {both(plan.cost, '.4f')}, "
         f"violation {both(plan.violation, '.1e')}, replay open {both(open_loop, '.2f')} cm, closed {both(closed, '.2f')} cm; "

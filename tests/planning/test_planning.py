@@ -93,15 +93,16 @@ def test_boxes(name: str, iterations: int, cost: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "cost"), [("hopper", 10.5), ("quadruped", 0.0205)])
-def test_legs(name: str, cost: float) -> None:
+@pytest.mark.parametrize(("name", "cost", "distance"), [("hopper", 9.6, 0.03), ("quadruped", 0.016, 0.01)])
+def test_legs(name: str, cost: float, distance: float) -> None:
+    """distance: of a body from its goal after a replay [m]; the hopper's foot is 2.2 cm away, its body 0.2 cm."""
     task = TASKS[name]
     plan = planning.solve(task.make(None), **task.options)
-    assert bool(plan.solved) and int(plan.iterations) <= 20
+    assert bool(plan.solved) and int(plan.iterations) <= 25
     assert float(plan.cost) <= cost and float(plan.violation) <= 1e-4
-    path = plan.replay(timestep=0.005)
+    path = plan.replay(timestep=0.005, lag=task.lag)
     gap = (path.nodes[-1] - plan.z[-1]).unflatten(-1, (-1, 13))[:, :3]
-    assert int(path.status.max()) == 0 and float(gap.norm(dim=-1).max()) < 0.02
+    assert int(path.status.max()) == 0 and float(gap.norm(dim=-1).max()) < distance
 
 
 @pytest.mark.parametrize("method", ["single", "multiple"])
@@ -122,6 +123,25 @@ def test_problems_of_a_batch_are_those_alone() -> None:
         alone = planning.solve(pendulum(start=start))
         assert int(alone.iterations) == int(together.iterations[i])
         torch.testing.assert_close(alone.u, together.u[i], atol=1e-8, rtol=1e-8)
+
+
+def test_controls_of_actuators() -> None:
+    """A quadrotor rises by 0.1 m: controls of rotors in the place of inputs, and limits that bind."""
+    mech = td.models.quadrotor(timestep=0.1, contact=False)
+    start, goal = (mech.initial_state(base={"q": (0.0, 0.0, height, 0.0, 0.0, 0.0)}) for height in (1.0, 1.1))
+    costs = [planning.State(goal, 0.1), planning.Input(1e-2, target=-0.5)]
+    problem = planning.Problem(
+        mech, start, 8, costs=costs, equalities=[planning.State(goal, at=-1)], controls=True, guess=-0.5, limits=(-0.9, 0.0)
+    )
+    plan = planning.solve(problem, schedule=[(1e-6, None)])
+    assert bool(plan.solved) and plan.u.shape == (8, 4) and float(plan.u.min()) >= -0.9 and float(plan.u.max()) <= 0.0
+    path = mech.rollout(start, ctrl=plan.u)
+    torch.testing.assert_close(path.z[-1, :3], goal[:3], atol=1e-3, rtol=0)
+
+
+def test_several_schedules_are_tried() -> None:
+    plan = planning.solve(pendulum(), schedule=[[(1e-6, None)], [(1e-4, None), (1e-6, None)], [(1e-3, None), (1e-6, None)]])
+    assert bool(plan.solved) and plan.log[0].kappa.tolist() == [1e-6, 1e-4, 1e-3] and int(plan.schedule) in (0, 1, 2)
 
 
 def test_an_inequality_holds() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 __all__ = ["BOTH_ANNEALED", "GRADIENT_ANNEALED", "Schedule", "SolveOptions"]
 
@@ -14,7 +15,7 @@ Schedule = Sequence[tuple[float, float | None]]
 #: Hard rollouts, whose derivatives are smoothed less and less.
 GRADIENT_ANNEALED: Schedule = ((1e-6, 1e-2), (1e-6, 1e-3), (1e-6, 1e-4))
 #: Contacts that become hard with their derivatives.
-BOTH_ANNEALED: Schedule = ((1e-2, None), (1e-3, None), (1e-5, None), (1e-7, None))
+BOTH_ANNEALED: Schedule = ((3e-2, None), (3e-3, None), (3e-4, None), (1e-6, None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +23,8 @@ class SolveOptions:
     """Options of `solve`.
 
     Args:
-        schedule: "auto", or (kappa, grad_kappa) of each outer iteration. "auto" tries `GRADIENT_ANNEALED` and `BOTH_ANNEALED` as two
-            problems of one batch, since which of them works depends on the task.
+        schedule: (kappa, grad_kappa) of each outer iteration; or several of such schedules, which are tried as problems of one batch.
+            "auto" tries `GRADIENT_ANNEALED` and `BOTH_ANNEALED`, since which of them works depends on the task.
         regularizations: factors of the damping μ. step_sizes: α. Every iteration tries each pair in one batch.
         damping, least_damping: μ at the start, and its least value; below 1e-5, μ counts as 0.
         max_iterations: linearizations in all. max_inner: of one outer iteration. max_outer: updates of multipliers.
@@ -32,7 +33,7 @@ class SolveOptions:
         cost_tolerance: an outer iteration ends where the merit decreases by less than this part.
     """
 
-    schedule: str | Schedule = "auto"
+    schedule: str | Schedule | Sequence[Schedule] = "auto"
     regularizations: Sequence[float] = (1e-2, 1e-1, 1.0, 10.0, 100.0)
     step_sizes: Sequence[float] = (1.0, 0.5, 0.2)
     damping: float = 1e-2
@@ -68,6 +69,7 @@ class SolveOptions:
     def schedules(self) -> list[Schedule]:
         if self.schedule == "auto":
             return [GRADIENT_ANNEALED, BOTH_ANNEALED]
-        if isinstance(self.schedule, str) or not self.schedule:
+        if isinstance(self.schedule, str) or not self.schedule or not self.schedule[0]:
             raise ValueError(f"SolveOptions.schedule: got {self.schedule!r}; allowed: 'auto', or a sequence of (kappa, grad_kappa)")
-        return [self.schedule]
+        several = isinstance(self.schedule[0][0], Sequence)
+        return list(cast("Sequence[Schedule]", self.schedule)) if several else [cast("Schedule", self.schedule)]

@@ -107,15 +107,15 @@ class Plan:
     def solved(self) -> Tensor:
         return self.status == int(PlanStatus.SOLVED)
 
-    def replay(self, *, timestep: float | None = None, kappa: float = 1e-8, feedback: bool = True) -> Replay:
+    def replay(self, *, timestep: float | None = None, kappa: float = 1e-8, feedback: bool = True, lag: float | None = None) -> Replay:
         """The plan in other steps, from its start.
 
         Args:
             timestep: h [s], a whole part of that of the plan; None: the same. Inputs are held between nodes.
             kappa: of the steps. feedback: act on the error at each node with the gains.
-
-        A step of the plan acts with an impulse h u at its node. Here u is held for h, so the path lags behind the plan by (h − timestep)/2.
-        Errors are therefore those of the pose to which the state drifts in this time, and its velocities are those of the plan's last step.
+            lag: time by which the path lags behind the plan [s]; None: (h − timestep)/2. A step of the plan acts with an impulse h u at its
+                node, but u is held here, for h. Errors are those of the pose to which the state drifts in this time. 0 suits joints whose
+                dampers are so strong that their speed follows from u.
 
         Raises:
             ValueError: a timestep that does not divide that of the plan.
@@ -133,7 +133,7 @@ class Plan:
         limits = self.problem.limits
         if limits is not None and not self.problem.batched:
             limits = limits[0][0], limits[1][0]
-        lag = 0.5 * (own - timestep)
+        lag = 0.5 * (own - timestep) if lag is None else lag
         z = self.z[..., 0, :]
         warm: Tensor | None = None
         states, inputs, status = [z], [], []
