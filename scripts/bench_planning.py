@@ -1,66 +1,76 @@
-"""Plans of Dojo's table III from perturbed starts: python scripts/bench_planning.py [--tasks box_up,hopper] [--starts 10] [--method single]
+#!/usr/bin/env python
+"""Time what a planner asks of the kernel: Jacobians along a plan, candidates of a line search, and what a budget saves.
 
-Iterations, cost and violation are medians over the solved starts; the worst follows in brackets. `replay` is the distance of the nearest
-body to its place at the end of the plan, in steps of h/10 at kappa 1e-8, open loop and with the gains; it is that of a median start.
-CPU time is that of one plan from the unperturbed guess, by one thread.
+scripts/bench_planning.py
 """
 
 from __future__ import annotations
 
-import argparse
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from torchdojo import planning
-from torchdojo.planning.tasks import TASKS, Task
+import torchdojo as td
+
+STEPS, CANDIDATES = 41, 15
 
 
-def distance(plan: planning.Plan, feedback: bool, lag: float | None) -> torch.Tensor:
-    """Largest distance of a body to its place at the end of the plan [cm], (P,)."""
-    path = plan.replay(timestep=float(plan.problem.mech.timestep) / 10, feedback=feedback, lag=lag)
-    gap = (path.nodes[..., -1, :] - plan.z[..., -1, :]).unflatten(-1, (-1, 13))[..., :3]
-    return 100 * torch.linalg.vector_norm(gap, dim=-1).amax(-1)
+def least(call: Callable[[], Any], repeats: int = 10) -> float:
+    """The least processor time of a call [ms]."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        call()
+        times.append(time.process_time() - start)
+    return 1e3 * min(times)
 
 
-def report(name: str, task: Task, options: argparse.Namespace) -> None:
-    settings = {**task.options, **({"schedule": getattr(planning, options.schedule)} if options.schedule else {})}
-    plan = planning.solve(task.perturbed(options.starts), method=options.method, **settings)
-    good = plan.solved
-
-    def both(values: torch.Tensor, form: str) -> str:
-        values = values[good].to(torch.float64)
-        return f"{format(float(values.median()), form)} ({format(float(values.max()), form)})" if len(values) else "-"
-
-    problem = task.make(None)
-    begin = time.process_time()
-    alone = planning.solve(problem, method=options.method, **settings)
-    seconds = time.process_time() - begin
-    open_loop, closed = distance(plan, False, task.lag), distance(plan, True, task.lag)
-    print(
-        f"{name:10s} solved {int(good.sum())}/{len(good)}, iterations {both(plan.iterations, '.0f')}, cost {both(plan.cost, '.4f')}, "
-        f"violation {both(plan.violation, '.1e')}, replay open {both(open_loop, '.2f')} cm, closed {both(closed, '.2f')} cm; "
-        f"published {task.published}"
-    )
-    parts = ", ".join(f"{part} {1e3 * value / len(alone.log):.1f}" for part, value in alone.timings.items())
-    print(
-        f"{'':10s} unperturbed: {planning.PlanStatus(int(alone.status)).name}, {int(alone.iterations)} iterations, cost "
-        f"{float(alone.cost):.4f}, violation {float(alone.violation):.1e}; {seconds:.2f} s CPU, {1e3 * seconds / len(alone.log):.1f} ms "
-        f"per iteration (ms: {parts})",
-        flush=True,
-    )
+def loop(mech: td.Mechanism, z: torch.Tensor, nominal: tuple[torch.Tensor, torch.Tensor], u: torch.Tensor, **rule: Any) -> torch.Tensor:
+    """The feedback between steps, in Python."""
+    warm = None
+    for t in range(u.shape[-2]):
+        error = mech.difference_minimal(*mech.to_minimal(z), nominal[0][t], nominal[1][t])
+        out = mech.step(z, u[t] + rule["scale"][:, None] * rule["feedforward"][t] + error @ rule["gain"][t].mT, warm_start=warm)
+        z, warm = out.z, out.solution
+    return z
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--starts", type=int, default=10)
-    parser.add_argument("--method", default="single")
-    parser.add_argument("--schedule", help="GRADIENT_ANNEALED or BOTH_ANNEALED alone")
-    options = parser.parse_args()
     torch.set_num_threads(1)
-    for name in options.tasks.split(","):
-        report(name, TASKS[name], options)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    mech = td.models.quadruped(timestep=0.05, damper=5.0, contact_body=False)
+    mech.options = td.SolverOptions(kappa=3e-4)
+    n, nu = mech.num_coordinates, mech.num_inputs
+    z = mech.rollout(td.models.initial_state("quadruped", mech), steps=10).z[-1]
+    u = torch.randn(STEPS, nu, dtype=z.dtype)
+    path = mech.rollout(z, u, keep_solutions=True)
+    q, qd = mech.to_minimal(path.z)
+    start = path.z[:-1], path.u
+    rule = {
+        "gain": 0.1 * torch.randn(STEPS, nu, 2 * n, dtype=z.dtype),
+        "feedforward": torch.randn(STEPS, nu, dtype=z.dtype),
+        "scale": torch.linspace(0, 1, CANDIDATES, dtype=z.dtype),
+    }
+    starts = z.expand(CANDIDATES, -1)
+    rows = {
+        f"Jacobians along {STEPS} steps, warm": lambda: mech.linearize(*start, warm_start=path.solution),
+        "the same in minimal coordinates": lambda: mech.linearize_minimal(q[:-1], qd[:-1], u, warm_start=path.solution),
+        "the same, cold": lambda: mech.linearize_minimal(q[:-1], qd[:-1], u),
+        f"{CANDIDATES} candidates under feedback": lambda: mech.rollout_feedback(z, (q, qd), u, **rule),
+        "the same as a loop in Python": lambda: loop(mech, starts, (q, qd), u, **rule),
+    }
+    print(f"A1, h = 0.05, T = {STEPS}, one thread\n\n| call | ms |\n|---|---|")
+    for name, call in rows.items():
+        print(f"| {name} | {least(call):.2f} |")
+    violent = u * torch.logspace(0, 3, CANDIDATES, dtype=z.dtype)[:, None, None]
+    for budget in (None, 50):
+        path = mech.rollout(z, violent, budget=budget)
+        took = least(lambda budget=budget: mech.rollout(z, violent, budget=budget), 3)
+        flagged = int((path.status != 0).any(-1).sum())
+        print(f"| {CANDIDATES} rollouts under inputs of 1 to 1000 N m, budget {budget}, {flagged} flagged | {took:.2f} |")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,8 @@ def test_candidates_against_a_loop(minimal: bool) -> None:
     assert float((out.z - states).abs().max()) < 1e-10 and float((out.u - applied).abs().max()) < 1e-10
     assert bool((applied.abs() == 1.5).any()) and bool((applied.abs() < 1.5).any())
     assert float(mech.distances(out.z[..., -1, :]).min()) < 1e-3 and out.solution.shape[-2] == STEPS
+    one = mech.rollout_feedback(z[0], path.z[0], inputs[0], feedforward=rule["feedforward"][0, 0, 0])
+    assert one.status.shape == (STEPS,) and one.z.shape == path.z[0].shape
     # A step size of zero and no gain follow the nominal trajectory.
     rule |= {"gain": None, "scale": 0.0, "bounds": None}
     same = mech.rollout_feedback(z, None, inputs, feedforward=rule["feedforward"][:, 0, 0], scale=0.0)

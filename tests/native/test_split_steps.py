@@ -177,3 +177,20 @@ def test_cost_of_violent_inputs(h: float, most: float) -> None:
     assert not violent.status.any() and float((violent.substeps > 1).double().mean()) > 0.3
     ratio = float(violent.iterations.sum() / violent.substeps.sum()) / float(calm.iterations.double().mean())
     assert ratio < most
+
+
+@pytest.mark.parametrize("rate", [70.0, 94.0, 130.0])
+def test_derivatives_of_a_robot_whose_links_spin(rate: float) -> None:
+    """No number that is not finite comes with SUCCESS; Jacobians in minimal coordinates are those of `jacobians` between both maps."""
+    mech = td.models.quadruped(timestep=0.02, damper=0.05, contact_body=False)
+    mech.options = td.SolverOptions(kappa=1e-5)
+    z = mech.rollout(td.models.initial_state("quadruped", mech), steps=20).z[-1]
+    q, qd = (value.expand(12, -1).clone() for value in mech.to_minimal(z))
+    qd[range(12), range(6, 18)] = rate
+    u = torch.linspace(-5, 5, mech.num_inputs)
+    lin, (A, B) = mech.linearize_minimal(q, qd, u), mech.jacobians_minimal(q, qd, u)
+    assert int(lin.substeps.max()) > 1 and int((lin.status == 0).sum()) >= 10
+    assert bool(A.isfinite().all() and B.isfinite().all()) and torch.equal(A, lin.A) and torch.equal(B, lin.B)
+    assert bool((A.abs().amax((-1, -2)) > 0)[lin.status == 0].all())
+    maximal = mech.linearize(mech.to_maximal(q, qd), u)
+    assert bool(maximal.A.isfinite().all() and maximal.B.isfinite().all())

@@ -8,7 +8,7 @@ the world.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,7 +49,6 @@ class Rotors(Actuators):
         ValueError: another joint.
     """
 
-    in_kernel: ClassVar[bool] = False
     per_thrust: Tensor  #: (n, 6) wrench of each rotor at 1 N, in body axes
 
     def __init__(self, mech: Driven, joint: str, rotors: Mapping[str, Rotor]) -> None:

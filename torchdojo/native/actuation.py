@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.joints import Joint
+from torchdojo.elements.rotors import Rotors
 from torchdojo.native import calls
 from torchdojo.native.program import Program
 from torchdojo.native.tables import ACTUATOR, ACTUATOR_PARAMETERS, row
@@ -19,17 +20,26 @@ from torchdojo.native.tables import ACTUATOR, ACTUATOR_PARAMETERS, row
 __all__ = ["Law", "lower_law"]
 
 
+class Turning(NamedTuple):
+    """Rotors that turn with a body: its number, the first of their six inputs, and their wrenches per thrust (n, 6) in its axes."""
+
+    body: int
+    first: int
+    per_thrust: Tensor
+
+
 class Law(NamedTuple):
     """The law of all actuators.
 
     table: int32, rows `ACTUATOR`. values: (N or 1, numbers), `ACTUATOR_PARAMETERS` of each actuator, then the range of each input.
-    batch: their batch dimensions. measures: whether the law reads the state.
+    batch: their batch dimensions. measures: whether the law reads the state. rotors: where the actuators are `Rotors`.
     """
 
     table: Tensor
     values: Tensor
     batch: torch.Size
     measures: bool
+    rotors: Turning | None = None
 
     def rows(self, batch: torch.Size) -> Law:
         """The law of the environments of `batch`, with which its batch dimensions broadcast."""
@@ -41,13 +51,16 @@ class Law(NamedTuple):
 
     def arguments(self) -> ctypes.Structure:
         """The structure for the kernel. It lives no longer than this law."""
-        return calls.Law(
+        law = calls.Law(
             actuators=len(self.table),
             table=self.table.data_ptr(),
             values=self.values.data_ptr(),
             stride=self.values.shape[1] if len(self.values) > 1 else 0,
             measures=self.measures,
         )
+        if self.rotors is not None:
+            law.per_thrust, law.body, law.first = self.rotors.per_thrust.data_ptr(), self.rotors.body, self.rotors.first
+        return law
 
 
 def lower_law(program: Program, joints: Mapping[str, Joint], actuators: Actuators) -> Law:
@@ -67,4 +80,7 @@ def lower_law(program: Program, joints: Mapping[str, Joint], actuators: Actuator
         batch = torch.broadcast_shapes(ranges.shape[:-2], *(value.shape[:-2] for value in own))
         pieces = [torch.cat([value.expand(*batch, *value.shape[-2:]) for value in own], dim=-1), ranges.expand(*batch, *ranges.shape[-2:])]
         values = torch.cat([piece.flatten(-2) for piece in pieces], dim=-1).reshape(batch.numel(), -1).contiguous()
-    return Law(table, values, batch, actuators.measures)
+    turning = None
+    if isinstance(actuators, Rotors):
+        turning = Turning(actuators.body, int(actuators.input_index[0]), actuators.per_thrust.detach().contiguous())
+    return Law(table, values, batch, actuators.measures, turning)

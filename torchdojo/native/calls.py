@@ -31,6 +31,9 @@ STRUCTS: dict[str, dict[str, str]] = {
         "values": "const double *",  # (N or 1, numbers): `ACTUATOR_PARAMETERS` of each actuator, then the range of each input
         "stride": "int64_t",
         "measures": "int64_t",  # whether the law reads the state
+        "per_thrust": "const double *",  # of rotors: (number, 6) wrench of each at 1 N, in axes of the body; or null
+        "body": "int64_t",  # that the rotors turn with
+        "first": "int64_t",  # of the six inputs that the rotors make
     },
     # The law u = clip(ū + α k + K (x ⊖ x̄)) that makes the input of a period from the state at its start (src/elements/feedback.hpp).
     # Environment n takes rows `..._row[n]` of arrays (rows, P, ·), so that environments share what they have in common.

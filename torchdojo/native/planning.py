@@ -53,7 +53,7 @@ def minimal_linearize(
 def _with_jacobian(jacobian: Tensor, solved: Outputs) -> tuple[StepOutput, Tensor]:
     """The results of one step, whose batch dimensions are those of the Jacobian."""
     after = solved.z[:, 1], solved.impulses[:, 0], solved.w[:, 0], solved.status[:, 0], solved.iterations[:, 0], solved.substeps[:, 0]
-    z, impulses, w, status, iterations, substeps = (t.reshape(*jacobian.shape[:-2], *t.shape[1:]) for t in after)
+    z, impulses, w, status, iterations, substeps = (t.reshape((*jacobian.shape[:-2], *t.shape[1:])) for t in after)
     return StepOutput(z, impulses, status, iterations, w, substeps), jacobian
 
 

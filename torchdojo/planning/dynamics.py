@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.elements.rotors import Rotors
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import TANGENT_SIZE
 
@@ -64,9 +63,8 @@ class Dynamics:
 
     @property
     def budget(self) -> int | None:
-        """Newton iterations after which a step is given up, in rollouts that the kernel takes; others have no budget."""
-        outside = self.controls and isinstance(self.mech.actuators, Rotors)
-        return None if outside or self.mech.backends.program is None else BUDGET
+        """Newton iterations after which a step is given up; the reference has no budget."""
+        return None if self.mech.backends.program is None else BUDGET
 
     # -- coordinates ---------------------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ template bool Recovery::solve(const Job &, const Options &, const double *, int6
 template bool Recovery::recover(const Job &, const Options &, const double *, int64_t);
 template void SplitGradient::run(const GradientJob &, const Options &, const double *, int64_t);
 template void SplitJacobian::run(const GradientJob &, double *, const Options &, const double *, int64_t);
+template void Feedback::apply(const TdFeedback &, const double *, int64_t, int64_t, int64_t, const double *);
 template class Worker<double>;
 
 }  // namespace torchdojo

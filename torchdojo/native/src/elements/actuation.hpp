@@ -7,6 +7,10 @@
 //
 //     by f = g by u,   by c = G by f,   by q = g (gain₁ c + bias₁) by f,   by q̇ = g (gain₂ c + bias₂) by f + d by u.
 //
+// Rotors (elements/rotors.py) have thrusts t = clip(gain₀ clip(c) + bias₀) along axes of a body, whose wrench (f, τ) = Σ t w turns with it:
+//
+//     u = (R f, R τ),    by t = w · Rᵀ(by u),    by φ = f × Rᵀ(by u_f) + τ × Rᵀ(by u_τ).
+//
 // Environments are taken one at a time, between the steps of their lanes.
 #pragma once
 
@@ -21,6 +25,12 @@ public:
 
     // u of environment n with these packed parameters, at the state z.
     void inputs(const TdLaw &law, const double *parameters, int64_t n, const double *z, const double *ctrl, double *u) {
+        if (law.per_thrust) {
+            const MovingBody<double> &body = thrust(law, n, z, ctrl);
+            std::fill_n(u, mechanism.num_inputs, 0.0);
+            store3(u + law.first, body.pose.R * force), store3(u + law.first + 3, body.pose.R * torque);
+            return;
+        }
         evaluate(law, parameters, n, z, ctrl);
         const double *ranges = of_environment(law, n) + law.actuators * actuator::size;
         for (int i = 0; i < mechanism.num_inputs; ++i) u[i] = clip(sums[i], ranges + 2 * i);
@@ -30,6 +40,7 @@ public:
     // Adds the gradients by ctrl and z for a gradient of u.
     void adjoint(const TdLaw &law, const double *parameters, int64_t n, const double *z, const double *ctrl, const double *grad_u,
                  double *grad_ctrl, double *grad_z) {
+        if (law.per_thrust) return adjoint_of_rotors(law, n, z, ctrl, grad_u, grad_ctrl, grad_z);
         evaluate(law, parameters, n, z, ctrl);
         const double *ranges = of_environment(law, n) + law.actuators * actuator::size;
         std::fill(gradients.begin(), gradients.end(), StateGradient<double>{});
@@ -71,10 +82,41 @@ private:
     std::vector<StateGradient<double>> gradients;
     std::vector<double> sums;  // Σ g f of each input
     std::vector<Drive> drives;
+    Vec3<double> force, torque;  // of all rotors, in axes of their body
 
     static const double *of_environment(const TdLaw &law, int64_t n) { return law.values + n * law.stride; }
     static double clip(double x, const double *range) { return x < range[0] ? range[0] : x > range[1] ? range[1] : x; }
     static bool inside(double x, const double *range) { return x >= range[0] && x <= range[1]; }
+
+    // Sets the wrench of the rotors, and gives their body.
+    const MovingBody<double> &thrust(const TdLaw &law, int64_t n, const double *z, const double *ctrl) {
+        force = torque = Vec3<double>{};
+        for (int64_t k = 0; k < law.actuators; ++k) {
+            const double *p = of_environment(law, n) + actuator::size * k, *wrench = law.per_thrust + 6 * k;
+            const double t = clip(p[actuator::gain] * clip(ctrl[k], p + actuator::ctrlrange) + p[actuator::bias], p + actuator::forcerange);
+            force = force + t * load3(wrench), torque = torque + t * load3(wrench + 3);
+        }
+        bodies[law.body].load_pose(z + state_size * law.body);
+        return bodies[law.body];
+    }
+
+    void adjoint_of_rotors(const TdLaw &law, int64_t n, const double *z, const double *ctrl, const double *grad_u, double *grad_ctrl,
+                           double *grad_z) {
+        const MovingBody<double> &body = thrust(law, n, z, ctrl);
+        const Vec3<double> by_force = transposed_times(body.pose.R, load3(grad_u + law.first));
+        const Vec3<double> by_torque = transposed_times(body.pose.R, load3(grad_u + law.first + 3));
+        for (int64_t k = 0; k < law.actuators; ++k) {
+            const double *p = of_environment(law, n) + actuator::size * k, *wrench = law.per_thrust + 6 * k;
+            const double t = p[actuator::gain] * clip(ctrl[k], p + actuator::ctrlrange) + p[actuator::bias];
+            if (!inside(ctrl[k], p + actuator::ctrlrange) || !inside(t, p + actuator::forcerange)) continue;
+            grad_ctrl[k] += p[actuator::gain] * (dot(by_force, load3(wrench)) + dot(by_torque, load3(wrench + 3)));
+        }
+        StateGradient<double> gradient{};
+        gradient.phi = cross(force, by_force) + cross(torque, by_torque);
+        double own[state_size];
+        body.store(gradient, own);
+        for (int k = 0; k < state_size; ++k) grad_z[state_size * law.body + k] += own[k];
+    }
 
     void evaluate(const TdLaw &law, const double *parameters, int64_t n, const double *z, const double *ctrl) {
         const rows::Actuator *rows = reinterpret_cast<const rows::Actuator *>(law.table);

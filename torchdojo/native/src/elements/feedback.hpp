@@ -16,30 +16,9 @@ public:
         : mechanism(m), bodies(m.num_bodies + 1, MovingBody<double>::world()),
           error(std::max(tangent_size * m.num_bodies, 2 * m.num_coordinates)) {}
 
-    // Writes u of period t of P of environment n, at the state z.
-    void apply(const TdFeedback &f, const double *parameters, int64_t n, int64_t t, int64_t periods, const double *z) {
-        const int64_t m = f.inputs, at = t * m;
-        const auto row = [&](const double *array, const int64_t *rows) { return array ? array + rows[n] * periods * m + at : nullptr; };
-        const double *input = row(f.input, f.input_row), *feedforward = row(f.feedforward, f.feedforward_row), *gain = nullptr;
-        if (f.gain) {
-            gain = f.gain + (f.gain_row[n] * periods + t) * m * f.size;
-            const double *nominal = f.nominal + f.nominal_row[n] * f.nominal_stride;
-            if (f.minimal) coordinates(parameters, z, nominal + t * 2 * mechanism.num_coordinates);
-            else tangent(z, nominal + t * state_size * mechanism.num_bodies);
-        }
-        double *u = f.applied + n * periods * m + at;
-        for (int64_t i = 0; i < m; ++i) {
-            double value = input[i];
-            if (feedforward) value += f.scale[n] * feedforward[i];
-            if (gain) {
-                double sum = 0.0;
-                for (int64_t k = 0; k < f.size; ++k) sum += gain[i * f.size + k] * error[k];
-                value += sum;
-            }
-            // Comparisons keep a value that is not a number, which flags the step.
-            u[i] = value < f.lower[at + i] ? f.lower[at + i] : value > f.upper[at + i] ? f.upper[at + i] : value;
-        }
-    }
+    // Writes u of period t of P of environment n, at the state z. Law: TdFeedback. A template, because worker_one.cpp alone compiles it.
+    template <class Law>
+    void apply(const Law &f, const double *parameters, int64_t n, int64_t t, int64_t periods, const double *z);
 
 private:
     const MechanismTable &mechanism;
@@ -84,5 +63,32 @@ private:
         for (int k = 0; k < size; ++k) r[k] *= factor;
     }
 };
+
+template <class Law>
+void Feedback::apply(const Law &f, const double *parameters, int64_t n, int64_t t, int64_t periods, const double *z) {
+    const int64_t m = f.inputs, at = t * m;
+    const auto row = [&](const double *array, const int64_t *rows) { return array ? array + rows[n] * periods * m + at : nullptr; };
+    const double *input = row(f.input, f.input_row), *feedforward = row(f.feedforward, f.feedforward_row), *gain = nullptr;
+    if (f.gain) {
+        gain = f.gain + (f.gain_row[n] * periods + t) * m * f.size;
+        const double *nominal = f.nominal + f.nominal_row[n] * f.nominal_stride;
+        if (f.minimal) coordinates(parameters, z, nominal + t * 2 * mechanism.num_coordinates);
+        else tangent(z, nominal + t * state_size * mechanism.num_bodies);
+    }
+    double *u = f.applied + n * periods * m + at;
+    for (int64_t i = 0; i < m; ++i) {
+        double value = input[i];
+        if (feedforward) value += f.scale[n] * feedforward[i];
+        if (gain) {
+            double sum = 0.0;
+            for (int64_t k = 0; k < f.size; ++k) sum += gain[i * f.size + k] * error[k];
+            value += sum;
+        }
+        // Comparisons keep a value that is not a number, which flags the step.
+        u[i] = value < f.lower[at + i] ? f.lower[at + i] : value > f.upper[at + i] ? f.upper[at + i] : value;
+    }
+}
+
+extern template void Feedback::apply(const TdFeedback &, const double *, int64_t, int64_t, int64_t, const double *);
 
 }  // namespace torchdojo
