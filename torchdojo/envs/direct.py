@@ -20,18 +20,24 @@ class Direct:
     `first` calls it through `torch.compile`, which looks at all that the code depends on, and remembers which code ran with which tensors.
     Calls after it run this code at once with other tensors of the same shapes. All that the function reads besides its arguments, such as
     weights, must stay as it was in `first`. For 32 ants, a call takes 0.05 ms less.
+
+    fixed: a promise that all of this changes in place alone, ever, as weights do under an optimizer. Then `first` looks once for each
+    shapes of its arguments, which saves 0.6 ms in every later one.
     """
 
-    def __init__(self, function: Callable[..., tuple[Tensor, ...]]) -> None:
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], *, fixed: bool = False) -> None:
         # Dynamo keeps compiled code by code object, which functions made in one place would share.
         own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
-        self._checked = torch.compile(own, fullgraph=True, backend=self._compile)
+        # Not dynamic: a number that differs between two robots, such as a height, would become a symbol, which `math.isinf` does not take.
+        self._checked = torch.compile(own, fullgraph=True, dynamic=False, backend=self._compile)
         self._ran: tuple[Callable[[list[Any]], Tensors], list[Any], Tensors] | None = None
         self._plan: tuple[Callable[[list[Any]], Tensors], list[Any], list[tuple[int, int]], list[int]] | None = None
+        self.fixed, self._layout = fixed, list[Any]()
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         """The default compiler of `torch.compile`, with a look at its innermost code."""
         from torch._functorch import config
+        from torch._inductor import config as inductor
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
         def inner(*arguments: Any, **options: Any) -> Any:
@@ -49,11 +55,17 @@ class Direct:
             code.current_callable = watched
             return code
 
-        with config.patch(enable_autograd_cache=False):  # it would bring back code that no one looked at
+        # The cache would bring back code that no one looked at. Asserting the sizes of each product of matrices takes 0.05 ms in a call.
+        with config.patch(enable_autograd_cache=False), inductor.patch(size_asserts=False):
             return compile_fx(graph, inputs, inner_compile=inner)
 
     def first(self, *arguments: Tensor | None) -> Tensors:
         """The results, after all checks."""
+        if self.fixed:
+            layout = [None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype) for tensor in arguments]
+            if self._plan is not None and layout == self._layout:
+                return self(*arguments)
+            self._layout = layout
         self._ran = self._plan = None
         results: Tensors = self._checked(*arguments)
         if self._ran is not None:

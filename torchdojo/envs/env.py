@@ -195,7 +195,7 @@ class Env:
         if z is not None or goal is not None:
             fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal)
         if stagger:
-            fresh = fresh._replace(time=self._draw(self.episode_length))
+            fresh = fresh._replace(time=self._draw(self.episode_length)[0])
         self.state = fresh.where(where, self.state.detach())
         self._counts["resets"] += where
         self._over &= ~where
@@ -280,7 +280,9 @@ class Env:
         Its graph is checked against the tensors that it is given and the numbers of the mechanism, and not against options and the
         attributes of this object. So set `on_state` and options before, and compile again after a change.
         """
-        chosen = {"fullgraph": True, "options": {"guard_filter_fn": light_guards}} if "options" not in options else {"fullgraph": True}
+        chosen: dict[str, Any] = {"fullgraph": True, "dynamic": False}
+        if "options" not in options:
+            chosen["options"] = {"guard_filter_fn": light_guards}
         self._transition = torch.compile(self.transition, **{**chosen, **options})
 
     def detach(self) -> Tensor:
@@ -386,14 +388,15 @@ class Env:
             )
         return self._at(z.detach().double(), goal.detach().double())
 
-    def draw(self) -> Tensor:
-        """Places in the pool where environments that end now start again, (B,): the `index` of `transition`."""
-        return self._draw(len(self._pool))
+    def draw(self, steps: int | None = None) -> Tensor:
+        """Places in the pool where environments that end now start again, (B,): the `index` of `transition`. steps: (steps, B) of them."""
+        return self._draw(len(self._pool))[0] if steps is None else self._draw(len(self._pool), steps)
 
-    def _draw(self, below: int) -> Tensor:
-        """Whole numbers for the environments of this process, from those that all processes draw alike."""
+    def _draw(self, below: int, steps: int = 1) -> Tensor:
+        """Whole numbers for the environments of this process, from those that all processes draw alike, (steps, B)."""
         rank, processes = self.shard
-        return torch.randint(below, (processes * self.num_envs,), generator=self.generator)[rank * self.num_envs :][: self.num_envs]
+        drawn = torch.randint(below, (steps, processes * self.num_envs), generator=self.generator)
+        return drawn[:, rank * self.num_envs :][:, : self.num_envs]
 
     def _fresh(self, index: Tensor) -> EnvState:
         """Starts from the pool."""

@@ -51,7 +51,7 @@ class CriticFit:
             pairs = (moved, weights), (new_mean, mean), (new_square, square), (after, count)
             return (*(torch.where(finite, new, old) for new, old in pairs), loss, finite.to(loss.dtype))
 
-        self._step = Direct(step)
+        self._step = Direct(step, fixed=True)
 
     @torch.no_grad()
     def __call__(self, optimizer: Any, obs: Tensor, targets: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

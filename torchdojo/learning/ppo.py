@@ -255,7 +255,7 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
         raise ValueError(f"PPO: got {processes} processes; allowed: 1; SHAC takes several")
     if config.logger is not None:
         raise ValueError(f"logger: got {config.logger!r}; allowed: none, since PPO writes metrics.csv alone")
-    env = config.make_env(settings.num_envs, dtype=torch.float32)
+    env = config.training_env(settings.num_envs, dtype=torch.float32)
     env.reset(stagger=True)  # so that episodes do not all end in the same iteration
     ppo, seconds = PPO(env, settings, config.seed), 0.0
     if resume and run.checkpoint.exists():

@@ -276,7 +276,7 @@ def train(run: Run, resume: bool = False) -> dict[str, Any]:
     from tqdm import tqdm
 
     config, settings = run.config, run.settings
-    env = config.make_env(settings.num_envs(config.algorithm), autoreset="disabled", dtype=torch.float64)
+    env = config.training_env(settings.num_envs(config.algorithm), autoreset="disabled", dtype=torch.float64)
     search, seconds = Search(env, settings, cast(Algorithm, config.algorithm), seed=config.seed), 0.0
     if resume and run.checkpoint.exists():
         checkpoint = _read_checkpoint(run)

@@ -28,8 +28,7 @@ def lambda_returns(rewards: Tensor, values: Tensor, done: Tensor, gamma: float, 
     Returns:
         (H, B).
     """
-    targets, following = torch.empty_like(rewards), values[-1]
-    for t in reversed(range(len(rewards))):
-        mixed = values[t] if t == len(rewards) - 1 else torch.where(done[t], values[t], torch.lerp(values[t], following, lam))
-        following = targets[t] = rewards[t] + gamma * mixed
-    return targets
+    targets = [rewards[-1] + gamma * values[-1]]
+    for reward, value, ended in reversed(list(zip(rewards[:-1], values[:-1], done[:-1], strict=True))):
+        targets.append(reward + gamma * torch.where(ended, value, torch.lerp(value, targets[-1], lam)))
+    return torch.stack(targets[::-1])

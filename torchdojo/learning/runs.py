@@ -48,7 +48,8 @@ class RunConfig:
     """Description of a run.
 
     algorithm: of `ALGORITHMS`. env: name of the table of environments, or ``module:Class`` of one's own.
-    env_options: keywords of the environment. settings: of the algorithm. seed: of everything random.
+    env_options: keywords of the environment. training_options: further ones in training alone, such as noise of the starts, or shorter
+        episodes. settings: of the algorithm. seed: of everything random.
     evaluate_every: control steps between deterministic evaluations during training; None: none. evaluation_envs: episodes of each.
     logger: ``module:Class`` of a logger of pytorch-lightning, besides metrics.csv (SHAC alone). logger_options: its keywords.
     """
@@ -56,6 +57,7 @@ class RunConfig:
     env: str
     algorithm: str = "shac"
     env_options: Mapping[str, Any] = field(default_factory=dict)
+    training_options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     evaluate_every: int | None = None
@@ -79,6 +81,10 @@ class RunConfig:
             ValueError: unknown names, values of the wrong type or size.
         """
         return _parse(self.module.Settings, self.settings, "settings")
+
+    def training_env(self, num_envs: int, **changes: Any) -> Env:
+        """The environment to train in: `make_env` with `training_options`."""
+        return self.make_env(num_envs, **{**self.training_options, **changes})
 
     def make_env(self, num_envs: int, **changes: Any) -> Env:
         """The environment, with some keywords changed.

@@ -31,6 +31,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchdojo.envs import Env, Segment
+from torchdojo.envs.direct import Direct
 from torchdojo.learning.adjoint import bounded, clip_adjoint
 from torchdojo.learning.critic_fit import CriticFit
 from torchdojo.learning.networks import Actor, Critics
@@ -43,7 +44,7 @@ LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std")
 
 @dataclass(frozen=True)
 class ShacSettings:
-    """Numbers of SHAC. The defaults are those of the ant.
+    """Numbers of SHAC. The defaults are those of the half-cheetah.
 
     samples: control steps of all environments after which training ends. num_envs, horizon: B and H of a segment, samples of one process.
     gamma, lam: discount, λ of TD(λ). reward_scale: factor of rewards for the critics, whose weights begin at values of about one.
@@ -149,8 +150,10 @@ class Shac(pl.LightningModule):
             on_adjoint=None if s.adjoint_clip is None else lambda grad: bounded(grad, self._bound),
             parameters=self.actor.parameters(),
             compiled=s.compile,
+            fixed=True,
         )
         self._critic_fit = CriticFit(self.critics, s.betas, s.max_norm) if s.compile else None
+        self._targets = Direct(lambda *given: self._make_targets(*given), fixed=True).first if s.compile else self._make_targets
         if s.adjoint_clip is not None:
             env.on_state = self._clip
 
@@ -250,13 +253,18 @@ class Shac(pl.LightningModule):
             loss = loss + self.log_temperature * gap / self._world
         return loss
 
+    def _make_targets(self, scaled: Tensor, final_obs: Tensor, fell: Tensor, late: Tensor, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """TD(λ) targets (H · B,), and normalized observations (H · B, num_obs)."""
+        values = torch.where(fell, 0.0, self._value(final_obs))
+        targets = lambda_returns(scaled, values, fell | late, self.settings.gamma, self.settings.lam)
+        return targets.flatten(), self.actor.normalizer(obs).flatten(0, 1)
+
     def _fit_critics(self, segment: Rollout, optimizer: Any) -> Tensor:
         """Steps of the critics towards TD(λ) targets, and of the target critics behind them. Returns the last loss."""
         s, size, rank = self.settings, self.env.num_envs, self._rank
         with torch.no_grad():
-            values = torch.where(segment.fell, 0.0, self._value(segment.final_obs))
-            targets = lambda_returns(self._scaled(segment), values, segment.fell | segment.late, s.gamma, s.lam).flatten()
-            obs = self.actor.normalizer(segment.obs).flatten(0, 1)
+            scaled = self._scaled(segment).contiguous()
+            targets, obs = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
         everywhere, count = size * self._world, len(segment.obs) * size * self._world
         loss = torch.zeros(())
         shuffled = [torch.randperm(count, generator=self.generator).chunk(s.critic_batches) for _ in range(s.critic_epochs)]

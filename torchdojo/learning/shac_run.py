@@ -76,7 +76,7 @@ def load_policy(run: Run) -> Policy:
 
 
 def _environments(run: Run, processes: int) -> Any:
-    env = run.config.make_env(
+    env = run.config.training_env(
         run.settings.num_envs, dtype=torch.float32, **({"shard": (process_number(), processes)} if processes > 1 else {})
     )
     env.reset(stagger=True)  # so that not all episodes end in the same segment
@@ -185,13 +185,21 @@ class Metrics(Callback):
 
 
 class Checkpoints(Callback):
-    """A checkpoint at the end of every epoch, which is between two segments."""
+    """A checkpoint at the end of epochs, which is between two segments: 25 in a run, since writing one takes as long as two segments."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.saved = path, 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Shac)
+        self.saved = pl_module.samples
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        trainer.save_checkpoint(self.path)
+        assert isinstance(pl_module, Shac)
+        samples, end = pl_module.samples, pl_module.settings.samples
+        if samples >= end or samples - self.saved >= end / 25:
+            self.saved = samples
+            trainer.save_checkpoint(self.path)
 
 
 class ShacCheckpointIO(AtomicCheckpointIO):

@@ -168,9 +168,7 @@ struct RolloutFeed {
                 if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
             }
             if (given_up[lane] == success) return true;
-            *job.status = given_up[lane], *job.iterations = 0, *job.substeps = 1;
-            Stepper<T>::keep_state(mechanism, job);
-            if (rollout.repeat > 1) gather(n, t, job);
+            skip(lane, job);
         }
     }
     TD_INLINE void finished(int lane, const Job &job, bool solved) {
@@ -186,6 +184,13 @@ private:
             solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
         const Job *whole = workspace.splits.finish(lane, job, solved);
         if (whole && rollout.repeat > 1) gather(environment[lane], step[lane] - 1, *whole);
+    }
+
+    // The results of a step that is not taken, because its environment has been given up.
+    __attribute__((noinline)) void skip(int lane, const Job &job) {
+        *job.status = given_up[lane], *job.iterations = 0, *job.substeps = 1;
+        Stepper<T>::keep_state(mechanism, job);
+        if (rollout.repeat > 1) gather(environment[lane], step[lane] - 1, job);
     }
 
     // Adds the results of step t of environment n to those of its period.

@@ -89,7 +89,7 @@ private:
     static bool inside(double x, const double *range) { return x >= range[0] && x <= range[1]; }
 
     // Sets the wrench of the rotors, and gives their body.
-    const MovingBody<double> &thrust(const TdLaw &law, int64_t n, const double *z, const double *ctrl) {
+    __attribute__((noinline)) const MovingBody<double> &thrust(const TdLaw &law, int64_t n, const double *z, const double *ctrl) {
         force = torque = Vec3<double>{};
         for (int64_t k = 0; k < law.actuators; ++k) {
             const double *p = of_environment(law, n) + actuator::size * k, *wrench = law.per_thrust + 6 * k;
@@ -100,8 +100,8 @@ private:
         return bodies[law.body];
     }
 
-    void adjoint_of_rotors(const TdLaw &law, int64_t n, const double *z, const double *ctrl, const double *grad_u, double *grad_ctrl,
-                           double *grad_z) {
+    __attribute__((noinline)) void adjoint_of_rotors(const TdLaw &law, int64_t n, const double *z, const double *ctrl, const double *grad_u,
+                                                     double *grad_ctrl, double *grad_z) {
         const MovingBody<double> &body = thrust(law, n, z, ctrl);
         const Vec3<double> by_force = transposed_times(body.pose.R, load3(grad_u + law.first));
         const Vec3<double> by_torque = transposed_times(body.pose.R, load3(grad_u + law.first + 3));
