@@ -108,17 +108,18 @@ __all__ = [
     "load",
     "models",
     "parametrize",
+    "planning",
     "resting_gap",
     "testing",
 ]
 
 
 def __getattr__(name: str) -> ModuleType | str:
-    """Attributes that few programs need: `td.envs`, `td.identification`, `td.learning`, and the version that pip installed.
+    """Attributes that few programs need: `td.envs`, `td.identification`, `td.learning`, `td.planning`, and the version of pip.
 
     pyproject.toml owns the version.
     """
-    if name in ("envs", "identification", "learning"):
+    if name in ("envs", "identification", "learning", "planning"):
         return importlib.import_module(f"torchdojo.{name}")
     if name == "__version__":
         metadata = importlib.import_module("importlib.metadata")

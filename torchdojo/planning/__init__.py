@@ -1,0 +1,26 @@
+"""Plans through contact: iterative LQR and multiple shooting on the differentiable step.
+
+problem = td.planning.Problem(mech, z0, steps=20, costs=[td.planning.State(goal, 1.0), td.planning.Input(1e-4)])
+plan = td.planning.solve(problem)
+"""
+
+from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions
+from torchdojo.planning.plan import Plan, PlanStatus, Record, Replay
+from torchdojo.planning.problem import Problem
+from torchdojo.planning.residuals import Function, Input, State
+from torchdojo.planning.solver import solve
+
+__all__ = [
+    "BOTH_ANNEALED",
+    "GRADIENT_ANNEALED",
+    "Function",
+    "Input",
+    "Plan",
+    "PlanStatus",
+    "Problem",
+    "Record",
+    "Replay",
+    "SolveOptions",
+    "State",
+    "solve",
+]

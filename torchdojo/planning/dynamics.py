@@ -1,0 +1,260 @@
+"""Steps, rollouts and linearizations of a plan. This is the only module of the planner that calls the engine.
+
+States have coordinates x: q and q̇ side by side ("minimal"), or the state z itself ("tangent"). Their differences have n entries: those of
+x, or of the tangent space.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.mechanism import Mechanism
+from torchdojo.state.layout import TANGENT_SIZE
+
+__all__ = ["COORDINATES", "Dynamics", "Nodes"]
+
+COORDINATES = ("minimal", "tangent")
+#: Newton iterations of a step before it counts as failed: violent candidates would cost a hundred times a step otherwise.
+BUDGET = 50
+
+
+class Nodes(NamedTuple):
+    """States and inputs of plans.
+
+    x: (..., T+1, size). z: (..., T+1, 13 nb). v: (..., T, m). w: (..., T, num_unknowns) solutions of the steps.
+    end: (..., T, size) coordinates after each step; without defects, those of the next node.
+    ok: (...,) whether all steps succeeded.
+    """
+
+    x: Tensor
+    z: Tensor
+    v: Tensor
+    w: Tensor
+    end: Tensor
+    ok: Tensor
+
+
+class Dynamics:
+    """The steps of a mechanism under inputs u = map v + offset, or controls ctrl = map v + offset of its actuators.
+
+    Args:
+        input_map: (nu, m). offset: (nu,). nu: number of inputs, or of actuators.
+        controls: whether these are controls.
+    """
+
+    def __init__(self, mech: Mechanism, input_map: Tensor, offset: Tensor, coordinates: str, controls: bool = False) -> None:
+        self.mech, self.map, self.offset, self.controls = mech, input_map, offset, controls
+        self.minimal = coordinates == "minimal"
+        self.num_inputs = input_map.shape[1]
+        self.size = 2 * mech.num_coordinates if self.minimal else TANGENT_SIZE * mech.num_bodies  # n
+        full = int(torch.linalg.matrix_rank(input_map)) == self.num_inputs
+        self.inverse = torch.linalg.pinv(input_map) if full else None
+        entries = input_map != 0
+        self.selects = bool((entries.sum(0) == 1).all() and (entries.sum(1) <= 1).all() and (input_map >= 0).all())
+        self.angles = torch.tensor(_angles(mech) if self.minimal else [], dtype=torch.long)
+
+    @property
+    def budget(self) -> int | None:
+        """Newton iterations after which a step is given up; the reference has no budget."""
+        return None if self.mech.backends.program is None else BUDGET
+
+    # -- coordinates ---------------------------------------------------------------------------------------------------------------------
+
+    def coordinates(self, z: Tensor) -> Tensor:
+        return torch.cat(self.mech.to_minimal(z), dim=-1) if self.minimal else z
+
+    def states(self, x: Tensor) -> Tensor:
+        return self.mech.to_maximal(*x.chunk(2, dim=-1)) if self.minimal else x
+
+    def difference(self, x: Tensor, reference: Tensor) -> Tensor:
+        """The n numbers that lead from the reference to x. Differences of angles lie in [−π, π)."""
+        if not self.minimal:
+            return self.mech.difference(*torch.broadcast_tensors(x, reference))
+        delta = x - reference
+        if len(self.angles):
+            turns = delta[..., self.angles]
+            delta[..., self.angles] = torch.remainder(turns + math.pi, 2 * math.pi) - math.pi
+        return delta
+
+    def retract(self, x: Tensor, delta: Tensor) -> Tensor:
+        if self.minimal:
+            return x + delta
+        return self.mech.retract(x.expand(*delta.shape[:-1], x.shape[-1]), delta)
+
+    # -- steps ---------------------------------------------------------------------------------------------------------------------------
+
+    def inputs(self, v: Tensor) -> Tensor:
+        """u (..., nu) [N, N·m], or controls."""
+        return v @ self.map.T + self.offset
+
+    def given(self, v: Tensor) -> dict[str, Any]:
+        """The argument of steps and rollouts."""
+        return {"ctrl" if self.controls else "u": self.inputs(v)}
+
+    def evaluate(self, x: Tensor, v: Tensor, warm: Tensor | None, kappa: Tensor) -> Nodes:
+        """A step from every node by itself: x (P, ..., T+1, size), v (P, ..., T, m), kappa (P,)."""
+        z = self.states(x)
+        finite = torch.isfinite(z).all(-1).all(-1) & torch.isfinite(v).all(-1).all(-1)
+
+        def steps(z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            out = self.mech.step(z, **self.given(v), warm_start=warm)
+            return out.z, out.solution, out.status
+
+        after, w, status = self._each(kappa, steps, z[..., :-1, :], v, warm)
+        return Nodes(x, z, v, w, self.coordinates(after), finite & (status == 0).all(-1))
+
+    def rollout(self, z: Tensor, v: Tensor, warm: Tensor | None, kappa: Tensor) -> Nodes:
+        """From z (P, 13 nb) under v (P, T, m)."""
+
+        def run(z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            path = self.mech.rollout(z, **self.given(v), warm_start=warm, keep_solutions=True, budget=self.budget)
+            return path.z, path.solution, path.status
+
+        path, w, status = self._each(kappa, run, z, v, warm)
+        x = self.coordinates(path)
+        return Nodes(x, path, v, w, x[..., 1:, :], (status == 0).all(-1))
+
+    def feedback(
+        self,
+        nodes: Nodes,
+        k: Tensor,
+        K: Tensor,
+        alphas: Tensor,
+        kappa: Tensor,
+        limits: tuple[Tensor, Tensor] | None,
+    ) -> Nodes:
+        """Rollouts of v + α k + K (x ⊖ x̄) around nodes of P problems, for M policies and a step sizes: (P, M, a, ...).
+
+        Args:
+            k, K: (P, M, T, m), (P, M, T, m, n). alphas: (a,). kappa: (P,). limits: least and largest v (P, T, m).
+        """
+
+        lower, upper = limits if limits is not None else (None, None)
+        shared = lower is None or upper is None or bool((lower == lower[:1]).all() and (upper == upper[:1]).all())
+        bounds: Any = None
+        if shared and self.inverse is not None and (lower is None or self.selects):
+            if lower is not None and upper is not None:
+                bounds = self.inputs(lower[0]), self.inputs(upper[0])
+            run = functools.partial(self._kernel_feedback, alphas, bounds)
+            x, z, v, w, ok = self._each(kappa, run, *nodes[:4], k, K)
+        else:
+            run = functools.partial(self._looped_feedback, alphas)
+            x, z, v, w, ok = self._each(kappa, run, *nodes[:4], k, K, lower, upper)
+        return Nodes(x, z, v, w, x[..., 1:, :], ok)
+
+    def _kernel_feedback(
+        self, alphas: Tensor, bounds: Any, x: Tensor, z: Tensor, v: Tensor, w: Tensor, k: Tensor, K: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`feedback` in one call of the engine."""
+        nominal: Any = x[:, None, None]
+        path = self.mech.rollout_feedback(
+            z[:, None, None, 0],
+            nominal.chunk(2, dim=-1) if self.minimal else nominal,
+            **self.given(v[:, None, None]),
+            gain=self.map @ K[:, :, None],
+            feedforward=k[:, :, None] @ self.map.T,
+            scale=alphas,
+            bounds=bounds,
+            warm_start=w[:, None, None, 0],
+            keep_solutions=True,
+            budget=self.budget,
+        )
+        assert self.inverse is not None
+        inputs = (path.u - self.offset) @ self.inverse.T
+        return self.coordinates(path.z), path.z, inputs, path.solution, (path.status == 0).all(-1)
+
+    def _looped_feedback(
+        self,
+        alphas: Tensor,
+        x: Tensor,
+        z: Tensor,
+        v: Tensor,
+        w: Tensor,
+        k: Tensor,
+        K: Tensor,
+        lower: Tensor | None,
+        upper: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """`feedback` step by step: limits that differ between problems, or of inputs that are mixed by the map."""
+        (P, M, T, _), count = k.shape, len(alphas)
+        now, warm, at = (value[:, None, None, 0].expand(P, M, count, -1) for value in (z, w, x))
+        ok = torch.ones(P, M, count, dtype=torch.bool)
+        columns: list[list[Tensor]] = [[at], [now], [], []]
+        for t in range(T):
+            error = self.difference(at, x[:, None, None, t])
+            u = v[:, None, None, t] + alphas[:, None] * k[:, :, None, t] + error @ K[:, :, t].mT
+            if lower is not None and upper is not None:
+                u = u.clamp(lower[:, None, None, t], upper[:, None, None, t])
+            finite = torch.isfinite(u).all(-1, keepdim=True)
+            out = self.mech.step(now, **self.given(torch.where(finite, u, 0.0)), warm_start=warm)
+            now, warm = out.z, out.solution
+            ok &= (out.status == 0) & finite[..., 0]
+            at = self.coordinates(now)
+            for column, value in zip(columns, (at, now, u, warm), strict=True):
+                column.append(value)
+        x, z, v, w = (torch.stack(column, -2) for column in columns)
+        return x, z, v, w, ok
+
+    def linearize(self, nodes: Nodes, kappa: Tensor, grad_kappa: Tensor) -> tuple[Tensor, Tensor]:
+        """A (P, T, n, n) and B (P, T, n, m) at the nodes. grad_kappa: (P,), kappa or larger."""
+
+        def run(x: Tensor, v: Tensor, w: Tensor, smooth: Tensor) -> tuple[Tensor, Tensor]:
+            x, options = x[:, :-1], {**self.given(v), "warm_start": w}
+            options["grad_kappa"] = smooth[:, None].expand(x.shape[:-1])
+            if self.minimal:
+                q, qd = x.chunk(2, dim=-1)
+                found: Any = self.mech.linearize_minimal(q, qd, **options)
+            else:
+                found = self.mech.linearize(x, **options)
+            A, B = found.A, found.B
+            return A, B @ self.map
+
+        A, B = self._each(kappa, run, nodes.x, nodes.v, nodes.w, grad_kappa)
+        return A, B
+
+    # -- groups of problems --------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def solving(self, kappa: float) -> Iterator[None]:
+        """Steps at this kappa within a budget; a step that exceeds it is flagged."""
+        before = self.mech.options
+        self.mech.options = replace(before, kappa=kappa, grad_kappa=None, max_halvings=0, max_iterations=min(BUDGET, before.max_iterations))
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.mech.options = before
+
+    def _each(self, kappa: Tensor, run: Callable[..., tuple[Tensor, ...]], *arguments: Tensor | None) -> tuple[Tensor, ...]:
+        """One call of `run` per distinct kappa, on the problems with it. The engine has one kappa per call."""
+        distinct = kappa.unique().tolist()
+        if len(distinct) == 1:
+            with self.solving(distinct[0]):
+                return run(*arguments)
+        results: list[Tensor] = []
+        for value in distinct:
+            rows = (kappa == value).nonzero()[:, 0]
+            with self.solving(value):
+                part = run(*(None if argument is None else argument[rows] for argument in arguments))
+            if not results:
+                results = [value.new_empty(len(kappa), *value.shape[1:]) for value in part]
+            for whole, piece in zip(results, part, strict=True):
+                whole[rows] = piece
+        return tuple(results)
+
+
+def _angles(mech: Mechanism) -> list[int]:
+    """Coordinates that are the angle of a single rotation, which count up to whole turns."""
+    found = []
+    for entry in mech.tree_order():
+        if getattr(entry.joint, "free_rotations", 0) == 1:
+            found.append(entry.coordinates.start + getattr(entry.joint, "free_translations", 0))
+    return found

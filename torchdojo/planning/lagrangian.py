@@ -1,0 +1,120 @@
+"""Cost, constraint violation and augmented Lagrangian of candidates, and the Gauss-Newton expansion of the latter.
+
+With equalities g, inequalities c, multipliers λ and a penalty ρ, the merit is
+
+    Σ weight r² + λᵀg + ½ ρ |g|² + Σ (max(0, λ + ρ c)² − λ²) / (2 ρ)        (Nocedal and Wright 2006, eq. 17.36 and 17.65).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdojo.planning.dynamics import Dynamics
+from torchdojo.planning.problem import Problem
+from torchdojo.planning.residuals import Bound
+from torchdojo.planning.riccati import Expansion
+
+__all__ = ["Lagrangian"]
+
+
+@dataclass
+class Lagrangian:
+    """The merit of P problems.
+
+    multipliers: (P, K, d) of each equality, then of each inequality. penalty: ρ (P,).
+    """
+
+    dynamics: Dynamics
+    costs: list[Bound]
+    equalities: list[Bound]
+    inequalities: list[Bound]
+    multipliers: list[Tensor]
+    penalty: Tensor
+
+    @staticmethod
+    def of(problem: Problem, owner: Tensor, penalty: float) -> Lagrangian:
+        """For copies of problems; `owner` has the number of the problem of each copy."""
+        constraints = (*problem.equalities, *problem.inequalities)
+        multipliers = [torch.zeros(len(problem), *b.weight.shape[2:], dtype=torch.float64) for b in constraints]
+        rho = torch.full((len(problem),), penalty, dtype=torch.float64)
+        terms = problem.costs, problem.equalities, problem.inequalities
+        return Lagrangian(problem.dynamics, terms[0], terms[1], terms[2], multipliers, rho).select(owner)
+
+    @property
+    def constrained(self) -> bool:
+        return bool(self.equalities or self.inequalities)
+
+    def select(self, problems: Tensor) -> Lagrangian:
+        costs, equalities, inequalities = (
+            [bound.select(problems) for bound in part] for part in (self.costs, self.equalities, self.inequalities)
+        )
+        multipliers = [multiplier[problems] for multiplier in self.multipliers]
+        return Lagrangian(self.dynamics, costs, equalities, inequalities, multipliers, self.penalty[problems])
+
+    def _constraints(self, x: Tensor, z: Tensor, v: Tensor) -> list[tuple[Bound, Tensor, Tensor, bool]]:
+        """(bound, scaled residual (P, C, K, d), multiplier (P, 1, K, d), whether it is an inequality)."""
+        bounds = [(b, False) for b in self.equalities] + [(b, True) for b in self.inequalities]
+        return [
+            (bound, bound.weight * bound.value(self.dynamics, x, z, v), multiplier[:, None], above)
+            for (bound, above), multiplier in zip(bounds, self.multipliers, strict=True)
+        ]
+
+    def value(self, x: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Cost, merit and largest violation, each (P, C), of candidates x (P, C, T+1, size), z, v."""
+        cost = sum((b.weight * b.value(self.dynamics, x, z, v).square()).sum((-1, -2)) for b in self.costs) + x.new_zeros(x.shape[:2])
+        merit, violation = cost, torch.zeros_like(cost)
+        rho = self.penalty[:, None, None, None]
+        for _, r, multiplier, above in self._constraints(x, z, v):
+            if above:
+                added = ((multiplier + rho * r).clamp(min=0).square() - multiplier.square()) / (2 * rho)
+                r = r.clamp(min=0)
+            else:
+                added = multiplier * r + 0.5 * rho * r.square()
+            merit = merit + added.sum((-1, -2))
+            violation = torch.maximum(violation, r.abs().amax((-1, -2)))
+        return cost, merit, violation
+
+    def expansion(self, x: Tensor, z: Tensor, v: Tensor) -> Expansion:
+        """Gradient and Gauss-Newton Hessian of the merit at x (P, T+1, size), z, v."""
+        (P, T, m), n = v.shape, self.dynamics.size
+        lx, lxx, lu, luu = (x.new_zeros(P, *s) for s in ((T + 1, n), (T + 1, n, n), (T, m), (T, m, m)))
+        x1, z1, v1 = x[:, None], z[:, None], v[:, None]
+
+        def add(bound: Bound, slope: Tensor, curvature: Tensor) -> None:
+            """Derivatives of a function of r with gradient and curvature (P, K, d)."""
+            gradient, hessian = (lu, luu) if bound.of_input else (lx, lxx)
+            jacobian, nodes = bound.jacobian(self.dynamics, x), bound.nodes
+            if jacobian is None:
+                rows = torch.arange(slope.shape[-1]) if bound.rows is None else bound.rows
+                gradient[:, nodes[:, None], rows] += slope
+                hessian[:, nodes[:, None], rows, rows] += curvature
+            else:
+                gradient[:, nodes] += (jacobian.mT @ slope[..., None])[..., 0]
+                hessian[:, nodes] += jacobian.mT @ (curvature[..., None] * jacobian)
+
+        for bound in self.costs:
+            r = bound.value(self.dynamics, x1, z1, v1)[:, 0]
+            weight = bound.weight[:, 0].expand_as(r)
+            add(bound, 2 * weight * r, 2 * weight)
+        rho = self.penalty[:, None, None]
+        for bound, r, multiplier, above in self._constraints(x1, z1, v1):
+            force = multiplier[:, 0] + rho * r[:, 0]
+            weight = bound.weight[:, 0]
+            stiffness = rho * weight.square() * torch.ones_like(force)
+            if above:
+                stiffness, force = torch.where(force > 0, stiffness, 0.0), force.clamp(min=0)
+            add(bound, weight * force, stiffness)
+        return Expansion(lx, lxx, lu, luu)
+
+    def update(self, problems: Tensor, x: Tensor, z: Tensor, v: Tensor, growth: float) -> None:
+        """New multipliers of these problems at their iterates x (len(problems), T+1, size), z, v, and a larger penalty."""
+        part = self.select(problems)
+        rho = part.penalty[:, None, None]
+        constraints = part._constraints(x[:, None], z[:, None], v[:, None])
+        for whole, (_, r, multiplier, above) in zip(self.multipliers, constraints, strict=True):
+            new = multiplier[:, 0] + rho * r[:, 0]
+            whole[problems] = new.clamp(min=0) if above else new
+        self.penalty[problems] = part.penalty * growth

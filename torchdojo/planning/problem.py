@@ -1,0 +1,116 @@
+"""What a plan is to do: a mechanism, where it starts, what it costs and what must hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdojo.mechanism import Mechanism
+from torchdojo.planning.dynamics import COORDINATES, Dynamics
+from torchdojo.planning.residuals import Bound, Residual, bind
+
+__all__ = ["Problem"]
+
+
+class Problem:
+    """Plans of T steps that minimize Σ weight r² under constraints, for P problems at once.
+
+    The decision variables are v (P, T, m), with u = input_map v + input_offset at every step.
+
+    Args:
+        mech: the mechanism, whose timestep the plan has. It is not changed.
+        start: states (13 nb) or (P, 13 nb).
+        steps: T.
+        costs: residuals r with weights. The cost is Σ weight r² over nodes and entries, without ½.
+        equalities, inequalities: residuals that must be 0, or at most 0, by an augmented Lagrangian. A weight scales the residual.
+        limits: least and largest v, each a number, (m,), (T, m) or (P, T, m). They hold in every iterate.
+        controls: whether v are controls of `mech.actuators`, with ctrl in the place of u, and their number in that of nu.
+        input_map: (nu, m); None: the identity. input_offset: (nu,) [N, N·m].
+        guess: v to begin with, a number, (m,), (T, m) or (P, T, m).
+        guess_states: states (T+1, 13 nb) or (P, T+1, 13 nb) for method="multiple"; None: those of a rollout of `guess`.
+        coordinates: of errors, gains and costs: "minimal" or "tangent"; None: minimal, if the mechanism has no closed loops.
+
+    Raises:
+        ValueError, TypeError: something that does not fit; the message says what, and what is allowed.
+    """
+
+    def __init__(
+        self,
+        mech: Mechanism,
+        start: Tensor,
+        steps: int,
+        *,
+        costs: Sequence[Residual],
+        equalities: Sequence[Residual] = (),
+        inequalities: Sequence[Residual] = (),
+        limits: tuple[Any, Any] | None = None,
+        controls: bool = False,
+        input_map: Tensor | None = None,
+        input_offset: Any = 0.0,
+        guess: Any = 0.0,
+        guess_states: Tensor | None = None,
+        coordinates: str | None = None,
+    ) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"Problem.steps: got {steps!r}; allowed: whole numbers of 1 or more")
+        if mech.gravity.ndim > 1 or mech.timestep.ndim:
+            raise ValueError("Problem.mech: got parameters with a batch; allowed: one mechanism for all problems")
+        coordinates = coordinates or ("tangent" if mech.has_loops else "minimal")
+        if coordinates not in COORDINATES or (coordinates == "minimal" and mech.has_loops):
+            raise ValueError(
+                f"Problem.coordinates: got {coordinates!r}; allowed: 'tangent', or 'minimal' for a mechanism without closed loops"
+            )
+        mech.check_state(start, "start")
+        if start.ndim > 2 or start.dtype != torch.float64 or not bool(torch.isfinite(start).all()):
+            raise ValueError(f"Problem.start: got shape {tuple(start.shape)}; allowed: finite float64 states (13 nb) or (P, 13 nb)")
+        if controls and mech.actuators is None:
+            raise ValueError("Problem.controls: got True for a mechanism without actuators; allowed: False, or a mechanism with td.actuate")
+        size = len(mech.actuators) if controls and mech.actuators is not None else mech.num_inputs
+        if input_map is None:
+            input_map = torch.eye(size, dtype=torch.float64)
+        if input_map.ndim != 2 or input_map.shape[0] != size or not input_map.shape[1]:
+            raise ValueError(f"Problem.input_map: got shape {tuple(input_map.shape)}; allowed: ({size}, m), m = 1 or more")
+        offset = torch.as_tensor(input_offset, dtype=torch.float64).expand(size)
+        self.mech, self.steps, self.batched = mech, steps, start.ndim == 2
+        self.start = (start if start.ndim == 2 else start[None]).detach().clone()
+        self.dynamics = Dynamics(mech, input_map.to(torch.float64), offset, coordinates, controls)
+        self.costs = self._bound("costs", costs)
+        self.equalities = self._bound("equalities", equalities)
+        self.inequalities = self._bound("inequalities", inequalities)
+        if not self.costs and not self.equalities:
+            raise ValueError("Problem: got neither costs nor equalities; give residuals in costs=")
+        self.guess = self._inputs("guess", guess)
+        if not bool(torch.isfinite(self.guess).all()):
+            raise ValueError("Problem.guess: got numbers that are not finite")
+        self.limits: tuple[Tensor, Tensor] | None = None
+        if limits is not None:
+            lower, upper = (self._inputs("limits", limit) for limit in limits)
+            if not bool((lower <= upper).all()):
+                raise ValueError("Problem.limits: got a least input above the largest; allowed: (least, largest)")
+            self.limits = lower, upper
+        self.guess_states: Tensor | None = None
+        if guess_states is not None:
+            mech.check_state(guess_states, "guess_states")
+            shape = (len(self), steps + 1, self.start.shape[-1])
+            if tuple(guess_states.shape) not in (shape, shape[1:]):
+                raise ValueError(f"Problem.guess_states: got shape {tuple(guess_states.shape)}; allowed: {shape[1:]} or {shape}")
+            self.guess_states = guess_states.expand(shape).contiguous()
+
+    def __len__(self) -> int:
+        """P, the number of problems."""
+        return len(self.start)
+
+    def _bound(self, name: str, residuals: Sequence[Residual]) -> list[Bound]:
+        return [bind(f"{name}[{i}]", residual, self.dynamics, len(self), self.steps, self.start) for i, residual in enumerate(residuals)]
+
+    def _inputs(self, name: str, value: Any) -> Tensor:
+        """Inputs (P, T, m)."""
+        value = torch.as_tensor(value, dtype=torch.float64)
+        shape = (len(self), self.steps, self.dynamics.num_inputs)
+        fits = value.ndim <= 3 and all(a in (1, b) for a, b in zip(value.shape[::-1], shape[::-1], strict=False))
+        if not fits:
+            raise ValueError(f"Problem.{name}: got shape {tuple(value.shape)}; allowed: a number, ({shape[2]},), {shape[1:]} or {shape}")
+        return value.expand(shape).clone()

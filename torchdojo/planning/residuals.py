@@ -1,0 +1,190 @@
+"""Residuals r of nodes: costs are Σ weight r², constraints are r = 0 or r ≤ 0. All have derivatives, so Hessians are Gauss-Newton's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdojo.planning.dynamics import Dynamics
+from torchdojo.state.layout import TANGENT_SIZE
+
+__all__ = ["Bound", "Function", "Input", "Residual", "State", "bind"]
+
+At = int | Sequence[int] | slice | None
+
+
+@dataclass(frozen=True)
+class State:
+    """The error of the state: the numbers that lead from `target` to it, in the coordinates of the problem.
+
+    Args:
+        target: states (13 nb), (K, 13 nb) or (P, K, 13 nb), for K nodes and P problems.
+        weight: a number, (d,), (K, d) or (P, K, d), at least 0, for d entries.
+        rows: entries of the error; None: all, which is 2 n in minimal coordinates (q, then qd) and 12 nb in tangent ones.
+        at: nodes, 0 to T, or negative from the end; None: all.
+    """
+
+    target: Tensor
+    weight: Any = 1.0
+    rows: Sequence[int] | None = None
+    at: At = None
+
+
+@dataclass(frozen=True)
+class Input:
+    """The input v minus `target`. Arguments as of `State`, for nodes 0 to T − 1 and m entries."""
+
+    weight: Any = 1.0
+    target: Any = 0.0
+    at: At = None
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the state minus `target`: points of bodies or contacts, heights, coordinates, energies.
+
+    Args:
+        function: maps z (..., 13 nb) to (..., d), each state by itself, with gradients. Methods of the mechanism have these.
+        weight, target, at: as of `State`.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    weight: Any = 1.0
+    target: Any = 0.0
+    at: At = None
+
+
+Residual = State | Input | Function
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A residual at K nodes of P problems.
+
+    nodes: (K,). target: (P or 1, 1, K, size) in coordinates. weight: (P or 1, 1, K, d). rows: entries, or None for all.
+    """
+
+    residual: Residual
+    nodes: Tensor
+    target: Tensor
+    weight: Tensor
+    rows: Tensor | None
+
+    @property
+    def of_input(self) -> bool:
+        return isinstance(self.residual, Input)
+
+    def select(self, problems: Tensor) -> Bound:
+        target, weight = (value[problems] if len(value) > 1 else value for value in (self.target, self.weight))
+        return replace(self, target=target, weight=weight)
+
+    def value(self, dynamics: Dynamics, x: Tensor, z: Tensor, v: Tensor) -> Tensor:
+        """r (P, C, K, d) at C candidates x (P, C, T+1, size), z, v."""
+        if isinstance(self.residual, Input):
+            return v[..., self.nodes, :] - self.target
+        if isinstance(self.residual, State):
+            error = dynamics.difference(x[..., self.nodes, :], self.target)
+            return error if self.rows is None else error[..., self.rows]
+        return self.residual.function(z[..., self.nodes, :]) - self.target
+
+    def jacobian(self, dynamics: Dynamics, x: Tensor) -> Tensor | None:
+        """∂r by changes of the node (P, K, d, n), or None where these are the unit rows `rows`. x: (P, T+1, size)."""
+        if isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal):
+            return None
+        x = x[:, self.nodes]
+        if isinstance(self.residual, State):
+            whole = _error_jacobian(dynamics.difference(x, self.target[:, 0]))
+            return whole if self.rows is None else whole[..., self.rows, :]
+        with torch.enable_grad():
+            delta = x.new_zeros(*x.shape[:-1], dynamics.size, requires_grad=True)
+            r = self.residual.function(dynamics.states(dynamics.retract(x, delta)))
+            last = r.shape[-1] - 1
+            rows = [torch.autograd.grad(r[..., i].sum(), delta, retain_graph=i < last)[0] for i in range(r.shape[-1])]
+        return torch.stack(rows, dim=-2)
+
+
+def _error_jacobian(error: Tensor) -> Tensor:
+    """Derivative (..., n, n) of tangents `error` (..., 12 nb) by changes of the state that they lead to.
+
+    A rotation vector φ changes by Jr⁻¹(φ) δ, with Jr⁻¹ = I + ½ [φ]× + (1/θ² − (1 + cos θ)/(2 θ sin θ)) [φ]×² (Solà et al. 2018, eq. 144).
+    """
+    n = error.shape[-1]
+    whole = torch.eye(n, dtype=error.dtype).expand(*error.shape, n).clone()
+    for first in range(6, n, TANGENT_SIZE):
+        phi = error[..., first : first + 3]
+        angle = torch.linalg.vector_norm(phi, dim=-1)[..., None, None]
+        safe = angle.clamp(min=1e-4)
+        factor = torch.where(angle < 1e-4, 1 / 12, 1 / safe**2 - (1 + torch.cos(safe)) / (2 * safe * torch.sin(safe)))
+        x, y, z = phi.unbind(-1)
+        zero = torch.zeros_like(x)
+        cross = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), -1).unflatten(-1, (3, 3))
+        turn = torch.eye(3, dtype=error.dtype) + 0.5 * cross + factor * cross @ cross
+        whole[..., first : first + 3, first : first + 3] = turn
+    return whole
+
+
+def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps: int, z: Tensor) -> Bound:
+    """A residual for `problems` of `steps` steps that start at z (P, 13 nb).
+
+    Raises:
+        TypeError, ValueError: something that does not fit, with the name of the residual.
+    """
+    if not isinstance(residual, State | Input | Function):
+        raise TypeError(f"{name}: got {type(residual).__name__}; allowed: State, Input, Function")
+    count = steps if isinstance(residual, Input) else steps + 1
+    nodes = _nodes(f"{name}.at", residual.at, count)
+    rows: Tensor | None = None
+    if isinstance(residual, State):
+        target = _expanded(f"{name}.target", residual.target, problems, len(nodes), z.shape[-1])
+        dynamics.mech.check_state(target, f"{name}.target")
+        with torch.no_grad():
+            target = dynamics.coordinates(target)
+        size = dynamics.size
+        if residual.rows is not None:
+            rows = torch.as_tensor(list(residual.rows), dtype=torch.long)
+            if not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= size or len(rows.unique()) != len(rows):
+                raise ValueError(f"{name}.rows: got {list(residual.rows)}; allowed: different numbers from 0 to {size - 1}")
+            size = len(rows)
+    else:
+        size = dynamics.num_inputs
+        if isinstance(residual, Function):
+            with torch.no_grad():
+                sample = residual.function(z[:1, None])
+            if not isinstance(sample, Tensor) or sample.ndim != 3 or sample.shape[:2] != (1, 1):
+                got = tuple(sample.shape) if isinstance(sample, Tensor) else type(sample).__name__
+                raise ValueError(f"{name}.function: got {got} for a state (1, 1, {z.shape[-1]}); allowed: (1, 1, d)")
+            size = sample.shape[-1]
+        target = _expanded(f"{name}.target", residual.target, problems, len(nodes), size)
+    weight = _expanded(f"{name}.weight", residual.weight, problems, len(nodes), size)
+    if not bool((weight >= 0).all()) or not bool(torch.isfinite(weight).all()):
+        raise ValueError(f"{name}.weight: got {float(weight.min())}; allowed: finite numbers of 0 or more")
+    return Bound(residual, nodes, target[:, None], weight[:, None], rows)
+
+
+def _nodes(name: str, at: At, count: int) -> Tensor:
+    every = torch.arange(count)
+    if at is None:
+        return every
+    try:
+        nodes = every[at] if isinstance(at, slice) else every[[at] if isinstance(at, int) else list(at)]
+    except (IndexError, TypeError):
+        nodes = every[:0]
+    if not len(nodes):
+        raise ValueError(f"{name}: got {at}; allowed: nodes from {-count} to {count - 1}")
+    return nodes
+
+
+def _expanded(name: str, value: Any, problems: int, nodes: int, size: int) -> Tensor:
+    """Numbers as (P or 1, K, size)."""
+    value = torch.as_tensor(value, dtype=torch.float64)
+    shape = (value.shape[0] if value.ndim == 3 else 1, nodes, size)
+    fits = all(given in (1, wanted) for given, wanted in zip(value.shape[::-1], shape[::-1], strict=False))
+    if not fits or value.ndim > 3 or shape[0] not in (1, problems):
+        raise ValueError(
+            f"{name}: got shape {tuple(value.shape)}; allowed: a number, ({size},), ({nodes}, {size}) or ({problems}, {nodes}, {size})"
+        )
+    return value.expand(shape).contiguous()
