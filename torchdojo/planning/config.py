@@ -30,8 +30,8 @@ __all__ = ["PlanConfig", "PlanTask", "read_config"]
 OTHERS = "others"  # joints that a mapping of weights does not name
 SCHEDULES = {"GRADIENT_ANNEALED": schedules.GRADIENT_ANNEALED, "BOTH_ANNEALED": schedules.BOTH_ANNEALED, "HOLDING": HOLDING}
 WEIGHTS = {"q": 1.0, "qd": 0.1, "u": 1e-3}
-#: keys that a task brings along, as fields of `PlanConfig`
-OF_ROBOTS = "robot_options timestep steps start goal reach weights inputs controls limits guess coordinates".split()
+#: keys beside `task`; it has all the others of its own
+OF_TASKS = ("task", "task_options", "method", "options", "replay", "lag")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class PlanConfig:
             raise ValueError(f"task: got {self.task!r}; allowed: {', '.join(TASKS)}")
         if self.task is not None:
             defaults = {entry.name: {} if entry.default is MISSING else entry.default for entry in fields(self)}
-            extra = [name for name in OF_ROBOTS if getattr(self, name) != defaults[name]]
+            extra = [name for name, value in defaults.items() if name not in OF_TASKS and getattr(self, name) != value]
             if extra:
                 raise ValueError(f"{', '.join(extra)}: the task {self.task!r} has its own; leave them out, or give robot in its place")
         missing = [name for name in ("timestep", "steps", "goal") if self.robot is not None and not getattr(self, name)]
