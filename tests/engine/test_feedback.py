@@ -60,9 +60,10 @@ def test_candidates_against_a_loop(minimal: bool) -> None:
     assert float((out.z - states).abs().max()) < 1e-10 and float((out.u - applied).abs().max()) < 1e-10
     assert bool((applied.abs() == 1.5).any()) and bool((applied.abs() < 1.5).any())
     assert float(mech.distances(out.z[..., -1, :]).min()) < 1e-3 and out.solution.shape[-2] == STEPS
-    # Iterations that start from the nominal steps end where others do, and are fewer.
+    # Iterations that start from the nominal steps end where others do, and are fewer. Far from them a step with friction may have
+    # several solutions, and which of them is found depends on the start.
     kept = mech.rollout(z, inputs, keep_solutions=True).solution[:, None, None]
-    mech.options, calm = dataclasses.replace(OPTIONS, min_iterations=0), rule | {"gain": 0.1 * rule["gain"]}
+    mech.options, calm = dataclasses.replace(OPTIONS, min_iterations=0), rule | {"gain": None, "feedforward": 0.1 * rule["feedforward"]}
     there, usual = (mech.rollout_feedback(z[:, None, None], nominal, inputs[:, None, None], **calm, solution=w) for w in (kept, None))
     assert float((there.z - usual.z).abs().max()) < 1e-9 and int(there.status.max()) == 0
     assert int(there.iterations.sum()) < int(usual.iterations.sum())
