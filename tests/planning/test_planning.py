@@ -82,7 +82,7 @@ def test_difference_and_retract_are_inverse_and_angles_wrap() -> None:
 
 @pytest.mark.parametrize(("name", "iterations", "cost"), [("box_right", 20, 14.6), ("box_up", 20, 14.7)])
 def test_boxes(name: str, iterations: int, cost: float) -> None:
-    """From four guesses with noise; `scripts/plan_tasks.py` has ten and all tasks."""
+    """From four guesses with noise; `torchdojo evaluate planning` has ten and all tasks."""
     task = TASKS[name]
     plan = planning.solve(task.perturbed(4), **task.options)
     assert plan.solved.all() and int(plan.iterations.max()) <= iterations
