@@ -137,6 +137,34 @@ def _driven(structure: Structure, law: Actuators, ctrl: Tensor, z: Tensor, jacob
     return result
 
 
+def slopes(law: Actuators, ctrl: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """u (..., nu) at states z, and its derivatives (..., m) by control, coordinate and rate of each actuator.
+
+    An actuator acts on one input, `input_index`, so these are all the entries that are not zero.
+    """
+    values = [value.detach() for value in torch.broadcast_tensors(ctrl, *law.measure(z))]
+    with torch.enable_grad():
+        ctrl, q, rate = (value.clone().requires_grad_() for value in values)
+        within = ctrl.maximum(law.ctrlrange[..., 0]).minimum(law.ctrlrange[..., 1])
+        u = law.servo(within, q, rate)
+        by_ctrl, by_q, by_rate = torch.autograd.grad(u.sum(), (ctrl, q, rate), materialize_grads=True, allow_unused=True)
+    return u.detach(), by_ctrl, by_q, by_rate
+
+
+def driven_minimal(law: Actuators, slopes: Sequence[Tensor], jacobian: Tensor, n: int) -> Tensor:
+    """The Jacobian (..., 2n, 2n + m) by coordinates and controls, from the one by coordinates and inputs (..., 2n, 2n + nu).
+
+    slopes: (..., m) derivatives of the input of each of m actuators by its control, coordinate and rate.
+    """
+    by_ctrl, by_q, by_rate = (slope[..., None, :] for slope in slopes)
+    columns = jacobian[..., 2 * n :][..., law.input_index]
+    state = jacobian[..., : 2 * n].clone()
+    places = torch.tensor(law.tree_coordinates, device=jacobian.device)
+    state.index_add_(-1, places, columns * by_q)
+    state.index_add_(-1, places + n, columns * by_rate)
+    return torch.cat((state, columns * by_ctrl), dim=-1)
+
+
 # -- other derivatives -------------------------------------------------------------------------------------------------------------------
 
 

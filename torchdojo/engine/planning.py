@@ -10,10 +10,11 @@ from torch import Tensor
 
 from torchdojo.engine import feedback, minimal
 from torchdojo.engine.backends import Backends
-from torchdojo.engine.linearize import Linearization, MinimalLinearization, derivatives, period
+from torchdojo.engine.linearize import Linearization, MinimalLinearization, derivatives, driven_minimal, period, slopes
 from torchdojo.engine.periods import check_given, check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Trajectory
+from torchdojo.parameters import result_tensor
 from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state import minimal as tree
@@ -114,6 +115,11 @@ class PlannedStructure(Structure):
                 self.check_tensor("warm_start", warm_start, self.layout.num_unknowns)
             if law is None and check_repeat(repeat) == 1:
                 solved, jacobian = minimal.linearize(self.backends, request, start, held, forces, warm_start, out)
+            elif law is not None and law.tree_coordinates is not None and check_repeat(repeat) == 1:
+                u_now, *by = slopes(law, held, z)
+                solved, by_input = minimal.linearize(self.backends, request, start, u_now, forces, warm_start, None)
+                jacobian = driven_minimal(law, by, by_input, self.num_coordinates)
+                jacobian = jacobian if out is None else result_tensor(out, jacobian.shape, jacobian).copy_(jacobian)
             else:
                 backend = self.backends.select(request)
                 maximal, whole = period(self, backend, law, check_repeat(repeat), (z, held, forces), warm_start, None)

@@ -4,6 +4,7 @@ problem = td.planning.Problem(mech, z0, steps=20, costs=[td.planning.State(goal,
 plan = td.planning.solve(problem)
 """
 
+from torchdojo.planning.controller import Controller, ControlReport
 from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions
 from torchdojo.planning.plan import Plan, PlanStatus, Record, Replay
 from torchdojo.planning.problem import Problem
@@ -13,6 +14,8 @@ from torchdojo.planning.solver import solve
 __all__ = [
     "BOTH_ANNEALED",
     "GRADIENT_ANNEALED",
+    "ControlReport",
+    "Controller",
     "Function",
     "Input",
     "Plan",

@@ -25,12 +25,14 @@ class State:
         target: states (13 nb), (K, 13 nb) or (P, K, 13 nb), for K nodes and P problems.
         weight: a number, (d,), (K, d) or (P, K, d), at least 0, for d entries.
         rows: entries of the error; None: all, which is 2 n in minimal coordinates (q, then qd) and 12 nb in tangent ones.
+        matrix: (d, 2 n) or (d, 12 nb) combinations of the entries, in the place of rows.
         at: nodes, 0 to T, or negative from the end; None: all.
     """
 
     target: Tensor
     weight: Any = 1.0
     rows: Sequence[int] | None = None
+    matrix: Tensor | None = None
     at: At = None
 
 
@@ -65,7 +67,7 @@ Residual = State | Input | Function
 class Bound:
     """A residual at K nodes of P problems.
 
-    nodes: (K,). target: (P or 1, 1, K, size) in coordinates. weight: (P or 1, 1, K, d). rows: entries, or None for all.
+    nodes: (K,). target: (P or 1, 1, K, size) in coordinates. weight: (P or 1, 1, K, d). rows: entries, or None for all. matrix: (d, n).
     """
 
     residual: Residual
@@ -73,6 +75,7 @@ class Bound:
     target: Tensor
     weight: Tensor
     rows: Tensor | None
+    matrix: Tensor | None = None
 
     @property
     def of_input(self) -> bool:
@@ -88,16 +91,22 @@ class Bound:
             return v[..., self.nodes, :] - self.target
         if isinstance(self.residual, State):
             error = dynamics.difference(x[..., self.nodes, :], self.target)
+            if self.matrix is not None:
+                return error @ self.matrix.T
             return error if self.rows is None else error[..., self.rows]
         return self.residual.function(z[..., self.nodes, :]) - self.target
 
     def jacobian(self, dynamics: Dynamics, x: Tensor) -> Tensor | None:
         """∂r by changes of the node (P, K, d, n), or None where these are the unit rows `rows`. x: (P, T+1, size)."""
-        if isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal):
+        if isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal and self.matrix is None):
             return None
         x = x[:, self.nodes]
         if isinstance(self.residual, State):
+            if self.matrix is not None and dynamics.minimal:
+                return self.matrix.expand(*x.shape[:-1], *self.matrix.shape)
             whole = _error_jacobian(dynamics.difference(x, self.target[:, 0]))
+            if self.matrix is not None:
+                return self.matrix @ whole
             return whole if self.rows is None else whole[..., self.rows, :]
         with torch.enable_grad():
             delta = x.new_zeros(*x.shape[:-1], dynamics.size, requires_grad=True)
@@ -138,6 +147,7 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
     count = steps if isinstance(residual, Input) else steps + 1
     nodes = _nodes(f"{name}.at", residual.at, count)
     rows: Tensor | None = None
+    matrix: Tensor | None = None
     if isinstance(residual, State):
         target = _expanded(f"{name}.target", residual.target, problems, len(nodes), z.shape[-1])
         dynamics.mech.check_state(target, f"{name}.target")
@@ -149,6 +159,12 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
             if not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= size or len(rows.unique()) != len(rows):
                 raise ValueError(f"{name}.rows: got {list(residual.rows)}; allowed: different numbers from 0 to {size - 1}")
             size = len(rows)
+        matrix = residual.matrix
+        if matrix is not None:
+            if rows is not None or matrix.ndim != 2 or matrix.shape[-1] != dynamics.size or matrix.dtype != torch.float64:
+                beside = " beside rows" if rows is not None else ""
+                raise ValueError(f"{name}.matrix: got shape {tuple(matrix.shape)}{beside}; allowed: (d, {dynamics.size}) in float64, without rows")
+            size = len(matrix)
     else:
         size = dynamics.num_inputs
         if isinstance(residual, Function):
@@ -162,7 +178,7 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
     weight = _expanded(f"{name}.weight", residual.weight, problems, len(nodes), size)
     if not bool((weight >= 0).all()) or not bool(torch.isfinite(weight).all()):
         raise ValueError(f"{name}.weight: got {float(weight.min())}; allowed: finite numbers of 0 or more")
-    return Bound(residual, nodes, target[:, None], weight[:, None], rows)
+    return Bound(residual, nodes, target[:, None], weight[:, None], rows, matrix)
 
 
 def _nodes(name: str, at: At, count: int) -> Tensor:
