@@ -355,18 +355,15 @@ class Actuators(PhysicalModule):
             if self.measures:
                 raise ValueError(f"z: not given; the force of servos depends on it (actuators: {list(self.names)})")
             return self._input(_clip(self.gain[..., 0] * ctrl + self.bias[..., 0], self.forcerange))
-        return self.servo(ctrl, *self.measure(z))
-
-    def servo(self, ctrl: Tensor, q: Tensor, rate: Tensor) -> Tensor:
-        """u (..., nu) for controls within their range, at coordinates and rates of the actuators, each (..., number of actuators)."""
+        q, rate = self.measure(z)
         length, velocity = self.length0 + self.gear * q, self.gear * rate
         gain, bias = (p[..., 0] + p[..., 1] * length + p[..., 2] * velocity for p in (self.gain, self.bias))
         return self._input(_clip(gain * ctrl + bias, self.forcerange), self.carried_damping * rate)
 
     @property
-    def tree_coordinates(self) -> list[int] | None:
-        """The minimal coordinate of each actuator; None where a joint closes a loop, or where a subclass has a law of its own."""
-        return self._places if self.in_kernel else None
+    def tree_coordinates(self) -> Tensor | None:
+        """The minimal coordinate of each actuator (n,); None where a joint closes a loop, or where a subclass has a law of its own."""
+        return None if self._places is None or not self.in_kernel else torch.tensor(self._places)
 
     def on(self, mech: Driven) -> Actuators:
         """The same actuators, with tensors of the same numbers and graphs, for another mechanism whose joints have the same inputs."""

@@ -140,15 +140,23 @@ def _driven(structure: Structure, law: Actuators, ctrl: Tensor, z: Tensor, jacob
 def slopes(law: Actuators, ctrl: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """u (..., nu) at states z, and its derivatives (..., m) by control, coordinate and rate of each actuator.
 
-    An actuator acts on one input, `input_index`, so these are all the entries that are not zero.
+    An actuator acts on one input, `input_index`, so these are all the entries that are not zero. Where a range clips, the derivative is
+    zero.
     """
-    values = [value.detach() for value in torch.broadcast_tensors(ctrl, *law.measure(z))]
-    with torch.enable_grad():
-        ctrl, q, rate = (value.clone().requires_grad_() for value in values)
-        within = ctrl.maximum(law.ctrlrange[..., 0]).minimum(law.ctrlrange[..., 1])
-        u = law.servo(within, q, rate)
-        by_ctrl, by_q, by_rate = torch.autograd.grad(u.sum(), (ctrl, q, rate), materialize_grads=True, allow_unused=True)
-    return u.detach(), by_ctrl, by_q, by_rate
+    ctrl, q, rate = torch.broadcast_tensors(ctrl, *law.measure(z))
+
+    def within(value: Tensor, bounds: Tensor) -> tuple[Tensor, Tensor]:
+        clipped = torch.clamp(value, bounds[..., 0], bounds[..., 1])
+        return clipped, clipped == value
+
+    length, velocity = law.length0 + law.gear * q, law.gear * rate
+    held, free = within(ctrl, law.ctrlrange)
+    gain, bias = (p[..., 0] + p[..., 1] * length + p[..., 2] * velocity for p in (law.gain, law.bias))
+    force, pushes = within(gain * held + bias, law.forcerange)
+    u, acts = within(law.sum_inputs(law.gear * force), law.inputrange)
+    lever = law.gear * (pushes & acts[..., law.input_index])
+    by_q, by_rate = (lever * law.gear * (law.gain[..., k] * held + law.bias[..., k]) for k in (1, 2))
+    return u + law.sum_inputs(law.carried_damping * rate), lever * gain * free, by_q, by_rate + law.carried_damping
 
 
 def driven_minimal(law: Actuators, slopes: Sequence[Tensor], jacobian: Tensor, n: int) -> Tensor:
@@ -158,11 +166,11 @@ def driven_minimal(law: Actuators, slopes: Sequence[Tensor], jacobian: Tensor, n
     """
     by_ctrl, by_q, by_rate = (slope[..., None, :] for slope in slopes)
     columns = jacobian[..., 2 * n :][..., law.input_index]
-    state = jacobian[..., : 2 * n].clone()
-    places = torch.tensor(law.tree_coordinates, device=jacobian.device)
-    state.index_add_(-1, places, columns * by_q)
-    state.index_add_(-1, places + n, columns * by_rate)
-    return torch.cat((state, columns * by_ctrl), dim=-1)
+    whole = torch.cat((jacobian[..., : 2 * n], columns * by_ctrl), dim=-1)
+    places = law.tree_coordinates
+    assert places is not None
+    whole.index_add_(-1, torch.cat((places, places + n)), torch.cat((columns * by_q, columns * by_rate), dim=-1))
+    return whole
 
 
 # -- other derivatives -------------------------------------------------------------------------------------------------------------------

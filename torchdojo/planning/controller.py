@@ -7,10 +7,12 @@ tries the policy in rollouts from the measured state, and takes the best. The st
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,10 +21,11 @@ from torch import Tensor
 from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.planning.lagrangian import Lagrangian
 from torchdojo.planning.problem import Problem
-from torchdojo.planning.riccati import riccati
+from torchdojo.planning.riccati import Expansion, riccati
 
 __all__ = ["ControlReport", "Controller"]
 
+ACCURACY = 1e-6  # residual of the plan's steps, far below the errors of a model
 SETTLING = 20  # iterations at construction, from the start of the problem
 
 
@@ -96,10 +99,13 @@ class Controller:
         self.problem, self.period, self.shift = problem, period, min(period / step, 1.0)
         coordinates = "minimal" if given.minimal else "tangent"
         self.dynamics = Dynamics(copy.deepcopy(problem.mech), given.map, given.offset, coordinates, given.controls)
+        options = self.dynamics.mech.options
+        self.dynamics.mech.options = replace(options, residual_tol=max(ACCURACY, options.residual_tol or 0.0))
         self.lagrangian = replace(Lagrangian.of(problem, torch.tensor([0]), 1.0), dynamics=self.dynamics)
         self._kappa, self._grad_kappa = (torch.tensor([value], dtype=torch.float64) for value in (kappa, grad_kappa))
         self._mu, self._alphas = torch.tensor([[damping]], dtype=torch.float64), torch.tensor(step_sizes, dtype=torch.float64)
         self._floor = 1e-6 * step**2 * float(given.map.square().sum(0).mean())
+        self._expansion: Expansion | None = None
         with torch.no_grad():
             self._settle()
         self.reset()
@@ -144,7 +150,7 @@ class Controller:
     def plan(self, z: Tensor) -> bool:
         """Improve the plan from the state z (13 nb), one period after the last one; whether that succeeded."""
         begin = time.process_time()
-        with torch.no_grad():
+        with torch.no_grad(), _without_collections():
             if self._samples:
                 self._shift()
             good = bool(torch.isfinite(z).all()) and self._improve(z)
@@ -185,7 +191,9 @@ class Controller:
         """One iteration from the state z; whether a rollout succeeded. The plan is changed only then."""
         nodes, dynamics, limits = self.nodes, self.dynamics, self.problem.limits
         bounds = None if limits is None else (limits[0] - nodes.v, limits[1] - nodes.v)
-        expansion = self.lagrangian.expansion(nodes.x, nodes.z, nodes.v)
+        expansion = self.lagrangian.expansion(nodes.x, nodes.z, nodes.v, self._expansion)
+        if self.lagrangian.quadratic:
+            self._expansion = expansion
         policy = riccati(self.A, self.B, expansion, self._mu, bounds=bounds, floor=self._floor, motion=False)
         if not bool(policy.ok):
             return False
@@ -199,3 +207,15 @@ class Controller:
         self.nodes, self.K = Nodes(*(value[:, best] for value in found)), policy.K[:, 0]
         self.A, self.B = dynamics.linearize(self.nodes, self._kappa, self._grad_kappa)
         return True
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Garbage is collected between samples, and not in the middle of one."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.mechanism import Mechanism
+from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import TANGENT_SIZE
 
 __all__ = ["COORDINATES", "Dynamics", "Nodes"]
@@ -55,6 +56,8 @@ class Dynamics:
         self.minimal = coordinates == "minimal"
         self.num_inputs = input_map.shape[1]
         self.size = 2 * mech.num_coordinates if self.minimal else TANGENT_SIZE * mech.num_bodies  # n
+        square = input_map.shape[0] == input_map.shape[1]
+        self.plain = square and not bool(offset.any()) and bool((input_map == torch.eye(len(input_map))).all())  # u = v
         full = int(torch.linalg.matrix_rank(input_map)) == self.num_inputs
         self.inverse = torch.linalg.pinv(input_map) if full else None
         entries = input_map != 0
@@ -93,7 +96,7 @@ class Dynamics:
 
     def inputs(self, v: Tensor) -> Tensor:
         """u (..., nu) [N, N·m], or controls."""
-        return v @ self.map.T + self.offset
+        return v if self.plain else v @ self.map.T + self.offset
 
     def given(self, v: Tensor) -> dict[str, Any]:
         """The argument of steps and rollouts."""
@@ -138,7 +141,7 @@ class Dynamics:
         """
 
         lower, upper = limits if limits is not None else (None, None)
-        shared = lower is None or upper is None or bool((lower == lower[:1]).all() and (upper == upper[:1]).all())
+        shared = lower is None or upper is None or len(lower) == 1 or bool((lower == lower[:1]).all() and (upper == upper[:1]).all())
         bounds: Any = None
         if shared and self.inverse is not None and (lower is None or self.selects):
             if lower is not None and upper is not None:
@@ -159,8 +162,8 @@ class Dynamics:
             z[:, None, None, 0],
             nominal.chunk(2, dim=-1) if self.minimal else nominal,
             **self.given(v[:, None, None]),
-            gain=self.map @ K[:, :, None],
-            feedforward=k[:, :, None] @ self.map.T,
+            gain=K[:, :, None] if self.plain else self.map @ K[:, :, None],
+            feedforward=k[:, :, None] if self.plain else k[:, :, None] @ self.map.T,
             scale=alphas,
             bounds=bounds,
             solution=w[:, None, None],
@@ -168,7 +171,7 @@ class Dynamics:
             budget=self.budget,
         )
         assert self.inverse is not None
-        inputs = (path.u - self.offset) @ self.inverse.T
+        inputs = path.u if self.plain else (path.u - self.offset) @ self.inverse.T
         return self.coordinates(path.z), path.z, inputs, path.solution, (path.status == 0).all(-1)
 
     def _looped_feedback(
@@ -208,14 +211,14 @@ class Dynamics:
 
         def run(x: Tensor, v: Tensor, w: Tensor, smooth: Tensor) -> tuple[Tensor, Tensor]:
             x, options = x[:, :-1], {**self.given(v), "warm_start": w}
-            options["grad_kappa"] = smooth[:, None].expand(x.shape[:-1])
+            one = bool((smooth == smooth[0]).all())  # a number is quicker than one for each environment
+            options["grad_kappa"] = float(smooth[0]) if one else smooth[:, None].expand(x.shape[:-1])
             if self.minimal:
                 q, qd = x.chunk(2, dim=-1)
                 found: Any = self.mech.linearize_minimal(q, qd, **options)
             else:
                 found = self.mech.linearize(x, **options)
-            A, B = found.A, found.B
-            return A, B @ self.map
+            return found.A, found.B if self.plain else found.B @ self.map
 
         A, B = self._each(kappa, run, nodes.x, nodes.v, nodes.w, grad_kappa)
         return A, B
@@ -226,7 +229,7 @@ class Dynamics:
     def solving(self, kappa: float) -> Iterator[None]:
         """Steps at this kappa within a budget; a step that exceeds it is flagged."""
         before = self.mech.options
-        self.mech.options = replace(before, kappa=kappa, grad_kappa=None, max_halvings=0, max_iterations=min(BUDGET, before.max_iterations))
+        self.mech.options = _hurried(before, kappa)
         try:
             with torch.no_grad():
                 yield
@@ -235,7 +238,7 @@ class Dynamics:
 
     def _each(self, kappa: Tensor, run: Callable[..., tuple[Tensor, ...]], *arguments: Tensor | None) -> tuple[Tensor, ...]:
         """One call of `run` per distinct kappa, on the problems with it. The engine has one kappa per call."""
-        distinct = kappa.unique().tolist()
+        distinct = kappa.unique().tolist() if len(kappa) > 1 else kappa.tolist()
         if len(distinct) == 1:
             with self.solving(distinct[0]):
                 return run(*arguments)
@@ -249,6 +252,12 @@ class Dynamics:
             for whole, piece in zip(results, part, strict=True):
                 whole[rows] = piece
         return tuple(results)
+
+
+@functools.lru_cache(maxsize=64)
+def _hurried(options: SolverOptions, kappa: float) -> SolverOptions:
+    """Options of steps within a budget."""
+    return replace(options, kappa=kappa, grad_kappa=None, max_halvings=0, max_iterations=min(BUDGET, options.max_iterations))
 
 
 def _angles(mech: Mechanism) -> list[int]:

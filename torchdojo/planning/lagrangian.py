@@ -77,10 +77,16 @@ class Lagrangian:
             violation = torch.maximum(violation, r.abs().amax((-1, -2)))
         return cost, merit, violation
 
-    def expansion(self, x: Tensor, z: Tensor, v: Tensor) -> Expansion:
-        """Gradient and Gauss-Newton Hessian of the merit at x (P, T+1, size), z, v."""
+    @property
+    def quadratic(self) -> bool:
+        """Whether the Hessians are the same everywhere."""
+        return not self.constrained and all(bound.is_linear(self.dynamics) for bound in self.costs)
+
+    def expansion(self, x: Tensor, z: Tensor, v: Tensor, known: Expansion | None = None) -> Expansion:
+        """Gradient and Gauss-Newton Hessian of the merit at x (P, T+1, size), z, v. `known`: where to take the Hessians from."""
         (P, T, m), n = v.shape, self.dynamics.size
-        lx, lxx, lu, luu = (x.new_zeros(P, *s) for s in ((T + 1, n), (T + 1, n, n), (T, m), (T, m, m)))
+        lx, lu = x.new_zeros(P, T + 1, n), x.new_zeros(P, T, m)
+        lxx, luu = (x.new_zeros(P, T + 1, n, n), x.new_zeros(P, T, m, m)) if known is None else (known.lxx, known.luu)
         x1, z1, v1 = x[:, None], z[:, None], v[:, None]
 
         def add(bound: Bound, slope: Tensor, curvature: Tensor) -> None:
@@ -90,9 +96,11 @@ class Lagrangian:
             if jacobian is None:
                 rows = torch.arange(slope.shape[-1]) if bound.rows is None else bound.rows
                 gradient[:, nodes[:, None], rows] += slope
-                hessian[:, nodes[:, None], rows, rows] += curvature
-            else:
-                gradient[:, nodes] += (jacobian.mT @ slope[..., None])[..., 0]
+                if known is None:
+                    hessian[:, nodes[:, None], rows, rows] += curvature
+                return
+            gradient[:, nodes] += (jacobian.mT @ slope[..., None])[..., 0]
+            if known is None:
                 hessian[:, nodes] += jacobian.mT @ (curvature[..., None] * jacobian)
 
         for bound in self.costs:

@@ -81,6 +81,10 @@ class Bound:
     def of_input(self) -> bool:
         return isinstance(self.residual, Input)
 
+    def is_linear(self, dynamics: Dynamics) -> bool:
+        """Whether `jacobian` is the same everywhere."""
+        return isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal)
+
     def select(self, problems: Tensor) -> Bound:
         target, weight = (value[problems] if len(value) > 1 else value for value in (self.target, self.weight))
         return replace(self, target=target, weight=weight)

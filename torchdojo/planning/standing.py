@@ -78,18 +78,12 @@ def standing(timestep: float = 0.02, steps: int = 15) -> Problem:
     n = mech.num_coordinates
     q = torch.tensor([0.0, 0.0, 50.0, 20.0, 20.0, 5.0, *[0.1] * 12])
     qd = torch.tensor([1.0, 1.0, 1.0, 0.3, 0.3, 0.3, *[1e-3] * 12])
-    weight = torch.cat((q, qd)).to(torch.float64).expand(steps + 1, -1).clone()
-    weight[-1] *= FINAL
     feet, center = _capture_points(mech, z)
-    by_foot = torch.full((steps + 1, len(feet)), 100.0, dtype=torch.float64)
-    by_foot[-1] *= FINAL
-    costs = [
-        State(z, weight),
-        State(z, by_foot, matrix=feet),
-        State(z, 100.0, matrix=center, at=-1),
-        Input(1e-3 * STIFFNESS**2, target=held),
-    ]
-    assert feet.shape[-1] == 2 * n
+    rows = torch.cat((torch.eye(2 * n, dtype=torch.float64), feet, center))
+    weight = torch.cat((q, qd, torch.full((len(feet),), 100.0), torch.zeros(len(center)))).to(torch.float64).repeat(steps + 1, 1)
+    weight[-1] *= FINAL
+    weight[-1, -len(center) :] = 100.0
+    costs = [State(z, weight, matrix=rows), Input(1e-3 * STIFFNESS**2, target=held)]
     return Problem(mech, z, steps, costs=costs, controls=True, guess=held, limits=(held - 3.0, held + 3.0), coordinates="minimal")
 
 
