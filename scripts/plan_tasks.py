@@ -16,16 +16,16 @@ from torchdojo import planning
 from torchdojo.planning.tasks import TASKS, Task
 
 
-def distance(plan: planning.Plan, feedback: bool, lag: float | None) -> torch.Tensor:
+def distance(plan: planning.Plan, task: Task, feedback: bool) -> torch.Tensor:
     """Largest distance of a body to its place at the end of the plan [cm], (P,)."""
-    path = plan.replay(timestep=float(plan.problem.mech.timestep) / 10, feedback=feedback, lag=lag)
+    path = task.replay(plan, feedback)
     gap = (path.nodes[..., -1, :] - plan.z[..., -1, :]).unflatten(-1, (-1, 13))[..., :3]
     return 100 * torch.linalg.vector_norm(gap, dim=-1).amax(-1)
 
 
 def report(name: str, task: Task, options: argparse.Namespace) -> None:
     settings = {**task.options, **({"schedule": getattr(planning, options.schedule)} if options.schedule else {})}
-    plan = planning.solve(task.perturbed(options.starts), method=options.method, **settings)
+    plan = planning.solve(task.perturbed(options.starts, options.seed), method=options.method, **settings)
     good = plan.solved
 
     def both(values: torch.Tensor, form: str) -> str:
@@ -36,7 +36,7 @@ def report(name: str, task: Task, options: argparse.Namespace) -> None:
     begin = time.process_time()
     alone = planning.solve(problem, method=options.method, **settings)
     seconds = time.process_time() - begin
-    open_loop, closed = distance(plan, False, task.lag), distance(plan, True, task.lag)
+    open_loop, closed = distance(plan, task, False), distance(plan, task, True)
     print(
         f"{name:10s} solved {int(good.sum())}/{len(good)}, iterations {both(plan.iterations, '.0f')}, cost {both(plan.cost, '.4f')}, "
         f"violation {both(plan.violation, '.1e')}, replay open {both(open_loop, '.2f')} cm, closed {both(closed, '.2f')} cm; "
@@ -55,6 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--starts", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0, help="of the noise")
     parser.add_argument("--method", default="single")
     parser.add_argument("--schedule", help="GRADIENT_ANNEALED or BOTH_ANNEALED alone")
     options = parser.parse_args()
