@@ -208,9 +208,9 @@ class _Inverse(Problems):
         return x[:, None] + step
 
     def trial(self, residual: Tensor, ok: Tensor, *data: Tensor) -> Trial:
-        return Trial(
-            torch.where(ok, 0.5 * residual.square().sum(-1), torch.inf), torch.where(ok, residual.abs().amax(-1), torch.inf), (*data, residual)
-        )
+        err = getattr(self, "err", None)
+        err = residual.abs().amax(-1) if err is None else err
+        return Trial(torch.where(ok, 0.5 * residual.square().sum(-1), torch.inf), torch.where(ok, err, torch.inf), (*data, residual))
 
     def spread(self, value: Tensor) -> Tensor:
         """One copy per smoothing, (B G, ...)."""
@@ -223,13 +223,24 @@ class _Inverse(Problems):
 
 
 class _OneStep(_Inverse):
+    def __init__(self, *given):
+        super().__init__(*given)
+        bodies = list(self.mech.bodies.values())
+        self.mass = torch.stack([b.mass.detach().double() for b in bodies])
+        self.inertia = torch.linalg.cholesky(torch.stack([b.inertia.detach().double() for b in bodies])).mT
+
     """step(z, v) ⊖ z_next, as the defect of a plan of one step. data: states (2, 13 nb), solution (1, num_unknowns), residual."""
 
-    def _scaled(self, residual: Tensor) -> Tensor:
-        """Differences (..., 12 nb) with those of poses as velocities."""
-        h = float(self.mech.timestep)
-        scale = residual.new_tensor([1 / h] * 3 + [1.0] * 3 + [1 / h] * 3 + [1.0] * 3)
-        return residual * scale.repeat(residual.shape[-1] // 12)
+    def _velocities(self, residual: Tensor) -> Tensor:
+        """The rows of v and ω of tangent differences (..., 12 nb), in units of √(2 energy)."""
+        rows = residual.unflatten(-1, (-1, 4, 3))
+        return torch.cat(
+            (
+                self.mass.sqrt()[:, None] * rows[..., 1, :],
+                (self.inertia @ rows[..., 3, :, None])[..., 0],
+            ),
+            -1,
+        ).flatten(-2)
 
     def _nodes(self, v: Tensor, rows: Tensor) -> Tensor:
         x = torch.stack((self.states[rows], self.targets[rows]), 1)
@@ -240,7 +251,12 @@ class _OneStep(_Inverse):
         warm = None if data is None else data[1][:, None].expand(*x.shape[:2], *data[1].shape[1:])
         nodes = self.dynamics.evaluate(z, x[..., None, :], warm, self.kappa(len(rows)))
         after = nodes.end[..., 0, :]
-        residual = self._scaled(self.dynamics.difference(after, z[..., 1, :]))
+        full = self.dynamics.difference(after, z[..., 1, :])
+        residual = self._velocities(full)
+        (q, qd), (q1, qd1) = self.mech.to_minimal(after), self.mech.to_minimal(z[..., 1, :])
+        e = self.mech.difference_minimal(q, qd, q1, qd1)
+        n = self.mech.num_coordinates
+        self.err = torch.maximum(e[..., n:].abs().amax(-1), e[..., :n].abs().amax(-1) / float(self.mech.timestep))
         return self.trial(residual, nodes.ok & residual.isfinite().all(-1), torch.stack((z[..., 0, :], after), -2), nodes.w)
 
     def linearize(self, x: Tensor, data: tuple[Tensor, ...], rows: Tensor) -> QuadraticModel:
@@ -248,7 +264,7 @@ class _OneStep(_Inverse):
         x, z, w = self.spread(x[:, None]), self.spread(z), self.spread(w)
         nodes = Nodes(z, z, x, w, z[:, 1:], torch.ones(len(x), dtype=torch.bool))
         B = self.dynamics.linearize(nodes, self.kappa(len(x)), self.smoothings.repeat(len(rows)))[1][:, 0]
-        return self.model(self._scaled(B.mT).mT, residual)
+        return self.model(self._velocities(B.mT).mT, residual)
 
 
 class _Shooting(_Inverse):
