@@ -2,8 +2,8 @@
 
 Problem i minimizes F_i(x_i) = ½ |r_i|². A model of it has the gradient g = Jᵀr and the Hessian H = JᵀJ, and a candidate solves
 (H + μ diag H) δ = −g (Marquardt 1963). Every iteration tries several μ in one batch, and several models where the derivative can be smoothed.
-The best candidate decides the next μ. Fits of recordings and inverse problems of planning use this loop; a step through contact is one
-call of the engine for all candidates.
+The best candidate decides the next μ: a fifth of its own, or ten times the old one where no candidate is better. Inverse problems of
+planning use this loop, and identification for the states at the start of recorded windows (`fit_starts`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ __all__ = ["Descent", "Outcome", "Problems", "QuadraticModel", "Trial", "levenbe
 
 #: Damping above which no candidate is expected to decrease the cost. Its steps are too short to matter.
 LARGEST_DAMPING = 1e10
-#: Least damping of a direction, relative to the direction that the residual sees best, in units of μ.
-DAMPING_FLOOR = 1e-9
 
 
 class QuadraticModel(NamedTuple):
@@ -86,20 +84,25 @@ def levenberg_marquardt(
     factors: Sequence[float] = (1.0,),
     damping: float = 1e-3,
     rank_tol: float = 1e-8,
+    floor: float = 1e-9,
+    patience: int | None = None,
 ) -> Descent:
     """Descend from x (N, ...). Problems that end leave the batch, so each has the same iterates as alone.
 
     Args:
         iterations: largest number of linearizations. tolerance: a problem has converged where its error is not larger.
-        decrease_tol: a problem is stationary where its sharpest model promises less than this part of the cost.
+        decrease_tol: a problem is stationary where its sharpest model promises less than this part of the cost; 0: never.
         factors: of μ, tried at once. damping: first μ.
         rank_tol: directions with singular values below this part of the largest promise nothing.
+        floor: least damping of an unknown, relative to that of the unknown that the residual sees best.
+        patience: a problem is stuck where so many iterations together do not halve its cost; None: never.
     """
     every = torch.arange(len(x))
     first = problems.evaluate(x[:, None], None, every)
     cost, error, data = first.cost[:, 0].clone(), first.error[:, 0].clone(), tuple(entry[:, 0].clone() for entry in first.data)
     x, mu = x.clone(), cost.new_full((len(x),), damping)
     tried = cost.new_tensor(factors)
+    mark, slow = cost.clone(), torch.zeros_like(every)
     count, outcome = torch.zeros_like(every), torch.full_like(every, int(Outcome.LIMIT))
     outcome[~cost.isfinite()] = int(Outcome.INVALID)
     outcome[cost.isfinite() & (error <= tolerance)] = int(Outcome.CONVERGED)
@@ -110,7 +113,7 @@ def levenberg_marquardt(
         before, kept = cost[rows], tuple(entry[rows] for entry in data)
         model = problems.linearize(x[rows], kept, rows)
         count[rows] += 1
-        step = damped_steps(model, mu[rows, None] * tried)
+        step = damped_steps(model, mu[rows, None] * tried, floor)
         candidates = problems.retract(x[rows], step, rows)
         trial = problems.evaluate(candidates, kept, rows)
         costs = torch.where(trial.cost.isfinite(), trial.cost, torch.inf)
@@ -121,17 +124,26 @@ def levenberg_marquardt(
         for entry, value in zip(data, trial.data, strict=True):
             entry[chosen] = value[taken]
         mu[rows] *= torch.where(better, tried.repeat(model.gradient.shape[1])[best] / 5, 10.0)
-        promise = possible_decrease(model.hessian[:, -1], model.gradient[:, -1], rank_tol)
+        halved = cost[rows] < 0.5 * mark[rows]
+        mark[rows] = torch.where(halved, cost[rows], mark[rows])
+        slow[rows] = torch.where(halved, 0, slow[rows] + 1)
+        if patience is not None:
+            outcome[rows[slow[rows] >= patience]] = int(Outcome.STUCK)
         outcome[rows[~better & (mu[rows] > LARGEST_DAMPING)]] = int(Outcome.STUCK)
-        outcome[rows[promise <= decrease_tol * before]] = int(Outcome.STATIONARY)
+        if decrease_tol > 0:
+            promise = possible_decrease(model.hessian[:, -1], model.gradient[:, -1], rank_tol)
+            outcome[rows[promise <= decrease_tol * before]] = int(Outcome.STATIONARY)
         outcome[chosen[error[chosen] <= tolerance]] = int(Outcome.CONVERGED)
     return Descent(x, cost, error, data, count, outcome)
 
 
-def damped_steps(model: QuadraticModel, mu: Tensor) -> Tensor:
-    """−(H + μ diag H)⁻¹ g for each model and each μ (B, M): steps (B, G M, P), the M of the first model first. Singular systems give NaN."""
+def damped_steps(model: QuadraticModel, mu: Tensor, floor: float) -> Tensor:
+    """−(H + μ (diag H + floor max diag H))⁻¹ g for each model and each μ (B, M): steps (B, G M, P), the M of the first model first.
+
+    Singular systems give NaN.
+    """
     diagonal = model.hessian.diagonal(dim1=-2, dim2=-1)
-    scale = torch.diag_embed(diagonal + DAMPING_FLOOR * diagonal.amax(-1, keepdim=True))
+    scale = torch.diag_embed(diagonal + floor * diagonal.amax(-1, keepdim=True))
     damped = model.hessian[:, :, None] + mu[:, None, :, None, None] * scale[:, :, None]
     gradient = model.gradient[:, :, None, :, None].expand(*damped.shape[:-1], 1)
     step, info = torch.linalg.solve_ex(damped, -gradient)
