@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch import Tensor
 from torchdojo.mechanism import Mechanism
 from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.planning.plan import PlanStatus, drifted
-from torchdojo.solver.least_squares import Outcome, Problems, QuadraticModel, Trial, levenberg_marquardt
+from torchdojo.solver.least_squares import Descent, Outcome, Problems, QuadraticModel, Trial, levenberg_marquardt
 
 __all__ = ["Inverse", "initial_impulse", "initial_velocity", "inverse_dynamics"]
 
@@ -34,8 +34,8 @@ FACTORS = (1e-2, 1.0, 1e2)
 #: A descent is over where the model promises less than this part of the cost, or where PATIENCE iterations do not halve the cost.
 DECREASE_TOL = 1e-6
 PATIENCE = 10
-#: Least damping of an unknown of a path, relative to the one that the end feels best.
-PATH_FLOOR = 1e-2
+#: Least damping of an unknown, relative to the one that is felt best: the units of an impulse differ, those of velocities less.
+STEP_FLOOR, VELOCITY_FLOOR, IMPULSE_FLOOR = 1e-9, 1e-2, 1e-4
 #: A path that gets stuck begins again at the best of SAMPLES starts around the guess, SPREAD [m, rad] apart at the end of the path.
 RESTARTS, SAMPLES, SPREAD = 4, 16, 0.1
 
@@ -88,8 +88,7 @@ def inverse_dynamics(
     that led to the pose, so a `z_next` whose poses contradict its velocities is INFEASIBLE.
 
     At kappa > 0 a gap fixes the impulse of its contact, kappa / gap. So a pose at rest has inputs that hold it only if its gaps carry its
-    weight. `mech.place(z, clearance)` and `td.kappa_for_gap` help, and so does a small kappa. `balancing_inputs` solves for inputs and
-    impulses instead, as if kappa were zero; its inputs are a good guess.
+    weight. `mech.place(z, clearance)` and `td.kappa_for_gap` help, and so does a small kappa.
 
     Args:
         z, z_next: (..., 13 nb). guess: inputs (..., nu) to begin with; default zero. Leading dimensions broadcast.
@@ -113,7 +112,7 @@ def inverse_dynamics(
     eye = torch.eye(size, dtype=torch.float64)
     dynamics = Dynamics(mech, eye, eye.new_zeros(size), "tangent", controls)
     problems = _OneStep(dynamics, states, targets, _smoothings(mech, kappa, grad_kappas))
-    found = _solve(problems, guess, shape, tolerance, max_iterations, floor=1e-9, restarts=0)
+    found = _solve(problems, guess, shape, tolerance, max_iterations, floor=STEP_FLOOR, restarts=0)
     reachable = problems.reachable(tolerance).reshape(shape)
     return found._replace(status=torch.where(found.solved | reachable, found.status, int(PlanStatus.INFEASIBLE)))
 
@@ -145,7 +144,7 @@ def initial_velocity(
         ValueError: shapes that do not fit, steps below 1, closed loops.
     """
     problems, shape, guess = _shooting(mech, z, target, steps, None, guess, _smoothings(mech, kappa, grad_kappas))
-    return _solve(problems, guess, shape, tolerance, max_iterations, floor=PATH_FLOOR, restarts=restarts)
+    return _solve(problems, guess, shape, tolerance, max_iterations, floor=VELOCITY_FLOOR, restarts=restarts)
 
 
 def initial_impulse(
@@ -174,7 +173,7 @@ def initial_impulse(
         raise ValueError(f"initial_impulse.body: got {body!r}; allowed: {', '.join(mech.bodies)}")
     pushed = list(mech.bodies).index(body)
     problems, shape, guess = _shooting(mech, z, target, steps, pushed, guess, _smoothings(mech, kappa, grad_kappas))
-    return _solve(problems, guess, shape, tolerance, max_iterations, floor=PATH_FLOOR, restarts=restarts)
+    return _solve(problems, guess, shape, tolerance, max_iterations, floor=IMPULSE_FLOOR, restarts=restarts)
 
 
 def _flat(*given: Tensor) -> tuple[list[Tensor], torch.Size]:
@@ -203,7 +202,7 @@ def _solve(
     if max_iterations < 1:
         raise ValueError(f"inverse problem: max_iterations: got {max_iterations}; allowed: 1 or more")
 
-    def descend(problems: _Inverse, start: Tensor):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    def descend(problems: _Inverse, start: Tensor) -> Descent:
         return levenberg_marquardt(
             problems,
             start,
@@ -227,16 +226,21 @@ def _solve(
         again = descend(part, part.nearby(guess[rows], table))
         found.iterations[rows] += again.iterations + 1
         better = again.cost < found.cost[rows]
-        for entry, value in zip((*found[:3], found.outcome, *found.data), (*again[:3], again.outcome, *again.data), strict=True):
-            entry[rows[better]] = value[better]  # type: ignore[index]
+        for entry, value in zip(_entries(found), _entries(again), strict=True):
+            entry[rows[better]] = value[better]
     status = torch.zeros_like(found.outcome)
-    for outcome, value in _STATUS.items():
-        status[found.outcome == int(outcome)] = int(value)
+    for outcome, meaning in _STATUS.items():
+        status[found.outcome == int(outcome)] = int(meaning)
 
     def whole(value: Tensor) -> Tensor:
-        return value.reshape(*shape, *value.shape[1:])
+        return value.reshape((*shape, *value.shape[1:]))
 
     return Inverse(*map(whole, (found.x, found.data[0], found.error, status, found.iterations)))
+
+
+def _entries(found: Descent) -> tuple[Tensor, ...]:
+    """What belongs to an iterate."""
+    return found.x, found.cost, found.error, found.outcome, *found.data
 
 
 class _Inverse(Problems):
@@ -301,7 +305,7 @@ class _OneStep(_Inverse):
 
     def __init__(self, dynamics: Dynamics, states: Tensor, targets: Tensor, smoothings: Sequence[float]) -> None:
         super().__init__(dynamics, states, targets, smoothings)
-        bodies = list(self.mech.bodies.values())
+        bodies: list[Any] = list(self.mech.bodies.values())
         # Masses that differ between environments enter by their mean: any metric has the same zeros.
         mass = torch.stack([body.mass.detach().double().reshape(-1).mean() for body in bodies])
         inertia = torch.stack([body.inertia.detach().double().reshape(-1, 3, 3).mean(0) for body in bodies])

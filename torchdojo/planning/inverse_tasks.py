@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,8 +23,9 @@ def standing(timestep: float = 0.01, kappa: float = 1e-10) -> tuple[Mechanism, T
     """An A1 at rest, and its state, with gaps under its feet that carry its weight at this kappa."""
     mech = models.quadruped(timestep=timestep)
     mech.options = SolverOptions(kappa=kappa)
-    pose = {f"{leg}_{part}_joint": {"q": angle} for leg in LEGS for part, angle in STANDING.items()}
-    weight = 9.81 * sum(float(body.mass) for body in mech.bodies.values())
+    pose: dict[str, Any] = {f"{leg}_{part}_joint": {"q": angle} for leg in LEGS for part, angle in STANDING.items()}
+    bodies: list[Any] = list(mech.bodies.values())
+    weight = 9.81 * sum(float(body.mass) for body in bodies)
     return mech, mech.place(mech.initial_state(**pose), clearance=kappa / (weight * timestep / 4))
 
 

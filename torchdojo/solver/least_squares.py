@@ -1,9 +1,9 @@
 """Levenberg-Marquardt on many small least-squares problems at once, each with its own damping and its own end.
 
 Problem i minimizes F_i(x_i) = ½ |r_i|². A model of it has the gradient g = Jᵀr and the Hessian H = JᵀJ, and a candidate solves
-(H + μ diag H) δ = −g (Marquardt 1963). Every iteration tries several μ in one batch, and several models where the derivative can be smoothed.
-The best candidate decides the next μ: a fifth of its own, or ten times the old one where no candidate is better. Inverse problems of
-planning use this loop, and identification for the states at the start of recorded windows (`fit_starts`).
+(H + μ diag H) δ = −g (Marquardt 1963). Every iteration tries several μ in one batch, and several models where the derivative can be
+smoothed. The best candidate decides the next μ: a fifth of its own, or ten times the old one where no candidate is better. Inverse
+problems of planning use this loop, and identification for the states at the start of recorded windows (`fit_starts`).
 """
 
 from __future__ import annotations
