@@ -60,6 +60,14 @@ def test_candidates_against_a_loop(minimal: bool) -> None:
     assert float((out.z - states).abs().max()) < 1e-10 and float((out.u - applied).abs().max()) < 1e-10
     assert bool((applied.abs() == 1.5).any()) and bool((applied.abs() < 1.5).any())
     assert float(mech.distances(out.z[..., -1, :]).min()) < 1e-3 and out.solution.shape[-2] == STEPS
+    # Iterations that start from the nominal steps end where others do, and are fewer. Far from them a step with friction may have
+    # several solutions, and which of them is found depends on the start.
+    kept = mech.rollout(z, inputs, keep_solutions=True).solution[:, None, None]
+    mech.options, calm = dataclasses.replace(OPTIONS, min_iterations=0), rule | {"gain": None, "feedforward": 0.1 * rule["feedforward"]}
+    there, usual = (mech.rollout_feedback(z[:, None, None], nominal, inputs[:, None, None], **calm, solution=w) for w in (kept, None))
+    assert float((there.z - usual.z).abs().max()) < 1e-9 and int(there.status.max()) == 0
+    assert int(there.iterations.sum()) < int(usual.iterations.sum())
+    mech.options = OPTIONS
     one = mech.rollout_feedback(z[0], path.z[0], inputs[0], feedforward=rule["feedforward"][0, 0, 0])
     assert one.status.shape == (STEPS,) and one.z.shape == path.z[0].shape
     # A step size of zero and no gain follow the nominal trajectory.
@@ -159,6 +167,7 @@ def test_what_does_not_fit_is_said() -> None:
         ({"feedforward": torch.zeros(4, 1)}, "feedforward: got shape"),
         ({"bounds": (1.0, -1.0)}, "bounds: got lower ones above"),
         ({"bounds": 1.0}, "bounds: got"),
+        ({"solution": torch.zeros(4, 3)}, r"solution: got shape \(4, 3\); allowed: \(..., 5, "),
         ({"scale": torch.ones(3), "z": z.expand(2, -1)}, "do not broadcast"),
     ):
         given = {"nominal": None, "z": z} | options

@@ -82,7 +82,7 @@ def test_difference_and_retract_are_inverse_and_angles_wrap() -> None:
 
 @pytest.mark.parametrize(("name", "iterations", "cost"), [("box_right", 20, 14.6), ("box_up", 20, 14.7)])
 def test_boxes(name: str, iterations: int, cost: float) -> None:
-    """From four guesses with noise; `scripts/plan_tasks.py` has ten and all tasks."""
+    """From four guesses with noise; `torchdojo evaluate planning` has ten and all tasks."""
     task = TASKS[name]
     plan = planning.solve(task.perturbed(4), **task.options)
     assert plan.solved.all() and int(plan.iterations.max()) <= iterations
@@ -123,6 +123,26 @@ def test_problems_of_a_batch_are_those_alone() -> None:
         alone = planning.solve(pendulum(start=start))
         assert int(alone.iterations) == int(together.iterations[i])
         torch.testing.assert_close(alone.u, together.u[i], atol=1e-8, rtol=1e-8)
+
+
+def test_full_steps_come_first_and_others_where_they_fail() -> None:
+    """From a guess that is far off, some full steps overshoot; a rollout of each batch shows which candidates are tried."""
+    mech = td.models.cartpole(timestep=0.05, pole_mass=0.2, length=0.5)
+    start, goal = mech.initial_state(hinge={"q": math.pi}), mech.initial_state()
+    problem = planning.Problem(mech, start, 30, costs=[planning.State(goal), planning.Input(1e-3)], guess=20.0)
+    counts: list[int] = []
+    rollouts = mech.rollout_feedback
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        path = rollouts(*arguments, **options)
+        counts.append(path.status[..., 0].numel())
+        return path
+
+    mech.rollout_feedback = counted  # type: ignore[method-assign]
+    plan = planning.solve(problem, schedule=[(1e-6, None)], max_iterations=40, full_steps_first=True)
+    assert set(counts) == {5, 10} and counts.count(5) == len(plan.log) and counts.count(10) < len(plan.log)
+    sizes = torch.stack([record.step_size for record in plan.log])
+    assert bool((sizes == 1).any()) and bool((sizes < 1).any()) and float(plan.cost) < float(plan.log[0].cost)
 
 
 def test_controls_of_actuators() -> None:

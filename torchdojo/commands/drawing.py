@@ -15,7 +15,7 @@ from torchdojo.viewer.files import playback_arrays
 from torchdojo.viewer.page import write_page
 from torchdojo.viewer.playback import Playback
 
-__all__ = ["BESIDE", "SHOWN", "Page", "add_page", "write_drawing"]
+__all__ = ["BESIDE", "SHOWN", "TRAJECTORY", "Page", "add_page", "write_drawing"]
 
 SHOWN = 16  # environments of a batch that are drawn
 TRAJECTORY = "trajectory.npz"

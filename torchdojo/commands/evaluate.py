@@ -18,12 +18,13 @@ from torchdojo.evaluation import plots
 from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Setting, SkippedError
 from torchdojo.evaluation.gradients import EXPERIMENTS as GRADIENTS
 from torchdojo.evaluation.physics import EXPERIMENTS as PHYSICS
+from torchdojo.evaluation.planning import EXPERIMENTS as PLANNING
 from torchdojo.learning.evaluation import EXPERIMENTS as LEARNING
 from torchdojo.learning.evaluation import check
 
 __all__ = ["TOPICS", "add_arguments", "run"]
 
-TOPICS: dict[str, Sequence[Experiment]] = {"physics": PHYSICS, "gradients": GRADIENTS, "learning": LEARNING}
+TOPICS: dict[str, Sequence[Experiment]] = {"physics": PHYSICS, "gradients": GRADIENTS, "learning": LEARNING, "planning": PLANNING}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,7 @@ COMMANDS = {
     "replay": ("torchdojo.commands.replay", "roll recorded tosses from their first sample"),
     "fit": ("torchdojo.commands.fit", "identify an object from recordings"),
     "train": ("torchdojo.commands.train", "learn a policy: SHAC, PPO, ARS, AGS"),
+    "plan": ("torchdojo.commands.plan", "plan a motion through contact: a task, or a robot with start and goal"),
     "play": ("torchdojo.commands.play", "see what a trained policy does: numbers, a gait report, a page"),
     "view": ("torchdojo.commands.view", "show trajectory files: a page, a video, a live view"),
     "evaluate": ("torchdojo.commands.evaluate", "run experiments with known outcomes"),

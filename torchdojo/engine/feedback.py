@@ -30,7 +30,8 @@ class Law(NamedTuple):
     """u = clip(ū + α k + K (x ⊖ x̄)), checked. The tensors have their own batch dimensions.
 
     minimal: whether x are minimal coordinates and rates. nominal: (..., P or P + 1, 13 nb or 2n), or None without a gain.
-    inputs: (..., P, m). feedforward: (..., P, m). gain: (..., P, m, 12 nb or 2n). scale: (...,). lower, upper: (P, m).
+    inputs: (..., P, m). feedforward: (..., P, m). gain: (..., P, m, 12 nb or 2n). solution: (..., P, num_unknowns), where the
+    iterations of the steps start. scale: (...,). lower, upper: (P, m).
     """
 
     minimal: bool
@@ -38,13 +39,14 @@ class Law(NamedTuple):
     inputs: Tensor
     feedforward: Tensor | None
     gain: Tensor | None
+    solution: Tensor | None
     scale: Tensor
     lower: Tensor
     upper: Tensor
 
     def batch(self) -> list[torch.Size]:
         """Batch dimensions of all tensors."""
-        series = [t.shape[:-2] for t in (self.nominal, self.inputs, self.feedforward) if t is not None]
+        series = [t.shape[:-2] for t in (self.nominal, self.inputs, self.feedforward, self.solution) if t is not None]
         return [*series, self.scale.shape, *([] if self.gain is None else [self.gain.shape[:-3]])]
 
     def native(self, batch: torch.Size) -> Feedback:
@@ -54,7 +56,7 @@ class Law(NamedTuple):
             return None if tensor is None else rows_of(tensor, ndim, batch)
 
         scale = self.scale.expand(batch).reshape(-1).contiguous()
-        series = rows(self.nominal), rows(self.inputs), rows(self.feedforward), rows(self.gain, 3)
+        series = rows(self.nominal), rows(self.inputs), rows(self.feedforward), rows(self.gain, 3), rows(self.solution)
         return Feedback(batch, self.minimal, *series, scale, self.lower, self.upper)
 
 
@@ -64,6 +66,7 @@ def law_of_feedback(
     inputs: Tensor,
     feedforward: Tensor | None,
     gain: Tensor | None,
+    solution: Tensor | None,
     scale: float | Tensor,
     bounds: Sequence[Any] | None,
 ) -> Law:
@@ -100,9 +103,16 @@ def law_of_feedback(
             feedforward = _double(feedforward)
             if feedforward.ndim < 2 or feedforward.shape[-2:] != (steps, size):
                 raise ValueError(f"feedforward: got shape {tuple(feedforward.shape)}; allowed: (..., {steps}, {size}), as the inputs")
+        if solution is not None:
+            solution = _double(solution)
+            unknowns = structure.layout.num_unknowns
+            if solution.ndim < 2 or solution.shape[-2:] != (steps, unknowns):
+                raise ValueError(
+                    f"solution: got shape {tuple(solution.shape)}; allowed: (..., {steps}, {unknowns}), from keep_solutions=True"
+                )
         length = torch.as_tensor(scale, dtype=torch.float64)
         lower, upper = _bounds(bounds, steps, size)
-    return Law(pair, None if gain is None else x, inputs.detach(), feedforward, gain, length.detach(), lower, upper)
+    return Law(pair, None if gain is None else x, inputs.detach(), feedforward, gain, solution, length.detach(), lower, upper)
 
 
 def _bounds(bounds: Sequence[Any] | None, steps: int, size: int) -> tuple[Tensor, Tensor]:

@@ -139,6 +139,7 @@ class PlannedStructure(Structure):
         ctrl: Tensor | None = None,
         gain: Tensor | None = None,
         feedforward: Tensor | None = None,
+        solution: Tensor | None = None,
         scale: float | Tensor = 1.0,
         bounds: tuple[Any, Any] | None = None,
         repeat: int = 1,
@@ -158,6 +159,9 @@ class PlannedStructure(Structure):
                 (..., T or T + 1, num_coordinates), with ⊖ as in `difference_minimal`.
             u: ū (..., T, nu). ctrl: instead of u, controls, as in `step`; then u above is the control of a period.
             gain: K (..., T, nu, 12 nb), or (..., T, nu, 2n) for a pair. feedforward: k (..., T, nu). scale: α, a number or (...,).
+            solution: (..., T, num_unknowns) of the nominal steps, from `Trajectory.solution` with keep_solutions. The iterations of each
+                step then start from that of its own time, and not from the step before: half as many near the nominal trajectory. Steps
+                of the reference backend leave it aside.
             bounds: (lower, upper) of u, each a number, (nu,) or (T, nu).
             repeat, warm_start, keep_solutions, wrench, budget: as in `rollout`. u is computed at the start of each period.
 
@@ -178,7 +182,7 @@ class PlannedStructure(Structure):
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns)
         self.check_state(z)
         with torch.no_grad():
-            rule = feedback.law_of_feedback(self, nominal, inputs, feedforward, gain, scale, bounds)
+            rule = feedback.law_of_feedback(self, nominal, inputs, feedforward, gain, solution, scale, bounds)
             z, request = request_of(self.backends.system, self.options, z, None, repeat=check_repeat(repeat), budget=budget)
             return feedback.rollout_feedback(self.backends, request, z, rule, law, warm_start, wrench, keep_solutions)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "actuated_box_scene",
     "ant_step_us",
     "box_scene",
     "free_bodies_scene",
@@ -100,6 +101,14 @@ def box_scene(
         </body>
       </worldbody>
     </mujoco>"""
+
+
+def actuated_box_scene(*, half: tuple[float, float, float], mass: float, friction: float, timestep: float) -> str:
+    """`box_scene` under gravity, with six motors: forces along the axes of the world [N], torques about those of the box [N·m]."""
+    scene = box_scene(half=half, mass=mass, friction=friction, timestep=timestep, gravity=(0.0, 0.0, -9.81), cone="pyramidal")
+    gears = (" ".join("1" if i == j else "0" for j in range(6)) for i in range(6))
+    motors = "".join(f'<motor joint="base" gear="{gear}"/>' for gear in gears)
+    return scene.replace("<freejoint/>", '<freejoint name="base"/>').replace("</worldbody>", f"</worldbody><actuator>{motors}</actuator>")
 
 
 def pendulum_scene(links: int, *, width: float, length: float, mass: float, timestep: float, integrator: str) -> str:

@@ -1,4 +1,7 @@
-"""Descriptions of fits from YAML files (extra ``torchdojo[fit]``): names and types are checked, by jsonargparse, before anything runs."""
+"""Descriptions from YAML files (extra ``torchdojo[fit]``): names and types are checked, by jsonargparse, before anything runs.
+
+`read_config` reads those of fits; runs of learning and plans are read with `load_yaml`, `assign` and `parse`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import copy
 from argparse import ArgumentError
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from torchdojo.identification.corrections import Residual
 from torchdojo.identification.description import FitConfig, Stage, check_names
 from torchdojo.identification.misfit import RobustLoss, Scales
 
-__all__ = ["assign", "load_yaml", "read_config"]
+__all__ = ["assign", "load_yaml", "parse", "read_config"]
 
 
 def read_config(source: str | Path | Mapping[str, Any], **changes: Any) -> FitConfig:
@@ -48,7 +52,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     except (ValueError, _yaml_error()) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path} holds {type(values).__name__}; allowed: a mapping with the keys of FitConfig")
+        raise ValueError(f"{path} holds {type(values).__name__}; allowed: a mapping of names and values")
     return values
 
 
@@ -75,6 +79,25 @@ def assign(values: dict[str, Any], change: str) -> None:
         raise ValueError(f"{path}: no such place in the description ({error})") from error
 
 
+def parse(cls: Any, values: Mapping[str, Any], label: str) -> Any:
+    """A dataclass from plain values; `label` begins each error.
+
+    Raises:
+        ValueError: unknown names, values of the wrong type. ImportError: the extra is not installed.
+    """
+    jsonargparse = _jsonargparse()
+    allowed = [entry.name for entry in fields(cls)]
+    unknown = [str(name) for name in values if name not in allowed]
+    if unknown:
+        raise ValueError(f"{label}: there is no {', '.join(unknown)}; allowed: {', '.join(allowed)}")
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls)
+    try:
+        return cls(**vars(parser.instantiate(parser.parse_object(dict(values)))))
+    except ArgumentError as error:
+        raise ValueError(f"{label}: {' '.join(str(error).split())}") from error
+
+
 def _check(values: Mapping[str, Any]) -> None:
     """Refuse unknown names at all levels."""
     check_names(FitConfig, values)
@@ -95,7 +118,7 @@ def _jsonargparse() -> Any:
     try:
         import jsonargparse
     except ImportError as error:
-        raise ImportError('descriptions of fits are read with jsonargparse: pip install "torchdojo[fit]"') from error
+        raise ImportError('descriptions are read with jsonargparse: pip install "torchdojo[fit]" or "torchdojo[learn]"') from error
     return jsonargparse
 
 

@@ -21,14 +21,13 @@ import inspect
 import io
 import json
 import os
-from argparse import ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from torchdojo.envs import Env, make, names
-from torchdojo.identification.config import assign, load_yaml
+from torchdojo.identification.config import assign, load_yaml, parse
 from torchdojo.identification.run_folder import write_atomically
 from torchdojo.learning.rollouts import Policy, evaluate
 
@@ -80,7 +79,7 @@ class RunConfig:
         Raises:
             ValueError: unknown names, values of the wrong type or size.
         """
-        return _parse(self.module.Settings, self.settings, "settings")
+        return parse(self.module.Settings, self.settings, "settings")
 
     def training_env(self, num_envs: int, **changes: Any) -> Env:
         """The environment to train in: `make_env` with `training_options`."""
@@ -129,29 +128,11 @@ def read_config(source: str | Path | Mapping[str, Any], changes: Sequence[str] =
     values = copy.deepcopy(dict(source if isinstance(source, Mapping) else load_yaml(source)))
     for change in changes:
         assign(values, change)
-    config = _parse(RunConfig, values, "description of a run")
+    config = parse(RunConfig, values, "description of a run")
     if ":" not in config.env and config.env not in names():
         raise ValueError(f"no environment {config.env!r}; there are: {', '.join(names())}, or module:Class of your own")
     config.parsed_settings()
     return config
-
-
-def _parse(cls: Any, values: Mapping[str, Any], label: str) -> Any:
-    """A dataclass from plain values, checked by jsonargparse."""
-    try:
-        import jsonargparse
-    except ImportError as error:
-        raise ImportError('descriptions of runs are read with jsonargparse: pip install "torchdojo[learn]"') from error
-    allowed = [entry.name for entry in fields(cls)]
-    unknown = [str(name) for name in values if name not in allowed]
-    if unknown:
-        raise ValueError(f"{label}: there is no {', '.join(unknown)}; allowed: {', '.join(allowed)}")
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls)
-    try:
-        return cls(**vars(parser.instantiate(parser.parse_object(dict(values)))))
-    except ArgumentError as error:
-        raise ValueError(f"{label}: {' '.join(str(error).split())}") from error
 
 
 class Run:

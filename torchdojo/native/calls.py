@@ -50,6 +50,8 @@ STRUCTS: dict[str, dict[str, str]] = {
         "feedforward_row": "const int64_t *",
         "gain": "const double *",  # K, (rows, P, m, size), or null
         "gain_row": "const int64_t *",
+        "solution": "const double *",  # (rows, P, n) of the nominal steps, from which those of their time start, or null
+        "solution_row": "const int64_t *",
         "scale": "const double *",  # α, (N,)
         "lower": "const double *",  # (P, m)
         "upper": "const double *",

@@ -24,7 +24,7 @@ class Feedback(NamedTuple):
     """u = clip(ū + α k + K (x ⊖ x̄)) for the P periods of the N environments of `batch`.
 
     minimal: whether x are minimal coordinates and rates. nominal: (·, P or P + 1, 13 nb or 2n). inputs: ū (·, P, m).
-    feedforward: k (·, P, m). gain: K (·, P, m, 12 nb or 2n). scale: (N,). lower, upper: (P, m).
+    feedforward: k (·, P, m). gain: K (·, P, m, 12 nb or 2n). solution: (·, P, n) of the nominal steps. scale: (N,). lower, upper: (P, m).
     """
 
     batch: torch.Size
@@ -33,6 +33,7 @@ class Feedback(NamedTuple):
     inputs: Rows
     feedforward: Rows | None
     gain: Rows | None
+    solution: Rows | None
     scale: Tensor
     lower: Tensor
     upper: Tensor
@@ -44,7 +45,14 @@ class Feedback(NamedTuple):
     def arguments(self, applied: Tensor) -> ctypes.Structure:
         """The structure for the kernel, which writes u into the contiguous `applied` (N, P, m). It lives no longer than this law."""
         addresses: dict[str, int] = {}
-        for name, rows in (("nominal", self.nominal), ("input", self.inputs), ("feedforward", self.feedforward), ("gain", self.gain)):
+        shared = {
+            "nominal": self.nominal,
+            "input": self.inputs,
+            "feedforward": self.feedforward,
+            "gain": self.gain,
+            "solution": self.solution,
+        }
+        for name, rows in shared.items():
             if rows is not None:
                 addresses |= {name: rows.values.data_ptr(), f"{name}_row": rows.row.data_ptr()}
         return calls.Feedback(

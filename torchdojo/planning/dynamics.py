@@ -163,7 +163,7 @@ class Dynamics:
             feedforward=k[:, :, None] @ self.map.T,
             scale=alphas,
             bounds=bounds,
-            warm_start=w[:, None, None, 0],
+            solution=w[:, None, None],
             keep_solutions=True,
             budget=self.budget,
         )

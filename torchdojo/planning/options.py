@@ -26,6 +26,8 @@ class SolveOptions:
         schedule: (kappa, grad_kappa) of each outer iteration; or several of such schedules, which are tried as problems of one batch.
             "auto" tries `GRADIENT_ANNEALED` and `BOTH_ANNEALED`, since which of them works depends on the task.
         regularizations: factors of the damping μ. step_sizes: α. Every iteration tries each pair in one batch.
+        full_steps_first: try the first step size with all regularizations, and the other ones only where none of these is accepted. It
+            takes a third of the rollouts, and more iterations. The costs of tasks with many local minima become worse.
         damping, least_damping: μ at the start, and its least value; below 1e-5, μ counts as 0.
         max_iterations: linearizations in all. max_inner: of one outer iteration. max_outer: updates of multipliers.
         penalty, penalty_growth: first ρ of the augmented Lagrangian, and its factor per outer iteration.
@@ -36,6 +38,7 @@ class SolveOptions:
     schedule: str | Schedule | Sequence[Schedule] = "auto"
     regularizations: Sequence[float] = (1e-2, 1e-1, 1.0, 10.0, 100.0)
     step_sizes: Sequence[float] = (1.0, 0.5, 0.2)
+    full_steps_first: bool = False
     damping: float = 1e-2
     least_damping: float = 1e-3
     max_iterations: int = 100

@@ -6,8 +6,9 @@ Each problem has its own damping, multipliers and place in its schedule of smoot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ MOST_DAMPING = 1e8  # μ above: no step decreases the merit
 SUFFICIENT = 1e-4  # least part of the expected decrease (Armijo)
 SMALL_STEP = 1e-3  # an outer iteration has ended where inputs change by less, relative to 1 + |impulse|
 ABOUT_EQUAL = 0.01  # costs of two schedules that differ by less, relatively, count as equal
+TOGETHER = 16  # copies whose candidates are in memory at once, which is quicker than all of them
 DEFECT_PRICE = 1.0  # first weight of the sum of defects in the merit of multiple shooting; it doubles with every outer iteration
 
 
@@ -58,6 +60,30 @@ def solve(problem: Problem, *, method: str = "single", options: SolveOptions | N
         raise ValueError(f"solve: got options= and {', '.join(changes)}; allowed: one of both")
     with torch.no_grad():
         return _Search(problem, METHODS[method](problem.dynamics), options or SolveOptions(**changes)).run()
+
+
+@dataclass
+class _Tried:
+    """The best candidate of each copy, and whether it decreases the merit enough."""
+
+    nodes: Nodes
+    cost: Tensor
+    merit: Tensor
+    violation: Tensor
+    gap: Tensor
+    regularization: Tensor
+    size: Tensor
+    accepted: Tensor
+
+    def replace(self, rows: Tensor, other: _Tried) -> None:
+        """Take the candidates of some copies from another attempt."""
+        for field in fields(self):
+            old, new = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "nodes":
+                for whole, part in zip(old, new, strict=True):
+                    whole[rows] = part
+            else:
+                old[rows] = new
 
 
 class _Search:
@@ -121,7 +147,10 @@ class _Search:
             rows = (self.status == RUNNING).nonzero()[:, 0]
             if not len(rows):
                 break
-            self._iterate(rows)
+            empty = torch.full((len(self.status),), torch.nan, dtype=torch.float64)
+            self.log.append(Record(*(empty.clone() for _ in Record._fields)))
+            for part in rows.split(TOGETHER):
+                self._iterate(part)
         self.status[self.status == RUNNING] = int(PlanStatus.ITERATION_LIMIT)
         self.status[~torch.isfinite(self.best[1])] = int(PlanStatus.DIVERGED)
         return self._plan()
@@ -137,30 +166,29 @@ class _Search:
         mus = self.mu[rows, None] * torch.tensor(options.regularizations, dtype=torch.float64)
         mus = torch.where(mus < ZERO_DAMPING, 0.0, mus)
         policy = self._sweep(rows, lagrangian, nodes, mus, limits)
-        alphas = torch.tensor(options.step_sizes, dtype=torch.float64)
-        with self._timed("rollout"):
-            found = self.transcription.candidates(nodes, policy, alphas, kappa, limits)
-            found = Nodes(*(value.flatten(1, 2) for value in found))
-        cost, merit, violation, gap = self._value(lagrangian, found, rows)
-        merit = torch.where(policy.ok.repeat_interleave(len(alphas), 1), merit, torch.inf)
-        best, accepted = self._choose(merit, policy, alphas, self.merit[rows])
-        each = torch.arange(count)
-        before = self.merit[rows]
+        first = 1 if options.full_steps_first else len(options.step_sizes)
+        tried = self._try(rows, lagrangian, nodes, policy, kappa, limits, options.step_sizes[:first])
+        left = (~tried.accepted).nonzero()[:, 0]
+        if first < len(options.step_sizes) and len(left):
+            again = None if limits is None else (limits[0][left], limits[1][left])
+            part = lagrangian.select(left), Nodes(*(v[left] for v in nodes)), Policy(*(v[left] for v in policy))
+            tried.replace(left, self._try(rows[left], *part, kappa[left], again, options.step_sizes[first:]))
+        accepted, before = tried.accepted, self.merit[rows]
         taken = rows[accepted]
-        chosen = (each[accepted], best[accepted])
-        self.nodes = Nodes(*(_replaced(old, taken, new[chosen]) for old, new in zip(self.nodes, found, strict=True)))
-        for whole, new in ((self.cost, cost), (self.merit, merit), (self.violation, violation), (self.gap, gap)):
-            whole[taken] = new[chosen]
-        K = policy.K[each, best // len(alphas)]
+        self.nodes = Nodes(*(_replaced(old, taken, new[accepted]) for old, new in zip(self.nodes, tried.nodes, strict=True)))
+        for whole, new in ((self.cost, tried.cost), (self.merit, tried.merit), (self.violation, tried.violation), (self.gap, tried.gap)):
+            whole[taken] = new[accepted]
+        each = torch.arange(count)
+        K = policy.K[each, tried.regularization]
         self.K = K.new_zeros(len(self.status), *K.shape[1:]) if self.K is None else self.K
         self.K[rows] = K
         self.stale[taken] = True
         self.iterations[rows] += 1
         self.inner[rows] += 1
-        chosen_mu = mus[each, best // len(alphas)].clamp(min=options.least_damping)
+        chosen_mu = mus[each, tried.regularization].clamp(min=options.least_damping)
         self.mu[rows] = torch.where(accepted, chosen_mu, self.mu[rows] * max(options.regularizations) * 10)
         self._keep_best(taken)
-        size = torch.where(accepted, alphas[best % len(alphas)], 0.0)
+        size = torch.where(accepted, tried.size, 0.0)
         self._record(rows, kappa, smooth, size)
         relative = torch.where(accepted, before - self.merit[rows], 0.0) / (before.abs() + 1e-12)
         converged = accepted & (relative < options.cost_tolerance) & (size >= 0.1)
@@ -191,14 +219,32 @@ class _Search:
             defect = self.transcription.defect(nodes)
             return riccati(self.A[rows], self.B[rows], expansion, mus, defect=defect, bounds=bounds, floor=floor, motion=defect is not None)
 
-    def _choose(self, merit: Tensor, policy: Policy, alphas: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """The candidate of least merit for each copy, and whether it decreases the merit enough."""
+    def _try(
+        self,
+        rows: Tensor,
+        lagrangian: Lagrangian,
+        nodes: Nodes,
+        policy: Policy,
+        kappa: Tensor,
+        limits: tuple[Tensor, Tensor] | None,
+        sizes: Sequence[float],
+    ) -> _Tried:
+        """The best of all regularizations at these step sizes, for each of the copies `rows`."""
+        alphas = torch.tensor(sizes, dtype=torch.float64)
+        with self._timed("rollout"):
+            found = self.transcription.candidates(nodes, policy, alphas, kappa, limits)
+            found = Nodes(*(value.flatten(1, 2) for value in found))
+        cost, merit, violation, gap = self._value(lagrangian, found, rows)
+        merit = torch.where(policy.ok.repeat_interleave(len(alphas), 1), merit, torch.inf)
         first, second = policy.expected.unbind(-1)
         expected = -(first[..., None] * alphas + second[..., None] * alphas.square()).flatten(1)
         needed = torch.zeros_like(merit) if isinstance(self.transcription, Multiple) else SUFFICIENT * expected.clamp(min=0)
-        merit = torch.where(before[:, None] - merit > needed.nan_to_num(0.0), merit, torch.inf)
-        best = merit.argmin(1)
-        return best, torch.isfinite(merit[torch.arange(len(best)), best])
+        enough = torch.where(self.merit[rows, None] - merit > needed.nan_to_num(0.0), merit, torch.inf)
+        best = enough.argmin(1)
+        chosen = (torch.arange(len(rows)), best)
+        cost, merit, violation, gap = (value[chosen] for value in (cost, merit, violation, gap))
+        which, size, accepted = best // len(alphas), alphas[best % len(alphas)], torch.isfinite(enough[chosen])
+        return _Tried(Nodes(*(v[chosen] for v in found)), cost, merit, violation, gap, which, size, accepted)
 
     def _change(self, k: Tensor, v: Tensor) -> Tensor:
         """Largest change of an impulse h u, relative to 1 + |h u|."""
@@ -278,12 +324,8 @@ class _Search:
             self.mu[rows],
             size,
         )
-        columns = []
-        for value in values:
-            column = torch.full((len(self.status),), torch.nan, dtype=torch.float64)
+        for column, value in zip(self.log[-1], values, strict=True):
             column[rows] = value.to(torch.float64)
-            columns.append(column)
-        self.log.append(Record(*columns))
 
     def _plan(self) -> Plan:
         """The best copy of each problem: a solved one, else that of least violation. The quickest of those of about equal cost."""

@@ -158,9 +158,7 @@ struct RolloutFeed {
             }
             const int64_t n = environment[lane], t = step[lane]++;
             describe(mechanism, rollout, n, t, job);
-            if (rollout.feedback && t % rollout.repeat == 0)
-                workspace.feedback.apply(*rollout.feedback, job.parameters, n, period_of(rollout, t), period_of(rollout, rollout.steps),
-                                         job.z);
+            if (rollout.feedback && t % rollout.repeat == 0) apply(*rollout.feedback, n, t, job);
             double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
             actuate(rollout, n, t, workspace.actuation, inputs, job);
             if (rollout.repeat > 1) {
@@ -176,6 +174,13 @@ struct RolloutFeed {
     }
 
 private:
+    // Sets the input of step t of environment n by the law, and the start of its iterations.
+    void apply(const TdFeedback &law, int64_t n, int64_t t, Job &job) {
+        const int64_t period = period_of(rollout, t), periods = period_of(rollout, rollout.steps);
+        workspace.feedback.apply(law, job.parameters, n, period, periods, job.z);
+        if (law.solution) job.warm = law.solution + (law.solution_row[n] * periods + period) * mechanism.num_unknowns;
+    }
+
     // What is left to do after steps that fail, belong to a period, or are parts of a split step.
     void settle(int lane, const Job &job, bool solved) {
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
