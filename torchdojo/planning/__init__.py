@@ -4,6 +4,7 @@ problem = td.planning.Problem(mech, z0, steps=20, costs=[td.planning.State(goal,
 plan = td.planning.solve(problem)
 """
 
+from torchdojo.planning.inverse import Inverse, initial_impulse, initial_velocity, inverse_dynamics
 from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions
 from torchdojo.planning.plan import Plan, PlanStatus, Record, Replay
 from torchdojo.planning.problem import Problem
@@ -15,6 +16,7 @@ __all__ = [
     "GRADIENT_ANNEALED",
     "Function",
     "Input",
+    "Inverse",
     "Plan",
     "PlanStatus",
     "Problem",
@@ -22,5 +24,8 @@ __all__ = [
     "Replay",
     "SolveOptions",
     "State",
+    "initial_impulse",
+    "initial_velocity",
+    "inverse_dynamics",
     "solve",
 ]
