@@ -93,15 +93,17 @@ def test_boxes(name: str, iterations: int, cost: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "cost", "distance"), [("hopper", 9.6, 0.03), ("quadruped", 0.016, 0.01)])
+@pytest.mark.parametrize(("name", "cost", "distance"), [("hopper", 9.6, 0.01), ("quadruped", 0.016, 0.01)])
 def test_legs(name: str, cost: float, distance: float) -> None:
-    """distance: of a body from its goal after a replay [m]; the hopper's foot is 2.2 cm away, its body 0.2 cm."""
+    """From the guess and three with noise. distance: of a body from its goal after a replay [m]."""
     task = TASKS[name]
-    plan = planning.solve(task.make(None), **task.options)
-    assert bool(plan.solved) and int(plan.iterations) <= 25
-    assert float(plan.cost) <= cost and float(plan.violation) <= 1e-4
-    path = plan.replay(timestep=0.005, lag=task.lag)
-    gap = (path.nodes[-1] - plan.z[-1]).unflatten(-1, (-1, 13))[:, :3]
+    noise = torch.randn(4, *task.make(None).guess.shape[1:], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    noise[0] = 0.0
+    plan = planning.solve(task.make(task.noise * noise), **task.options)
+    assert plan.solved.all() and int(plan.iterations[0]) <= 25 and int(plan.iterations.max()) <= 30
+    assert float(plan.cost.max()) <= cost and float(plan.violation.max()) <= 1e-4
+    path = task.replay(plan)
+    gap = (path.nodes[:, -1] - plan.z[:, -1]).unflatten(-1, (-1, 13))[..., :3]
     assert int(path.status.max()) == 0 and float(gap.norm(dim=-1).max()) < distance
 
 

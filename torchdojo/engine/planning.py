@@ -116,9 +116,9 @@ class PlannedStructure(Structure):
             if law is None and check_repeat(repeat) == 1:
                 solved, jacobian = minimal.linearize(self.backends, request, start, held, forces, warm_start, out)
             elif law is not None and law.tree_coordinates is not None and check_repeat(repeat) == 1:
-                u_now, *by = slopes(law, held, z)
+                u_now, by_ctrl, by_q, by_rate = slopes(law, held, z)
                 solved, by_input = minimal.linearize(self.backends, request, start, u_now, forces, warm_start, None)
-                jacobian = driven_minimal(law, by, by_input, self.num_coordinates)
+                jacobian = driven_minimal(law, (by_ctrl, by_q, by_rate), by_input, self.num_coordinates)
                 jacobian = jacobian if out is None else result_tensor(out, jacobian.shape, jacobian).copy_(jacobian)
             else:
                 backend = self.backends.select(request)

@@ -32,7 +32,7 @@ from torchdojo.state.layout import STATE_SIZE
 __all__ = ["EXPERIMENTS", "STUDIES", "Study", "end_distance", "iterates", "start_by_servos"]
 
 STARTS, QUICK_STARTS = 10, 2
-REPLAY, KAPPA = 10, 1e-8  # steps of a replay in each step of the plan, and their kappa
+KAPPA = 1e-8  # of hard steps
 DRAWN = 10  # starts whose curves are drawn
 #: gains of the servos [N·m/rad, N·m·s/rad] that make a first guess of the gait, and kappa of the steps that they act in
 SERVO, SERVO_KAPPA = (150.0, 2.0), 1e-4
@@ -140,7 +140,7 @@ def _study(study: Study, setting: Setting) -> Outcome:
 
 
 def _replay(plan: Plan, task: Task, feedback: bool) -> Replay:
-    return plan.replay(timestep=float(plan.problem.mech.timestep) / REPLAY, kappa=KAPPA, feedback=feedback, lag=task.lag)
+    return task.replay(plan, feedback)
 
 
 def _spread(values: Tensor) -> tuple[float, float]:

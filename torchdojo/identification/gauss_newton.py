@@ -26,6 +26,7 @@ from torch import Tensor
 
 from torchdojo.identification.misfit import RobustLoss, WindowResidual, batch_size
 from torchdojo.identification.parameters import ParametricMechanism
+from torchdojo.solver.least_squares import Problems, QuadraticModel, Trial, levenberg_marquardt, possible_decrease
 
 __all__ = [
     "Fit",
@@ -357,26 +358,37 @@ def fit_starts(problem: LeastSquares, raw: Tensor | None = None, iterations: int
         raise ValueError("fit_starts: the problem has no free starts; make it with free_start=True")
     raw = (problem.model.raw if raw is None else raw).detach()
     fitted = []
-    for _, windows, start in problem._pieces(begin):
-        assert start is not None
-        mu = start.new_full((len(start), 1, 1), 1e-3)
-        for _ in range(iterations):
-            r, _, by_start, solved = problem.residual.linearize(windows, raw, start)
-            assert by_start is not None
-            squared = r.square().sum(-1)
-            weighted = (problem.robust.weight(squared)[..., None, None] * by_start).flatten(1, 2).mT
-            hessian = weighted @ by_start.flatten(1, 2)
-            diagonal = hessian.diagonal(dim1=-2, dim2=-1)
-            damped = hessian + mu * torch.diag_embed(diagonal + 1e-9 * diagonal.amax(-1, keepdim=True))
-            moved = problem.residual.correct(start, torch.linalg.solve(damped, -(weighted @ r.flatten(1)[..., None]))[..., 0])
-            with torch.no_grad():
-                after, reached = problem.residual.evaluate(windows, raw, moved)
-            less = problem.robust(after.square().sum(-1)).sum(-1) < problem.robust(squared).sum(-1)
-            better = less & (reached.sum(-1) >= solved.sum(-1))
-            start = torch.where(better[:, None], moved, start)
-            mu = torch.where(better[:, None, None], mu / 5, mu * 10)
-        fitted.append(start)
+    for _, windows, first in problem._pieces(begin):
+        assert first is not None
+        starts = _Starts(problem, windows, raw)
+        fitted.append(levenberg_marquardt(starts, first, iterations=iterations).x)
     return torch.cat(fitted)
+
+
+class _Starts(Problems):
+    """The misfit of each window (N, T + 1, width) by its first sample alone, for fixed parameters. data: number of samples reached (N,)."""
+
+    def __init__(self, problem: LeastSquares, windows: Tensor, raw: Tensor) -> None:
+        self.residual, self.robust, self.windows, self.raw = problem.residual, problem.robust, windows, raw
+
+    def evaluate(self, x: Tensor, data: tuple[Tensor, ...] | None, rows: Tensor) -> Trial:
+        with torch.no_grad():
+            misfit, solved = self.residual.evaluate(self.windows[rows], self.raw, x[:, 0])
+        cost, reached = 0.5 * self.robust(misfit.square().sum(-1)).sum(-1)[:, None], solved.sum(-1)[:, None]
+        # Samples behind a failed step add nothing, which must not count as a gain.
+        if data is not None:
+            cost = torch.where(reached >= data[0][:, None], cost, torch.inf)
+        return Trial(cost, cost, (reached,))
+
+    def linearize(self, x: Tensor, data: tuple[Tensor, ...], rows: Tensor) -> QuadraticModel:
+        r, _, by_start, _ = self.residual.linearize(self.windows[rows], self.raw, x)
+        assert by_start is not None
+        weight = self.robust.weight(r.square().sum(-1))
+        weighted = (weight[..., None, None] * by_start).flatten(1, 2).mT
+        return QuadraticModel((weighted @ r.flatten(1)[..., None]).mT, (weighted @ by_start.flatten(1, 2))[:, None])
+
+    def retract(self, x: Tensor, step: Tensor, rows: Tensor) -> Tensor:
+        return self.residual.correct(x, step[:, 0])[:, None]
 
 
 def multi_start(problem: LeastSquares, starts: Tensor, options: GaussNewtonOptions | None = None) -> list[Fit]:
@@ -413,9 +425,7 @@ def _possible_decrease(system: NormalEquations, rank_tol: float) -> float:
     if system.start_gradient is not None:
         solved = torch.linalg.solve(system.damped_start(0.0), system.start_gradient[..., None])[..., 0]
         eliminated = 0.5 * float((system.start_gradient * solved).sum())
-    basis = _seen_directions(hessian, rank_tol)
-    pull = basis.T @ gradient
-    return eliminated + 0.5 * float(pull @ torch.linalg.solve(basis.T @ hessian @ basis, pull)) if basis.shape[1] else eliminated
+    return eliminated + float(possible_decrease(hessian, gradient, rank_tol))
 
 
 def _seen_directions(hessian: Tensor, rank_tol: float) -> Tensor:

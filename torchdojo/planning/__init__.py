@@ -5,6 +5,7 @@ plan = td.planning.solve(problem)
 """
 
 from torchdojo.planning.controller import Controller, ControlReport
+from torchdojo.planning.inverse import Inverse, initial_impulse, initial_velocity, inverse_dynamics
 from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions
 from torchdojo.planning.plan import Plan, PlanStatus, Record, Replay
 from torchdojo.planning.problem import Problem
@@ -18,6 +19,7 @@ __all__ = [
     "Controller",
     "Function",
     "Input",
+    "Inverse",
     "Plan",
     "PlanStatus",
     "Problem",
@@ -25,5 +27,8 @@ __all__ = [
     "Replay",
     "SolveOptions",
     "State",
+    "initial_impulse",
+    "initial_velocity",
+    "inverse_dynamics",
     "solve",
 ]

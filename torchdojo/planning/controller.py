@@ -116,13 +116,17 @@ class Controller:
         v = problem.guess if problem.limits is None else problem.guess.clamp(*problem.limits)
         nodes = self.dynamics.rollout(start, v, None, self._kappa)
         if not bool(nodes.ok):
-            raise ValueError("Controller.problem: a step from its start under its guess fails; give a guess from `solve`, or a larger kappa")
+            raise ValueError(
+                "Controller.problem: a step from its start under its guess fails; give a guess from `solve`, or a larger kappa"
+            )
         n, (_, T, m) = self.dynamics.size, v.shape
         self.nodes, self.K = nodes, v.new_zeros(1, T, m, n)
         self.A, self.B = self.dynamics.linearize(nodes, self._kappa, self._grad_kappa)
         for _ in range(SETTLING):
             if not self._improve(start[0]):
-                raise ValueError("Controller.problem: no plan from its start decreases the costs; give a guess from `solve`, or more damping")
+                raise ValueError(
+                    "Controller.problem: no plan from its start decreases the costs; give a guess from `solve`, or more damping"
+                )
         self._settled = self.nodes, self.K, self.A, self.B
 
     def reset(self) -> None:
@@ -162,7 +166,7 @@ class Controller:
         return good
 
     def control(self, z: Tensor, elapsed: float = 0.0) -> Tensor:
-        """u (nu,), or ctrl, of the plan at the state z, `elapsed` [s] after its first node; a state that is not finite counts as planned."""
+        """u (nu,), or ctrl, at the state z, `elapsed` [s] after the plan's first node. A state that is not finite counts as planned."""
         with torch.no_grad():
             node = min(int(elapsed / float(self.problem.mech.timestep) + 1e-9), self.problem.steps - 1)
             part = min(elapsed / float(self.problem.mech.timestep) - node, 1.0)
@@ -181,7 +185,8 @@ class Controller:
 
         nodes, dynamics = self.nodes, self.dynamics
         if self.shift == 1.0:
-            self.nodes = Nodes(*(moved(value) for value in nodes[:5]), nodes.ok)
+            x, z, v, w, end = (moved(value) for value in nodes[:5])
+            self.nodes = Nodes(x, z, v, w, end, nodes.ok)
             self.K, self.A, self.B = (moved(value) for value in (self.K, self.A, self.B))
             return
         x = dynamics.retract(nodes.x, self.shift * dynamics.difference(moved(nodes.x), nodes.x))

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.planning.dynamics import Dynamics
+from torchdojo.planning.lagrangian import Lagrangian
 from torchdojo.planning.problem import Problem
+from torchdojo.planning.riccati import riccati
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import STATE_SIZE
 
@@ -107,50 +108,89 @@ class Plan:
     def solved(self) -> Tensor:
         return self.status == int(PlanStatus.SOLVED)
 
-    def replay(self, *, timestep: float | None = None, kappa: float = 1e-8, feedback: bool = True, lag: float | None = None) -> Replay:
+    def tracking_gains(self, *, kappa: float = 1e-6, grad_kappa: float | None = None, penalty: float = 1e3) -> Tensor:
+        """K (..., T, m, n) of another sweep along the plan; zeros where it fails.
+
+        The last `gains` rely on contacts to happen at their nodes, and trust large inputs to move a foot that sticks. Derivatives smoothed
+        by a large grad_kappa do not, and neither does a moderate penalty.
+
+        Args:
+            kappa, grad_kappa: of the steps at the nodes and of their derivatives; None: the same.
+            penalty: ρ of the constraints.
+        """
+        problem, dynamics = self.problem, self.problem.dynamics
+        z, v = (self.z, self.v) if problem.batched else (self.z[None], self.v[None])
+        kappas = torch.full((len(problem),), kappa, dtype=torch.float64)
+        with torch.no_grad():
+            nodes = dynamics.evaluate(dynamics.coordinates(z), v, None, kappas)
+            A, B = dynamics.linearize(nodes, kappas, kappas if grad_kappa is None else torch.full_like(kappas, grad_kappa))
+            lagrangian = Lagrangian.of(problem, torch.arange(len(problem)), penalty)
+            policy = riccati(A, B, lagrangian.expansion(nodes.x, z, v), torch.zeros_like(kappas)[:, None], motion=False)
+        K = torch.where((policy.ok[:, 0] & nodes.ok)[:, None, None, None], policy.K[:, 0], 0.0)
+        return K if problem.batched else K[0]
+
+    def replay(
+        self,
+        *,
+        timestep: float | None = None,
+        kappa: float = 1e-8,
+        feedback: bool | Tensor = True,
+        every_step: bool = False,
+        lag: float | None = None,
+    ) -> Replay:
         """The plan in other steps, from its start.
 
         Args:
             timestep: h [s], a whole part of that of the plan; None: the same. Inputs are held between nodes.
-            kappa: of the steps. feedback: act on the error at each node with the gains.
-            lag: time by which the path lags behind the plan [s]; None: (h − timestep)/2. A step of the plan acts with an impulse h u at its
-                node, but u is held here, for h. Errors are those of the pose to which the state drifts in this time. 0 suits joints whose
-                dampers are so strong that their speed follows from u.
+            kappa: of the steps.
+            feedback: act on the error of the state with `gains`, or with others K (..., T, m, n) such as `tracking_gains`.
+            every_step: feedback acts in every step, against a path between the nodes whose velocity changes evenly; else it acts at nodes,
+                and is held.
+            lag: time by which poses lag behind those of the plan [s]; None: (h − timestep)/2. A step of the plan acts with an impulse h u
+                at its node, but u is held here, for h. 0 suits joints whose dampers are so strong that their speed follows from u.
 
         Raises:
-            ValueError: a timestep that does not divide that of the plan.
+            ValueError: a timestep that does not divide that of the plan, or gains of another shape.
         """
         own = float(self.problem.mech.timestep)
         timestep = own if timestep is None else timestep
         repeat = round(own / timestep) if timestep > 0 else 0
         if repeat < 1 or abs(repeat * timestep - own) > 1e-9 * own:
             raise ValueError(f"replay.timestep: got {timestep}; allowed: {own} divided by a whole number")
+        gains = feedback if isinstance(feedback, Tensor) else self.gains if feedback else torch.zeros_like(self.gains)
+        if gains.shape != self.gains.shape:
+            raise ValueError(f"replay.feedback: got shape {tuple(gains.shape)}; allowed: {tuple(self.gains.shape)}, True or False")
         fine = copy.deepcopy(self.problem.mech)
         fine.timestep = torch.tensor(timestep, dtype=torch.float64)
         fine.options = replace(SolverOptions(backend=self.problem.mech.options.backend), kappa=kappa)
-        given = self.problem.dynamics
-        dynamics = Dynamics(fine, given.map, given.offset, "minimal" if given.minimal else "tangent", given.controls)
-        limits = self.problem.limits
+        given, limits = self.problem.dynamics, self.problem.limits
         if limits is not None and not self.problem.batched:
             limits = limits[0][0], limits[1][0]
         lag = 0.5 * (own - timestep) if lag is None else lag
+        held = 1 if every_step else repeat
         z = self.z[..., 0, :]
         warm: Tensor | None = None
         states, inputs, status = [z], [], []
+
+        def error(t: int, part: float, z: Tensor) -> Tensor:
+            if every_step:
+                nominal = between(self.z[..., t, :], self.z[..., t + 1, :], part, own, lag)
+            else:
+                z, nominal = drifted(z, lag), self.z[..., t, :]
+            return given.difference(given.coordinates(z), given.coordinates(nominal))
+
         with torch.no_grad():
             for t in range(self.u.shape[-2]):
-                v = self.v[..., t, :]
-                if feedback:
-                    ahead = drifted(z, lag)
-                    error = given.difference(given.coordinates(ahead), given.coordinates(self.z[..., t, :]))
-                    v = v + (self.gains[..., t, :, :] @ error[..., None])[..., 0]
-                if limits is not None:
-                    v = v.clamp(limits[0][..., t, :], limits[1][..., t, :])
-                out = fine.step(z, **dynamics.given(v), repeat=repeat, warm_start=warm)
-                z, warm = out.z, out.solution
+                v, failed = self.v[..., t, :], torch.zeros_like(self.status)
+                for i in range(0, repeat, held):
+                    v = self.v[..., t, :] + (gains[..., t, :, :] @ error(t, i / repeat, z)[..., None])[..., 0]
+                    if limits is not None:
+                        v = v.clamp(limits[0][..., t, :], limits[1][..., t, :])
+                    out = fine.step(z, **given.given(v), repeat=held, warm_start=warm)
+                    z, warm, failed = out.z, out.solution, torch.maximum(failed, out.status.to(failed.dtype))
                 states.append(z)
-                inputs.append(dynamics.inputs(v))
-                status.append(out.status)
+                inputs.append(given.inputs(v))
+                status.append(failed)
             z = torch.stack(states, -2)
             return Replay(z, torch.stack(inputs, -2), torch.stack(status, -1), drifted(z, lag))
 
@@ -159,3 +199,15 @@ def drifted(z: Tensor, duration: float) -> Tensor:
     """The state after a motion at its own velocities [s]."""
     x, v, q, omega = z.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
     return torch.cat((x + duration * v, v, quat.multiply(q, quat.exp(duration * omega)), omega), dim=-1).flatten(-2)
+
+
+def between(z: Tensor, after: Tensor, part: float, h: float, lag: float) -> Tensor:
+    """The state of a path that lags behind a plan, at this part of the step h [s] from node z to the one after it.
+
+    Its velocity changes evenly, from v to v + Δ. A path with x − h v / 2 at its nodes moves on by h (part v + part² Δ / 2), continuously
+    over the nodes; this one is ahead of it by a drift of h / 2 − lag.
+    """
+    (x, v, q, omega), (_, w, _, rate) = (value.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1) for value in (z, after))
+    passed, change = part * h - lag, part * (0.5 * h * (1 + part) - lag)
+    pose = x + passed * v + change * (w - v), quat.multiply(q, quat.exp(passed * omega + change * (rate - omega)))
+    return torch.cat((pose[0], v + part * (w - v), pose[1], omega + part * (rate - omega)), dim=-1).flatten(-2)

@@ -167,7 +167,9 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
         if matrix is not None:
             if rows is not None or matrix.ndim != 2 or matrix.shape[-1] != dynamics.size or matrix.dtype != torch.float64:
                 beside = " beside rows" if rows is not None else ""
-                raise ValueError(f"{name}.matrix: got shape {tuple(matrix.shape)}{beside}; allowed: (d, {dynamics.size}) in float64, without rows")
+                raise ValueError(
+                    f"{name}.matrix: got shape {tuple(matrix.shape)}{beside}; allowed: (d, {dynamics.size}) in float64, without rows"
+                )
             size = len(matrix)
     else:
         size = dynamics.num_inputs

@@ -31,7 +31,7 @@ ZERO_DAMPING = 1e-5  # μ below counts as 0
 MOST_DAMPING = 1e8  # μ above: no step decreases the merit
 SUFFICIENT = 1e-4  # least part of the expected decrease (Armijo)
 SMALL_STEP = 1e-3  # an outer iteration has ended where inputs change by less, relative to 1 + |impulse|
-ABOUT_EQUAL = 0.01  # costs of two schedules that differ by less, relatively, count as equal
+ABOUT_EQUAL = 0.005  # costs of two schedules that differ by less, relatively, count as equal
 TOGETHER = 16  # copies whose candidates are in memory at once, which is quicker than all of them
 DEFECT_PRICE = 1.0  # first weight of the sum of defects in the merit of multiple shooting; it doubles with every outer iteration
 

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from torchdojo import models
+from torchdojo import quaternion as quat
 from torchdojo.elements.actuators import Actuator, actuate
 from torchdojo.mechanism import Mechanism
 from torchdojo.models.unitree import LEGS
 from torchdojo.planning.controller import Controller, ControlReport
 from torchdojo.planning.gait import holding_inputs
 from torchdojo.planning.problem import Problem
-from torchdojo.planning.residuals import Input, State
+from torchdojo.planning.residuals import Input, Residual, State
 from torchdojo.solver.options import SolverOptions
-from torchdojo import quaternion as quat
 from torchdojo.state.layout import TWIST_SIZE
 
 __all__ = ["PUSHES", "Push", "Trial", "pushed", "random_pushes", "standing"]
@@ -58,7 +58,9 @@ class Trial(NamedTuple):
 def _robot(timestep: float, stance: Tensor | None = None, *, limited: bool) -> tuple[Mechanism, Tensor, Tensor]:
     """A1 with servos, its stance (13 nb), and controls (12,) that hold it."""
     mech = models.quadruped(timestep=timestep, damper=DAMPER, contact_body=False)
-    names = sorted((name for name in mech.coordinate_places() if name.endswith("_joint")), key=lambda name: mech.coordinate_places()[name].start)
+    names = sorted(
+        (name for name in mech.coordinate_places() if name.endswith("_joint")), key=lambda name: mech.coordinate_places()[name].start
+    )
     z = mech.place(mech.initial_state(pose="home"), clearance=1e-5)
     torques = holding_inputs(mech, z)
     q = mech.to_minimal(z)[0]
@@ -71,8 +73,8 @@ def _robot(timestep: float, stance: Tensor | None = None, *, limited: bool) -> t
 def standing(timestep: float = 0.02, steps: int = 15) -> Problem:
     """A1 stands, by the targets of its servos. What makes it step is the capture point of an inverted pendulum (Pratt et al. 2006).
 
-    The capture point of each foot, its place on the ground relative to the trunk plus v/ω, costs where it is not that of the stance: a robot
-    that drifts at v wants its feet v/ω further. The mean over the feet counts most at the last node.
+    A robot that drifts at v wants each foot v/ω further from the trunk than in its stance; what is left to that counts. The mean over the
+    feet counts most at the last node.
     """
     mech, z, held = _robot(timestep, limited=False)
     n = mech.num_coordinates
@@ -83,7 +85,7 @@ def standing(timestep: float = 0.02, steps: int = 15) -> Problem:
     weight = torch.cat((q, qd, torch.full((len(feet),), 100.0), torch.zeros(len(center)))).to(torch.float64).repeat(steps + 1, 1)
     weight[-1] *= FINAL
     weight[-1, -len(center) :] = 100.0
-    costs = [State(z, weight, matrix=rows), Input(1e-3 * STIFFNESS**2, target=held)]
+    costs: list[Residual] = [State(z, weight, matrix=rows), Input(1e-3 * STIFFNESS**2, target=held)]
     return Problem(mech, z, steps, costs=costs, controls=True, guess=held, limits=(held - 3.0, held + 3.0), coordinates="minimal")
 
 
@@ -110,9 +112,7 @@ def random_pushes(count: int, seed: int = 0, impulse: float = 12.0, begin: float
     return [(Push(begin, begin + duration, (force * math.cos(a), force * math.sin(a), 0.0)),) for a in angles.tolist()]
 
 
-def pushed(
-    controller: Controller | None, pushes: Sequence[Push] = PUSHES, *, seconds: float = 3.0, timestep: float = 0.002
-) -> Trial:
+def pushed(controller: Controller | None, pushes: Sequence[Push] = PUSHES, *, seconds: float = 3.0, timestep: float = 0.002) -> Trial:
     """Simulate the robot of `standing` under pushes, with motors of at most 33.5 N·m.
 
     Args:

@@ -1,0 +1,51 @@
+"""Inverse problems through contact: python scripts/inverse_tasks.py [--starts 20] [--seeds 4]
+
+Inverse dynamics of a standing A1 from random torques, and the initial velocity and impulse of a sliding cube, seed by seed. An iteration is
+a linearization at all smoothings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+
+import torch
+
+from torchdojo.planning.inverse_tasks import cube_impulse, cube_velocity, standing_torques
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--starts", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=4)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    problems = {
+        "A1 from zero, kappa 1e-10": functools.partial(standing_torques, deviation=0.0),
+        "A1, 5 N m, kappa 1e-10": standing_torques,
+        "A1, 5 N m, kappa 1e-8": functools.partial(standing_torques, kappa=1e-8),
+        "A1, 15 N m, kappa 1e-10": functools.partial(standing_torques, deviation=15.0),
+        "A1, 5 N m, kappa 1e-10, h 0.001": functools.partial(standing_torques, timestep=0.001),
+        "velocity, 50 steps, near": functools.partial(cube_velocity, near=True),
+        "velocity, 50 steps, random": cube_velocity,
+        "velocity, 20 steps, near": functools.partial(cube_velocity, near=True, steps=20),
+        "velocity, 20 steps, random": functools.partial(cube_velocity, steps=20),
+        "impulse, 20 steps": cube_impulse,
+        "impulse, 40 steps": functools.partial(cube_impulse, steps=40),
+    }
+    for name, problem in problems.items():
+        begin = time.process_time()
+        found = [problem(count=1 if "zero" in name else args.starts, seed=seed) for seed in range(args.seeds)]
+        seconds = (time.process_time() - begin) / args.seeds
+        counts = torch.cat([each.iterations[each.solved] for each in found]).double()
+        worst = max(float(each.residual.max()) for each in found)
+        print(
+            f"{name:33s} solved {[int(each.solved.sum()) for each in found]} of {args.starts}; iterations: median "
+            f"{float(counts.quantile(0.5)):.0f}, largest {int(counts.max())}; worst residual {worst:.1e}; {seconds:.2f} s CPU",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
