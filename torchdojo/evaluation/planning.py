@@ -19,6 +19,7 @@ from torch import Tensor
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.joints import Floating
+from torchdojo.evaluation import control_planning
 from torchdojo.evaluation.experiment import Experiment, Line, Measurement, Outcome, Plot, Setting, SkippedError, slug
 from torchdojo.evaluation.mujoco_planning import MujocoDynamics
 from torchdojo.evaluation.mujoco_reference import actuated_box_scene
@@ -296,5 +297,6 @@ def _costs(plan: Plan) -> tuple[list[int], list[float]]:
 EXPERIMENTS = (
     *(Experiment(name, study.title, functools.partial(_study, study)) for name, study in STUDIES.items()),
     Experiment("iteration", "Processor time of an iteration of the gait, one thread", _speed),
+    *control_planning.EXPERIMENTS,
     Experiment("box-up-mujoco", "The same planner on MuJoCo's derivatives", _mujoco),
 )

@@ -64,7 +64,8 @@ class Controller:
         problem: one problem, whose costs hold for the horizon from now on. Its `start` and `guess` are where the controller settles. Robots
             on legs want actuators with servos and ``controls=True``: a servo holds a joint while the plan is late or wrong.
         period: time between samples [s], at most the timestep of the problem's mechanism; None: that timestep.
-        kappa, grad_kappa: smoothing of the plan's steps, and of their derivatives. Wider derivatives see contacts that are not there yet.
+        kappa, grad_kappa: smoothing of the plan's steps, and of their derivatives; None: the same, which is quicker. Wide ones see contacts
+            that are not there yet.
         damping: μ of the sweep. step_sizes: α of the rollouts that are tried; 0 is the plan of the sample before, with the new gains.
 
     Raises:
@@ -76,8 +77,8 @@ class Controller:
         problem: Problem,
         *,
         period: float | None = None,
-        kappa: float = 1e-4,
-        grad_kappa: float = 1e-3,
+        kappa: float = 3e-4,
+        grad_kappa: float | None = None,
         damping: float = 1e-2,
         step_sizes: Sequence[float] = (1.0, 0.0),
     ) -> None:
@@ -89,6 +90,7 @@ class Controller:
         period = step if period is None else period
         if not 0 < period <= step * (1 + 1e-9):
             raise ValueError(f"Controller.period: got {period}; allowed: above 0, at most the problem's timestep of {step}")
+        grad_kappa = kappa if grad_kappa is None else grad_kappa
         if not 0 < kappa <= grad_kappa:
             raise ValueError(f"Controller.kappa: got {kappa} with grad_kappa {grad_kappa}; allowed: above 0, and grad_kappa at least kappa")
         if not (math.isfinite(damping) and damping > 0):

@@ -93,6 +93,9 @@ class Lagrangian:
             """Derivatives of a function of r with gradient and curvature (P, K, d)."""
             gradient, hessian = (lu, luu) if bound.of_input else (lx, lxx)
             jacobian, nodes = bound.jacobian(self.dynamics, x), bound.nodes
+            if known is not None and bound.everywhere and bound.rows is None:
+                gradient += slope if jacobian is None else (jacobian.mT @ slope[..., None])[..., 0]
+                return
             if jacobian is None:
                 rows = torch.arange(slope.shape[-1]) if bound.rows is None else bound.rows
                 gradient[:, nodes[:, None], rows] += slope

@@ -78,6 +78,14 @@ class Bound:
     matrix: Tensor | None = None
 
     @property
+    def everywhere(self) -> bool:
+        """Whether the nodes are all that there are, in their order."""
+        return self.residual.at is None
+
+    def _at(self, values: Tensor) -> Tensor:
+        return values if self.everywhere else values[..., self.nodes, :]
+
+    @property
     def of_input(self) -> bool:
         return isinstance(self.residual, Input)
 
@@ -92,19 +100,19 @@ class Bound:
     def value(self, dynamics: Dynamics, x: Tensor, z: Tensor, v: Tensor) -> Tensor:
         """r (P, C, K, d) at C candidates x (P, C, T+1, size), z, v."""
         if isinstance(self.residual, Input):
-            return v[..., self.nodes, :] - self.target
+            return self._at(v) - self.target
         if isinstance(self.residual, State):
-            error = dynamics.difference(x[..., self.nodes, :], self.target)
+            error = dynamics.difference(self._at(x), self.target)
             if self.matrix is not None:
                 return error @ self.matrix.T
             return error if self.rows is None else error[..., self.rows]
-        return self.residual.function(z[..., self.nodes, :]) - self.target
+        return self.residual.function(self._at(z)) - self.target
 
     def jacobian(self, dynamics: Dynamics, x: Tensor) -> Tensor | None:
         """∂r by changes of the node (P, K, d, n), or None where these are the unit rows `rows`. x: (P, T+1, size)."""
         if isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal and self.matrix is None):
             return None
-        x = x[:, self.nodes]
+        x = self._at(x)
         if isinstance(self.residual, State):
             if self.matrix is not None and dynamics.minimal:
                 return self.matrix.expand(*x.shape[:-1], *self.matrix.shape)
