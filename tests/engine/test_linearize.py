@@ -137,20 +137,28 @@ def test_the_reference_agrees() -> None:
 
 
 @native
-def test_minimal_periods_and_parameters() -> None:
+@pytest.mark.parametrize("repeat", [1, 3])
+def test_minimal_periods_and_parameters(repeat: int) -> None:
+    """Servos whose gains depend on the state, one of which a force range clips in the second state."""
     mech, z, ctrl = arm("native")
+    with torch.no_grad():
+        mech.actuators.gain[0, 1:] = torch.tensor((0.7, -0.3))
+        mech.actuators.gear[0] = 1.5
+    ctrl[1, 1] = 3.0  # beyond 2 N·m
     q, qd = mech.to_minimal(z)
-    lin = mech.linearize_minimal(q, qd, ctrl=ctrl, repeat=3, wrt=["bodies.lower.mass"])
-    after = mech.step_minimal(q, qd, ctrl=ctrl, repeat=3)
+    lin = mech.linearize_minimal(q, qd, ctrl=ctrl, repeat=repeat, wrt=["bodies.lower.mass"])
+    after = mech.step_minimal(q, qd, ctrl=ctrl, repeat=repeat)
     agree(lin.q, after.q, 1e-12)
 
     def moved(x: Tensor, ctrl: Tensor) -> Tensor:
-        out = mech.step_minimal(*x.chunk(2, dim=-1), ctrl=ctrl, repeat=3)
+        out = mech.step_minimal(*x.chunk(2, dim=-1), ctrl=ctrl, repeat=repeat)
         return mech.difference_minimal(out.q, out.qd, after.q, after.qd)
 
     x = torch.cat((q, qd), dim=-1)
     agree(lin.A, differences(lambda d: moved(x + d, ctrl), 4), 1e-6)
     agree(lin.B, differences(lambda d: moved(x, ctrl + d), 2), 1e-6)
+    assert not bool(lin.B[1, :, 1].any()) and bool(lin.B[0, :, 1].any())
+    assert torch.equal(mech.linearize_minimal(q, qd, ctrl=ctrl, repeat=repeat, out=torch.empty(2, 4, 6)).A, lin.A)
     single = mech.linearize_minimal(q, qd, ctrl=ctrl, wrt=["bodies.lower.mass", "wrench"])
     assert single.by[0].shape == (2, 4, 1) and single.by[1].shape == (2, 4, 12) and bool(single.by[1].any())
 

@@ -37,11 +37,18 @@ def test_expansion_is_the_derivative_of_the_merit(coordinates: str) -> None:
     mech = td.models.raibert_hopper(timestep=0.05, actuated_base=True)
     z = mech.initial_state(floating_base={"q": (0.1, 0.2, 0.8, 0.3, -0.2, 0.1)}, leg={"q": -0.4, "qd": 0.3}).expand(4, -1)
     goal = mech.initial_state(floating_base={"q": (0.0, 0.0, 0.7, -0.2, 0.5, 0.4)}, leg={"q": -0.5})
+    size = 14 if coordinates == "minimal" else 24
+    combined = planning.State(goal, 0.2, matrix=torch.randn(3, size, generator=generator, dtype=torch.float64))
     problem = planning.Problem(
         mech,
         z[0],
         3,
-        costs=[planning.State(goal, 0.7), planning.Input(0.3, target=0.1), planning.Function(mech.distances, 0.4, target=0.2, at=[1, 3])],
+        costs=[
+            planning.State(goal, 0.7),
+            planning.Input(0.3, target=0.1),
+            planning.Function(mech.distances, 0.4, target=0.2, at=[1, 3]),
+            combined,
+        ],
         equalities=[planning.State(goal, rows=[0, 4, 6], weight=2.0, at=-1)],
         inequalities=[planning.Function(mech.distances, at=2)],
         coordinates=coordinates,
@@ -233,6 +240,7 @@ def test_options_of_the_mechanism_stay() -> None:
         ({"limits": (1.0, -1.0)}, "least"),
         ({"input_map": torch.zeros(2, 1, dtype=torch.float64)}, "input_map"),
         ({"coordinates": "polar"}, "coordinates"),
+        ({"costs": [planning.State(td.models.pendulum().initial_state(), matrix=torch.zeros(1, 3))]}, r"matrix: got shape \(1, 3\)"),
         ({"costs": [planning.Input(-1.0)]}, "weight"),
         ({"costs": [planning.Input(1.0, at=10)]}, "nodes from -10 to 9"),
         ({"costs": [planning.Input(torch.ones(3))]}, "shape"),

@@ -363,7 +363,8 @@ class Actuators(PhysicalModule):
     @property
     def tree_coordinates(self) -> Tensor | None:
         """The minimal coordinate of each actuator (n,); None where a joint closes a loop, or where a subclass has a law of its own."""
-        return None if self._places is None or not self.in_kernel else torch.tensor(self._places)
+        own_law = type(self).forward is not Actuators.forward
+        return None if self._places is None or own_law else torch.tensor(self._places)
 
     def on(self, mech: Driven) -> Actuators:
         """The same actuators, with tensors of the same numbers and graphs, for another mechanism whose joints have the same inputs."""

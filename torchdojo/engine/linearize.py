@@ -149,13 +149,13 @@ def slopes(law: Actuators, ctrl: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Ten
         clipped = torch.clamp(value, bounds[..., 0], bounds[..., 1])
         return clipped, clipped == value
 
-    length, velocity = law.length0 + law.gear * q, law.gear * rate
     held, free = within(ctrl, law.ctrlrange)
-    gain, bias = (p[..., 0] + p[..., 1] * length + p[..., 2] * velocity for p in (law.gain, law.bias))
+    terms = torch.stack((torch.ones_like(q), law.length0 + law.gear * q, law.gear * rate), dim=-1)
+    gain, bias = (law.gain * terms).sum(-1), (law.bias * terms).sum(-1)
     force, pushes = within(gain * held + bias, law.forcerange)
     u, acts = within(law.sum_inputs(law.gear * force), law.inputrange)
     lever = law.gear * (pushes & acts[..., law.input_index])
-    by_q, by_rate = (lever * law.gear * (law.gain[..., k] * held + law.bias[..., k]) for k in (1, 2))
+    by_q, by_rate = ((lever * law.gear)[..., None] * (law.gain[..., 1:] * held[..., None] + law.bias[..., 1:])).unbind(-1)
     return u + law.sum_inputs(law.carried_damping * rate), lever * gain * free, by_q, by_rate + law.carried_damping
 
 
