@@ -66,8 +66,7 @@ def plan(config: Path, *, output: Path | None = None, changes: Sequence[str] = (
     seconds = time.process_time() - start
     h = float(task.problem.mech.timestep)
     replays = {
-        name: found.replay(timestep=h / description.replay, kappa=REPLAY_KAPPA, feedback=feedback, lag=task.lag)
-        for name, feedback in (("with its gains", True), ("open loop", False))
+        name: task.replay(found, description.replay, feedback) for name, feedback in (("with its gains", True), ("open loop", False))
     }
     status = PlanStatus(int(found.status))
     report = finite(

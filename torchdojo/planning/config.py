@@ -19,10 +19,11 @@ from torchdojo.planning import options as schedules
 from torchdojo.planning.dynamics import COORDINATES
 from torchdojo.planning.gait import HOLDING, holding_inputs
 from torchdojo.planning.options import SolveOptions
+from torchdojo.planning.plan import Plan, Replay
 from torchdojo.planning.problem import Problem
 from torchdojo.planning.residuals import Input, Residual, State
 from torchdojo.planning.solver import METHODS
-from torchdojo.planning.tasks import TASKS
+from torchdojo.planning.tasks import TASKS, Task
 from torchdojo.state.layout import TANGENT_SIZE
 
 __all__ = ["PlanConfig", "PlanTask", "read_config"]
@@ -106,7 +107,7 @@ class PlanConfig:
             task = TASKS[self.task]
             _check_names("task_options", self.task_options, [name for name in inspect.signature(task.make).parameters if name != "noise"])
             options = parse(SolveOptions, {**task.options, **given}, "options")
-            return PlanTask(task.make(None, **self.task_options), options, self.method, task.lag if self.lag is None else self.lag)
+            return PlanTask(task.make(None, **self.task_options), options, self.method, self.lag, task)
         return PlanTask(self._problem(), parse(SolveOptions, given, "options"), self.method, self.lag)
 
     def _problem(self) -> Problem:
@@ -161,12 +162,19 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class PlanTask:
-    """What `solve` needs, and the lag of the replay (None: its default)."""
+    """What `solve` needs, and what replays need: their lag (None: its default, or the task's), and the row of `TASKS`, if any."""
 
     problem: Problem
     options: SolveOptions
     method: str
     lag: float | None
+    task: Task | None = None
+
+    def replay(self, plan: Plan, parts: int, feedback: bool) -> Replay:
+        """The plan in steps of h/parts at kappa 1e-8, with feedback or without."""
+        if self.task is not None and self.lag is None:
+            return self.task.replay(plan, feedback, parts)
+        return plan.replay(timestep=float(plan.problem.mech.timestep) / parts, feedback=feedback, lag=self.lag)
 
 
 def read_config(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> PlanConfig:

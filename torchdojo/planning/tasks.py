@@ -181,9 +181,9 @@ class Task(NamedTuple):
     lag: float | None = None
     tracking: tuple[float, float, float] | None = None
 
-    def replay(self, plan: Plan, feedback: bool = True) -> Replay:
-        """The plan in steps of h/10 at kappa 1e-8, with or without feedback."""
-        timestep = float(plan.problem.mech.timestep) / 10
+    def replay(self, plan: Plan, feedback: bool = True, parts: int = 10) -> Replay:
+        """The plan in steps of h/parts at kappa 1e-8, with or without feedback."""
+        timestep = float(plan.problem.mech.timestep) / parts
         if not feedback or self.tracking is None:
             return plan.replay(timestep=timestep, feedback=feedback, lag=self.lag)
         grad_kappa, penalty, lag = self.tracking
