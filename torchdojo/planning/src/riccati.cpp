@@ -21,158 +21,158 @@ typedef double Vector __attribute__((vector_size(8 * kLanes)));
 
 inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-inline Vector load(const double* p) {
-  Vector v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
+inline Vector load(const double *p) {
+    Vector v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
 }
 
 // A tile of kRows rows and kWide vectors of c += aᵀ b, with a entry (k, i) at a[k * a_k + i * a_i].
 template <int kRows, int kWide>
-inline void tile(double* c, int64_t ldc, const double* a, int64_t a_i, int64_t a_k, const double* b, int64_t ldb, int64_t depth) {
-  Vector sum[kRows][kWide];
-  for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kWide; ++j) sum[i][j] = load(c + i * ldc + j * kLanes);
-  for (int64_t k = 0; k < depth; ++k) {
-    Vector row[kWide];
-    for (int j = 0; j < kWide; ++j) row[j] = load(b + k * ldb + j * kLanes);
-    for (int i = 0; i < kRows; ++i) {
-      const double factor = a[k * a_k + i * a_i];
-      for (int j = 0; j < kWide; ++j) sum[i][j] += factor * row[j];
+inline void tile(double *c, int64_t ldc, const double *a, int64_t a_i, int64_t a_k, const double *b, int64_t ldb, int64_t depth) {
+    Vector sum[kRows][kWide];
+    for (int i = 0; i < kRows; ++i)
+        for (int j = 0; j < kWide; ++j) sum[i][j] = load(c + i * ldc + j * kLanes);
+    for (int64_t k = 0; k < depth; ++k) {
+        Vector row[kWide];
+        for (int j = 0; j < kWide; ++j) row[j] = load(b + k * ldb + j * kLanes);
+        for (int i = 0; i < kRows; ++i) {
+            const double factor = a[k * a_k + i * a_i];
+            for (int j = 0; j < kWide; ++j) sum[i][j] += factor * row[j];
+        }
     }
-  }
-  for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kWide; ++j) std::memcpy(c + i * ldc + j * kLanes, &sum[i][j], sizeof(Vector));
+    for (int i = 0; i < kRows; ++i)
+        for (int j = 0; j < kWide; ++j) std::memcpy(c + i * ldc + j * kLanes, &sum[i][j], sizeof(Vector));
 }
 
 template <int kRows>
-inline void strip(double* c, int64_t ldc, const double* a, int64_t a_i, int64_t a_k, const double* b, int64_t ldb, int64_t depth,
+inline void strip(double *c, int64_t ldc, const double *a, int64_t a_i, int64_t a_k, const double *b, int64_t ldb, int64_t depth,
                   int64_t from, int64_t to) {
-  int64_t j = from;
-  for (; j + 2 * kLanes <= to; j += 2 * kLanes) tile<kRows, 2>(c + j, ldc, a, a_i, a_k, b + j, ldb, depth);
-  for (; j < to; j += kLanes) tile<kRows, 1>(c + j, ldc, a, a_i, a_k, b + j, ldb, depth);
+    int64_t j = from;
+    for (; j + 2 * kLanes <= to; j += 2 * kLanes) tile<kRows, 2>(c + j, ldc, a, a_i, a_k, b + j, ldb, depth);
+    for (; j < to; j += kLanes) tile<kRows, 1>(c + j, ldc, a, a_i, a_k, b + j, ldb, depth);
 }
 
 // c (rows, cols) += aᵀ b: columns in whole vectors, so leading dimensions are padded. `upper`: only on and right of the diagonal, for
 // rows up to `square`.
-void multiply(double* c, int64_t ldc, const double* a, int64_t a_i, int64_t a_k, const double* b, int64_t ldb, int64_t depth, int64_t rows,
+void multiply(double *c, int64_t ldc, const double *a, int64_t a_i, int64_t a_k, const double *b, int64_t ldb, int64_t depth, int64_t rows,
               int64_t cols, bool upper, int64_t square) {
-  int64_t i = 0;
-  for (; i < rows; i += 4) {
-    const int64_t from = upper ? std::min(i, square) / kLanes * kLanes : 0;
-    double* row = c + i * ldc;
-    const double* column = a + i * a_i;
-    switch (std::min<int64_t>(4, rows - i)) {
-      case 4: strip<4>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
-      case 3: strip<3>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
-      case 2: strip<2>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
-      default: strip<1>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols);
+    int64_t i = 0;
+    for (; i < rows; i += 4) {
+        const int64_t from = upper ? std::min(i, square) / kLanes * kLanes : 0;
+        double *row = c + i * ldc;
+        const double *column = a + i * a_i;
+        switch (std::min<int64_t>(4, rows - i)) {
+            case 4: strip<4>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
+            case 3: strip<3>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
+            case 2: strip<2>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols); break;
+            default: strip<1>(row, ldc, column, a_i, a_k, b, ldb, depth, from, cols);
+        }
     }
-  }
 }
 
 // Cholesky factor of a (m, m) in place, lower triangle. False where a is not positive definite.
-bool cholesky(double* a, int64_t m) {
-  for (int64_t j = 0; j < m; ++j) {
-    double d = a[j * m + j];
-    for (int64_t k = 0; k < j; ++k) d -= a[j * m + k] * a[j * m + k];
-    if (!(d > 0.0) || !std::isfinite(d)) return false;
-    d = std::sqrt(d);
-    a[j * m + j] = d;
-    for (int64_t i = j + 1; i < m; ++i) {
-      double s = a[i * m + j];
-      for (int64_t k = 0; k < j; ++k) s -= a[i * m + k] * a[j * m + k];
-      a[i * m + j] = s / d;
+bool cholesky(double *a, int64_t m) {
+    for (int64_t j = 0; j < m; ++j) {
+        double d = a[j * m + j];
+        for (int64_t k = 0; k < j; ++k) d -= a[j * m + k] * a[j * m + k];
+        if (!(d > 0.0) || !std::isfinite(d)) return false;
+        d = std::sqrt(d);
+        a[j * m + j] = d;
+        for (int64_t i = j + 1; i < m; ++i) {
+            double s = a[i * m + j];
+            for (int64_t k = 0; k < j; ++k) s -= a[i * m + k] * a[j * m + k];
+            a[i * m + j] = s / d;
+        }
     }
-  }
-  return true;
+    return true;
 }
 
 // x (m, q) = a⁻¹ x in place, with the factor of a.
-void solve(const double* l, double* x, int64_t m, int64_t q) {
-  for (int64_t i = 0; i < m; ++i) {
-    double* row = x + i * q;
-    for (int64_t k = 0; k < i; ++k) {
-      const double f = l[i * m + k];
-      for (int64_t j = 0; j < q; ++j) row[j] -= f * x[k * q + j];
+void solve(const double *l, double *x, int64_t m, int64_t q) {
+    for (int64_t i = 0; i < m; ++i) {
+        double *row = x + i * q;
+        for (int64_t k = 0; k < i; ++k) {
+            const double f = l[i * m + k];
+            for (int64_t j = 0; j < q; ++j) row[j] -= f * x[k * q + j];
+        }
+        const double inverse = 1.0 / l[i * m + i];
+        for (int64_t j = 0; j < q; ++j) row[j] *= inverse;
     }
-    const double inverse = 1.0 / l[i * m + i];
-    for (int64_t j = 0; j < q; ++j) row[j] *= inverse;
-  }
-  for (int64_t i = m - 1; i >= 0; --i) {
-    double* row = x + i * q;
-    for (int64_t k = i + 1; k < m; ++k) {
-      const double f = l[k * m + i];
-      for (int64_t j = 0; j < q; ++j) row[j] -= f * x[k * q + j];
+    for (int64_t i = m - 1; i >= 0; --i) {
+        double *row = x + i * q;
+        for (int64_t k = i + 1; k < m; ++k) {
+            const double f = l[k * m + i];
+            for (int64_t j = 0; j < q; ++j) row[j] -= f * x[k * q + j];
+        }
+        const double inverse = 1.0 / l[i * m + i];
+        for (int64_t j = 0; j < q; ++j) row[j] *= inverse;
     }
-    const double inverse = 1.0 / l[i * m + i];
-    for (int64_t j = 0; j < q; ++j) row[j] *= inverse;
-  }
 }
 
 struct Box {
-  std::vector<double> factor, gradient, trial, step;
-  std::vector<char> held, before;
-  explicit Box(int64_t m) : factor(m * m), gradient(m), trial(m), step(m), held(m), before(m) {}
+    std::vector<double> factor, gradient, trial, step;
+    std::vector<char> held, before;
+    explicit Box(int64_t m) : factor(m * m), gradient(m), trial(m), step(m), held(m), before(m) {}
 
-  bool factorize(const double* H, int64_t m) {
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < m; ++j) factor[i * m + j] = held[i] || held[j] ? double(i == j) : H[i * m + j];
-    return cholesky(factor.data(), m);
-  }
-
-  static double value(const double* H, const double* g, const double* x, int64_t m) {
-    double total = 0.0;
-    for (int64_t i = 0; i < m; ++i) {
-      double s = 0.0;
-      for (int64_t j = 0; j < m; ++j) s += H[i * m + j] * x[j];
-      total += x[i] * (0.5 * s + g[i]);
+    bool factorize(const double *H, int64_t m) {
+        for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < m; ++j) factor[i * m + j] = held[i] || held[j] ? double(i == j) : H[i * m + j];
+        return cholesky(factor.data(), m);
     }
-    return total;
-  }
 
-  // x = argmin ½ xᵀHx + gᵀx in [lower, upper] by projected Newton steps. Leaves the factor of the free inputs and `held`.
-  bool minimize(const double* H, const double* g, const double* lower, const double* upper, double* x, int64_t m) {
-    for (int64_t i = 0; i < m; ++i) x[i] = std::min(std::max(0.0, lower[i]), upper[i]);
-    std::fill(before.begin(), before.end(), 2);
-    for (int round = 0; round < kBoxIterations; ++round) {
-      double scale = 0.0, free_gradient = 0.0;
-      for (int64_t i = 0; i < m; ++i) {
-        double s = g[i];
-        for (int64_t j = 0; j < m; ++j) s += H[i * m + j] * x[j];
-        gradient[i] = s;
-        scale = std::max(scale, std::fabs(g[i]));
-        held[i] = (x[i] <= lower[i] && s > 0.0) || (x[i] >= upper[i] && s < 0.0);
-        if (!held[i]) free_gradient = std::max(free_gradient, std::fabs(s));
-      }
-      if (held != before && !factorize(H, m)) return false;
-      before = held;
-      if (free_gradient <= 1e-12 * (scale + 1e-300)) return true;
-      for (int64_t i = 0; i < m; ++i) step[i] = held[i] ? 0.0 : -gradient[i];
-      solve(factor.data(), step.data(), m, 1);
-      const double start = value(H, g, x, m);
-      double slope = 0.0, alpha = 1.0;
-      for (int64_t i = 0; i < m; ++i) slope += step[i] * gradient[i];
-      bool moved = false;
-      for (int search = 0; search < kLineSearch && !moved; ++search, alpha *= 0.5) {
-        for (int64_t i = 0; i < m; ++i) trial[i] = std::min(std::max(x[i] + alpha * step[i], lower[i]), upper[i]);
-        moved = value(H, g, trial.data(), m) <= start + 0.1 * alpha * slope + 1e-15 * std::fabs(start);
-      }
-      if (!moved) return true;
-      std::copy(trial.begin(), trial.end(), x);
+    static double value(const double *H, const double *g, const double *x, int64_t m) {
+        double total = 0.0;
+        for (int64_t i = 0; i < m; ++i) {
+            double s = 0.0;
+            for (int64_t j = 0; j < m; ++j) s += H[i * m + j] * x[j];
+            total += x[i] * (0.5 * s + g[i]);
+        }
+        return total;
     }
-    return true;
-  }
+
+    // x = argmin ½ xᵀHx + gᵀx in [lower, upper] by projected Newton steps. Leaves the factor of the free inputs and `held`.
+    bool minimize(const double *H, const double *g, const double *lower, const double *upper, double *x, int64_t m) {
+        for (int64_t i = 0; i < m; ++i) x[i] = std::min(std::max(0.0, lower[i]), upper[i]);
+        std::fill(before.begin(), before.end(), 2);
+        for (int round = 0; round < kBoxIterations; ++round) {
+            double scale = 0.0, free_gradient = 0.0;
+            for (int64_t i = 0; i < m; ++i) {
+                double s = g[i];
+                for (int64_t j = 0; j < m; ++j) s += H[i * m + j] * x[j];
+                gradient[i] = s;
+                scale = std::max(scale, std::fabs(g[i]));
+                held[i] = (x[i] <= lower[i] && s > 0.0) || (x[i] >= upper[i] && s < 0.0);
+                if (!held[i]) free_gradient = std::max(free_gradient, std::fabs(s));
+            }
+            if (held != before && !factorize(H, m)) return false;
+            before = held;
+            if (free_gradient <= 1e-12 * (scale + 1e-300)) return true;
+            for (int64_t i = 0; i < m; ++i) step[i] = held[i] ? 0.0 : -gradient[i];
+            solve(factor.data(), step.data(), m, 1);
+            const double start = value(H, g, x, m);
+            double slope = 0.0, alpha = 1.0;
+            for (int64_t i = 0; i < m; ++i) slope += step[i] * gradient[i];
+            bool moved = false;
+            for (int search = 0; search < kLineSearch && !moved; ++search, alpha *= 0.5) {
+                for (int64_t i = 0; i < m; ++i) trial[i] = std::min(std::max(x[i] + alpha * step[i], lower[i]), upper[i]);
+                moved = value(H, g, trial.data(), m) <= start + 0.1 * alpha * slope + 1e-15 * std::fabs(start);
+            }
+            if (!moved) return true;
+            std::copy(trial.begin(), trial.end(), x);
+        }
+        return true;
+    }
 };
 
 // Leading dimensions: N = padded(n) for V, Kp and S; Q = padded(n + m) for AB, VM and H.
 struct Workspace {
-  int64_t N, Q;
-  std::vector<double> V, v, AB, VM, H, g, Qr, Qux, Quuk, Kp, S;
-  Box box;
-  Workspace(int64_t n, int64_t m)
-      : N(padded(n)), Q(padded(n + m)), V(n * N), v(n), AB(n * Q), VM(n * Q), H((n + m) * Q), g(Q), Qr(m * m), Qux(m * n), Quuk(m), Kp(m * N),
-        S(m * N), box(m) {}
+    int64_t N, Q;
+    std::vector<double> V, v, AB, VM, H, g, Qr, Qux, Quuk, Kp, S;
+    Box box;
+    Workspace(int64_t n, int64_t m)
+        : N(padded(n)), Q(padded(n + m)), V(n * N), v(n), AB(n * Q), VM(n * Q), H((n + m) * Q), g(Q), Qr(m * m), Qux(m * n), Quuk(m),
+          Kp(m * N), S(m * N), box(m) {}
 };
 
 }  // namespace
@@ -180,150 +180,150 @@ struct Workspace {
 extern "C" {
 
 struct TdRiccati {
-  int64_t problems, regularizations, steps, n, m, threads;
-  const double *AB;         // (P, T, n, n + m): A and B side by side
-  const double *BB;         // (P, T, m, n + m): BᵀA and BᵀB side by side
-  const double *defect;     // (P, T, n), or null
-  const double *lx, *lxx;   // (P, T + 1, n), (P, T + 1, n, n)
-  const double *lu, *luu;   // (P, T, m), (P, T, m, m)
-  const double *lower, *upper;  // (P, T, m) least and largest du, or null
-  const double *mu;         // (P, M)
-  double floor;             // ε
-  double *k, *K;            // (P, M, T, m), (P, M, T, m, n)
-  double *expected;         // (P, M, 2): Σ kᵀQu and Σ ½ kᵀQuu k
-  double *dx, *du;          // (P, M, T + 1, n), (P, M, T, m), or null
-  int64_t *ok;              // (P, M)
+    int64_t problems, regularizations, steps, n, m, threads;
+    const double *AB;  // (P, T, n, n + m): A and B side by side
+    const double *BB;  // (P, T, m, n + m): BᵀA and BᵀB side by side
+    const double *defect;  // (P, T, n), or null
+    const double *lx, *lxx;  // (P, T + 1, n), (P, T + 1, n, n)
+    const double *lu, *luu;  // (P, T, m), (P, T, m, m)
+    const double *lower, *upper;  // (P, T, m) least and largest du, or null
+    const double *mu;  // (P, M)
+    double floor;  // ε
+    double *k, *K;  // (P, M, T, m), (P, M, T, m, n)
+    double *expected;  // (P, M, 2): Σ kᵀQu and Σ ½ kᵀQuu k
+    double *dx, *du;  // (P, M, T + 1, n), (P, M, T, m), or null
+    int64_t *ok;  // (P, M)
 };
 
-static bool sweep(const TdRiccati& in, int64_t problem, int64_t which, Workspace& w) {
-  const int64_t n = in.n, m = in.m, q = n + m, T = in.steps, item = problem * in.regularizations + which;
-  const double mu = in.mu[item];
-  double *k = in.k + item * T * m, *K = in.K + item * T * m * n;
-  double first = 0.0, second = 0.0;
-  std::copy_n(in.lx + (problem * (T + 1) + T) * n, n, w.v.data());
-  const int64_t N = w.N, Q = w.Q;
-  for (int64_t i = 0; i < n; ++i) std::copy_n(in.lxx + ((problem * (T + 1) + T) * n + i) * n, n, w.V.data() + i * N);
-  for (int64_t t = T - 1; t >= 0; --t) {
-    const int64_t node = problem * T + t;
-    const double *AB = in.AB + node * n * q, *BB = in.BB + node * m * q;
-    const double *lx = in.lx + (problem * (T + 1) + t) * n, *lxx = in.lxx + (problem * (T + 1) + t) * n * n;
-    const double *lu = in.lu + node * m, *luu = in.luu + node * m * m;
-    if (in.defect) {
-      const double* d = in.defect + node * n;
-      for (int64_t i = 0; i < n; ++i) {
-        double s = 0.0;
-        for (int64_t j = 0; j < n; ++j) s += w.V[i * N + j] * d[j];
-        w.g[i] = s;
-      }
-      for (int64_t i = 0; i < n; ++i) w.v[i] += w.g[i];
+static bool sweep(const TdRiccati &in, int64_t problem, int64_t which, Workspace &w) {
+    const int64_t n = in.n, m = in.m, q = n + m, T = in.steps, item = problem * in.regularizations + which;
+    const double mu = in.mu[item];
+    double *k = in.k + item * T * m, *K = in.K + item * T * m * n;
+    double first = 0.0, second = 0.0;
+    std::copy_n(in.lx + (problem * (T + 1) + T) * n, n, w.v.data());
+    const int64_t N = w.N, Q = w.Q;
+    for (int64_t i = 0; i < n; ++i) std::copy_n(in.lxx + ((problem * (T + 1) + T) * n + i) * n, n, w.V.data() + i * N);
+    for (int64_t t = T - 1; t >= 0; --t) {
+        const int64_t node = problem * T + t;
+        const double *AB = in.AB + node * n * q, *BB = in.BB + node * m * q;
+        const double *lx = in.lx + (problem * (T + 1) + t) * n, *lxx = in.lxx + (problem * (T + 1) + t) * n * n;
+        const double *lu = in.lu + node * m, *luu = in.luu + node * m * m;
+        if (in.defect) {
+            const double *d = in.defect + node * n;
+            for (int64_t i = 0; i < n; ++i) {
+                double s = 0.0;
+                for (int64_t j = 0; j < n; ++j) s += w.V[i * N + j] * d[j];
+                w.g[i] = s;
+            }
+            for (int64_t i = 0; i < n; ++i) w.v[i] += w.g[i];
+        }
+        std::fill(w.VM.begin(), w.VM.end(), 0.0);
+        std::fill(w.H.begin(), w.H.end(), 0.0);
+        std::fill(w.g.begin(), w.g.end(), 0.0);
+        for (int64_t i = 0; i < n; ++i) std::copy_n(AB + i * q, q, w.AB.data() + i * Q);
+        multiply(w.VM.data(), Q, w.V.data(), N, 1, w.AB.data(), Q, n, n, Q, false, 0);
+        multiply(w.H.data(), Q, w.AB.data(), 1, Q, w.VM.data(), Q, n, q, Q, true, n);
+        multiply(w.g.data(), Q, w.v.data(), n, 1, w.AB.data(), Q, n, 1, Q, false, 0);
+        // H has [xx upper, xu; ., uu]; rows of u are complete from column n on.
+        double *Quu = w.H.data() + n * Q + n;  // rows Q apart
+        for (int64_t i = 0; i < m; ++i) {
+            w.g[n + i] += lu[i];
+            for (int64_t j = 0; j < m; ++j) {
+                Quu[i * Q + j] += luu[i * m + j];
+                w.Qr[i * m + j] = Quu[i * Q + j] + mu * (BB[i * q + n + j] + (i == j ? in.floor : 0.0));
+            }
+            for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] = w.H[j * Q + n + i];
+        }
+        const double *Qu = w.g.data() + n;
+        double *kt = k + t * m, *Kt = K + t * m * n;
+        if (in.lower) {
+            if (!w.box.minimize(w.Qr.data(), Qu, in.lower + node * m, in.upper + node * m, kt, m)) return false;
+        } else {
+            std::fill(w.box.held.begin(), w.box.held.end(), 0);
+            if (!w.box.factorize(w.Qr.data(), m)) return false;
+            for (int64_t i = 0; i < m; ++i) kt[i] = -Qu[i];
+            solve(w.box.factor.data(), kt, m, 1);
+        }
+        for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < n; ++j) Kt[i * n + j] = w.box.held[i] ? 0.0 : -(w.Qux[i * n + j] + mu * BB[i * q + j]);
+        solve(w.box.factor.data(), Kt, m, n);
+        // V and v of this node, with the Quu and Qux that are not regularized.
+        for (int64_t i = 0; i < m; ++i) {
+            double s = 0.0;
+            for (int64_t j = 0; j < m; ++j) s += Quu[i * Q + j] * kt[j];
+            w.Quuk[i] = s + Qu[i];
+            first += kt[i] * Qu[i];
+            second += 0.5 * kt[i] * s;
+            // S = ½ Quu K + Qux, so that KᵀS + SᵀK = KᵀQuuK + KᵀQux + QuxᵀK
+            double *S = w.S.data() + i * N, *row = w.Kp.data() + i * N;
+            std::copy_n(Kt + i * n, n, row);
+            std::copy_n(w.Qux.data() + i * n, n, S);
+            for (int64_t a = 0; a < m; ++a) {
+                const double f = 0.5 * Quu[i * Q + a];
+                for (int64_t j = 0; j < n; ++j) S[j] += f * Kt[a * n + j];
+            }
+        }
+        for (int64_t i = 0; i < n; ++i) {
+            double s = lx[i] + w.g[i];
+            for (int64_t a = 0; a < m; ++a) s += Kt[a * n + i] * w.Quuk[a] + w.Qux[a * n + i] * kt[a];
+            w.v[i] = s;
+            double *row = w.V.data() + i * N;
+            for (int64_t j = i; j < n; ++j) row[j] = 0.5 * (lxx[i * n + j] + lxx[j * n + i]) + w.H[i * Q + j];
+        }
+        multiply(w.V.data(), N, w.Kp.data(), 1, N, w.S.data(), N, m, n, N, true, n);
+        multiply(w.V.data(), N, w.S.data(), 1, N, w.Kp.data(), N, m, n, N, true, n);
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = 0; j < i; ++j) w.V[i * N + j] = w.V[j * N + i];
     }
-    std::fill(w.VM.begin(), w.VM.end(), 0.0);
-    std::fill(w.H.begin(), w.H.end(), 0.0);
-    std::fill(w.g.begin(), w.g.end(), 0.0);
-    for (int64_t i = 0; i < n; ++i) std::copy_n(AB + i * q, q, w.AB.data() + i * Q);
-    multiply(w.VM.data(), Q, w.V.data(), N, 1, w.AB.data(), Q, n, n, Q, false, 0);
-    multiply(w.H.data(), Q, w.AB.data(), 1, Q, w.VM.data(), Q, n, q, Q, true, n);
-    multiply(w.g.data(), Q, w.v.data(), n, 1, w.AB.data(), Q, n, 1, Q, false, 0);
-    // H has [xx upper, xu; ., uu]; rows of u are complete from column n on.
-    double* Quu = w.H.data() + n * Q + n;  // rows Q apart
-    for (int64_t i = 0; i < m; ++i) {
-      w.g[n + i] += lu[i];
-      for (int64_t j = 0; j < m; ++j) {
-        Quu[i * Q + j] += luu[i * m + j];
-        w.Qr[i * m + j] = Quu[i * Q + j] + mu * (BB[i * q + n + j] + (i == j ? in.floor : 0.0));
-      }
-      for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] = w.H[j * Q + n + i];
+    in.expected[2 * item] = first;
+    in.expected[2 * item + 1] = second;
+    if (!std::isfinite(first) || !std::isfinite(second)) return false;
+    if (!in.dx) return true;
+    double *dx = in.dx + item * (T + 1) * n, *du = in.du + item * T * m;
+    std::fill_n(dx, n, 0.0);
+    for (int64_t t = 0; t < T; ++t) {
+        const double *AB = in.AB + (problem * T + t) * n * q;
+        const double *x = dx + t * n;
+        double *u = du + t * m, *next = dx + (t + 1) * n;
+        for (int64_t i = 0; i < m; ++i) {
+            double s = k[t * m + i];
+            for (int64_t j = 0; j < n; ++j) s += K[(t * m + i) * n + j] * x[j];
+            u[i] = s;
+            if (in.lower) {
+                const int64_t place = (problem * T + t) * m + i;
+                u[i] = std::min(std::max(s, in.lower[place]), in.upper[place]);
+            }
+        }
+        for (int64_t i = 0; i < n; ++i) {
+            double s = in.defect ? in.defect[(problem * T + t) * n + i] : 0.0;
+            for (int64_t j = 0; j < n; ++j) s += AB[i * q + j] * x[j];
+            for (int64_t j = 0; j < m; ++j) s += AB[i * q + n + j] * u[j];
+            next[i] = s;
+        }
     }
-    const double* Qu = w.g.data() + n;
-    double *kt = k + t * m, *Kt = K + t * m * n;
-    if (in.lower) {
-      if (!w.box.minimize(w.Qr.data(), Qu, in.lower + node * m, in.upper + node * m, kt, m)) return false;
-    } else {
-      std::fill(w.box.held.begin(), w.box.held.end(), 0);
-      if (!w.box.factorize(w.Qr.data(), m)) return false;
-      for (int64_t i = 0; i < m; ++i) kt[i] = -Qu[i];
-      solve(w.box.factor.data(), kt, m, 1);
-    }
-    for (int64_t i = 0; i < m; ++i)
-      for (int64_t j = 0; j < n; ++j) Kt[i * n + j] = w.box.held[i] ? 0.0 : -(w.Qux[i * n + j] + mu * BB[i * q + j]);
-    solve(w.box.factor.data(), Kt, m, n);
-    // V and v of this node, with the Quu and Qux that are not regularized.
-    for (int64_t i = 0; i < m; ++i) {
-      double s = 0.0;
-      for (int64_t j = 0; j < m; ++j) s += Quu[i * Q + j] * kt[j];
-      w.Quuk[i] = s + Qu[i];
-      first += kt[i] * Qu[i];
-      second += 0.5 * kt[i] * s;
-      // S = ½ Quu K + Qux, so that KᵀS + SᵀK = KᵀQuuK + KᵀQux + QuxᵀK
-      double *S = w.S.data() + i * N, *row = w.Kp.data() + i * N;
-      std::copy_n(Kt + i * n, n, row);
-      std::copy_n(w.Qux.data() + i * n, n, S);
-      for (int64_t a = 0; a < m; ++a) {
-        const double f = 0.5 * Quu[i * Q + a];
-        for (int64_t j = 0; j < n; ++j) S[j] += f * Kt[a * n + j];
-      }
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      double s = lx[i] + w.g[i];
-      for (int64_t a = 0; a < m; ++a) s += Kt[a * n + i] * w.Quuk[a] + w.Qux[a * n + i] * kt[a];
-      w.v[i] = s;
-      double* row = w.V.data() + i * N;
-      for (int64_t j = i; j < n; ++j) row[j] = 0.5 * (lxx[i * n + j] + lxx[j * n + i]) + w.H[i * Q + j];
-    }
-    multiply(w.V.data(), N, w.Kp.data(), 1, N, w.S.data(), N, m, n, N, true, n);
-    multiply(w.V.data(), N, w.S.data(), 1, N, w.Kp.data(), N, m, n, N, true, n);
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t j = 0; j < i; ++j) w.V[i * N + j] = w.V[j * N + i];
-  }
-  in.expected[2 * item] = first;
-  in.expected[2 * item + 1] = second;
-  if (!std::isfinite(first) || !std::isfinite(second)) return false;
-  if (!in.dx) return true;
-  double *dx = in.dx + item * (T + 1) * n, *du = in.du + item * T * m;
-  std::fill_n(dx, n, 0.0);
-  for (int64_t t = 0; t < T; ++t) {
-    const double* AB = in.AB + (problem * T + t) * n * q;
-    const double* x = dx + t * n;
-    double *u = du + t * m, *next = dx + (t + 1) * n;
-    for (int64_t i = 0; i < m; ++i) {
-      double s = k[t * m + i];
-      for (int64_t j = 0; j < n; ++j) s += K[(t * m + i) * n + j] * x[j];
-      u[i] = s;
-      if (in.lower) {
-        const int64_t place = (problem * T + t) * m + i;
-        u[i] = std::min(std::max(s, in.lower[place]), in.upper[place]);
-      }
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      double s = in.defect ? in.defect[(problem * T + t) * n + i] : 0.0;
-      for (int64_t j = 0; j < n; ++j) s += AB[i * q + j] * x[j];
-      for (int64_t j = 0; j < m; ++j) s += AB[i * q + n + j] * u[j];
-      next[i] = s;
-    }
-  }
-  return true;
+    return true;
 }
 
 // The result of a sweep that failed: zeros, which try nothing.
-static void clear(const TdRiccati& in, int64_t item) {
-  std::fill_n(in.k + item * in.steps * in.m, in.steps * in.m, 0.0);
-  std::fill_n(in.K + item * in.steps * in.m * in.n, in.steps * in.m * in.n, 0.0);
-  std::fill_n(in.expected + 2 * item, 2, 0.0);
-  if (!in.dx) return;
-  std::fill_n(in.dx + item * (in.steps + 1) * in.n, (in.steps + 1) * in.n, 0.0);
-  std::fill_n(in.du + item * in.steps * in.m, in.steps * in.m, 0.0);
+static void clear(const TdRiccati &in, int64_t item) {
+    std::fill_n(in.k + item * in.steps * in.m, in.steps * in.m, 0.0);
+    std::fill_n(in.K + item * in.steps * in.m * in.n, in.steps * in.m * in.n, 0.0);
+    std::fill_n(in.expected + 2 * item, 2, 0.0);
+    if (!in.dx) return;
+    std::fill_n(in.dx + item * (in.steps + 1) * in.n, (in.steps + 1) * in.n, 0.0);
+    std::fill_n(in.du + item * in.steps * in.m, in.steps * in.m, 0.0);
 }
 
-void td_riccati(const TdRiccati* in) {
-  const int64_t items = in->problems * in->regularizations;
+void td_riccati(const TdRiccati *in) {
+    const int64_t items = in->problems * in->regularizations;
 #pragma omp parallel num_threads(static_cast<int>(std::max<int64_t>(1, std::min(in->threads, items))))
-  {
-    Workspace workspace(in->n, in->m);
+    {
+        Workspace workspace(in->n, in->m);
 #pragma omp for schedule(static)
-    for (int64_t item = 0; item < items; ++item) {
-      in->ok[item] = sweep(*in, item / in->regularizations, item % in->regularizations, workspace);
-      if (!in->ok[item]) clear(*in, item);
+        for (int64_t item = 0; item < items; ++item) {
+            in->ok[item] = sweep(*in, item / in->regularizations, item % in->regularizations, workspace);
+            if (!in->ok[item]) clear(*in, item);
+        }
     }
-  }
 }
 }
