@@ -165,9 +165,9 @@ class PlannedStructure(Structure):
                 (..., T or T + 1, num_coordinates), with ⊖ as in `difference_minimal`.
             u: ū (..., T, nu). ctrl: instead of u, controls, as in `step`; then u above is the control of a period.
             gain: K (..., T, nu, 12 nb), or (..., T, nu, 2n) for a pair. feedforward: k (..., T, nu). scale: α, a number or (...,).
-            solution: (..., T, num_unknowns) of the nominal steps, from `Trajectory.solution` with keep_solutions. The iterations of each
-                step then start from that of its own time, and not from the step before: half as many near the nominal trajectory. Steps
-                of the reference backend leave it aside.
+            solution: (..., T, num_unknowns) of the nominal trajectory, from `Trajectory.solution` with keep_solutions. The iterations of
+                the first step of each period then start from that of its own time, and not from the step before: half as many near the
+                nominal trajectory. It changes no result but where a step has several. The reference backend leaves it aside.
             bounds: (lower, upper) of u, each a number, (nu,) or (T, nu).
             repeat, warm_start, keep_solutions, wrench, budget: as in `rollout`. u is computed at the start of each period.
 

@@ -36,6 +36,7 @@ def _pushes(setting: Setting) -> Outcome:
         Measurement("three_tilt_deg", "largest tilt", math.degrees(row.tilt), "°", at_most=45.0),
         Measurement("single_upright_share", f"upright after {len(trials)} single pushes of 12 N·s", _share(trials), at_least=0.6),
         Measurement("single_tilt_deg", "largest tilt", max(math.degrees(trial.tilt) for trial in trials), "°"),
+        Measurement("least_height_m", "least height of the trunk, all pushes", min(trial.height for trial in every), "m"),
         Measurement("servos_upright_share", f"servos alone, {len(servos)} single pushes", _share(servos)),
         # A bound in time depends on the machine, so a quick run on a busy one does not judge it.
         Measurement("rate_hz", "plans per second of processor time, mean", rate, "Hz", at_least=None if setting.quick else 200.0),

@@ -44,20 +44,25 @@ PUSHES = (Push(0.3, 0.4, (0.0, 80.0, 0.0)), Push(1.3, 1.4, (120.0, 0.0, 0.0)), P
 
 
 class Trial(NamedTuple):
-    """A simulation under pushes: whether no step was flagged and the trunk tilted by less than 45°, its largest tilt [rad], flagged steps,
-    the time that it lasted [s], the states (T+1, 13 nb), and what the controller says of itself."""
+    """A simulation under pushes.
+
+    upright: whether no step was flagged, and the trunk tilted by less than 45° and stayed above half its height.
+    tilt: largest one [rad]. height: least one of the trunk [m]. flagged: number of steps. seconds: the time that it lasted.
+    z: states (T+1, 13 nb). report: what the controller says of itself.
+    """
 
     upright: bool
     tilt: float
+    height: float
     flagged: int
     seconds: float
     z: Tensor
     report: ControlReport
 
 
-def _robot(timestep: float, stance: Tensor | None = None, *, limited: bool) -> tuple[Mechanism, Tensor, Tensor]:
-    """A1 with servos, its stance (13 nb), and controls (12,) that hold it."""
-    mech = models.quadruped(timestep=timestep, damper=DAMPER, contact_body=False)
+def _robot(timestep: float, *, planned: bool) -> tuple[Mechanism, Tensor, Tensor]:
+    """A1 with servos, its stance (13 nb), and controls (12,) that hold it. Plans know neither contacts of the trunk nor limits of motors."""
+    mech = models.quadruped(timestep=timestep, damper=DAMPER, contact_body=not planned)
     names = sorted(
         (name for name in mech.coordinate_places() if name.endswith("_joint")), key=lambda name: mech.coordinate_places()[name].start
     )
@@ -65,7 +70,7 @@ def _robot(timestep: float, stance: Tensor | None = None, *, limited: bool) -> t
     torques = holding_inputs(mech, z)
     q = mech.to_minimal(z)[0]
     held = torch.stack([q[mech.coordinate_places()[name].start] for name in names]) + torques[-len(names) :] / STIFFNESS
-    forcerange = (-TORQUE, TORQUE) if limited else None
+    forcerange = None if planned else (-TORQUE, TORQUE)
     actuate(mech, {name: Actuator.position(name, kp=STIFFNESS, kv=RATE_GAIN, forcerange=forcerange) for name in names})
     return mech, z, held
 
@@ -76,7 +81,7 @@ def standing(timestep: float = 0.02, steps: int = 15) -> Problem:
     A robot that drifts at v wants each foot v/ω further from the trunk than in its stance; what is left to that counts. The mean over the
     feet counts most at the last node.
     """
-    mech, z, held = _robot(timestep, limited=False)
+    mech, z, held = _robot(timestep, planned=True)
     n = mech.num_coordinates
     q = torch.tensor([0.0, 0.0, 50.0, 20.0, 20.0, 5.0, *[0.1] * 12])
     qd = torch.tensor([1.0, 1.0, 1.0, 0.3, 0.3, 0.3, *[1e-3] * 12])
@@ -119,7 +124,7 @@ def pushed(controller: Controller | None, pushes: Sequence[Push] = PUSHES, *, se
         controller: of that problem, asked at every timestep; None: servos that hold the stance. It is reset first.
         seconds, timestep: of the simulation [s]. It ends early where a step is flagged or the trunk tilts by more than 60°.
     """
-    mech, z, held = _robot(timestep, limited=True)
+    mech, z, held = _robot(timestep, planned=False)
     mech.options = SIMULATION
     if controller is not None:
         controller.reset()
@@ -142,4 +147,7 @@ def pushed(controller: Controller | None, pushes: Sequence[Push] = PUSHES, *, se
             if flagged or tilt > math.radians(60):
                 break
     report = ControlReport(0, 0, 0.0, 0.0) if controller is None else controller.report
-    return Trial(tilt < math.radians(45) and not flagged, tilt, flagged, (len(states) - 1) * timestep, torch.stack(states), report)
+    path = torch.stack(states)
+    height = float(path[:, 2].min())
+    upright = tilt < math.radians(45) and not flagged and height > 0.5 * float(path[0, 2])
+    return Trial(upright, tilt, height, flagged, (len(states) - 1) * timestep, path, report)
