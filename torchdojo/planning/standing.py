@@ -61,7 +61,7 @@ class Trial(NamedTuple):
 
 
 def _robot(timestep: float, *, planned: bool) -> tuple[Mechanism, Tensor, Tensor]:
-    """A1 with servos, its stance (13 nb), and controls (12,) that hold it. Plans know neither contacts of the trunk nor limits of motors."""
+    """A1 with servos, its stance (13 nb), and controls (12,) that hold it. Plans know no contact of the trunk and no limit of motors."""
     mech = models.quadruped(timestep=timestep, damper=DAMPER, contact_body=not planned)
     names = sorted(
         (name for name in mech.coordinate_places() if name.endswith("_joint")), key=lambda name: mech.coordinate_places()[name].start
