@@ -165,14 +165,22 @@ struct Box {
     }
 };
 
-// Leading dimensions: N = padded(n) for V, Kp and S; Q = padded(n + m) for AB, VM and H.
+// Leading dimensions: N = padded(n) for V, lxx, Kp and S; Q = padded(n + m) for AB, VM and H.
 struct Workspace {
     int64_t N, Q;
-    std::vector<double> V, v, AB, VM, H, g, Qr, Qux, Quuk, Kp, S;
+    std::vector<double> AB, lxx, VM, H, g, Qr, Qux, Quuk, Kp, S;
     Box box;
     Workspace(int64_t n, int64_t m)
-        : N(padded(n)), Q(padded(n + m)), V(n * N), v(n), AB(n * Q), VM(n * Q), H((n + m) * Q), g(Q), Qr(m * m), Qux(m * n), Quuk(m),
-          Kp(m * N), S(m * N), box(m) {}
+        : N(padded(n)), Q(padded(n + m)), AB(n * Q), lxx(n * N), VM(n * Q), H((n + m) * Q), g(Q), Qr(m * m), Qux(m * n), Quuk(m), Kp(m * N),
+          S(m * N), box(m) {}
+};
+
+// The value function of a sweep, at the node that it has come to.
+struct Value {
+    std::vector<double> V, v, next;
+    double first = 0.0, second = 0.0;  // of `expected`
+    bool ok = true;
+    Value(int64_t n, int64_t N) : V(n * N), v(n), next(n) {}
 };
 
 }  // namespace
@@ -195,90 +203,95 @@ struct TdRiccati {
     int64_t *ok;  // (P, M)
 };
 
-static bool sweep(const TdRiccati &in, int64_t problem, int64_t which, Workspace &w) {
-    const int64_t n = in.n, m = in.m, q = n + m, T = in.steps, item = problem * in.regularizations + which;
-    const double mu = in.mu[item];
-    double *k = in.k + item * T * m, *K = in.K + item * T * m * n;
-    double first = 0.0, second = 0.0;
-    std::copy_n(in.lx + (problem * (T + 1) + T) * n, n, w.v.data());
-    const int64_t N = w.N, Q = w.Q;
-    for (int64_t i = 0; i < n; ++i) std::copy_n(in.lxx + ((problem * (T + 1) + T) * n + i) * n, n, w.V.data() + i * N);
-    for (int64_t t = T - 1; t >= 0; --t) {
-        const int64_t node = problem * T + t;
-        const double *AB = in.AB + node * n * q, *BB = in.BB + node * m * q;
-        const double *lx = in.lx + (problem * (T + 1) + t) * n, *lxx = in.lxx + (problem * (T + 1) + t) * n * n;
-        const double *lu = in.lu + node * m, *luu = in.luu + node * m * m;
-        if (in.defect) {
-            const double *d = in.defect + node * n;
-            for (int64_t i = 0; i < n; ++i) {
-                double s = 0.0;
-                for (int64_t j = 0; j < n; ++j) s += w.V[i * N + j] * d[j];
-                w.g[i] = s;
-            }
-            for (int64_t i = 0; i < n; ++i) w.v[i] += w.g[i];
-        }
-        std::fill(w.VM.begin(), w.VM.end(), 0.0);
-        std::fill(w.H.begin(), w.H.end(), 0.0);
-        std::fill(w.g.begin(), w.g.end(), 0.0);
-        for (int64_t i = 0; i < n; ++i) std::copy_n(AB + i * q, q, w.AB.data() + i * Q);
-        multiply(w.VM.data(), Q, w.V.data(), N, 1, w.AB.data(), Q, n, n, Q, false, 0);
-        multiply(w.H.data(), Q, w.AB.data(), 1, Q, w.VM.data(), Q, n, q, Q, true, n);
-        multiply(w.g.data(), Q, w.v.data(), n, 1, w.AB.data(), Q, n, 1, Q, false, 0);
-        // H has [xx upper, xu; ., uu]; rows of u are complete from column n on.
-        double *Quu = w.H.data() + n * Q + n;  // rows Q apart
-        for (int64_t i = 0; i < m; ++i) {
-            w.g[n + i] += lu[i];
-            for (int64_t j = 0; j < m; ++j) {
-                Quu[i * Q + j] += luu[i * m + j];
-                w.Qr[i * m + j] = Quu[i * Q + j] + mu * (BB[i * q + n + j] + (i == j ? in.floor : 0.0));
-            }
-            for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] = w.H[j * Q + n + i];
-        }
-        const double *Qu = w.g.data() + n;
-        double *kt = k + t * m, *Kt = K + t * m * n;
-        if (in.lower) {
-            if (!w.box.minimize(w.Qr.data(), Qu, in.lower + node * m, in.upper + node * m, kt, m)) return false;
-        } else {
-            std::fill(w.box.held.begin(), w.box.held.end(), 0);
-            if (!w.box.factorize(w.Qr.data(), m)) return false;
-            for (int64_t i = 0; i < m; ++i) kt[i] = -Qu[i];
-            solve(w.box.factor.data(), kt, m, 1);
-        }
-        for (int64_t i = 0; i < m; ++i)
-            for (int64_t j = 0; j < n; ++j) Kt[i * n + j] = w.box.held[i] ? 0.0 : -(w.Qux[i * n + j] + mu * BB[i * q + j]);
-        solve(w.box.factor.data(), Kt, m, n);
-        // V and v of this node, with the Quu and Qux that are not regularized.
-        for (int64_t i = 0; i < m; ++i) {
-            double s = 0.0;
-            for (int64_t j = 0; j < m; ++j) s += Quu[i * Q + j] * kt[j];
-            w.Quuk[i] = s + Qu[i];
-            first += kt[i] * Qu[i];
-            second += 0.5 * kt[i] * s;
-            // S = ½ Quu K + Qux, so that KᵀS + SᵀK = KᵀQuuK + KᵀQux + QuxᵀK
-            double *S = w.S.data() + i * N, *row = w.Kp.data() + i * N;
-            std::copy_n(Kt + i * n, n, row);
-            std::copy_n(w.Qux.data() + i * n, n, S);
-            for (int64_t a = 0; a < m; ++a) {
-                const double f = 0.5 * Quu[i * Q + a];
-                for (int64_t j = 0; j < n; ++j) S[j] += f * Kt[a * n + j];
-            }
-        }
-        for (int64_t i = 0; i < n; ++i) {
-            double s = lx[i] + w.g[i];
-            for (int64_t a = 0; a < m; ++a) s += Kt[a * n + i] * w.Quuk[a] + w.Qux[a * n + i] * kt[a];
-            w.v[i] = s;
-            double *row = w.V.data() + i * N;
-            for (int64_t j = i; j < n; ++j) row[j] = 0.5 * (lxx[i * n + j] + lxx[j * n + i]) + w.H[i * Q + j];
-        }
-        multiply(w.V.data(), N, w.Kp.data(), 1, N, w.S.data(), N, m, n, N, true, n);
-        multiply(w.V.data(), N, w.S.data(), 1, N, w.Kp.data(), N, m, n, N, true, n);
-        for (int64_t i = 0; i < n; ++i)
-            for (int64_t j = 0; j < i; ++j) w.V[i * N + j] = w.V[j * N + i];
+// What all regularizations of a problem have in common at node t.
+static void load(const TdRiccati &in, int64_t problem, int64_t t, Workspace &w) {
+    const int64_t n = in.n, q = in.n + in.m;
+    const double *AB = in.AB + (problem * in.steps + t) * n * q, *lxx = in.lxx + (problem * (in.steps + 1) + t) * n * n;
+    for (int64_t i = 0; i < n; ++i) {
+        std::copy_n(AB + i * q, q, w.AB.data() + i * w.Q);
+        for (int64_t j = i; j < n; ++j) w.lxx[i * w.N + j] = 0.5 * (lxx[i * n + j] + lxx[j * n + i]);
     }
-    in.expected[2 * item] = first;
-    in.expected[2 * item + 1] = second;
-    if (!std::isfinite(first) || !std::isfinite(second)) return false;
-    if (!in.dx) return true;
+}
+
+// Takes the value function from node t + 1 to node t, and writes the policy there. False where Quu is not positive definite.
+static bool back(const TdRiccati &in, int64_t problem, int64_t which, int64_t t, Workspace &w, Value &value) {
+    const int64_t n = in.n, m = in.m, q = n + m, T = in.steps, N = w.N, Q = w.Q;
+    const int64_t item = problem * in.regularizations + which, node = problem * T + t;
+    const double mu = in.mu[item], *BB = in.BB + node * m * q, *lx = in.lx + (node + problem) * n;
+    const double *lu = in.lu + node * m, *luu = in.luu + node * m * m;
+    double *V = value.V.data(), *v = value.v.data();
+    if (in.defect) {
+        const double *d = in.defect + node * n;
+        std::copy_n(v, n, value.next.data());
+        for (int64_t i = 0; i < n; ++i)  // V is symmetric
+            for (int64_t j = 0; j < n; ++j) value.next[j] += d[i] * V[i * N + j];
+        value.v.swap(value.next);
+        v = value.v.data();
+    }
+    std::fill(w.VM.begin(), w.VM.end(), 0.0);
+    std::fill(w.H.begin(), w.H.end(), 0.0);
+    std::fill(w.g.begin(), w.g.end(), 0.0);
+    multiply(w.VM.data(), Q, V, N, 1, w.AB.data(), Q, n, n, Q, false, 0);
+    multiply(w.H.data(), Q, w.AB.data(), 1, Q, w.VM.data(), Q, n, q, Q, true, n);
+    multiply(w.g.data(), Q, v, n, 1, w.AB.data(), Q, n, 1, Q, false, 0);
+    // H has [xx upper, xu; ., uu]; rows of u are complete from column n on.
+    double *Quu = w.H.data() + n * Q + n;  // rows Q apart
+    for (int64_t i = 0; i < m; ++i) {
+        w.g[n + i] += lu[i];
+        for (int64_t j = 0; j < m; ++j) {
+            Quu[i * Q + j] += luu[i * m + j];
+            w.Qr[i * m + j] = Quu[i * Q + j] + mu * (BB[i * q + n + j] + (i == j ? in.floor : 0.0));
+        }
+        for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] = w.H[j * Q + n + i];
+    }
+    const double *Qu = w.g.data() + n;
+    double *k = in.k + (item * T + t) * m, *K = in.K + (item * T + t) * m * n;
+    if (in.lower) {
+        if (!w.box.minimize(w.Qr.data(), Qu, in.lower + node * m, in.upper + node * m, k, m)) return false;
+    } else {
+        std::fill(w.box.held.begin(), w.box.held.end(), 0);
+        if (!w.box.factorize(w.Qr.data(), m)) return false;
+        for (int64_t i = 0; i < m; ++i) k[i] = -Qu[i];
+        solve(w.box.factor.data(), k, m, 1);
+    }
+    for (int64_t i = 0; i < m; ++i) {
+        if (w.box.held[i]) std::fill_n(K + i * n, n, 0.0);
+        else
+            for (int64_t j = 0; j < n; ++j) K[i * n + j] = -(w.Qux[i * n + j] + mu * BB[i * q + j]);
+    }
+    solve(w.box.factor.data(), K, m, n);
+    // V and v of this node, with the Quu and Qux that are not regularized.
+    for (int64_t j = 0; j < n; ++j) v[j] = lx[j] + w.g[j];
+    for (int64_t i = 0; i < m; ++i) {
+        double s = 0.0;
+        for (int64_t j = 0; j < m; ++j) s += Quu[i * Q + j] * k[j];
+        const double slope = s + Qu[i];
+        value.first += k[i] * Qu[i];
+        value.second += 0.5 * k[i] * s;
+        // S = ½ Quu K + Qux, so that KᵀS + SᵀK = KᵀQuuK + KᵀQux + QuxᵀK
+        double *S = w.S.data() + i * N;
+        const double *row = K + i * n, *Qux = w.Qux.data() + i * n;
+        for (int64_t j = 0; j < n; ++j) v[j] += row[j] * slope + Qux[j] * k[i];
+        std::copy_n(row, n, w.Kp.data() + i * N);
+        std::copy_n(Qux, n, S);
+        for (int64_t a = 0; a < m; ++a) {
+            const double f = 0.5 * Quu[i * Q + a];
+            for (int64_t j = 0; j < n; ++j) S[j] += f * K[a * n + j];
+        }
+    }
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = i; j < n; ++j) V[i * N + j] = w.lxx[i * N + j] + w.H[i * Q + j];
+    multiply(V, N, w.Kp.data(), 1, N, w.S.data(), N, m, n, N, true, n);
+    multiply(V, N, w.S.data(), 1, N, w.Kp.data(), N, m, n, N, true, n);
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < i; ++j) V[i * N + j] = V[j * N + i];
+    return true;
+}
+
+// dx and du: the policy on the linear steps.
+static void follow(const TdRiccati &in, int64_t problem, int64_t which) {
+    const int64_t n = in.n, m = in.m, q = n + m, T = in.steps, item = problem * in.regularizations + which;
+    const double *k = in.k + item * T * m, *K = in.K + item * T * m * n;
     double *dx = in.dx + item * (T + 1) * n, *du = in.du + item * T * m;
     std::fill_n(dx, n, 0.0);
     for (int64_t t = 0; t < T; ++t) {
@@ -301,7 +314,6 @@ static bool sweep(const TdRiccati &in, int64_t problem, int64_t which, Workspace
             next[i] = s;
         }
     }
-    return true;
 }
 
 // The result of a sweep that failed: zeros, which try nothing.
@@ -314,16 +326,41 @@ static void clear(const TdRiccati &in, int64_t item) {
     std::fill_n(in.du + item * in.steps * in.m, in.steps * in.m, 0.0);
 }
 
+// Sweeps of `count` regularizations of a problem, from `first` on. They go from node to node together: what they share is read once.
+static void sweep(const TdRiccati &in, int64_t problem, int64_t first, int64_t count, Workspace &w, std::vector<Value> &values) {
+    const int64_t n = in.n, T = in.steps;
+    const double *lx = in.lx + (problem * (T + 1) + T) * n, *lxx = in.lxx + (problem * (T + 1) + T) * n * n;
+    for (int64_t c = 0; c < count; ++c) {
+        Value &value = values[c];
+        value.first = value.second = 0.0, value.ok = true;
+        std::copy_n(lx, n, value.v.data());
+        for (int64_t i = 0; i < n; ++i) std::copy_n(lxx + i * n, n, value.V.data() + i * w.N);
+    }
+    for (int64_t t = T - 1; t >= 0; --t) {
+        load(in, problem, t, w);
+        for (int64_t c = 0; c < count; ++c) values[c].ok = values[c].ok && back(in, problem, first + c, t, w, values[c]);
+    }
+    for (int64_t c = 0; c < count; ++c) {
+        const int64_t item = problem * in.regularizations + first + c;
+        const Value &value = values[c];
+        in.expected[2 * item] = value.first;
+        in.expected[2 * item + 1] = value.second;
+        in.ok[item] = value.ok && std::isfinite(value.first) && std::isfinite(value.second);
+        if (!in.ok[item]) clear(in, item);
+        else if (in.dx) follow(in, problem, first + c);
+    }
+}
+
 void td_riccati(const TdRiccati *in) {
-    const int64_t items = in->problems * in->regularizations;
+    // One thread takes all regularizations of a problem, unless threads would be left without one.
+    const int64_t together = in->problems < in->threads ? 1 : in->regularizations, parts = in->regularizations / together;
+    const int64_t items = in->problems * parts;
 #pragma omp parallel num_threads(static_cast<int>(std::max<int64_t>(1, std::min(in->threads, items))))
     {
         Workspace workspace(in->n, in->m);
+        std::vector<Value> values(together, Value(in->n, workspace.N));
 #pragma omp for schedule(static)
-        for (int64_t item = 0; item < items; ++item) {
-            in->ok[item] = sweep(*in, item / in->regularizations, item % in->regularizations, workspace);
-            if (!in->ok[item]) clear(*in, item);
-        }
+        for (int64_t item = 0; item < items; ++item) sweep(*in, item / parts, item % parts, together, workspace, values);
     }
 }
 }

@@ -53,6 +53,21 @@ private:
         }
     }
 
+    // Sums side by side: in a single one, each addition would wait for the one before.
+    static double dot(const double *a, const double *b, int64_t size) {
+        Pack sums{};
+        int64_t k = 0;
+        for (; k + pack_lanes <= size; k += pack_lanes) {
+            Pack x, y;
+            std::memcpy(&x, a + k, sizeof x), std::memcpy(&y, b + k, sizeof y);
+            sums += x * y;
+        }
+        double sum = 0.0;
+        for (; k < size; ++k) sum += a[k] * b[k];
+        for (int lane = 0; lane < pack_lanes; ++lane) sum += sums[lane];
+        return sum;
+    }
+
     // The representation of the rotation vector r that is nearest to another one.
     static void nearest(double *r, const double *to, int size) {
         double squared = 0.0, along = 0.0;
@@ -79,11 +94,7 @@ void Feedback::apply(const Law &f, const double *parameters, int64_t n, int64_t 
     for (int64_t i = 0; i < m; ++i) {
         double value = input[i];
         if (feedforward) value += f.scale[n] * feedforward[i];
-        if (gain) {
-            double sum = 0.0;
-            for (int64_t k = 0; k < f.size; ++k) sum += gain[i * f.size + k] * error[k];
-            value += sum;
-        }
+        if (gain) value += dot(gain + i * f.size, error.data(), f.size);
         // Comparisons keep a value that is not a number, which flags the step.
         u[i] = value < f.lower[at + i] ? f.lower[at + i] : value > f.upper[at + i] ? f.upper[at + i] : value;
     }
