@@ -223,7 +223,7 @@ class Controller:
     def _linearize(self) -> None:
         """Linear steps of the plan, and derivatives F (1, T, r, n + m) of its contact forces if they have costs."""
         self.A, self.B = self.dynamics.linearize(self.nodes, self._kappa, self._grad_kappa)
-        self.F = self.lagrangian.force_jacobian(self.nodes, self._kappa, self._grad_kappa)
+        self.F = self.lagrangian.force_jacobian(self.nodes, self._grad_kappa)
 
 
 @contextlib.contextmanager

@@ -210,7 +210,9 @@ class Dynamics:
         """A (P, T, n, n) and B (P, T, n, m) at the nodes. grad_kappa: (P,), kappa or larger."""
 
         def run(x: Tensor, v: Tensor, w: Tensor, smooth: Tensor) -> tuple[Tensor, Tensor]:
-            x, options = x[:, :-1], {**self.given(v), "warm_start": w, "grad_kappa": _smoothing(smooth, v)}
+            x, options = x[:, :-1], {**self.given(v), "warm_start": w}
+            one = bool((smooth == smooth[0]).all())  # a number is quicker than one for each environment
+            options["grad_kappa"] = float(smooth[0]) if one else smooth[:, None].expand(x.shape[:-1])
             if self.minimal:
                 q, qd = x.chunk(2, dim=-1)
                 found: Any = self.mech.linearize_minimal(q, qd, **options)
@@ -242,26 +244,28 @@ class Dynamics:
         vectors = int(rows.max()) >= len(self.mech.contacts)  # the directions depend on the pose
         return self.forces(self.states(end) if vectors else end, impulses, rows)
 
-    def force_jacobian(self, nodes: Nodes, kappa: Tensor, grad_kappa: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+    def force_jacobian(self, nodes: Nodes, grad_kappa: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
         """Derivatives F (P, T, r, n + m) of r contact forces by state and input of the node, of the steps from the nodes `steps`.
 
-        Each row takes a backward pass through all these steps. F is zero at the other nodes.
+        The steps are taken anew at grad_kappa (P,), once for all rows, and each row takes a backward pass through them. With grad_kappa as
+        an option of the step, every pass would continue the solution to it, at twice the time. F is zero at the other nodes, and where a
+        step fails.
         """
         n, m = self.size, self.num_inputs
 
-        def run(x: Tensor, v: Tensor, w: Tensor, smooth: Tensor) -> tuple[Tensor]:
+        def run(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor]:
             whole = x.new_zeros(*v.shape[:-1], len(rows), n + m)
             x, v, w = x[:, steps], v[:, steps], w[:, steps]
             with torch.enable_grad():
                 change = x.new_zeros(*v.shape[:-1], n + m, requires_grad=True)
                 z = self.states(self.retract(x, change[..., :n]))
-                out = self.mech.step(z, **self.given(v + change[..., n:]), warm_start=w, grad_kappa=_smoothing(smooth, v))
+                out = self.mech.step(z, **self.given(v + change[..., n:]), warm_start=w)
                 values = self.forces(out.z, out.impulses, rows)
                 each = [torch.autograd.grad(value.sum(), change, retain_graph=True)[0] for value in values.unbind(-1)]
             whole[:, steps] = torch.stack(each, dim=-2)
             return (whole,)
 
-        return self._each(kappa, run, nodes.x, nodes.v, nodes.w, grad_kappa)[0]
+        return self._each(grad_kappa, run, nodes.x, nodes.v, nodes.w)[0]
 
     # -- groups of problems --------------------------------------------------------------------------------------------------------------
 
@@ -292,13 +296,6 @@ class Dynamics:
             for whole, piece in zip(results, part, strict=True):
                 whole[rows] = piece
         return tuple(results)
-
-
-def _smoothing(grad_kappa: Tensor, v: Tensor) -> float | Tensor:
-    """grad_kappa (P,) for the steps of inputs v (P, T, m)."""
-    if bool((grad_kappa == grad_kappa[0]).all()):
-        return float(grad_kappa[0])  # a number is quicker than one for each environment
-    return grad_kappa[:, None].expand(v.shape[:-1])
 
 
 @functools.lru_cache(maxsize=64)

@@ -64,13 +64,13 @@ class Lagrangian:
         """Rows of `Dynamics.forces` that some residual has, in order."""
         return torch.cat([bound.rows for bound in self.force_bounds if bound.rows is not None]).unique()
 
-    def force_jacobian(self, nodes: Nodes, kappa: Tensor, grad_kappa: Tensor) -> Tensor | None:
+    def force_jacobian(self, nodes: Nodes, grad_kappa: Tensor) -> Tensor | None:
         """Derivatives (P, T, r, n + m) of the contact forces `force_rows` by state and input of the nodes, or None without any."""
         bounds = self.force_bounds
         if not bounds:
             return None
         steps = torch.cat([bound.nodes for bound in bounds]).unique()
-        return self.dynamics.force_jacobian(nodes, kappa, grad_kappa, self.force_rows, steps)
+        return self.dynamics.force_jacobian(nodes, grad_kappa, self.force_rows, steps)
 
     def _constraints(self, nodes: Nodes) -> list[tuple[Bound, Tensor, Tensor, bool]]:
         """(bound, scaled residual (P, C, K, d), multiplier (P, 1, K, d), whether it is an inequality)."""

@@ -126,7 +126,7 @@ class Plan:
             smooth = kappas if grad_kappa is None else torch.full_like(kappas, grad_kappa)
             A, B = dynamics.linearize(nodes, kappas, smooth)
             lagrangian = Lagrangian.of(problem, torch.arange(len(problem)), penalty)
-            expansion = lagrangian.expansion(nodes._replace(z=z), lagrangian.force_jacobian(nodes, kappas, smooth))
+            expansion = lagrangian.expansion(nodes._replace(z=z), lagrangian.force_jacobian(nodes, smooth))
             policy = riccati(A, B, expansion, torch.zeros_like(kappas)[:, None], motion=False)
         K = torch.where((policy.ok[:, 0] & nodes.ok)[:, None, None, None], policy.K[:, 0], 0.0)
         return K if problem.batched else K[0]

@@ -207,7 +207,7 @@ class _Search:
         with self._timed("linearize"):
             nodes = Nodes(*(value[old] for value in self.nodes))
             A, B = self.problem.dynamics.linearize(nodes, kappa, smooth)
-            F = self.lagrangian.force_jacobian(nodes, kappa, smooth)
+            F = self.lagrangian.force_jacobian(nodes, smooth)
             if not self.A.numel():
                 self.A, self.B = (value.new_zeros(len(self.status), *value.shape[1:]) for value in (A, B))
             self.A[old], self.B[old] = A, B
