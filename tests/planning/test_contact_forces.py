@@ -44,7 +44,7 @@ def two_balls() -> td.Mechanism:
     """One lies on the other: the direction of the force between them turns with their places."""
     bodies = {name: td.Body(0.5, shape=td.Sphere(0.1)) for name in ("low", "high")}
     joints = {name: td.Floating(None, name, actuated=True) for name in bodies}
-    between = td.NonlinearContact("high", other="low", radius=0.1, other_radius=0.1, other_shape="sphere", shape="sphere", friction=0.3)
+    between = td.NonlinearContact("high", other="low", shape=td.Sphere(0.1), other_shape=td.Sphere(0.1), friction=0.3)
     return td.Mechanism(bodies, joints, {"floor": td.NonlinearContact("low", radius=0.1), "between": between}, timestep=0.02)
 
 
@@ -112,13 +112,13 @@ def test_derivatives_are_those_of_differences(case: str, quantity: str) -> None:
     forces = merit.force_jacobian(nodes, KAPPA)
     assert forces is not None
     found = merit.expansion(nodes, forces)
-    g, step = torch.Generator().manual_seed(2), 1e-5
+    g, step = torch.Generator().manual_seed(2), 2e-6
     for _ in range(3):
         dx = torch.randn(1, 4, dynamics.size, generator=g, dtype=torch.float64)
         dv = torch.randn(1, 3, dynamics.num_inputs, generator=g, dtype=torch.float64)
         slope = (value(step * dx, step * dv) - value(-step * dx, -step * dv)) / (2 * step)
-        # differences of second order at 1e-5, of forces that change over about 0.1 m/s: 1e-6 of their slope
-        assert math.isclose(float((found.lx * dx).sum() + (found.lu * dv).sum()), slope, rel_tol=2e-6, abs_tol=1e-6)
+        # the error of the differences, by their step squared, is 1e-7 of the slope for the stiffest case, "controls"
+        assert math.isclose(float((found.lx * dx).sum() + (found.lu * dv).sum()), slope, rel_tol=1e-6, abs_tol=1e-6)
     assert found.lux is not None and float(found.lux.abs().max()) > 0
     whole = torch.cat((torch.cat((found.lxx[:, :-1], found.lux.mT), -1), torch.cat((found.lux, found.luu), -1)), -2)
     assert float((whole - whole.mT).abs().max()) <= 1e-12 * float(whole.abs().max())
@@ -237,18 +237,18 @@ def test_tracking_gains_count_forces() -> None:
 
 @pytest.mark.parametrize("period", [None, 0.01])
 def test_a_controller_carries_part_of_the_weight(period: float | None) -> None:
-    """The ball lies on the floor. The cost of its normal force is larger than that of a force that lifts: they share its weight."""
+    """The ball lies on the floor. A force that lifts it and the normal force have the same cost, so each carries half of its weight."""
     mech = ball()
     rest = mech.initial_state(base={"q": (0, 0, 0.1001, 0, 0, 0)})
-    force, lift = 1e-3, 1e-3
-    costs = [planning.State(rest, 1.0), planning.Input(lift), planning.ContactForce(weight=force)]
-    controller = planning.Controller(planning.Problem(mech, rest, 10, costs=costs, input_map=UP), period=period)
+    costs = [planning.State(rest, 1.0), planning.Input(1e-3), planning.ContactForce(weight=1e-3)]
+    problem = planning.Problem(mech, rest, 10, costs=costs, input_map=UP)
+    controller = planning.Controller(problem, period=period, kappa=1e-6)
     z, real = rest, ball(timestep=0.01)
     for i in range(100):
         z = real.step(z, controller(z, 0.01 * i)).z
     u = float(controller(z, 1.0)[2])
     assert controller.report.failures == 0 and controller.F is not None
-    assert math.isclose(u, 9.81 * force / (force + lift), rel_tol=0.05)  # the least of lift u² + force (m g − u)²
+    assert math.isclose(u, 9.81 / 2, rel_tol=0.02)  # the cost of its place, which floats by 1e-6 N·s·m over the impulse, shifts it
 
 
 # -- descriptions --------------------------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_descriptions() -> None:
     assert cost.of_forces and cost.weight[0, 0, 0].tolist() == [2.0 if name == "FR_foot" else 0.5 for name in names]
     assert cap.rows is not None and cap.rows.tolist() == [names.index("RL_foot")]
     assert float(cap.target[0, 0, 0]) == 70.0 and math.isclose(float(cap.weight[0, 0, 0]), 1 / 70)
-    assert len(described(normal_forces=70).inequalities[0].rows or ()) == len(names)
+    assert described(normal_forces=70).inequalities[0].weight.shape[-1] == len(names)
 
 
 @pytest.mark.parametrize(
