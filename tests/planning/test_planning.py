@@ -11,6 +11,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo import planning
+from torchdojo.planning.dynamics import Nodes
 from torchdojo.planning.lagrangian import Lagrangian
 from torchdojo.planning.plan import PlanStatus
 from torchdojo.planning.tasks import TASKS
@@ -60,11 +61,14 @@ def test_expansion_is_the_derivative_of_the_merit(coordinates: str) -> None:
     x = dynamics.coordinates(z)[None]
     v = torch.randn(1, 3, 7, generator=generator, dtype=torch.float64)
 
-    def value(dx: Tensor, dv: Tensor) -> Tensor:
-        moved = dynamics.retract(x, dx)
-        return merit.value(moved[:, None], dynamics.states(moved)[:, None], (v + dv)[:, None])[1].sum()
+    def nodes(x: Tensor, v: Tensor) -> Nodes:
+        return Nodes(x, dynamics.states(x), v, v[..., :0], x[..., 1:, :], torch.ones(1, dtype=torch.bool))
 
-    found = merit.expansion(x, dynamics.states(x), v)
+    def value(dx: Tensor, dv: Tensor) -> Tensor:
+        moved = nodes(dynamics.retract(x, dx), v + dv)
+        return merit.value(Nodes(*(value[:, None] for value in moved)))[1].sum()
+
+    found = merit.expansion(nodes(x, v))
     step = 1e-6
     for _ in range(3):
         dx = torch.randn(1, 4, dynamics.size, generator=generator, dtype=torch.float64)

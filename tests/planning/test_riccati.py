@@ -9,7 +9,7 @@ from torch import Tensor
 from torchdojo.planning.riccati import Expansion, riccati, riccati_reference
 
 
-def problem(P: int, T: int, n: int, m: int, seed: int = 0) -> tuple[Tensor, Tensor, Expansion, Tensor]:
+def problem(P: int, T: int, n: int, m: int, seed: int = 0, crossed: bool = False) -> tuple[Tensor, Tensor, Expansion, Tensor]:
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -18,14 +18,20 @@ def problem(P: int, T: int, n: int, m: int, seed: int = 0) -> tuple[Tensor, Tens
     A, B, defect = torch.eye(n, dtype=torch.float64) + 0.2 * normal(P, T, n, n), normal(P, T, n, m), 0.1 * normal(P, T, n)
     C, D = normal(P, T + 1, n, n), normal(P, T, m, m)
     luu = 0.1 * D @ D.mT + 0.1 * torch.eye(m, dtype=torch.float64)
-    return A, B, Expansion(normal(P, T + 1, n), 0.1 * C @ C.mT, normal(P, T, m), luu), defect
+    expansion = Expansion(normal(P, T + 1, n), 0.1 * C @ C.mT, normal(P, T, m), luu)
+    if crossed:  # a residual that depends on both, so that the Hessian stays semidefinite
+        by_x, by_u = normal(P, T, 3, n), normal(P, T, 3, m)
+        expansion.lxx[:, :-1] += by_x.mT @ by_x
+        expansion = expansion._replace(luu=luu + by_u.mT @ by_u, lux=by_u.mT @ by_x)
+    return A, B, expansion, defect
 
 
 @pytest.mark.parametrize("defects", [False, True], ids=["closed", "defects"])
 @pytest.mark.parametrize("bounded", [False, True], ids=["free", "bounded"])
+@pytest.mark.parametrize("crossed", [False, True], ids=["apart", "crossed"])
 @pytest.mark.parametrize("sizes", [(3, 7, 5, 2), (1, 4, 13, 6), (2, 3, 1, 1)], ids=str)
-def test_compiled_equals_reference(sizes: tuple[int, int, int, int], bounded: bool, defects: bool) -> None:
-    A, B, expansion, defect = problem(*sizes)
+def test_compiled_equals_reference(sizes: tuple[int, int, int, int], crossed: bool, bounded: bool, defects: bool) -> None:
+    A, B, expansion, defect = problem(*sizes, crossed=crossed)
     bounds = (torch.full_like(expansion.lu, -0.3), torch.full_like(expansion.lu, 0.2)) if bounded else None
     mu = torch.tensor([0.0, 1e-2, 10.0], dtype=torch.float64).expand(sizes[0], 3)
     given = {"defect": defect if defects else None, "bounds": bounds}
@@ -35,18 +41,20 @@ def test_compiled_equals_reference(sizes: tuple[int, int, int, int], bounded: bo
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.parametrize("crossed", [False, True], ids=["apart", "crossed"])
 @pytest.mark.parametrize("defects", [False, True], ids=["closed", "defects"])
-def test_solves_the_linear_quadratic_problem(defects: bool) -> None:
+def test_solves_the_linear_quadratic_problem(defects: bool, crossed: bool) -> None:
     """Without regularization, the policy is the minimizer of the quadratic program over all inputs at once."""
-    A, B, expansion, defect = problem(1, 6, 4, 2)
+    A, B, expansion, defect = problem(1, 6, 4, 2, crossed=crossed)
+    lux = torch.zeros(6, 2, 4, dtype=torch.float64) if expansion.lux is None else expansion.lux[0]
     found = riccati(A, B, expansion, torch.zeros(1, 1, dtype=torch.float64), defect=defect if defects else None)
     u = torch.zeros(6, 2, dtype=torch.float64, requires_grad=True)
 
     def cost(u: Tensor) -> Tensor:
         x, total = torch.zeros(4, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-        lx, lxx, lu, luu = (value[0] for value in expansion)
+        lx, lxx, lu, luu = (value[0] for value in expansion[:4])
         for t in range(6):
-            total = total + 0.5 * x @ lxx[t] @ x + lx[t] @ x + 0.5 * u[t] @ luu[t] @ u[t] + lu[t] @ u[t]
+            total = total + 0.5 * x @ lxx[t] @ x + lx[t] @ x + 0.5 * u[t] @ luu[t] @ u[t] + lu[t] @ u[t] + u[t] @ lux[t] @ x
             x = A[0, t] @ x + B[0, t] @ u[t] + (defect[0, t] if defects else 0.0)
         return total + 0.5 * x @ lxx[6] @ x + lx[6] @ x
 

@@ -9,12 +9,13 @@ from torchdojo.planning.inverse import Inverse, initial_impulse, initial_velocit
 from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions
 from torchdojo.planning.plan import Plan, PlanStatus, Record, Replay
 from torchdojo.planning.problem import Problem
-from torchdojo.planning.residuals import Function, Input, State
+from torchdojo.planning.residuals import ContactForce, Function, Input, State
 from torchdojo.planning.solver import solve
 
 __all__ = [
     "BOTH_ANNEALED",
     "GRADIENT_ANNEALED",
+    "ContactForce",
     "ControlReport",
     "Controller",
     "Function",

@@ -21,16 +21,16 @@ from torchdojo.planning.gait import HOLDING, holding_inputs
 from torchdojo.planning.options import SolveOptions
 from torchdojo.planning.plan import Plan, Replay
 from torchdojo.planning.problem import Problem
-from torchdojo.planning.residuals import Input, Residual, State
+from torchdojo.planning.residuals import ContactForce, Input, Residual, State
 from torchdojo.planning.solver import METHODS
 from torchdojo.planning.tasks import TASKS, Task
 from torchdojo.state.layout import TANGENT_SIZE
 
 __all__ = ["PlanConfig", "PlanTask", "read_config"]
 
-OTHERS = "others"  # joints that a mapping of weights does not name
+OTHERS = "others"  # joints, or contacts, that a mapping does not name
 SCHEDULES = {"GRADIENT_ANNEALED": schedules.GRADIENT_ANNEALED, "BOTH_ANNEALED": schedules.BOTH_ANNEALED, "HOLDING": HOLDING}
-WEIGHTS = {"q": 1.0, "qd": 0.1, "u": 1e-3}
+WEIGHTS = {"q": 1.0, "qd": 0.1, "u": 1e-3, "normal": 0.0}
 #: keys beside `task`; it has all the others of its own
 OF_TASKS = ("task", "task_options", "method", "options", "replay", "lag")
 
@@ -46,6 +46,9 @@ class PlanConfig:
         name have the coordinates of the start, at rest.
     reach: names whose coordinates the plan must reach at its end: "hip", "hip.q", "hip.qd", or "all". None: those that the goal names.
     weights: `q`, `qd`: of squared errors at every node, a number, or numbers by name, with "others" for the rest. `u`: of squared inputs.
+        `normal`: of squared normal forces [N] of contacts, a number, or numbers by name of the contact.
+    normal_forces: largest normal forces of contacts [N], a number, or numbers by name, with "others" for the rest; None: no bound. Their
+        violation counts relative to them.
     inputs: joints (or actuators) that act; None: all. controls: whether inputs are controls of the robot's actuators.
     limits: largest inputs, a number or a list, or a pair [least, largest] of lists; "effort": the effort limits of the robot's joints.
     guess: inputs to begin with, a number or a list; "hold": those that hold the start.
@@ -64,6 +67,7 @@ class PlanConfig:
     goal: Mapping[str, Any] = field(default_factory=dict)
     reach: str | list[str] | None = None
     weights: Mapping[str, Any] = field(default_factory=dict)
+    normal_forces: Any = None
     inputs: list[str] | None = None
     controls: bool = False
     limits: Any = None
@@ -124,6 +128,13 @@ class PlanConfig:
         names = _input_names(mech, self.controls)
         chosen = _chosen(names, self.inputs)
         costs: list[Residual] = [State(goal, _weights(rows, weights)), Input(_numbers("weights.u", weights["u"]))]
+        pressed = {name: weight for name, weight in _by_contact(mech, "weights.normal", weights["normal"]).items() if weight != 0.0}
+        if pressed:
+            costs.append(ContactForce(list(pressed), list(pressed.values())))
+        caps = {} if self.normal_forces is None else _by_contact(mech, "normal_forces", self.normal_forces)
+        if any(cap <= 0 for cap in caps.values()):
+            raise ValueError(f"normal_forces: got {self.normal_forces!r}; allowed: positive numbers [N]")
+        capped = [ContactForce(list(caps), [1 / cap for cap in caps.values()], list(caps.values()))] if caps else []
         reached = _reached(rows, self.reach, self.goal, self.coordinates)
         return Problem(
             mech,
@@ -131,6 +142,7 @@ class PlanConfig:
             self.steps,
             costs=costs,
             equalities=[State(goal, rows=reached, at=-1)] if reached else (),
+            inequalities=capped,
             limits=self._limits(mech, chosen),
             controls=self.controls,
             input_map=torch.eye(len(names), dtype=torch.float64)[:, chosen],
@@ -271,6 +283,18 @@ def _weights(rows: Mapping[str, Mapping[str, list[int]]], weights: Mapping[str, 
                 raise ValueError(f"weights.{key}.{label}: got {len(value)} numbers; allowed: a number, or {len(parts[key])} for {name!r}")
             result[parts[key]] = value
     return result
+
+
+def _by_contact(mech: Mechanism, label: str, given: Any) -> dict[str, float]:
+    """A number for each contact that `given` names, or for all of them."""
+    values = given if isinstance(given, Mapping) else {OTHERS: given}
+    _check_names(label, values, [*mech.contacts, OTHERS])
+    chosen = {name: values.get(name, values.get(OTHERS)) for name in mech.contacts}
+    numbers = {name: _numbers(f"{label}.{name}", value) for name, value in chosen.items() if value is not None}
+    wrong = [name for name, number in numbers.items() if number.ndim]
+    if wrong:
+        raise ValueError(f"{label}: got {given!r}; allowed: a number, or a number by name of the contact ({', '.join(mech.contacts)})")
+    return {name: float(number) for name, number in numbers.items()}
 
 
 def _input_names(mech: Mechanism, controls: bool) -> list[str]:

@@ -72,6 +72,10 @@ class Controller:
         ValueError: a batch of problems, constraints, an option out of its range, or a start from which no plan exists.
     """
 
+    A: Tensor
+    B: Tensor
+    F: Tensor | None
+
     def __init__(
         self,
         problem: Problem,
@@ -123,17 +127,17 @@ class Controller:
             )
         n, (_, T, m) = self.dynamics.size, v.shape
         self.nodes, self.K = nodes, v.new_zeros(1, T, m, n)
-        self.A, self.B = self.dynamics.linearize(nodes, self._kappa, self._grad_kappa)
+        self._linearize()
         for _ in range(SETTLING):
             if not self._improve(start[0]):
                 raise ValueError(
                     "Controller.problem: no plan from its start decreases the costs; give a guess from `solve`, or more damping"
                 )
-        self._settled = self.nodes, self.K, self.A, self.B
+        self._settled = self.nodes, self.K, self.A, self.B, self.F
 
     def reset(self) -> None:
         """Go back to the settled plan, and count from zero."""
-        self.nodes, self.K, self.A, self.B = self._settled
+        self.nodes, self.K, self.A, self.B, self.F = self._settled
         self._samples, self._failures, self._total, self._worst, self._planned = 0, 0, 0.0, 0.0, -math.inf
 
     @property
@@ -161,7 +165,7 @@ class Controller:
                 self._shift()
             good = bool(torch.isfinite(z).all()) and self._improve(z)
             if not good:
-                self.nodes, self.K, self.A, self.B = self._settled
+                self.nodes, self.K, self.A, self.B, self.F = self._settled
         spent = time.process_time() - begin
         self._samples, self._failures = self._samples + 1, self._failures + (not good)
         self._total, self._worst = self._total + spent, max(self._worst, spent)
@@ -190,6 +194,7 @@ class Controller:
             x, z, v, w, end = (moved(value) for value in nodes[:5])
             self.nodes = Nodes(x, z, v, w, end, nodes.ok)
             self.K, self.A, self.B = (moved(value) for value in (self.K, self.A, self.B))
+            self.F = None if self.F is None else moved(self.F)
             return
         x = dynamics.retract(nodes.x, self.shift * dynamics.difference(moved(nodes.x), nodes.x))
         self.nodes = nodes._replace(x=x, z=dynamics.states(x), v=nodes.v + self.shift * (moved(nodes.v) - nodes.v))
@@ -198,7 +203,7 @@ class Controller:
         """One iteration from the state z; whether a rollout succeeded. The plan is changed only then."""
         nodes, dynamics, limits = self.nodes, self.dynamics, self.problem.limits
         bounds = None if limits is None else (limits[0] - nodes.v, limits[1] - nodes.v)
-        expansion = self.lagrangian.expansion(nodes.x, nodes.z, nodes.v, self._expansion)
+        expansion = self.lagrangian.expansion(nodes, self.F, self._expansion)
         if self.lagrangian.quadratic:
             self._expansion = expansion
         policy = riccati(self.A, self.B, expansion, self._mu, bounds=bounds, floor=self._floor, motion=False)
@@ -207,13 +212,18 @@ class Controller:
         from_here = nodes._replace(z=torch.cat((z[None, None], nodes.z[:, 1:]), dim=1))
         found = dynamics.feedback(from_here, policy.k, policy.K, self._alphas, self._kappa, limits)
         found = Nodes(*(value[:, 0] for value in found))  # of the one regularization
-        merit = torch.where(found.ok, self.lagrangian.value(found.x, found.z, found.v)[1], torch.inf)[0]
+        merit = torch.where(found.ok, self.lagrangian.value(found)[1], torch.inf)[0]
         best = int(merit.nan_to_num(torch.inf).argmin())
         if not math.isfinite(float(merit[best])):
             return False
         self.nodes, self.K = Nodes(*(value[:, best] for value in found)), policy.K[:, 0]
-        self.A, self.B = dynamics.linearize(self.nodes, self._kappa, self._grad_kappa)
+        self._linearize()
         return True
+
+    def _linearize(self) -> None:
+        """Linear steps of the plan, and derivatives F (1, T, r, n + m) of its contact forces if they have costs."""
+        self.A, self.B = self.dynamics.linearize(self.nodes, self._kappa, self._grad_kappa)
+        self.F = self.lagrangian.force_jacobian(self.nodes, self._grad_kappa)
 
 
 @contextlib.contextmanager

@@ -223,6 +223,50 @@ class Dynamics:
         A, B = self._each(kappa, run, nodes.x, nodes.v, nodes.w, grad_kappa)
         return A, B
 
+    # -- contact forces ------------------------------------------------------------------------------------------------------------------
+
+    def forces(self, z: Tensor, impulses: Tensor, rows: Tensor) -> Tensor:
+        """Contact forces [N] (..., len(rows)) of steps that end at z (..., 13 nb), with `impulses` (..., n) as in `StepOutput`.
+
+        Of C contacts, rows 0 to C − 1 are normal forces. The components of their forces on the body follow, world frame, three each.
+        """
+        mech, layout = self.mech, self.mech.impulse_layout
+        h, count = float(mech.timestep), len(mech.contacts)
+        normals = impulses[..., [layout[f"contacts.{name}"].start for name in mech.contacts]] / h
+        if int(rows.max()) < count:
+            return normals[..., rows]
+        return torch.cat((normals, mech.contact_impulses(z, impulses).flatten(-2) / h), dim=-1)[..., rows]
+
+    def forces_of(self, end: Tensor, w: Tensor, rows: Tensor) -> Tensor:
+        """`forces` of steps with these coordinates after them, and these solutions (`Nodes.end`, `Nodes.w`)."""
+        places = self.mech.layout.impulses.values()
+        impulses = w[..., [place for piece in places for place in range(piece.start, piece.stop)]]
+        vectors = int(rows.max()) >= len(self.mech.contacts)  # the directions depend on the pose
+        return self.forces(self.states(end) if vectors else end, impulses, rows)
+
+    def force_jacobian(self, nodes: Nodes, grad_kappa: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
+        """Derivatives F (P, T, r, n + m) of r contact forces by state and input of the node, of the steps from the nodes `steps`.
+
+        The steps are taken anew at grad_kappa (P,), once for all rows, and each row takes a backward pass through them. With grad_kappa as
+        an option of the step, every pass would continue the solution to it, at twice the time. F is zero at the other nodes, and where a
+        step fails.
+        """
+        n, m = self.size, self.num_inputs
+
+        def run(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor]:
+            whole = x.new_zeros(*v.shape[:-1], len(rows), n + m)
+            x, v, w = x[:, steps], v[:, steps], w[:, steps]
+            with torch.enable_grad():
+                change = x.new_zeros(*v.shape[:-1], n + m, requires_grad=True)
+                z = self.states(self.retract(x, change[..., :n]))
+                out = self.mech.step(z, **self.given(v + change[..., n:]), warm_start=w)
+                values = self.forces(out.z, out.impulses, rows)
+                each = [torch.autograd.grad(value.sum(), change, retain_graph=True)[0] for value in values.unbind(-1)]
+            whole[:, steps] = torch.stack(each, dim=-2)
+            return (whole,)
+
+        return self._each(grad_kappa, run, nodes.x, nodes.v, nodes.w)[0]
+
     # -- groups of problems --------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdojo.planning.dynamics import Dynamics
+from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.planning.problem import Problem
 from torchdojo.planning.residuals import Bound
 from torchdojo.planning.riccati import Expansion
@@ -54,20 +54,39 @@ class Lagrangian:
         multipliers = [multiplier[problems] for multiplier in self.multipliers]
         return Lagrangian(self.dynamics, costs, equalities, inequalities, multipliers, self.penalty[problems])
 
-    def _constraints(self, x: Tensor, z: Tensor, v: Tensor) -> list[tuple[Bound, Tensor, Tensor, bool]]:
+    @property
+    def force_bounds(self) -> list[Bound]:
+        """Costs and constraints of contact forces."""
+        return [bound for part in (self.costs, self.equalities, self.inequalities) for bound in part if bound.of_forces]
+
+    @property
+    def force_rows(self) -> Tensor:
+        """Rows of `Dynamics.forces` that some residual has, in order."""
+        return torch.cat([bound.rows for bound in self.force_bounds if bound.rows is not None]).unique()
+
+    def force_jacobian(self, nodes: Nodes, grad_kappa: Tensor) -> Tensor | None:
+        """Derivatives (P, T, r, n + m) of the contact forces `force_rows` by state and input of the nodes, or None without any."""
+        bounds = self.force_bounds
+        if not bounds:
+            return None
+        steps = torch.cat([bound.nodes for bound in bounds]).unique()
+        return self.dynamics.force_jacobian(nodes, grad_kappa, self.force_rows, steps)
+
+    def _constraints(self, nodes: Nodes) -> list[tuple[Bound, Tensor, Tensor, bool]]:
         """(bound, scaled residual (P, C, K, d), multiplier (P, 1, K, d), whether it is an inequality)."""
         bounds = [(b, False) for b in self.equalities] + [(b, True) for b in self.inequalities]
         return [
-            (bound, bound.weight * bound.value(self.dynamics, x, z, v), multiplier[:, None], above)
+            (bound, bound.weight * bound.value(self.dynamics, nodes), multiplier[:, None], above)
             for (bound, above), multiplier in zip(bounds, self.multipliers, strict=True)
         ]
 
-    def value(self, x: Tensor, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Cost, merit and largest violation, each (P, C), of candidates x (P, C, T+1, size), z, v."""
-        cost = sum((b.weight * b.value(self.dynamics, x, z, v).square()).sum((-1, -2)) for b in self.costs) + x.new_zeros(x.shape[:2])
+    def value(self, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        """Cost, merit and largest violation, each (P, C), of candidates with x (P, C, T+1, size), and so on."""
+        cost = sum((b.weight * b.value(self.dynamics, nodes).square()).sum((-1, -2)) for b in self.costs)
+        cost = cost + nodes.x.new_zeros(nodes.x.shape[:2])
         merit, violation = cost, torch.zeros_like(cost)
         rho = self.penalty[:, None, None, None]
-        for _, r, multiplier, above in self._constraints(x, z, v):
+        for _, r, multiplier, above in self._constraints(nodes):
             if above:
                 added = ((multiplier + rho * r).clamp(min=0).square() - multiplier.square()) / (2 * rho)
                 r = r.clamp(min=0)
@@ -82,49 +101,69 @@ class Lagrangian:
         """Whether the Hessians are the same everywhere."""
         return not self.constrained and all(bound.is_linear(self.dynamics) for bound in self.costs)
 
-    def expansion(self, x: Tensor, z: Tensor, v: Tensor, known: Expansion | None = None) -> Expansion:
-        """Gradient and Gauss-Newton Hessian of the merit at x (P, T+1, size), z, v. `known`: where to take the Hessians from."""
-        (P, T, m), n = v.shape, self.dynamics.size
+    def expansion(self, nodes: Nodes, forces: Tensor | None = None, known: Expansion | None = None) -> Expansion:
+        """Gradient and Gauss-Newton Hessian of the merit at nodes with x (P, T+1, size), and so on.
+
+        Args:
+            forces: `force_jacobian` there. known: where to take the Hessians from.
+        """
+        x, candidate = nodes.x, Nodes(*(value[:, None] for value in nodes))
+        (P, T, m), n = nodes.v.shape, self.dynamics.size
         lx, lu = x.new_zeros(P, T + 1, n), x.new_zeros(P, T, m)
         lxx, luu = (x.new_zeros(P, T + 1, n, n), x.new_zeros(P, T, m, m)) if known is None else (known.lxx, known.luu)
-        x1, z1, v1 = x[:, None], z[:, None], v[:, None]
+        force_rows = None if forces is None else self.force_rows
+        lux = None if forces is None else x.new_zeros(P, T, m, n)
+
+        def add_force(bound: Bound, slope: Tensor, curvature: Tensor) -> None:
+            """`add` for a residual that depends on state and input."""
+            assert forces is not None and force_rows is not None and lux is not None and bound.rows is not None
+            at = bound.nodes
+            by_x, by_v = forces[:, at][..., torch.searchsorted(force_rows, bound.rows), :].split((n, m), dim=-1)
+            lx[:, at] += (by_x.mT @ slope[..., None])[..., 0]
+            lu[:, at] += (by_v.mT @ slope[..., None])[..., 0]
+            lxx[:, at] += by_x.mT @ (curvature[..., None] * by_x)
+            luu[:, at] += by_v.mT @ (curvature[..., None] * by_v)
+            lux[:, at] += by_v.mT @ (curvature[..., None] * by_x)
 
         def add(bound: Bound, slope: Tensor, curvature: Tensor) -> None:
             """Derivatives of a function of r with gradient and curvature (P, K, d)."""
+            if bound.of_forces:
+                add_force(bound, slope, curvature)
+                return
             gradient, hessian = (lu, luu) if bound.of_input else (lx, lxx)
-            jacobian, nodes = bound.jacobian(self.dynamics, x), bound.nodes
+            jacobian, at = bound.jacobian(self.dynamics, x), bound.nodes
             if known is not None and bound.everywhere and bound.rows is None:
                 gradient += slope if jacobian is None else (jacobian.mT @ slope[..., None])[..., 0]
                 return
             if jacobian is None:
                 rows = torch.arange(slope.shape[-1]) if bound.rows is None else bound.rows
-                gradient[:, nodes[:, None], rows] += slope
+                gradient[:, at[:, None], rows] += slope
                 if known is None:
-                    hessian[:, nodes[:, None], rows, rows] += curvature
+                    hessian[:, at[:, None], rows, rows] += curvature
                 return
-            gradient[:, nodes] += (jacobian.mT @ slope[..., None])[..., 0]
+            gradient[:, at] += (jacobian.mT @ slope[..., None])[..., 0]
             if known is None:
-                hessian[:, nodes] += jacobian.mT @ (curvature[..., None] * jacobian)
+                hessian[:, at] += jacobian.mT @ (curvature[..., None] * jacobian)
 
         for bound in self.costs:
-            r = bound.value(self.dynamics, x1, z1, v1)[:, 0]
+            r = bound.value(self.dynamics, candidate)[:, 0]
             weight = bound.weight[:, 0].expand_as(r)
             add(bound, 2 * weight * r, 2 * weight)
         rho = self.penalty[:, None, None]
-        for bound, r, multiplier, above in self._constraints(x1, z1, v1):
+        for bound, r, multiplier, above in self._constraints(candidate):
             force = multiplier[:, 0] + rho * r[:, 0]
             weight = bound.weight[:, 0]
             stiffness = rho * weight.square() * torch.ones_like(force)
             if above:
                 stiffness, force = torch.where(force > 0, stiffness, 0.0), force.clamp(min=0)
             add(bound, weight * force, stiffness)
-        return Expansion(lx, lxx, lu, luu)
+        return Expansion(lx, lxx, lu, luu, lux)
 
-    def update(self, problems: Tensor, x: Tensor, z: Tensor, v: Tensor, growth: float) -> None:
-        """New multipliers of these problems at their iterates x (len(problems), T+1, size), z, v, and a larger penalty."""
+    def update(self, problems: Tensor, nodes: Nodes, growth: float) -> None:
+        """New multipliers of these problems at their iterates, with x (len(problems), T+1, size), and so on, and a larger penalty."""
         part = self.select(problems)
         rho = part.penalty[:, None, None]
-        constraints = part._constraints(x[:, None], z[:, None], v[:, None])
+        constraints = part._constraints(Nodes(*(value[:, None] for value in nodes)))
         for whole, (_, r, multiplier, above) in zip(self.multipliers, constraints, strict=True):
             new = multiplier[:, 0] + rho * r[:, 0]
             whole[problems] = new.clamp(min=0) if above else new

@@ -123,9 +123,11 @@ class Plan:
         kappas = torch.full((len(problem),), kappa, dtype=torch.float64)
         with torch.no_grad():
             nodes = dynamics.evaluate(dynamics.coordinates(z), v, None, kappas)
-            A, B = dynamics.linearize(nodes, kappas, kappas if grad_kappa is None else torch.full_like(kappas, grad_kappa))
+            smooth = kappas if grad_kappa is None else torch.full_like(kappas, grad_kappa)
+            A, B = dynamics.linearize(nodes, kappas, smooth)
             lagrangian = Lagrangian.of(problem, torch.arange(len(problem)), penalty)
-            policy = riccati(A, B, lagrangian.expansion(nodes.x, z, v), torch.zeros_like(kappas)[:, None], motion=False)
+            expansion = lagrangian.expansion(nodes._replace(z=z), lagrangian.force_jacobian(nodes, smooth))
+            policy = riccati(A, B, expansion, torch.zeros_like(kappas)[:, None], motion=False)
         K = torch.where((policy.ok[:, 0] & nodes.ok)[:, None, None, None], policy.K[:, 0], 0.0)
         return K if problem.batched else K[0]
 

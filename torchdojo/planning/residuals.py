@@ -9,12 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdojo.planning.dynamics import Dynamics
+from torchdojo.elements.contact import Contact
+from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
+from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.state.layout import TANGENT_SIZE
 
-__all__ = ["Bound", "Function", "Input", "Residual", "State", "bind"]
+__all__ = ["Bound", "ContactForce", "Function", "Input", "Residual", "State", "bind"]
 
 At = int | Sequence[int] | slice | None
+QUANTITIES = ("normal", "vector")
+#: laws whose first multiplier is the impulse along the normal
+NORMAL_FIRST = tuple(law.force for law in (ImpactContact, NonlinearContact, LinearContact))
 
 
 @dataclass(frozen=True)
@@ -60,14 +65,33 @@ class Function:
     at: At = None
 
 
-Residual = State | Input | Function
+@dataclass(frozen=True)
+class ContactForce:
+    """Forces of contacts over the steps from the nodes, h of an impulse each [N], minus `target`: f = P/h.
+
+    Args:
+        contacts: names, or one name; None: all contacts in their order.
+        weight, target, at: as of `State`, for nodes 0 to T − 1 and d entries.
+        quantity: "normal": one number for each contact, the force that presses the surfaces apart, at least 0. "vector": the force on the
+            contact's body, friction included, three numbers for each contact in the world frame.
+    """
+
+    contacts: str | Sequence[str] | None = None
+    weight: Any = 1.0
+    target: Any = 0.0
+    quantity: str = "normal"
+    at: At = None
+
+
+Residual = State | Input | Function | ContactForce
 
 
 @dataclass(frozen=True)
 class Bound:
     """A residual at K nodes of P problems.
 
-    nodes: (K,). target: (P or 1, 1, K, size) in coordinates. weight: (P or 1, 1, K, d). rows: entries, or None for all. matrix: (d, n).
+    nodes: (K,). target: (P or 1, 1, K, size) in coordinates. weight: (P or 1, 1, K, d). rows: entries, or None for all; those of
+    `Dynamics.forces` for contact forces. matrix: (d, n).
     """
 
     residual: Residual
@@ -89,6 +113,11 @@ class Bound:
     def of_input(self) -> bool:
         return isinstance(self.residual, Input)
 
+    @property
+    def of_forces(self) -> bool:
+        """Whether the residual depends on state and input of its nodes together."""
+        return isinstance(self.residual, ContactForce)
+
     def is_linear(self, dynamics: Dynamics) -> bool:
         """Whether `jacobian` is the same everywhere."""
         return isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal)
@@ -97,19 +126,26 @@ class Bound:
         target, weight = (value[problems] if len(value) > 1 else value for value in (self.target, self.weight))
         return replace(self, target=target, weight=weight)
 
-    def value(self, dynamics: Dynamics, x: Tensor, z: Tensor, v: Tensor) -> Tensor:
-        """r (P, C, K, d) at C candidates x (P, C, T+1, size), z, v."""
+    def value(self, dynamics: Dynamics, nodes: Nodes) -> Tensor:
+        """r (P, C, K, d) at C candidates with x (P, C, T+1, size), and so on."""
         if isinstance(self.residual, Input):
-            return self._at(v) - self.target
+            return self._at(nodes.v) - self.target
+        if isinstance(self.residual, ContactForce):
+            assert self.rows is not None
+            return dynamics.forces_of(self._at(nodes.end), self._at(nodes.w), self.rows) - self.target
         if isinstance(self.residual, State):
-            error = dynamics.difference(self._at(x), self.target)
+            error = dynamics.difference(self._at(nodes.x), self.target)
             if self.matrix is not None:
                 return error @ self.matrix.T
             return error if self.rows is None else error[..., self.rows]
-        return self.residual.function(self._at(z)) - self.target
+        return self.residual.function(self._at(nodes.z)) - self.target
 
     def jacobian(self, dynamics: Dynamics, x: Tensor) -> Tensor | None:
-        """∂r by changes of the node (P, K, d, n), or None where these are the unit rows `rows`. x: (P, T+1, size)."""
+        """∂r by changes of the node (P, K, d, n), or None where these are the unit rows `rows`. x: (P, T+1, size).
+
+        Contact forces have theirs from `Lagrangian.force_jacobian`, as they depend on the smoothing of the iteration.
+        """
+        assert not isinstance(self.residual, ContactForce)
         if isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal and self.matrix is None):
             return None
         x = self._at(x)
@@ -154,9 +190,9 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
     Raises:
         TypeError, ValueError: something that does not fit, with the name of the residual.
     """
-    if not isinstance(residual, State | Input | Function):
-        raise TypeError(f"{name}: got {type(residual).__name__}; allowed: State, Input, Function")
-    count = steps if isinstance(residual, Input) else steps + 1
+    if not isinstance(residual, State | Input | Function | ContactForce):
+        raise TypeError(f"{name}: got {type(residual).__name__}; allowed: State, Input, Function, ContactForce")
+    count = steps if isinstance(residual, Input | ContactForce) else steps + 1
     nodes = _nodes(f"{name}.at", residual.at, count)
     rows: Tensor | None = None
     matrix: Tensor | None = None
@@ -188,11 +224,39 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
                 got = tuple(sample.shape) if isinstance(sample, Tensor) else type(sample).__name__
                 raise ValueError(f"{name}.function: got {got} for a state (1, 1, {z.shape[-1]}); allowed: (1, 1, d)")
             size = sample.shape[-1]
+        elif isinstance(residual, ContactForce):
+            rows = _force_rows(name, residual, dynamics)
+            size = len(rows)
         target = _expanded(f"{name}.target", residual.target, problems, len(nodes), size)
     weight = _expanded(f"{name}.weight", residual.weight, problems, len(nodes), size)
     if not bool((weight >= 0).all()) or not bool(torch.isfinite(weight).all()):
         raise ValueError(f"{name}.weight: got {float(weight.min())}; allowed: finite numbers of 0 or more")
     return Bound(residual, nodes, target[:, None], weight[:, None], rows, matrix)
+
+
+def _force_rows(name: str, residual: ContactForce, dynamics: Dynamics) -> Tensor:
+    """Rows of `Dynamics.forces`."""
+    contacts = dynamics.mech.named_contacts()
+    if residual.quantity not in QUANTITIES:
+        raise ValueError(f"{name}.quantity: got {residual.quantity!r}; allowed: {', '.join(map(repr, QUANTITIES))}")
+    if not contacts:
+        raise ValueError(f"{name}: got a ContactForce for a mechanism without contacts; give td.Mechanism contacts=, or leave it out")
+    given = residual.contacts
+    names = list(contacts) if given is None else [given] if isinstance(given, str) else list(given)
+    unknown = [contact for contact in names if contact not in contacts]
+    if unknown or not names or len(set(names)) < len(names):
+        raise ValueError(f"{name}.contacts: got {given!r}; allowed: different names of {', '.join(contacts)}, or None for all")
+    for contact in names:
+        law = type(contacts[contact]).force
+        if law is Contact.force:
+            raise ValueError(f"{name}.contacts: {contact!r} is a {type(contacts[contact]).__name__} without `force`; write this method")
+        if residual.quantity == "normal" and law not in NORMAL_FIRST:
+            kind = type(contacts[contact]).__name__
+            raise ValueError(f"{name}.contacts: {contact!r} is a {kind} with a `force` of its own; allowed: quantity='vector'")
+    places = [list(contacts).index(contact) for contact in names]
+    if residual.quantity == "vector":
+        places = [len(contacts) + 3 * place + i for place in places for i in range(3)]
+    return torch.tensor(places)
 
 
 def _nodes(name: str, at: At, count: int) -> Tensor:

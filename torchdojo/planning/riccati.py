@@ -2,7 +2,7 @@
 
 At each node the value function is ½ dxᵀ V dx + vᵀ dx. The linear step dx⁺ = A dx + B du + d gives the quadratic Q of the node before:
 
-    [Qxx Qxu; Qux Quu] = [lxx 0; 0 luu] + [A B]ᵀ V [A B],    (Qx, Qu) = (lx, lu) + [A B]ᵀ (v + V d).
+    [Qxx Qxu; Qux Quu] = [lxx luxᵀ; lux luu] + [A B]ᵀ V [A B],    (Qx, Qu) = (lx, lu) + [A B]ᵀ (v + V d).
 
 The policy du = k + K dx minimizes Q with Quu + μ (BᵀB + ε I) in the place of Quu, and Qux + μ BᵀA in that of Qux. This penalizes how far
 the next state moves (Tassa, Erez and Todorov 2012, eq. 10). With bounds of du, k solves a quadratic program in a box, and rows of K vanish
@@ -29,12 +29,16 @@ LINE_SEARCH = 12
 
 
 class Expansion(NamedTuple):
-    """Gradient and Hessian of the merit: lx (P, T+1, n), lxx (P, T+1, n, n), lu (P, T, m), luu (P, T, m, m)."""
+    """Gradient and Hessian of the merit: lx (P, T+1, n), lxx (P, T+1, n, n), lu (P, T, m), luu (P, T, m, m), lux (P, T, m, n).
+
+    lux is None where no term depends on the state and the input of a node together.
+    """
 
     lx: Tensor
     lxx: Tensor
     lu: Tensor
     luu: Tensor
+    lux: Tensor | None = None
 
 
 class Policy(NamedTuple):
@@ -57,7 +61,7 @@ class Policy(NamedTuple):
 class _Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("problems", "regularizations", "steps", "n", "m", "threads")),
-        *((name, ctypes.c_void_p) for name in ("AB", "BB", "defect", "lx", "lxx", "lu", "luu", "lower", "upper", "mu")),
+        *((name, ctypes.c_void_p) for name in ("AB", "BB", "defect", "lx", "lxx", "lu", "luu", "lux", "lower", "upper", "mu")),
         ("floor", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("k", "K", "expected", "dx", "du", "ok")),
     ]
@@ -110,9 +114,9 @@ def riccati(
         A.new_empty(P, M, T if motion else 0, m),
     )
     lower, upper = (None, None) if bounds is None else (bound.contiguous() for bound in bounds)
-    inputs = dict(zip(("lx", "lxx", "lu", "luu"), (value.contiguous() for value in expansion), strict=True))
-    arrays = {"AB": AB.contiguous(), "BB": BB.contiguous(), "mu": mu.contiguous(), **inputs}
-    arrays |= {name: value.contiguous() for name, value in (("defect", defect), ("lower", lower), ("upper", upper)) if value is not None}
+    arrays = {"AB": AB.contiguous(), "BB": BB.contiguous(), "mu": mu.contiguous()}
+    given = {**expansion._asdict(), "defect": defect, "lower": lower, "upper": upper}
+    arrays |= {name: value.contiguous() for name, value in given.items() if value is not None}
     arrays |= result._asdict()
     call = _Call(problems=P, regularizations=M, steps=T, n=n, m=m, threads=torch.get_num_threads(), floor=floor)
     for name, array in arrays.items():
@@ -133,7 +137,8 @@ def riccati_reference(
 ) -> Policy:
     """`riccati` in PyTorch: the specification."""
     (P, T, n, m), M = B.shape, mu.shape[-1]
-    lx, lxx, lu, luu = (value[:, None] for value in expansion)
+    lx, lxx, lu, luu = (value[:, None] for value in expansion[:4])
+    lux = A.new_zeros(P, 1, T, m, n) if expansion.lux is None else expansion.lux[:, None]
     weight = mu[..., None, None]
     eye = torch.eye(m, dtype=A.dtype)
     v, V = lx[:, :, -1].expand(P, M, n), lxx[:, :, -1].expand(P, M, n, n)
@@ -145,7 +150,7 @@ def riccati_reference(
         if defect is not None:
             v = v + (V @ defect[:, None, t, :, None])[..., 0]
         Qx, Qu = lx[:, :, t] + (At.mT @ v[..., None])[..., 0], lu[:, :, t] + (Bt.mT @ v[..., None])[..., 0]
-        Qxx, Qux, Quu = lxx[:, :, t] + At.mT @ V @ At, Bt.mT @ V @ At, luu[:, :, t] + Bt.mT @ V @ Bt
+        Qxx, Qux, Quu = lxx[:, :, t] + At.mT @ V @ At, lux[:, :, t] + Bt.mT @ V @ At, luu[:, :, t] + Bt.mT @ V @ Bt
         regular, crossed = Quu + weight * (Bt.mT @ Bt + floor * eye), Qux + weight * (Bt.mT @ At)
         limits = None if bounds is None else (bounds[0][:, None, t].expand(P, M, m), bounds[1][:, None, t].expand(P, M, m))
         k, K, positive = _policy(regular, Qu, crossed, limits)

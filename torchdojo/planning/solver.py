@@ -104,6 +104,7 @@ class _Search:
         self.price = torch.full((copies,), DEFECT_PRICE, dtype=torch.float64)
         self.log: list[Record] = []
         self.A = self.B = torch.empty(0)
+        self.F: Tensor | None = None  # derivatives of contact forces
         self.K: Tensor | None = None
         self.stale = torch.ones(copies, dtype=torch.bool)  # whether A and B are those of another iterate
         with self._timed("rollout"):
@@ -130,7 +131,7 @@ class _Search:
     def _value(self, lagrangian: Lagrangian, nodes: Nodes, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Cost, merit, violation and largest defect (P, C) of candidates; the merit is infinite where a step failed."""
         with self._timed("cost"):
-            cost, merit, violation = lagrangian.value(nodes.x, nodes.z, nodes.v)
+            cost, merit, violation = lagrangian.value(nodes)
             defect = self.transcription.defect(nodes)
             gap = torch.zeros_like(cost)
             if defect is not None:
@@ -204,15 +205,20 @@ class _Search:
             return
         kappa, smooth = (value[old] for value in self._smoothing())
         with self._timed("linearize"):
-            A, B = self.problem.dynamics.linearize(Nodes(*(value[old] for value in self.nodes)), kappa, smooth)
+            nodes = Nodes(*(value[old] for value in self.nodes))
+            A, B = self.problem.dynamics.linearize(nodes, kappa, smooth)
+            F = self.lagrangian.force_jacobian(nodes, smooth)
             if not self.A.numel():
                 self.A, self.B = (value.new_zeros(len(self.status), *value.shape[1:]) for value in (A, B))
             self.A[old], self.B[old] = A, B
+            if F is not None:
+                self.F = F.new_zeros(len(self.status), *F.shape[1:]) if self.F is None else self.F
+                self.F[old] = F
         self.stale[old] = False
 
     def _sweep(self, rows: Tensor, lagrangian: Lagrangian, nodes: Nodes, mus: Tensor, limits: tuple[Tensor, Tensor] | None) -> Policy:
         with self._timed("cost"):
-            expansion = lagrangian.expansion(nodes.x, nodes.z, nodes.v)
+            expansion = lagrangian.expansion(nodes, None if self.F is None else self.F[rows])
         with self._timed("sweep"):
             bounds = None if limits is None else (limits[0] - nodes.v, limits[1] - nodes.v)
             floor = 1e-6 * float(self.problem.mech.timestep) ** 2 * float(self.problem.dynamics.map.square().sum(0).mean())
@@ -271,8 +277,7 @@ class _Search:
         kappa, smooth = self._smoothing()
         nodes = Nodes(*(value[rows] for value in self.nodes))
         usable = torch.isfinite(self.merit[rows])
-        x, z, v = (value[usable] for value in (nodes.x, nodes.z, nodes.v))
-        self.lagrangian.update(rows[usable], x, z, v, options.penalty_growth)
+        self.lagrangian.update(rows[usable], Nodes(*(value[usable] for value in nodes)), options.penalty_growth)
         self.level[rows] += 1
         self.inner[rows], self.mu[rows], self.price[rows] = 0, options.damping, 2 * self.price[rows]
         after, smooth_after = self._smoothing()

@@ -1,7 +1,7 @@
 // The backward recursion of differential dynamic programming, over problems and regularizations.
 //
 // At each node the value function is ½ dxᵀ V dx + vᵀ dx. One step back, with the linear step dx⁺ = A dx + B du + d:
-//     [Qxx Qxu; Qux Quu] = [lxx 0; 0 luu] + [A B]ᵀ V [A B],   (Qx, Qu) = (lx, lu) + [A B]ᵀ (v + V d).
+//     [Qxx Qxu; Qux Quu] = [lxx luxᵀ; lux luu] + [A B]ᵀ V [A B],   (Qx, Qu) = (lx, lu) + [A B]ᵀ (v + V d).
 // The policy du = k + K dx minimizes Q with Quu + μ (BᵀB + ε I) in the place of Quu, and Qux + μ BᵀA in that of Qux: a penalty on how far the
 // next state moves (Tassa, Erez and Todorov 2012, eq. 10). Bounds of the inputs make k the solution of a quadratic program in a box, and rows
 // of K vanish where an input is at its bound (Tassa, Mansard and Todorov 2014). The reference is torchdojo/planning/riccati.py.
@@ -194,6 +194,7 @@ struct TdRiccati {
     const double *defect;  // (P, T, n), or null
     const double *lx, *lxx;  // (P, T + 1, n), (P, T + 1, n, n)
     const double *lu, *luu;  // (P, T, m), (P, T, m, m)
+    const double *lux;  // (P, T, m, n), or null
     const double *lower, *upper;  // (P, T, m) least and largest du, or null
     const double *mu;  // (P, M)
     double floor;  // ε
@@ -243,6 +244,8 @@ static bool back(const TdRiccati &in, int64_t problem, int64_t which, int64_t t,
             w.Qr[i * m + j] = Quu[i * Q + j] + mu * (BB[i * q + n + j] + (i == j ? in.floor : 0.0));
         }
         for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] = w.H[j * Q + n + i];
+        if (in.lux)
+            for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] += in.lux[(node * m + i) * n + j];
     }
     const double *Qu = w.g.data() + n;
     double *k = in.k + (item * T + t) * m, *K = in.K + (item * T + t) * m * n;
