@@ -329,8 +329,7 @@ def test_a_force_of_its_own_is_allowed_as_a_vector() -> None:
 def test_a_gait_with_a_bound_of_70_newtons() -> None:
     """The feet of the A1 press with 77 N without it."""
     task = planning.tasks.TASKS["quadruped"]
-    problem = task.make(None)
-    problem.inequalities += problem._bound("inequalities", [planning.ContactForce(target=70.0, weight=1 / 70)])
+    problem = planning.tasks.quadruped(normal_forces=70.0)
     plan = planning.solve(problem, **{**task.options, "penalty": 0.1})
     assert int(plan.status) == int(PlanStatus.SOLVED) and float(plan.violation) <= 1e-4
     out = problem.mech.step(plan.z[:-1], plan.u)

@@ -22,7 +22,7 @@ from torchdojo.mechanism import Mechanism
 from torchdojo.planning.gait import holding_inputs, trot
 from torchdojo.planning.plan import Plan, Replay
 from torchdojo.planning.problem import Problem
-from torchdojo.planning.residuals import Input, State
+from torchdojo.planning.residuals import ContactForce, Input, State
 
 __all__ = ["TASKS", "Task", "box_right", "box_up", "cartpole", "hopper", "quadrotor", "quadruped"]
 
@@ -102,11 +102,12 @@ def hopper(noise: Tensor | None = None) -> Problem:
 # -- quadruped -----------------------------------------------------------------------------------------------------------------------------
 
 
-def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool = False) -> Problem:
+def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool = False, normal_forces: float | None = None) -> Problem:
     """A1 trots two cycles in 2 s. The goal is the place of the trunk. noise: impulses (P, 40, 12) of the first guess.
 
     Args:
         damper: of the joints [N·m·s/rad]; Dojo's is 5. limited: keep torques within 33.5 N·m.
+        normal_forces: the largest with which a foot may press [N]; 77 without a bound. It wants the option penalty=0.1.
     """
     h, steps = 0.05, 40
     mech = models.quadruped(timestep=h, damper=damper, limits=True, contact_body=False)
@@ -115,12 +116,14 @@ def quadruped(noise: Tensor | None = None, *, damper: float = 5.0, limited: bool
     standing = mech.place(mech.initial_state(pose="home"), clearance=1e-6)
     weight = _tensor(0.3, 0.05, 0.05, 0.01, 0.01, 0.01, *[0.2] * 12, *[0.01] * 6, *[0.001] * 12)
     guess = holding_inputs(mech, standing)
+    capped = [] if normal_forces is None else [ContactForce(weight=1 / normal_forces, target=normal_forces)]
     return Problem(
         mech,
         reference[0].expand(*(() if noise is None else noise.shape[:1]), -1),
         steps,
         costs=[State(reference, 0.05 * weight), Input(0.05 * 1e-2 * h**2)],
         equalities=[State(reference[-1], rows=range(3), at=-1)],
+        inequalities=capped,
         guess=guess if noise is None else guess + noise / h,
         guess_states=reference,
         limits=(-33.5, 33.5) if limited else None,
