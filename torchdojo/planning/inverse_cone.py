@@ -15,14 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics.integrator import next_pose
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.elements.contacts import ImpactContact, NonlinearContact
 from torchdojo.elements.joint import Joint
 from torchdojo.elements.joint_cones import JointLimits
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.mechanism import Mechanism
-from torchdojo.planning.plan import PlanStatus, drifted
-from torchdojo.state.layout import TWIST_SIZE
+from torchdojo.planning.plan import PlanStatus
+from torchdojo.state.layout import TWIST_SIZE, join_state, split_state
 from torchdojo.state.unknowns import NUM_DATA
 
 __all__ = ["ConeInverse", "cone_inverse_dynamics"]
@@ -112,14 +113,14 @@ def cone_inverse_dynamics(
     error = torch.linalg.solve_triangular(root.mT, residual[..., None], upper=True)[..., 0].abs().amax(-1)
 
     h = float(mech.timestep)
-    before = flat[0].unflatten(-1, (-1, 13))
-    twist = torch.cat((before[..., :3], after[..., 3:6], before[..., 6:10], after[..., 10:]), -1).flatten(-2)
-    error = torch.maximum(error, mech.difference(drifted(twist, h), targets).abs().amax(-1) / h)
+    state = split_state(targets)
+    ahead = join_state(next_pose(problem.state.pose, state.twist, problem.timestep[:, None, None]), state.twist)
+    error = torch.maximum(error, mech.difference(ahead, targets).abs().amax(-1) / h)
     status = torch.where(error <= tolerance, int(PlanStatus.SOLVED), int(PlanStatus.INFEASIBLE))
     nan = torch.nan
     impulses = w.new_zeros(w.shape)
     impulses[:, free] = held[:, system.num_inputs :]
-    impulses[:, :] += (places @ gamma[..., None])[..., 0]
+    impulses += (places @ gamma[..., None])[..., 0]
     return ConeInverse(
         torch.where(finite[:, None], held[:, : system.num_inputs], nan).reshape(*batch, -1),
         torch.where(finite[:, None], impulses[:, system.impulse_index], nan).reshape(*batch, -1),
