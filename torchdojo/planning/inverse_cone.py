@@ -23,7 +23,7 @@ from torchdojo.elements.joint_cones import JointLimits
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.mechanism import Mechanism
 from torchdojo.planning.plan import PlanStatus
-from torchdojo.state.layout import TWIST_SIZE, join_state, split_state
+from torchdojo.state.layout import TWIST_SIZE, join_state, neutral_state, split_state
 from torchdojo.state.unknowns import NUM_DATA
 
 __all__ = ["ConeInverse", "cone_inverse_dynamics"]
@@ -87,7 +87,7 @@ def cone_inverse_dynamics(
     flat, batch = flatten_batch(system.step_specs(), [*data, *parameters])
     targets = targets.expand(*batch, -1).reshape(batch.numel(), -1)
     finite = flat[0].isfinite().all(-1) & targets.isfinite().all(-1)
-    safe = mech.initial_state().detach()
+    safe = neutral_state(flat[0])
     flat[0], targets = torch.where(finite[:, None], flat[0], safe), torch.where(finite[:, None], targets, safe)
     problem = StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA], depenetration_speed=mech.options.depenetration_speed)
 
@@ -163,7 +163,7 @@ def _cones(problem: StepProblem, rows: Tensor, by_impulse: Tensor, gap: float, s
             continue
         friction = element.friction if isinstance(element, NonlinearContact) else None
         for e, where in enumerate(group.impulse_index.tolist()):
-            for side, at in enumerate(where[:1] if friction is not None else where):
+            for at in where[:1] if friction is not None else where:
                 place = rows.new_zeros(count, system.num_unknowns, 3)
                 closed = (rows[:, at] <= gap).to(rows.dtype)
                 mu = rows.new_zeros(count) if friction is None else friction[:, e].detach().expand(count)
