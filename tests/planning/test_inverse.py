@@ -150,9 +150,10 @@ def test_a_batch_is_solved_as_each_problem_alone(cube):
     mech, z = cube
     target = mech.rollout(mech.to_maximal(mech.to_minimal(z)[0], torch.tensor([1.0, 0.5, 0, 0, 0, 1.0]).double()), steps=10).z[-1]
     guess = torch.cat((randn(2, 6), 30 * randn(1, 6, seed=1)))  # the last one begins again
-    # Two solutions to the default tolerance of 1e-8 after 0.1 s may differ by 2e-7 in their rates.
-    options = {"grad_kappas": (1e-3,), "max_iterations": 8, "restarts": 1, "tolerance": 1e-10}
+    # More iterations amplify rounding beyond 1e-7, at rates of 33 rad/s. The first two are solved within these, the third is not.
+    options = {"grad_kappas": (1e-3,), "max_iterations": 5, "restarts": 1, "tolerance": 1e-7}
     together = planning.initial_velocity(mech, z, target, 10, guess=guess, **options)
+    assert together.solved.tolist() == [True, True, False]
     for i in range(3):
         alone = planning.initial_velocity(mech, z, target, 10, guess=guess[i], **options)
         assert (alone.status, alone.iterations) == (together.status[i], together.iterations[i])

@@ -6,6 +6,7 @@ plan = td.planning.solve(problem)
 
 from torchdojo.planning.controller import Controller, ControlReport
 from torchdojo.planning.inverse import Inverse, initial_impulse, initial_velocity, inverse_dynamics
+from torchdojo.planning.inverse_cone import ConeInverse, cone_inverse_dynamics
 from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions
 from torchdojo.planning.plan import Plan, PlanStatus, Record, Replay
 from torchdojo.planning.problem import Problem
@@ -15,6 +16,7 @@ from torchdojo.planning.solver import solve
 __all__ = [
     "BOTH_ANNEALED",
     "GRADIENT_ANNEALED",
+    "ConeInverse",
     "ContactForce",
     "ControlReport",
     "Controller",
@@ -28,6 +30,7 @@ __all__ = [
     "Replay",
     "SolveOptions",
     "State",
+    "cone_inverse_dynamics",
     "initial_impulse",
     "initial_velocity",
     "inverse_dynamics",

@@ -1,0 +1,110 @@
+"""Inverse dynamics as a cone solve: motions that a torque holds, simulated steps, and motions that none explains."""
+
+import pytest
+import torch
+
+import torchdojo as td
+from torchdojo import planning
+from torchdojo.planning import PlanStatus, inverse_tasks
+from torchdojo.planning.inverse_cone import _solve as solve
+
+
+@pytest.fixture(scope="module")
+def robot():
+    return inverse_tasks.standing()
+
+
+def test_a_standing_robot_has_torques_at_any_kappa():
+    mech, z = inverse_tasks.standing(kappa=1e-6)
+    found = planning.cone_inverse_dynamics(mech, z, z)
+    assert found.solved and found.residual < 1e-8
+
+
+def test_simulated_steps_come_back(robot):
+    mech, z = robot
+    u = 5 * torch.randn(20, mech.num_inputs, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    after = mech.step(z, u).z
+    found = planning.cone_inverse_dynamics(mech, z, after)
+    assert found.solved.all() and found.residual.max() < 1e-6
+    # Impulses may lie at the edge of their cones, where a foot creeps at kappa 1e-10: 2e-5 m/s and rad/s are seen.
+    torch.testing.assert_close(mech.step(z, found.value).z, after, rtol=0, atol=1e-4)
+
+
+def test_a_flying_robot_has_one_torque_and_cannot_jump(robot):
+    mech, z = robot
+    z = (z.unflatten(-1, (-1, 13)) + torch.tensor([0, 0, 1.0] + [0.0] * 10).double()).flatten()
+    u = torch.ones(2, mech.num_inputs).double()
+    found = planning.cone_inverse_dynamics(mech, z, mech.step(z, u).z)
+    assert found.solved.all()
+    torch.testing.assert_close(found.value, u, rtol=0, atol=1e-7)
+    assert planning.cone_inverse_dynamics(mech, z, z).status == PlanStatus.INFEASIBLE
+    assert planning.cone_inverse_dynamics(mech, torch.full_like(z, torch.nan), z).status == PlanStatus.DIVERGED
+
+
+@pytest.fixture(scope="module")
+def cube():
+    mech, _ = inverse_tasks.sliding_cube(kappa=1e-10)
+    return mech, mech.initial_state(box={"position": (0.0, 0.0, 0.1 + 1e-8)})
+
+
+def total(mech, z, impulses):
+    return mech.contact_impulses(z, impulses).sum(-2)
+
+
+@pytest.mark.parametrize("speed", [0.0, 2.0], ids=["sticks", "slides"])
+def test_impulses_of_a_cube_are_those_of_its_steps(cube, speed):
+    mech = cube[0]
+    start = mech.initial_state(box={"position": (0.0, 0.0, 0.1 + 1e-8), "velocity": (speed, 0.3 * speed, 0.0)})
+    path = mech.rollout(start, steps=6)
+    found = planning.cone_inverse_dynamics(mech, path.z[:-1], path.z[1:], tolerance=1e-5)
+    assert found.solved.all() and found.value.shape == (6, 0)
+    # The sum over the corners is known from the momentum, each corner's part is not. 1e-7 N·s of 0.1: kappa is 1e-10.
+    expected = total(mech, path.z[1:], path.impulses)
+    torch.testing.assert_close(total(mech, path.z[1:], found.impulses), expected, rtol=0, atol=1e-7)
+    for number in range(1, 9):
+        piece = mech.impulse_layout[f"contacts.corner{number - 1}"]
+        normal, _, *tangent = found.impulses[:, piece].unbind(-1)
+        length = torch.stack(tangent, -1).norm(dim=-1)
+        assert (normal >= 0).all() and (length <= 0.5 * normal * (1 + 1e-9)).all()
+        if mech.contact_points(path.z[1:])[..., number - 1, 2].min() > 0.1:  # an open gap
+            assert not found.impulses[:, piece].any()
+
+
+def test_what_nothing_explains(cube):
+    mech, z = cube
+    lifted = mech.step(z, wrench=torch.tensor([0, 0, 200.0, 0, 0, 0]).double()).z
+    found = planning.cone_inverse_dynamics(mech, z, lifted)
+    assert found.status == PlanStatus.INFEASIBLE
+    assert abs(float(found.residual) - 2.0) < 1e-6  # 200 N for 0.01 s on 1 kg
+    assert not found.impulses.any()  # the floor does not pull
+    states = torch.stack((z, torch.full_like(z, torch.inf)))
+    found = planning.cone_inverse_dynamics(mech, states[:, None], torch.stack((z, lifted, z)))
+    wanted = [[PlanStatus.SOLVED, PlanStatus.INFEASIBLE, PlanStatus.SOLVED], [PlanStatus.DIVERGED] * 3]
+    assert found.status.tolist() == [[int(status) for status in row] for row in wanted]
+    assert found.impulses[1].isnan().all() and found.impulses[0].isfinite().all()
+
+
+def test_the_solution_is_optimal_and_too_few_iterations_say_so():
+    generator = torch.Generator().manual_seed(0)
+    C, b = (torch.randn(20, 24, size, generator=generator, dtype=torch.float64) for size in (18, 1))
+    mu = torch.linspace(0.1, 1.0, 6, dtype=torch.float64).expand(20, -1)
+    assert not solve(C, b[..., 0], mu, 1)[1].all()
+    x, reached = solve(C, b[..., 0], mu, 3000)
+    assert reached.all()
+    slope = (C.mT @ (C @ x[..., None] + b))[..., 0].unflatten(-1, (-1, 3))
+    impulses = x.unflatten(-1, (-1, 3))
+    # x is in the cones, its gradient is in their duals, and both are perpendicular (Boyd and Vandenberghe 2004, section 5.9).
+    assert (impulses[..., 1:].norm(dim=-1) <= mu * impulses[..., 0] + 1e-12).all()
+    assert (mu * slope[..., 1:].norm(dim=-1) <= slope[..., 0] + 1e-7).all()
+    assert (impulses * slope).sum((-1, -2)).abs().max() < 1e-7
+
+
+def test_errors(cube):
+    mech, z = cube
+    with pytest.raises(ValueError, match="z_next"):
+        planning.cone_inverse_dynamics(mech, z, z[:12])
+    bodies, corner = {"ball": td.Body(1.0, shape=td.Sphere(0.1))}, td.LinearContact("ball", radius=0.1)
+    pyramid = td.Mechanism(bodies, {}, {"floor": corner}, timestep=0.01)
+    above = pyramid.initial_state(ball={"position": (0.0, 0.0, 1.0)})
+    with pytest.raises(ValueError, match="LinearContact; allowed"):
+        planning.cone_inverse_dynamics(pyramid, above, above)
