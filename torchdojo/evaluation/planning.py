@@ -11,6 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +80,7 @@ class Study(NamedTuple):
     title: what moves. task: of `TASKS`. iterations, cost, violation: largest ones, or None. solved: least share of the starts.
     closed_cm, open_cm: largest median distance from the plan at the end of replays with gains, and of those without.
     begin: changes the first guesses.
+    method, options, task_options: of `solve`, and of the task's function, that differ from the task's own.
     """
 
     title: str
@@ -90,6 +92,15 @@ class Study(NamedTuple):
     closed_cm: float | None = None
     open_cm: float | None = None
     begin: Callable[[Problem], None] | None = None
+    method: str = "single"
+    options: Mapping[str, Any] = MappingProxyType({})
+    task_options: Mapping[str, Any] = MappingProxyType({})
+
+    def as_task(self) -> Task:
+        """The task with these options. Published figures are those of the task's own."""
+        task = TASKS[self.task]
+        make, published = functools.partial(task.make, **self.task_options), None if self.task_options else task.published
+        return task._replace(make=make, options={**task.options, **self.options}, published=published)
 
 
 STUDIES = {
@@ -98,18 +109,26 @@ STUDIES = {
     "hopper": Study("A hopper hops 0.5 m forward and sideways in 1 s", "hopper", 30, 9.6, 2e-4, closed_cm=1.0),
     "quadruped": Study("A Unitree A1 trots two cycles in 2 s", "quadruped", 20, 0.0205, closed_cm=1.0),
     "quadruped-servos": Study("The same, from the torques of joint servos", "quadruped", 20, 0.016, closed_cm=1.0, begin=start_by_servos),
+    "quadruped-light": Study(
+        "The same, with a damper of 0.5 instead of 5 N·m·s/rad, by multiple shooting",
+        "quadruped",
+        solved=None,
+        method="multiple",
+        options={"schedule": BOTH_ANNEALED, "max_inner": 20},
+        task_options={"damper": 0.5},
+    ),
     "cartpole": Study("A pole swings up in 3 s by a force of at most 15 N", "cartpole", solved=None, closed_cm=1.0),
     "quadrotor": Study("A quadrotor that hangs upside down turns over in 2 s", "quadrotor", solved=None, closed_cm=1.0),
 }
 
 
 def _study(study: Study, setting: Setting) -> Outcome:
-    task, starts = TASKS[study.task], QUICK_STARTS if setting.quick else STARTS
+    task, starts = study.as_task(), QUICK_STARTS if setting.quick else STARTS
     problem = task.perturbed(starts)
     if study.begin is not None:
         study.begin(problem)
     begin = time.process_time()
-    plan = solve(problem, **task.options)
+    plan = solve(problem, method=study.method, **task.options)
     seconds = time.process_time() - begin
     replays = {name: _replay(plan, task, feedback) for name, feedback in (("with gains", True), ("open loop", False))}
     distances = {name: 100 * end_distance(plan, replay) for name, replay in replays.items()}
