@@ -99,8 +99,22 @@ def test_the_solution_is_optimal_and_too_few_iterations_say_so():
     assert (impulses * slope).sum((-1, -2)).abs().max() < 1e-7
 
 
+def test_what_inputs_can_do_alone_needs_no_impulse():
+    rod, tip = td.Body(1.0, shape=td.Box((0.05, 0.05, 1.0))), td.NonlinearContact("rod", point=(0.0, 0.0, -0.5))
+    mech = td.Mechanism({"rod": rod}, {"base": td.Floating(None, "rod", actuated=True)}, {"tip": tip}, timestep=0.01)
+    z = mech.initial_state(base={"q": (0, 0, 0.5 + 1e-8, 0, 0, 0)})
+    found = planning.cone_inverse_dynamics(mech, z, z)
+    assert found.solved and not found.impulses.any()
+    torch.testing.assert_close(found.value, torch.tensor([0, 0, 9.81, 0, 0, 0]).double(), rtol=0, atol=1e-9)
+
+
 def test_errors(cube):
     mech, z = cube
+    with pytest.raises(ValueError, match="must broadcast"):
+        planning.cone_inverse_dynamics(mech, z.expand(2, -1), z.expand(3, -1))
+    for name in ("gap", "slip", "tolerance", "max_iterations"):
+        with pytest.raises(ValueError, match=f"{name}: got 0; allowed"):
+            planning.cone_inverse_dynamics(mech, z, z, **{name: 0})
     with pytest.raises(ValueError, match="z_next"):
         planning.cone_inverse_dynamics(mech, z, z[:12])
     bodies, corner = {"ball": td.Body(1.0, shape=td.Sphere(0.1))}, td.LinearContact("ball", radius=0.1)

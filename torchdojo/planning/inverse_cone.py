@@ -10,6 +10,7 @@ that are open carry nothing. Where a contact slides, its friction lies on the co
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ from torchdojo.state.unknowns import NUM_DATA
 __all__ = ["ConeInverse", "cone_inverse_dynamics"]
 
 RIDGE = 1e-10  # of the impulses, relative to the largest eigenvalue
+TAKEN = 1e-10  # part of an impulse's effect that counts as rounding
 BALANCE_EVERY = 25
 POLISHING = 10  # steps on the faces of the cones
 CONVERGED = 1e-10  # largest change by a step of projected gradients, relative to the impulses
@@ -71,11 +73,14 @@ def cone_inverse_dynamics(
         max_iterations: of ADMM.
 
     Raises:
-        ValueError: states of a wrong shape, elements of a kind that is not supported: it takes joints,
-            joint limits, and `NonlinearContact` and `ImpactContact` without compliance or friction of couples.
+        ValueError: states of a wrong shape, numbers that are not positive, elements of a kind that is not supported: it takes joints, joint
+            limits, and `NonlinearContact` and `ImpactContact` without compliance or friction of couples.
     """
     mech.check_state(z, "z")
     mech.check_state(z_next, "z_next")
+    for name, value in {"gap": gap, "slip": slip, "tolerance": tolerance, "max_iterations": max_iterations}.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"cone_inverse_dynamics.{name}: got {value}; allowed: positive finite numbers")
     system = mech.backends.system
     for key, element in system.elements.items():
         hard = isinstance(element, (NonlinearContact, ImpactContact)) and element.cones.size in (1, 4) and "stiffness" not in element.fields
@@ -85,8 +90,12 @@ def cone_inverse_dynamics(
                 "NonlinearContact or ImpactContact without torsional or rolling friction; use inverse_dynamics for others"
             )
     parameters = [value.detach() for value in mech.stacked_parameters()]
-    shape = torch.broadcast_shapes(z.shape[:-1], z_next.shape[:-1])
-    states, targets = (value.detach().double().expand(*shape, z.shape[-1]) for value in (z, z_next))
+    try:
+        states, targets = torch.broadcast_tensors(z.detach().double(), z_next.detach().double())
+    except RuntimeError:
+        shapes = f"{tuple(z.shape)} and {tuple(z_next.shape)}"
+        raise ValueError(f"cone_inverse_dynamics: got z and z_next of shapes {shapes}; their leading dimensions must broadcast") from None
+    shape = states.shape[:-1]
     data = [states, states.new_zeros(*shape, system.num_inputs), states.new_zeros(*shape, TWIST_SIZE * system.num_bodies)]
     flat, batch = flatten_batch(system.step_specs(), [*data, *parameters])
     targets = targets.expand(*batch, -1).reshape(batch.numel(), -1)
@@ -110,7 +119,10 @@ def cone_inverse_dynamics(
     C = torch.linalg.solve_triangular(root, columns, upper=False)
     inverse = torch.linalg.pinv(A, rtol=1e-12)
     keep = torch.eye(n, dtype=A.dtype) - A @ inverse
-    gamma, converged = _solve(keep @ C, (keep @ b)[..., 0], scale, max_iterations)
+    felt = keep @ C
+    # Inputs and joints take up these impulses whole, and what is left of them is rounding.
+    taken = torch.linalg.vector_norm(felt, dim=1, keepdim=True) <= TAKEN * torch.linalg.vector_norm(C, dim=1, keepdim=True)
+    gamma, converged = _solve(torch.where(taken, 0.0, felt), (keep @ b)[..., 0], scale, max_iterations)
     left = b + C @ gamma[..., None]
     held = -(inverse @ left)[..., 0]
     residual = left[..., 0] + (A @ held[..., None])[..., 0]
