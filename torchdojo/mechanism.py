@@ -73,10 +73,9 @@ class Mechanism(PlannedStructure):
         super().__init__(bodies, joints, contacts, couplings, timestep, gravity)
         self.poses = {}
         self.options = options or SolverOptions()
-        self.backends = Backends(self)
 
-    def rebuild(self) -> None:
-        super().rebuild()
+    def _lay_out(self) -> None:
+        super()._lay_out()
         self.backends = Backends(self)
 
     # -- stepping ------------------------------------------------------------------------------------------------------------------------

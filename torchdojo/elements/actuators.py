@@ -277,8 +277,7 @@ class Actuators(PhysicalModule):
         self.joints = tuple(actuator.joint for actuator in actuators.values())
         self.coordinates = tuple(actuator.coordinate for actuator in actuators.values())
         self.num_inputs = mech.num_inputs
-        places = [_place(mech, name, actuator) for name, actuator in actuators.items()]
-        self.register_buffer("input_index", torch.tensor(places, device=mech.gravity.device), persistent=False)
+        self._locate([_place(mech, name, actuator) for name, actuator in actuators.items()])
         specs = list(actuators.items())
 
         def column(label: str, values: list[Any]) -> Tensor:
@@ -298,6 +297,23 @@ class Actuators(PhysicalModule):
         self.forcerange = table("forcerange", [_pair(name, "forcerange", a.forcerange) for name, a in specs])
         self.inputrange = mech.gravity.new_tensor([[-torch.inf, torch.inf]] * mech.num_inputs)
         self.carried_damping = torch.zeros_like(self.gear).detach()
+
+    def arrange(self) -> None:
+        """Find the places of the driven coordinates anew, after an edit of the mechanism that keeps the driven joints."""
+        mech, old = self._mechanism, self.input_index
+        layout = mech.input_layout
+        places = [layout[joint].start + i for joint, i in zip(self.joints, self.coordinates, strict=True)]
+        ranges = self.inputrange
+        self.num_inputs = mech.num_inputs
+        self._locate(places)
+        if ranges.shape[-2] != self.num_inputs or places != old.tolist():
+            open_ = ranges.new_tensor([-torch.inf, torch.inf]).expand(*ranges.shape[:-2], self.num_inputs, 2)
+            self.inputrange = open_.index_copy(-2, self.input_index, ranges.index_select(-2, old))
+
+    def _locate(self, places: list[int]) -> None:
+        """Set the entry of u of each actuator, and its place among the minimal coordinates."""
+        mech = self._mechanism
+        self.register_buffer("input_index", torch.tensor(places, device=mech.gravity.device), persistent=False)
         self._groups = list(self._grouped())
         tree = mech.coordinate_places()
         #: coordinates of the actuators among the minimal ones; None where a joint closes a loop
