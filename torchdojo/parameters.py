@@ -175,7 +175,7 @@ class PhysicalModule(nn.Module):
 
     def _set_structural(self, name: str, value: Any) -> None:
         """Set an attribute that decides on the equations, and lay out the mechanisms of this module anew; without effect if one refuses."""
-        before = self.__dict__.get(name)
+        before: Any = self.__dict__.get(name)
         super().__setattr__(name, value)
         owners = list(self.__dict__.get("_owners", ()))
         try:
@@ -187,7 +187,7 @@ class PhysicalModule(nn.Module):
                 owner.rebuild()
             raise
 
-    def belongs_to(self, owner: nn.Module, member: bool = True) -> None:
+    def _belongs_to(self, owner: nn.Module, member: bool = True) -> None:
         """Note that a mechanism, which has a method `rebuild`, has this module, or has it no more."""
         owners = self.__dict__.setdefault("_owners", weakref.WeakSet())
         (owners.add if member else owners.discard)(owner)
@@ -215,7 +215,7 @@ class PhysicalModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         names = parametrized_names(self)
-        return (_blank, (plain_class(self),), (names, self.__getstate__())) if names else super().__reduce_ex__(protocol)
+        return (_blank, (plain_class(self),), (names, PhysicalModule.__getstate__(self))) if names else super().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         make, arguments, state, *_ = self.__reduce_ex__(4)

@@ -70,7 +70,7 @@ class Structure(PhysicalModule):
             parts = cast(Parts, getattr(self, kind))
             parts._belongs_to(self, kind)
             for module in parts.values():
-                cast(PhysicalModule, module).belongs_to(self)
+                cast(PhysicalModule, module)._belongs_to(self)
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
@@ -78,7 +78,7 @@ class Structure(PhysicalModule):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in KINDS and name in self._modules:
-            self.edit(name, value)
+            self._edit(name, value)
         else:
             super().__setattr__(name, value)
 
@@ -87,7 +87,7 @@ class Structure(PhysicalModule):
             raise AttributeError(f"{name}: a mechanism always has them; to remove all, mech.{name}.clear()")
         super().__delattr__(name)
 
-    def edit(self, kind: str, modules: Modules) -> None:
+    def _edit(self, kind: str, modules: Modules) -> None:
         """Take other modules as bodies, joints, contacts or couplings, and lay out the mechanism anew: `mech.contacts["tip"] = ...`.
 
         The result is the mechanism that would be built of these modules. Bodies that lose their last joint get a free one, and bodies that
@@ -128,10 +128,19 @@ class Structure(PhysicalModule):
             now = [id(module) for module in getattr(self, kind).values()]
             for module in modules.values():
                 if id(module) not in now:
-                    module.belongs_to(self, False)
+                    module._belongs_to(self, False)
         self._claim()
         if self.actuators is not None:
-            self.actuators.arrange()
+            self._arrange(self.actuators)
+
+    def _arrange(self, actuators: Actuators) -> None:
+        """Move what actuators have for each input to the places that their inputs have now."""
+        before, ranges = actuators.input_index, actuators.inputrange
+        actuators.locate()
+        everywhere = ranges.new_tensor([-torch.inf, torch.inf]).expand(*ranges.shape[:-2], self.num_inputs, 2)
+        moved = everywhere.index_copy(-2, actuators.input_index, ranges.index_select(-2, before))
+        if moved.shape != ranges.shape or not torch.equal(moved, ranges):
+            actuators.inputrange = moved
 
     def _refuse_edit(self, before: dict[str, Joint], given: dict[str, dict[str, Any]]) -> None:
         """Raise ValueError for edits that would have no effect, or would take a joint from its actuators."""
@@ -164,7 +173,9 @@ class Structure(PhysicalModule):
         added = {f"world_to_{name}": name for name in parts["bodies"] if name not in children}
         for name, body in added.items():
             if name in joints:
-                raise ValueError(f"joints: {name!r} is the name of the free joint that body {body!r} gets, to which no joint leads; rename it")
+                raise ValueError(
+                    f"joints: {name!r} is the name of the free joint that body {body!r} gets, to which no joint leads; rename yours"
+                )
         parts["joints"] = {**joints, **{name: free.get(name) or Floating(None, body, actuated=False) for name, body in added.items()}}
         for kind, modules in parts.items():
             getattr(self, kind)._hold(modules)
@@ -330,18 +341,6 @@ class Structure(PhysicalModule):
         return [pose for pose, _ in self.element_states(z, element)]
 
     @in_float64
-    def distances(self, z: Tensor) -> Tensor:
-        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
-        values = [contact.distance(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
-        return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
-
-    @in_float64
-    def contact_points(self, z: Tensor) -> Tensor:
-        """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
-        values = [contact.place(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
-        return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
-
-    @in_float64
     def contact_impulses(self, z: Tensor, impulses: Tensor) -> Tensor:
         """Impulse of every contact on its body, normal and friction together, world frame [N·s], (..., contacts, 3).
 
@@ -416,10 +415,6 @@ class Structure(PhysicalModule):
             return {entry.name: entry.coordinates for entry in self.tree_order()}
         except ValueError:
             return {}
-
-    def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Minimal coordinates of a checked z where the kernel computes them (`Mechanism`), or None."""
-        return None
 
     def check_coordinates(self, q: Tensor, qd: Tensor | None) -> tuple[Tensor, Tensor]:
         """q and qd (..., num_coordinates), checked and of one shape, with zeros for None."""

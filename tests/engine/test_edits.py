@@ -1,4 +1,4 @@
-"""Edits of a mechanism after it is built: each gives, to the last bit, the mechanism that would be built so, or raises and changes nothing."""
+"""Edits of a mechanism after it is built give, to the last bit, the mechanism that would be built so, or raise and change nothing."""
 
 from __future__ import annotations
 

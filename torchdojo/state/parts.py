@@ -1,7 +1,7 @@
 """The named parts of a mechanism: dictionaries whose edits lay out the mechanism anew, or raise and change nothing.
 
 A mechanism computes much from its parts when it is built: places of impulses and inputs, the spanning tree, tables of the kernel. An edit
-of a dictionary that stayed unseen there would act in some functions and not in others. So every edit goes through `Owner.edit`.
+of a dictionary that stayed unseen there would act in some functions and not in others. So every edit goes through `Owner._edit`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MISSING = object()
 class Owner(Protocol):
     """A mechanism, which checks and takes the modules that one of its dictionaries is to hold."""
 
-    def edit(self, kind: str, modules: Modules) -> None: ...
+    def _edit(self, kind: str, modules: Modules) -> None: ...
 
 
 class Parts(nn.ModuleDict):
@@ -49,7 +49,7 @@ class Parts(nn.ModuleDict):
         if owner is None:
             self._hold(dict(modules))
         else:
-            owner.edit(kind, modules)
+            owner._edit(kind, modules)
 
     def _hold(self, modules: Mapping[str, nn.Module]) -> None:
         """Hold these modules in this order, unchecked."""
