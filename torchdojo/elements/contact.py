@@ -77,6 +77,7 @@ class Contact(Element):
 
     fields: ClassVar[dict[str, int]] = {"point": 1, "radius": 0, "normal": 1, "offset": 0}
     optional: ClassVar[dict[str, int]] = LAWS
+    structural: ClassVar[frozenset[str]] = frozenset({"body", "other"})
     noun: ClassVar[str] = "contact"
     laws: ClassVar[tuple[str, ...]] = ("restitution", "recovery_speed", "stiffness", "damping")
     point: Tensor

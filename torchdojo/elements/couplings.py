@@ -52,6 +52,7 @@ class JointCoupling(Element):
 
     num_rows = 1
     fields: ClassVar[dict[str, int]] = {"ratio": 0, "offset": 0}
+    structural: ClassVar[frozenset[str]] = frozenset({"leader", "follower", "coordinates"})
     ratio: Tensor
     offset: Tensor
 

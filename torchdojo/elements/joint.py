@@ -45,6 +45,7 @@ class Joint(Element):
 
     optional: ClassVar[dict[str, int]] = dict.fromkeys(BOUNDS, 1)
     noun: ClassVar[str] = "joint"
+    structural: ClassVar[frozenset[str]] = frozenset({"parent", "child"})
     num_coordinates: int = 0
     free_translations: int = 0  # how many of the coordinates are lengths; they stand in front of the angles
     period: ClassVar[float] = TURN  # [rad] at which angles start anew
