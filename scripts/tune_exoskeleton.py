@@ -21,8 +21,8 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo.envs import Motion
-from torchdojo.identification.config import load_yaml
 from torchdojo.learning.hill_climbing import climb
+from torchdojo.runs.description import load_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "tune_exoskeleton.yaml"

@@ -181,7 +181,7 @@ class Mechanism(PlannedStructure):
                     f"{name}: got shape {tuple(given.shape)} with steps={steps}; allowed: (..., T, {size}), with steps None or T"
                 )
             steps = given.shape[-2]
-        if steps is None or steps < 1:
+        if not hasattr(steps, "__index__") or steps < 1:
             raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or {name} of shape (..., T, {size})")
         if warm_start is not None:
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns)

@@ -28,7 +28,7 @@ def small(**settings):
 
 
 def weights(run):
-    return shac_run.read_checkpoint(run.checkpoint)["state_dict"]
+    return shac_run.read_checkpoint_of_shac(run.checkpoint)["state_dict"]
 
 
 def trained(folder, config, resume=False):
