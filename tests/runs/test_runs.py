@@ -215,7 +215,7 @@ def archive(path: Path, shape: str, content: int, kind: str = "<f8", name: str =
     [
         ("(1000000000000,)", 80, "<f8", r"says float64 \(1000000000000,\), 8000000000000 bytes, and 80 follow"),
         ("(-3,)", 24, "<f8", "-24 bytes, and 24 follow"),
-        ("(3,)", 24, "|O", "says object"),
+        ("(3,)", 24, "|O", "playback holds Python objects"),
     ],
 )
 def test_sizes_of_archives_are_checked_before_they_are_read(tmp_path: Path, shape: str, content: int, kind: str, message: str) -> None:

@@ -103,7 +103,9 @@ def check_arrays(archive: Any, names: Iterable[str] | None = None) -> None:
         size = dtype.itemsize
         for length in shape:
             size *= length
-        if dtype.hasobject or size < 0 or start + size != member.file_size:
+        if dtype.hasobject:
+            raise ValueError(f"{name} holds Python objects, whose reading may run code; allowed: numbers and text")
+        if size < 0 or start + size != member.file_size:
             raise ValueError(
                 f"the header of {name} says {dtype} {shape}, {size} bytes, and {member.file_size - start} follow; allowed: the same number"
             )
