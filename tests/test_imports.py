@@ -19,6 +19,7 @@ PACKAGE = REPOSITORY / "torchdojo"
 FLOORS = (
     ("commands",),
     ("viewer", "planning", "learning", "envs", "identification", "evaluation"),
+    ("runs",),
     ("torchdojo",),
     ("models", "io", "testing"),
     ("mechanism",),
@@ -36,7 +37,7 @@ FLOORS = (
 FLOOR = {name: len(FLOORS) - i for i, names in enumerate(FLOORS) for name in names}
 #: `Mechanism.animate` is where users look for a picture, so it imports the viewer when it is called.
 EXCEPTIONS = {("torchdojo.mechanism", "torchdojo.viewer.animation")}
-APPLICATIONS = [name for names in FLOORS[:2] for name in names]
+APPLICATIONS = [name for names in FLOORS[:3] for name in names]
 HEAVY = [
     "scipy",
     "lightning",

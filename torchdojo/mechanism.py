@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,8 +183,8 @@ class Mechanism(Structure):
                     f"{name}: got shape {tuple(given.shape)} with steps={steps}; allowed: (..., T, {size}), with steps None or T"
                 )
             steps = given.shape[-2]
-        if steps is None or steps < 1:
-            raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or {name} of shape (..., T, {size})")
+        if not isinstance(steps, Integral) or steps < 1:
+            raise ValueError(f"steps: got {steps!r}; give a whole number of steps of 1 or more, or {name} of shape (..., T, {size})")
         if warm_start is not None:
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns)
         careful = adaptive_options(adaptive)

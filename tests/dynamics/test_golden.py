@@ -80,7 +80,7 @@ def test_tables_hold_what_they_should() -> None:
 def test_state_without_contact(name: str) -> None:
     out = steps(name)
     assert flagged(out) == []
-    # 1e-8 is what issue 2 asks. A residual of 1e-11 N·s over inertias of 1e-3 kg·m² is an error of 1e-8 rad/s.
+    # A residual of 1e-11 N·s over inertias of 1e-3 kg·m² is an error of 1e-8 rad/s.
     assert worst(out.z - case_of(name).arrays["z_next"]) <= 1e-8
 
 
@@ -91,7 +91,7 @@ def test_state_and_impulses_with_contact(name: str, kappa_exponent: int) -> None
     suffix = f"_k{kappa_exponent}"
     golden = {key.removesuffix(suffix): value for key, value in case.arrays.items() if key.endswith(suffix) and key[0] not in "AB"}
     assert flagged(out) == []
-    # 1e-6 is what issue 2 asks; both engines satisfy products of κ >= 1e-6 to 1e-8 of it.
+    # Both engines satisfy products of κ >= 1e-6 to 1e-8 of it.
     assert worst(out.z - golden["z_next"]) <= 1e-6
     assert worst(case.mechanism.distances(out.z) - golden["contact_phi_next"]) <= 1e-6
 

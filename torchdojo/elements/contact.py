@@ -1,7 +1,7 @@
 """The base class of contacts: where two surfaces touch, and the row of the gap between them.
 
-A point or sphere (center c, radius r) on a body touches a surface of the world. All terms are taken at the next configuration (design
-section 4; Howell et al. 2025, section III-C). The surface has the signed distance sdf and the outward normal n:
+A point or sphere (center c, radius r) on a body touches a surface of the world. All terms are taken at the next configuration
+(dynamics/README.md; Howell et al. 2025, section IV-A). The surface has the signed distance sdf and the outward normal n:
 
     φ = sdf(x⁺ + R⁺c) − r      lever l = R⁺c − r n      impulse P = γ n + Tᵀβ      torque R⁺ᵀ(l × P)      v_t = T (v⁺ + (R⁺ω⁺) × l)
 

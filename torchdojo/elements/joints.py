@@ -7,7 +7,7 @@ orientation are
     d = R_offᵀ R_aᵀ (x_b + R_b p_b − x_a − R_a p_a)          p = q_off⁻¹ q_a⁻¹ q_b
 
 Free translations and rotations are rows F of (d, rotation vector of p). Impulses at the current configuration hold the complementary rows
-C of (d, vec p) at zero at the next configuration. See design section 4, and Howell et al. 2025, section III.
+C of (d, vec p) at zero at the next configuration. See dynamics/README.md, and Howell et al. 2025.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ At the solution r(w; z, u, θ) = 0, so dw = −R⁻¹ (∂r/∂z dz + ∂r/∂u 
     Rᵀ λ = g,        ∂L/∂(z, u, θ) = −λᵀ ∂r/∂(z, u, θ),
 
 one transposed solve and one reverse pass through the residual. Every tensor that enters the residual takes part, the weights of
-user-written modules included (Howell et al. 2025, section V; implicit function theorem). Backward keeps the solution, not the factors.
+user-written modules included (implicit function theorem; Howell et al. 2025, sections III-B, IV-C). Backward keeps the solution, not the
+factors.
 
 With x for all data (z, u, θ), three linear maps make up all derivatives of first and second order, each an autograd Function:
 

@@ -39,6 +39,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchdojo import quaternion as quat
+from torchdojo.runs import check_arrays
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY
 
 __all__ = ["DataError", "Recordings", "WindowDataset", "read_recordings"]
@@ -188,11 +189,10 @@ def read_recordings(path: str | Path) -> Recordings:
         raise DataError(f"no file {str(path)!r}")
     try:
         archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array")
+        check_arrays(archive)
         with archive:
             arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, struct.error) as error:
+    except (ValueError, OSError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error) as error:
         raise DataError(f"{path} is not an .npz file of plain arrays, or is damaged ({error})") from error
     return recordings_of(arrays, str(path))
 

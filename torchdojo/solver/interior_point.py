@@ -1,4 +1,4 @@
-"""Primal-dual interior-point method that lands on the central path (Mehrotra 1992; Howell et al. 2025, algorithm 1; design section 5).
+"""Primal-dual interior-point method that lands on the central path (Mehrotra 1992; Howell et al. 2025, algorithm 2).
 
 An iteration costs one factorization and two solves: an affine step decides how far to center, and a corrected step is taken. Once the
 target product is κ itself, the second-order term of the corrector is dropped. The method is then Newton's on the κ-problem and converges to

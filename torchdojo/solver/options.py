@@ -56,9 +56,9 @@ class GradientMode(str, enum.Enum):
     """The derivative that is taken of a step.
 
     CENTRAL_PATH: the derivative of the step itself, a smooth function at κ > 0. A larger `grad_kappa` smooths more (Howell et al. 2025,
-        section V). It is right to rounding, cheap, and never zero: contacts that do not touch yet pull a little, and stiction gives way a
-        little. Wide smoothing misleads. The gradient at a large `grad_kappa` belongs to another, softer world, and descent ends where that
-        world is best. So anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
+        section IV-C). It is right to rounding, cheap, and never zero: contacts that do not touch yet pull a little, and stiction gives way
+        a little. Wide smoothing misleads. The gradient at a large `grad_kappa` belongs to another, softer world, and descent ends where
+        that world is best. So anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
     EXACT: the derivative in the hard limit κ → 0. Contacts are breaking, sticking or sliding. Facets of pyramids, joint limits and joint
         friction are open or closed. The equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13;
         elements/hard_maps.py). It is good for identification and for fine optimization within one sequence of contacts. Where a class
