@@ -17,10 +17,10 @@ from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
-from torchdojo.elements.element import Element, Pose, Twist
+from torchdojo.elements.element import Element, Pose, Twist, previous_pose
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
-from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.elements.joints import Floating, Joint, StandardJoint
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, bind, check_tensor, plain_class, require, stacked
 from torchdojo.precision import in_float64

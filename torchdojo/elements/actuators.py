@@ -405,9 +405,7 @@ class Actuators(PhysicalModule):
         for group in self._groups:
             joint = group.bound(mech)
             now, before = ([Pose(x[..., index, :], q[..., index, :]) for index in group.bodies] for x, q in configurations)
-            pair = torch.stack(
-                torch.broadcast_tensors(joint.coordinates(now[0], now[1]), joint.rate(before, now, h, of_child=True)), dim=-1
-            )
+            pair = torch.stack(torch.broadcast_tensors(joint.coordinates(now[0], now[1]), joint.rate(before, now, h)), dim=-1)
             values.append(pair[..., group.member, group.coordinate, :])
             order += group.actuators
         batch = torch.broadcast_shapes(*(value.shape[:-2] for value in values))

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.element import Element, Motion, Pose, unit
-from torchdojo.elements.joints import previous_pose
+from torchdojo.elements.element import Element, Motion, Pose, previous_pose, unit
 from torchdojo.geometry.pairs import Solid, nearest
 from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
 from torchdojo.parameters import require

@@ -343,7 +343,7 @@ class ParametricMechanism(nn.Module):
         for name in mech.tree_joints:
             if name in floating:
                 x, v, q, omega = body[..., b, :].split((3, 3, 4, 3), dim=-1)
-                pieces.append((torch.cat((x, quat.rotation_vector(q)), -1), torch.cat((v, omega), -1)))
+                pieces.append((torch.cat((x, quat.rotation_vector(q)), -1), torch.cat((v, quat.rotate(q, omega)), -1)))
                 b += 1
             elif name in counts:
                 pieces.append((angle[..., j : j + counts[name]], rate[..., j : j + counts[name]]))
