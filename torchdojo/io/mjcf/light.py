@@ -16,7 +16,7 @@ from torchdojo.io.robot import Array, composed_inertia
 
 __all__ = ["SHARE", "light_body"]
 
-SHARE = 1e-5
+SHARE = 1e-6
 
 
 def light_body(model: Any, data: Any, top: int, following: Fit) -> tuple[float, Array, Array]:
