@@ -118,8 +118,8 @@ class GeomReader:
                     (colliding if self.model.geom_contype[g] or self.model.geom_conaffinity[g] else others).append(shape)
         return tuple(colliding or others)
 
-    def contacts(self, links: Mapping[str, LinkInfo], frames: Mapping[int, Array], floating_base: bool) -> dict[str, ContactInfo]:
-        """Every point of a geom against every plane that it can reach."""
+    def contacts(self, links: Mapping[str, LinkInfo], tops: Sequence[int], floating_base: bool) -> dict[str, ContactInfo]:
+        """Every point of a geom against every plane that it can reach. `tops`: topmost MJCF bodies of our bodies."""
         disabled = self.mujoco.mjtDisableBit
         if self.model.opt.disableflags & (int(disabled.mjDSBL_CONTACT) | int(disabled.mjDSBL_CONSTRAINT)):
             return {}
@@ -128,7 +128,7 @@ class GeomReader:
         result: dict[str, ContactInfo] = {}
         without, level = [], []
         for number, plane in enumerate(planes):
-            for t in frames:
+            for t in tops:
                 points: list[_Ball] = []
                 for b in (b for b in range(1, self.model.nbody) if self.top[b] == t):
                     for n, g in enumerate(self._geoms(b)):
