@@ -172,7 +172,10 @@ def test_joints_of_a_chain_keep_their_numbers(write_mjcf: Write) -> None:
     assert [bound.tolist() for bound in first.limits] == [pytest.approx([-0.5]), pytest.approx([1])]
     assert (second.damper.tolist(), second.effort_limit, first.actuated, second.actuated) == ([3.0], None, True, True)
     assert mech.actuators.names == ("h1_actuator", "h2_actuator")
-    assert {name: value["q"] for name, value in mech.poses["k"].values.items()} == {"h1": pytest.approx((0.2,)), "h2": pytest.approx((0.3,))}
+    assert {name: value["q"] for name, value in mech.poses["k"].values.items()} == {
+        "h1": pytest.approx((0.2,)),
+        "h2": pytest.approx((0.3,)),
+    }
     assert {contact.body for contact in mech.contacts.values()} == {"a"}
     assert "h1" not in notes(path)
 
