@@ -58,6 +58,7 @@ class Mechanism(PlannedStructure):
     warned_of_ground: bool = False  # whether `initial_state` has named the remedy for a state of zeros in the ground
     poses: dict[str | int, Keyframe]
     scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
+    load_report: Any = None  #: what the reader of a robot file did with its content (`torchdojo.io.LoadReport`)
 
     def __init__(
         self,

@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 from torchdojo.io.mjcf.description import read_mjcf
 from torchdojo.io.mjcf.load import load_mjcf
 from torchdojo.io.mjcf.state import mjcf_state
+from torchdojo.io.report import LoadEntry, LoadReport
 from torchdojo.io.urdf.load import load_urdf
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["load", "load_mjcf", "load_urdf", "mjcf_state", "read_mjcf"]
+__all__ = ["LoadEntry", "LoadReport", "load", "load_mjcf", "load_urdf", "mjcf_state", "read_mjcf"]
 
 
 def load(path: str | Path, **options: Any) -> Mechanism:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchdojo.geometry.hulls import Hull, MeshSource
+from torchdojo.io.report import Findings
 from torchdojo.io.robot import Array
 
 __all__ = ["MESH_MODES", "Folders", "MeshMode", "MeshReader", "MeshReference", "check_mode", "find_mesh", "mesh_vertices", "read_mesh"]
@@ -82,10 +83,9 @@ class MeshReader:
             remedy = "mesh_path=FOLDER adds a folder to look in, mesh='skip' goes on without it"
             raise type(error)(f"{self.robot}: collision mesh of {self.part} {owner!r}: {error}; {remedy}") from error
 
-    def note(self) -> tuple[str, ...]:
-        """What is left out, in words."""
-        names = ", ".join(dict.fromkeys(self.skipped))
-        return (f"{self.robot}: mesh collision geometry is skipped (those {self.part}s make no contact): {names}",) if names else ()
+    def report(self, findings: Findings) -> None:
+        """Report what is left out."""
+        findings.add("ignored", "collision meshes", dict.fromkeys(self.skipped), f"those {self.part}s make no contact with them")
 
 
 def find_mesh(name: str, robot: Path, further: Folders = ()) -> Path:

@@ -12,26 +12,28 @@ import torch
 from torchdojo.elements.joints import JOINT_TYPES as JOINT_CLASSES
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
 from torchdojo.io.meshes import Folders, MeshMode, MeshReader
+from torchdojo.io.report import Findings
 from torchdojo.io.robot import (
     Z_AXIS,
     Array,
     BodyInfo,
     ContactInfo,
     CouplingInfo,
+    Ground,
     JointInfo,
     LinkInfo,
     Pose,
     RobotInfo,
+    bodies_on_ground,
     clean_name,
     closing_joint,
     compose,
     composed_inertia,
     poses_in_groups,
-    repaired_inertia,
+    possible_inertia,
 )
 from torchdojo.io.urdf.parse import JOINT_TYPES, LoopJoint, ParsedUrdf, parse_urdf
 from torchdojo.io.urdf.visuals import place_visuals
-from torchdojo.parameters import warn_user
 from torchdojo.quaternion import exp, from_rotation_matrix, rotation_matrix
 
 __all__ = ["read_urdf"]
@@ -48,6 +50,7 @@ def read_urdf(
     mesh: MeshMode = None,
     mesh_path: Folders = (),
     mesh_points: int = 16,
+    ground: Ground = "auto",
 ) -> RobotInfo:
     """Describe a URDF robot; arguments, conventions and errors are as in `torchdojo.io.load_urdf`.
 
@@ -58,16 +61,14 @@ def read_urdf(
     tree.lock_joints_without_range()
     couplings = _couplings(tree, ignore)
     for note in parsed.notes:
-        warn_user(note)
+        tree.findings.add("ignored", "content", "", note)
     top = _topmost(tree, merge_fixed_joints)
     groups = {t: tuple(name for name in tree.order if top[name] == t) for t in dict.fromkeys(top.values())}
     world = _world(tree, groups, floating_base, merge_fixed_joints)
     names = {t: _body_name(tree, t, groups[t]) for t in groups if t != world}
     if floating_base and tree.root == "world":
-        warn_user(
-            f"{tree.path}: its root link 'world' says that {names['world']!r} is fixed to the world, but floating_base=True lets it move; "
-            "pass floating_base=False to keep it in place"
-        )
+        reason = "floating_base=True lets it move, though it is fixed to the root link 'world'; floating_base=False keeps it in place"
+        tree.findings.add("approximated", "fixed base", names["world"], reason)
     poses = poses_in_groups(top, lambda name: (tree.joint_above[name].parent, _pose(tree.joint_above[name])))
     meshes = MeshReader(tree.path, "link", mesh, mesh_path, mesh_points)
     bodies, points = {}, {}
@@ -85,17 +86,19 @@ def read_urdf(
     if world is None:
         joints = {**_base_joint(names[tree.root], links[tree.root], floating_base, joints), **joints}
     joints |= {loop.name: _loop_joint(tree, loop, links) for loop in tree.loops}
-    contacts, notes = _contacts(tree.path, joints, points)
+    on_ground, notes = bodies_on_ground(ground, 0, joints), Findings()
+    contacts = _contacts(joints, {body: points[body] for body in points if body in on_ground}, notes)
+    meshes.report(notes)
     fixed = groups[world] if world is not None else ()
     scenery = place_visuals(parsed.visuals, fixed, poses, np.zeros(3), tree.path, mesh_path)
-    return RobotInfo(tree.path, links, bodies, joints, couplings, contacts, (*meshes.note(), *notes), scenery)
+    return RobotInfo(tree.path, links, bodies, joints, couplings, contacts, notes.entries(), scenery, findings=tree.findings)
 
 
 class _Tree:
     """The links and joints of a parsed file in depth-first order."""
 
     def __init__(self, parsed: ParsedUrdf) -> None:
-        self.path, self.notes, self.massless = parsed.path, parsed.notes, parsed.massless
+        self.path, self.massless, self.findings = parsed.path, parsed.massless, Findings()
         self.loops, self.capsules, self.meshes, self._kinds = parsed.loops, parsed.capsules, parsed.meshes, parsed.kinds
         self.links = {link.name: link for link in parsed.robot.links}
         self.joint_above = {joint.child: joint for joint in parsed.robot.joints}
@@ -123,9 +126,8 @@ class _Tree:
                     motion[:3, :3] = rotation_matrix(exp(torch.as_tensor(joint.axis * value))).numpy()
                 else:
                     motion[:3, 3] = joint.axis * value
-                self.notes.append(
-                    f"{self.path}: {joint.joint_type} joint {joint.name!r} has equal limits {value}: it is read as fixed there"
-                )
+                reason = f"lower and upper limit are both {value:g}: read as fixed there"
+                self.findings.add("approximated", f"{joint.joint_type} joint", joint.name, reason, "structure")
                 joint.origin, joint.joint_type = joint.origin @ motion, "fixed"
 
 
@@ -280,9 +282,8 @@ def _inertia(tree: _Tree, name: str, links: tuple[str, ...], poses: Mapping[str,
     mass, center, inertia = composed_inertia(parts)
     inertia = (inertia + inertia.T) / 2.0  # rounding leaves it a little asymmetric
     if repair_inertia:
-        inertia, note = repaired_inertia(tree.path, name, inertia)
-        if note:
-            warn_user(note)
+        inertia, change = possible_inertia(inertia)
+        tree.findings.add("repaired", "inertia", [name] if change else (), change)
     return mass, center, inertia
 
 
@@ -347,10 +348,8 @@ def _shape(geometry: Any, pose: dict[str, Any], rim_points: int, capsule: bool) 
     return Cylinder(radius, length, rim_points=rim_points, **pose)
 
 
-def _contacts(
-    path: Path, joints: Mapping[str, JointInfo], points: Mapping[str, list[Ball]]
-) -> tuple[dict[str, ContactInfo], tuple[str, ...]]:
-    """Contacts with the ground, numbered link by link, and a note on the bodies that get none."""
+def _contacts(joints: Mapping[str, JointInfo], points: Mapping[str, list[Ball]], notes: Findings) -> dict[str, ContactInfo]:
+    """Contacts of the points with the ground, numbered link by link."""
     level = _bodies_of_constant_height(joints)
     contacts: dict[str, ContactInfo] = {}
     for body in points:
@@ -358,12 +357,9 @@ def _contacts(
         for link, point, radius in points[body] if body not in level else ():
             count[link] = count.get(link, -1) + 1
             contacts[f"{link}_{count[link]}"] = ContactInfo(body, point, radius)
-    dropped = [repr(body) for body in points if body in level and points[body]]
-    note = (
-        f"{path}: no ground contact for {', '.join(dropped)}: no joint can change the height of its points, so it "
-        "can neither reach the ground nor leave it; to have such contacts all the same, give them in contacts="
-    )
-    return contacts, (note,) if dropped else ()
+    reason = "no joint can change the height of its points, so no ground contact is made; contacts= can give some all the same"
+    notes.add("ignored", "collision geometry", [body for body in points if body in level and points[body]], reason, "structure")
+    return contacts
 
 
 def _bodies_of_constant_height(joints: Mapping[str, JointInfo]) -> set[str]:
