@@ -276,7 +276,9 @@ def bodies_on_ground(ground: Ground, planes: int, joints: Mapping[str, JointInfo
 # -- assembly ----------------------------------------------------------------------------------------------------------------------------
 
 
-def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str) -> Mechanism:
+def assemble(
+    robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str, ground: Ground = "auto"
+) -> Mechanism:
     """Build the mechanism that a description says, with its `load_report`. `announce` (report.py) then warns of it, or refuses it.
 
     Args:
@@ -284,6 +286,7 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
         friction: coefficient of the contacts made here; None: the description's.
         timestep: [s]. gravity: (3,) [m/s^2], world frame.
         part: name of a link in the words of the format. remedy: for an inertia that no body can have.
+        ground: False: nobody expects contacts with the ground.
 
     Raises:
         ValueError: unknown names, impossible numbers; the message names the file and the element.
@@ -307,18 +310,18 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
     )
     mech.scenery = robot.scenery
     told = [LoadEntry("ignored", "collision geometry", 1, (), note) if isinstance(note, str) else note for note in notes]
-    start = _contacts_at_the_start(robot, mech, contacts == "collision")
+    start = _contacts_at_the_start(robot, mech, contacts == "collision" and ground is not False)
     mech.load_report = LoadReport(robot.path, (*robot.findings.entries(), *told, *start))
     return mech
 
 
-def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, collision: bool) -> tuple[LoadEntry, ...]:
+def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) -> tuple[LoadEntry, ...]:
     """What a user should know of the contacts: some that hold a robot on a fixed base from the start, none where it floats."""
     findings = Findings()
     floating = [joint.child for joint in robot.joints.values() if joint.parent is None and joint.kind == "Floating"]
-    if floating and collision and not mech.contacts:
-        reason = "the bodies float and have no contact, so they fall; contacts= or ground=True gives them some"
-        findings.add("used", "no contacts", floating, reason, "structure")
+    if floating and expected and not mech.contacts:
+        reason = "the robot has no contact with the ground and falls; contacts= gives it some, contacts=None says that none are wanted"
+        findings.add("used", "floating base", floating, reason, "structure")
     free = bodies_on_ground("auto", 0, robot.joints)
     if not free.issuperset(getattr(contact, "body", None) for contact in mech.contacts.values()):
         zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)

@@ -109,6 +109,7 @@ def load_urdf(
         timestep=timestep,
         gravity=gravity,
         part="link",
+        ground=ground,
         remedy="Correct the file, or pass repair_inertia=True to use the nearest possible inertia",
     )
     _check_loops(robot, mech)

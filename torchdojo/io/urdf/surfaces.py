@@ -68,9 +68,9 @@ def _read_contact(contact: Element, link: str, surfaces: dict[str, Surface], fin
     if "friction" in given:
         surface.friction = _friction(given.pop("friction"), link, findings)
     surface.inertia_scaling = given.pop("inertia_scaling", 1.0)
-    if "stiffness" not in given and given.pop("damping", None):
+    if "stiffness" not in given and given.pop("damping", 0.0):
         findings.add("ignored", "<damping>", link, "a hard contact has no damping; <stiffness> would make it compliant", "structure")
-    if "stiffness" in given and given.pop("restitution", None):
+    if "stiffness" in given and given.pop("restitution", 0.0):
         findings.add("ignored", "<restitution>", link, "a compliant contact bounces by its stiffness")
     if given.get("restitution", 0.0) > 1.0:
         findings.add("approximated", "<restitution>", link, f"{given['restitution']:g} would add energy: it is 1 here")
