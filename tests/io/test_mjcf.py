@@ -23,6 +23,7 @@ mujoco = pytest.importorskip("mujoco")
 
 # -- joints ------------------------------------------------------------------------------------------------------------------------------
 
+
 def test_joint_options(write_mjcf: Write) -> None:
     more = 'ref=".2" springref=".5" stiffness="3" damping="2" frictionloss=".4" armature=".6" range="-1 1.5"'
     mech = quiet(write_mjcf(body(hinge("h", Z, more))))

@@ -52,7 +52,8 @@ STACKS: dict[str, tuple[str, Chain]] = {
     "slide that a hinge turns": (hinge("h", Z) + slide("s", X), [*hinges("h"), ("Prismatic", [("s", 1)])]),
     "slide across a hinge": (slide("s", '"1 1 0"') + hinge("h", X), [("Prismatic", [("s", 1)]), *hinges("h")]),
     "slide after a ball": (BALL + slide("s", X), [("Spherical", [("ball", 1)] * 3), ("Prismatic", [("s", 1)])]),
-    "planar root": (slide("rootx", X) + slide("rootz", Z) + hinge("rooty", Y), [("PlanarAxis", [("rootx", 1), ("rootz", 1), ("rooty", -1)])]),
+    "planar root": (slide("rootx", X) + slide("rootz", Z) + hinge("rooty", Y),
+                    [("PlanarAxis", [("rootx", 1), ("rootz", 1), ("rooty", -1)])]),
     "planar root with a hinge in the plane": (slide("s1", X) + slide("s2", Y) + hinge("h", X),
                                               [("Planar", [("s1", 1), ("s2", 1)]), *hinges("h")]),
     "tilted plane": (slide("s1", TILTED[0]) + slide("s2", TILTED[1]) + hinge("h", TILTED[2]),
@@ -91,7 +92,7 @@ def test_stacks_become_chains_of_joints_of_the_table(write_mjcf: Write, stack: t
 @pytest.mark.parametrize("above", ABOVE)
 def test_states_are_those_of_mujoco(write_mjcf: Write, stack: tuple[str, Chain], above: str) -> None:
     """Poses of bodies at random qpos, coordinates and their rates: on the world, on a moving body, and on one with other axes."""
-    joints, chain = stack
+    joints, _ = stack
     carrier = "" if "freejoint" in joints else ABOVE[above]  # MuJoCo has free bodies on the world alone
     inner = body(joints, name="b")
     path = write_mjcf(body(carrier, inside=inner, place='pos="0 1 0" euler="0 1 0"') if carrier else inner)
@@ -161,7 +162,8 @@ def test_stacks_move_as_in_mujoco(write_mjcf: Write) -> None:
 
 def test_joints_of_a_chain_keep_their_numbers(write_mjcf: Write) -> None:
     joints = hinge("h1", '"-1 0 0"', 'range="-.5 1" stiffness="2" springref=".3" armature=".1"') + hinge("h2", Y, 'damping="3"')
-    rest = '<actuator><motor joint="h1" gear="2" ctrlrange="-3 1"/><motor joint="h2"/></actuator><keyframe><key name="k" qpos=".2 .3"/></keyframe>'
+    rest = '<actuator><motor joint="h1" gear="2" ctrlrange="-3 1"/><motor joint="h2"/></actuator>'
+    rest += '<keyframe><key name="k" qpos=".2 .3"/></keyframe>'
     path = write_mjcf(body(joints) + FLOOR, rest)
     mech = quiet(path)
     first, second = mech.joints["h1"], mech.joints["h2"]
@@ -172,7 +174,10 @@ def test_joints_of_a_chain_keep_their_numbers(write_mjcf: Write) -> None:
     assert [bound.tolist() for bound in first.limits] == [pytest.approx([-0.5]), pytest.approx([1])]
     assert (second.damper.tolist(), second.effort_limit, first.actuated, second.actuated) == ([3.0], None, True, True)
     assert mech.actuators.names == ("h1_actuator", "h2_actuator")
-    assert {name: value["q"] for name, value in mech.poses["k"].values.items()} == {"h1": pytest.approx((0.2,)), "h2": pytest.approx((0.3,))}
+    assert {name: value["q"] for name, value in mech.poses["k"].values.items()} == {
+        "h1": pytest.approx((0.2,)),
+        "h2": pytest.approx((0.3,)),
+    }
     assert {contact.body for contact in mech.contacts.values()} == {"a"}
     assert "h1" not in notes(path)
 

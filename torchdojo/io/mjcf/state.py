@@ -24,8 +24,8 @@ __all__ = ["keyframes", "mjcf_state"]
 def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = None, *, qpos: Any = None, qvel: Any = None) -> Tensor:
     """The state (13 nb,) of a mechanism from `load_mjcf` at MuJoCo's qpos and qvel.
 
-    The joints of a tree are closed exactly. Loops and couplings that qpos leaves open stay open; ``mech.close_loops`` closes them. Velocities are
-    the velocities of the step that leads to the configuration, as everywhere in z.
+    The joints of a tree are closed exactly. Loops and couplings that qpos leaves open stay open; ``mech.close_loops`` closes them.
+    Velocities are the velocities of the step that leads to the configuration, as everywhere in z.
 
     Args:
         mech: the mechanism. robot: `read_mjcf` of the same file with the same options.
