@@ -29,7 +29,7 @@ LEVELS = ((0.2, 1e-3), (0.2, 2.5e-4), (0.05, 1e-4))  # horizons and timesteps [s
 FINE = 1e-4  # [s] of MuJoCo, at most
 BOUND = 0.01
 SMALLEST = 1e-3  # of the size of the robot, and [rad]: motions below do not count as motions
-KAPPAS = (1e-9, 1e-7)  # the next where steps are flagged
+HARD = ((1e-13, 1e-12), (1e-11, 1e-11), (1e-9, 1e-9), (1e-7, 1e-9))  # kappa and residual_tol, the next where steps are flagged
 WIDE = (1e3, 6.0, 3.1)  # limits that are out of the way: of slides [m], of single angles and of rotation vectors [rad]
 
 
@@ -37,7 +37,7 @@ class _Ours:
     """The mechanism of a file without contacts, and its links by the names of MuJoCo's bodies."""
 
     unlimited = False
-    kappa = KAPPAS[0]
+    hard = HARD[0]
 
     def __init__(self, path: Path, kind: str, folder: Path) -> None:
         self.kind, self.path = kind, path
@@ -58,7 +58,7 @@ class _Ours:
             mech = load_urdf(self.path, contacts=None, timestep=h)
         else:
             mech = load_mjcf(self.path, contacts=None, timestep=h, servos="explicit")
-        mech.options = SolverOptions(kappa=self.kappa)
+        mech.options = SolverOptions(kappa=self.hard[0], residual_tol=self.hard[1])
         if self.unlimited:
             for joint in mech.joints.values():
                 if joint.limits is not None:
@@ -146,11 +146,12 @@ class _Comparison:
         self.lost = [bodies[b] for b in bodies if b not in known]
         self.ids, self.names = list(known), list(known.values())
         self.times = np.linspace(0.0, horizon, SAMPLES + 1)
-        for self.kappa in KAPPAS:
-            ours.kappa = self.kappa
+        for hard in HARD:
+            ours.hard = hard
             coarse, flags = ours.move(reference, qpos, qvel, h, self.times, self.names)
             fine, more = ours.move(reference, qpos, qvel, h / 2, self.times, self.names)
             self.flagged = flags + more
+            self.kappa = hard[0]
             if not self.flagged:
                 break
         self.ours, self.apart = _extrapolate(coarse, fine), _difference(coarse, fine)
