@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -31,6 +32,10 @@ BOUND = 0.01
 SMALLEST = 1e-3  # of the size of the robot, and [rad]: motions below do not count as motions
 HARD = ((1e-13, 1e-12), (1e-11, 1e-11), (1e-9, 1e-9), (1e-7, 1e-9))  # kappa and residual_tol, the next where steps are flagged
 WIDE = (1e3, 6.0, 3.1)  # limits that are out of the way: of slides [m], of single angles and of rotation vectors [rad]
+
+
+class _FlaggedError(ValueError):
+    """A step failed, so that there is no motion to compare."""
 
 
 class _Ours:
@@ -81,21 +86,31 @@ class _Ours:
                 values[name] = {"q": float(qpos[place]), "qd": float(qvel[rate])}
         return mech.initial_state(**values)
 
-    def move(self, reference: Reference, qpos: Array, qvel: Array, h: float, times: Array, names: list[str]) -> tuple[Motion, int]:
-        """The motion of the named links at the given times, and the number of flagged steps."""
+    def move(self, reference: Reference, qpos: Array, qvel: Array, h: float, times: Array, names: list[str]) -> Motion:
+        """The motion of the named links at the given times, the first of which is zero.
+
+        Raises:
+            _FlaggedError: a step fails.
+        """
         mech = self.load(h)
         z = self.state(mech, reference, qpos, qvel)
-        path = mech.rollout(z, steps=round(times[-1] / h))
-        rows = [round(time / h) for time in times]
-        states = path.z[rows].reshape(len(rows), -1, 13)
+        rows, states, last = [round(time / h) for time in times], [z], None
+        for some in np.diff(rows):
+            path = mech.rollout(z, steps=int(some), warm_start=last)
+            flagged = int((path.status != 0).sum())
+            if flagged:
+                raise _FlaggedError(f"{flagged} of {some} steps of {h:g} s flagged at kappa {self.hard[0]:g}")
+            z, last = path.z[-1], path.solution[-1]
+            states.append(z)
+        every = torch.stack(states).reshape(len(rows), -1, 13)
         bodies = list(mech.bodies)
         links = [self.info.links[name] for name in names]
         at = [bodies.index(str(link.body)) for link in links]
-        x, q = states[:, at, :3], states[:, at, 6:10]
+        x, q = every[:, at, :3], every[:, at, 6:10]
         offset = torch.as_tensor(np.stack([link.position for link in links]))
         turn = np.stack([link.rotation for link in links])
         positions = (x + quat.rotate(q, offset.expand_as(x))).numpy()
-        return Motion(positions, quat.rotation_matrix(q).numpy() @ turn), int((path.status != 0).sum())
+        return Motion(positions, quat.rotation_matrix(q).numpy() @ turn)
 
 
 def compare_motion(mujoco: Any, path: Path, kind: str, seed: int = 0) -> dict[str, Any]:
@@ -110,11 +125,13 @@ def compare_motion(mujoco: Any, path: Path, kind: str, seed: int = 0) -> dict[st
         qpos, qvel = reference.start(seed)
         row = _refined(ours, reference, qpos, qvel)
         if row["error"] > BOUND and row["limited"]:  # an impact at a limit is no smooth motion: MuJoCo's is soft, and its time is all
-            with_limits = {key: row[key] for key in ("error", "uncertainty", "horizon_s", "timestep_s", "flagged", "worst")}
+            with_limits = {key: row[key] for key in ("error", "uncertainty", "horizon_s", "timestep_s", "worst")}
             ours.unlimited = True
             reference.unlimited()
             row = {**_refined(ours, reference, qpos, qvel), "with_limits": with_limits}
+        row["reason"] = ""
         if row["error"] > BOUND:
+            row["reason"] = _reason(row)
             row["without"] = _Comparison(ours, reference, qpos, qvel, row["horizon_s"], row["timestep_s"]).ablate()
         return row
 
@@ -127,6 +144,18 @@ def _refined(ours: _Ours, reference: Reference, qpos: Array, qvel: Array) -> dic
         if row["error"] <= BOUND or row["uncertainty"] < 0.1 * row["error"]:
             break
     return row
+
+
+def _reason(row: dict[str, Any]) -> str:
+    """What differs, in words, from where the difference begins."""
+    if row["lost"]:
+        return "bodies that move in MuJoCo do not move here"
+    if row["start_error"] > BOUND / 10:
+        return "the start cannot be reached: poses differ at time zero"
+    if row["uncertainty"] > row["error"] / 3:
+        return "not resolved: steps, and not laws, may make the difference"
+    kinds = row["worst_joints"][0].split("; ", 1)[1]
+    return f"a law differs, first at {' + '.join(re.findall(r'free|ball|slide|hinge', kinds)) or 'no joint'}"
 
 
 def _widened(joint: Any, bounds: torch.Tensor) -> torch.Tensor:
@@ -146,14 +175,15 @@ class _Comparison:
         self.lost = [bodies[b] for b in bodies if b not in known]
         self.ids, self.names = list(known), list(known.values())
         self.times = np.linspace(0.0, horizon, SAMPLES + 1)
-        for hard in HARD:
-            ours.hard = hard
-            coarse, flags = ours.move(reference, qpos, qvel, h, self.times, self.names)
-            fine, more = ours.move(reference, qpos, qvel, h / 2, self.times, self.names)
-            self.flagged = flags + more
-            self.kappa = hard[0]
-            if not self.flagged:
+        for ours.hard in HARD:
+            try:
+                coarse, fine = (ours.move(reference, qpos, qvel, step, self.times, self.names) for step in (h, h / 2))
                 break
+            except _FlaggedError as error:
+                reason = str(error)
+        else:
+            raise ValueError(reason)
+        self.kappa = ours.hard[0]
         self.ours, self.apart = _extrapolate(coarse, fine), _difference(coarse, fine)
         self.theirs, self.their_apart = self._reference()
 
@@ -185,7 +215,6 @@ class _Comparison:
             "scales": scales,
             "horizon_s": self.horizon,
             "timestep_s": self.h,
-            "flagged": self.flagged,
             "limited": self.reference.limited,
             "kappa": self.kappa,
             "gap": self.reference.gap,

@@ -172,9 +172,11 @@ class Reference:
     # -- the motion ------------------------------------------------------------------------------------------------------------------------
 
     def links(self) -> dict[int, str]:
-        """MuJoCo's bodies by id, without those that cannot move."""
-        model = self.model
-        return {b: str(model.body(b).name) or f"body{b}" for b in range(1, model.nbody) if model.body_weldid[b]}
+        """MuJoCo's bodies by id, without those that no joint carries, such as mocap bodies."""
+        model, moving = self.model, [False]
+        for b in range(1, self.model.nbody):
+            moving.append(bool(model.body_jntnum[b]) or moving[int(model.body_parentid[b])])
+        return {b: str(model.body(b).name) or f"body{b}" for b in range(1, model.nbody) if moving[b]}
 
     def falls(self, b: int) -> bool:
         """Whether a free joint carries the body."""

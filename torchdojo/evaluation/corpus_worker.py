@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ RATE = 0.1  # standard deviation of the rates of the start [m/s, rad/s]
 CHECKED = (0, 20, 150)  # steps after which gradients are checked
 
 
-def measure(path: Path, kind: str, output: Path, stages: tuple[str, ...]) -> None:
+def measure(path: Path, kind: str, output: Path, stages: Sequence[str] = ("motion", "steps", "gradients")) -> None:
     """Measure a file and write the row to `output`."""
     torch.set_num_threads(1)
     null = os.open(os.devnull, os.O_WRONLY)
@@ -37,14 +37,14 @@ def measure(path: Path, kind: str, output: Path, stages: tuple[str, ...]) -> Non
     row: dict[str, Any] = {}
 
     def stage(name: str, action: Callable[[], dict[str, Any]]) -> None:
-        row[name] = {"error_text": "unfinished", "kind": "unfinished"}
+        row[name] = {"kind": "unfinished", "text": "unfinished"}
         output.write_text(json.dumps(row))
         start = time.perf_counter()
         try:
             row[name] = action()
         except Exception as error:  # whatever it is, it is what this file shows
             last = traceback.extract_tb(error.__traceback__)[-1]
-            row[name] = {"error_text": f"{error}"[:2000], "kind": type(error).__name__, "at": f"{Path(last.filename).name}:{last.lineno}"}
+            row[name] = {"kind": type(error).__name__, "text": f"{error}"[:2000], "at": f"{Path(last.filename).name}:{last.lineno}"}
         row[name]["wall_s"] = time.perf_counter() - start
         output.write_text(json.dumps(row))
 
