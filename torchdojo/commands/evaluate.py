@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learning.add_argument("--configs", type=Path, metavar="DIR", help="folder with descriptions of runs (default: configs)")
     learning.add_argument("--seeds", type=whole, metavar="N", help="of each algorithm (default: 3)")
     learning.add_argument("--algorithms", type=_names, metavar="NAME,...", help="(default: shac,ppo,ars,ags)")
-    corpus = parser.add_argument_group("corpus", "Robot files of other packages. Nothing is downloaded; missed bounds leave the exit status 0.")
+    corpus = parser.add_argument_group(
+        "corpus", "Robot files of other packages, without downloads. The exit status is 0 even where bounds are missed."
+    )
     corpus.add_argument("--packages", type=Path, metavar="DIR", help="folder with wheels (*.whl) or unzipped packages")
     corpus.add_argument("--limit", type=whole, metavar="N", help="the first N files only")
     corpus.add_argument("--jobs", type=whole, metavar="N", help="processes at a time (default: 2)")

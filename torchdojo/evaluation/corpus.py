@@ -224,7 +224,8 @@ def _reason(key: str, row: Row) -> str:
             return f"{result['kind']}: {pattern(result['text'])}"
     if key == "not_flagged":
         flags = [row[stage] for stage in stages if row[stage]["flagged"]]
-        return f"flagged from step {min(result['first_flagged'] for result in flags)} on" if len(flags) == 1 else "flagged at both timesteps"
+        first = min(int(result["first_flagged"]) for result in flags)
+        return f"flagged at {'one timestep' if len(flags) == 1 else 'both timesteps'}, {'from the start' if first == 0 else 'later'}"
     if key == "gradients_1e-6":
         return "error above 1e-5" if row["gradients"]["error"] > LOOSE else "error above 1e-6"
     return str(row["motion"]["reason"])
@@ -237,7 +238,6 @@ def pattern(text: str) -> str:
     text = re.sub(r"\S*/\S*", "…", text)
     text = re.sub(r"-?\d+(\.\d+)?(e[-+]?\d+)?", "#", text)
     return re.sub(r"(…[, ]*)+", "… ", text)[:160].strip()
-
 
 
 EXPERIMENTS = (Experiment("corpus", "Robot files of packages: load, steps, gradients, motion beside MuJoCo", corpus),)
