@@ -31,6 +31,8 @@ CHECKED = (0, 20, 150)  # steps after which gradients are checked
 def measure(path: Path, kind: str, output: Path, stages: Sequence[str] = ("motion", "steps", "gradients")) -> None:
     """Measure a file and write the row to `output`."""
     torch.set_num_threads(1)
+    path, output = path.resolve(), output.resolve()
+    os.chdir(output.parent)  # MuJoCo writes its log where it runs
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)  # MuJoCo and parsers print
     os.dup2(null, 2)
