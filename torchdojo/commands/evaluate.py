@@ -15,6 +15,7 @@ import torch
 
 from torchdojo.commands.common import CommandError, add_output, finite, user_input, whole, write_report
 from torchdojo.evaluation import plots
+from torchdojo.evaluation.corpus import EXPERIMENTS as CORPUS
 from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Setting, SkippedError
 from torchdojo.evaluation.gradients import EXPERIMENTS as GRADIENTS
 from torchdojo.evaluation.physics import EXPERIMENTS as PHYSICS
@@ -24,7 +25,12 @@ from torchdojo.learning.evaluation import check
 
 __all__ = ["TOPICS", "add_arguments", "run"]
 
-TOPICS: dict[str, Sequence[Experiment]] = {"physics": PHYSICS, "gradients": GRADIENTS, "learning": LEARNING, "planning": PLANNING}
+TOPICS: dict[str, Sequence[Experiment]] = {
+    "physics": PHYSICS, "gradients": GRADIENTS, "learning": LEARNING, "planning": PLANNING, "corpus": CORPUS,
+}  # fmt: skip
+
+#: arguments of one topic alone -> the topic
+OWNED = {"configs": "learning", "seeds": "learning", "algorithms": "learning", "packages": "corpus", "limit": "corpus", "jobs": "corpus"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     learning.add_argument("--configs", type=Path, metavar="DIR", help="folder with descriptions of runs (default: configs)")
     learning.add_argument("--seeds", type=whole, metavar="N", help="of each algorithm (default: 3)")
     learning.add_argument("--algorithms", type=_names, metavar="NAME,...", help="(default: shac,ppo,ars,ags)")
+    corpus = parser.add_argument_group(
+        "corpus", "Robot files of other packages, without downloads. The exit status is 0 even where bounds are missed."
+    )
+    corpus.add_argument("--packages", type=Path, metavar="DIR", help="folder with wheels (*.whl) or unzipped packages")
+    corpus.add_argument("--limit", type=whole, metavar="N", help="the first N files only")
+    corpus.add_argument("--jobs", type=whole, metavar="N", help="processes at a time (default: 2)")
     add_output(parser)
 
 
@@ -63,15 +75,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         CommandError: unknown names, a folder that cannot be written, bad descriptions of runs.
     """
     chosen, output = _choose(options.topic, [name for text in options.only for name in _names(text)]), options.output
-    given = {name: value for name in ("configs", "seeds", "algorithms") if (value := getattr(options, name)) is not None}
-    if given and options.topic != "learning":
-        raise CommandError(f"{', '.join(f'--{name}' for name in given)}: of the topic learning alone; leave it out")
+    given = {name: value for name in OWNED if (value := getattr(options, name)) is not None}
+    if foreign := [name for name in given if OWNED[name] != options.topic]:
+        raise CommandError(f"{', '.join(f'--{name}' for name in foreign)}: of the topic {OWNED[foreign[0]]} alone; leave it out")
     with user_input():
         if options.models is not None and not options.models.is_dir():
             raise CommandError(f"--models: no folder {str(options.models)!r}")
         setting = replace(Setting.find(quick=options.quick, models=options.models), output=output, **given)
         if options.topic == "learning":
             check(setting, [experiment.name for experiment in chosen])
+        if options.topic == "corpus" and (setting.packages is None or not setting.packages.is_dir()):
+            raise CommandError(f"--packages: got {str(setting.packages)!r}; allowed: a folder with wheels (*.whl) or unzipped packages")
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
     drawing = output is not None and plots.available()
@@ -83,7 +97,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     report = {
         "topic": options.topic,
         "quick": options.quick,
-        "passed": not failed,
+        "passed": not failed or options.topic == "corpus",  # its bounds are of a large collection, and the user's may be any
         "failed": failed,
         "skipped": [name for name, report in reports.items() if report["skipped"]],
         "mujoco_version": None if setting.mujoco is None else setting.mujoco.__version__,
@@ -146,6 +160,7 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
         **table,
         "notes": list(outcome.notes),
         "tables": outcome.tables,
+        **({"records": finite(list(outcome.records))} if outcome.records else {}),
     }
 
 

@@ -37,6 +37,8 @@ class Setting:
         models: folder with the robot files of the project's shared data; None if there is none.
         output: folder for what a later run of the command can go on with; None: nothing is kept.
         configs, seeds, algorithms: of learning: folder with descriptions of runs, number of seeds, names of algorithms.
+        packages, limit, jobs, time_limit_s: of the corpus: folder with packages, number of files (None: all), processes at a time, and
+            the longest time of a file.
     """
 
     quick: bool = False
@@ -46,6 +48,10 @@ class Setting:
     configs: Path = Path("configs")
     seeds: int = 3
     algorithms: tuple[str, ...] = ("shac", "ppo", "ars", "ags")
+    packages: Path | None = None
+    limit: int | None = None
+    jobs: int = 2
+    time_limit_s: float = 120.0
 
     @classmethod
     def find(cls, *, quick: bool = False, models: Path | None = None) -> Setting:
@@ -126,6 +132,7 @@ class Outcome:
     """Results of an experiment: `arrays` are saved beside the curves of `plots`, and `notes` are single lines for the reader.
 
     tables: printed in Markdown, for a README: each a sequence of rows of cells, the heading first.
+    records: what was measured case by case; it goes into the report as it is.
     """
 
     measurements: Sequence[Measurement]
@@ -133,6 +140,7 @@ class Outcome:
     arrays: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
     tables: Sequence[Sequence[Sequence[str]]] = ()
+    records: Sequence[Mapping[str, Any]] = ()
 
     def all_arrays(self) -> dict[str, np.ndarray]:
         """`arrays` and the curves, by names that are valid in an .npz file."""

@@ -64,7 +64,8 @@ class StepFunction(torch.autograd.Function):
             warm = None if warm_start is None else warm_start.detach().expand(*batch, system.num_unknowns).reshape(len(z), -1)
             if len(index) < len(z):
                 problem, warm = problem.select(index), None if warm is None else warm[index]
-            solution = solve_step(problem, warm, options, request.may_split)
+            left = request.iterations_left(batch, z.device)[index]
+            solution = solve_step(problem, warm, options, request.may_split, left)
             solved = (solution.status == int(Status.SUCCESS))[:, None]
             w[index, : system.num_unknowns] = torch.where(solved, solution.w, 0.0)
             status[index], iterations[index] = solution.status, solution.iterations

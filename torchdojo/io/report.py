@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, get_args
 
 from torchdojo.parameters import warn_user
@@ -18,6 +19,7 @@ Did = Literal["used", "approximated", "ignored", "added", "repaired"]
 #: "motion": the mechanism moves otherwise than the file says, and ``strict=True`` refuses it. "structure": it moves as the file says, with
 #: other names or fewer parts; a warning says so. "none": the motion does not depend on it; it is counted.
 Effect = Literal["motion", "structure", "none"]
+WIDTH = 50  # characters of names in a table
 NAMES = 6  # names that an entry keeps; its count has all
 
 
@@ -71,8 +73,7 @@ class LoadReport:
             return f"{self.path}: everything in the file is used as it stands"
         head = ("effect", "did", "count", "kind", "of", "reason")
         rows = [
-            (e.effect, e.did, str(e.count), e.kind, ", ".join(e.names) + (", ..." if e.count > len(e.names) > 0 else ""), e.reason)
-            for e in self.entries
+            (e.effect, e.did, str(e.count), e.kind, shorten(", ".join(e.names), WIDTH, placeholder=" ..."), e.reason) for e in self.entries
         ]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]

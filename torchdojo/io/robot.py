@@ -39,6 +39,8 @@ Ground = bool | Literal["auto"]
 
 Z_AXIS = np.array([0.0, 0.0, 1.0])
 ROUNDED_TURN = 1e-3  # [rad] files write 2π with so many digits
+BALL_DENSITY = 1000.0  # [kg/m^3] of water, of which robots float or sink a little
+NO_INERTIA = 1e-10  # principal moment, relative to the largest or a ball's, that counts as zero
 TOUCHING = 1e-9  # [m] rounding of a contact that starts on its surface
 FRICTION = 0.5  # of contacts to which neither the file nor the caller gives a coefficient
 
@@ -189,29 +191,48 @@ def repaired_inertia(path: Path, name: str, inertia: Array) -> tuple[Array, str]
     return repaired, f"{path}: inertia of {name!r} repaired: {change}" if change else ""
 
 
-def possible_inertia(inertia: Array) -> tuple[Array, str]:
+def possible_inertia(inertia: Array, mass: float = 0.0) -> tuple[Array, str]:
     """The nearest inertia (3, 3) that a body can have, and what changed, in words: nothing where the given one is possible."""
-    repaired = nearest_possible_inertia(inertia)
+    repaired = nearest_possible_inertia(inertia, mass)
     if repaired is inertia:
         return inertia, ""
     before, after = (np.array2string(np.linalg.eigvalsh(matrix), precision=6) for matrix in (inertia, repaired))
-    size = np.linalg.norm(repaired - inertia) / np.linalg.norm(inertia)
+    size = np.linalg.norm(repaired - inertia) / max(float(np.linalg.norm(inertia)), 1e-300)
     return repaired, f"principal moments {before} -> {after} kg m^2, a change of {100 * size:.2g} %"
 
 
-def nearest_possible_inertia(inertia: Array) -> Array:
+def nearest_possible_inertia(inertia: Array, mass: float = 0.0) -> Array:
     """The inertia whose second moments of mass, all of which must be positive, are nearest to the second moments of the given matrix.
 
     An inertia that a rigid body can have is returned as it is. The second moments are S = tr(I)/2 - I: a negative one violates the triangle
-    inequality.
+    inequality. Where none is positive, they become those of a ball of that `mass` [kg].
     """
     second = np.trace(inertia) / 2.0 * np.eye(3) - inertia
     moments, axes = np.linalg.eigh(second)
-    floor = 1e-6 * moments.max()
+    floor = 1e-6 * moments.max() if moments.max() > 0.0 else ball_inertia(mass) / 2.0
     if moments.min() >= 0.0 or floor <= 0.0:
         return inertia
     second = (axes * np.maximum(moments, floor)) @ axes.T
     return np.asarray(np.trace(second) * np.eye(3) - second)
+
+
+def positive_inertia(inertia: Array, mass: float) -> tuple[Array, str]:
+    """An inertia without principal moments of zero, and what changed, in words: zeros become those of a small ball of that `mass`.
+
+    Files write zero where they know nothing, or for the thin axis of a rod. A step has to divide by it. Negative moments stay.
+    """
+    moments, ball = np.linalg.eigvalsh(inertia), ball_inertia(mass)
+    if abs(moments[0]) > NO_INERTIA * max(moments[2], ball):
+        return inertia, ""
+    second, axes = np.linalg.eigh(np.trace(inertia) / 2.0 * np.eye(3) - inertia)
+    second = (axes * np.where(second < ball / 2.0, ball / 2.0, second)) @ axes.T
+    reason = f"a principal moment of zero becomes that of a ball of the same mass and {BALL_DENSITY:g} kg/m^3"
+    return np.asarray(np.trace(second) * np.eye(3) - second), reason
+
+
+def ball_inertia(mass: float) -> float:
+    """Moment of inertia of a homogeneous ball of the mass [kg] and 1000 kg/m^3 [kg m^2]."""
+    return 0.4 * mass * (3.0 * mass / (4.0 * math.pi * BALL_DENSITY)) ** (2.0 / 3.0)
 
 
 def closing_joint(name: str, kind: str, ends: Sequence[tuple[LinkInfo, Pose]], axis: Array, options: dict[str, Any]) -> JointInfo | None:
@@ -255,7 +276,9 @@ def bodies_on_ground(ground: Ground, planes: int, joints: Mapping[str, JointInfo
 # -- assembly ----------------------------------------------------------------------------------------------------------------------------
 
 
-def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str) -> Mechanism:
+def assemble(
+    robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str, ground: Ground = "auto"
+) -> Mechanism:
     """Build the mechanism that a description says, with its `load_report`. `announce` (report.py) then warns of it, or refuses it.
 
     Args:
@@ -263,6 +286,7 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
         friction: coefficient of the contacts made here; None: the description's.
         timestep: [s]. gravity: (3,) [m/s^2], world frame.
         part: name of a link in the words of the format. remedy: for an inertia that no body can have.
+        ground: False: nobody expects contacts with the ground.
 
     Raises:
         ValueError: unknown names, impossible numbers; the message names the file and the element.
@@ -286,18 +310,18 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
     )
     mech.scenery = robot.scenery
     told = [LoadEntry("ignored", "collision geometry", 1, (), note) if isinstance(note, str) else note for note in notes]
-    start = _contacts_at_the_start(robot, mech, contacts == "collision")
+    start = _contacts_at_the_start(robot, mech, contacts == "collision" and ground is not False)
     mech.load_report = LoadReport(robot.path, (*robot.findings.entries(), *told, *start))
     return mech
 
 
-def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, collision: bool) -> tuple[LoadEntry, ...]:
+def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) -> tuple[LoadEntry, ...]:
     """What a user should know of the contacts: some that hold a robot on a fixed base from the start, none where it floats."""
     findings = Findings()
     floating = [joint.child for joint in robot.joints.values() if joint.parent is None and joint.kind == "Floating"]
-    if floating and collision and not mech.contacts:
-        reason = "the bodies float and have no contact, so they fall; contacts= or ground=True gives them some"
-        findings.add("used", "no contacts", floating, reason, "structure")
+    if floating and expected and not mech.contacts:
+        reason = "the robot has no contact with the ground and falls; contacts= gives it some, contacts=None says that none are wanted"
+        findings.add("used", "floating base", floating, reason, "structure")
     free = bodies_on_ground("auto", 0, robot.joints)
     if not free.issuperset(getattr(contact, "body", None) for contact in mech.contacts.values()):
         zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)

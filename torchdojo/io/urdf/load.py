@@ -12,6 +12,7 @@ from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.report import LoadEntry, announce
 from torchdojo.io.robot import Ground, RobotInfo, assemble
 from torchdojo.io.urdf.description import read_urdf
+from torchdojo.io.urdf.tree import FloatingBase
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.loops import gaps
 
@@ -25,14 +26,14 @@ def load_urdf(
     *,
     timestep: float = 0.01,
     gravity: Any = (0.0, 0.0, -9.81),
-    floating_base: bool = True,
+    floating_base: FloatingBase = "auto",
     contacts: str | Mapping[str, Any] | None = "collision",
-    friction: float = 0.5,
+    friction: float | None = None,
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
     rim_points: int = 4,
     repair_inertia: bool = False,
-    mesh: MeshMode = "hull",
+    mesh: MeshMode = "skip",
     mesh_path: Folders = (),
     mesh_points: int = 16,
     ground: Ground = "auto",
@@ -108,6 +109,7 @@ def load_urdf(
         timestep=timestep,
         gravity=gravity,
         part="link",
+        ground=ground,
         remedy="Correct the file, or pass repair_inertia=True to use the nearest possible inertia",
     )
     _check_loops(robot, mech)
