@@ -7,11 +7,11 @@ there. A missing mesh that the mass of a moving body depends on is an error.
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from torchdojo.io.report import Findings
 from torchdojo.io.robot import possible_inertia
 
 __all__ = ["CompiledMjcf", "MissingGeom", "compile_mjcf", "disabled", "import_mujoco", "rotation_of"]
+
+
+INCLUDE = re.compile(rb"<include\b[^>]*?\bfile\s*=\s*[\"']([^\"']+)")
 
 
 class MissingGeom(NamedTuple):
@@ -111,14 +114,16 @@ def compile_mjcf(path: str | Path, mesh: MeshMode = "hull", mesh_path: Folders =
 
 
 def _parse(mujoco: Any, path: Path) -> Any:
-    """MuJoCo reads a file by its name only under the suffix .xml. Others are given as text, with their includes one level deep."""
+    """MuJoCo reads a file by its name only under the suffix .xml. Others are given as text, with their includes."""
     if path.suffix == ".xml":
         return mujoco.MjSpec.from_file(str(path))
-    try:
-        names = [str(element.get("file")) for element in ElementTree.parse(path).getroot().iter("include")]
-    except ElementTree.ParseError as error:
-        raise ValueError(f"malformed XML: {error}") from error
-    files = {name: (path.parent / name).read_bytes() for name in names if (path.parent / name).is_file()}
+    files: dict[str, bytes] = {}
+    left = [path.read_bytes()]
+    while left:
+        for name in (match.decode() for match in INCLUDE.findall(left.pop())):
+            if name not in files and (path.parent / name).is_file():
+                files[name] = (path.parent / name).read_bytes()
+                left.append(files[name])
     spec = mujoco.MjSpec.from_string(path.read_text(), include=files)
     spec.modelfiledir = str(path.parent)
     return spec
