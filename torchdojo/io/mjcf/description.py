@@ -119,7 +119,7 @@ class _Reader:
             (rotation, position), body = poses[b], solid.get(top[b])
             if body is not None:
                 rotation, position = _in_body(fits[top[b]][-1], body, (rotation, position))
-            links[self.names[b]] = LinkInfo(self.names[b], body and body.name, position, rotation)
+            links[self.names[b]] = LinkInfo(self.names[b], body.name if body else None, position, rotation)
         names, joints, coordinates = Names(), {}, {}
         bodies: dict[str, BodyInfo] = {}
         moved: dict[str, Moved] = {}
