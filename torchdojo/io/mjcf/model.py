@@ -227,11 +227,19 @@ def _report_open_meshes(mujoco: Any, spec: Any, model: Any, findings: Findings) 
         mesh = model.mesh(geom.meshname)
         start, count = int(mesh.faceadr[0]), int(mesh.facenum[0])
         vertices = model.mesh_vert[int(mesh.vertadr[0]) :][: int(mesh.vertnum[0])]
-        same = np.unique(vertices, axis=0, return_inverse=True)[1].reshape(-1)
-        faces = same[model.mesh_face[start : start + count]]
-        ends = np.stack((faces, np.roll(faces, -1, axis=1)), axis=-1).reshape(-1, 2).astype(np.int64)
-        edges, reverse = (np.unique(ends @ order) for order in ((len(vertices), 1), (1, len(vertices))))
-        holes = int((~np.isin(reverse, edges, assume_unique=True)).sum())
+        faces = model.mesh_face[start : start + count].astype(np.int64)
+        holes = _open_edges(faces)
+        if holes:  # or some of its corners are several vertices at one place
+            same = np.unique(vertices, axis=0, return_inverse=True)[1].reshape(-1)
+            holes = _open_edges(same[faces])
         if holes:
             reason = 'the mesh is not closed, and a mass is computed from it; give the body an <inertial>, or the mesh inertia="convex"'
             findings.add("used", "mass from a mesh", f"{geom.meshname} on body {geom.parent.name} ({holes} edges have one face)", reason)
+
+
+def _open_edges(faces: NDArray[np.int64]) -> int:
+    """The number of edges of triangles (m, 3) that no triangle has in the other direction."""
+    start, end = faces.reshape(-1), np.roll(faces, -1, axis=1).reshape(-1)
+    size = int(faces.max()) + 1
+    edges, reverse = np.unique(start * size + end), np.unique(end * size + start)
+    return int((~np.isin(reverse, edges, assume_unique=True)).sum())
