@@ -52,6 +52,19 @@ def mean(joint: td.StandardJoint, moved: Moved) -> Tensor:
     return joint.rate([m.pose for m in moved.motions], [m.next for m in moved.motions], moved.timestep)
 
 
+def rubbing(joint: td.StandardJoint, moved: Moved) -> Tensor:
+    """The mean rate, of three rotations about the axes of the child."""
+    return about_child(joint, moved, mean(joint, moved))
+
+
+def about_child(joint: td.StandardJoint, moved: Moved, value: Tensor) -> Tensor:
+    """Numbers along the free directions, those of three rotations along the axes of the child instead."""
+    if joint.free_rotations < 3:
+        return value
+    p = joint.displacement(*[motion.pose for motion in moved.motions])[1]
+    return torch.cat((value[:, :-3], quat.inverse_rotate(p, value[:, -3:])), dim=-1)
+
+
 class Row(NamedTuple):
     """Arguments of the joint; the rate on which the law acts, where it is passive; other properties; the fields that it covers."""
 
@@ -64,7 +77,7 @@ class Row(NamedTuple):
 LAWS = {
     "damper": Row({"damper": (0.2, 1.5)}, damped, "reaction axes", "damper"),
     "very strong damper": Row({"damper": (1e3, 2e3)}, damped, "reaction axes", "damper"),
-    "friction": Row({"friction": (0.1, 0.5)}, mean, "reaction axes", "friction JointFriction"),
+    "friction": Row({"friction": (0.1, 0.5)}, rubbing, "reaction axes", "friction JointFriction"),
     "armature": Row({"armature": (0.05, 0.2)}, None, "reaction axes", "armature"),
     "speed limit": Row({"velocity_limits": (0.2, 0.5)}, mean, "reaction axes", "velocity_limits JointVelocityLimits"),
     "limits": Row({"limits": (-0.2, 0.2)}, None, "reaction", "lower upper JointLimits"),
@@ -174,7 +187,7 @@ def test_laws_of_joints(law: str, backend: str) -> None:
                 assert max(float(part.abs().max()) for pair in wrench for part in pair) < ROUNDING, kind
         efforts = efforts_along(joint, here, wrench)
         if row.passive is not None:
-            work = efforts * row.passive(joint, moved)
+            work = (about_child(joint, moved, efforts) if row.passive is rubbing else efforts) * row.passive(joint, moved)
             assert float(work.max()) < ROUNDING, kind
             assert float(work.min()) < -1e-6, kind  # the law acts
             if joint.free_rotations > 1 and row.passive is damped:
@@ -221,7 +234,7 @@ def test_springs_conserve(kind: str) -> None:
     assert float((swings[1] / swings[0]).max()) < 0.35 or float(swings[1].max()) < 1e-9
 
 
-# -- couplings, rotors, actuators -----------------------------------------------------------------------------------------------------------
+# -- couplings, rotors, actuators --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -138,11 +138,11 @@ def at_most_one_radian(stiffness: Tensor, force: Tensor, translations: int) -> T
 
 
 def detour(rest: Tensor, translations: int) -> Tensor:
-    """Factor (..., 1) of the stiffness for several rotations, which a rest position |ρ| > 1 rad (two) or 1.8 rad (three) makes larger than one.
+    """Factor (..., 1) of the stiffness of several rotations, above one from rest positions |ρ| of 0.9 rad (two) or 1.8 rad (three) on.
 
     A spring has the stiffness k and k (x/sin x)² about its rest, for turns along ρ and across. Three rotations change their vector by the
-    inverse Jacobian of SO(3), which gives x = |ρ|/2. Two turn about the held axis, too, as they move across ρ, which gives x = |ρ|. A stiff
-    damper f times h k multiplies errors by 1 − 1/f and 1 − (x/sin x)²/f. That is stable for f > ½ (x/sin x)², of which this is 1.5 times.
+    inverse Jacobian of SO(3), so x = |ρ|/2. Two turn about the held axis, too, when they move across ρ, so x = |ρ|. A stiff damper f times
+    h k multiplies errors by 1 − 1/f and 1 − (x/sin x)²/f. That is stable for f > ½ (x/sin x)², of which this is 1.5 times.
     """
     rotations = rest.shape[-1] - translations
     if rotations < 2:
