@@ -8,7 +8,7 @@ the reference are measured from outside, and in the same way.
 | reaction | the impulses on both bodies cancel, with their moments |
 | passive | impulse times the rate on which it acts is at most zero, coordinate by coordinate |
 | power | impulse times the velocity of both bodies is that of the efforts along the axes |
-| potential | the impulse is h times the gradient of an energy, so that the energy error falls with h² (`test_springs_and_armature_conserve`) |
+| potential | the impulse is h times the gradient of an energy, so energy errors fall with h² (`test_springs_and_armature_conserve`) |
 | ideal | no work on motions that obey the law |
 
 `COVERED` says which law has which row, and a law without a row fails.
