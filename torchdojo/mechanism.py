@@ -529,8 +529,9 @@ class Mechanism(Structure):
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step.
 
-        Both have the order of `tree_joints`. Angles of single rotations lie in (−2π, 2π], by the signs of the quaternions in z. They jump
-        from one end to the other, by 4π, and rates do not. Rotation vectors are at most π long.
+        Both have the order of `tree_joints`. Rates refer to axes fixed to the joint frame of the parent, as inputs do. Angles of single
+        rotations lie in (−2π, 2π], by the signs of the quaternions in z. They jump from one end to the other, by 4π, and rates do not.
+        Rotation vectors are at most π long.
 
         Raises:
             ValueError: no chain of joints with coordinates connects a body with the world.
