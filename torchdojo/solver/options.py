@@ -31,7 +31,7 @@ _EXPLANATIONS = {
         "faster than √2/h rad/s, parts interpenetrate deeply, or joints are far from assembled. Try a smaller timestep or a larger kappa"
     ),
     Status.INVALID_INPUT: (
-        "the state, input, wrench or a parameter is not finite, a quaternion is not unit, or a body spins at √2/h rad/s or more, h being "
+        "the state, input, wrench or a parameter is not finite, a parameter is impossible (a mass below 0), a quaternion is not unit, or a body spins at √2/h rad/s or more, h being "
         "the shortest substep; the state is unchanged"
     ),
 }
