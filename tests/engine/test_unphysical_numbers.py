@@ -1,4 +1,4 @@
-"""Numbers that no mechanism can have, written in place where no check sees it: flagged in `step`, refused in `mech(z)`, in both backends."""
+"""Numbers that no mechanism can have, written in place: flagged in `step`, refused in `mech(z)`, in both backends."""
 
 from __future__ import annotations
 
