@@ -21,7 +21,8 @@ from torchdojo.state.unknowns import FIRST_ELEMENT
 
 __all__ = ["RANGES", "positive_definite", "ranges", "unphysical", "unphysical_environments"]
 
-POSITIVE, NOT_NEGATIVE = (torch.finfo(torch.float64).tiny, torch.inf), (0.0, torch.inf)
+DIFFERENCE = 1e-3  # below zero: differences of a derivative at zero go there, and steps exist
+POSITIVE, NOT_NEGATIVE = (torch.finfo(torch.float64).tiny, torch.inf), (-DIFFERENCE, torch.inf)
 
 #: Kind of an element -> field -> least and largest value. None has the fields of the mechanism and of its bodies.
 RANGES: dict[type | None, dict[str, tuple[float, float]]] = {
@@ -32,7 +33,7 @@ RANGES: dict[type | None, dict[str, tuple[float, float]]] = {
         **dict.fromkeys(("radius", "other_radius", "friction", "damping", "torsional_friction", "rolling_friction"), NOT_NEGATIVE),
         **dict.fromkeys((f"{other}{name}" for other in ("", "other_") for name in ("length", "size")), POSITIVE),
         **dict.fromkeys(("stiffness", "recovery_speed"), POSITIVE),
-        "restitution": (0.0, 1.0),
+        "restitution": (-DIFFERENCE, 1.0 + DIFFERENCE),
     },
 }
 
