@@ -16,7 +16,7 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.couplings import JointCoupling, check_ranges
 from torchdojo.elements.element import Element, Pose, Twist, previous_pose
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
@@ -185,6 +185,7 @@ class Structure(PhysicalModule):
                 coupling.attach(self.named_joints())
             except ValueError as error:
                 raise ValueError(f"coupling {name!r}: {error}") from error
+        check_ranges(self.named_couplings(), self.named_joints())
         set_kept_rows(list(self.bodies), self.named_joints())
         self._lay_out()
 

@@ -28,11 +28,12 @@ _EXPLANATIONS = {
     Status.SUCCESS: "the step satisfies every equation to its tolerance",
     Status.MAX_ITERATIONS: (
         "no start of the solver converged (warm, cold, continuation, shorter steps); the state is unchanged. Usual causes: a body spins "
-        "faster than √2/h rad/s, parts interpenetrate deeply, or joints are far from assembled. Try a smaller timestep or a larger kappa"
+        "faster than √2/h rad/s, parts interpenetrate deeply, joints are far from assembled, or limits, contacts and couplings contradict "
+        "each other. Try a smaller timestep, a larger kappa or, for a rare step, a larger max_total_iterations"
     ),
     Status.INVALID_INPUT: (
-        "the state, input, wrench or a parameter is not finite, a quaternion is not unit, or a body spins at √2/h rad/s or more, h being "
-        "the shortest substep; the state is unchanged"
+        "the state, input, wrench or a parameter is not finite, a parameter is impossible (a mass below 0), a quaternion is not unit, or a "
+        "body spins at √2/h rad/s or more, h being the shortest substep; the state is unchanged"
     ),
 }
 
