@@ -89,8 +89,8 @@ class JointCoupling(Element):
             joint = joints[name]
             if not joint.carries_child:
                 raise ValueError(
-                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: joints of JOINT_TYPES, and those "
-                    "that declare num_coordinates"
+                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: the sixteen joints of torchdojo, and "
+                    "those that declare num_coordinates"
                 )
             if coordinate not in range(joint.num_coordinates):
                 count = f"{joint.num_coordinates} coordinate(s)" if joint.num_coordinates else "no coordinates"

@@ -97,7 +97,6 @@ class StandardJoint(ServoJoint):
         "damper": 1,
         "rest": 1,
     }
-    structural: ClassVar[frozenset[str]] = ServoJoint.structural | {"actuated", "implicit"}
     optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **ServoJoint.optional}
     axis: Tensor
     parent_anchor: Tensor
