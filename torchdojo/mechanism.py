@@ -50,7 +50,15 @@ class Mechanism(Structure):
     The state z (..., 13 nb) has [x(3) m, v(3) m/s, q(4) wxyz, omega(3) rad/s] per body, in order. Here x and v are in
     the world frame, and omega is in the body frame. The input u (..., nu) holds forces and torques [N, N·m] on the free coordinates of
     actuated joints, in order. With the actuators of `td.actuate`, or of an MJCF file, ``u = mech.actuators(ctrl, z)``; `actuators` is None
-    otherwise. `poses` has named poses to start from (`td.Keyframe`): "home" of the built-in mechanisms, and the keyframes of an MJCF file.
+    otherwise. Joints are actuated unless built with ``actuated=False``, so every free coordinate of a declared joint has an input. The
+    joints that free bodies get have none. `poses` has named poses to start from (`td.Keyframe`): "home" of the built-in mechanisms, and the
+    keyframes of an MJCF file.
+
+    All numbers are parameters that do not require grad until asked: ``Adam(mech.parameters())`` alone trains nothing. `td.parametrize`
+    frees the numbers that are to be learned, and keeps them physical.
+
+    Parts may be edited later, ``mech.contacts["tip"] = ...``, ``del mech.joints["hinge"]``, ``mech.bodies.update(...)``. The result is the
+    mechanism that would be built so, and an edit that could not be built raises and changes nothing.
 
     Raises:
         ValueError: names that are unknown, doubled or unusable, a body with no mass, non-positive timesteps.
@@ -88,7 +96,10 @@ class Mechanism(Structure):
     def forward(
         self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None, *, grad_kappa: float | Tensor | None = None
     ) -> Tensor:
-        """The next state, (..., 13 nb), as from `step`. There is no status, so invalid input raises and failed steps warn."""
+        """The next state, (..., 13 nb), as from `step`.
+
+        There is no status, so environments with invalid input raise and failed steps warn, where `step` flags both.
+        """
         z, u, wrench = self.check_inputs(z, u, wrench)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, raise_invalid=True)
         out = self.backends.select(request).step(z, u, wrench, None)
@@ -126,7 +137,8 @@ class Mechanism(Structure):
                 or larger. No `torch.func` transform and no `torch.compile` may see the tensor.
 
         Environments that fail, or whose input is not finite, keep their state. Their `Status` says so, and their gradients are zero. With
-        `SolverOptions(on_failure="raise")` they raise instead.
+        `SolverOptions(on_failure="raise")` they raise instead. ``mech(z, u)``, which returns no status, raises for input that is not
+        finite and warns of steps that fail.
 
         Raises:
             ValueError: wrong shapes, or quaternions without unit norm. TypeError: wrong dtype or device.
@@ -468,10 +480,11 @@ class Mechanism(Structure):
 
         A joint takes `hinge=dict(q=.3, qd=1.)`, or numbers alone, which are its coordinates: `hinge=.3`. A free body takes
         `box=dict(position=..., velocity=..., orientation=..., angular_velocity=...)`, in the frames of z. Its joint, named "world_to_box"
-        if the mechanism has added it, takes the same as six coordinates: `world_to_box=dict(q=(x, y, z, *rotation_vector))`. Bodies with joints to a free body move with it. If loops or couplings are open at these coordinates,
-        coordinates that are not given move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be
-        given: their coordinates follow from the others. A given position whose contacts overlap warns, as in `rollout`, and so does a
-        state of zeros.
+        if the mechanism has added it, takes the same as six coordinates: `world_to_box=dict(q=(x, y, z, *rotation_vector))`.
+
+        Bodies with joints to a free body move with it. If loops or couplings are open at these coordinates, coordinates that are not given
+        move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be given: their coordinates follow from
+        the others. A given position whose contacts overlap warns, as in `rollout`, and so does a state of zeros.
 
         Args:
             batch_shape: sizes of the batch dimensions; a number n is (n,).
@@ -488,7 +501,9 @@ class Mechanism(Structure):
         z = loops.initial_state(self, _batch(batch_shape), values, start)
         if on is not None:
             return self.place(z).to(self.state_dtype)
-        if any(isinstance(given, Mapping) and "position" in given for given in values.values()):  # the caller may still lift a state of joint angles alone
+        if any(
+            isinstance(given, Mapping) and "position" in given for given in values.values()
+        ):  # the caller may still lift a state of joint angles alone
             self._warn_of_penetration(z)
         elif not values and pose is None and not self.warned_of_ground:
             self.warned_of_ground = warn_of_ground(self.backends, self.options, z, list(self.poses))

@@ -76,6 +76,9 @@ class JointCoupling(Element):
         if (leader, leader_coordinate) == (follower, follower_coordinate):
             raise ValueError(f"JointCoupling: got {leader!r} as leader and as follower; a coupling connects two different coordinates")
 
+    def description(self) -> list[str]:
+        return [f"{self.leader} -> {self.follower}"]
+
     def attach(self, joints: Mapping[str, Joint]) -> None:
         """Find the joints by their names.
 
@@ -89,7 +92,7 @@ class JointCoupling(Element):
             joint = joints[name]
             if not joint.carries_child:
                 raise ValueError(
-                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: the sixteen joints of torchdojo, and "
+                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: the sixteen joints, and "
                     "those that declare num_coordinates"
                 )
             if coordinate not in range(joint.num_coordinates):

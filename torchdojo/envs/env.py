@@ -42,8 +42,9 @@ class Env:
 
     Args:
         mech: the mechanism; None: that of `build()`.
-        num_envs: B. timestep: h [s]. kappa: of the contacts (`SolverOptions`). Both are set on the mechanism. None: a given mechanism keeps
-            its own, and that of `build()` gets those of the class, if it has some. repeat: timesteps of a control step. episode_length: control steps after which an episode is truncated.
+        num_envs: B. repeat: timesteps of a control step. episode_length: control steps after which an episode is truncated.
+        timestep: h [s]. kappa: of the contacts (`SolverOptions`). Both are set on the mechanism. None: a given mechanism keeps its own, and
+            that of `build()` gets those of the class.
         noise: factor of the noise of the starts. pool: number of starts, or states (n, 13 nb) to start from instead of `starts()`.
         randomize: {name in mech.named_parameters(), or pattern: (low, high)}: factors drawn for each environment (`Randomization`).
         redraw: draw them anew at every reset, not only at the start.
