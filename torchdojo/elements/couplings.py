@@ -77,6 +77,9 @@ class JointCoupling(Element):
         if (leader, leader_coordinate) == (follower, follower_coordinate):
             raise ValueError(f"JointCoupling: got {leader!r} as leader and as follower; a coupling connects two different coordinates")
 
+    def description(self) -> list[str]:
+        return [f"{self.leader} -> {self.follower}"]
+
     def attach(self, joints: Mapping[str, Joint]) -> None:
         """Find the joints by their names.
 
@@ -90,8 +93,8 @@ class JointCoupling(Element):
             joint = joints[name]
             if not joint.carries_child:
                 raise ValueError(
-                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: joints of JOINT_TYPES, and those "
-                    "that declare num_coordinates"
+                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: the sixteen joints, and "
+                    "those that declare num_coordinates"
                 )
             if coordinate not in range(joint.num_coordinates):
                 count = f"{joint.num_coordinates} coordinate(s)" if joint.num_coordinates else "no coordinates"

@@ -31,6 +31,7 @@ SERVO_RANGE = ("servo_lower", "servo_upper")
 class ServoJoint(Joint):
     """The part of a `StandardJoint` that has to do with servos and implicit springs."""
 
+    structural: ClassVar[frozenset[str]] = Joint.structural | {"actuated", "implicit"}
     optional: ClassVar[dict[str, int]] = {**dict.fromkeys((*SERVO, *SERVO_RANGE), 1), **Joint.optional}
     implicit: bool = False
     driven: tuple[int, ...] = ()  #: coordinates whose servo has a range

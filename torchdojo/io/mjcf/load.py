@@ -46,7 +46,7 @@ def load_mjcf(
     ``mech.initial_state(pose="home", on="ground")``. `mjcf_state` gives the state of other ``qpos``. `torchdojo/io/README.md` lists the
     joint types, what acts, what is left out with a warning, and what is refused.
 
-    Several MJCF joints on one body become one joint of `td.joints.JOINT_TYPES`. To have coordinates along the axes of the file, the body
+    Several MJCF joints on one body become one of the sixteen joints of torchdojo. To have coordinates along the axes of the file, the body
     frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or three
     hinges are the components of one rotation vector. They equal the angles where one hinge alone is turned, and agree to first order
     elsewhere. A stack of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints). A
