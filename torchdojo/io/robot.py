@@ -28,7 +28,6 @@ from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.state.minimal import to_maximal
-from torchdojo.structure import Structure
 
 __all__ = ["BodyInfo", "ContactInfo", "CouplingInfo", "Ground", "JointInfo", "LinkInfo", "RobotInfo", "assemble", "bodies_on_ground"]
 
@@ -331,16 +330,12 @@ def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) ->
         reason = "the robot has no contact with the ground and falls; contacts= gives it some, contacts=None says that none are wanted"
         findings.add("used", "floating base", floating, reason, "structure")
     free = bodies_on_ground("auto", 0, robot.joints)
-    if not free.issuperset(getattr(contact, "body", None) for contact in mech.contacts.values()):
+    fixed = {name: contact for name, contact in mech.named_contacts().items() if getattr(contact, "body", None) not in free}
+    if fixed:
         zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)
         # The reference computes it, since the kernel would have to be compiled first.
         z = to_maximal(mech.tree_order(), mech.num_bodies, zeros, zeros, mech.timestep.detach().flatten()[0])
-        distances = Structure.distances(mech, z).detach().reshape(-1, len(mech.contacts)).amin(0).tolist()
-        touching = [
-            name
-            for (name, contact), distance in zip(mech.contacts.items(), distances, strict=True)
-            if contact.body not in free and distance <= TOUCHING
-        ]
+        touching = [name for name, contact in fixed.items() if float(contact.distance(*mech.element_poses(z, contact)).min()) <= TOUCHING]
         reason = "they start at or below their surface with coordinates zero, and may lock the robot; ground=False leaves out z = 0"
         findings.add("used", "contacts", touching, reason, "structure")
     return findings.entries()
