@@ -14,7 +14,7 @@ from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf.state import keyframes
 from torchdojo.io.report import announce
-from torchdojo.io.robot import assemble
+from torchdojo.io.robot import Ground, assemble
 from torchdojo.mechanism import Mechanism
 
 __all__ = ["load_mjcf"]
@@ -36,6 +36,7 @@ def load_mjcf(
     mesh_path: Folders = (),
     mesh_points: int = 16,
     servos: Servos = "implicit",
+    ground: Ground = "auto",
     strict: bool = False,
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
@@ -94,9 +95,8 @@ def load_mjcf(
         mesh=mesh if contacts == "collision" else None,
         mesh_path=mesh_path,
         mesh_points=mesh_points,
+        ground=ground,
     )
-    for note in robot.notes:
-        robot.findings.add("ignored", "content", "", note)
     mech = assemble(
         robot,
         contacts=contacts,
