@@ -22,10 +22,10 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo.envs import Motion
 from torchdojo.envs.motion import upright_and_heading
-from torchdojo.identification.config import load_yaml
 from torchdojo.learning.hill_climbing import climb
 from torchdojo.learning.rollouts import Evaluation, evaluate
 from torchdojo.models.unitree import EFFORT, LEGS
+from torchdojo.runs.description import load_yaml
 
 PARTS = ("hip", "thigh", "calf")
 CONFIG = Path(__file__).resolve().parents[1] / "configs" / "learn_gait.yaml"

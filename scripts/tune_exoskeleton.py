@@ -1,9 +1,10 @@
 #!/usr/bin/env python
-"""The gains of an exoskeleton's motors are tuned on a reaching movement: by search, as in Brüdigam et al. (2024), and along gradients.
+"""The gains of an exoskeleton's motors are tuned on a reaching movement: by search and along gradients.
 
-The arm in its exoskeleton is Dojo's model (17 kg, three hinges of the shoulder and one of the elbow). Each motor has a proportional and a
-derivative gain and no feedforward, so errors have to hold the weight. An episode follows a smooth reference from one pose to another. Its
-cost is the mean squared error of the joints, with a little of the squared torques. Search and descent change the logarithms of eight gains.
+Brüdigam et al. (2024) tune theirs by hand. The arm in its exoskeleton is Dojo's model (17 kg, three hinges of the shoulder and one of the
+elbow). Each motor has a proportional and a derivative gain and no feedforward, so errors have to hold the weight. An episode follows a
+smooth reference from one pose to another. Its cost is the mean squared error of the joints, with a little of the squared torques. Search
+and descent change the logarithms of eight gains.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo.envs import Motion
-from torchdojo.identification.config import load_yaml
 from torchdojo.learning.hill_climbing import climb
+from torchdojo.runs.description import load_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs" / "tune_exoskeleton.yaml"

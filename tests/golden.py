@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
+from torchdojo import quaternion as quat
 from torchdojo.elements import joints as joint_types
+from torchdojo.elements.element import Motion, Pose
 
 
 class GoldenCase(NamedTuple):
@@ -22,11 +25,32 @@ class GoldenCase(NamedTuple):
     joint_maps: dict[str, tuple[Tensor, Tensor]]  # our and the golden rows of each joint, (rows, 6), to compare impulses as vectors
 
 
-def load_case(folder: Path, name: str) -> GoldenCase:
+class OriginalJoint(td.StandardJoint):
+    """The original's laws of two and three free rotations, which add energy (the second defect of the golden README).
+
+    Rates turn about the axes of the child. Springs and dampers act along the axes of the parent, springs with k (rest − rotation vector).
+    """
+
+    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor) -> Tensor:
+        rate = super().rate(before, after, timestep)
+        (_, p), (_, p_after) = self.displacement(*before), self.displacement(*after)
+        turn = quat.rotation_vector(quat.multiply(quat.conjugate(p), p_after)) / timestep
+        split = self.free_translations
+        return torch.cat((rate[..., :split], (self.free_rotational_axes * turn[..., None, :]).sum(-1)), dim=-1)
+
+    def damper_rate(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
+        return self._rate_of_child(motions, timestep)
+
+    def _pulled(self, p: Tensor, torque: Tensor) -> Tensor:
+        return torque
+
+
+def load_case(folder: Path, name: str, *, original: bool = True) -> GoldenCase:
+    """A case with the original's laws, or with the laws of this library, which differ for springs and dampers of several rotations."""
     description = json.loads((folder / f"{name}.json").read_text())
     with np.load(folder / f"{name}.npz") as archive:
         arrays = {key: torch.from_numpy(archive[key]) for key in archive.files}
-    mechanism = build(description)
+    mechanism = build(description, original=original)
     input_map = torch.zeros(mechanism.num_inputs, mechanism.num_inputs)
     joint_maps = {}
     for entry in description["joints"]:
@@ -61,7 +85,7 @@ def _limits(joint: dict[str, Any], translations: int, rotations: int) -> tuple[l
     return parts[0][0] + parts[1][0], parts[0][1] + parts[1][1]
 
 
-def build(description: dict[str, Any]) -> td.Mechanism:
+def build(description: dict[str, Any], *, original: bool = True) -> td.Mechanism:
     bodies = {b["name"]: td.Body(mass=b["mass"], inertia=torch.tensor(b["inertia"])) for b in description["bodies"]}
     joints = {}
     for j in description["joints"]:
@@ -69,6 +93,8 @@ def build(description: dict[str, Any]) -> td.Mechanism:
         translations, rotations = joint_types.JOINT_TYPES[j["type"]]
         axis = j["axis"] if any(j["axis"]) else (0.0, 0.0, 1.0)
         spare = cls(None, "x", axis=axis)
+        if original and rotations > 1 and (j["spring_rotational"] or j["damper_rotational"]):
+            cls = type(f"Original{j['type']}", (OriginalJoint, cls), {"__module__": __name__})
         # Their rest coordinates refer to their basis of a free plane; ours to ours.
         rest = torch.cat(
             (

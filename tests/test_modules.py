@@ -29,7 +29,7 @@ def test_batch_equals_single_steps() -> None:
     assert float(mechanism.distances(out.z).min()) < 1e-3  # some are in contact
     for i in range(64):
         single = mechanism.step(z[i], u[i])
-        # 1e-12 is what issue 2 asks: sums may be ordered differently, nothing else.
+        # 1e-12 leaves room for rounding: sums may be ordered differently, nothing else.
         torch.testing.assert_close(single.z, out.z[i], **ROUNDING)
         torch.testing.assert_close(single.impulses, out.impulses[i], **ROUNDING)
         assert single.iterations == out.iterations[i] and single.status == out.status[i]

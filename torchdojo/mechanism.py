@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
-from torchdojo.engine import minimal, observables
+from torchdojo.engine import feedback, linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backends import Backends
+from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
 from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_given, check_repeat, law_of
-from torchdojo.engine.planning import PlannedStructure
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Plan, Policy, Trajectory, rollout, segment_length
 from torchdojo.geometry.visuals import Visual
@@ -25,8 +26,10 @@ from torchdojo.parameters import Modules, transforming, warn_user
 from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import loops, placement, signs
+from torchdojo.state import minimal as tree
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.poses import Keyframe, keyframe, within_limits
+from torchdojo.structure import Structure
 
 if TYPE_CHECKING:
     from torchdojo.viewer.animation import Animation
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(PlannedStructure):
+class Mechanism(Structure):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
@@ -58,6 +61,7 @@ class Mechanism(PlannedStructure):
     warned_of_ground: bool = False  # whether `initial_state` has named the remedy for a state of zeros in the ground
     poses: dict[str | int, Keyframe]
     scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
+    load_report: Any = None  #: what the reader of a robot file did with its content (`torchdojo.io.LoadReport`)
 
     def __init__(
         self,
@@ -73,10 +77,9 @@ class Mechanism(PlannedStructure):
         super().__init__(bodies, joints, contacts, couplings, timestep, gravity)
         self.poses = {}
         self.options = options or SolverOptions()
-        self.backends = Backends(self)
 
-    def rebuild(self) -> None:
-        super().rebuild()
+    def _lay_out(self) -> None:
+        super()._lay_out()
         self.backends = Backends(self)
 
     # -- stepping ------------------------------------------------------------------------------------------------------------------------
@@ -181,8 +184,8 @@ class Mechanism(PlannedStructure):
                     f"{name}: got shape {tuple(given.shape)} with steps={steps}; allowed: (..., T, {size}), with steps None or T"
                 )
             steps = given.shape[-2]
-        if steps is None or steps < 1:
-            raise ValueError(f"steps: got {steps}; give a number of steps of 1 or more, or {name} of shape (..., T, {size})")
+        if not isinstance(steps, Integral) or steps < 1:
+            raise ValueError(f"steps: got {steps!r}; give a whole number of steps of 1 or more, or {name} of shape (..., T, {size})")
         if warm_start is not None:
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns)
         careful = adaptive_options(adaptive)
@@ -294,6 +297,132 @@ class Mechanism(PlannedStructure):
             ValueError: closed loops or couplings; and as `jacobians`.
         """
         return minimal.jacobians(self.backends, self.options, q, qd, u, warm_start, grad_kappa, out)
+
+    # -- what planners call --------------------------------------------------------------------------------------------------------------
+
+    @in_float64
+    def linearize(
+        self,
+        z: Tensor,
+        u: Tensor | None = None,
+        *,
+        ctrl: Tensor | None = None,
+        repeat: int = 1,
+        wrt: Sequence[str] = (),
+        warm_start: Tensor | None = None,
+        wrench: Tensor | None = None,
+        grad_kappa: float | Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Linearization:
+        """A step, or a control period, and its derivatives on the tangent space. The kernel takes a step and its Jacobian in one call.
+
+        Along a trajectory, Jacobians that start from its solutions take no iteration:
+        ``mech.linearize(path.z[..., :-1, :], path.u, warm_start=path.solution)`` for ``path = mech.rollout(..., keep_solutions=True)``.
+
+        Args:
+            z: (..., 13 nb). u, ctrl, repeat, warm_start, wrench, grad_kappa: as in `step`. B is the derivative by u, or by ctrl.
+            wrt: names of what else to differentiate by: "wrench", or parameters of `mech.named_parameters()`, "bodies.trunk.mass" say. Each
+                row takes a backward pass, 12 nb in all.
+            out: (..., 12 nb, 12 nb + nu) for A and B side by side, as in `jacobians`.
+
+        Environments that fail are flagged, and have zeros in A, B and `by`. Nothing here is differentiable.
+
+        Raises:
+            ValueError: an unknown name, the gradient mode "complementarity_aware", and as `step` and `jacobians`.
+        """
+        of_call = linearize.Call(repeat, wrt, warm_start, wrench, grad_kappa, out)
+        return linearize.linearize(self.backends, self.options, z, u, ctrl, of_call)
+
+    @in_float64
+    def linearize_minimal(
+        self,
+        q: Tensor,
+        qd: Tensor,
+        u: Tensor | None = None,
+        *,
+        ctrl: Tensor | None = None,
+        repeat: int = 1,
+        wrt: Sequence[str] = (),
+        warm_start: Tensor | None = None,
+        wrench: Tensor | None = None,
+        grad_kappa: float | Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> MinimalLinearization:
+        """`linearize` in joint coordinates, as `step_minimal` and `jacobians_minimal` together.
+
+        Args:
+            q, qd: (..., num_coordinates). The others are as in `linearize`. out: (..., 2n, 2n + nu), as in `jacobians_minimal`.
+
+        Raises:
+            ValueError: closed loops or couplings, and as `linearize`.
+        """
+        of_call = linearize.Call(repeat, wrt, warm_start, wrench, grad_kappa, out)
+        return linearize.linearize_minimal(self.backends, self.options, q, qd, u, ctrl, of_call)
+
+    @in_float64
+    def rollout_feedback(
+        self,
+        z: Tensor,
+        nominal: Tensor | tuple[Tensor, Tensor] | None,
+        u: Tensor | None = None,
+        *,
+        ctrl: Tensor | None = None,
+        gain: Tensor | None = None,
+        feedforward: Tensor | None = None,
+        solution: Tensor | None = None,
+        scale: float | Tensor = 1.0,
+        bounds: tuple[Any, Any] | None = None,
+        repeat: int = 1,
+        warm_start: Tensor | None = None,
+        keep_solutions: bool = False,
+        wrench: Tensor | None = None,
+        budget: int | None = None,
+    ) -> Trajectory:
+        """A rollout under u = clip(ū + α k + K (x ⊖ x̄)), in one call of the kernel for all environments.
+
+        Batch dimensions of all tensors broadcast, and nothing that environments share is copied. So candidates of a line search are one
+        more dimension: gains (B, 1, T, nu, ·) of B problems with `scale` (A,) give a trajectory over (B, A).
+
+        Args:
+            z: (..., 13 nb), where the rollout starts.
+            nominal: x̄, states (..., T or T + 1, 13 nb), with ⊖ as in `difference`. Or a pair q, qd of joint coordinates, each
+                (..., T or T + 1, num_coordinates), with ⊖ as in `difference_minimal`.
+            u: ū (..., T, nu). ctrl: instead of u, controls, as in `step`; then u above is the control of a period.
+            gain: K (..., T, nu, 12 nb), or (..., T, nu, 2n) for a pair. feedforward: k (..., T, nu). scale: α, a number or (...,).
+            solution: (..., T, num_unknowns) of the nominal trajectory, from `Trajectory.solution` with keep_solutions. The iterations of
+                the first step of each period then start from that of its own time, and not from the step before: half as many near the
+                nominal trajectory. It changes no result but where a step has several. The reference backend leaves it aside.
+            bounds: (lower, upper) of u, each a number, (nu,) or (T, nu).
+            repeat, warm_start, keep_solutions, wrench, budget: as in `rollout`. u is computed at the start of each period.
+
+        Returns:
+            the trajectory, with the inputs as applied. It is not differentiable.
+
+        Raises:
+            ValueError: shapes that do not fit, bounds that cross, a budget where the kernel cannot be used.
+            RuntimeError: inside a `torch.func` transform or `torch.compile`.
+        """
+        given = feedback.Given(nominal, gain, feedforward, solution, scale, bounds)
+        of_call = feedback.Call(repeat, warm_start, keep_solutions, wrench, budget)
+        return feedback.rollout_feedback(self.backends, self.options, z, u, ctrl, given, of_call)
+
+    @in_float64
+    def difference_minimal(self, q: Tensor, qd: Tensor, q_reference: Tensor, qd_reference: Tensor) -> Tensor:
+        """Change of coordinates and rates (..., 2n) from the references to q, qd (..., n); inverse of `retract_minimal`.
+
+        Angles of single rotations count modulo 4π, as in `to_minimal`, and a rotation vector in its representation nearest to the
+        reference. To first order it is the change that `jacobians_minimal` and `linearize_minimal` differentiate by.
+        """
+        x, reference = (torch.cat(self.check_coordinates(*pair), dim=-1) for pair in ((q, qd), (q_reference, qd_reference)))
+        return tree.difference(self.tree_order(), x, reference)
+
+    @in_float64
+    def retract_minimal(self, q: Tensor, qd: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Move coordinates and rates (..., n) by delta (..., 2n)."""
+        q, qd = self.check_coordinates(q, qd)
+        self.check_tensor("delta", delta, 2 * self.num_coordinates)
+        dq, dqd = delta.chunk(2, dim=-1)
+        return q + dq, qd + dqd
 
     # -- looking -------------------------------------------------------------------------------------------------------------------------
 
@@ -409,6 +538,7 @@ class Mechanism(PlannedStructure):
         return minimal.to_minimal(self.backends, self.options, z)
 
     def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """`to_minimal` of a checked z where the kernel computes it, or None."""
         return observables.coordinates(self.backends, self.options, z)
 
     @in_float64
@@ -428,6 +558,15 @@ class Mechanism(PlannedStructure):
     def contact_points(self, z: Tensor) -> Tensor:
         """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
         return observables.contact_points(self.backends, self.options, z)
+
+    @in_float64
+    def contact_forces(self, z: Tensor, impulses: Tensor, repeat: int = 1) -> dict[str, Tensor]:
+        """Mean force of each contact on its body over a step or period, by name, world frame [N], (..., 3).
+
+        Args:
+            z: (..., 13 nb), the states after the steps. impulses: (..., n) of these steps. repeat: steps of each period, as in `rollout`.
+        """
+        return observables.contact_forces(self, z, impulses, repeat)
 
     @in_float64
     def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -19,7 +20,6 @@ __all__ = [
     "bind",
     "check_tensor",
     "differentiated",
-    "module_dict",
     "parametrized_names",
     "plain_class",
     "result_tensor",
@@ -118,6 +118,8 @@ class PhysicalModule(nn.Module):
 
     fields: ClassVar[dict[str, int]] = {}
     optional: ClassVar[dict[str, int]] = {}
+    #: attributes that decide on the equations; a mechanism that has the module is laid out anew when one is assigned
+    structural: ClassVar[frozenset[str]] = frozenset()
     noun: ClassVar[str] = "module"  # in error messages
 
     def set_fields(self, fields: Mapping[str, int]) -> None:
@@ -147,7 +149,9 @@ class PhysicalModule(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.fields:
-            if name not in self.optional:
+            if name in self.structural:
+                self._set_structural(name, value)
+            elif name not in self.optional:
                 super().__setattr__(name, value)
             elif self.has_effect(name, value):
                 keyword = self.keyword(name)
@@ -169,6 +173,25 @@ class PhysicalModule(nn.Module):
         else:
             super().__setattr__(name, tensor if isinstance(value, Tensor) else tensor.to(getattr(self, name)))
 
+    def _set_structural(self, name: str, value: Any) -> None:
+        """Set an attribute that decides on the equations, and lay out the mechanisms of this module anew; without effect if one refuses."""
+        before: Any = self.__dict__.get(name)
+        super().__setattr__(name, value)
+        owners = list(self.__dict__.get("_owners", ()))
+        try:
+            for owner in owners:
+                owner.rebuild()
+        except Exception:
+            super().__setattr__(name, before)
+            for owner in owners:
+                owner.rebuild()
+            raise
+
+    def _belongs_to(self, owner: nn.Module, member: bool = True) -> None:
+        """Note that a mechanism, which has a method `rebuild`, has this module, or has it no more."""
+        owners = self.__dict__.setdefault("_owners", weakref.WeakSet())
+        (owners.add if member else owners.discard)(owner)
+
     def _store(self, name: str, value: Any, tensor: Tensor) -> None:
         """Store field `name`; `tensor` is the checked form of `value`."""
         self._parameters.pop(name, None)
@@ -187,9 +210,12 @@ class PhysicalModule(nn.Module):
     # Copies of a parametrized module get a class of their own. `torch.nn.utils.parametrize` gives every module that it changes a new class,
     # but copies share that class. Undoing the change in a copy would break the original. Torch also refuses to pickle such modules.
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_owners"}  # a copy is part of no mechanism
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         names = parametrized_names(self)
-        return (_blank, (plain_class(self),), (names, self.__dict__)) if names else super().__reduce_ex__(protocol)
+        return (_blank, (plain_class(self),), (names, PhysicalModule.__getstate__(self))) if names else super().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         make, arguments, state, *_ = self.__reduce_ex__(4)
@@ -277,25 +303,3 @@ def stacked(values: Sequence[Tensor], ndim: int) -> Tensor:
     if len({value.shape for value in values}) > 1:
         values = torch.broadcast_tensors(*values)
     return torch.stack(tuple(values), dim=values[0].ndim - ndim)
-
-
-def module_dict(kind: str, given: Modules, cls: type[nn.Module]) -> nn.ModuleDict:
-    """A ModuleDict in the given order.
-
-    Raises:
-        ValueError: doubled names, or names that cannot be module names. TypeError: values of the wrong type.
-    """
-    result = nn.ModuleDict()
-    for name, module in given.items() if isinstance(given, Mapping) else given:
-        if not isinstance(module, cls):
-            raise TypeError(f"{kind}[{name!r}]: got {type(module).__name__}; allowed: {cls.__name__}")
-        if name in result:
-            raise ValueError(f"{kind}: the name {name!r} is given twice; names must differ")
-        if not isinstance(name, str) or not name or "." in name or name == "world" or hasattr(result, name):
-            raise ValueError(
-                f"{kind}: {name!r} cannot be a name; allowed: non-empty strings without dots, not 'world', not a method of nn.ModuleDict"
-            )
-        if any(module is other for other in result.values()):
-            raise ValueError(f"{kind}: {name!r} is the same object as another entry; make one module for each")
-        result[name] = module
-    return result

@@ -117,6 +117,21 @@ def exp(phi: Tensor) -> Tensor:
     return torch.cat((real, scale * phi), dim=-1)
 
 
+def pulled_back(phi: Tensor, effort: Tensor) -> Tensor:
+    """The torque of an effort along a rotation vector φ, |φ| <= π: the transposed Jacobian of φ times `effort`, (..., 3).
+
+    A turn ω in front of exp(φ) changes φ by J⁻¹ω with the left Jacobian J of SO(3). Barfoot 2017, section 7.1, gives
+    J⁻ᵀ = I + ½[φ]× + c [φ]×², c = (1 − (|φ|/2) cot(|φ|/2))/|φ|². Efforts along φ itself stay what they are.
+    """
+    squared = (phi * phi).sum(-1, keepdim=True)
+    small = squared < 1e-4  # where the next term of the series is below rounding
+    half = 0.5 * torch.sqrt(torch.where(small, torch.ones_like(squared), squared))
+    series = 1 / 12 + squared / 720 + squared * squared / 30240
+    c = torch.where(small, series, (1 - half / torch.tan(half)) / (4 * half * half))
+    turned = cross(phi, effort)
+    return effort + 0.5 * turned + c * cross(phi, turned)
+
+
 def increment(omega: Tensor, timestep: Tensor | float) -> Tensor:
     """Rotation of one step at body-frame angular velocity omega [rad/s]: [√(1 − (h/2)²|ω|²), (h/2) ω].
 

@@ -17,20 +17,23 @@ from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
-from torchdojo.elements.element import Element, Pose, Twist
+from torchdojo.elements.element import Element, Pose, Twist, previous_pose
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
-from torchdojo.elements.joints import Floating, Joint, StandardJoint, previous_pose
+from torchdojo.elements.joints import Floating, Joint, StandardJoint
 from torchdojo.elements.velocity_limits import JointVelocityLimits
-from torchdojo.parameters import Modules, PhysicalModule, bind, check_tensor, module_dict, plain_class, require, stacked
+from torchdojo.parameters import Modules, PhysicalModule, bind, check_tensor, plain_class, require, stacked
 from torchdojo.precision import in_float64
 from torchdojo.state import minimal
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE, TWIST_SIZE, join_state, split_state, with_world
+from torchdojo.state.parts import Parts, checked_parts
 from torchdojo.state.redundancy import set_kept_rows
 from torchdojo.state.unknowns import UnknownLayout
 
 __all__ = ["Structure"]
+
+KINDS: dict[str, type[nn.Module]] = {"bodies": Body, "joints": Joint, "contacts": Contact, "couplings": JointCoupling}
 
 
 class Structure(PhysicalModule):
@@ -50,24 +53,151 @@ class Structure(PhysicalModule):
         super().__init__()
         self.timestep = timestep
         self.gravity = gravity
-        self.bodies = module_dict("bodies", bodies, Body)
-        self.joints = module_dict("joints", joints, Joint)
-        self.contacts = module_dict("contacts", contacts, Contact)
-        self.couplings = module_dict("couplings", couplings, JointCoupling)
+        for kind in KINDS:
+            self.add_module(kind, Parts({}))
         self.actuators = None
-        if not self.bodies:
-            raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
-        for key, element in self.elements().items():
-            for body in element.body_names:
-                if body is not None and body not in self.bodies:
-                    kind, _, name = key.partition("s.")
-                    raise ValueError(f"{kind} {name!r} refers to body {body!r}; bodies are {list(self.bodies)}, and the world is None")
-        self._add_floating_joints()
-        self._attach_couplings()
-        set_kept_rows(list(self.bodies), self.named_joints())
+        self._free_joints: frozenset[str] = frozenset()  # names of the joints that bodies get to which no other joint leads
         #: Positions of each element's numbers in the unknown of the step and in u.
         self.layout: UnknownLayout
-        Structure.rebuild(self)
+        self._assemble(bodies=bodies, joints=joints, contacts=contacts, couplings=couplings)
+        self._claim()
+
+    # -- building, and edits afterwards --------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        """Let edits of the dictionaries, and of attributes of their modules, come here."""
+        for kind in KINDS:
+            parts = cast(Parts, getattr(self, kind))
+            parts._belongs_to(self, kind)
+            for module in parts.values():
+                cast(PhysicalModule, module)._belongs_to(self)
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        self._claim()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in KINDS and name in self._modules:
+            self._edit(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in KINDS:
+            raise AttributeError(f"{name}: a mechanism always has them; to remove all, mech.{name}.clear()")
+        super().__delattr__(name)
+
+    def _edit(self, kind: str, modules: Modules) -> None:
+        """Take other modules as bodies, joints, contacts or couplings, and lay out the mechanism anew: `mech.contacts["tip"] = ...`.
+
+        The result is the mechanism that would be built of these modules. Bodies that lose their last joint get a free one, and bodies that
+        get a joint lose their free one. Solutions for warm starts change. Edits that raise leave the mechanism as it was.
+
+        Raises:
+            ValueError, TypeError: what building a mechanism refuses; the free joint of a body, or a joint that an actuator drives.
+        """
+        self._checked_edit({kind: checked_parts(kind, modules, KINDS[kind])})
+
+    def rebuild(self) -> None:
+        """Check and lay out the mechanism anew. Edits do so by themselves. It is needed where attributes of a user's own element change
+        that decide on its rows, or after `StandardJoint.add_servo`. Solutions for warm starts change."""
+        self._checked_edit({})
+
+    def _checked_edit(self, given: dict[str, dict[str, Any]]) -> None:
+        """`_assemble`, with everything as before if it raises."""
+        before = {kind: dict(getattr(self, kind).items()) for kind in KINDS}
+        joints = {**before["joints"], **given.get("joints", {})}
+        derived = {name: self.__dict__.get(name) for name in ("layout", "_tree_joints", "_num_coordinates", "_free_joints", "backends")}
+        rows = [(joint, joint.kept_rows) for joint in joints.values() if isinstance(joint, StandardJoint)]
+        ends = [(coupling, coupling.joints) for coupling in [*before["couplings"].values(), *given.get("couplings", {}).values()]]
+        try:
+            self._refuse_edit(before["joints"], given)
+            for coupling in before["couplings"].values():
+                coupling.joints = ()
+            self._assemble(**given)
+        except Exception:
+            for kind, modules in before.items():
+                getattr(self, kind)._hold(modules)
+            for joint, kept in rows:
+                joint.kept_rows = kept
+            for coupling, old in ends:
+                coupling.joints = old
+            self.__dict__.update({name: value for name, value in derived.items() if value is not None})
+            raise
+        for kind, modules in before.items():
+            now = [id(module) for module in getattr(self, kind).values()]
+            for module in modules.values():
+                if id(module) not in now:
+                    module._belongs_to(self, False)
+        self._claim()
+        if self.actuators is not None:
+            self._arrange(self.actuators)
+
+    def _arrange(self, actuators: Actuators) -> None:
+        """Move what actuators have for each input to the places that their inputs have now."""
+        before, ranges = actuators.input_index, actuators.inputrange
+        actuators.locate()
+        everywhere = ranges.new_tensor([-torch.inf, torch.inf]).expand(*ranges.shape[:-2], self.num_inputs, 2)
+        moved = everywhere.index_copy(-2, actuators.input_index, ranges.index_select(-2, before))
+        if moved.shape != ranges.shape or not torch.equal(moved, ranges):
+            actuators.inputrange = moved
+
+    def _refuse_edit(self, before: dict[str, Joint], given: dict[str, dict[str, Any]]) -> None:
+        """Raise ValueError for edits that would have no effect, or would take a joint from its actuators."""
+        after = given.get("joints", before)
+        gone = [name for name in self._free_joints if name not in after]
+        if gone and all(after.get(name) is joint for name, joint in before.items() if name not in self._free_joints):
+            raise ValueError(
+                f"joints: {gone[0]!r} is the free joint of body {before[gone[0]].child!r}, to which no other joint leads, and cannot be "
+                f"deleted; give the body a joint, mech.joints[NAME] = td.Fixed(None, {before[gone[0]].child!r}), or delete the body"
+            )
+        for name, joint in () if self.actuators is None else zip(self.actuators.names, self.actuators.joints, strict=True):
+            if after.get(joint) is not before.get(joint):
+                raise ValueError(
+                    f"joints: actuator {name!r} drives {joint!r}, which can be neither replaced nor deleted while it does; take the "
+                    "actuators off, mech.actuators = None, edit, and give them anew with td.actuate"
+                )
+
+    def _assemble(self, **given: Modules) -> None:
+        """Check the modules and those that stay, take them, and lay out what follows from them."""
+        own = {kind: {name: module for name, module in getattr(self, kind).items()} for kind in KINDS}
+        parts = {kind: checked_parts(kind, given.get(kind, own[kind]), cls) for kind, cls in KINDS.items()}
+        if not parts["bodies"]:
+            raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
+        free = {name: own["joints"][name] for name in self._free_joints}
+        joints = {name: joint for name, joint in parts["joints"].items() if free.get(name) is not joint}
+        for kind in ("joints", "contacts"):
+            for name, element in (joints if kind == "joints" else parts[kind]).items():
+                self._check_bodies(f"{kind[:-1]} {name!r}", element, parts["bodies"])
+        children = {joint.child for joint in joints.values()}
+        added = {f"world_to_{name}": name for name in parts["bodies"] if name not in children}
+        for name, body in added.items():
+            if name in joints:
+                raise ValueError(
+                    f"joints: {name!r} is the name of the free joint that body {body!r} gets, to which no joint leads; rename yours"
+                )
+        parts["joints"] = {**joints, **{name: free.get(name) or Floating(None, body, actuated=False) for name, body in added.items()}}
+        for kind, modules in parts.items():
+            getattr(self, kind)._hold(modules)
+        self._free_joints = frozenset(added)
+        for name, coupling in self.named_couplings().items():
+            try:
+                coupling.attach(self.named_joints())
+            except ValueError as error:
+                raise ValueError(f"coupling {name!r}: {error}") from error
+        set_kept_rows(list(self.bodies), self.named_joints())
+        self._lay_out()
+
+    def _check_bodies(self, label: str, element: Element, bodies: Mapping[str, Body]) -> None:
+        if len(set(element.body_names)) < len(element.body_names):
+            raise ValueError(f"{label} is between {element.body_names}; allowed: different bodies")
+        for body in element.body_names:
+            if body is not None and body not in bodies:
+                raise ValueError(f"{label} refers to body {body!r}; bodies are {list(bodies)}, and the world is None")
+
+    def _lay_out(self) -> None:
+        """Compute what follows from the modules; `Mechanism` adds its backends."""
+        self.layout = UnknownLayout(len(self.bodies), self.elements())
         self._tree_joints = minimal.tree_names(self.named_joints())
         self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self.named_joints()).values())
 
@@ -84,19 +214,6 @@ class Structure(PhysicalModule):
         if dtype in (torch.float32, torch.float64):
             self.state_dtype = dtype
         return super()._apply(fn, recurse)
-
-    def _add_floating_joints(self) -> None:
-        children = {joint.child for joint in self.named_joints().values()}
-        for name in self.bodies:
-            if name not in children:
-                self.joints[f"world_to_{name}"] = Floating(None, name, actuated=False)
-
-    def _attach_couplings(self) -> None:
-        for name, coupling in self.named_couplings().items():
-            try:
-                coupling.attach(self.named_joints())
-            except ValueError as error:
-                raise ValueError(f"coupling {name!r}: {error}") from error
 
     # -- modules -------------------------------------------------------------------------------------------------------------------------
 
@@ -125,10 +242,6 @@ class Structure(PhysicalModule):
         pairs += [(f"frictions.{name}", JointFriction(joint)) for name, joint in standard.items() if joint.friction is not None]
         pairs += [(f"drives.{name}", JointDrive(joint)) for name, joint in standard.items() if joint.driven]
         return cast(dict[str, Element], dict(pairs))
-
-    def rebuild(self) -> None:
-        """Lay out the unknown of a step anew, after a joint got a servo (`StandardJoint.add_servo`). Solutions for warm starts change."""
-        self.layout = UnknownLayout(len(self.bodies), self.elements())
 
     # -- sizes ---------------------------------------------------------------------------------------------------------------------------
 
@@ -228,18 +341,6 @@ class Structure(PhysicalModule):
         return [pose for pose, _ in self.element_states(z, element)]
 
     @in_float64
-    def distances(self, z: Tensor) -> Tensor:
-        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
-        values = [contact.distance(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
-        return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
-
-    @in_float64
-    def contact_points(self, z: Tensor) -> Tensor:
-        """Point of every contact on the surface of its body, nearest to the other surface, world frame [m], (..., contacts, 3)."""
-        values = [contact.place(*self.element_poses(z, contact)) for contact in self.named_contacts().values()]
-        return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
-
-    @in_float64
     def contact_impulses(self, z: Tensor, impulses: Tensor) -> Tensor:
         """Impulse of every contact on its body, normal and friction together, world frame [N·s], (..., contacts, 3).
 
@@ -314,10 +415,6 @@ class Structure(PhysicalModule):
             return {entry.name: entry.coordinates for entry in self.tree_order()}
         except ValueError:
             return {}
-
-    def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Minimal coordinates of a checked z where the kernel computes them (`Mechanism`), or None."""
-        return None
 
     def check_coordinates(self, q: Tensor, qd: Tensor | None) -> tuple[Tensor, Tensor]:
         """q and qd (..., num_coordinates), checked and of one shape, with zeros for None."""

@@ -1,4 +1,4 @@
-"""Conservation without gravity, damping and external forces (design section 4).
+"""Conservation without gravity, damping and external forces.
 
 The step conserves momentum to the solver's tolerance, keeps the joints together, and does not let the energy drift. The energy bars come
 from the tests of Dojo.

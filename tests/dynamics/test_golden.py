@@ -12,9 +12,12 @@ from torch import Tensor
 
 import torchdojo as td
 from conftest import shared_path
-from golden import GoldenCase, load_case
+from golden import GoldenCase, OriginalJoint, load_case
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, orthonormal_complement
+
+# The laws of several rotations that the original has run on the reference, which says so.
+pytestmark = pytest.mark.filterwarnings("ignore:SolverOptions.*the reference takes the steps")
 
 FOLDER = shared_path("golden")
 DESCRIPTIONS: dict[str, dict[str, Any]] = {p.stem: json.loads(p.read_text()) for p in sorted(FOLDER.glob("*.json")) if p.stem != "index"}
@@ -80,7 +83,7 @@ def test_tables_hold_what_they_should() -> None:
 def test_state_without_contact(name: str) -> None:
     out = steps(name)
     assert flagged(out) == []
-    # 1e-8 is what issue 2 asks. A residual of 1e-11 N·s over inertias of 1e-3 kg·m² is an error of 1e-8 rad/s.
+    # A residual of 1e-11 N·s over inertias of 1e-3 kg·m² is an error of 1e-8 rad/s.
     assert worst(out.z - case_of(name).arrays["z_next"]) <= 1e-8
 
 
@@ -91,7 +94,7 @@ def test_state_and_impulses_with_contact(name: str, kappa_exponent: int) -> None
     suffix = f"_k{kappa_exponent}"
     golden = {key.removesuffix(suffix): value for key, value in case.arrays.items() if key.endswith(suffix) and key[0] not in "AB"}
     assert flagged(out) == []
-    # 1e-6 is what issue 2 asks; both engines satisfy products of κ >= 1e-6 to 1e-8 of it.
+    # Both engines satisfy products of κ >= 1e-6 to 1e-8 of it.
     assert worst(out.z - golden["z_next"]) <= 1e-6
     assert worst(case.mechanism.distances(out.z) - golden["contact_phi_next"]) <= 1e-6
 
@@ -258,7 +261,10 @@ def test_minimal_coordinates(name: str) -> None:
         if joint.free_rotations == 1:
             assert torch.allclose(here[:, 3:], (golden_q @ their_axes)[:, 3:], rtol=0, atol=1e-10)
         assert torch.allclose(turn, their_turn, rtol=0, atol=1e-10)
-        assert torch.allclose(rate, golden_qd @ their_axes, rtol=0, atol=1e-11)
+        golden_rate = golden_qd @ their_axes
+        if joint.free_rotations == 3 and not isinstance(joint, OriginalJoint):  # theirs has the axes of the child
+            golden_rate = torch.cat((golden_rate[:, :3], (their_turn @ golden_rate[:, 3:, None]).squeeze(-1)), dim=-1)
+        assert torch.allclose(rate, golden_rate, rtol=0, atol=1e-11)
         mine, theirs = mine + count, theirs + 2 * count
     assert (mine, theirs) == (q.shape[-1], case.arrays["x_min"].shape[-1])
 

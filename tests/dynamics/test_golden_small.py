@@ -13,6 +13,9 @@ import torchdojo as td
 from conftest import REPOSITORY
 from golden import load_case
 
+# The laws of several rotations that the original has run on the reference, which says so.
+pytestmark = pytest.mark.filterwarnings("ignore:SolverOptions.*the reference takes the steps")
+
 TABLE = json.loads((REPOSITORY / "tests" / "data" / "golden_small.json").read_text())
 
 

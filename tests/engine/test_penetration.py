@@ -58,6 +58,20 @@ def test_of_environments_with_parameters_of_their_own() -> None:
     assert deepest is not None and deepest.environment == 1 and abs(deepest.depth - 0.03) <= 1e-12
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_infinite_numbers_are_left_to_the_step(backend: str) -> None:
+    """An infinite position, or a radius that an optimizer made infinite, is no depth to report: the step flags it."""
+    mech = models.sphere(radius=0.1)
+    mech.options = td.SolverOptions(backend=backend)
+    z = mech.initial_state(sphere=dict(position=(0, 0, 1))).repeat(2, 1)
+    z[0, 2] = -torch.inf
+    assert deepest_penetration(mech.backends, mech.options, z) is None
+    assert mech.rollout(z, steps=2).status.ne(0).tolist() == [[True, True], [False, False]]
+    with torch.no_grad():
+        next(iter(mech.contacts.values())).radius.fill_(torch.inf)
+    assert deepest_penetration(mech.backends, mech.options, z) is None
+
+
 def test_a_rollout_warns_once() -> None:
     mech = models.box()
     z = mech.to_maximal(torch.tensor((0.0, 0.0, 0.24, 0.0, 0.0, 0.0)))

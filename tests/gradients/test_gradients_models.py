@@ -15,7 +15,7 @@ from torchdojo import models
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.testing import differences
 
-#: Largest difference, relative to the largest entry of the gradient, at these kappa (issue 5).
+#: Largest difference, relative to the largest entry of the gradient, at these kappa.
 TOLERANCE = {1e-3: 1e-6, 1e-4: 1e-6, 1e-6: 1e-4}
 PARTS = ("bodies", "joints", "contacts")
 

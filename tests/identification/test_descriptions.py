@@ -10,8 +10,9 @@ from made_up import recorded, thrown_cubes
 from test_fit_command import TRUTH, assert_same_run, checkpoint, describe, refused, run
 
 from torchdojo.commands.main import main
-from torchdojo.identification import ResidualWrench, cross_validate, cube_model, fit, lightning, plots, read_config
+from torchdojo.identification import ResidualWrench, cross_validate, cube_model, fit, plots, read_config
 from torchdojo.identification.fitting import DivergenceError, derived_seed, run_stage
+from torchdojo.runs import lightning as checkpoints
 
 ADAM = {"horizon": 4, "stride": 4, "substeps": 1, "method": "Adam", "options": {"lr": 1e-2}, "batch_size": 16, "epochs": 12}
 NETWORK = {**ADAM, "residual": {"kind": "wrench", "hidden": [8]}}
@@ -51,17 +52,17 @@ def reported(output):
 
 def interrupt_at(save, monkeypatch, *arguments):
     """Run until the n-th checkpoint is being written."""
-    count, write = 0, lightning.write_atomically
+    count, write = 0, checkpoints.save_checkpoint
 
-    def interrupting(path, writer):
+    def interrupting(path, values):
         nonlocal count
         count += 1
         if count == save:
             raise KeyboardInterrupt
-        write(path, writer)
+        write(path, values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lightning, "write_atomically", interrupting)
+        patch.setattr(checkpoints, "save_checkpoint", interrupting)
         run(*arguments, code=130)
 
 

@@ -17,8 +17,9 @@ from made_up import thrown_cubes
 
 from conftest import REPOSITORY, shared_path
 from torchdojo.commands.main import main
-from torchdojo.identification import cube_model, lightning, plots, read_config, record_rollouts
-from torchdojo.identification.lightning import read_checkpoint
+from torchdojo.identification import cube_model, plots, read_config, record_rollouts
+from torchdojo.identification.lightning import read_checkpoint_of_fit
+from torchdojo.runs import lightning as checkpoints
 from torchdojo.viewer import load_playbacks
 
 TRUTH = {"friction": 0.25, "half_side": 0.05}
@@ -54,7 +55,7 @@ def run(*arguments, code=0):
 
 
 def checkpoint(output, stage):
-    return read_checkpoint(output / f"stage_{stage}" / "last.ckpt")
+    return read_checkpoint_of_fit(output / f"stage_{stage}" / "last.ckpt")
 
 
 def found_by(checkpoint):
@@ -133,18 +134,18 @@ def uninterrupted(tosses, tmp_path_factory):
 def test_interrupted_runs_go_on_bit_for_bit(saves, tosses, uninterrupted, tmp_path, monkeypatch, capsys):
     """Interrupted while the n-th checkpoint is being written: the one before it holds, and the rest is as if nothing had happened."""
     config, output = describe(tmp_path, GAUSS_NEWTON, ADAM), tmp_path / "out"
-    count, write = 0, lightning.write_atomically
+    count, write = 0, checkpoints.save_checkpoint
 
-    def interrupting(path, writer):
+    def interrupting(path, values):
         nonlocal count
         count += 1
         if count == saves:
-            path.with_name(path.name + ".partial").write_bytes(b"half of")
+            path.with_name(path.name + f".{count:016x}.partial").write_bytes(b"half of")
             raise KeyboardInterrupt
-        write(path, writer)
+        write(path, values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lightning, "write_atomically", interrupting)
+        patch.setattr(checkpoints, "save_checkpoint", interrupting)
         run(config, "--data", tosses, "--output", output, code=130)
     assert "interrupted" in capsys.readouterr().err
     assert not (output / "report.json").exists()
@@ -158,15 +159,15 @@ def test_free_starts_go_on_bit_for_bit(tosses, tmp_path, monkeypatch):
     """The first samples that a fit has moved belong to its state."""
     config = describe(tmp_path, {**GAUSS_NEWTON, "horizon": 10, "stride": 20, "free_start": True, "substeps": 2})
     run(config, "--data", tosses, "--output", tmp_path / "whole")
-    write = lightning.write_atomically
+    write = checkpoints.save_checkpoint
 
-    def interrupting(path, writer):
+    def interrupting(path, values):
         if (tmp_path / "out" / "stage_1" / "last.ckpt").exists():
             raise KeyboardInterrupt
-        write(path, writer)
+        write(path, values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(lightning, "write_atomically", interrupting)
+        patch.setattr(checkpoints, "save_checkpoint", interrupting)
         run(config, "--data", tosses, "--output", tmp_path / "out", code=130)
     run(config, "--data", tosses, "--output", tmp_path / "out", "--resume")
     assert_same_run(tmp_path / "out", tmp_path / "whole", 1)

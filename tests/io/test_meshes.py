@@ -22,7 +22,6 @@ from torchdojo.io.meshes import find_mesh, mesh_vertices
 
 trimesh = pytest.importorskip("trimesh")
 pytest.importorskip("scipy")
-pytest.importorskip("urchin")
 
 FLAT = "v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nf 1 2 3\nf 1 3 4\n"
 OPEN = TETRAHEDRON.rsplit("f", 1)[0]
@@ -123,10 +122,15 @@ def test_missing_mesh(tmp_path: Path) -> None:
     path = robot(tmp_path, "package://pkg/no.stl", more=collision('<sphere radius="1"/>'))
     message = rf"robot\.urdf: collision mesh of link 'base': 'package://pkg/no\.stl' is in none of .*{tmp_path}.*mesh_path=.*mesh='skip'"
     with pytest.raises(FileNotFoundError, match=message):
-        td.load(path)
-    for mode in ("skip", None):
-        with pytest.warns(UserWarning, match=r"mesh collision geometry is skipped.*base \(package://pkg/no\.stl\)"):
-            assert list(td.load(path, mesh=mode).contacts) == ["base_0"]
+        td.load(path, mesh="hull")
+    with pytest.warns(UserWarning, match=r"collision meshes of base \(package://pkg/no\.stl\): ignored; they are not there"):
+        mech = td.load(path)
+    assert list(mech.contacts) == ["base_0"]
+    assert [entry.effect for entry in mech.load_report.of_kind("collision meshes")] == ["motion"]
+    with pytest.raises(ValueError, match=r"(?s)strict=True, and 1 kinds of content.*collision meshes of base"):
+        td.load(path, strict=True)
+    with pytest.warns(UserWarning, match=r"collision meshes of base .*mesh=None"):
+        assert list(td.load(path, mesh=None).contacts) == ["base_0"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         td.load(path, contacts=None)
@@ -142,9 +146,9 @@ def test_meshes_that_cannot_be_read(tmp_path: Path, name: str, text: str, messag
     (tmp_path / name).write_text(text)
     path = robot(tmp_path, name)
     with pytest.raises(ValueError, match=rf"collision mesh of link 'base': .*{message}.*mesh='skip'"):
-        td.load(path)
-    with pytest.warns(UserWarning, match="is skipped"):
-        assert not td.load(path, mesh="skip").contacts
+        td.load(path, mesh="hull")
+    with pytest.warns(UserWarning, match=r"(?s)collision meshes of base .*floating base of base: used; the robot has no contact"):
+        assert not td.load(path).contacts
 
 
 def test_what_a_mesh_element_needs(tmp_path: Path) -> None:

@@ -23,106 +23,6 @@ mujoco = pytest.importorskip("mujoco")
 
 # -- joints ------------------------------------------------------------------------------------------------------------------------------
 
-BALL = '<joint name="ball" type="ball" pos=".3 -.1 .2"/>'
-TILTED = ('"1 1 0"', '"-1 1 1"', '"1 -1 2"')  # perpendicular to each other
-# joints of the file -> our joint, and the MJCF joint and sign of each coordinate
-STACKS: dict[str, tuple[str, str, list[tuple[str, float]]]] = {
-    "free": ('<freejoint name="f"/>', "Floating", [("f", 1)] * 6),
-    "ball": (BALL, "Spherical", [("ball", 1)] * 3),
-    "hinge": (hinge("h", '"1 2 3"'), "Revolute", [("h", 1)]),
-    "slide": (slide("s", '"1 2 3"'), "Prismatic", [("s", 1)]),
-    "two hinges": (hinge("h1", Y) + hinge("h2", Z), "Orbital", [("h2", 1), ("h1", 1)]),
-    "two tilted hinges": (hinge("h1", TILTED[0]) + hinge("h2", TILTED[1]), "Orbital", [("h1", 1), ("h2", 1)]),
-    "three hinges": (hinge("h1", X) + hinge("h2", Y) + hinge("h3", Z), "Spherical", [("h1", 1), ("h2", 1), ("h3", 1)]),
-    "left-handed hinges": (hinge("h1", X) + hinge("h2", Z) + hinge("h3", Y), "Spherical", [("h1", 1), ("h3", 1), ("h2", 1)]),
-    "backward hinges": (hinge("h1", '"-1 0 0"') + hinge("h2", Y) + hinge("h3", Z), "Spherical", [("h1", -1), ("h2", 1), ("h3", 1)]),
-    "three tilted hinges": ("".join(hinge(f"h{i}", a) for i, a in enumerate(TILTED)), "Spherical", [("h0", 1), ("h1", 1), ("h2", 1)]),
-    "two slides": (slide("s1", X) + slide("s2", Z), "Planar", [("s1", 1), ("s2", 1)]),
-    "three slides": (slide("s1", X) + slide("s2", Y) + slide("s3", Z), "FixedOrientation", [("s1", 1), ("s2", 1), ("s3", 1)]),
-    "three tilted slides": ("".join(slide(f"s{i}", a) for i, a in enumerate(TILTED)), "FixedOrientation",
-                            [("s0", 1), ("s1", 1), ("s2", 1)]),
-    "cylinder": (slide("s", '"1 2 3"') + hinge("h", '"1 2 3"'), "Cylindrical", [("s", 1), ("h", 1)]),
-    "backward cylinder": (slide("s", '"1 2 3"') + hinge("h", '"-1 -2 -3"'), "Cylindrical", [("s", 1), ("h", -1)]),
-    "hinge before slide": (hinge("h", Z) + slide("s", Z), "Cylindrical", [("s", 1), ("h", 1)]),
-    "planar root": (slide("rootx", X) + slide("rootz", Z) + hinge("rooty", Y), "PlanarAxis", [("rootx", 1), ("rootz", 1), ("rooty", -1)]),
-    "tilted plane": (slide("s1", TILTED[0]) + slide("s2", TILTED[1]) + hinge("h", TILTED[2]), "PlanarAxis",
-                     [("s1", 1), ("s2", 1), ("h", 1)]),
-    "gantry": (slide("s1", X) + slide("s2", Y) + slide("s3", Z) + hinge("h", '"1 2 3"'), "FreeRevolute",
-               [("s1", 1), ("s2", 1), ("s3", 1), ("h", 1)]),
-    "slide and two hinges": (slide("s", X) + hinge("h1", Y) + hinge("h2", Z), "PrismaticOrbital", [("s", 1), ("h2", -1), ("h1", 1)]),
-    "slide and ball": (slide("s", '"1 2 3"') + BALL, "CylindricalFree", [("s", 1)] + [("ball", 1)] * 3),
-    "two slides and ball": (slide("s1", X) + slide("s2", Y) + BALL, "PlanarFree", [("s1", 1), ("s2", 1)] + [("ball", 1)] * 3),
-    "three slides and ball": (slide("s1", X) + slide("s2", Y) + slide("s3", Z) + BALL, "Floating",
-                              [("s1", 1), ("s2", 1), ("s3", 1)] + [("ball", 1)] * 3),
-}  # fmt: skip
-
-
-@pytest.fixture(params=STACKS)
-def stack(request: pytest.FixtureRequest) -> tuple[str, str, list[tuple[str, float]]]:
-    return STACKS[request.param]
-
-
-def test_stacks_become_joints_of_the_table(write_mjcf: Write, stack: tuple[str, str, list[tuple[str, float]]]) -> None:
-    joints, kind, coordinates = stack
-    path = write_mjcf(body(joints))
-    (joint,) = quiet(path).joints.values()
-    assert type(joint).__name__ == kind
-    (names,) = read_mjcf(path).coordinates.values()
-    assert list(names) == coordinates
-
-
-@pytest.mark.parametrize("parent", ["world", "body", "turned body"])
-def test_stacks_move_as_in_mujoco(write_mjcf: Write, stack: tuple[str, str, list[tuple[str, float]]], parent: str) -> None:
-    """All coordinates at once, but for one of two hinges; on the world, on a moving body, and on one whose frame is not MuJoCo's."""
-    joints, kind, _ = stack
-    above = {"world": "", "body": hinge("p", '"1 -1 2"'), "turned body": hinge("p1", TILTED[2]) + hinge("p2", TILTED[0])}[parent]
-    if kind == "Floating" and "freejoint" in joints:
-        parent = "world"
-    path = write_mjcf(body(joints) if parent == "world" else body(above, inside=body(joints, name="b"), place='pos="0 1 0" euler="0 1 0"'))
-    info, mech = read_mjcf(path), quiet(path)
-    model, generator = info.compiled.model, np.random.default_rng(0)
-    for _ in range(3):
-        data, step = mujoco.MjData(model), generator.uniform(-0.7, 0.7, model.nv)
-        for name, other in info.joints.items():
-            if "Orbital" in other.kind:
-                step[model.jnt_dofadr[model.joint(info.coordinates[name][-1][0]).id]] = 0
-        mujoco.mj_integratePos(model, data.qpos, step, 1.0)
-        mujoco.mj_kinematics(model, data)
-        z = mjcf_state(mech, info, qpos=data.qpos)
-        assert (mech.joint_errors(z).abs() <= 1e-12).all()
-        pose = split_state(z).pose
-        np.testing.assert_allclose(pose.x.numpy(), data.xipos[1:], rtol=0, atol=1e-9)
-        for i, link in enumerate(info.links.values()):
-            turned = quat.rotation_matrix(pose.q[i]).numpy() @ link.rotation
-            np.testing.assert_allclose(turned, data.xmat[i + 1].reshape(3, 3), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("joints", "message"),
-    [
-        (hinge("h", Z) + slide("s", X), r"'h', 's': the slide 's' comes after 'h', which turns its axis"),
-        (BALL + slide("s", X), r"the slide 's' comes after 'ball'"),
-        (hinge("h1", X) + hinge("h2", '"1 1 0"'), r"the hinges 'h1' and 'h2' are not perpendicular"),
-        (slide("s1", X) + slide("s2", X), r"the slides 's1' and 's2' are not perpendicular"),
-        (
-            hinge("h1", X) + f'<joint name="h2" axis={Y}/>',
-            r"the axes of the hinges 'h1', 'h2' do not meet in one point: the nearest one is 0\.1 m off",
-        ),
-        (slide("s", '"1 1 0"') + hinge("h", X), r"their axes are not those of a Cylindrical joint"),
-        (slide("s1", X) + slide("s2", Y) + hinge("h", X), r"their axes are not those of a PlanarAxis joint"),
-        (hinge("h", X) + BALL, r"0 translations and 4 rotations; allowed: up to 3 of each"),
-    ],
-)
-def test_stacks_that_are_no_joint(write_mjcf: Write, joints: str, message: str) -> None:
-    with pytest.raises(ValueError, match=rf"robot\.xml: body 'a' has the joints .*{message}.*Supported on one body: slides"):
-        load(write_mjcf(body(joints)))
-
-
-def test_hinges_whose_axes_meet_elsewhere(write_mjcf: Write) -> None:
-    """Anchors anywhere on the axes: the joint is where they meet."""
-    path = write_mjcf(body(f'<joint name="h1" axis={X} pos="5 .2 .3"/><joint name="h2" axis={Y} pos=".1 -3 .3"/>', place=""))
-    assert quiet(path).joints["h"].parent_anchor.tolist() == pytest.approx([0.1, 0.2, 0.3])
-
 
 def test_joint_options(write_mjcf: Write) -> None:
     more = 'ref=".2" springref=".5" stiffness="3" damping="2" frictionloss=".4" armature=".6" range="-1 1.5"'
@@ -132,25 +32,6 @@ def test_joint_options(write_mjcf: Write) -> None:
     assert joint.rest.tolist() == pytest.approx([0.3])  # coordinates count from the pose that the file draws
     assert [bound.tolist() for bound in joint.limits] == [pytest.approx([-1.2]), pytest.approx([1.3])]
     assert (joint.actuated, joint.effort_limit) == (False, None)
-
-
-def test_backward_coordinates_carry_their_numbers_along(write_mjcf: Write) -> None:
-    joints = slide("rootx", X) + slide("rootz", Z, 'range="0 2"') + hinge("rooty", Y, 'range="-.5 1" stiffness="2" springref=".3"')
-    root = quiet(write_mjcf(body(joints))).joints["root"]
-    assert root.spring.tolist() == [0, 0, 2]
-    assert root.rest.tolist() == pytest.approx([0, 0, -0.3])
-    assert root.limits[0].tolist() == pytest.approx([-math.inf, 0, -1])
-    assert root.limits[1].tolist() == pytest.approx([math.inf, 2, 0.5])
-
-
-def test_actuated_coordinates_keep_their_sign(write_mjcf: Write) -> None:
-    joints = hinge("h1", '"-1 0 0"') + hinge("h2", Y) + hinge("h3", Z)
-    path = write_mjcf(body(joints), '<actuator><motor joint="h1" gear="2" ctrlrange="-3 1"/><motor joint="h2"/></actuator>')
-    assert {sign for _, sign in read_mjcf(path).coordinates["h"]} == {1.0}
-    joint = quiet(path).joints["h"]
-    efforts = dict(zip((label for label, _ in read_mjcf(path).coordinates["h"]), joint.effort_limit, strict=True))
-    assert efforts == {"h1": 6.0, "h2": math.inf, "h3": 0.0}
-    assert joint.actuated
 
 
 def test_limited_ball_is_named(write_mjcf: Write) -> None:
@@ -172,8 +53,8 @@ def test_names(write_mjcf: Write) -> None:
         ]
     )
     mech = quiet(write_mjcf(world))
-    assert list(mech.bodies) == ["a_b", "c", "body3", "d", "e", "training_"]
-    assert list(mech.joints) == ["arm", "c", "body3", "floating_base", "e", "keys_"]
+    assert list(mech.bodies) == ["a_b_arm_x", "a_b", "c", "body3", "d", "e", "training_"]
+    assert list(mech.joints) == ["arm_x", "arm_y", "c", "body3", "floating_base", "e", "keys_"]
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------------------------
@@ -349,7 +230,6 @@ def test_actuators(write_mjcf: Write) -> None:
         (TREE + '<geom name="rock" size="1" pos="9 0 0"/>', "", "geoms of the world other than planes touch nothing: rock"),
         (FOURBAR, '<actuator><motor name="m" joint="ha" damping="2 1"/></actuator>', "that is not linear keeps its linear part: m"),
         (body('<joint type="ball" name="b"/>'), '<actuator><motor name="m" joint="b"/></actuator>', "those of ball joints, do not act"),
-        (body(hinge("h1", X) + hinge("h2", Y)), "", "several hinges become one joint: 'h' (h1, h2). Its coordinates"),
     ],
 )
 def test_what_does_not_act_is_named(write_mjcf: Write, world: str, rest: str, message: str) -> None:

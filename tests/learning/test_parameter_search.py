@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from conftest import REPOSITORY
-from torchdojo.identification.config import load_yaml
 from torchdojo.learning.hill_climbing import climb
 from torchdojo.native import loader
+from torchdojo.runs.description import load_yaml
 
 native = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 TOP = torch.tensor([0.5, -0.7, 1.0, 0.0, 0.3], dtype=torch.float64)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import torchdojo as td
+from torchdojo.commands.main import main
 from torchdojo.learning import read_config
 from torchdojo.learning.adjoint import clip_adjoint
 from torchdojo.learning.networks import Normalizer
@@ -28,7 +29,7 @@ def small(**settings):
 
 
 def weights(run):
-    return shac_run.read_checkpoint(run.checkpoint)["state_dict"]
+    return shac_run.read_checkpoint_of_shac(run.checkpoint)["state_dict"]
 
 
 def trained(folder, config, resume=False):
@@ -215,6 +216,15 @@ def test_cartpole_learns_in_seconds(tmp_path):
 def test_bad_descriptions(tmp_path, change, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         trained(tmp_path, {**CARTPOLE, **change})
+
+
+@pytest.mark.parametrize("algorithm", ["ars", "ags", "ppo"])
+def test_several_processes_are_for_shac(algorithm: str, tmp_path, capsys) -> None:
+    output = tmp_path / "out"
+    options = ["--env", "cartpole_swingup", "--algorithm", algorithm, "--processes", "2", "--output", str(output)]
+    assert main(["train", *options]) == 2
+    assert f"processes: got 2 for {algorithm}; allowed: 1, or more for shac; leave it out" in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_folders_that_do_not_fit(tmp_path):

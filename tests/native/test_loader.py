@@ -219,6 +219,31 @@ def test_damaged_library_is_rebuilt(source_dir: Path, cache: Path, capfd: pytest
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("hidden", ["PATH", "CXX", "broken"])
+def test_a_cached_library_needs_no_compiler(source_dir: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: str):
+    """Nothing on the PATH, $CXX of another machine, or a compiler that does not run: the library is the one that a compiler left here."""
+    assert loader.load_kernel(source_dir).get_answer() == 42
+    broken = tmp_path / "broken-c++"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    variable, value = {"PATH": ("PATH", "/nowhere"), "CXX": ("CXX", "/nowhere/g++"), "broken": ("CXX", str(broken))}[hidden]
+    monkeypatch.setenv(variable, value)
+    assert loader.load_kernel(source_dir).get_answer() == 42 and len(published(cache)) == 1
+    # Other flags, another CPU, other sources or a damaged file are no match.
+    with monkeypatch.context() as patch, pytest.raises(loader.NativeUnavailable, match="compiler"):
+        patch.setattr(loader, "cpu_features", lambda: ["flags: avx2"])
+        loader.load_kernel(source_dir)
+    with monkeypatch.context() as patch, pytest.raises(loader.NativeUnavailable, match="compiler"):
+        patch.setenv("CXX", "/nowhere/g++ -O1")
+        loader.load_kernel(source_dir)
+    with monkeypatch.context() as patch, pytest.raises(loader.NativeUnavailable, match="compiler"):
+        patch.setenv("TORCHDOJO_SANITIZE", "1")
+        loader.load_kernel(source_dir)
+    (source_dir / "answer.hpp").write_text("constexpr int answer = 43;\n")
+    with pytest.raises(loader.NativeUnavailable, match="compiler"):
+        loader.load_kernel(source_dir)
+
+
 # Several processes, and processes that die.
 
 

@@ -108,6 +108,30 @@ def test_what_inputs_can_do_alone_needs_no_impulse():
     torch.testing.assert_close(found.value, torch.tensor([0, 0, 9.81, 0, 0, 0]).double(), rtol=0, atol=1e-9)
 
 
+def test_environments_with_timesteps_of_their_own():
+    """A batch of timesteps gives what each of them gives alone, the error between poses and velocities included."""
+
+    def hinged(timestep):
+        rod, tip = td.Body(1.0, shape=td.Box((0.05, 0.05, 1.0))), td.NonlinearContact("rod", point=(0.0, 0.0, -0.5))
+        mech = td.Mechanism({"rod": rod}, {"base": td.Floating(None, "rod", actuated=True)}, {"tip": tip}, timestep=timestep)
+        mech.options = td.SolverOptions(kappa=1e-10)  # the open contact has the force kappa / (gap timestep), 1e-7 N
+        return mech
+
+    steps = (0.01, 0.02, 0.005)
+    starts = [hinged(h).initial_state(base={"q": (0, 0, 0.6, 0.1, 0, 0), "qd": (0.1, 0, 0, 0, 0.2, 0)}) for h in steps]
+    u = torch.tensor([1.0, 0.0, 5.0, 0.1, 0.0, 0.2]).double()
+    z = torch.stack(starts)
+    after = torch.stack([hinged(h).step(start, u).z for h, start in zip(steps, starts, strict=True)])
+    after[2, 0] += 1e-5  # a pose that contradicts its velocity by 1e-5 m / 0.005 s
+    found = planning.cone_inverse_dynamics(hinged(torch.tensor(steps)), z, after)
+    assert found.solved.tolist() == [True, True, False]
+    assert float(found.residual[2]) == pytest.approx(1e-5 / 0.005, rel=1e-6)
+    torch.testing.assert_close(found.value[:2], u.expand(2, -1), rtol=0, atol=1e-6)
+    for i, h in enumerate(steps):
+        alone = planning.cone_inverse_dynamics(hinged(h), z[i], after[i])
+        torch.testing.assert_close(found.value[i], alone.value, rtol=0, atol=1e-9)
+
+
 def test_errors(cube):
     mech, z = cube
     with pytest.raises(ValueError, match="must broadcast"):
@@ -115,6 +139,8 @@ def test_errors(cube):
     for name in ("gap", "slip", "tolerance", "max_iterations"):
         with pytest.raises(ValueError, match=f"{name}: got 0; allowed"):
             planning.cone_inverse_dynamics(mech, z, z, **{name: 0})
+    with pytest.raises(ValueError, match=r"max_iterations: got 2\.5; allowed: positive finite numbers, whole ones"):
+        planning.cone_inverse_dynamics(mech, z, z, max_iterations=2.5)
     with pytest.raises(ValueError, match="z_next"):
         planning.cone_inverse_dynamics(mech, z, z[:12])
     bodies, corner = {"ball": td.Body(1.0, shape=td.Sphere(0.1))}, td.LinearContact("ball", radius=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -80,10 +81,15 @@ def test_expansion_is_the_derivative_of_the_merit(coordinates: str) -> None:
 
 
 def test_difference_and_retract_are_inverse_and_angles_wrap() -> None:
+    """Angles count modulo 4π, as in z: a turn more is another state, whose springs and limits are others. Two turns more are none."""
     problem = pendulum()
     x = torch.tensor([[3.0, 0.2]], dtype=torch.float64)
-    turned = x + torch.tensor([2 * math.pi, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(problem.dynamics.difference(turned, x), torch.zeros_like(x), atol=1e-12, rtol=0)
+    for turns, expected in ((0.5, math.pi), (1.0, 2 * math.pi), (-1.0, -2 * math.pi), (1.5, -math.pi), (2.0, 0.0)):
+        turned = x + torch.tensor([2 * math.pi * turns, 0.0], dtype=torch.float64)
+        change = problem.dynamics.difference(turned, x)
+        torch.testing.assert_close(change.abs(), torch.tensor([[abs(expected), 0.0]]).double(), atol=1e-12, rtol=0)
+        theirs = problem.mech.difference_minimal(*turned.chunk(2, -1), *x.chunk(2, -1))
+        torch.testing.assert_close(change, theirs, atol=0, rtol=0)
     delta = torch.tensor([[0.3, -0.1]], dtype=torch.float64)
     torch.testing.assert_close(problem.dynamics.difference(problem.dynamics.retract(x, delta), x), delta)
 
@@ -138,20 +144,20 @@ def test_problems_of_a_batch_are_those_alone() -> None:
         torch.testing.assert_close(alone.u, together.u[i], atol=1e-8, rtol=1e-8)
 
 
-def test_full_steps_come_first_and_others_where_they_fail() -> None:
+def test_full_steps_come_first_and_others_where_they_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a guess that is far off, some full steps overshoot; a rollout of each batch shows which candidates are tried."""
     mech = td.models.cartpole(timestep=0.05, pole_mass=0.2, length=0.5)
     start, goal = mech.initial_state(hinge={"q": math.pi}), mech.initial_state()
     problem = planning.Problem(mech, start, 30, costs=[planning.State(goal), planning.Input(1e-3)], guess=20.0)
     counts: list[int] = []
-    rollouts = mech.rollout_feedback
+    rollouts = td.Mechanism.rollout_feedback
 
     def counted(*arguments: Any, **options: Any) -> Any:
         path = rollouts(*arguments, **options)
         counts.append(path.status[..., 0].numel())
         return path
 
-    mech.rollout_feedback = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(td.Mechanism, "rollout_feedback", counted)
     plan = planning.solve(problem, schedule=[(1e-6, None)], max_iterations=40, full_steps_first=True)
     assert set(counts) == {5, 10} and counts.count(5) == len(plan.log) and counts.count(10) < len(plan.log)
     sizes = torch.stack([record.step_size for record in plan.log])
@@ -231,6 +237,47 @@ def test_a_cost_that_is_nan_everywhere_diverges() -> None:
 def test_iteration_limit() -> None:
     plan = planning.solve(pendulum(), max_iterations=1)
     assert PlanStatus(int(plan.status)) is PlanStatus.ITERATION_LIMIT and len(plan.log) == 1
+
+
+@pytest.mark.parametrize("controls", [False, True])
+@pytest.mark.parametrize("method", ["single", "multiple"])
+def test_the_reference_plans(method: str, controls: bool) -> None:
+    """Without the kernel, there is no budget of iterations; the plan is the same to the digits that its tolerance leaves."""
+
+    def plan(backend: str) -> planning.Plan:
+        problem = pendulum(4)
+        if controls:
+            td.actuate(problem.mech, {"motor": td.Actuator.motor("hinge", gear=2.0)})
+        problem.mech.options = td.SolverOptions(backend=backend)
+        goal = problem.mech.initial_state(hinge={"q": 0.2})
+        costs, bound = [planning.State(goal, (1.0, 0.1)), planning.Input(1e-2)], (-1.0, 1.0)
+        again = planning.Problem(problem.mech, problem.start[0], 4, costs=costs, controls=controls, limits=bound)
+        return planning.solve(again, method=method, max_iterations=5)
+
+    reference, kernel = plan("reference"), plan("auto")
+    assert reference.status == kernel.status
+    torch.testing.assert_close(reference.v, kernel.v, atol=1e-6, rtol=0)
+
+
+def test_two_plans_of_one_mechanism_at_once() -> None:
+    """A plan has its own options, and those of the mechanism never change, whatever another thread plans."""
+    mech = pendulum().mech
+    problems = [pendulum(30), pendulum(30, costs=[planning.Input(1e-2)])]
+    alone = [planning.solve(problem, schedule=[(kappa, kappa)]) for problem, kappa in zip(problems, (1e-6, 1e-3), strict=True)]
+    for problem in problems:
+        problem.mech = problem.dynamics.mech = mech
+    before, seen = mech.options, []
+
+    def watched(problem: planning.Problem, kappa: float) -> planning.Plan:
+        plan = planning.solve(problem, schedule=[(kappa, kappa)])
+        seen.append(mech.options)
+        return plan
+
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(watched, problems, (1e-6, 1e-3)))
+    assert all(options is before for options in seen) and mech.options is before
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one.z, other.z) and torch.equal(one.v, other.v)
 
 
 def test_options_of_the_mechanism_stay() -> None:

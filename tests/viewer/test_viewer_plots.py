@@ -31,6 +31,24 @@ def lines(figure: Any) -> dict[str, list[Any]]:
     return {axes.get_ylabel(): [line for line in axes.get_lines() if len(line.get_xdata()) > 2] for axes in figure.axes}
 
 
+def test_states_alone_are_drawn_as_animate_takes_them(cartpole: tuple[td.Mechanism, td.Trajectory]) -> None:
+    """States, NumPy arrays, lists and minimal trajectories; curves of what states have, which impulses are not."""
+    mech, path = cartpole
+    whole, alone = lines(plot(path, mech)), lines(plot(path.z, mech))
+    assert set(alone) < set(whole) and "energy [J]" in alone
+    for name, curves in alone.items():
+        for one, other in zip(curves, whole[name], strict=True):
+            np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+    assert lines(plot(path.z.numpy(), mech)).keys() == alone.keys()
+    several = lines(plot([path.z, path], mech))
+    assert len(several["energy [J]"]) == 2 * len(whole["energy [J]"])
+    minimal = mech.rollout_minimal(*mech.to_minimal(path.z[0]), path.u)
+    assert "energy [J]" in lines(plot(minimal, mech))
+    for shown in (path.z, path, [path.z]):
+        with pytest.raises(ValueError, match="got a trajectory or states alone; give the mechanism"):
+            plot(shown)
+
+
 def test_trajectory_of_a_box_on_the_ground() -> None:
     mech = td.models.box()
     with torch.no_grad():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from torchdojo.commands.common import PARAMETERS, CommandError, add_output, fini
 from torchdojo.commands.drawing import BESIDE, Page, add_page, write_drawing
 from torchdojo.commands.replay import UNITS, toss
 from torchdojo.identification import fitting, plots
-from torchdojo.identification.config import assign, load_yaml, read_config
+from torchdojo.identification.config import read_config
 from torchdojo.identification.cross_validation import CrossValidation, Spread, cross_validate, fold_configs
 from torchdojo.identification.description import FitConfig, Stage, plain
 from torchdojo.identification.fitting import FitReport, Start
 from torchdojo.identification.gauss_newton import Fit
-from torchdojo.identification.run_folder import RUN, begin_run, write_atomically
+from torchdojo.identification.run_folder import RUN, begin_run
+from torchdojo.runs import locked, write_atomically
+from torchdojo.runs.description import assign, load_yaml
 
 __all__ = ["add_arguments", "fit", "run"]
 
@@ -103,15 +106,14 @@ def fit(
 def _fit_folds(description: FitConfig, config: Path, output: Path, resume: bool, folds: int, page: Page) -> dict[str, Any]:
     """Fits of all folds, each in a folder of its own: the report of all."""
     start = time.perf_counter()
-    with user_input():
-        begin_run(output, {**_identity(description), "folds": folds}, Path(description.data), resume)
 
     def run_fold(number: int, fold: FitConfig) -> FitReport:
         print(f"fold {number} of {folds}")
         folder = output / f"fold_{number}"
         return _fit_once(fold, config, folder, resume and (folder / RUN).exists(), page)[0]
 
-    validated = cross_validate(description, folds, run_fold)
+    with _own_folder(output, {**_identity(description), "folds": folds}, Path(description.data), resume):
+        validated = cross_validate(description, folds, run_fold)
     report = {
         "config": str(config),
         "data": description.data,
@@ -126,13 +128,28 @@ def _fit_folds(description: FitConfig, config: Path, output: Path, resume: bool,
     return finite(report)
 
 
+@contextmanager
+def _own_folder(output: Path, identity: dict[str, Any], data: Path, resume: bool) -> Iterator[None]:
+    """The folder of a run, begun or taken up again, which no other process writes to meanwhile."""
+    with ExitStack() as stack:
+        with user_input():
+            begin_run(output, identity, data, resume)
+            stack.enter_context(locked(output))
+        yield
+
+
 def _fit_once(description: FitConfig, config: Path, output: Path, resume: bool, page: Page) -> tuple[FitReport, dict[str, Any]]:
     """One fit in a folder of its own: the result, and its report."""
+    with _own_folder(output, _identity(description), Path(description.data), resume):
+        return _fit_in(output, description, config, page)
+
+
+def _fit_in(output: Path, description: FitConfig, config: Path, page: Page) -> tuple[FitReport, dict[str, Any]]:
+    """A fit, or the rest of it, in a folder that nobody else writes to."""
     from torchdojo.identification.lightning import LightningRunner
 
     start = time.perf_counter()
     with user_input():
-        begin_run(output, _identity(description), Path(description.data), resume)
         runner = LightningRunner(output, description.seed, len(description.stages))
 
         def run_stage(number: int, stage: Stage, *arguments: Any) -> Fit:

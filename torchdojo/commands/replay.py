@@ -8,6 +8,7 @@ mu_reported and gravity. Velocities in the file are backward differences, as in 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,7 +109,8 @@ def replay(
     model, recordings, z, width, described, nominal = replayed
     start = time.perf_counter()
     substeps = model.substeps(recordings)
-    rollout = roll(model.stepper(), z, recordings.offsets, substeps, progress=lambda times, count: progress(times, count, "replay"))
+    inputs = model.recorded_inputs(recordings)
+    rollout = roll(model.stepper(), z, recordings.offsets, substeps, inputs, progress=lambda times, count: progress(times, count, "replay"))
     errors = compare(model, recordings, rollout)
     beside = None if nominal is None else open_loop(nominal, recordings)
     wall = time.perf_counter() - start
@@ -123,7 +125,7 @@ def replay(
         "kappa": model.mechanism.options.kappa,
         **described,
         **errors.summary(width),
-        "final_position_error_mm": 1000 * float(errors.position[recordings.offsets[1:] - 1].mean()),
+        **_final(errors),
         "flagged_steps": rollout.flagged,
         "iterations_mean": float(rollout.iterations.double().mean()),
         "iterations_max": int(rollout.iterations.max()),
@@ -206,25 +208,33 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _final(errors: OpenLoop) -> dict[str, float]:
+    """The mean error of the last samples, where bodies are recorded."""
+    if not errors.position.numel():
+        return {}
+    return {"final_position_error_mm": 1000 * float(errors.position[errors.offsets[1:] - 1].mean())}
+
+
 # -- the drawing -------------------------------------------------------------------------------------------------------------------------
 
 
 def toss(
     recordings: Recordings, recorded: tuple[ParametricMechanism, Tensor], simulated: Mapping[str, tuple[ParametricMechanism, OpenLoop]]
 ) -> list[Playback]:
-    """One throw, as recorded and as each model simulates it: the throw whose mean position error with the last model is the median.
+    """One throw, as recorded and as each model simulates it: the throw whose mean error with the last model is the median.
 
     Args:
         recorded: a model, and the states (N, 13 nb) of the samples. simulated: by label, a model and its rollouts.
     """
-    errors = trajectory_means(list(simulated.values())[-1][1].position, recordings.offsets)
+    errors = trajectory_means(list(simulated.values())[-1][1].main, recordings.offsets)
     number = int(errors.argsort()[len(errors) // 2])
     rows = slice(*recordings.offsets[number : number + 2].tolist())
     label = f"throw {int(recordings.throw_id[number])}, "
     model, z = recorded
     playbacks = [Playback.of(model.baked(), z[rows].detach(), label=f"{label}recorded", repeat=model.substeps(recordings))]
     for name, (model, rollout) in simulated.items():
-        curves = {"position error [mm]": 1000 * rollout.position[rows]}
+        label_of_error, unit = ("position error [mm]", 1e3) if rollout.position.numel() else ("joint error [°]", 180 / math.pi)
+        curves = {label_of_error: unit * rollout.main[rows]}
         states = rollout.z[rows].detach()
         playbacks.append(Playback.of(model.baked(), states, label=label + name, repeat=model.substeps(recordings), curves=curves))
     return playbacks

@@ -64,9 +64,9 @@ def train(
         else:
             given: Any = {"env": env, "algorithm": algorithm or "shac"} if config is None else config
             this = Run(output, read_config(given, changes))
+        this.process_options(processes)  # refused before the run has a folder
         this.begin(resume)
-        options: dict[str, Any] = {"processes": processes} if processes > 1 else {}
-        numbers = this.config.module.train(this, resume, **options)
+        numbers = this.train(resume, processes)
     report = finite({"env": this.config.env, "algorithm": this.config.algorithm, "seed": this.config.seed, **numbers})
     if process_number() == 0:
         print_table([(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in report.items()])

@@ -19,6 +19,7 @@ from torchdojo import models
 from torchdojo.commands.common import CommandError, add_common, positive, print_table, user_input, whole
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism
+from torchdojo.runs import check_arrays
 from torchdojo.viewer.files import load_playbacks
 from torchdojo.viewer.page import write_page
 from torchdojo.viewer.playback import Playback
@@ -132,7 +133,9 @@ def _states(path: Path, source: str) -> list[Playback]:
         raise FileNotFoundError(f"trajectory file {str(path)!r} does not exist (working directory {str(Path.cwd())!r})")
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            numbers = {name: arrays[name] for name in ("z", "timestep", "body_names") if name in arrays.files}
+            names = [name for name in ("z", "timestep", "body_names") if name in arrays.files]
+            check_arrays(arrays, names)
+            numbers = {name: arrays[name] for name in names}
     except Exception as error:  # numpy raises whatever it stumbles over
         raise ValueError(f"{path} is not an .npz file of plain arrays, or is damaged: {error}") from error
     if "z" not in numbers:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import body_momentum
-from torchdojo.elements.joints import StandardJoint, previous_pose
+from torchdojo.elements.element import previous_pose
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import stacked
 from torchdojo.state.layout import BodyStates, split_state
 from torchdojo.structure import Structure

@@ -1,4 +1,4 @@
-"""The first-order variational integrator (Brüdigam and Manchester 2021; Howell et al. 2025, section III-A)."""
+"""The first-order variational integrator (Brüdigam and Manchester 2021; Howell et al. 2025, section III-D)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The residual of one step, for a flat batch of environments: the specification of the engine (design section 4).
+"""The residual of one step, for a flat batch of environments: the specification of the engine. README.md beside it has the equations.
 
 `StepProblem` holds all data of the step. The solver brings `residual(w)` to zero, and its complementarity rows to κ. `linearize` gives the
 derivative with respect to the unknown, element by element. `linearize_data` gives the derivatives with respect to z and u.

@@ -276,9 +276,9 @@ class Actuators(PhysicalModule):
         self.names = tuple(actuators)
         self.joints = tuple(actuator.joint for actuator in actuators.values())
         self.coordinates = tuple(actuator.coordinate for actuator in actuators.values())
-        self.num_inputs = mech.num_inputs
-        places = [_place(mech, name, actuator) for name, actuator in actuators.items()]
-        self.register_buffer("input_index", torch.tensor(places, device=mech.gravity.device), persistent=False)
+        for name, actuator in actuators.items():
+            _check_place(mech, name, actuator)
+        self.locate()
         specs = list(actuators.items())
 
         def column(label: str, values: list[Any]) -> Tensor:
@@ -298,6 +298,13 @@ class Actuators(PhysicalModule):
         self.forcerange = table("forcerange", [_pair(name, "forcerange", a.forcerange) for name, a in specs])
         self.inputrange = mech.gravity.new_tensor([[-torch.inf, torch.inf]] * mech.num_inputs)
         self.carried_damping = torch.zeros_like(self.gear).detach()
+
+    def locate(self) -> None:
+        """Find the places of the driven joints' coordinates, which an edit of the mechanism moves."""
+        mech = self._mechanism
+        self.num_inputs, layout = mech.num_inputs, mech.input_layout
+        places = [layout[joint].start + i for joint, i in zip(self.joints, self.coordinates, strict=True)]
+        self.register_buffer("input_index", torch.tensor(places, device=mech.gravity.device), persistent=False)
         self._groups = list(self._grouped())
         tree = mech.coordinate_places()
         #: coordinates of the actuators among the minimal ones; None where a joint closes a loop
@@ -398,9 +405,7 @@ class Actuators(PhysicalModule):
         for group in self._groups:
             joint = group.bound(mech)
             now, before = ([Pose(x[..., index, :], q[..., index, :]) for index in group.bodies] for x, q in configurations)
-            pair = torch.stack(
-                torch.broadcast_tensors(joint.coordinates(now[0], now[1]), joint.rate(before, now, h, of_child=True)), dim=-1
-            )
+            pair = torch.stack(torch.broadcast_tensors(joint.coordinates(now[0], now[1]), joint.rate(before, now, h)), dim=-1)
             values.append(pair[..., group.member, group.coordinate, :])
             order += group.actuators
         batch = torch.broadcast_shapes(*(value.shape[:-2] for value in values))
@@ -465,8 +470,8 @@ def _clip(value: Tensor, bounds: Tensor) -> Tensor:
     return torch.clamp(value, bounds[..., 0], bounds[..., 1])
 
 
-def _place(mech: Driven, name: str, actuator: Actuator) -> int:
-    """The entry of u that an actuator drives."""
+def _check_place(mech: Driven, name: str, actuator: Actuator) -> None:
+    """Raise ValueError unless the mechanism has an input for the actuator."""
     if actuator.joint not in mech.joints:
         raise ValueError(f"actuator {name!r} drives {actuator.joint!r}; joints are {list(mech.joints)}")
     place = mech.input_layout.get(actuator.joint)
@@ -475,7 +480,6 @@ def _place(mech: Driven, name: str, actuator: Actuator) -> int:
     size = place.stop - place.start
     if not isinstance(mech.joints[actuator.joint], StandardJoint) or not 0 <= actuator.coordinate < size:
         raise ValueError(f"actuator {name!r} drives coordinate {actuator.coordinate} of {actuator.joint!r}, which has {size}")
-    return place.start + actuator.coordinate
 
 
 def _three(name: str, label: str, value: Any) -> tuple[Any, Any, Any]:

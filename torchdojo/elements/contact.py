@@ -1,7 +1,7 @@
 """The base class of contacts: where two surfaces touch, and the row of the gap between them.
 
-A point or sphere (center c, radius r) on a body touches a surface of the world. All terms are taken at the next configuration (design
-section 4; Howell et al. 2025, section III-C). The surface has the signed distance sdf and the outward normal n:
+A point or sphere (center c, radius r) on a body touches a surface of the world. All terms are taken at the next configuration
+(dynamics/README.md; Howell et al. 2025, section IV-A). The surface has the signed distance sdf and the outward normal n:
 
     φ = sdf(x⁺ + R⁺c) − r      lever l = R⁺c − r n      impulse P = γ n + Tᵀβ      torque R⁺ᵀ(l × P)      v_t = T (v⁺ + (R⁺ω⁺) × l)
 
@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.element import Element, Motion, Pose, unit
-from torchdojo.elements.joints import previous_pose
+from torchdojo.elements.element import Element, Motion, Pose, previous_pose, unit
 from torchdojo.geometry.pairs import Solid, nearest
 from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
 from torchdojo.parameters import require
@@ -77,6 +76,7 @@ class Contact(Element):
 
     fields: ClassVar[dict[str, int]] = {"point": 1, "radius": 0, "normal": 1, "offset": 0}
     optional: ClassVar[dict[str, int]] = LAWS
+    structural: ClassVar[frozenset[str]] = frozenset({"body", "other"})
     noun: ClassVar[str] = "contact"
     laws: ClassVar[tuple[str, ...]] = ("restitution", "recovery_speed", "stiffness", "damping")
     point: Tensor

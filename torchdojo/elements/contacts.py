@@ -201,11 +201,18 @@ class LinearContact(FrictionalContact):
         if isinstance(facets, bool) or not isinstance(facets, int) or facets < 4 or facets % 2:
             raise ValueError(f"{type(self).__name__}: got facets={facets!r}; allowed: even numbers of 4 or more (directions come in pairs)")
         super().__init__(body, friction=friction, **arguments)
-        self.facets = facets
         self.cones = Cones(orthant=2 + facets)
         turns = [2 * math.pi * i / facets for i in range(facets // 2)]
         # The rounding makes the axes exact.
         self._directions = [[sign * round(f(turn), 15) for f in (math.cos, math.sin)] for turn in turns for sign in (1, -1)]
+
+    @property
+    def facets(self) -> int:
+        return self.cones.orthant - 2
+
+    @facets.setter
+    def facets(self, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__}.facets: got {value!r} for a contact built with {self.facets}; build another contact")
 
     def force(self, normal: Tensor, impulse: Tensor, directions: Tensor | None = None) -> Tensor:
         directions = self.directions(normal) if directions is None else directions

@@ -1,6 +1,6 @@
 """Linear couplings of joint coordinates: mimic joints, gears, racks and pinions, screws.
 
-With the coordinates c of a leader and a follower (design section 4: constraints at the next, impulses at the current configuration):
+With the coordinates c of a leader and a follower (dynamics/README.md: constraints at the next, impulses at the current configuration):
 
     row        c_follower⁺ − ratio · c_leader⁺ − offset = 0
     impulses   λ along c_follower,  −ratio λ along c_leader
@@ -52,6 +52,7 @@ class JointCoupling(Element):
 
     num_rows = 1
     fields: ClassVar[dict[str, int]] = {"ratio": 0, "offset": 0}
+    structural: ClassVar[frozenset[str]] = frozenset({"leader", "follower", "coordinates"})
     ratio: Tensor
     offset: Tensor
 

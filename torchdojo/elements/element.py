@@ -17,7 +17,7 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.path_maps import Change
 from torchdojo.parameters import PhysicalModule
 
-__all__ = ["Cones", "Element", "Motion", "Pose", "Twist", "orthonormal_complement"]
+__all__ = ["Cones", "Element", "Motion", "Pose", "Twist", "orthonormal_complement", "previous_pose"]
 
 
 class Pose(NamedTuple):
@@ -49,6 +49,11 @@ class Motion(NamedTuple):
     next: Pose
     incoming: Twist
     timestep: Tensor
+
+
+def previous_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
+    """The pose from which one step at this twist leads to `pose`."""
+    return Pose(pose.x - timestep * twist.v, quat.multiply(pose.q, quat.conjugate(quat.increment(twist.omega, timestep))))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ As κ → 0 a complementarity pair γ s = 0 is open (γ = 0) or closed (s = 0), 
     sticking    η = 0, ξ inside its cone                       no slip, whatever the impulse
     sliding     ξ = c (1, −d), η = s (1, d), |d| = 1           δξ₂₃ = −d δξ₁ − (c/s) (I − d dᵀ) δη₂₃
 
-(Le Lidec et al., "From compliant to rigid contact simulation: a unified and efficient approach" and "Simple", equations 8-13). The
+(Carpentier, Le Lidec and Montaut 2024, "From compliant to rigid contact simulation"; Le Lidec et al. 2024, "Simple", eq. 8-13). The
 linearized product ξ ∘ δη + η ∘ δξ = 0 says the last line where ξ and η are on the boundary of their cones. It says the others where the
 variable that vanishes is replaced by nothing. So the hard equations equal the equations of the central path, at another point.
 

@@ -45,6 +45,7 @@ class Joint(Element):
 
     optional: ClassVar[dict[str, int]] = dict.fromkeys(BOUNDS, 1)
     noun: ClassVar[str] = "joint"
+    structural: ClassVar[frozenset[str]] = frozenset({"parent", "child"})
     num_coordinates: int = 0
     free_translations: int = 0  # how many of the coordinates are lengths; they stand in front of the angles
     period: ClassVar[float] = TURN  # [rad] at which angles start anew
@@ -129,10 +130,10 @@ class Joint(Element):
         """Poses of the child at coordinates q and one step earlier, when they are `change` less, from the poses of the parent."""
         return attached(parents[0], self.displace(q)), attached(parents[1], self.displace(q - change))
 
-    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor, *, of_child: bool = False) -> Tensor:
+    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor) -> Tensor:
         """Mean rates of the coordinates between two configurations of (parent, child) one step apart [m/s, rad/s], (..., n).
 
-        An angle takes the shorter way. `of_child` is for joints with rotation vectors (`StandardJoint.rate`).
+        An angle takes the shorter way.
         """
         change = self.coordinates(*after) - self.coordinates(*before)
         return self._turned_back(change, torch.zeros_like(change)) / timestep
@@ -277,12 +278,12 @@ class FreePose(Joint):
 
     def place_child(self, parents: tuple[Pose, Pose], q: Tensor, change: Tensor) -> tuple[Pose, Pose]:
         here = self.displace(q)
-        earlier = Pose(here.x - change[..., :3], quat.multiply(here.q, quat.exp(-change[..., 3:])))
+        earlier = Pose(here.x - change[..., :3], quat.multiply(quat.exp(-change[..., 3:]), here.q))
         return attached(parents[0], here), attached(parents[1], earlier)
 
-    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor, *, of_child: bool = False) -> Tensor:
+    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor) -> Tensor:
         (x, q), (x_after, q_after) = self._relative(*before), self._relative(*after)
-        turn = quat.rotation_vector(quat.multiply(quat.conjugate(q), q_after))
+        turn = quat.rotation_vector(quat.multiply(q_after, quat.conjugate(q)))
         return torch.cat((x_after - x, turn), dim=-1) / timestep
 
     def _relative(self, parent: Pose, child: Pose) -> Pose:

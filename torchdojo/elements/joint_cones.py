@@ -2,7 +2,7 @@
 
 Both act along the coordinates c of a joint and read its fields: limits of any joint with coordinates, friction of a `StandardJoint`. Their
 impulses act at the current configuration: limits through the transposed Jacobian of c, friction as inputs do. With the coordinates c⁺ and
-rates ċ⁺ of the step (design section 4):
+rates ċ⁺ of the step (dynamics/README.md):
 
     limit       c⁺ − lower − s = 0,  upper − c⁺ − s = 0,  γ s = κ                                        impulse γ, −γ
                 (less what `JointLimits.room` leaves of a violation)

@@ -7,7 +7,7 @@ orientation are
     d = R_offᵀ R_aᵀ (x_b + R_b p_b − x_a − R_a p_a)          p = q_off⁻¹ q_a⁻¹ q_b
 
 Free translations and rotations are rows F of (d, rotation vector of p). Impulses at the current configuration hold the complementary rows
-C of (d, vec p) at zero at the next configuration. See design section 4, and Howell et al. 2025, section III.
+C of (d, vec p) at zero at the next configuration. See dynamics/README.md, and Howell et al. 2025.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.element import Motion, Pose, Twist, orthonormal_complement, unit
+from torchdojo.elements.element import Motion, Pose, orthonormal_complement, previous_pose, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.elements.kept_rows import KeptRows
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, ServoJoint
@@ -97,6 +97,7 @@ class StandardJoint(ServoJoint):
         "damper": 1,
         "rest": 1,
     }
+    structural: ClassVar[frozenset[str]] = ServoJoint.structural | {"actuated", "implicit"}
     optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **ServoJoint.optional}
     axis: Tensor
     parent_anchor: Tensor
@@ -185,7 +186,6 @@ class StandardJoint(ServoJoint):
 
     @property
     def stacked_fields(self) -> dict[str, int]:
-        # All limits, friction and drives are elements of their own.
         return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
@@ -301,24 +301,36 @@ class StandardJoint(ServoJoint):
     def coordinates(self, parent: Pose, child: Pose) -> Tensor:
         """Free coordinates (..., num_coordinates): translations [m], then the angle [rad] or components of the rotation vector."""
         d, p = self.displacement(parent, child)
+        if self.free_rotations != 1:
+            return self._along_free(d, quat.rotation_vector(p))
         translational, rotational = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
-        if self.free_rotations == 1:
-            turn = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
-        else:
-            turn = _project(rotational, quat.rotation_vector(p))
+        turn = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
         return torch.cat((_project(translational, d), turn), dim=-1)
 
-    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor, *, of_child: bool = False) -> Tensor:
+    def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor) -> Tensor:
         """Mean rates of the free coordinates between two configurations of (parent, child) one step apart [m/s, rad/s], (..., n).
 
-        (F_T (d⁺ − d)/h, F_R (rotation vector of the turn)/h). The turn p⁺ p⁻¹ has the axes of the joint frame, fixed to the parent, as the
-        joint's friction and armature do. With `of_child`, p⁻¹ p⁺ has the axes of the child, as the damper and minimal velocities do. About
-        one axis both are the same.
+        (F_T (d⁺ − d)/h, F_R (rotation vector of the turn)/h). The turn p⁺ p⁻¹ has the axes of the joint frame, fixed to the parent, as
+        inputs and all other efforts of the joint do. So an effort times its rate is power.
         """
         (d, p), (d_after, p_after) = self.displacement(*before), self.displacement(*after)
+        return self._along_free(d_after - d, quat.rotation_vector(quat.multiply(p_after, quat.conjugate(p)))) / timestep
+
+    def velocity(self, parent: Motion, child: Motion) -> Tensor:
+        """Velocities along the free directions at the current configuration and the velocities of the step [m/s, rad/s], (..., n).
+
+        This is the transpose of `act`: efforts times these velocities are their power on both bodies, exactly. About axes that turn, and
+        along axes of a parent that turns, `rate` differs from it by terms of the order of h.
+        """
+        frame, _, parent_lever, child_lever = self._place(parent.pose, child.pose)
+        spin_a, spin_b = (quat.rotate(motion.pose.q, motion.twist.omega) for motion in (parent, child))
+        v = child.twist.v + quat.cross(spin_b, child_lever) - parent.twist.v - quat.cross(spin_a, parent_lever)
+        return self._along_free(quat.inverse_rotate(frame, v), quat.inverse_rotate(frame, spin_b - spin_a))
+
+    def _along_free(self, translation: Tensor, rotation: Tensor) -> Tensor:
+        """Components (..., num_coordinates) of vectors (..., 3) of the joint frame along the free directions."""
         free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
-        turn = quat.multiply(quat.conjugate(p), p_after) if of_child else quat.multiply(p_after, quat.conjugate(p))
-        return torch.cat((_project(free_t, d_after - d), _project(free_r, quat.rotation_vector(turn))), dim=-1) / timestep
+        return torch.cat((_project(free_t, translation), _project(free_r, rotation)), dim=-1)
 
     def expanded(self, along: Tensor) -> tuple[Tensor, Tensor]:
         """Force and torque (..., 3), joint frame, of forces on the free coordinates (..., num_coordinates), such as inputs."""
@@ -326,39 +338,30 @@ class StandardJoint(ServoJoint):
         return _expand(free_t, along[..., : self.free_translations]), _expand(free_r, along[..., self.free_translations :])
 
     def act_along(self, parent: Pose, child: Pose, along: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The transposed Jacobian of the coordinates at these poses times `along`.
-
-        A turn ω of the child, joint frame, changes the rotation vector φ of p by J⁻¹ω with the left Jacobian J of SO(3). Barfoot 2017,
-        section 7.1, gives J⁻ᵀ = I + ½[φ]× + c [φ]×², c = (1 − (|φ|/2) cot(|φ|/2))/|φ|². About one axis this is the identity.
-        """
+        """The transposed Jacobian of the coordinates at these poses times `along`."""
         force, torque = self.expanded(along)
-        if self.free_rotations < 2:
-            return self.act(parent, child, force, torque)
-        phi = quat.rotation_vector(self.displacement(parent, child)[1])
-        squared = (phi * phi).sum(-1, keepdim=True)
-        small = squared < 1e-4  # where the next term of the series is below rounding
-        half = 0.5 * torch.sqrt(torch.where(small, torch.ones_like(squared), squared))
-        series = 1 / 12 + squared / 720 + squared * squared / 30240
-        c = torch.where(small, series, (1 - half / torch.tan(half)) / (4 * half * half))
-        turned = quat.cross(phi, torque)
-        return self.act(parent, child, force, torque + 0.5 * turned + c * quat.cross(phi, turned))
+        return self.act(parent, child, force, self._pulled(self.displacement(parent, child)[1], torque))
+
+    def _pulled(self, p: Tensor, torque: Tensor) -> Tensor:
+        """The torque (..., 3) of efforts Fᵀ`torque` along the rotational coordinates, joint frame."""
+        return torque if self.free_rotations < 2 else quat.pulled_back(quat.rotation_vector(p), torque)
 
     def place_child(self, parents: tuple[Pose, Pose], q: Tensor, change: Tensor) -> tuple[Pose, Pose]:
         axes_t, axes_r, split = self.free_translational_axes, self.free_rotational_axes, self.free_translations
         p = quat.exp((axes_r * q[..., split:, None]).sum(-2))
-        p_before = quat.multiply(p, quat.conjugate(quat.exp(self._assembled_turn(p, change[..., split:]))))
+        p_before = quat.multiply(quat.conjugate(quat.exp(self._assembled_turn(p, change[..., split:]))), p)
         shift = (axes_t * q[..., :split, None]).sum(-2)
         shift_before = (axes_t * (q[..., :split] - change[..., :split])[..., None]).sum(-2)
         return self._attached(parents[0], p, shift), self._attached(parents[1], p_before, shift_before)
 
     def _assembled_turn(self, p: Tensor, free: Tensor) -> Tensor:
-        """Rotation vector w with F w = free such that p ⊗ exp(−w) still satisfies the joint: C (p₀ w + p⃗ × w) = 0, since C p⃗ = 0."""
+        """Rotation vector w with F w = free such that exp(−w) ⊗ p still satisfies the joint: C (p₀ w + w × p⃗) = 0, since C p⃗ = 0."""
         across = self.free_rotational_axes
         turn = (across * free[..., None]).sum(-2)
         if self.free_rotations != 2:
             return turn
         axis = quat.cross(across[..., 0, :], across[..., 1, :])
-        held = -(axis * quat.cross(p[..., 1:], turn)).sum(-1, keepdim=True) / p[..., :1]
+        held = (axis * quat.cross(p[..., 1:], turn)).sum(-1, keepdim=True) / p[..., :1]
         return turn + held * axis
 
     def _attached(self, parent: Pose, p: Tensor, shift: Tensor) -> Pose:
@@ -386,13 +389,17 @@ class StandardJoint(ServoJoint):
             inputs = None
             if self.num_inputs:
                 inputs = u * self.without_range(u) if self.driven else u  # `JointDrive` has the others
-            free = timestep * self._free_force(motions, timestep, inputs)
+            spring = self.spring * (self.rest - self.coordinates(parent.pose, child.pose))
+            acting = spring if inputs is None else spring + inputs
+            free = -self.damping(timestep, acting) * self.damper_rate(motions, timestep)
             if inputs is not None:
-                free = free + timestep * inputs
+                free = free + inputs
+            free = timestep * free
             if self.armature is not None:
                 free = free - self.armature * self._rate_change(motions, timestep)
-            force = force + _expand(free_t, free[..., : self.free_translations])
-            torque = torque + _expand(free_r, free[..., self.free_translations :])
+            pull, turn = self.expanded(timestep * spring)
+            force = force + pull + _expand(free_t, free[..., : self.free_translations])
+            torque = torque + self._pulled(p, turn) + _expand(free_r, free[..., self.free_translations :])
         rows = self._rows(parent.next, child.next, held_t, held_r)
         if self.kept_rows is not None:
             rows = rows + timestep * (impulse @ self.kept_rows.left_out(impulse))
@@ -423,13 +430,23 @@ class StandardJoint(ServoJoint):
         before = [previous_pose(m.pose, m.incoming, timestep) for m in motions]
         return self.rate(now, after, timestep) - self.rate(before, now, timestep)
 
-    def _free_force(self, motions: tuple[Motion, ...], timestep: Tensor, inputs: Tensor | None) -> Tensor:
-        """Spring (at the current coordinate) and `damping` (at the next velocity) on the free coordinates [N, N·m]."""
+    def damper_rate(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
+        """Rates of the dampers at the next velocity [m/s, rad/s], (..., num_coordinates).
+
+        Joints with two or three free rotations take `velocity`: times the impulse, it is the work on both bodies. Others take the mean
+        rate of their coordinates over a step that leads here at these velocities, as the original engine does.
+        """
         parent, child = motions
-        before = [previous_pose(m.pose, m.twist, timestep) for m in motions]
-        rate = self.rate(before, (parent.pose, child.pose), timestep, of_child=True)
-        spring = self.spring * (self.rest - self.coordinates(parent.pose, child.pose))
-        return spring - self.damping(timestep, spring if inputs is None else spring + inputs) * rate
+        return self.velocity(parent, child) if self.free_rotations > 1 else self._rate_of_child(motions, timestep)
+
+    def _rate_of_child(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
+        """`rate` over the step that leads here at the next velocities, about the axes of the child.
+
+        About one axis both bodies have the same. The derivatives across this axis are those of the original.
+        """
+        d_before, p_before = self.displacement(*[previous_pose(m.pose, m.twist, timestep) for m in motions])
+        d, p = self.displacement(*[m.pose for m in motions])
+        return self._along_free(d - d_before, quat.rotation_vector(quat.multiply(quat.conjugate(p_before), p))) / timestep
 
     def armature_energy(self, rate: Tensor) -> Tensor:
         """½ a rate², summed over the free coordinates [J], (...)."""
@@ -438,11 +455,6 @@ class StandardJoint(ServoJoint):
     def spring_energy(self, parent: Pose, child: Pose) -> Tensor:
         """½ k (rest − coordinate)², summed over the free coordinates [J], (...)."""
         return 0.5 * (self.spring * (self.rest - self.coordinates(parent, child)) ** 2).sum(-1)
-
-
-def previous_pose(pose: Pose, twist: Twist, timestep: Tensor) -> Pose:
-    """The pose from which one step at this twist leads to `pose`."""
-    return Pose(pose.x - timestep * twist.v, quat.multiply(pose.q, quat.conjugate(quat.increment(twist.omega, timestep))))
 
 
 def _project(rows: Tensor | None, vector: Tensor) -> Tensor:

@@ -138,14 +138,15 @@ def at_most_one_radian(stiffness: Tensor, force: Tensor, translations: int) -> T
 
 
 def detour(rest: Tensor, translations: int) -> Tensor:
-    """Factor (..., 1) of the stiffness for several rotations, which a rest position |ρ| > 1.28 rad makes larger than one.
+    """Factor (..., 1) of the stiffness for several rotations, which a rest position |ρ| > 1.82 rad makes larger than one.
 
-    Rotation vectors φ change by J⁻¹ω, and J⁻¹ has the eigenvalues 1 and y ± i|φ|/2, y = (|φ|/2) cot(|φ|/2). So a stiff damper f times h k
-    multiplies errors by 1 − (y ± i|φ|/2)/f. That is stable for f > |φ|/(2 sin|φ|), of which this is 1.5 times.
+    Springs have the stiffness k J⁻ᵀJ⁻¹ about their rest, with the Jacobian J of rotation vectors. Its eigenvalues are k and k (x/sin x)²,
+    x = |ρ|/2. So a stiff damper f times h k multiplies errors by 1 − 1/f and 1 − (x/sin x)²/f. That is stable for f > ½ (x/sin x)², of
+    which this is 1.5 times. It is at most 1.85, at π.
     """
     if rest.shape[-1] - translations < 2:
         return rest.new_ones(1)
-    squared = (rest[..., translations:] ** 2).sum(-1, keepdim=True)
+    squared = (rest[..., translations:] ** 2).sum(-1, keepdim=True).clamp_max(torch.pi**2)
     long = squared > 1
-    size = torch.sqrt(torch.where(long, squared, torch.ones_like(squared)))
-    return torch.where(long, (0.75 * size / torch.sin(size).clamp_min(0.05)).clamp_min(1.0), torch.ones_like(squared))
+    half = 0.5 * torch.sqrt(torch.where(long, squared, torch.ones_like(squared)))
+    return torch.where(long, (0.75 * (half / torch.sin(half)) ** 2).clamp_min(1.0), torch.ones_like(squared))

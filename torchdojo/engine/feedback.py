@@ -14,16 +14,39 @@ from torch import Tensor
 from torchdojo.elements.actuators import Actuators
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.observables import coordinates
-from torchdojo.engine.periods import check_given
+from torchdojo.engine.periods import check_given, check_repeat, law_of
+from torchdojo.engine.requests import request_of
 from torchdojo.engine.rollout import StepByStep, Trajectory
 from torchdojo.gradients.request import Request
 from torchdojo.native.feedback import Feedback, rows_of
 from torchdojo.parameters import transforming
+from torchdojo.solver.options import SolverOptions
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["Law", "law_of_feedback", "rollout_feedback"]
+__all__ = ["Call", "Given", "Law", "law_of_feedback", "rollout_feedback"]
+
+
+class Given(NamedTuple):
+    """The law of `Mechanism.rollout_feedback` as it is given."""
+
+    nominal: Tensor | Sequence[Tensor] | None
+    gain: Tensor | None
+    feedforward: Tensor | None
+    solution: Tensor | None
+    scale: float | Tensor
+    bounds: Sequence[Any] | None
+
+
+class Call(NamedTuple):
+    """The other keywords of `Mechanism.rollout_feedback`."""
+
+    repeat: int
+    warm_start: Tensor | None
+    keep_solutions: bool
+    wrench: Tensor | None
+    budget: int | None
 
 
 class Law(NamedTuple):
@@ -60,33 +83,25 @@ class Law(NamedTuple):
         return Feedback(batch, self.minimal, *series, scale, self.lower, self.upper)
 
 
-def law_of_feedback(
-    structure: Structure,
-    nominal: Tensor | Sequence[Tensor] | None,
-    inputs: Tensor,
-    feedforward: Tensor | None,
-    gain: Tensor | None,
-    solution: Tensor | None,
-    scale: float | Tensor,
-    bounds: Sequence[Any] | None,
-) -> Law:
+def law_of_feedback(structure: Structure, inputs: Tensor, given: Given) -> Law:
     """The law of these tensors, of which `inputs` has the right last dimension.
 
     Raises:
         ValueError: shapes that do not fit, a gain without a nominal trajectory, bounds that cross. TypeError: wrong dtypes.
     """
     steps, size = inputs.shape[-2:]
+    nominal, gain, feedforward, solution, scale, bounds = given
     pair = nominal is not None and not isinstance(nominal, Tensor)
     with torch.no_grad():
         x: Tensor | None = None
         columns = 2 * structure.num_coordinates if pair else TANGENT_SIZE * structure.num_bodies
         if pair:
-            given = [_double(value) for value in nominal or ()]
-            if len(given) != 2:
-                raise ValueError(f"nominal: got {len(given)} tensors; allowed: states (..., T, 13 nb), or the pair (q, qd)")
-            for name, value in zip(("nominal q", "nominal qd"), given, strict=True):
+            both = [_double(value) for value in nominal or ()]
+            if len(both) != 2:
+                raise ValueError(f"nominal: got {len(both)} tensors; allowed: states (..., T, 13 nb), or the pair (q, qd)")
+            for name, value in zip(("nominal q", "nominal qd"), both, strict=True):
                 structure.check_tensor(name, value, structure.num_coordinates)
-            x = torch.cat(torch.broadcast_tensors(*given), dim=-1)
+            x = torch.cat(torch.broadcast_tensors(*both), dim=-1)
         elif isinstance(nominal, Tensor):
             x = _double(nominal)
             structure.check_state(x, "nominal")
@@ -141,16 +156,26 @@ def _double(value: Tensor) -> Tensor:
 
 
 def rollout_feedback(
-    backends: Backends,
-    request: Request,
-    z: Tensor,
-    law: Law,
-    actuators: Actuators | None,
-    warm_start: Tensor | None,
-    wrench: Tensor | None,
-    keep_solutions: bool,
+    backends: Backends, options: SolverOptions, z: Tensor, u: Tensor | None, ctrl: Tensor | None, given: Given, call: Call
 ) -> Trajectory:
-    """`Mechanism.rollout_feedback` on checked inputs.
+    """`Mechanism.rollout_feedback`."""
+    structure = backends.structure
+    actuators = law_of(structure, u, ctrl)
+    name, inputs, size = ("u", u, structure.num_inputs) if actuators is None else ("ctrl", ctrl, len(actuators))
+    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or inputs.shape[-1] != size or not inputs.shape[-2]:
+        got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise ValueError(f"{name}: got {got}; allowed: (..., T, {size}) with T of 1 or more")
+    if call.warm_start is not None:
+        structure.check_tensor("warm_start", call.warm_start, structure.layout.num_unknowns)
+    structure.check_state(z)
+    with torch.no_grad():
+        law = law_of_feedback(structure, inputs, given)
+        z, request = request_of(backends.system, options, z, None, repeat=check_repeat(call.repeat), budget=call.budget)
+        return _rollout(backends, request, z, law, actuators, call)
+
+
+def _rollout(backends: Backends, request: Request, z: Tensor, law: Law, actuators: Actuators | None, call: Call) -> Trajectory:
+    """A rollout under a law, on checked inputs.
 
     Raises:
         ValueError: batch dimensions that do not broadcast; a budget without the kernel. RuntimeError: inside a transform.
@@ -159,7 +184,7 @@ def rollout_feedback(
     if torch.compiler.is_compiling() or transforming():
         raise RuntimeError("rollout_feedback: not inside torch.func or torch.compile; give a policy to mech.rollout there")
     kernel = backends.kernel(request) if actuators is None else backends.driven_kernel(request, actuators)
-    z, inputs, wrench = check_given(structure, actuators, z, law.inputs, wrench)
+    z, inputs, wrench = check_given(structure, actuators, z, law.inputs, call.wrench)
     shapes = [z.shape[:-1], wrench.shape[:-1], *law.batch()]
     if kernel is not None:
         shapes += [kernel.parameters.batch, *([] if kernel.parameters.law is None else [kernel.parameters.law.batch])]
@@ -169,14 +194,14 @@ def rollout_feedback(
         raise ValueError(f"rollout_feedback: got batch dimensions {[tuple(s) for s in shapes]}, which do not broadcast") from None
     z = z.expand(*batch, z.shape[-1])
     if kernel is not None:
-        applied, out = kernel.rollout_feedback(z, law.native(batch), wrench, warm_start, keep_solutions)
+        applied, out = kernel.rollout_feedback(z, law.native(batch), wrench, call.warm_start, call.keep_solutions)
         path, impulses, w, status, iterations, substeps = out
         return Trajectory(path, applied, impulses, status, iterations, substeps, w)
     if request.budget:
         raise ValueError("budget: the compiled kernel has it, but another backend takes these steps")
-    run = StepByStep(structure, backends.stepper(request, actuators), wrench, actuators, keep_solutions)
+    run = StepByStep(structure, backends.stepper(request, actuators), wrench, actuators, call.keep_solutions)
     period = iter(range(inputs.shape[-2]))
-    return run(z, lambda state: _input(backends, request, law, next(period), state), inputs.shape[-2], warm_start)
+    return run(z, lambda state: _input(backends, request, law, next(period), state), inputs.shape[-2], call.warm_start)
 
 
 def _input(backends: Backends, request: Request, law: Law, t: int, z: Tensor) -> Tensor:

@@ -10,18 +10,34 @@ one call for each step. Derivatives by anything else come from a backward pass f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from torchdojo.elements.actuators import Actuators
-from torchdojo.engine.backends import Backend, Kernel
+from torchdojo.engine import minimal
+from torchdojo.engine.backends import Backend, Backends, Kernel
+from torchdojo.engine.periods import check_given, check_repeat, law_of
+from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.gradients.request import Request
 from torchdojo.parameters import PhysicalModule, result_tensor, transforming
+from torchdojo.solver.options import SolverOptions
+from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["Linearization", "MinimalLinearization", "derivatives", "period", "step_and_jacobian"]
+__all__ = [
+    "Call",
+    "Linearization",
+    "MinimalLinearization",
+    "derivatives",
+    "linearize",
+    "linearize_minimal",
+    "period",
+    "step_and_jacobian",
+]
 
 
 class Linearization(NamedTuple):
@@ -61,6 +77,86 @@ class MinimalLinearization(NamedTuple):
     iterations: Tensor
     solution: Tensor
     substeps: Tensor
+
+
+class Call(NamedTuple):
+    """The keywords of `Mechanism.linearize` and `linearize_minimal`."""
+
+    repeat: int
+    wrt: Sequence[str]
+    warm_start: Tensor | None
+    wrench: Tensor | None
+    grad_kappa: float | Tensor | None
+    out: Tensor | None
+
+
+def linearize(backends: Backends, options: SolverOptions, z: Tensor, u: Tensor | None, ctrl: Tensor | None, call: Call) -> Linearization:
+    """`Mechanism.linearize`."""
+    structure = backends.structure
+    law = law_of(structure, u, ctrl)
+    given = check_given(structure, law, z, u if law is None else ctrl, call.wrench)
+    z, request = request_of(backends.system, options, given[0], call.grad_kappa)
+    _check(structure, request, call)
+    with torch.no_grad():
+        backend = backends.select(request)
+        solved, jacobian = period(structure, backend, law, check_repeat(call.repeat), (z, *given[1:]), call.warm_start, call.out)
+
+    def rows(wrench: Tensor | None) -> Tensor:
+        after = _steps(backends, request, call, law, z, u if law is None else ctrl, wrench).z
+        return structure.difference(after, after.detach())
+
+    by = derivatives(structure, rows, call.wrt, solved.z.shape[:-1], call.wrench)
+    size = TANGENT_SIZE * structure.num_bodies
+    return Linearization(solved.z, jacobian[..., :size], jacobian[..., size:], by, *solved[1:])
+
+
+def linearize_minimal(
+    backends: Backends, options: SolverOptions, q: Tensor, qd: Tensor, u: Tensor | None, ctrl: Tensor | None, call: Call
+) -> MinimalLinearization:
+    """`Mechanism.linearize_minimal`."""
+    structure = backends.structure
+    law, n = law_of(structure, u, ctrl), structure.num_coordinates
+    inputs = u if law is None else ctrl
+    with torch.no_grad():
+        minimal.check(structure, q, qd)
+        expanded, request = request_of(backends.system, options, torch.broadcast_tensors(q, qd)[0], call.grad_kappa)
+        start = minimal.Coordinates(backends, options, expanded, qd.expand(expanded.shape))
+        z, held, forces = check_given(structure, law, start.z, inputs, call.wrench)
+        _check(structure, request, call)
+        single, out = check_repeat(call.repeat) == 1, call.out
+        if law is None and single:
+            solved, jacobian = minimal.linearize(backends, request, start, held, forces, call.warm_start, out)
+        elif law is not None and law.tree_coordinates is not None and single:
+            u_now, by_ctrl, by_q, by_rate = slopes(law, held, z)
+            solved, by_input = minimal.linearize(backends, request, start, u_now, forces, call.warm_start, None)
+            jacobian = driven_minimal(law, (by_ctrl, by_q, by_rate), by_input, n)
+            jacobian = jacobian if out is None else result_tensor(out, jacobian.shape, jacobian).copy_(jacobian)
+        else:
+            maximal, whole = period(structure, backends.select(request), law, call.repeat, (z, held, forces), call.warm_start, None)
+            jacobian = minimal.in_coordinates(backends, start, maximal, whole, out)
+            solved = start.after_step(maximal)
+
+    def rows(wrench: Tensor | None) -> Tensor:
+        moved = minimal.Coordinates(backends, options, q, qd)
+        after = moved.after_step(_steps(backends, request, call, law, moved.z, inputs, wrench))
+        return torch.cat((after.q, after.qd), dim=-1)
+
+    by = derivatives(structure, rows, call.wrt, solved.z.shape[:-1], call.wrench)
+    return MinimalLinearization(*solved[:3], jacobian[..., : 2 * n], jacobian[..., 2 * n :], by, *solved[3:])
+
+
+def _check(structure: Structure, request: Request, call: Call) -> None:
+    refuse_jacobian(request.options)
+    if call.warm_start is not None:
+        structure.check_tensor("warm_start", call.warm_start, structure.layout.num_unknowns)
+
+
+def _steps(
+    backends: Backends, request: Request, call: Call, law: Actuators | None, z: Tensor, given: Tensor | None, wrench: Tensor | None
+) -> StepOutput:
+    """The steps of a period under another wrench, with their graph."""
+    stepper = backends.stepper(replace(request, repeat=call.repeat), law)
+    return stepper.step(*check_given(backends.structure, law, z, given, wrench), call.warm_start)
 
 
 def step_and_jacobian(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchdojo.dynamics import energy
 from torchdojo.engine.backends import Backends
+from torchdojo.engine.periods import check_repeat
 from torchdojo.native import live
 from torchdojo.native.cache import Parameters
 from torchdojo.native.maps import TREE, compiled_map, covers, has_dimensions, state_map
@@ -17,7 +18,7 @@ from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["contact_points", "coordinates", "distances", "in_kernel", "kinetic_energy", "potential_energy"]
+__all__ = ["contact_forces", "contact_points", "coordinates", "distances", "in_kernel", "kinetic_energy", "potential_energy"]
 
 
 def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor | None:
@@ -58,13 +59,27 @@ def coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[
 def distances(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
     """`Mechanism.distances`."""
     value = _observed(backends, options, StateMap.DISTANCES, z)
-    return Structure.distances(backends.structure, z) if value is None else value
+    if value is not None:
+        return value
+    structure = backends.structure
+    values = [contact.distance(*structure.element_poses(z, contact)) for contact in structure.named_contacts().values()]
+    return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
 
 
 def contact_points(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
     """`Mechanism.contact_points`."""
     value = _observed(backends, options, StateMap.CONTACT_POINTS, z)
-    return Structure.contact_points(backends.structure, z) if value is None else value.unflatten(-1, (-1, 3))
+    if value is not None:
+        return value.unflatten(-1, (-1, 3))
+    structure = backends.structure
+    values = [contact.place(*structure.element_poses(z, contact)) for contact in structure.named_contacts().values()]
+    return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+
+
+def contact_forces(structure: Structure, z: Tensor, impulses: Tensor, repeat: int) -> dict[str, Tensor]:
+    """`Mechanism.contact_forces`."""
+    forces = structure.contact_impulses(z, impulses) / (check_repeat(repeat) * structure.timestep[..., None, None])
+    return dict(zip(structure.named_contacts(), forces.unbind(-2), strict=True))
 
 
 def kinetic_energy(backends: Backends, options: SolverOptions, z: Tensor, z_next: Tensor | None) -> Tensor:

@@ -33,11 +33,14 @@ class Penetration(NamedTuple):
 
 @torch.no_grad()
 def deepest_penetration(backends: Backends, options: SolverOptions, z: Tensor) -> Penetration | None:
-    """The contact deepest inside its surface in the states z (..., 13 nb), or None where none is deeper than 1e-6 m."""
+    """The contact deepest inside its surface in the states z (..., 13 nb), or None where none is deeper than 1e-6 m.
+
+    Distances that are not finite belong to states or numbers that the step refuses, and are left out here.
+    """
     contacts = backends.structure.contacts
     if not contacts or not z.numel():
         return None
-    least, place = distances(backends, options, z).nan_to_num(nan=torch.inf).flatten().min(0)
+    least, place = distances(backends, options, z).flatten().nan_to_num(torch.inf, neginf=torch.inf).min(0)
     if not float(least) < -TOLERANCE:
         return None
     environment, number = divmod(int(place), len(contacts))

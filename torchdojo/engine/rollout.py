@@ -113,7 +113,9 @@ class StepByStep:
             z, warm = out.z, out.solution.detach()
             states.append(z)
             inputs.append(now)
-            solutions = [*(solutions if self.keep_solutions else ()), warm]
+            if not self.keep_solutions:
+                solutions.clear()
+            solutions.append(warm)
             outputs.append(out._replace(solution=z[..., :0].detach()))
         batch = z.shape[:-1]
 

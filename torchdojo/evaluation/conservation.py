@@ -86,7 +86,7 @@ def double_pendulum(setting: Setting) -> Outcome:
             Measurement("trend_standard_errors", "the same in its standard errors", abs(mean / deviation), at_most=3.0),
             Measurement(
                 "energy_end_percent", "energy error at the end / 2mgl", 100 * float(error[0, -1]), "%",
-                published="MuJoCo: RK4 −0.085 %, Euler −80 %", mujoco={name: float(energy[-1]) for name, energy in theirs.items()} or None,
+                mujoco={name: float(energy[-1]) for name, energy in theirs.items()} or None,
             ),
             flagged_steps(path.status),
         ],

@@ -79,7 +79,7 @@ class Measurement:
         label: name in the table.
         value: measured value, in `unit`.
         at_most, at_least: inclusive bounds on the value.
-        published: values that papers or earlier measurements report, in words.
+        published: values that papers report, in words.
         mujoco: value of MuJoCo in the same unit, from the same run. Several of its methods give a mapping; a simulation that diverges
             gives NaN.
     """

@@ -65,9 +65,9 @@ def _slide_rows(speed: float, ours: Slides, pyramid: Slides, rivals: dict[str, S
     return [
         Measurement(
             f"{name}_drift_m", f"{speed:g} m/s: lateral drift, largest of {HEADINGS} headings", ours.drift, "m", at_most=1e-3,
-            published="MuJoCo: pyramidal 213-262 mm, elliptic to 44 mm", mujoco=mujoco["drift"],
+            mujoco=mujoco["drift"],
         ),
-        Measurement(f"{name}_yaw_degrees", "largest yaw", ours.yaw, "°", published="MuJoCo: elliptic 25°", mujoco=mujoco["yaw"]),
+        Measurement(f"{name}_yaw_degrees", "largest yaw", ours.yaw, "°", mujoco=mujoco["yaw"]),
         Measurement(
             f"{name}_stopping_error_percent", "stopping distance against v²/(2μg) − vh/2", ours.error, "%", at_most=0.5,
             mujoco=mujoco["error"],

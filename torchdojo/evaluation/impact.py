@@ -40,7 +40,7 @@ def cube_drop(setting: Setting) -> Outcome:
         rows += [
             Measurement(
                 f"{name}_smallest_distance_m", f"kappa {kappa:g}: smallest distance to the floor", float(lowest.min()), "m", at_least=0.0,
-                published="MuJoCo −26.7 mm", mujoco=deepest,
+                mujoco=deepest,
             ),
             Measurement(
                 f"{name}_rest_gap_m", "gap at rest", float(lowest[-1]), "m", at_least=0.0, at_most=bound, published=published,

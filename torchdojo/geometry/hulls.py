@@ -132,13 +132,20 @@ def convex_hull(points: Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def farthest_points(vertices: Array, count: int) -> tuple[list[int], float]:
     """Indices of at most `count` of the vertices (k, 3) of a hull, and the Hausdorff distance of their hull from it [m].
 
-    The first vertex is the farthest from the middle, each next one the farthest from the hull of those before it.
+    The first vertex is the farthest from the middle, each next one the farthest from the hull of those before it. Most triangles of a hull
+    stay when it grows, so that only the distances from new ones are computed.
     """
     middle = 0.5 * (vertices.min(0) + vertices.max(0))
     close = CLOSE * float(np.linalg.norm(np.ptp(vertices, axis=0)))
     chosen = [int(np.linalg.norm(vertices - middle, axis=-1).argmax())]
+    known: dict[tuple[int, ...], Array] = {}  # triangle -> heights and distances (2, k) of all vertices
     while True:
-        outside = distances_to_hull(vertices, vertices[chosen])
+        used, triangles = convex_hull(vertices[chosen])
+        keys = [tuple(triangle) for triangle in np.array(chosen)[used][triangles].tolist()]
+        new = [key for key in keys if key not in known]
+        measured = np.moveaxis(_above_triangles(vertices, vertices[np.array(new, dtype=np.int64).reshape(-1, 3)]), -1, 0)
+        known = {key: known[key] for key in keys if key in known} | dict(zip(new, measured, strict=True))
+        outside = _outside(np.stack([known[key] for key in keys], axis=-1), vertices[chosen])
         farthest = int(outside.argmax())
         if outside[farthest] <= close or len(chosen) == min(count, len(vertices)):
             return sorted(chosen), float(outside[farthest])
@@ -148,29 +155,34 @@ def farthest_points(vertices: Array, count: int) -> tuple[list[int], float]:
 def distances_to_hull(points: Array, corners: Array) -> Array:
     """Distances (n,) of points (n, 3) from the convex hull of corners (k, 3) [m]; zero inside."""
     used, triangles = convex_hull(corners)
-    a, b, c = (corners[used][triangles[:, i]] for i in range(3))
-    normal = np.cross(b - a, c - a)
+    return _outside(_above_triangles(points, corners[used][triangles]), corners)
+
+
+def _outside(above: Array, corners: Array) -> Array:
+    """Distances (n,) from the hull of corners (k, 3), from heights and distances (2, n, m) above its triangles."""
+    height, distance = above
+    nearest = np.asarray(distance.min(-1))
+    closed = height.shape[-1] > 1 and np.linalg.matrix_rank(corners - corners[0], tol=FLAT * float(np.ptp(corners, axis=0).max())) == 3
+    return np.where((height <= 0).all(-1), 0.0, nearest) if closed else nearest
+
+
+def _above_triangles(points: Array, triangles: Array) -> Array:
+    """Heights above the planes of triangles (m, 3, 3), and distances from the triangles, (2, n, m) of points (n, 3)."""
+    corners = np.moveaxis(triangles, 1, 0)
+    normal = np.cross(corners[1] - corners[0], corners[2] - corners[0])
     area = np.linalg.norm(normal, axis=-1)
-    offset = points[:, None] - a
     normal = normal / np.where(area > 0, area, 1.0)[:, None]
-    height = (offset * normal).sum(-1)
-    # over a triangle: on the inner side of all three edges
-    over = area > 0
-    for start, end in ((a, b), (b, c), (c, a)):
-        over = over & ((np.cross(end - start, points[:, None] - start) * normal).sum(-1) >= 0)
-    edges = np.minimum.reduce([_distance_to_segments(points, start, end) for start, end in ((a, b), (b, c), (c, a))])
-    distance = np.where(over, np.abs(height), edges).min(-1)
-    closed = len(triangles) > 1 and np.linalg.matrix_rank(corners - corners[0], tol=FLAT * float(np.ptp(corners, axis=0).max())) == 3
-    return np.where((height <= 0).all(-1), 0.0, distance) if closed else distance
-
-
-def _distance_to_segments(points: Array, start: Array, end: Array) -> Array:
-    """(n, m) from points (n, 3) to segments (m, 3), which may have no length."""
-    along = end - start
-    square = (along**2).sum(-1)
-    offset = points[:, None] - start
-    t = np.clip((offset * along).sum(-1) / np.where(square > 0, square, 1.0), 0.0, 1.0)
-    return np.asarray(np.linalg.norm(offset - t[..., None] * along, axis=-1))
+    offsets = [points[:, None] - corner for corner in corners]
+    height = (offsets[0] * normal).sum(-1)
+    over = area > 0  # the point is on the inner side of all three edges
+    edges = np.full(height.shape, np.inf)
+    for offset, start, end in zip(offsets, corners, np.roll(corners, -1, axis=0), strict=True):
+        along = end - start
+        square = (along**2).sum(-1)
+        over = over & ((offset * np.cross(normal, along)).sum(-1) >= 0)
+        t = np.clip((offset * along).sum(-1) / np.where(square > 0, square, 1.0), 0.0, 1.0)  # an edge may have no length
+        edges = np.minimum(edges, np.linalg.norm(offset - t[..., None] * along, axis=-1))
+    return np.stack((height, np.where(over, np.abs(height), edges)))
 
 
 def _quick_hull(points: Array) -> Any:

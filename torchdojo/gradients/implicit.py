@@ -5,7 +5,8 @@ At the solution r(w; z, u, θ) = 0, so dw = −R⁻¹ (∂r/∂z dz + ∂r/∂u 
     Rᵀ λ = g,        ∂L/∂(z, u, θ) = −λᵀ ∂r/∂(z, u, θ),
 
 one transposed solve and one reverse pass through the residual. Every tensor that enters the residual takes part, the weights of
-user-written modules included (Howell et al. 2025, section V; implicit function theorem). Backward keeps the solution, not the factors.
+user-written modules included (implicit function theorem; Howell et al. 2025, sections III-B, IV-C). Backward keeps the solution, not the
+factors.
 
 With x for all data (z, u, θ), three linear maps make up all derivatives of first and second order, each an autograd Function:
 
@@ -63,7 +64,8 @@ class StepFunction(torch.autograd.Function):
             warm = None if warm_start is None else warm_start.detach().expand(*batch, system.num_unknowns).reshape(len(z), -1)
             if len(index) < len(z):
                 problem, warm = problem.select(index), None if warm is None else warm[index]
-            solution = solve_step(problem, warm, options, request.may_split)
+            left = request.iterations_left(batch, z.device)[index]
+            solution = solve_step(problem, warm, options, request.may_split, left)
             solved = (solution.status == int(Status.SUCCESS))[:, None]
             w[index, : system.num_unknowns] = torch.where(solved, solution.w, 0.0)
             status[index], iterations[index] = solution.status, solution.iterations

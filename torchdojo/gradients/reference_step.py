@@ -79,8 +79,10 @@ def step(
     )
     if transforming():
         return out  # transforms hide which environments fail, so these stay flagged
-    failed = (status == int(Status.MAX_ITERATIONS)) | (status == TOO_FAST)
+    remain = request.iterations_left(status.shape, status.device).reshape(status.shape) - iterations
+    failed = ((status == int(Status.MAX_ITERATIONS)) & (remain > 0)) | (status == TOO_FAST)
     if halvings and bool(failed.any()):
+        request = dataclasses.replace(request, left=remain)
         out = halve(system, request, [z, u, wrench, *parameters], out, failed, halvings - 1, warm_start)
     if options.on_failure is OnFailure.RAISE and halvings == options.max_halvings:
         check_solved(out.status)
@@ -117,12 +119,16 @@ def halve(
     halvings: int,
     warm_start: Tensor | None = None,
 ) -> StepOutput:
-    """Replace the failed environments of `out` by two half steps each, which start warm where the step is too fast."""
+    """Replace the failed environments of `out` by two half steps each, which start warm where the step is too fast.
+
+    Both halves share the iterations that the request leaves. Where the step is too fast, each half may take as many.
+    """
     index = failed.reshape(-1).nonzero().squeeze(-1)
     warm = _warm_halves(out.status, warm_start, index)
+    fast = (out.status == TOO_FAST).reshape(-1)[index]
     request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
     first = step(system, request, parameters, z, u, wrench, warm, halvings)
-    second = step(system, request, parameters, first.z, u, wrench, first.solution, halvings)
+    second = step(system, _second(request, first, fast), parameters, first.z, u, wrench, first.solution, halvings)
     status = torch.where(first.status == int(Status.SUCCESS), second.status, first.status)
     good = (status == int(Status.SUCCESS))[:, None]
 
@@ -135,8 +141,14 @@ def halve(
         put(out.status, status),
         put(out.iterations, out.iterations.reshape(-1)[index] + first.iterations + second.iterations),
         put(out.solution, second.solution),
-        put(out.substeps, first.substeps + second.substeps),
+        put(out.substeps, torch.where(good.squeeze(-1), first.substeps + second.substeps, 1)),
     )
+
+
+def _second(request: Request, first: StepOutput, fast: Tensor) -> Request:
+    """The request of the second halves. They take no iteration where the first one failed."""
+    left = request.iterations_left(first.status.shape, first.status.device) - torch.where(fast, 0, first.iterations)
+    return dataclasses.replace(request, left=torch.where(first.status == int(Status.SUCCESS), left, 0))
 
 
 def _warm_halves(status: Tensor, warm_start: Tensor | None, index: Tensor) -> Tensor | None:
@@ -169,9 +181,12 @@ def jacobian(
     if warm_start is not None:
         warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]
     halvings = options.max_halvings if halvings is None else halvings
-    solution = solve_step(problem, warm_start, options, may_split=halvings > 0)
+    left = request.iterations_left(batch, z.device)[index]
+    solution = solve_step(problem, warm_start, options, may_split=halvings > 0, left=left)
     solved = solution.status == int(Status.SUCCESS)
-    good, failed = solved.nonzero().squeeze(-1), index[~solved]
+    fast, left = solution.status == TOO_FAST, left - solution.iterations
+    halved = ~solved & (fast | (left > 0))
+    good, failed = solved.nonzero().squeeze(-1), index[halved]
     if len(good):
         problem, w = problem.select(good), solution.w[good]
         kappas = request.kappas(batch, index[good])
@@ -190,17 +205,30 @@ def jacobian(
         states = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=z.device)
         states[index] = solution.status
         given = None if warm_start is None else z.new_full((count, warm_start.shape[-1]), torch.nan).index_copy(0, index, warm_start)
-        result[failed] = halved_jacobian(system, request, tensors, failed, halvings - 1, _warm_halves(states, given, failed))
+        remain = torch.zeros_like(states).index_copy(0, index, left).reshape(batch)
+        warm, request = _warm_halves(states, given, failed), dataclasses.replace(request, left=remain)
+        result[failed] = halved_jacobian(system, request, tensors, failed, halvings - 1, warm, fast[halved])
     return result.reshape(*batch, size, -1)
 
 
 def halved_jacobian(
-    system: System, request: Request, tensors: Sequence[Tensor], index: Tensor, halvings: int, warm: Tensor | None = None
+    system: System,
+    request: Request,
+    tensors: Sequence[Tensor],
+    index: Tensor,
+    halvings: int,
+    warm: Tensor | None = None,
+    fast: Tensor | None = None,
 ) -> Tensor:
-    """`jacobian` of two half steps, for the environments `index` of `tensors`: z, u, wrench and parameters. `warm`: (len(index), n)."""
+    """`jacobian` of two half steps, for the environments `index` of `tensors`: z, u, wrench and parameters.
+
+    Args:
+        warm: (len(index), n). fast: (len(index),), which steps are too fast; None where the halves are known to have solutions.
+    """
     request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
     middle = step(system, request, parameters, z, u, wrench, warm, halvings)
     first = jacobian(system, request, parameters, z, u, wrench, warm, halvings)
+    request = _second(request, middle, torch.ones_like(index, dtype=torch.bool) if fast is None else fast)
     second = jacobian(system, request, parameters, middle.z, u, wrench, middle.solution, halvings)
     size = first.shape[-2]
     chained = second[..., :size] @ first

@@ -28,6 +28,7 @@ class Request:
         may_split: whether the reference's solver may leave a step that is too fast to shorter steps (solver/speed.py).
         budget: Newton iterations of a step, after which a rollout gives its environment up (kernel); 0: no bound.
         driven: whether operators take controls for inputs, with the law of the mechanism's actuators.
+        left: (...,) Newton iterations that remain to each environment (reference, substeps); None: `max_total_iterations`.
     """
 
     options: SolverOptions
@@ -37,6 +38,7 @@ class Request:
     may_split: bool = False
     driven: bool = False
     budget: int = 0
+    left: Tensor | None = field(default=None, compare=False)
 
     @property
     def mode(self) -> GradientMode:
@@ -52,7 +54,13 @@ class Request:
 
     def select(self, batch: torch.Size, index: Tensor) -> Request:
         """The request for the environments `index` of the flattened batch alone."""
-        return self if self.grad_kappa is None else replace(self, grad_kappa=self.kappas(batch, index))
+        left = None if self.left is None else self.left.expand(batch).reshape(-1)[index]
+        return self if self.grad_kappa is left is None else replace(self, grad_kappa=self.kappas(batch, index), left=left)
+
+    def iterations_left(self, batch: torch.Size, device: torch.device) -> Tensor:
+        """Newton iterations that remain to each environment of the flattened batch, (N,)."""
+        left = torch.tensor(self.options.max_total_iterations, device=device) if self.left is None else self.left
+        return left.expand(batch).reshape(-1)
 
     @property
     def of_a_step(self) -> Request:

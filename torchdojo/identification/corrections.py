@@ -41,7 +41,7 @@ class _Corrected:
         self.model, self.raw = model, raw
 
     def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        return self.model.step(z, self.raw, warm_start=warm_start)
+        return self.model.step(z, self.raw, u=u, warm_start=warm_start)
 
 
 class CorrectedMechanism(ParametricMechanism):
@@ -77,8 +77,8 @@ class CorrectedMechanism(ParametricMechanism):
         arguments, added = self.correct(z)
         return cast(StepOutput, self.call("step", z, raw=raw, added=added, **arguments, **kwargs))
 
-    def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None) -> Trajectory:
-        return StepByStep(self.mechanism, _Corrected(self, raw), None)(z, None, steps, None)
+    def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None, u: Tensor | None = None) -> Trajectory:
+        return StepByStep(self.mechanism, _Corrected(self, raw), None)(z, u, steps, None)
 
     @property
     def description(self) -> Residual:

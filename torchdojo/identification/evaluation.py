@@ -34,8 +34,8 @@ class OpenLoop(NamedTuple):
     """Errors of open-loop rollouts.
 
     bodies: simulated states of the recorded bodies, with the positions of the recorded points, (N, b, 13).
-    position, rotation: distance [m] and angle [rad], mean over recorded bodies, (N,).
-    joint: mean distance of joint coordinates [rad, m], (N,).
+    position, rotation: distance [m] and angle [rad], mean over recorded bodies, (N,); (0,) without recorded bodies.
+    joint: mean distance of joint coordinates [rad, m], (N,); (0,) without them.
     z: simulated states, (N, 13 nb).
     offsets: first row of each trajectory, (n + 1,).
     flagged: number of failed steps.
@@ -48,6 +48,11 @@ class OpenLoop(NamedTuple):
     z: Tensor
     offsets: Tensor
     flagged: int
+
+    @property
+    def main(self) -> Tensor:
+        """The error by which trajectories are ordered, (N,): of positions [m], or of joint coordinates where no body is recorded."""
+        return self.position if self.position.numel() else self.joint
 
     def summary(self, width: float | None = None) -> dict[str, float]:
         """Means and medians over trajectories of the means over their samples after the first; positions in mm, and in % of `width`."""
@@ -66,10 +71,11 @@ class OpenLoop(NamedTuple):
 
 
 def open_loop(model: ParametricMechanism, recordings: Recordings, raw: Tensor | None = None) -> OpenLoop:
-    """Roll every trajectory from its first sample (pose and velocity, nothing else of the recording) to its last."""
+    """Roll every trajectory from its first sample to its last: pose and velocity, and the recorded inputs on the way."""
     with torch.no_grad():
         z = model.states(recordings.samples, recordings, raw)
-        rollout = roll(model.stepper(raw), z, recordings.offsets, model.substeps(recordings))
+        inputs = model.recorded_inputs(recordings)
+        rollout = roll(model.stepper(raw), z, recordings.offsets, model.substeps(recordings), inputs)
         return compare(model, recordings, rollout, raw)
 
 
@@ -80,10 +86,12 @@ def compare(model: ParametricMechanism, recordings: Recordings, rollout: RaggedR
         chosen, columns = model.observed(recordings)
         state = rollout.z.unflatten(-1, (-1, STATE_SIZE))[:, chosen]
         state = torch.cat((model.positions(state, raw), state[..., 3:]), dim=-1)
-        position = torch.linalg.vector_norm(state[..., POSITION] - bodies[..., POSITION], dim=-1).mean(-1)
+        position = torch.linalg.vector_norm(state[..., POSITION] - bodies[..., POSITION], dim=-1)
         turn = quat.multiply(quat.conjugate(bodies[..., ORIENTATION]), state[..., ORIENTATION])
-        rotation = torch.linalg.vector_norm(quat.rotation_vector(turn), dim=-1).mean(-1)
-        joint = angle.new_zeros(0)
+        rotation = torch.linalg.vector_norm(quat.rotation_vector(turn), dim=-1)
+        none = angle.new_zeros(0)
+        position, rotation = (error.mean(-1) if len(chosen) else none for error in (position, rotation))
+        joint = none
         if columns:
             joint = wrapped(model.call("to_minimal", rollout.z, raw=raw)[0][:, columns] - angle).abs().mean(-1)
     return OpenLoop(state, position, rotation, joint, rollout.z, recordings.offsets, rollout.flagged)
@@ -94,6 +102,7 @@ def roll(
     z: Tensor,
     offsets: Tensor,
     substeps: int = 1,
+    u: Tensor | None = None,
     *,
     progress: Callable[[Iterable[int], int], Iterable[int]] | None = None,
 ) -> RaggedRollout:
@@ -101,6 +110,7 @@ def roll(
 
     Args:
         step: `Mechanism.step`, or a function like it. z: (N, 13 nb), read in the rows offsets[:-1].
+        u: (N, m), inputs that are held from each row to the next one; None: zero.
         progress: (times, their number) -> times, to show a bar.
     """
     lengths = offsets.diff()
@@ -118,8 +128,9 @@ def roll(
         for t in times:
             running = int((lengths > t).sum())
             state, warm = state[:running], None if warm is None else warm[:running]
+            held = {} if u is None else {"u": u[start[:running] + t - 1]}
             for _ in range(substeps):
-                out = step(state, warm_start=warm)
+                out = step(state, warm_start=warm, **held)
                 state, warm = out.z, out.solution
                 flagged += int((out.status != int(Status.SUCCESS)).sum())
                 iterations.append(out.iterations)

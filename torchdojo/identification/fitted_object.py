@@ -85,5 +85,5 @@ class FittedObject:
             values = json.loads(path.read_text())
             residual = values.get("residual")
             return FittedObject(**{**values, "residual": residual and Residual(**residual)})
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} does not hold the parameters of a fit, or is damaged ({error})") from error

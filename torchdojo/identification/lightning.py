@@ -15,12 +15,10 @@ epoch alone. A run that was killed inside an epoch begins that epoch again.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +33,6 @@ except ImportError as error:
     raise ImportError('torchdojo.identification.lightning needs pytorch-lightning: pip install "torchdojo[fit]"') from error
 from pytorch_lightning.callbacks import Callback, Checkpoint, EarlyStopping
 from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities.seed import isolate_rng
 from tqdm import tqdm
 
@@ -53,7 +50,8 @@ from torchdojo.identification.gauss_newton import (
 from torchdojo.identification.misfit import WindowLoss, batch_size
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.identification.recordings import Recordings, WindowDataset, read_recordings
-from torchdojo.identification.run_folder import write_atomically
+from torchdojo.runs import locked, read_checkpoint
+from torchdojo.runs.lightning import AtomicCheckpointIO, quiet
 
 __all__ = ["GaussNewtonModule", "IdentificationModule", "LightningRunner", "RecordingsDataModule", "WindowBatches"]
 
@@ -285,8 +283,8 @@ class LightningRunner:
         """Run a stage, or the rest of it.
 
         Raises:
-            ValueError: a checkpoint that cannot be read. DivergenceError: see `IdentificationModule`. KeyboardInterrupt: the loop was
-                interrupted.
+            ValueError: a checkpoint that cannot be read, or another process that writes to the folder.
+            DivergenceError: see `IdentificationModule`. KeyboardInterrupt: the loop was interrupted.
         """
         training = training.first(stage.throws)
         folder, problem = self.folder / f"stage_{number}", problem_of(stage, model, training)
@@ -304,13 +302,14 @@ class LightningRunner:
         data = RecordingsDataModule(
             (training, validation), horizon=stage.horizon, stride=stage.stride, batch_size=stage.batch_size, seed=self.seed
         )
-        if not last.exists() or not read_checkpoint(last)["identification"]["finished"]:
-            callbacks: list[Callback] = [EpochBar(label), Checkpoints(last, best if stage.patience else None)]
-            if stage.patience:
-                callbacks.append(EarlyStopping("validation_loss", patience=stage.patience))
-            self._train(module, data, epochs, folder, callbacks, last if last.exists() else None)
-        stopped = read_checkpoint(last)["identification"]["stopped"]
-        checkpoint = read_checkpoint(best if stage.patience and best.exists() else last)
+        with locked(folder):
+            if not last.exists() or not read_checkpoint_of_fit(last)["identification"]["finished"]:
+                callbacks: list[Callback] = [EpochBar(label), Checkpoints(last, best if stage.patience else None)]
+                if stage.patience:
+                    callbacks.append(EarlyStopping("validation_loss", patience=stage.patience))
+                self._train(module, data, epochs, folder, callbacks, last if last.exists() else None)
+        stopped = read_checkpoint_of_fit(last)["identification"]["stopped"]
+        checkpoint = read_checkpoint_of_fit(best if stage.patience and best.exists() else last)
         module.load_state_dict(checkpoint["state_dict"])
         module.on_load_checkpoint(checkpoint)
         reason = f"smallest loss on validation throws, patience of {stage.patience} epochs" if stage.patience else f"{epochs} epochs"
@@ -335,7 +334,7 @@ class LightningRunner:
                 logger=CSVLogger(folder, name=None, flush_logs_every_n_steps=1),
                 log_every_n_steps=1,
                 callbacks=callbacks,
-                plugins=[AtomicCheckpointIO()],
+                plugins=[AtomicCheckpointIO(read_checkpoint_of_fit)],
                 enable_progress_bar=False,
                 enable_model_summary=False,
                 num_sanity_val_steps=0,
@@ -368,16 +367,6 @@ class Checkpoints(Checkpoint):
         self.least = state_dict["least"]
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoints that are the old or the new ones, whenever the process dies. Lightning's move from /tmp need not be atomic."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        return read_checkpoint(Path(path))
-
-
 class EpochBar(Callback):
     """A bar of epochs on stderr, where that is a terminal."""
 
@@ -399,36 +388,13 @@ class EpochBar(Callback):
             self.bar.close()
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint_of_fit(path: Path) -> dict[str, Any]:
     """A checkpoint of `LightningRunner`.
 
     Raises:
         ValueError: it is damaged.
     """
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-        checkpoint["identification"]["finished"]
-    except Exception as error:  # a damaged pickle can raise almost anything
-        raise ValueError(
-            f"{path} is damaged, or no checkpoint of a fit ({type(error).__name__}); delete {path.parent} to run that stage again"
-        ) from error
-    return checkpoint
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence the trainer's remarks on hardware, workers and optimizers."""
-    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric", "lightning")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"(pytorch_lightning|lightning_fabric)\b")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    return read_checkpoint(path, "a fit", [("identification", "finished")], f"delete {path.parent} to run that stage again")
 
 
 @contextlib.contextmanager

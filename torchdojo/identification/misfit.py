@@ -148,7 +148,8 @@ class WindowResidual:
         """
         first = windows[..., 0, :] if start is None else start
         begin = self.model.states(first, self.recordings, raw)
-        out = self.model.rollout(begin, (windows.shape[-2] - 1) * self.substeps, raw)
+        u = self.model.held_inputs(self.recordings, windows[..., :-1, :])
+        out = self.model.rollout(begin, (windows.shape[-2] - 1) * self.substeps, raw, u)
         misfit, solved = self._compare(self._observed(out.z), windows[..., 1:, :], raw), self._solved(out.status)
         misfit = torch.where(solved[..., None], misfit, 0.0)
         if start is None:
@@ -171,8 +172,9 @@ class WindowResidual:
             begin = model.states(first, self.recordings, rows)
             sensitivity = _rows(lambda z: model.mechanism.difference(z, z.detach()), begin, rows, change)
         with torch.no_grad():
-            out = model.rollout(begin.detach(), (windows.shape[1] - 1) * substeps, raw)
-            dz, direct = self._step_jacobians(out.z[:, :-1], raw, change.shape[-1])
+            u = model.held_inputs(self.recordings, windows[:, :-1])
+            out = model.rollout(begin.detach(), (windows.shape[1] - 1) * substeps, raw, u)
+            dz, direct = self._step_jacobians(out.z[:, :-1], u, raw, change.shape[-1])
             path = self._buffer("path", len(windows), dz.shape[1] + 1, *sensitivity.shape[1:])
             path[:, 0] = sensitivity
             for t in range(dz.shape[1]):
@@ -202,20 +204,33 @@ class WindowResidual:
         """D: numbers of a change of a sample, 12 per recorded body [dx, dv, rotation vector, dω], then joint coordinates and rates."""
         return TANGENT_SIZE * self.recordings.num_bodies + 2 * self.recordings.num_joints
 
+    @property
+    def start_units(self) -> Tensor:
+        """Units (D,) of a change of a sample: the scales, and for velocities that are not compared, those of poses over dt."""
+        s, dt = self.scales, self.recordings.dt
+        position, rotation, joint = s.position or 1e-3, s.rotation or 1e-2, s.joint or 1e-2
+        body = [(position, s.velocity or position / dt), (rotation, s.angular_velocity or rotation / dt)]
+        joints = [joint] * self.recordings.num_joints + [s.joint_velocity or joint / dt] * self.recordings.num_joints
+        numbers = [number for pair in body for number in pair for _ in range(3)] * self.recordings.num_bodies
+        return torch.tensor([*numbers, *joints], dtype=torch.float64)
+
     def correct(self, samples: Tensor, correction: Tensor) -> Tensor:
         """Samples (..., width) changed by `correction` (..., D); quaternions stay unit."""
         count = TANGENT_SIZE * self.recordings.num_bodies
         x, v, q, omega = self.recordings.bodies(samples).split((3, 3, 4, 3), dim=-1)
         dx, dv, dphi, domega = correction[..., :count].unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
         bodies = torch.cat((x + dx, v + dv, quat.multiply(q, quat.exp(dphi)), omega + domega), dim=-1).flatten(-2)
-        return torch.cat((bodies, samples[..., bodies.shape[-1] :] + correction[..., count:]), dim=-1)
+        joints = torch.cat(self.recordings.joints(samples), dim=-1) + correction[..., count:]
+        inputs = self.recordings.inputs(samples).expand(*joints.shape[:-1], -1)
+        return torch.cat((bodies, joints, inputs), dim=-1)
 
-    def _step_jacobians(self, z: Tensor, raw: Tensor, more: int) -> tuple[Tensor, Tensor]:
+    def _step_jacobians(self, z: Tensor, u: Tensor | None, raw: Tensor, more: int) -> tuple[Tensor, Tensor]:
         """∂f/∂z (N, K, 12 nb, 12 nb) and [∂f/∂raw, zeros] (N, K, 12 nb, P + more) of steps from z (N, K, 13 nb), on the tangent space.
 
-        The next call overwrites both.
+        u: (N, K, m), or None. The next call overwrites both results.
         """
         native, flat, size = self._native_sensitivity(raw), z.flatten(0, 1), TANGENT_SIZE * self.model.mechanism.num_bodies
+        held = z.new_zeros(len(flat), self.model.mechanism.num_inputs) if u is None else u.flatten(0, 1)
         by_state = self._buffer("by_state", len(flat), size, size + self.model.mechanism.num_inputs)
         by_raw = self._buffer("by_raw", len(flat), size, len(raw) + more)
         by_raw[..., len(raw) :] = 0.0
@@ -223,12 +238,11 @@ class WindowResidual:
             some = slice(first, first + CHUNK)
             rest: slice | Tensor = slice(None)
             if native is not None:
-                by_raw[some, :, : len(raw)], whole = native(flat[some], by_state[some])
+                by_raw[some, :, : len(raw)], whole = native(flat[some], held[some], by_state[some])
                 rest = (~whole).nonzero()[:, 0]  # steps that the solver split in two, or that failed
             if native is None or len(flat[some][rest]):
-                for target, values in zip(
-                    (by_state[..., :size], by_raw[..., : len(raw)]), self._reverse(flat[some][rest], raw), strict=True
-                ):
+                targets = by_state[..., :size], by_raw[..., : len(raw)]
+                for target, values in zip(targets, self._reverse(flat[some][rest], held[some][rest], raw), strict=True):
                     target[some][rest] = values
         return by_state[..., :size].unflatten(0, z.shape[:2]), by_raw.unflatten(0, z.shape[:2])
 
@@ -239,20 +253,21 @@ class WindowResidual:
             self._memory[name] = torch.empty(size, dtype=torch.float64)
         return self._memory[name][:size].view(shape)
 
-    def _reverse(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+    def _reverse(self, z: Tensor, u: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """∂f/∂z (M, 12 nb, 12 nb) and ∂f/∂raw (M, 12 nb, P) by reverse mode: any mechanism."""
         mech = self.model.mechanism
         with torch.enable_grad():
             delta = z.new_zeros(len(z), TANGENT_SIZE * mech.num_bodies).requires_grad_()
             rows = raw.expand(len(z), -1).clone().requires_grad_()
-            after = self.model.step(mech.retract(z, delta), rows).z
+            after = self.model.step(mech.retract(z, delta), rows, u=u).z
             jacobian = _rows(lambda z: mech.difference(z, z.detach()), after, delta, rows)
         return jacobian[..., : delta.shape[-1]], jacobian[..., delta.shape[-1] :]
 
-    def _native_sensitivity(self, raw: Tensor) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    def _native_sensitivity(self, raw: Tensor) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         """`_reverse` by the kernel, which has derivatives of velocities by all parameters at once.
 
-        The function writes ∂f/∂z of states z beside ∂f/∂u into its second argument. It returns ∂f/∂raw, and the steps for which both hold.
+        The function of states z and inputs u writes ∂f/∂z beside ∂f/∂u into its third argument. It
+        returns ∂f/∂raw, and the steps for which both hold.
         """
         mech = self.model.mechanism
         kernel = mech.backends.kernel(Request(mech.options))
@@ -268,9 +283,9 @@ class WindowResidual:
         parameters = Parameters(kernel.program, [t.detach() for t in stacked])
         h = mech.timestep
 
-        def sensitivity(z: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-            self.model.call("jacobians", z, raw=raw, out=out)
-            after, whole, by_numbers = velocity_sensitivity(kernel.program, kernel.request, parameters, z, chain)
+        def sensitivity(z: Tensor, u: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+            self.model.call("jacobians", z, u, raw=raw, out=out)
+            after, whole, by_numbers = velocity_sensitivity(kernel.program, kernel.request, parameters, z, u, chain)
             velocity = by_numbers.unflatten(1, (-1, 2, 3))
             # x⁺ = x + h v⁺, and q⁺ = q ⊗ [s, u] with u = h ω⁺/2. A change du turns q⁺ by 2 (s du + (u·du) u/s − u × du), body frame.
             u = 0.5 * h * after.unflatten(-1, (-1, STATE_SIZE))[..., ANGULAR_VELOCITY]
@@ -354,24 +369,64 @@ class WindowLoss(nn.Module):
 
     Args:
         model, recordings, scales: as in `WindowResidual`. robust: default the squared norm. Failed steps count nothing.
+        free_start: whether the states at the starts of windows are unknowns, too, as in `LeastSquares`: the parameter `start` (N, D), a
+            change of each sample of the recordings, in units of the scales. Calls then say with which samples their windows start:
+            ``loss(dataset[index], first=dataset.starts[index])``.
     """
 
+    start: nn.Parameter | None
+
     def __init__(
-        self, model: ParametricMechanism, recordings: Recordings, scales: Scales | None = None, robust: RobustLoss | None = None
+        self,
+        model: ParametricMechanism,
+        recordings: Recordings,
+        scales: Scales | None = None,
+        robust: RobustLoss | None = None,
+        *,
+        free_start: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.misfit = WindowResidual(model, recordings, scales)
         self.robust = robust or RobustLoss()
+        shape = len(recordings.samples), self.misfit.start_size
+        self.register_parameter("start", nn.Parameter(torch.zeros(shape, dtype=torch.float64)) if free_start else None)
 
-    def forward(self, windows: Tensor, raw: Tensor | None = None) -> Tensor:
-        """Mean of ½ ρ(|r|²) over windows (N, T + 1, width) and samples, (), at `raw` (P,), by default the model's own."""
-        return self.evaluate(windows, raw)[0]
+    def forward(self, windows: Tensor, raw: Tensor | None = None, first: Tensor | None = None) -> Tensor:
+        """Mean of ½ ρ(|r|²) over windows and samples, ().
 
-    def evaluate(self, windows: Tensor, raw: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        Args:
+            windows: (N, T + 1, width). raw: (P,); None: the model's own. first: (N,), rows of the first samples in the recordings, with
+                `free_start`.
+
+        Raises:
+            ValueError: `first` without free starts, or missing, or not that of the windows.
+        """
+        return self.evaluate(windows, raw, first)[0]
+
+    def evaluate(self, windows: Tensor, raw: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss, (), and the part of the samples that it counts, (): samples behind a failed step do not count."""
-        misfit, solved = self.misfit.evaluate(windows, raw)
+        misfit, solved = self.misfit.evaluate(windows, raw, self.starts(windows, first))
         return 0.5 * self.robust(misfit.square().sum(-1)).sum() / solved.sum().clamp_min(1), solved.to(misfit.dtype).mean()
+
+    def starts(self, windows: Tensor, first: Tensor | None) -> Tensor | None:
+        """Samples (N, width) from which windows start, changed by `start`; None where they are the recorded ones.
+
+        Raises:
+            ValueError: as `forward`.
+        """
+        if self.start is None:
+            if first is not None:
+                raise ValueError("WindowLoss: got first= without free starts; make the loss with free_start=True, or leave first out")
+            return None
+        recorded = self.misfit.recordings.samples
+        if first is None or first.shape != windows.shape[:1] or not torch.equal(recorded[first], windows[:, 0]):
+            got = None if first is None else tuple(first.shape)
+            raise ValueError(
+                f"WindowLoss(free_start=True): got first of shape {got} for {len(windows)} windows; allowed: the rows of their first "
+                "samples, (N,): loss(dataset[index], first=dataset.starts[index])"
+            )
+        return self.misfit.correct(windows[:, 0], self.misfit.start_units * self.start[first])
 
 
 def _rows(function: Callable[[Tensor], Tensor], output: Tensor, *inputs: Tensor) -> Tensor:

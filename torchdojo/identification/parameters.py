@@ -44,7 +44,8 @@ class Parameter:
     """A named unknown.
 
     Args:
-        value: the start, in physical units; a number, a sequence or a tensor, between `lower` and `upper`.
+        value: the start, in physical units; a number, a sequence or a tensor, between `lower` and `upper`. It has the shape of its fields,
+            and one number fits fields of one number, (), such as masses, as well as (1,), such as the damper of a hinge.
         fields: paths of fields that take this value, as in ``mech.named_parameters()``, with wildcards: "contacts.*.friction". None where
             only ties read the parameter.
         lower, upper: bounds, excluded; `upper` needs `lower`.
@@ -226,9 +227,18 @@ class ParametricMechanism(nn.Module):
 
     def _computed(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {
-            path: values[setter] if isinstance(setter, str) else setter(values, self._nominal[path])
+            path: self._fitting(setter, values[setter], self._nominal[path])
+            if isinstance(setter, str)
+            else setter(values, self._nominal[path])
             for path, setter in self._setters.items()
         }
+
+    def _fitting(self, name: str, value: Tensor, own: Tensor) -> Tensor:
+        """A value (..., *shape) of a parameter for a field like `own`: one number is one number, whether its shape is () or (1,)."""
+        shape = self.parameters_by_name[name].value.shape
+        if shape == own.shape or shape.numel() != 1 or own.numel() != 1:
+            return value
+        return value.reshape((*value.shape[: value.ndim - len(shape)], *own.shape))
 
     def call(self, method: str, *args: Any, raw: Tensor | None = None, added: Mapping[str, Tensor] | None = None, **kwargs: Any) -> Any:
         """`method` of the mechanism with these parameters. A batch of parameters (..., P) broadcasts with the batch of states.
@@ -247,9 +257,9 @@ class ParametricMechanism(nn.Module):
         """`Mechanism.step` with these parameters."""
         return cast(StepOutput, self.call("step", z, raw=raw, **kwargs))
 
-    def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None) -> Trajectory:
-        """`Mechanism.rollout` with these parameters."""
-        return cast(Trajectory, self.call("rollout", z, steps=steps, raw=raw))
+    def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None, u: Tensor | None = None) -> Trajectory:
+        """`Mechanism.rollout` with these parameters, under inputs u (..., steps, m)."""
+        return cast(Trajectory, self.call("rollout", z, u, steps=steps, raw=raw))
 
     def baked(self, raw: Tensor | None = None) -> Mechanism:
         """A mechanism with these parameters as plain numbers."""
@@ -267,9 +277,35 @@ class ParametricMechanism(nn.Module):
         return functools.partial(self.step, raw=raw)
 
     def forward(self, samples: Tensor, recordings: Recordings, steps: int, raw: Tensor | None = None) -> Tensor:
-        """States (..., steps + 1, 13 nb) of rollouts from recorded samples (..., width), one per sample of the recording."""
+        """States (..., steps + 1, 13 nb) of rollouts from recorded samples (..., width), one per sample of the recording.
+
+        Raises:
+            DataError: recordings with inputs, which a single sample does not have for several steps; use `WindowResidual`.
+        """
+        if recordings.num_inputs:
+            raise DataError("ParametricMechanism(samples): the recording has inputs; compare windows instead, WindowResidual(model, data)")
         substeps = self.substeps(recordings)
         return self.rollout(self.states(samples, recordings, raw), steps * substeps, raw).z[..., ::substeps, :]
+
+    def recorded_inputs(self, recordings: Recordings, samples: Tensor | None = None) -> Tensor | None:
+        """Inputs (..., m) of samples (..., width), by default all; None where the recording has none.
+
+        Raises:
+            DataError: another number of inputs than the mechanism has.
+        """
+        if not recordings.num_inputs:
+            return None
+        if recordings.num_inputs != self.mechanism.num_inputs:
+            raise DataError(
+                f"the recording has {recordings.num_inputs} inputs; this mechanism has {self.mechanism.num_inputs}, in the order of "
+                f"{list(self.mechanism.input_layout)}"
+            )
+        return recordings.inputs(samples)
+
+    def held_inputs(self, recordings: Recordings, samples: Tensor) -> Tensor | None:
+        """Inputs (..., K substeps, m) of the steps from samples (..., K, width), each held over the steps to the next; or None."""
+        inputs = self.recorded_inputs(recordings, samples)
+        return None if inputs is None else inputs.repeat_interleave(self.substeps(recordings), dim=-2)
 
     # -- recorded samples ----------------------------------------------------------------------------------------------------------------
 
@@ -290,7 +326,7 @@ class ParametricMechanism(nn.Module):
         return count
 
     def states(self, samples: Tensor, recordings: Recordings, raw: Tensor | None = None) -> Tensor:
-        """States z (..., 13 nb) of recorded samples (..., 13 b + 2 j), in the mechanism's own convention of velocities.
+        """States z (..., 13 nb) of recorded samples (..., 13 b + 2 j + m), in the mechanism's own convention of velocities.
 
         With joint coordinates, bodies behind joints follow from the mechanism's kinematics and so from its parameters.
 
@@ -343,7 +379,7 @@ class ParametricMechanism(nn.Module):
         for name in mech.tree_joints:
             if name in floating:
                 x, v, q, omega = body[..., b, :].split((3, 3, 4, 3), dim=-1)
-                pieces.append((torch.cat((x, quat.rotation_vector(q)), -1), torch.cat((v, omega), -1)))
+                pieces.append((torch.cat((x, quat.rotation_vector(q)), -1), torch.cat((v, quat.rotate(q, omega)), -1)))
                 b += 1
             elif name in counts:
                 pieces.append((angle[..., j : j + counts[name]], rate[..., j : j + counts[name]]))

@@ -97,8 +97,8 @@ def convex_hull(points: np.ndarray) -> np.ndarray:
 
 
 def quartile_throws(rollout: OpenLoop) -> list[int]:
-    """Three trajectories, at the quartiles of the mean position error."""
-    order = trajectory_means(rollout.position, rollout.offsets).argsort(stable=True).tolist()
+    """Three trajectories, at the quartiles of the mean error."""
+    order = trajectory_means(rollout.main, rollout.offsets).argsort(stable=True).tolist()
     return [order[round(part * (len(order) - 1))] for part in (0.25, 0.5, 0.75)]
 
 
@@ -113,13 +113,17 @@ def motions(body: Tensor) -> dict[str, np.ndarray]:
 
 
 def draw(report: FitReport, folder: Path) -> list[Path]:
-    """Write open_loop_error.png, geometry.png and rollouts.png, which show fitted beside nominal on throws held back."""
+    """Write open_loop_error.png, geometry.png and rollouts.png, which show fitted beside nominal on throws held back.
+
+    Without recorded bodies, there is no rollouts.png, which shows the motion of one.
+    """
     data, rollouts = report.recordings["validation"], {name: parts["validation"] for name, parts in report.rollouts.items()}
     figures = {
         "open_loop_error": _errors(rollouts, data.dt),
         "geometry": _geometry({name: outlines(model.baked()) for name, model in report.models.items()}),
-        "rollouts": _rollouts(report, rollouts, data),
     }
+    if data.num_bodies:
+        figures["rollouts"] = _rollouts(report, rollouts, data)
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{name}.png")

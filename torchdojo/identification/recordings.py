@@ -10,13 +10,15 @@ A file holds N samples of all trajectories, one after another, at a constant rat
 | angular_velocity | as position | body frame [rad/s]; optional |
 | joint_angle | (N,) or (N, j) | coordinates of joints [rad, m]; with them, only floating bodies are recorded; optional |
 | joint_velocity | as joint_angle | [rad/s, m/s]; optional |
+| input | (N, m) | inputs u of the mechanism [N, N·m], held from each sample to the next one; optional: none act |
 | offsets | (n + 1,) | first row of each trajectory, whole numbers from 0 to N |
 | throw_id | (n,) | number of the physical throw of each trajectory, for splits and tilts; optional: `toss_index`, or else the position |
 | toss_index | (n,) | number of each trajectory in the source of the file; optional |
 | dt | () | time between samples [s] |
 
 Other scalars (mass, half_side, ...) are kept as `numbers`. Bodies and joint coordinates come in the order of the mechanism. Without
-`joint_angle`, the file has one recorded body for each body of the mechanism. With `joint_angle`, it has one for each `Floating` joint.
+`joint_angle`, the file has one recorded body for each body of the mechanism. With `joint_angle`, it has one for each `Floating` joint: none
+where the base is fixed, and position and quaternion may then be left out.
 Quaternions may have either sign: joints between recorded bodies start at the angles of `Mechanism.unwind`.
 
 Velocities are backward differences, x[k+1] − x[k] = dt v[k+1] and q[k+1] = q[k] exp(dt ω[k+1]), as in the variational integrator. Where
@@ -39,13 +41,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from torchdojo import quaternion as quat
+from torchdojo.runs import check_arrays
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY
 
 __all__ = ["DataError", "Recordings", "WindowDataset", "read_recordings"]
 
 WIDTHS = {"position": 3, "linear_velocity": 3, "quaternion": 4, "angular_velocity": 3}
 NUMBERS_OF_THROWS = ("throw_id", "toss_index")  # the first one that a file has
-REQUIRED = ("position", "quaternion", "offsets", "dt")
+REQUIRED = ("offsets", "dt")
+POSE = ("position", "quaternion")  # required, too, where a file has no `joint_angle`
 UNIT_TOLERANCE = 1e-6
 
 
@@ -57,8 +61,9 @@ class DataError(ValueError):
 class Recordings:
     """Recorded trajectories.
 
-    samples: (N, 13 b + 2 j), per recorded body [x(3) m, v(3) m/s, q(4) wxyz, ω(3) rad/s], then joint coordinates, then their rates.
-    offsets: (n + 1,), throw_id: (n,), both int64. dt: [s]. num_bodies, num_joints: b and j. numbers: the file's other scalars.
+    samples: (N, 13 b + 2 j + m), per recorded body [x(3) m, v(3) m/s, q(4) wxyz, ω(3) rad/s], then joint coordinates, their rates, and
+        the inputs that are held until the next sample.
+    offsets: (n + 1,), throw_id: (n,), both int64. dt: [s]. num_bodies, num_joints, num_inputs: b, j, m. numbers: the file's other scalars.
     numbered_by: the array that `throw_id` comes from, "throw_id", "toss_index", or "position" where a file has neither.
     """
 
@@ -70,6 +75,7 @@ class Recordings:
     num_joints: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
     numbered_by: str = "throw_id"
+    num_inputs: int = 0
 
     def __len__(self) -> int:
         """Number of trajectories."""
@@ -81,15 +87,20 @@ class Recordings:
         return self.offsets.diff()
 
     def bodies(self, samples: Tensor | None = None) -> Tensor:
-        """Recorded bodies of samples (..., 13 b + 2 j), (..., b, 13)."""
+        """Recorded bodies of samples (..., 13 b + 2 j + m), (..., b, 13)."""
         samples = self.samples if samples is None else samples
         return samples[..., : STATE_SIZE * self.num_bodies].unflatten(-1, (self.num_bodies, STATE_SIZE))
 
     def joints(self, samples: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Joint coordinates and rates of samples, each (..., j)."""
         samples = self.samples if samples is None else samples
-        angle, rate = samples[..., STATE_SIZE * self.num_bodies :].tensor_split(2, dim=-1)
-        return angle, rate
+        first, count = STATE_SIZE * self.num_bodies, self.num_joints
+        return samples[..., first : first + count], samples[..., first + count : first + 2 * count]
+
+    def inputs(self, samples: Tensor | None = None) -> Tensor:
+        """Inputs of samples [N, N·m], (..., m), held until the next sample."""
+        samples = self.samples if samples is None else samples
+        return samples[..., STATE_SIZE * self.num_bodies + 2 * self.num_joints :]
 
     def select(self, trajectories: Sequence[int] | Tensor) -> Recordings:
         """Some of the trajectories, in the given order.
@@ -114,7 +125,15 @@ class Recordings:
 
         This serves recordings whose heading in the world is unknown, of throws that were all made the same way. A slope of the world is
         then the same in the frames of all throws.
+
+        Raises:
+            DataError: recordings without a body, or with inputs, which may be forces in the frame of the world.
         """
+        if self.num_inputs or not self.num_bodies:
+            raise DataError(
+                f"with_heading: got {self.num_bodies} recorded bodies and {self.num_inputs} inputs; allowed: bodies, and no inputs. Leave "
+                "the recordings as they are"
+            )
         start = self.bodies()[self.offsets[:-1], 0, 3:5]
         half = -0.5 * torch.atan2(start[:, 1], start[:, 0]).repeat_interleave(self.lengths)[:, None]
         return turned(self, torch.cat((half.cos(), torch.zeros_like(half).expand(-1, 2), half.sin()), dim=-1))
@@ -188,11 +207,10 @@ def read_recordings(path: str | Path) -> Recordings:
         raise DataError(f"no file {str(path)!r}")
     try:
         archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array")
+        check_arrays(archive)
         with archive:
             arrays = {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, struct.error) as error:
+    except (ValueError, OSError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error) as error:
         raise DataError(f"{path} is not an .npz file of plain arrays, or is damaged ({error})") from error
     return recordings_of(arrays, str(path))
 
@@ -203,29 +221,35 @@ def recordings_of(arrays: dict[str, np.ndarray], label: str = "data") -> Recordi
     Raises:
         DataError: as `read_recordings`.
     """
-    missing = [name for name in REQUIRED if name not in arrays]
+    required = REQUIRED if "joint_angle" in arrays and not any(name in arrays for name in POSE) else (*POSE, *REQUIRED)
+    missing = [name for name in required if name not in arrays]
     if missing:
         raise DataError(f"{label} lacks {', '.join(missing)}; it has {', '.join(arrays) or 'nothing'}")
     dt = _positive(label, "dt", arrays["dt"])
-    position = np.asarray(arrays["position"])
-    count, bodies = (position.shape[0] if position.ndim else 0), (position.shape[1] if position.ndim == 3 else 1)
+    if "position" in required:
+        position = np.asarray(arrays["position"])
+        count, bodies = (position.shape[0] if position.ndim else 0), (position.shape[1] if position.ndim == 3 else 1)
+    else:
+        count, bodies = np.atleast_1d(arrays["joint_angle"]).shape[0], 0
+        arrays = {**arrays, **{name: np.zeros((count, 0, WIDTHS[name])) for name in POSE}}
     columns = {name: _array(label, name, arrays[name], count, bodies, width) for name, width in WIDTHS.items() if name in arrays}
     norm = torch.linalg.vector_norm(columns["quaternion"], dim=-1)
-    if count and float((norm - 1).abs().max()) > UNIT_TOLERANCE:
+    if norm.numel() and float((norm - 1).abs().max()) > UNIT_TOLERANCE:
         row = int((norm - 1).abs().amax(-1).argmax())
         raise DataError(f"{label}: quaternion row {row} has length {float(norm[row].max()):.6g}; allowed: unit quaternions wxyz")
     angle, rate = _joint_arrays(label, arrays, count)
+    inputs = _rows(label, "input", arrays["input"], count, "inputs") if "input" in arrays else torch.zeros(count, 0, dtype=torch.float64)
     offsets = _offsets(label, arrays["offsets"], count)
-    rates = [name in columns for name in ("linear_velocity", "angular_velocity")] + [rate is not None] * (angle is not None)
+    rates = [name in columns for name in ("linear_velocity", "angular_velocity") if bodies] + [rate is not None] * (angle is not None)
     angle = torch.zeros(count, 0, dtype=torch.float64) if angle is None else angle
     throw_id, numbered_by = _throw_id(label, arrays, len(offsets) - 1)
-    described = {"offsets", "dt", *NUMBERS_OF_THROWS, "joint_angle", "joint_velocity", *WIDTHS}
+    described = {"offsets", "dt", *NUMBERS_OF_THROWS, "joint_angle", "joint_velocity", "input", *WIDTHS}
     numbers = {name: float(v.item()) for name, v in arrays.items() if name not in described and v.size == 1 and v.dtype.kind in "fiu"}
     columns.setdefault("linear_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
     columns.setdefault("angular_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
     packed = torch.cat([columns[name] for name in WIDTHS], dim=-1).flatten(1)
-    samples = torch.cat((packed, angle, torch.full_like(angle, torch.nan) if rate is None else rate), dim=-1)
-    recordings = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers, numbered_by)
+    samples = torch.cat((packed, angle, torch.full_like(angle, torch.nan) if rate is None else rate, inputs), dim=-1)
+    recordings = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers, numbered_by, inputs.shape[-1])
     if all(rates):
         return recordings
     if any(rates):
@@ -256,8 +280,8 @@ def with_differences(recordings: Recordings) -> Recordings:
     turn = quat.multiply(quat.conjugate(body[:-1, :, ORIENTATION]), body[1:, :, ORIENTATION])
     body[1:, :, ANGULAR_VELOCITY] = quat.rotation_vector(turn) / recordings.dt
     angle = samples[:, split : split + count]
-    samples = torch.cat((body.flatten(1), angle, torch.full_like(angle, torch.nan)), dim=-1)
-    samples[1:, split + count :] = wrapped(angle.diff(dim=0)) / recordings.dt
+    samples = torch.cat((body.flatten(1), angle, torch.full_like(angle, torch.nan), recordings.inputs()), dim=-1)
+    samples[1:, split + count : split + 2 * count] = wrapped(angle.diff(dim=0)) / recordings.dt
     kept = torch.ones(len(samples), dtype=torch.bool)
     kept[recordings.offsets[:-1]] = False
     offsets = recordings.offsets - torch.arange(len(recordings.offsets))
@@ -272,8 +296,9 @@ def wrapped(angle: Tensor) -> Tensor:
 class WindowDataset(Dataset[Tensor]):
     """Windows of `horizon` + 1 consecutive samples of one trajectory each.
 
-    Item i is (horizon + 1, 13 b + 2 j); items of a tensor of numbers (B,) are (B, horizon + 1, 13 b + 2 j). A horizon of 1 gives the
-    triplets of Howell et al. (2025, eq. 55-57): a sample, the one before in its velocity, and the one after.
+    Item i is (horizon + 1, 13 b + 2 j + m); items of a tensor of numbers (B,) are (B, horizon + 1, 13 b + 2 j + m). A horizon of 1 gives
+    the triplets of Howell et al. (2025, eq. 55-57): a sample, the one before in its velocity, and the one after. `starts` (windows,) has
+    the rows of the first samples.
 
     Args:
         horizon: steps from the first sample of a window to its last. stride: samples between starts of windows.
@@ -307,7 +332,7 @@ class WindowDataset(Dataset[Tensor]):
         return self.recordings.samples[self.starts[index][..., None] + torch.arange(self.horizon + 1)]
 
     def stack(self) -> Tensor:
-        """All windows, (windows, horizon + 1, 13 b + 2 j)."""
+        """All windows, (windows, horizon + 1, 13 b + 2 j + m)."""
         return self[:]
 
 
@@ -354,13 +379,18 @@ def _joint_arrays(label: str, arrays: dict[str, np.ndarray], count: int) -> tupl
         if array is None:
             columns.append(None)
             continue
-        if array.ndim not in (1, 2) or len(array) != count or array.dtype.kind not in "fiu":
-            raise DataError(f"{label}: {name} is {array.dtype} {array.shape}; allowed: numbers ({count},) or ({count}, joint coordinates)")
-        columns.append(_finite(label, name, array).reshape(count, -1))
+        columns.append(_rows(label, name, array, count, "joint coordinates"))
     angle, rate = columns
     if rate is not None and (angle is None or angle.shape != rate.shape):
         raise DataError(f"{label}: joint_velocity needs a joint_angle of the same shape, which is {None if angle is None else angle.shape}")
     return angle, rate
+
+
+def _rows(label: str, name: str, array: np.ndarray, count: int, what: str) -> Tensor:
+    """Numbers (count, n), one row per sample."""
+    if array.ndim not in (1, 2) or len(array) != count or array.dtype.kind not in "fiu":
+        raise DataError(f"{label}: {name} is {array.dtype} {array.shape}; allowed: numbers ({count},) or ({count}, {what})")
+    return _finite(label, name, array).reshape(count, -1 if array.size else array.shape[-1])
 
 
 def _offsets(label: str, offsets: np.ndarray, count: int) -> Tensor:

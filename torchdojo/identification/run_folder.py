@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 import torchdojo
 from torchdojo.identification.user_object import full_name
+from torchdojo.runs import locked, write_atomically
 
-__all__ = ["RUN", "begin_run", "write_atomically"]
+__all__ = ["RUN", "begin_run"]
 
 RUN = "run.json"
 
@@ -33,16 +32,16 @@ def begin_run(folder: Path, description: dict[str, Any], data: Path, resume: boo
     # Sums of several threads differ in their last bits.
     run = {"torchdojo": torchdojo.__version__, "threads": torch.get_num_threads(), "data_sha256": digest, "description": description}
     if not resume:
-        if path.exists():
-            raise ValueError(f"{label} holds a run; give --resume to go on with it, or another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: file.write((json.dumps(run, indent=2) + "\n").encode()))
+        with locked(folder):
+            if path.exists():
+                raise ValueError(f"{label} holds a run; give --resume to go on with it, or another folder")
+            write_atomically(path, lambda file: file.write((json.dumps(run, indent=2) + "\n").encode()))
         return
     if not path.exists():
         raise ValueError(f"--resume: {label} holds no run; leave --resume out to begin one")
     try:
         before = identity(json.loads(path.read_text()))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"--resume: {path} is damaged ({error}); begin again in another folder") from error
     now = identity(run)
     different = [f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in {**before, **now} if before.get(key) != now.get(key)]
@@ -63,14 +62,3 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     if items is None or not values:
         return {prefix: values}
     return {path: leaf for key, value in items for path, leaf in flat(value, f"{prefix}.{key}".lstrip(".")).items()}
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a file so that it is the old one or completely the new one, whenever the process or the machine dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

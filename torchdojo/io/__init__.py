@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from torchdojo.io.mjcf.description import read_mjcf
 from torchdojo.io.mjcf.load import load_mjcf
 from torchdojo.io.mjcf.state import mjcf_state
+from torchdojo.io.report import LoadEntry, LoadReport
 from torchdojo.io.urdf.load import load_urdf
+from torchdojo.io.xmlfile import read_xml
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["load", "load_mjcf", "load_urdf", "mjcf_state", "read_mjcf"]
+__all__ = ["LoadEntry", "LoadReport", "load", "load_mjcf", "load_urdf", "mjcf_state", "read_mjcf"]
 
 
 def load(path: str | Path, **options: Any) -> Mechanism:
@@ -45,12 +46,7 @@ def _root(path: Path) -> str:
     Raises:
         ValueError: neither a robot nor a MuJoCo model.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"robot file {str(path)!r} does not exist (working directory {str(Path.cwd())!r})")
-    try:
-        tag = next(str(element.tag) for _, element in ElementTree.iterparse(path, events=("start",)))
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{path}: malformed XML: {error}") from error
+    tag = str(read_xml(path, "robot").tag)
     if tag not in ("robot", "mujoco"):
         raise ValueError(f"{path}: the root element is <{tag}>; allowed: <mujoco> (MJCF) or <robot> (URDF)")
     return tag

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchdojo.geometry.hulls import Hull, MeshSource
+from torchdojo.io.report import Effect, Findings
 from torchdojo.io.robot import Array
 
 __all__ = ["MESH_MODES", "Folders", "MeshMode", "MeshReader", "MeshReference", "check_mode", "find_mesh", "mesh_vertices", "read_mesh"]
@@ -82,10 +83,12 @@ class MeshReader:
             remedy = "mesh_path=FOLDER adds a folder to look in, mesh='skip' goes on without it"
             raise type(error)(f"{self.robot}: collision mesh of {self.part} {owner!r}: {error}; {remedy}") from error
 
-    def note(self) -> tuple[str, ...]:
-        """What is left out, in words."""
-        names = ", ".join(dict.fromkeys(self.skipped))
-        return (f"{self.robot}: mesh collision geometry is skipped (those {self.part}s make no contact): {names}",) if names else ()
+    def report(self, findings: Findings, effect: Effect) -> None:
+        """Report what is left out, and whether the motion depends on it."""
+        reason = f"mesh=None: those {self.part}s make no contact with them"
+        if self.mode is not None:
+            reason = f"they are not there or cannot be read, so those {self.part}s make no contact with them; mesh='hull' refuses this"
+        findings.add("ignored", "collision meshes", dict.fromkeys(self.skipped), reason, effect)
 
 
 def find_mesh(name: str, robot: Path, further: Folders = ()) -> Path:
@@ -109,7 +112,7 @@ def find_mesh(name: str, robot: Path, further: Folders = ()) -> Path:
     near = [*(Path(folder).expanduser() for folder in given), own]
     packages = [Path(folder) for folder in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if folder]
     folders = list(dict.fromkeys([*near, *own.parents, *packages]))
-    parts = PurePosixPath(text.split("://")[-1]).parts
+    parts = PurePosixPath(text.split("://")[-1].lstrip("/")).parts  # some write package:///PACKAGE/PATH
     for start in range(len(parts)):
         tail = Path(*parts[start:])
         for folder in near if start and len(tail.parts) == 1 else folders:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,18 +24,24 @@ from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint import TURN
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
+from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
-from torchdojo.parameters import warn_user
 from torchdojo.quaternion import from_rotation_matrix
+from torchdojo.state.minimal import to_maximal
+from torchdojo.structure import Structure
 
-__all__ = ["BodyInfo", "ContactInfo", "CouplingInfo", "JointInfo", "LinkInfo", "RobotInfo", "assemble"]
+__all__ = ["BodyInfo", "ContactInfo", "CouplingInfo", "Ground", "JointInfo", "LinkInfo", "RobotInfo", "assemble", "bodies_on_ground"]
 
 Array = NDArray[np.float64]
 Pose = tuple[Array, Array]  # (3, 3) rotation and (3,) position [m]
 Key = TypeVar("Key", bound=Hashable)
+Ground = bool | Literal["auto"]
 
 Z_AXIS = np.array([0.0, 0.0, 1.0])
 ROUNDED_TURN = 1e-3  # [rad] files write 2π with so many digits
+BALL_DENSITY = 1000.0  # [kg/m^3] of water, of which robots float or sink a little
+NO_INERTIA = 1e-10  # principal moment, relative to the largest or a ball's, that counts as zero
+TOUCHING = 1e-9  # [m] rounding of a contact that starts on its surface
 FRICTION = 0.5  # of contacts to which neither the file nor the caller gives a coefficient
 
 
@@ -110,6 +116,7 @@ class ContactInfo:
     friction: float | None = FRICTION  #: None: a contact without friction
     normal: Array = field(default_factory=Z_AXIS.copy)  #: (3,) unit vector, world frame
     offset: float = 0.0  #: of the plane along its normal [m]
+    options: dict[str, Any] = field(default_factory=dict)  #: laws of the contact: restitution, stiffness, torsional_friction, ...
 
 
 @dataclass(frozen=True)
@@ -123,8 +130,9 @@ class RobotInfo:
     joints: dict[str, JointInfo]
     couplings: dict[str, CouplingInfo]
     contacts: dict[str, ContactInfo]  #: of the collision geometry
-    contact_notes: tuple[str, ...]  #: in words: the collision geometry that makes no contact
+    contact_notes: tuple[LoadEntry | str, ...]  #: on collision geometry; they count where contacts are made of it
     scenery: tuple[Visual, ...]  #: what the file shows of the world, in the world frame
+    findings: Findings = field(default_factory=Findings, kw_only=True)  #: what differs from the file otherwise
 
 
 # -- what readers share ------------------------------------------------------------------------------------------------------------------
@@ -178,28 +186,53 @@ def composed_inertia(parts: Sequence[tuple[float, Array, Array]]) -> tuple[float
 
 
 def repaired_inertia(path: Path, name: str, inertia: Array) -> tuple[Array, str]:
+    """`possible_inertia`, with a message that names the file and the body."""
+    repaired, change = possible_inertia(inertia)
+    return repaired, f"{path}: inertia of {name!r} repaired: {change}" if change else ""
+
+
+def possible_inertia(inertia: Array, mass: float = 0.0) -> tuple[Array, str]:
     """The nearest inertia (3, 3) that a body can have, and what changed, in words: nothing where the given one is possible."""
-    repaired = nearest_possible_inertia(inertia)
+    repaired = nearest_possible_inertia(inertia, mass)
     if repaired is inertia:
         return inertia, ""
     before, after = (np.array2string(np.linalg.eigvalsh(matrix), precision=6) for matrix in (inertia, repaired))
-    size = np.linalg.norm(repaired - inertia) / np.linalg.norm(inertia)
-    return repaired, f"{path}: inertia of {name!r} repaired: principal moments {before} -> {after} kg m^2, a change of {100 * size:.2g} %"
+    size = np.linalg.norm(repaired - inertia) / max(float(np.linalg.norm(inertia)), 1e-300)
+    return repaired, f"principal moments {before} -> {after} kg m^2, a change of {100 * size:.2g} %"
 
 
-def nearest_possible_inertia(inertia: Array) -> Array:
+def nearest_possible_inertia(inertia: Array, mass: float = 0.0) -> Array:
     """The inertia whose second moments of mass, all of which must be positive, are nearest to the second moments of the given matrix.
 
     An inertia that a rigid body can have is returned as it is. The second moments are S = tr(I)/2 - I: a negative one violates the triangle
-    inequality.
+    inequality. Where none is positive, they become those of a ball of that `mass` [kg].
     """
     second = np.trace(inertia) / 2.0 * np.eye(3) - inertia
     moments, axes = np.linalg.eigh(second)
-    floor = 1e-6 * moments.max()
+    floor = 1e-6 * moments.max() if moments.max() > 0.0 else ball_inertia(mass) / 2.0
     if moments.min() >= 0.0 or floor <= 0.0:
         return inertia
     second = (axes * np.maximum(moments, floor)) @ axes.T
     return np.asarray(np.trace(second) * np.eye(3) - second)
+
+
+def positive_inertia(inertia: Array, mass: float) -> tuple[Array, str]:
+    """An inertia without principal moments of zero, and what changed, in words: zeros become those of a small ball of that `mass`.
+
+    Files write zero where they know nothing, or for the thin axis of a rod. A step has to divide by it. Negative moments stay.
+    """
+    moments, ball = np.linalg.eigvalsh(inertia), ball_inertia(mass)
+    if abs(moments[0]) > NO_INERTIA * max(moments[2], ball):
+        return inertia, ""
+    second, axes = np.linalg.eigh(np.trace(inertia) / 2.0 * np.eye(3) - inertia)
+    second = (axes * np.where(second < ball / 2.0, ball / 2.0, second)) @ axes.T
+    reason = f"a principal moment of zero becomes that of a ball of the same mass and {BALL_DENSITY:g} kg/m^3"
+    return np.asarray(np.trace(second) * np.eye(3) - second), reason
+
+
+def ball_inertia(mass: float) -> float:
+    """Moment of inertia of a homogeneous ball of the mass [kg] and 1000 kg/m^3 [kg m^2]."""
+    return 0.4 * mass * (3.0 * mass / (4.0 * math.pi * BALL_DENSITY)) ** (2.0 / 3.0)
 
 
 def closing_joint(name: str, kind: str, ends: Sequence[tuple[LinkInfo, Pose]], axis: Array, options: dict[str, Any]) -> JointInfo | None:
@@ -219,26 +252,50 @@ def closing_joint(name: str, kind: str, ends: Sequence[tuple[LinkInfo, Pose]], a
     return JointInfo(name, kind, parent, child, parent_anchor, child_anchor, parent_axes @ child_axes.T, child_axes @ axis, options)
 
 
+def bodies_on_ground(ground: Ground, planes: int, joints: Mapping[str, JointInfo]) -> set[str]:
+    """Bodies that touch the ground z = 0, which a file may leave unsaid; the planes of a file are not meant.
+
+    Args:
+        ground: "auto": in a file without planes, the bodies of trees that float. True: all of them. False: none.
+        planes: number of planes that the file has. joints: in tree order.
+
+    Raises:
+        ValueError: an unknown value of `ground`.
+    """
+    if ground not in ("auto", True, False):
+        raise ValueError(f"ground is {ground!r}; allowed: 'auto', True (the plane z = 0) or False (no plane z = 0)")
+    if ground is False or (planes and ground == "auto"):
+        return set()
+    bodies: set[str | None] = set()
+    for joint in joints.values():
+        if joint.parent in bodies or (joint.parent is None and (ground is True or joint.kind == "Floating")):
+            bodies.add(joint.child)
+    return {body for body in bodies if body is not None}
+
+
 # -- assembly ----------------------------------------------------------------------------------------------------------------------------
 
 
-def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str) -> Mechanism:
-    """Build the mechanism that a description says, and warn of collision geometry that makes no contact.
+def assemble(
+    robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str, ground: Ground = "auto"
+) -> Mechanism:
+    """Build the mechanism that a description says, with its `load_report`. `announce` (report.py) then warns of it, or refuses it.
 
     Args:
         contacts: "collision": the contacts of the description. None or a mapping: see `torchdojo.io.load_urdf`.
         friction: coefficient of the contacts made here; None: the description's.
         timestep: [s]. gravity: (3,) [m/s^2], world frame.
         part: name of a link in the words of the format. remedy: for an inertia that no body can have.
+        ground: False: nobody expects contacts with the ground.
 
     Raises:
         ValueError: unknown names, impossible numbers; the message names the file and the element.
     """
     if isinstance(contacts, str) and contacts != "collision":
         raise ValueError(f"contacts is {contacts!r}; allowed: 'collision', None, or a mapping from names to contacts")
+    notes: tuple[LoadEntry | str, ...] = ()
     if contacts == "collision":
-        for note in robot.contact_notes:
-            warn_user(note)
+        notes = robot.contact_notes
         modules = {name: _contact(info, friction) for name, info in robot.contacts.items()}
     else:
         given = FRICTION if friction is None else friction
@@ -252,7 +309,33 @@ def assemble(robot: RobotInfo, *, contacts: Any, friction: float | None, timeste
         gravity=gravity,
     )
     mech.scenery = robot.scenery
+    told = [LoadEntry("ignored", "collision geometry", 1, (), note) if isinstance(note, str) else note for note in notes]
+    start = _contacts_at_the_start(robot, mech, contacts == "collision" and ground is not False)
+    mech.load_report = LoadReport(robot.path, (*robot.findings.entries(), *told, *start))
     return mech
+
+
+def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) -> tuple[LoadEntry, ...]:
+    """What a user should know of the contacts: some that hold a robot on a fixed base from the start, none where it floats."""
+    findings = Findings()
+    floating = [joint.child for joint in robot.joints.values() if joint.parent is None and joint.kind == "Floating"]
+    if floating and expected and not mech.contacts:
+        reason = "the robot has no contact with the ground and falls; contacts= gives it some, contacts=None says that none are wanted"
+        findings.add("used", "floating base", floating, reason, "structure")
+    free = bodies_on_ground("auto", 0, robot.joints)
+    if not free.issuperset(getattr(contact, "body", None) for contact in mech.contacts.values()):
+        zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)
+        # The reference computes it, since the kernel would have to be compiled first.
+        z = to_maximal(mech.tree_order(), mech.num_bodies, zeros, zeros, mech.timestep.detach().flatten()[0])
+        distances = Structure.distances(mech, z).detach().reshape(-1, len(mech.contacts)).amin(0).tolist()
+        touching = [
+            name
+            for (name, contact), distance in zip(mech.contacts.items(), distances, strict=True)
+            if contact.body not in free and distance <= TOUCHING
+        ]
+        reason = "they start at or below their surface with coordinates zero, and may lock the robot; ground=False leaves out z = 0"
+        findings.add("used", "contacts", touching, reason, "structure")
+    return findings.entries()
 
 
 def _body(robot: RobotInfo, info: BodyInfo, part: str, remedy: str) -> Body:
@@ -298,8 +381,8 @@ def _coupling(info: CouplingInfo) -> JointCoupling:
 def _contact(info: ContactInfo, friction: float | None) -> Contact:
     place: dict[str, Any] = {"point": info.point.tolist(), "radius": info.radius, "normal": info.normal.tolist(), "offset": info.offset}
     if info.friction is None:
-        return ImpactContact(info.body, **place)
-    return NonlinearContact(info.body, friction=info.friction if friction is None else friction, **place)
+        return ImpactContact(info.body, **place, **info.options)
+    return NonlinearContact(info.body, friction=info.friction if friction is None else friction, **place, **info.options)
 
 
 def _given_contact(robot: RobotInfo, name: str, value: Any, friction: float) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchdojo.evaluation.experiment import Line
+from torchdojo.runs.metrics import number, read_rows
 
 __all__ = ["Curve", "Spread", "band", "crossing", "read_curve", "value_at"]
 
@@ -33,15 +33,16 @@ class Curve(NamedTuple):
 
 
 def read_curve(path: Path) -> Curve:
-    """The rows of a metrics.csv that have an evaluation; a file that does not exist has none."""
-    rows = list[dict[str, str]]()
-    if path.exists():
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if any(row[name] for name in row if name.startswith(MEASURED))]
+    """The rows of a metrics.csv that have an evaluation; a file that does not exist has none.
+
+    Raises:
+        ValueError: a damaged file.
+    """
+    rows = [row for row in read_rows(path) if any(row[name] for name in row if name.startswith(MEASURED))]
     names = [name for name in (rows[0] if rows else ()) if name.startswith(MEASURED)]
 
     def column(name: str) -> Array:
-        return np.array([float(row[name] or "nan") for row in rows])
+        return np.array([number(row, name, path, math.nan if name.startswith(MEASURED) else None) for row in rows])
 
     return Curve(column("samples"), column("cpu_seconds"), {name.removeprefix(MEASURED): column(name) for name in names})
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import sys
 import time
 from collections.abc import Mapping
@@ -24,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo.envs import Env
-from torchdojo.identification.run_folder import write_atomically
 from torchdojo.learning.networks import Actor, Normalizer, perceptron
 from torchdojo.learning.runs import Policy, Run
+from torchdojo.runs import read_checkpoint, save_checkpoint
 
 __all__ = ["PPO", "RslEnv", "Settings", "load_policy", "train"]
 
@@ -259,7 +258,7 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
     env.reset(stagger=True)  # so that episodes do not all end in the same iteration
     ppo, seconds = PPO(env, settings, config.seed), 0.0
     if resume and run.checkpoint.exists():
-        checkpoint = read_checkpoint(run.checkpoint)
+        checkpoint = read_checkpoint_of_ppo(run.checkpoint)
         ppo.load_state_dict(checkpoint)
         seconds = checkpoint["cpu_seconds"]
     run.keep_metrics(ppo.samples)
@@ -278,7 +277,7 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
                 row |= run.evaluation_row(ppo.policy())
             run.add_metrics(row)
             if ppo.iterations % CHECKPOINT_EVERY == 0 or ppo.samples >= settings.samples:
-                write_atomically(run.checkpoint, functools.partial(torch.save, {**ppo.state_dict(), "cpu_seconds": seconds}))
+                save_checkpoint(run.checkpoint, {**ppo.state_dict(), "cpu_seconds": seconds})
             bar.update(ppo.samples - before)
     statistics = {name: env.statistics[name] for name in ("flagged", "split", "resets", "episodes")}
     return {"samples": ppo.samples, "cpu_seconds": seconds, **statistics}
@@ -290,7 +289,7 @@ def load_policy(run: Run) -> Policy:
     Raises:
         ValueError: a damaged checkpoint, or one of another observation space.
     """
-    state = read_checkpoint(run.checkpoint)["actor"]
+    state = read_checkpoint_of_ppo(run.checkpoint)["actor"]
     env = run.config.make_env(1, pool=1)
     actor = Actor(env.num_obs, env.num_actions, run.settings.actor, run.settings.std)
     seen = len(state["normalizer.mean"])
@@ -300,18 +299,13 @@ def load_policy(run: Run) -> Policy:
     return actor.requires_grad_(False)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint_of_ppo(path: Path) -> dict[str, Any]:
     """A checkpoint of a run of PPO.
 
     Raises:
         ValueError: it is damaged, or one of something else.
     """
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-        checkpoint["iterations"], checkpoint["actor"]["normalizer.mean"]
-    except Exception as error:  # a damaged pickle can raise almost anything
-        raise ValueError(f"{path} is damaged, or no checkpoint of PPO ({type(error).__name__}); begin again in another folder") from error
-    return checkpoint
+    return read_checkpoint(path, "PPO", [("iterations",), ("actor", "normalizer.mean")])
 
 
 def _finished(env: Env) -> tuple[int, float]:

@@ -19,7 +19,6 @@ AGS tries W itself in N episodes, and steps along the gradients of their returns
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 import time
@@ -31,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo.envs import Env
-from torchdojo.identification.run_folder import write_atomically
 from torchdojo.learning.adjoint import clip_adjoint
 from torchdojo.learning.networks import Normalizer
 from torchdojo.learning.runs import Policy, Run
+from torchdojo.runs import read_checkpoint, save_checkpoint
 
 __all__ = ["LinearPolicy", "Search", "Settings", "ags_update", "ars_update", "episodes", "load_policy", "train"]
 
@@ -295,7 +294,7 @@ def train(run: Run, resume: bool = False) -> dict[str, Any]:
                 row |= run.evaluation_row(search.policy())
             run.add_metrics(row)
             if search.iterations % CHECKPOINT_EVERY == 0 or search.samples >= settings.samples:
-                write_atomically(run.checkpoint, functools.partial(torch.save, {**search.state_dict(), "cpu_seconds": seconds}))
+                save_checkpoint(run.checkpoint, {**search.state_dict(), "cpu_seconds": seconds})
             bar.update(search.samples - before)
     statistics = {name: env.statistics[name] for name in ("flagged", "split")}
     return {"samples": search.samples, "evaluations": search.evaluations, "cpu_seconds": seconds, **statistics, **search.counts}
@@ -318,11 +317,4 @@ def load_policy(run: Run) -> Policy:
 
 
 def _read_checkpoint(run: Run) -> dict[str, Any]:
-    try:
-        checkpoint: dict[str, Any] = torch.load(run.checkpoint, weights_only=True)
-        checkpoint["iterations"], checkpoint["policy"]["weight"]
-    except Exception as error:  # a damaged pickle can raise almost anything
-        raise ValueError(
-            f"{run.checkpoint} is damaged, or no checkpoint of ARS or AGS ({type(error).__name__}); begin again in another folder"
-        ) from error
-    return checkpoint
+    return read_checkpoint(run.checkpoint, "ARS or AGS", [("iterations",), ("policy", "weight")])

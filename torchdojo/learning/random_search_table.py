@@ -1,4 +1,4 @@
-"""ARS and AGS side by side, and beside Table VI of the Dojo paper (Howell et al. 2022, section V-C).
+"""ARS and AGS side by side, and beside Table VI of the Dojo paper (Howell et al. 2025, section V-C).
 
     rows = compare_random_search(range(5))
     print(format_rows(rows))

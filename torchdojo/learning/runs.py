@@ -15,21 +15,21 @@ A table of algorithms says where each lives. Its module has three names:
 from __future__ import annotations
 
 import copy
-import csv
 import importlib
 import inspect
-import io
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from torchdojo.envs import Env, make, names
-from torchdojo.identification.config import assign, load_yaml, parse
-from torchdojo.identification.run_folder import write_atomically
 from torchdojo.learning.rollouts import Policy, evaluate
+from torchdojo.runs import locked, write_atomically
+from torchdojo.runs.description import assign, load_yaml, parse
+from torchdojo.runs.metrics import Metrics
 
 __all__ = ["ALGORITHMS", "Run", "RunConfig", "load_run", "process_number", "read_config"]
 
@@ -39,6 +39,8 @@ ALGORITHMS = {
     "ars": "torchdojo.learning.random_search",
     "ags": "torchdojo.learning.random_search",
 }
+#: Algorithms whose environments may be shared out to several processes.
+PARALLEL = ("shac",)
 CONFIG, METRICS, CHECKPOINT, REPORT = "config.yaml", "metrics.csv", "checkpoints/last.ckpt", "report.json"
 
 
@@ -145,7 +147,7 @@ class Run:
     def __init__(self, folder: str | Path, config: RunConfig) -> None:
         self.folder, self.config = Path(folder), config
         self.settings = config.parsed_settings()
-        self._rows = list[dict[str, Any]]()
+        self._metrics = Metrics(self.folder / METRICS)
 
     def begin(self, resume: bool = False) -> None:
         """Mark the folder, or check that it holds this run.
@@ -157,9 +159,10 @@ class Run:
             return  # the first process of a run does it
         path, text = self.folder / CONFIG, _dump(self.config)
         if not resume:
-            if path.exists():
-                raise ValueError(f"{self.folder} holds a run; give --resume to go on with it, or another folder")
-            write_atomically(path, lambda file: file.write(text.encode()))
+            with locked(self.folder):
+                if path.exists():
+                    raise ValueError(f"{self.folder} holds a run; give --resume to go on with it, or another folder")
+                write_atomically(path, lambda file: file.write(text.encode()))
             return
         if not path.exists():
             raise ValueError(f"--resume: {self.folder} holds no run; leave --resume out to begin one")
@@ -171,9 +174,31 @@ class Run:
         """File of the last checkpoint."""
         return self.folder / CHECKPOINT
 
-    def train(self, resume: bool = False) -> dict[str, Any]:
-        """Train, or go on training; numbers for the report."""
-        report: dict[str, Any] = self.config.module.train(self, resume)
+    def process_options(self, processes: int) -> dict[str, Any]:
+        """Keywords of the algorithm's `train` for a number of processes.
+
+        Raises:
+            ValueError: several, for an algorithm that runs in one.
+        """
+        if processes > 1 and self.config.algorithm not in PARALLEL:
+            raise ValueError(
+                f"processes: got {processes} for {self.config.algorithm}; allowed: 1, or more for {', '.join(PARALLEL)}; leave it out, and "
+                "give --threads N to use more of the CPU"
+            )
+        return {"processes": processes} if self.config.algorithm in PARALLEL else {}
+
+    def train(self, resume: bool = False, processes: int = 1) -> dict[str, Any]:
+        """Train, or go on training; numbers for the report. No other process may write to the folder meanwhile.
+
+        Args:
+            processes: of SHAC, on gloo. The first one holds the lock of the folder.
+
+        Raises:
+            ValueError: another process trains in this folder, or several processes for an algorithm that has one.
+        """
+        options = self.process_options(processes)
+        with locked(self.folder) if process_number() == 0 else nullcontext():
+            report: dict[str, Any] = self.config.module.train(self, resume, **options)
         return report
 
     def policy(self) -> Policy:
@@ -195,21 +220,16 @@ class Run:
         return {"eval_return": result.mean_return, "eval_speed": result.speed, "eval_survival": result.survival}
 
     def keep_metrics(self, samples: float) -> None:
-        """Forget rows of metrics.csv from beyond a checkpoint, and go on after the others."""
-        path = self.folder / METRICS
-        self._rows = []
-        if path.exists():
-            with path.open(newline="") as file:
-                self._rows = [dict(row) for row in csv.DictReader(file) if float(row["samples"]) <= samples]
+        """Forget rows of metrics.csv from beyond a checkpoint, and go on after the others.
+
+        Raises:
+            ValueError: a damaged file.
+        """
+        self._metrics.keep(samples)
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
         """A row of metrics.csv: "samples", "cpu_seconds" and whatever the algorithm has to say."""
-        self._rows.append({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
-        text, columns = io.StringIO(), dict.fromkeys(key for entry in self._rows for key in entry)
-        writer = csv.DictWriter(text, columns, restval="")
-        writer.writeheader()
-        writer.writerows(self._rows)
-        write_atomically(self.folder / METRICS, lambda file: file.write(text.getvalue().encode()))
+        self._metrics.add(row)
 
 
 def process_number() -> int:

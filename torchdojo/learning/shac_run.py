@@ -20,12 +20,13 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from torchdojo.identification.lightning import AtomicCheckpointIO, quiet
 from torchdojo.learning.networks import Actor
 from torchdojo.learning.rollouts import Policy
 from torchdojo.learning.runs import Run, process_number
 from torchdojo.learning.shac import Shac
 from torchdojo.learning.shac import ShacSettings as Settings
+from torchdojo.runs import read_checkpoint
+from torchdojo.runs.lightning import AtomicCheckpointIO, quiet
 
 __all__ = ["Settings", "load_policy", "train"]
 
@@ -58,7 +59,7 @@ def load_policy(run: Run) -> Policy:
     Raises:
         ValueError: a damaged checkpoint, or one of another observation space.
     """
-    checkpoint = read_checkpoint(run.checkpoint)
+    checkpoint = read_checkpoint_of_shac(run.checkpoint)
     env = run.config.make_env(1, pool=1)
     actor = Actor(env.num_obs, env.num_actions, run.settings.actor, run.settings.std)
     state = {name.removeprefix("actor."): value for name, value in checkpoint["state_dict"].items() if name.startswith("actor.")}
@@ -111,7 +112,7 @@ def _trainer(run: Run, processes: int) -> pl.Trainer:
             logger=logger,
             log_every_n_steps=1,
             callbacks=[Metrics(run), Checkpoints(run.checkpoint), SamplesBar(run.config.env)],
-            plugins=[ShacCheckpointIO()],
+            plugins=[AtomicCheckpointIO(read_checkpoint_of_shac)],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -202,13 +203,6 @@ class Checkpoints(Callback):
             trainer.save_checkpoint(self.path)
 
 
-class ShacCheckpointIO(AtomicCheckpointIO):
-    """Reads checkpoints of SHAC."""
-
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        return read_checkpoint(Path(path))
-
-
 class SamplesBar(Callback):
     """A bar of samples on stderr, where that is a terminal."""
 
@@ -241,15 +235,10 @@ class SamplesBar(Callback):
             self.bar.close()
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
+def read_checkpoint_of_shac(path: Path) -> dict[str, Any]:
     """A checkpoint of a run of SHAC.
 
     Raises:
         ValueError: it is damaged, or one of something else.
     """
-    try:
-        checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
-        checkpoint["shac"]["samples"]
-    except Exception as error:  # a damaged pickle can raise almost anything
-        raise ValueError(f"{path} is damaged, or no checkpoint of SHAC ({type(error).__name__}); begin again in another folder") from error
-    return checkpoint
+    return read_checkpoint(path, "SHAC", [("shac", "samples"), ("state_dict",)])

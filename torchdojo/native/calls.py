@@ -18,6 +18,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "max_iterations": "int64_t",
         "min_iterations": "int64_t",
         "max_halvings": "int64_t",
+        "max_total_iterations": "int64_t",
         "depenetration_speed": "double",  # [m/s]; 0: one step undoes any overlap
         "warm_iterations": "int64_t",
         "threads": "int64_t",

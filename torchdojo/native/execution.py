@@ -293,9 +293,9 @@ def _pulled_back(program: Program, parameters: Sequence[Tensor], needs: Sequence
 
 
 def velocity_sensitivity(
-    program: Program, request: Request, packed_parameters: Parameters, z: Tensor, chain: Tensor
+    program: Program, request: Request, packed_parameters: Parameters, z: Tensor, u: Tensor, chain: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step from each of the states z (N, 13 nb) with shared parameters, and its velocities differentiated by P numbers.
+    """One step from each of the states z (N, 13 nb) under u (N, nu) with shared parameters; its velocities differentiated by P numbers.
 
     The derivatives of the packed parameters by these numbers are `chain` (num_parameters, P), from `Program.pack`. Returns z⁺ (N, 13 nb),
     whether one whole step succeeds (N,), and the derivatives of [v⁺, ω⁺] of each body at held positions, (N, 6 nb, P). Each row takes one
@@ -303,8 +303,8 @@ def velocity_sensitivity(
     """
     if not packed_parameters.shared:
         raise ValueError("velocity_sensitivity: got parameters with batch dimensions; allowed: parameters that all environments share")
-    u, wrench = z.new_zeros(1, program.num_inputs), z.new_zeros(6 * program.num_bodies)
-    problem, _ = flat_problem(program, request, packed_parameters.tensors, packed_parameters, z, u, wrench, None)
+    wrench = z.new_zeros(6 * program.num_bodies)
+    problem, _ = flat_problem(program, request, packed_parameters.tensors, packed_parameters, z, u[:, None], wrench, None)
     out = kernel.rollout(problem)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).squeeze(-1)
     places = torch.arange(STATE_SIZE * program.num_bodies).unflatten(0, (-1, STATE_SIZE))[:, [3, 4, 5, 10, 11, 12]].flatten()

@@ -4,7 +4,8 @@
     <cache>/<key>/lock                 held (flock) by the process that compiles; the system releases it when that process dies
     <cache>/<key>/build-*              private folder of the process that holds the lock; any other one is garbage
 
-The key covers everything the machine code depends on: the sources, the flags, the compiler, torch and the CPU.
+The key covers everything the machine code depends on: the sources, the flags, torch, libc and the CPU, then the compiler. A machine
+without a compiler takes a library whose key agrees in all but the compiler, as in a container that inherits the cache of its build.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from torchdojo.native.toolchain import (
     OPTIMIZED,
     SANITIZED,
     NativeUnavailable,
+    chosen_compiler,
     compiler_version,
     cpu_features,
     find_compiler,
@@ -131,17 +133,27 @@ class Recipe:
 
     source_dir: Path
     sources: dict[str, bytes]  # path relative to `source_dir` -> contents
-    compiler: str
     flags: tuple[str, ...]
     sanitize: bool
-    key: str
+    family: str  # of the cache folders of all compilers
+    compiler: str = ""
+    key: str = ""
 
 
 def make_recipe(source_dir: Path) -> Recipe:
-    """Read the sources and ask the compiler for its version.
+    """Read the sources, find the compiler and ask for its version.
 
     Raises:
         NativeUnavailable: no sources, no compiler, or no AddressSanitizer in the process although the kernel is to use it.
+    """
+    return _with_compiler(_read(source_dir))
+
+
+def _read(source_dir: Path) -> Recipe:
+    """The recipe before a compiler is found.
+
+    Raises:
+        NativeUnavailable: no sources.
     """
     if sys.platform == "win32":
         raise NativeUnavailable("The native kernel needs GCC or Clang and does not build on Windows; use WSL.")
@@ -150,21 +162,28 @@ def make_recipe(source_dir: Path) -> Recipe:
     sources[header.NAME] = header.text().encode()
     if not any(name.endswith(".cpp") for name in sources):
         raise NativeUnavailable(f"The sources of the native kernel are missing: no *.cpp in {source_dir}; reinstall torchdojo.")
-    compiler, compiler_flags = find_compiler()
     sanitize = os.environ.get("TORCHDOJO_SANITIZE") == "1"
-    if sanitize:
-        require_asan_runtime(compiler)
-    flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMIZED), *compiler_flags)
+    flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMIZED), *chosen_compiler()[2])
     ingredients = {
         "sources": {name: hashlib.sha256(text).hexdigest() for name, text in sources.items()},
         "flags": [flags, CPU_CHOICES, OPENMP_CHOICES],  # which of the choices is used follows from the compiler
-        "compiler": [compiler, compiler_version(compiler)],
         "torch": torch.__version__,
         "libc": libc(),
         "cpu": cpu_features(),
     }
-    key = hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()[:32]
-    return Recipe(source_dir, sources, compiler, flags, sanitize, key)
+    return Recipe(source_dir, sources, flags, sanitize, _digest(ingredients, 24))
+
+
+def _digest(ingredients: object, length: int) -> str:
+    return hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()[:length]
+
+
+def _with_compiler(recipe: Recipe) -> Recipe:
+    compiler, _ = find_compiler()
+    key = f"{recipe.family}-{_digest([compiler, compiler_version(compiler)], 8)}"
+    if recipe.sanitize:
+        require_asan_runtime(compiler)
+    return replace(recipe, compiler=compiler, key=key)
 
 
 # -- cache folders
@@ -201,9 +220,16 @@ def load_kernel(source_dir: Path) -> ctypes.CDLL:
         NativeUnavailable: the library cannot be built or opened; the message says why and what to do.
     """
     try:
-        recipe = make_recipe(source_dir)
+        recipe = _read(source_dir)
     except OSError as error:
         raise NativeUnavailable(f"The sources of the native kernel cannot be read: {error}") from error
+    try:
+        recipe = _with_compiler(recipe)
+    except NativeUnavailable:
+        kernel = None if recipe.sanitize else _open_family(recipe.family)  # a sanitized library ends a process without the runtime
+        if kernel is None:
+            raise
+        return kernel
     unusable: list[str] = []
     try:
         for root in cache_roots():
@@ -224,6 +250,17 @@ def _open_cached(folder: Path) -> ctypes.CDLL | None:
         for path in sorted(folder.glob("kernel-*.so")):
             if path.stem == f"kernel-{_checksum(path)}":
                 return ctypes.CDLL(str(path))
+    return None
+
+
+def _open_family(family: str) -> ctypes.CDLL | None:
+    """The first library in the cache that some compiler has made of the same ingredients, or None."""
+    with contextlib.suppress(OSError):
+        for root in cache_roots():
+            for folder in sorted(root.glob(f"{family}-*")):
+                kernel = _open_cached(folder)
+                if kernel is not None:
+                    return kernel
     return None
 
 

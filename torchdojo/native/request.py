@@ -34,6 +34,7 @@ def encode(request: Request) -> list[float]:
         float(options.max_iterations),
         float(options.min_iterations),
         float(options.max_halvings),
+        float(options.max_total_iterations),
         options.depenetration_speed or 0.0,
         float(GRADIENT_MODES[request.mode]),
         float(request.budget),
@@ -61,6 +62,7 @@ def _decode(numbers: tuple[float, ...]) -> Request:
         max_iterations=int(value["max_iterations"]),
         min_iterations=int(value["min_iterations"]),
         max_halvings=int(value["max_halvings"]),
+        max_total_iterations=int(value["max_total_iterations"]),
         depenetration_speed=value["depenetration_speed"] or None,
         on_failure=OnFailure.RAISE if value["raises"] else OnFailure.FLAG,
     )

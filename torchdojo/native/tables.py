@@ -327,6 +327,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "max_level": interior_point.MAX_LEVEL,
         "start_level": interior_point.START_LEVEL,
         "line_search_halvings": interior_point.LINE_SEARCH_HALVINGS,
+        "halves_iterations": interior_point.HALVES_ITERATIONS,
         "continuation_levels": interior_point.CONTINUATION_LEVELS,
         "continuation_steps": continuation.MAX_STEPS,
         "continuation_corrections": continuation.CORRECTIONS,

@@ -19,6 +19,7 @@ __all__ = [
     "OPTIMIZED",
     "SANITIZED",
     "NativeUnavailable",
+    "chosen_compiler",
     "compiler_version",
     "cpu_features",
     "find_compiler",
@@ -48,8 +49,8 @@ class NativeUnavailable(RuntimeError):  # noqa: N818 (it reads as a state, and u
     """The native kernel cannot be used here. The message says what failed and how to mend it."""
 
 
-def find_compiler() -> tuple[str, tuple[str, ...]]:
-    """(absolute path of the C++ compiler, flags given with it): $CXX, else the first of c++, g++ and clang++ on the PATH."""
+def chosen_compiler() -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """$CXX, names of compilers in the order of choice, and the flags given with $CXX."""
     chosen = os.environ.get("CXX", "").strip()
     try:
         words = [chosen] if shutil.which(chosen) else shlex.split(chosen)  # a path with a space, or `ccache g++ -m64`
@@ -57,10 +58,16 @@ def find_compiler() -> tuple[str, tuple[str, ...]]:
         words = [chosen]
     if len(words) > 1 and os.path.basename(words[0]) in ("ccache", "sccache"):
         del words[0]  # torch puts it in front by itself
-    for name in words[:1] or ("c++", "g++", "clang++"):
+    return chosen, tuple(words[:1]) or ("c++", "g++", "clang++"), tuple(words[1:])
+
+
+def find_compiler() -> tuple[str, tuple[str, ...]]:
+    """(absolute path of the C++ compiler, flags given with it): $CXX, else the first of c++, g++ and clang++ on the PATH."""
+    chosen, names, flags = chosen_compiler()
+    for name in names:
         path = shutil.which(name)
         if path is not None:
-            return os.path.abspath(path), tuple(words[1:])
+            return os.path.abspath(path), flags
     missing = f"CXX={chosen} is not a program" if chosen else "there is no c++, g++ or clang++ on the PATH"
     raise NativeUnavailable(f"No C++ compiler: {missing}. Install g++ or clang++, or set CXX to the path of one.")
 

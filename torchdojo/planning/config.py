@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from torchdojo import io, models
-from torchdojo.identification.config import assign, load_yaml, parse
 from torchdojo.mechanism import Mechanism
 from torchdojo.planning import options as schedules
 from torchdojo.planning.dynamics import COORDINATES
@@ -24,6 +23,7 @@ from torchdojo.planning.problem import Problem
 from torchdojo.planning.residuals import ContactForce, Input, Residual, State
 from torchdojo.planning.solver import METHODS
 from torchdojo.planning.tasks import TASKS, Task
+from torchdojo.runs.description import assign, load_yaml, parse
 from torchdojo.state.layout import TANGENT_SIZE
 
 __all__ = ["PlanConfig", "PlanTask", "read_config"]

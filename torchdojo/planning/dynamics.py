@@ -7,8 +7,8 @@ x, or of the tangent space.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.gradients.request import Request
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
+from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE
 
 __all__ = ["COORDINATES", "Dynamics", "Nodes"]
@@ -62,12 +64,7 @@ class Dynamics:
         self.inverse = torch.linalg.pinv(input_map) if full else None
         entries = input_map != 0
         self.selects = bool((entries.sum(0) == 1).all() and (entries.sum(1) <= 1).all() and (input_map >= 0).all())
-        self.angles = torch.tensor(_angles(mech) if self.minimal else [], dtype=torch.long)
-
-    @property
-    def budget(self) -> int | None:
-        """Newton iterations after which a step is given up; the reference has no budget."""
-        return None if self.mech.backends.program is None else BUDGET
+        self.order = mech.tree_order() if self.minimal else []
 
     # -- coordinates ---------------------------------------------------------------------------------------------------------------------
 
@@ -78,14 +75,10 @@ class Dynamics:
         return self.mech.to_maximal(*x.chunk(2, dim=-1)) if self.minimal else x
 
     def difference(self, x: Tensor, reference: Tensor) -> Tensor:
-        """The n numbers that lead from the reference to x. Differences of angles lie in [−π, π)."""
+        """The n numbers that lead from the reference to x, as in the feedback of `Mechanism.rollout_feedback`: angles count modulo 4π."""
         if not self.minimal:
             return self.mech.difference(*torch.broadcast_tensors(x, reference))
-        delta = x - reference
-        if len(self.angles):
-            turns = delta[..., self.angles]
-            delta[..., self.angles] = torch.remainder(turns + math.pi, 2 * math.pi) - math.pi
-        return delta
+        return minimal.difference(self.order, x, reference)
 
     def retract(self, x: Tensor, delta: Tensor) -> Tensor:
         if self.minimal:
@@ -107,8 +100,8 @@ class Dynamics:
         z = self.states(x)
         finite = torch.isfinite(z).all(-1).all(-1) & torch.isfinite(v).all(-1).all(-1)
 
-        def steps(z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-            out = self.mech.step(z, **self.given(v), warm_start=warm)
+        def steps(mech: Mechanism, z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            out = mech.step(z, **self.given(v), warm_start=warm)
             return out.z, out.solution, out.status
 
         after, w, status = self._each(kappa, steps, z[..., :-1, :], v, warm)
@@ -117,8 +110,8 @@ class Dynamics:
     def rollout(self, z: Tensor, v: Tensor, warm: Tensor | None, kappa: Tensor) -> Nodes:
         """From z (P, 13 nb) under v (P, T, m)."""
 
-        def run(z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-            path = self.mech.rollout(z, **self.given(v), warm_start=warm, keep_solutions=True, budget=self.budget)
+        def run(mech: Mechanism, z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+            path = mech.rollout(z, **self.given(v), warm_start=warm, keep_solutions=True, budget=self._budget(mech))
             return path.z, path.solution, path.status
 
         path, w, status = self._each(kappa, run, z, v, warm)
@@ -146,19 +139,19 @@ class Dynamics:
         if shared and self.inverse is not None and (lower is None or self.selects):
             if lower is not None and upper is not None:
                 bounds = self.inputs(lower[0]), self.inputs(upper[0])
-            run = functools.partial(self._kernel_feedback, alphas, bounds)
+            run = functools.partial(self._whole_feedback, alphas, bounds)
             x, z, v, w, ok = self._each(kappa, run, *nodes[:4], k, K)
         else:
             run = functools.partial(self._looped_feedback, alphas)
             x, z, v, w, ok = self._each(kappa, run, *nodes[:4], k, K, lower, upper)
         return Nodes(x, z, v, w, x[..., 1:, :], ok)
 
-    def _kernel_feedback(
-        self, alphas: Tensor, bounds: Any, x: Tensor, z: Tensor, v: Tensor, w: Tensor, k: Tensor, K: Tensor
+    def _whole_feedback(
+        self, alphas: Tensor, bounds: Any, mech: Mechanism, x: Tensor, z: Tensor, v: Tensor, w: Tensor, k: Tensor, K: Tensor
     ) -> tuple[Tensor, ...]:
         """`feedback` in one call of the engine."""
         nominal: Any = x[:, None, None]
-        path = self.mech.rollout_feedback(
+        path = mech.rollout_feedback(
             z[:, None, None, 0],
             nominal.chunk(2, dim=-1) if self.minimal else nominal,
             **self.given(v[:, None, None]),
@@ -168,7 +161,7 @@ class Dynamics:
             bounds=bounds,
             solution=w[:, None, None],
             keep_solutions=True,
-            budget=self.budget,
+            budget=self._budget(mech),
         )
         assert self.inverse is not None
         inputs = path.u if self.plain else (path.u - self.offset) @ self.inverse.T
@@ -177,6 +170,7 @@ class Dynamics:
     def _looped_feedback(
         self,
         alphas: Tensor,
+        mech: Mechanism,
         x: Tensor,
         z: Tensor,
         v: Tensor,
@@ -197,7 +191,7 @@ class Dynamics:
             if lower is not None and upper is not None:
                 u = u.clamp(lower[:, None, None, t], upper[:, None, None, t])
             finite = torch.isfinite(u).all(-1, keepdim=True)
-            out = self.mech.step(now, **self.given(torch.where(finite, u, 0.0)), warm_start=warm)
+            out = mech.step(now, **self.given(torch.where(finite, u, 0.0)), warm_start=warm)
             now, warm = out.z, out.solution
             ok &= (out.status == 0) & finite[..., 0]
             at = self.coordinates(now)
@@ -209,15 +203,15 @@ class Dynamics:
     def linearize(self, nodes: Nodes, kappa: Tensor, grad_kappa: Tensor) -> tuple[Tensor, Tensor]:
         """A (P, T, n, n) and B (P, T, n, m) at the nodes. grad_kappa: (P,), kappa or larger."""
 
-        def run(x: Tensor, v: Tensor, w: Tensor, smooth: Tensor) -> tuple[Tensor, Tensor]:
+        def run(mech: Mechanism, x: Tensor, v: Tensor, w: Tensor, smooth: Tensor) -> tuple[Tensor, Tensor]:
             x, options = x[:, :-1], {**self.given(v), "warm_start": w}
             one = bool((smooth == smooth[0]).all())  # a number is quicker than one for each environment
             options["grad_kappa"] = float(smooth[0]) if one else smooth[:, None].expand(x.shape[:-1])
             if self.minimal:
                 q, qd = x.chunk(2, dim=-1)
-                found: Any = self.mech.linearize_minimal(q, qd, **options)
+                found: Any = mech.linearize_minimal(q, qd, **options)
             else:
-                found = self.mech.linearize(x, **options)
+                found = mech.linearize(x, **options)
             return found.A, found.B if self.plain else found.B @ self.map
 
         A, B = self._each(kappa, run, nodes.x, nodes.v, nodes.w, grad_kappa)
@@ -253,13 +247,13 @@ class Dynamics:
         """
         n, m = self.size, self.num_inputs
 
-        def run(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor]:
+        def run(mech: Mechanism, x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor]:
             whole = x.new_zeros(*v.shape[:-1], len(rows), n + m)
             x, v, w = x[:, steps], v[:, steps], w[:, steps]
             with torch.enable_grad():
                 change = x.new_zeros(*v.shape[:-1], n + m, requires_grad=True)
                 z = self.states(self.retract(x, change[..., :n]))
-                out = self.mech.step(z, **self.given(v + change[..., n:]), warm_start=w)
+                out = mech.step(z, **self.given(v + change[..., n:]), warm_start=w)
                 values = self.forces(out.z, out.impulses, rows)
                 each = [torch.autograd.grad(value.sum(), change, retain_graph=True)[0] for value in values.unbind(-1)]
             whole[:, steps] = torch.stack(each, dim=-2)
@@ -270,27 +264,35 @@ class Dynamics:
     # -- groups of problems --------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def solving(self, kappa: float) -> Iterator[None]:
-        """Steps at this kappa within a budget; a step that exceeds it is flagged."""
-        before = self.mech.options
-        self.mech.options = _hurried(before, kappa)
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.mech.options = before
+    def solving(self, kappa: float) -> Iterator[Mechanism]:
+        """The mechanism with steps at this kappa within a budget; a step that exceeds it is flagged.
+
+        It shares all numbers and backends with `mech`, whose options stay. So plans of one mechanism may run in several threads.
+        """
+        own = copy.copy(self.mech)
+        own.options = _hurried(self.mech.options, kappa)
+        with torch.no_grad():
+            yield own
+        for name in ("checked_signs", "warned_of_penetration"):  # each warning is given once
+            setattr(self.mech, name, getattr(own, name))
+
+    def _budget(self, mech: Mechanism) -> int | None:
+        """Newton iterations after which a step is given up, where the kernel takes the steps of `mech`; the reference has no budget."""
+        request, backends = Request(mech.options), mech.backends
+        law = mech.actuators if self.controls else None
+        return None if (backends.kernel(request) if law is None else backends.driven_kernel(request, law)) is None else BUDGET
 
     def _each(self, kappa: Tensor, run: Callable[..., tuple[Tensor, ...]], *arguments: Tensor | None) -> tuple[Tensor, ...]:
         """One call of `run` per distinct kappa, on the problems with it. The engine has one kappa per call."""
         distinct = kappa.unique().tolist() if len(kappa) > 1 else kappa.tolist()
         if len(distinct) == 1:
-            with self.solving(distinct[0]):
-                return run(*arguments)
+            with self.solving(distinct[0]) as mech:
+                return run(mech, *arguments)
         results: list[Tensor] = []
         for value in distinct:
             rows = (kappa == value).nonzero()[:, 0]
-            with self.solving(value):
-                part = run(*(None if argument is None else argument[rows] for argument in arguments))
+            with self.solving(value) as mech:
+                part = run(mech, *(None if argument is None else argument[rows] for argument in arguments))
             if not results:
                 results = [value.new_empty(len(kappa), *value.shape[1:]) for value in part]
             for whole, piece in zip(results, part, strict=True):
@@ -302,12 +304,3 @@ class Dynamics:
 def _hurried(options: SolverOptions, kappa: float) -> SolverOptions:
     """Options of steps within a budget."""
     return replace(options, kappa=kappa, grad_kappa=None, max_halvings=0, max_iterations=min(BUDGET, options.max_iterations))
-
-
-def _angles(mech: Mechanism) -> list[int]:
-    """Coordinates that are the angle of a single rotation, which count up to whole turns."""
-    found = []
-    for entry in mech.tree_order():
-        if getattr(entry.joint, "free_rotations", 0) == 1:
-            found.append(entry.coordinates.start + getattr(entry.joint, "free_translations", 0))
-    return found

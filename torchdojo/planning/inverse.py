@@ -379,8 +379,8 @@ class _Shooting(_Inverse):
             nodes = self.dynamics.rollout(self.mech.to_maximal(self.mech.to_minimal(z)[0], x), v, warm, kappa)
             path, w, ok = nodes.z, nodes.w, nodes.ok
         else:
-            with self.dynamics.solving(float(self.smoothings[-1])):
-                out = self.mech.step(z, wrench=self.wrench(x), warm_start=warm)
+            with self.dynamics.solving(float(self.smoothings[-1])) as mech:
+                out = mech.step(z, wrench=self.wrench(x), warm_start=warm)
             path, w, ok = torch.stack((z, out.z), 1), out.solution[:, None], out.status == 0
             if self.steps > 1:
                 nodes = self.dynamics.rollout(out.z, v[:, 1:], out.solution, kappa)
@@ -400,8 +400,8 @@ class _Shooting(_Inverse):
             forward = torch.eye(2 * self.n, dtype=z.dtype)[:, self.n :].expand(len(z), -1, -1)
         else:
             q, qd = xs[:, 0].chunk(2, dim=-1)
-            with self.dynamics.solving(float(self.smoothings[-1])):
-                first = self.mech.linearize_minimal(
+            with self.dynamics.solving(float(self.smoothings[-1])) as mech:
+                first = mech.linearize_minimal(
                     q, qd, wrench=self.wrench(self.spread(x)), wrt=("wrench",), warm_start=w[:, 0], grad_kappa=wide
                 )
             forward = first.by[0][..., 6 * self.pushed : 6 * self.pushed + 6] / float(self.mech.timestep)

@@ -79,8 +79,8 @@ def cone_inverse_dynamics(
     mech.check_state(z, "z")
     mech.check_state(z_next, "z_next")
     for name, value in {"gap": gap, "slip": slip, "tolerance": tolerance, "max_iterations": max_iterations}.items():
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"cone_inverse_dynamics.{name}: got {value}; allowed: positive finite numbers")
+        if not (math.isfinite(value) and value > 0) or (name == "max_iterations" and not isinstance(value, int)):
+            raise ValueError(f"cone_inverse_dynamics.{name}: got {value}; allowed: positive finite numbers, whole ones for max_iterations")
     system = mech.backends.system
     for key, element in system.elements.items():
         hard = isinstance(element, (NonlinearContact, ImpactContact)) and element.cones.size in (1, 4) and "stiffness" not in element.fields
@@ -128,10 +128,9 @@ def cone_inverse_dynamics(
     residual = left[..., 0] + (A @ held[..., None])[..., 0]
     error = torch.linalg.solve_triangular(root.mT, residual[..., None], upper=True)[..., 0].abs().amax(-1)
 
-    h = float(mech.timestep)
     state = split_state(targets)
     ahead = join_state(next_pose(problem.state.pose, state.twist, problem.timestep[:, None, None]), state.twist)
-    error = torch.maximum(error, mech.difference(ahead, targets).abs().amax(-1) / h)
+    error = torch.maximum(error, mech.difference(ahead, targets).abs().amax(-1) / problem.timestep)
     status = torch.where(error <= tolerance, int(PlanStatus.SOLVED), int(PlanStatus.INFEASIBLE))
     status = torch.where(converged | (error <= tolerance), status, int(PlanStatus.ITERATION_LIMIT))
     nan = torch.nan

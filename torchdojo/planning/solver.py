@@ -39,7 +39,7 @@ DEFECT_PRICE = 1.0  # first weight of the sum of defects in the merit of multipl
 def solve(problem: Problem, *, method: str = "single", options: SolveOptions | None = None, **changes: Any) -> Plan:
     """Plan: minimize the costs of the problem under its constraints.
 
-    Iterative LQR (Tassa, Erez and Todorov 2012; Howell et al. 2022, "Dojo", section VI) with Gauss-Newton Hessians. Every iteration tries
+    Iterative LQR (Tassa, Erez and Todorov 2012; Howell et al. 2025, "Dojo", section V-B) with Gauss-Newton Hessians. Every iteration tries
     a grid of regularizations × step sizes in one batch. Constraints are met by an augmented Lagrangian, limits of inputs by box-constrained
     sweeps.
 

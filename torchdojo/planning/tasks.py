@@ -1,4 +1,4 @@
-"""Tasks of Dojo's table III with Dojo's set-ups (Howell et al. 2022; DojoExamples), and two swing-ups.
+"""Tasks of Dojo's table III with Dojo's set-ups (Howell et al. 2025; DojoExamples), and two swing-ups.
 
 Inputs are weighted as impulses u h, and costs have no ½.
 """

@@ -41,8 +41,10 @@ class PathPoint(NamedTuple):
     metric: Tensor
 
 
-def trace_central_path(problem: StepProblem, start: Tensor, level: float, goal: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Follow the path of `start` (N, n), whose products are about `level`, until κ first reaches `goal`.
+def trace_central_path(
+    problem: StepProblem, start: Tensor, level: float, goal: float, left: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Follow the path of `start` (N, n), whose products are about `level`, until κ first reaches `goal`, in at most `left` (N,) iterations.
 
     Returns:
         The end points (N, n), just past `goal`; whether the path reached the goal (N,); Newton iterations (N,).
@@ -50,6 +52,7 @@ def trace_central_path(problem: StepProblem, start: Tensor, level: float, goal: 
     result, reached = start.clone(), torch.zeros(len(start), dtype=torch.bool, device=start.device)
     iterations = torch.zeros(len(start), dtype=torch.int64, device=start.device)
     index = torch.arange(len(start), device=start.device)
+    left = torch.full_like(iterations, torch.iinfo(torch.int64).max) if left is None else left
     tau = start.new_full((len(start),), math.log(level))
     down = torch.full_like(tau, -1.0)
     point = _tangent(
@@ -57,13 +60,13 @@ def trace_central_path(problem: StepProblem, start: Tensor, level: float, goal: 
     )
     length = torch.ones_like(tau)
     for _ in range(MAX_STEPS):
-        moved, good, taken = _advance(problem, point, length)
+        moved, good, taken = _advance(problem, point, length, (left - iterations)[index])
         iterations[index] += taken
         point = PathPoint(*(torch.where(good.reshape(-1, *(1,) * (new.ndim - 1)), new, old) for new, old in zip(moved, point, strict=True)))
         length = torch.where(good, torch.where(taken <= EASY, 2 * length, length), length / 4).clamp_max(LONGEST)
         arrived = point.tau <= math.log(goal)
         result[index[arrived]], reached[index[arrived]] = point.w[arrived], True
-        going = ~arrived & (length > SHORTEST)
+        going = ~arrived & (length > SHORTEST) & (iterations < left)[index]
         if not bool(going.all()):
             index, length, point = index[going], length[going], PathPoint(*(part[going] for part in point))
             if not len(index):
@@ -94,8 +97,12 @@ def _tangent(problem: StepProblem, point: PathPoint) -> PathPoint:
     return point._replace(dw=sign[:, None] * slope, dtau=sign, metric=metric)
 
 
-def _advance(problem: StepProblem, point: PathPoint, length: Tensor) -> tuple[PathPoint, Tensor, Tensor]:
-    """Make one predictor step along the tangent and corrections across it; (point, whether it converged, corrections made)."""
+def _advance(problem: StepProblem, point: PathPoint, length: Tensor, most: Tensor) -> tuple[PathPoint, Tensor, Tensor]:
+    """Make one predictor step along the tangent and at most `most` (N,) corrections across it.
+
+    Returns:
+        The point, whether it converged, and the number of corrections.
+    """
     system = problem.system
     own = cones.product_rows(system, point.w)
     weights = point.metric**2
@@ -108,9 +115,10 @@ def _advance(problem: StepProblem, point: PathPoint, length: Tensor) -> tuple[Pa
         r = problem.residual(w) - kappa[:, None] * point.rate
         equality, products = (r * (1 - own)).abs().amax(-1), (r * own).abs().amax(-1)
         good = (equality < 1e-7) & (products < 1e-2 * kappa)
-        if correction == CORRECTIONS or bool((good | ~torch.isfinite(equality)).all()):
+        over = good | ~torch.isfinite(equality + products) | (taken >= most)
+        if correction == CORRECTIONS or bool(over.all()):
             break
-        taken = torch.where(good, taken, taken + 1)
+        taken = torch.where(over, taken, taken + 1)
         kkt = KKT(problem, w)
         newton, slope = kkt.solve(torch.stack((-r, kappa[:, None] * point.rate), dim=-1)).unbind(-1)
         normal = weights * point.dw
@@ -118,7 +126,7 @@ def _advance(problem: StepProblem, point: PathPoint, length: Tensor) -> tuple[Pa
         dtau = -offset / ((normal * slope).sum(-1) + point.dtau)
         dw = newton + dtau[:, None] * slope
         fraction = (0.9 * cones.max_step(system, w, dw)).clamp_max(1)
-        step = torch.where(good, torch.zeros_like(fraction), fraction)
+        step = torch.where(over, torch.zeros_like(fraction), fraction)
         w, tau = w + step[:, None] * dw, tau + step * dtau
     w = torch.where(good[:, None], w, point.w)
     return _tangent(problem, point._replace(w=w, tau=torch.where(good, tau, point.tau))), good, taken

@@ -56,9 +56,9 @@ class GradientMode(str, enum.Enum):
     """The derivative that is taken of a step.
 
     CENTRAL_PATH: the derivative of the step itself, a smooth function at κ > 0. A larger `grad_kappa` smooths more (Howell et al. 2025,
-        section V). It is right to rounding, cheap, and never zero: contacts that do not touch yet pull a little, and stiction gives way a
-        little. Wide smoothing misleads. The gradient at a large `grad_kappa` belongs to another, softer world, and descent ends where that
-        world is best. So anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
+        section IV-C). It is right to rounding, cheap, and never zero: contacts that do not touch yet pull a little, and stiction gives way
+        a little. Wide smoothing misleads. The gradient at a large `grad_kappa` belongs to another, softer world, and descent ends where
+        that world is best. So anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
     EXACT: the derivative in the hard limit κ → 0. Contacts are breaking, sticking or sliding. Facets of pyramids, joint limits and joint
         friction are open or closed. The equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13;
         elements/hard_maps.py). It is good for identification and for fine optimization within one sequence of contacts. Where a class
@@ -156,6 +156,8 @@ class SolverOptions:
         min_iterations: Newton iterations made even where the tolerances hold already. They converge quadratically: one or two polish the
             solution to rounding, as finite differences of the step need.
         max_halvings: maximum number of times that a step without a solution is split into two of half its length (0: never).
+        max_total_iterations: maximum of Newton iterations of a step in all attempts, those at both halves of a split step included. Steps
+            that are split because a body spins too fast are no failed attempts: each of their halves may take what is left to the step.
         depenetration_speed: largest speed at which contacts that start a step deep inside a surface come out [m/s]; see `Contact.gap`. It
             acts below a depth of speed times timestep, and changes no bit elsewhere. A contact's own `recovery_speed` replaces it, and a
             contact with `stiffness` has none. Joints that start outside their limits come back at this speed, too, in m/s and in rad/s,
@@ -179,6 +181,7 @@ class SolverOptions:
     max_iterations: int = 50
     min_iterations: int = 0
     max_halvings: int = 5
+    max_total_iterations: int = 200
     depenetration_speed: float | None = 1.0
     on_failure: OnFailure | str = OnFailure.FLAG
     backend: Backend | str = Backend.AUTO
@@ -201,6 +204,11 @@ class SolverOptions:
             )
         if self.max_halvings < 0:
             raise ValueError(f"SolverOptions.max_halvings: got {self.max_halvings}; allowed: 0 or more")
+        if self.max_total_iterations < self.max_iterations:
+            raise ValueError(
+                f"SolverOptions.max_total_iterations: got {self.max_total_iterations}; allowed: max_iterations = {self.max_iterations} or "
+                "more, since all attempts share them"
+            )
         _set_choice(self, "on_failure", OnFailure)
         _set_choice(self, "backend", Backend)
         _set_choice(self, "gradient_mode", GradientMode)

@@ -118,12 +118,13 @@ def newton_on_path(
     lift: bool = True,
     may_split: bool = False,
     points: list[Tensor] | None = None,
+    left: Tensor | None = None,
 ) -> Solution | None:
     """Solve the κ-problem from `start` (N, num_unknowns) with full steps. Given a `level`, go from there down to κ with careful steps.
 
     Without `lift`, the start has such products already. With `may_split`, steps that are too fast end with the status `TOO_FAST`.
     A list `points` gets the point before every iteration, of the environments that still go on then, and the last one.
-    Returns None if some element has no `on_path`.
+    An environment makes at most `left` (N,) iterations. Returns None if some element has no `on_path`.
     """
     residual_tol, path_tol = options.tolerances(start.dtype)
     kappa = options.kappa
@@ -148,6 +149,8 @@ def newton_on_path(
         going = ~done & torch.isfinite(equality + complementarity)
         if iteration >= max_iterations:
             going &= (equality < NEAR_RESIDUAL) & (level is None and iteration < NEAR_ITERATIONS)
+        if left is not None:
+            going &= iteration < left[index]
         if not bool(going.all()):
             w[index], status[index[done]] = here, int(Status.SUCCESS)
             status[index[~done & ~going & late]] = TOO_FAST

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdojo.elements.element import Twist
-from torchdojo.elements.joints import StandardJoint, previous_pose
+from torchdojo.elements.element import Twist, previous_pose
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.state import minimal, signs
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY, join_state, split_state

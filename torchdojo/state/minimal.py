@@ -2,8 +2,8 @@
 
 The velocity of a joint is the backward difference of its coordinates over one step, (q(t) − q(t−h)) / h. This agrees with z, which holds
 the velocity that led to the current configuration. A maximal state built from (q, qd) then satisfies the joint equations at both ends of
-that step. So nothing has to settle when a simulation starts. The velocity of rotations is F · rotation_vector(p⁻⁻¹ p) / h, with p⁻ the
-relative orientation before.
+that step. So nothing has to settle when a simulation starts. The velocity of rotations is F · rotation_vector(p p⁻⁻¹) / h, with p⁻ the
+relative orientation before: its axes are those of the joint frame, fixed to the parent, as of inputs. So u · qd is power.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.element import Pose, Twist
+from torchdojo.elements.element import Pose, Twist, previous_pose
 from torchdojo.elements.joint import TURN, FreePose, Joint
-from torchdojo.elements.joints import previous_pose
 from torchdojo.state.layout import join_state, split_state, with_world
 
 __all__ = ["JointOrder", "difference", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "tree_names"]
@@ -105,7 +104,7 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
     for entry in order:
         pair, earlier = [_body(now, entry.parent), _body(now, entry.child)], [_body(before, entry.parent), _body(before, entry.child)]
         q[entry.name] = entry.joint.coordinates(*pair)
-        qd[entry.name] = entry.joint.rate(earlier, pair, h, of_child=True)
+        qd[entry.name] = entry.joint.rate(earlier, pair, h)
     names = [e.name for e in sorted(order, key=lambda e: e.coordinates.stop)]
     batch = torch.broadcast_shapes(*(value.shape[:-1] for value in qd.values()))
     stacked = [torch.cat([values[n].expand(*batch, values[n].shape[-1]) for n in names], dim=-1) for values in (q, qd)]

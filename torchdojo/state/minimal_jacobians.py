@@ -6,9 +6,9 @@ Tangents of poses are (dx, dφ), φ in the body frame: R' = R (1 + [dφ]×). Bet
     p = q_off⁻¹ q_a⁻¹ q_b                                δp = dφ_b − R_bᵀ R_a dφ_a            (p' = p ⊗ exp δp)
 
 are the joint's displacement and relative orientation. Its coordinates are A_t e and A_r log p with the free axes in the rows of A. With e⁻
-and p⁻ at the configuration one step (h) before, and Δ = p⁻⁻¹ p, its rates are A_t (e − e⁻)/h and A_r log Δ / h. So
+and p⁻ at the configuration one step (h) before, and Δ = p p⁻⁻¹, its rates are A_t (e − e⁻)/h and A_r log Δ / h. So
 
-    dq = (A_t δe, A_r J⁻¹(log p) δp)      dq̇ = (A_t (δe − δe⁻), A_r J⁻¹(log Δ) (δp − R(Δ)ᵀ δp⁻)) / h
+    dq = (A_t δe, A_r J⁻¹(log p) δp)      dq̇ = (A_t (δe − δe⁻), A_r J⁻¹(log Δ) R(p⁻) (δp − δp⁻)) / h
 
 where J is the right Jacobian of SO(3) (Solà, Deray and Atchuthan 2018, "A micro Lie theory", equations 143 and 144). A single rotation
 about f has the coordinate 2 atan2(f·p⃗, p₀) instead, with (p₀ (p₀ f + f × p⃗) + (f·p⃗) p⃗)/(p₀² + (f·p⃗)²) in the place of the row of A_r J⁻¹.
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.element import Pose, Twist, unit
-from torchdojo.elements.joints import StandardJoint, previous_pose
+from torchdojo.elements.element import Pose, Twist, previous_pose, unit
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.state.layout import TANGENT_SIZE, split_state, with_world
 from torchdojo.state.minimal import JointOrder
 
@@ -181,12 +181,12 @@ def minimal_products(order: Sequence[JointOrder], num_bodies: int, z: Tensor, ti
     turn, spin = _increments(state.twist, h)
     now = _displacements(tree, with_world(state.pose))
     before = _displacements(tree, with_world(previous_pose(state.pose, state.twist, h)))
-    delta = quat.multiply(quat.conjugate(before.p), now.p)
+    delta = quat.multiply(now.p, quat.conjugate(before.p))
     zero, translations = torch.zeros_like(tree.translational_axes), tree.translational_axes
-    rate = tree.rotational_axes @ _inverse_right_jacobian(quat.rotation_vector(delta)) / h[..., None]
+    rate = tree.rotational_axes @ _inverse_right_jacobian(quat.rotation_vector(delta)) @ quat.rotation_matrix(before.p) / h[..., None]
     coordinates = _blocks(translations, zero, zero, _rows_of_turn(tree, now.p))
     rates = _blocks(translations / h[..., None], zero, zero, rate)
-    rates_before = _blocks(-translations / h[..., None], zero, zero, -rate @ quat.rotation_matrix(delta).mT)
+    rates_before = _blocks(-translations / h[..., None], zero, zero, -rate)
     sides = []
     for body, (current, earlier) in (
         (tree.parent, (now.by_parent, before.by_parent)),
@@ -227,21 +227,22 @@ def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd
     phi, moved = (
         (tree.rotational_axes.mT @ nn.functional.pad(v, (0, 1))[..., tree.rotations][..., None])[..., 0] for v in (q, h[..., 0] * qd)
     )
-    # Rotation of the joint in a step: τ = t + k n with t = h A_rᵀ q̇. With two free rotations, k = −n·(p⃗ × t)/p₀ keeps it assembled.
+    # Rotation of the joint in a step: τ = t + k n with t = h A_rᵀ q̇. With two free rotations, k = n·(p⃗ × t)/p₀ keeps it assembled.
     normal, scalar, vector = tree.normal, now.p[..., :1], now.p[..., 1:]
     double = (normal * normal).sum(-1, keepdim=True) > 0
     scalar = torch.where(double, scalar, 1.0)
-    held = -(normal * quat.cross(vector, moved)).sum(-1, keepdim=True) / scalar
+    held = (normal * quat.cross(vector, moved)).sum(-1, keepdim=True) / scalar
     tau = moved + held * normal
     side = quat.cross(moved, normal)
     # dk by δ, the change of p (dp₀ = −p⃗·δ/2, dp⃗ = (p₀ δ + p⃗ × δ)/2), and by dt.
-    by_p = 0.5 * ((held * vector - quat.cross(side, vector)) / scalar - side)
-    by_t = quat.cross(vector, normal) / scalar
+    by_p = 0.5 * ((held * vector + quat.cross(side, vector)) / scalar + side)
+    by_t = quat.cross(normal, vector) / scalar
     eye = torch.eye(3, dtype=q.dtype, device=q.device)
     right, left = _right_jacobian(phi) @ tree.rotational_axes.mT, _right_jacobian(tau).mT
     zero, shift = torch.zeros_like(right), tree.translational_axes.mT.expand_as(right)
-    # (δe, δp) of the joint by its (q, q̇): p⁻ = p ⊗ exp(−τ), so δp⁻ = R(τ) δp − J(−τ) dτ.
-    turned = quat.rotation_matrix(quat.exp(tau)) - left @ (normal[..., :, None] * by_p[..., None, :])
+    # (δe, δp) of the joint by its (q, q̇): p⁻ = exp(−τ) ⊗ p, so δp⁻ = δp − R(p)ᵀ J(−τ) dτ.
+    left = quat.rotation_matrix(now.p).mT @ left
+    turned = eye - left @ (normal[..., :, None] * by_p[..., None, :])
     swung = -h[..., None] * left @ (eye + normal[..., :, None] * by_t[..., None, :]) @ tree.rotational_axes.mT
     by_q, earlier_by_q = _blocks(shift, zero, zero, right), _blocks(shift, zero, zero, turned @ right)
     earlier_by_qd = _blocks(-h[..., None] * shift, zero, zero, swung)

@@ -1,7 +1,7 @@
 """Effects of kappa on a mechanism: the height at which resting contacts float, and the speed at which sticking contacts creep.
 
-`kappa` is absolute, so its meaning depends on scale (design section 5). On the central path γ φ = κ, so a contact that carries the impulse
-γ floats at φ = κ/γ; and ξ ∘ η = κ e makes a contact with friction slip at |η₂₃| = κ |ξ₂₃| / (ξ₁² − |ξ₂₃|²).
+`kappa` is absolute, so its meaning depends on scale (dynamics/README.md). On the central path γ φ = κ, so a contact that carries the
+impulse γ floats at φ = κ/γ. ξ ∘ η = κ e makes a contact with friction slip at |η₂₃| = κ |ξ₂₃| / (ξ₁² − |ξ₂₃|²).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from torchdojo.geometry.hulls import MeshSource
 from torchdojo.geometry.visuals import Triangles
+from torchdojo.runs import check_arrays
 from torchdojo.viewer.playback import Playback
 from torchdojo.viewer.scene import SIZES, ContactPoint, JointFrame, Part, Scene
 from torchdojo.viewer.surfaces import Surfaces, placeholder
@@ -146,7 +147,7 @@ def load_playbacks(path: str | Path) -> list[Playback]:
         raise ValueError(f"{path} {error}") from None
     except KeyError as error:
         raise ValueError(f"{path} lacks {error.args[0]!r}; the schema stands in torchdojo/viewer/README.md") from error
-    except (IndexError, TypeError, ValueError, AttributeError) as error:
+    except (IndexError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} does not follow the schema in torchdojo/viewer/README.md: {error}") from error
 
 
@@ -168,8 +169,12 @@ def _read(path: Path) -> Arrays:
                 keys = ", ".join(file.files[:6]) + (", ..." if len(file.files) > 6 else "")
                 old = "; with the mechanism that made it, torchdojo view FILE --mechanism NAME|ROBOT draws it" if "z" in file.files else ""
                 raise _FileError(f"has no drawing (key {KEY!r}); it has {keys}{old}. {REMEDY}")
-            return {key: file[key] for key in file.files if key.split("/")[0] == KEY}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+            wanted = [key for key in file.files if key.split("/")[0] == KEY]
+            check_arrays(file, wanted)
+            return {key: file[key] for key in wanted}
+    except _FileError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, NotImplementedError) as error:
         raise _FileError(f"is truncated or damaged: {error}; write it again") from error
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torchdojo.engine.rollout import Trajectory
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import TANGENT_SIZE
-from torchdojo.viewer.playback import Playback
+from torchdojo.viewer.animation import playbacks_of
+from torchdojo.viewer.playback import Motion, Playback
 from torchdojo.viewer.renderer import required
 from torchdojo.viewer.stage import PALETTE, as_playbacks, finite_frames
 
@@ -35,26 +36,29 @@ MOST_CONTACTS = 8
 CHUNK = 50
 
 
-def plot(shown: Playback | Trajectory | Sequence[Playback], mechanism: Mechanism | None = None, *, title: str = "") -> Any:
+def plot(shown: Playback | Motion | Sequence[Playback] | Sequence[Motion], mechanism: Mechanism | None = None, *, title: str = "") -> Any:
     """Energy, distances, impulses of contacts, iterations, and all other curves of playbacks against time.
 
     Args:
-        shown: playbacks, or a trajectory together with the `mechanism` that made it; each environment of a batch is a playback.
-        mechanism: of the trajectory.
+        shown: playbacks; or, together with the `mechanism` that made it, what `Mechanism.animate` takes: a trajectory, states
+            (..., K, 13 nb) alone, or a list of these. Each environment of a batch is a playback.
+        mechanism: of the trajectory or states.
 
     Returns:
         A matplotlib `Figure` with a panel for each unit. Steps that failed are marked in red, frames that are not finite in gray.
 
     Raises:
-        ImportError: matplotlib is missing. ValueError: 0 frames, a trajectory without its mechanism, or of another one.
+        ImportError: matplotlib is missing. ValueError: 0 frames, a trajectory or states without their mechanism, or of
+            another one.
     """
-    if isinstance(shown, Trajectory):
-        if mechanism is None:
-            raise ValueError("plot: got a trajectory alone; give the mechanism that made it, too: plot(trajectory, mechanism)")
-        shown = Playback.batch(mechanism, shown)
-        if len(shown) == 1:
-            shown = [Playback(**{**vars(shown[0]), "label": ""})]
-    playbacks = as_playbacks(shown)
+    listed = shown if isinstance(shown, (list, tuple)) and not hasattr(shown, "_fields") else [shown]
+    if any(isinstance(one, Playback) for one in listed) or not listed:
+        playbacks = as_playbacks(cast(Any, shown))
+    elif mechanism is None:
+        raise ValueError("plot: got a trajectory or states alone; give the mechanism that made them, too: plot(trajectory, mechanism)")
+    else:
+        playbacks = playbacks_of(mechanism, cast(Any, shown))
+        playbacks = [Playback(**{**vars(playbacks[0]), "label": ""})] if len(playbacks) == 1 else playbacks
     curves = [dict(_curves(playback, alone=len(playbacks) == 1)) for playback in playbacks]
     panels: dict[str, list[str]] = {}
     for name in sorted({name: None for own in curves for name in own}, key=_rank):

@@ -13,7 +13,8 @@ import numpy as np
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.actuators import Drive, Driven, read_drives
 from torchdojo.io.mjcf.geoms import GeomReader, Points
-from torchdojo.io.mjcf.joints import SUPPORTED, Coordinate, Fit, fit_joint
+from torchdojo.io.mjcf.joints import FIXED, Coordinate, Fit, fit_chain
+from torchdojo.io.mjcf.light import light_body
 from torchdojo.io.mjcf.model import CompiledMjcf, compile_mjcf, import_mujoco
 from torchdojo.io.mjcf.visuals import read_visuals
 from torchdojo.io.robot import (
@@ -38,6 +39,15 @@ __all__ = ["MjcfInfo", "read_mjcf"]
 
 
 @dataclass(frozen=True)
+class Moved:
+    """A body in the terms of the file: the MJCF body at its top as a part of that body's MJCF joints moves it."""
+
+    top: int
+    joints: tuple[int, ...]  #: those that move the body; a light body between joints of `top` lacks the joints after it
+    frame: Array  #: (3, 3) axes of our body in the axes of the MJCF body, as columns
+
+
+@dataclass(frozen=True)
 class MjcfInfo(RobotInfo):
     """A `RobotInfo` with what only MJCF has. A link is an MJCF body.
 
@@ -50,7 +60,8 @@ class MjcfInfo(RobotInfo):
     timestep: float  #: [s]
     notes: tuple[str, ...]  #: in words: what the mechanism lacks
     compiled: CompiledMjcf
-    tops: dict[str, int]  #: body -> MJCF id of its topmost link
+    tops: dict[str, int]  #: body -> MJCF id of its topmost link; light bodies between the joints of one link have none
+    moved: dict[str, Moved]  #: all bodies
 
 
 def read_mjcf(
@@ -97,8 +108,8 @@ class _Reader:
         self.floating_base, self.merge, self.points = floating_base, merge, points
         self.ignore = [ignore] if isinstance(ignore, str) else list(ignore)
         self.notes = list(compiled.notes)
-        names = Names()
-        self.names = [names.make(self.model.body(b).name or f"body{b}") if b else "world" for b in range(self.model.nbody)]
+        self.body_names = Names()
+        self.names = [self.body_names.make(self.model.body(b).name or f"body{b}") if b else "world" for b in range(self.model.nbody)]
 
     def read(self) -> MjcfInfo:
         model = self.model
@@ -111,26 +122,37 @@ class _Reader:
         if not moving:
             remedy = "" if self.floating_base else "; pass floating_base=True"
             raise ValueError(f"{self.path}: no body can move: none has a joint{remedy}")
-        fits = {t: self._fit(t, frozenset(driven)) for t in moving}
+        fits = {t: (FIXED,) if self._fixed(t) else fit_chain(model, t, frozenset(driven)) for t in moving}
         geoms = GeomReader(self.compiled, self.names, top, self.points)
-        bodies = {self.names[t]: self._body(t, groups[t], poses, fits[t], geoms) for t in moving}
+        solid = {t: self._body(t, groups[t], poses, fits[t][-1], geoms) for t in moving}
         links = {}
         for b in range(1, model.nbody):
-            (rotation, position), body = poses[b], self.names[top[b]] if top[b] else None
+            (rotation, position), body = poses[b], solid.get(top[b])
             if body is not None:
-                frame = fits[top[b]].frame.T
-                rotation, position = frame @ rotation, frame @ (position - bodies[body].center)
-            links[self.names[b]] = LinkInfo(self.names[b], body, position, rotation)
+                rotation, position = _in_body(fits[top[b]][-1], body, (rotation, position))
+            links[self.names[b]] = LinkInfo(self.names[b], body and body.name, position, rotation)
         names, joints, coordinates = Names(), {}, {}
+        bodies: dict[str, BodyInfo] = {}
+        moved: dict[str, Moved] = {}
         for t in moving:
-            name = self._joint_name(names, t, fits[t])
-            joints[name] = self._joint(name, t, fits[t], links, bodies, driven)
-            coordinates[name] = tuple((self._joint_label(c.joint), c.sign) for c in fits[t].coordinates)
-        self._note_joints(joints, coordinates, fits)
-        places = {c.joint: (name, k, c.sign) for t, name in zip(moving, joints, strict=True) for k, c in enumerate(fits[t].coordinates)}
+            parent, pose = self._parent(t, links), self._local_pose(t)
+            acting: tuple[int, ...] = ()
+            for fit, following in zip(fits[t], (*fits[t][1:], None), strict=True):
+                name = self._joint_name(names, t, fit)
+                body = solid[t] if following is None else self._light_body(t, name, fit, following)
+                bodies[body.name] = body
+                joints[name] = self._joint(name, parent, pose, fit, body, driven)
+                coordinates[name] = tuple((self._joint_label(c.joint), c.sign) for c in fit.coordinates)
+                acting += tuple(dict.fromkeys(c.joint for c in fit.coordinates))
+                moved[body.name] = Moved(t, acting, fit.frame)
+                pose = np.eye(3), np.zeros(3)
+                parent = LinkInfo(body.name, body.name, *reversed(_in_body(fit, body, pose)))
+        self._note_joints()
+        numbers = {self._joint_label(j): j for j in range(model.njnt)}
+        places = {numbers[label]: (name, k, sign) for name, entries in coordinates.items() for k, (label, sign) in enumerate(entries)}
         loops, couplings = self._equalities(names, links, places)
         joints.update(loops)
-        contacts = geoms.contacts(links, {t: fits[t].frame for t in moving}, self.floating_base)
+        contacts = geoms.contacts(links, moving, self.floating_base)
         self._note_model()
         gravity = np.zeros(3) if self._disabled("GRAVITY") else model.opt.gravity
         return MjcfInfo(
@@ -149,6 +171,7 @@ class _Reader:
             notes=tuple(self.notes),
             compiled=self.compiled,
             tops={self.names[t]: t for t in moving},
+            moved=moved,
         )
 
     # -- bodies ----------------------------------------------------------------------------------------------------------------------------
@@ -179,16 +202,6 @@ class _Reader:
         self.mujoco.mju_quat2Mat(matrix, quaternion / np.linalg.norm(quaternion))
         return matrix.reshape(3, 3)
 
-    def _fit(self, t: int, driven: frozenset[int]) -> Fit:
-        if self._fixed(t):
-            return Fit("Fixed", np.zeros(3), np.eye(3), Z_AXIS, ())
-        try:
-            return fit_joint(self.model, t, driven)
-        except ValueError as error:
-            adr = self.model.body_jntadr[t]
-            joints = ", ".join(repr(self._joint_label(j)) for j in range(adr, adr + self.model.body_jntnum[t]))
-            raise ValueError(f"{self.path}: body {self.names[t]!r} has the joints {joints}: {error}. {SUPPORTED}") from error
-
     def _body(self, t: int, group: list[int], poses: Mapping[int, Pose], fit: Fit, geoms: GeomReader) -> BodyInfo:
         """The MJCF bodies of a group as one, in axes along the axes of its joint."""
         model = self.model
@@ -205,6 +218,12 @@ class _Reader:
         shapes, visuals = geoms.shapes(group, frames), read_visuals(self.compiled, group, frames)
         return BodyInfo(self.names[t], links, mass, center, (inertia + inertia.T) / 2, shapes, visuals)
 
+    def _light_body(self, t: int, joint: str, fit: Fit, following: Fit) -> BodyInfo:
+        """The body between two joints of the MJCF body t."""
+        mass, center, inertia = light_body(self.model, self.compiled.data, t, following)
+        name = self.body_names.make(f"{self.names[t]}_{joint}")
+        return BodyInfo(name, (), mass, center, inertia, (), ())
+
     # -- joints ----------------------------------------------------------------------------------------------------------------------------
 
     def _joint_label(self, j: int) -> str:
@@ -220,20 +239,21 @@ class _Reader:
         default = "floating_base" if fit.kind == "Floating" else ""
         return names.make(common, default, self.names[t])
 
-    def _joint(
-        self, name: str, t: int, fit: Fit, links: dict[str, LinkInfo], bodies: dict[str, BodyInfo], driven: dict[int, Driven]
-    ) -> JointInfo:
-        parent_id = int(self.model.body_parentid[t])
-        parent = links[self.names[parent_id]] if parent_id else WORLD
-        rotation, position = self._local_pose(t)
+    def _parent(self, t: int, links: Mapping[str, LinkInfo]) -> LinkInfo:
+        parent = int(self.model.body_parentid[t])
+        return links[self.names[parent]] if parent else WORLD
+
+    def _joint(self, name: str, parent: LinkInfo, pose: Pose, fit: Fit, child: BodyInfo, driven: dict[int, Driven]) -> JointInfo:
+        """A joint between a link and a body. `pose`: of the MJCF body that moves, in the parent link, at qpos0."""
+        rotation, position = pose
         axes, anchor = parent.place((rotation, position + rotation @ fit.anchor))
         return JointInfo(
             name=name,
             kind=fit.kind,
             parent=parent.body,
-            child=self.names[t],
+            child=child.name,
             parent_anchor=anchor,
-            child_anchor=fit.frame.T @ (fit.anchor - bodies[self.names[t]].center),
+            child_anchor=fit.frame.T @ (fit.anchor - child.center),
             rotation=axes @ fit.frame,
             axis=fit.axis,
             options=self._options(fit.coordinates, driven),
@@ -277,19 +297,7 @@ class _Reader:
                 options["effort_limit"] = efforts
         return options
 
-    def _note_joints(
-        self, joints: dict[str, JointInfo], coordinates: dict[str, tuple[tuple[str, float], ...]], fits: dict[int, Fit]
-    ) -> None:
-        stacks = []
-        for name, joint in joints.items():
-            turning = [label for label, _ in coordinates[name]][-max(0, JOINT_ROTATIONS.get(joint.kind, 0)) :]
-            if joint.kind in JOINT_ROTATIONS and len(set(turning)) > 1:
-                stacks.append(f"{name!r} ({', '.join(turning)})")
-        if stacks:
-            self.notes.append(
-                f"{self.path}: several hinges become one joint: {', '.join(stacks)}. Its coordinates are the components of one rotation "
-                "vector: the hinge angles where one hinge alone is turned, and to first order in the angles elsewhere"
-            )
+    def _note_joints(self) -> None:
         balls = [
             self._joint_label(j)
             for j in range(self.model.njnt)
@@ -403,8 +411,6 @@ class _Reader:
             self.notes.append(f"{self.path}: flexible bodies (flex) are left out")
 
 
-#: kinds with several rotations -> how many
-JOINT_ROTATIONS = {
-    "Orbital": 2, "PrismaticOrbital": 2, "PlanarOrbital": 2, "FreeOrbital": 2,
-    "Spherical": 3, "CylindricalFree": 3, "PlanarFree": 3,
-}  # fmt: skip
+def _in_body(fit: Fit, body: BodyInfo, pose: Pose) -> Pose:
+    """A pose in the frame of the MJCF body that `fit` moves, in the frame of our body."""
+    return fit.frame.T @ pose[0], fit.frame.T @ (pose[1] - body.center)

@@ -79,13 +79,14 @@ def mesh_of(mujoco: Any, model: Any, g: int, pose: Pose) -> GeomMesh:
 
 def _outer(balls: Sequence[_Ball]) -> list[_Ball]:
     """The balls that are not inside another one, whose contact they would only double; the first of equal ones stays."""
-    kept: list[_Ball] = []
-    for i, ball in enumerate(balls):
-        depths = [other.radius - ball.radius - float(np.linalg.norm(ball.point - other.point)) for other in balls]
-        inside = [j for j, depth in enumerate(depths) if j != i and depth >= -INSIDE]
-        if not any(balls[j].radius > ball.radius + INSIDE or j < i for j in inside):
-            kept.append(ball)
-    return kept
+    if not balls:
+        return []
+    points, radii = np.stack([ball.point for ball in balls]), np.array([ball.radius for ball in balls])
+    apart = np.linalg.norm(points[:, None] - points, axis=-1)
+    inside = radii - radii[:, None] - apart >= -INSIDE  # [i, j]: i is inside j
+    larger = radii > radii[:, None] + INSIDE
+    covers = inside & (larger | np.tri(len(balls), k=-1, dtype=bool))
+    return [ball for ball, covered in zip(balls, covers.any(1), strict=True) if not covered]
 
 
 class GeomReader:
@@ -118,8 +119,8 @@ class GeomReader:
                     (colliding if self.model.geom_contype[g] or self.model.geom_conaffinity[g] else others).append(shape)
         return tuple(colliding or others)
 
-    def contacts(self, links: Mapping[str, LinkInfo], frames: Mapping[int, Array], floating_base: bool) -> dict[str, ContactInfo]:
-        """Every point of a geom against every plane that it can reach."""
+    def contacts(self, links: Mapping[str, LinkInfo], tops: Sequence[int], floating_base: bool) -> dict[str, ContactInfo]:
+        """Every point of a geom against every plane that it can reach. `tops`: topmost MJCF bodies of our bodies."""
         disabled = self.mujoco.mjtDisableBit
         if self.model.opt.disableflags & (int(disabled.mjDSBL_CONTACT) | int(disabled.mjDSBL_CONSTRAINT)):
             return {}
@@ -128,7 +129,7 @@ class GeomReader:
         result: dict[str, ContactInfo] = {}
         without, level = [], []
         for number, plane in enumerate(planes):
-            for t in frames:
+            for t in tops:
                 points: list[_Ball] = []
                 for b in (b for b in range(1, self.model.nbody) if self.top[b] == t):
                     for n, g in enumerate(self._geoms(b)):

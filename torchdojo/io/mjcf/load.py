@@ -13,9 +13,9 @@ from torchdojo.elements.actuators import Actuator, Servos, actuate, check_servos
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf.state import keyframes
+from torchdojo.io.report import announce
 from torchdojo.io.robot import assemble
 from torchdojo.mechanism import Mechanism
-from torchdojo.parameters import warn_user
 
 __all__ = ["load_mjcf"]
 
@@ -36,6 +36,7 @@ def load_mjcf(
     mesh_path: Folders = (),
     mesh_points: int = 16,
     servos: Servos = "implicit",
+    strict: bool = False,
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
 
@@ -95,7 +96,7 @@ def load_mjcf(
         mesh_points=mesh_points,
     )
     for note in robot.notes:
-        warn_user(note)
+        robot.findings.add("ignored", "content", "", note)
     mech = assemble(
         robot,
         contacts=contacts,
@@ -107,6 +108,7 @@ def load_mjcf(
     )
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
+    announce(mech, strict)
     return mech
 
 

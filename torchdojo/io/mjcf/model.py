@@ -206,8 +206,9 @@ def _open_meshes(mujoco: Any, spec: Any, model: Any, path: Path) -> list[str]:
         vertices = model.mesh_vert[int(mesh.vertadr[0]) :][: int(mesh.vertnum[0])]
         same = np.unique(vertices, axis=0, return_inverse=True)[1].reshape(-1)
         faces = same[model.mesh_face[start : start + count]]
-        edges = {(int(i), int(j)) for face in faces for i, j in zip(face, np.roll(face, -1), strict=True)}
-        holes = sum((j, i) not in edges for i, j in edges)
+        ends = np.stack((faces, np.roll(faces, -1, axis=1)), axis=-1).reshape(-1, 2).astype(np.int64)
+        edges, reverse = (np.unique(ends @ order) for order in ((len(vertices), 1), (1, len(vertices))))
+        holes = int((~np.isin(reverse, edges, assume_unique=True)).sum())
         if holes:
             notes.append(
                 f"{path}: the mass of body {geom.parent.name!r} is computed from the mesh {geom.meshname!r}, which is not closed: {holes} "

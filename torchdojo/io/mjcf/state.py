@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchdojo.io.mjcf.description import MjcfInfo
+from torchdojo.io.mjcf.description import MjcfInfo, Moved
 from torchdojo.io.mjcf.model import import_mujoco
-from torchdojo.io.robot import Array
+from torchdojo.io.robot import Array, Pose, compose
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.state.minimal import JointOrder, to_minimal
@@ -24,9 +24,8 @@ __all__ = ["keyframes", "mjcf_state"]
 def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = None, *, qpos: Any = None, qvel: Any = None) -> Tensor:
     """The state (13 nb,) of a mechanism from `load_mjcf` at MuJoCo's qpos and qvel.
 
-    The joints of a tree are closed exactly. Two hinges of one body, both turned, reach orientations that an Orbital joint cannot: the
-    nearest one takes their place. Loops and couplings that qpos leaves open stay open; ``mech.close_loops`` closes them. Velocities are
-    the velocities of the step that leads to the configuration, as everywhere in z.
+    The joints of a tree are closed exactly. Loops and couplings that qpos leaves open stay open; ``mech.close_loops`` closes them.
+    Velocities are the velocities of the step that leads to the configuration, as everywhere in z.
 
     Args:
         mech: the mechanism. robot: `read_mjcf` of the same file with the same options.
@@ -120,8 +119,38 @@ def _poses(robot: MjcfInfo, qpos: Array) -> tuple[Array, Array]:
     data = mujoco.MjData(model)
     data.qpos[:] = qpos
     mujoco.mj_kinematics(model, data)
-    ids = list(robot.tops.values())
-    rotation, position = data.xmat.reshape(-1, 3, 3)[ids], data.xpos[ids]
-    centers = np.stack([body.center for body in robot.bodies.values()])
-    frames = np.stack([robot.links[name].rotation.T for name in robot.tops])
-    return position + (rotation @ centers[..., None])[..., 0], rotation @ frames
+    centers, axes = [], []
+    for name, moved in robot.moved.items():
+        whole = name in robot.tops
+        rotation, position = (data.xmat[moved.top].reshape(3, 3), data.xpos[moved.top]) if whole else _between(data, model, moved)
+        centers.append(position + rotation @ robot.bodies[name].center)
+        axes.append(rotation @ moved.frame)
+    return np.stack(centers), np.stack(axes)
+
+
+def _between(data: Any, model: Any, moved: Moved) -> Pose:
+    """Pose of an MJCF body that only the first of its joints have moved."""
+    mujoco, parent = import_mujoco(), int(model.body_parentid[moved.top])
+
+    def turn(quaternion: Array) -> Array:
+        matrix = np.zeros(9)
+        mujoco.mju_quat2Mat(matrix, quaternion)
+        return matrix.reshape(3, 3)
+
+    pose = data.xmat[parent].reshape(3, 3), data.xpos[parent]
+    rotation, position = compose(pose, (turn(model.body_quat[moved.top]), model.body_pos[moved.top]))
+    for j in moved.joints:
+        place, axis, point = int(model.jnt_qposadr[j]), model.jnt_axis[j], model.jnt_pos[j]
+        if model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_BALL):
+            moving = turn(data.qpos[place : place + 4])
+        else:
+            change = float(data.qpos[place] - model.qpos0[place])
+            if model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_SLIDE):
+                position = position + rotation @ axis * change
+                continue
+            quaternion = np.zeros(4)
+            mujoco.mju_axisAngle2Quat(quaternion, axis, change)
+            moving = turn(quaternion)
+        position = position + rotation @ (point - moving @ point)
+        rotation = rotation @ moving
+    return rotation, position

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from torchdojo.io.meshes import Folders, MeshMode
-from torchdojo.io.robot import RobotInfo, assemble
+from torchdojo.io.report import LoadEntry, announce
+from torchdojo.io.robot import Ground, RobotInfo, assemble
 from torchdojo.io.urdf.description import read_urdf
+from torchdojo.io.urdf.tree import FloatingBase
 from torchdojo.mechanism import Mechanism
-from torchdojo.parameters import warn_user
 from torchdojo.state.loops import gaps
 
 __all__ = ["load_urdf"]
@@ -25,16 +26,18 @@ def load_urdf(
     *,
     timestep: float = 0.01,
     gravity: Any = (0.0, 0.0, -9.81),
-    floating_base: bool = True,
+    floating_base: FloatingBase = "auto",
     contacts: str | Mapping[str, Any] | None = "collision",
-    friction: float = 0.5,
+    friction: float | None = None,
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
     rim_points: int = 4,
     repair_inertia: bool = False,
-    mesh: MeshMode = "hull",
+    mesh: MeshMode = "skip",
     mesh_path: Folders = (),
     mesh_points: int = 16,
+    ground: Ground = "auto",
+    strict: bool = False,
 ) -> Mechanism:
     """Build a mechanism from a URDF file, standard or in the dialect of the original Dojo (parsed by `urchin`).
 
@@ -76,6 +79,10 @@ def load_urdf(
             the environment variable ROS_PACKAGE_PATH. For ``package://NAME/PATH`` it is the folder that holds the package, the package, or
             a folder inside it (`torchdojo.io.meshes.find_mesh`).
         mesh_points: largest number of contact points of a mesh. ``Hull.gap`` of the body's shapes is their distance from the hull [m].
+        ground: "auto": the plane z = 0 where the robot floats, and no ground where its base is fixed. True: z = 0 in any case. False:
+            none.
+        strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
+            ``mech.load_report`` as data (`torchdojo.io.LoadReport`).
 
     Raises:
         ImportError: `urchin` is not installed, or, with meshes, `trimesh` or `scipy`.
@@ -93,6 +100,7 @@ def load_urdf(
         mesh=mesh if contacts == "collision" else None,
         mesh_path=mesh_path,
         mesh_points=mesh_points,
+        ground=ground,
     )
     mech = assemble(
         robot,
@@ -101,14 +109,16 @@ def load_urdf(
         timestep=timestep,
         gravity=gravity,
         part="link",
+        ground=ground,
         remedy="Correct the file, or pass repair_inertia=True to use the nearest possible inertia",
     )
     _check_loops(robot, mech)
+    announce(mech, strict)
     return mech
 
 
 def _check_loops(robot: RobotInfo, mech: Mechanism) -> None:
-    """Warn of loops that are open at coordinate zero.
+    """Report loops that are open at coordinate zero.
 
     Raises:
         ValueError: they cannot be closed from there.
@@ -122,7 +132,12 @@ def _check_loops(robot: RobotInfo, mech: Mechanism) -> None:
     drawn = mech.to_maximal(torch.zeros_like(mech.to_minimal(z)[0]))
     open_by = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, drawn).items() if max(m, rad) > DRAWN_CLOSED]
     if open_by:
-        warn_user(
-            f"{robot.path}: with all coordinates at zero, loops are open: {', '.join(open_by)}. mech.initial_state() closes them, and "
-            "its coordinates are not zero"
+        entry = LoadEntry(
+            "used",
+            "closed loops",
+            len(open_by),
+            tuple(open_by),
+            "they are open with all coordinates at zero; mech.initial_state() closes them, and its coordinates are not zero",
+            "structure",
         )
+        mech.load_report = mech.load_report.with_entries([entry])

@@ -18,6 +18,7 @@ struct JointTable : rows::Joint {
     int free_t() const { return 3 - held_t; }
     int free_r() const { return 3 - held_r; }
     int free() const { return 6 - held(); }
+    bool has_vector() const { return free_r() > 1; }  // whether its rotational coordinates are components of a rotation vector
     bool drives(int i) const { return driven >> i & 1; }  // whether a drive has the input of coordinate i
     // Places behind `parameters`; each holds a number per free direction.
     int spring() const { return parameter::free_values + parameter::free::spring * free(); }

@@ -99,7 +99,12 @@ int64_t td_same(int64_t count, const void *const *tensors, const void *address, 
 void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
     Handle &h = *static_cast<Handle *>(handle);
     Options options = native_options(*o);
-    if (o->budget) options.budget = o->budget, options.max_halvings = 0;
+    // Derivatives have no bound: they solve substeps again that are known to have a solution.
+    options.max_total_iterations = o->max_total_iterations;
+    if (o->budget) {
+        options.max_total_iterations = std::min(o->budget, o->max_total_iterations);
+        options.give_up = true, options.max_halvings = 0;
+    }
     expect(r->z, (r->environments - 1) * r->z_stride + r->steps / r->every * state_size * h.table.num_bodies);
     expect(r->impulses, r->environments * (r->steps / r->repeat) * h.table.num_impulses);
     expect(r->w, r->environments * r->w_steps * h.table.num_unknowns);

@@ -106,7 +106,7 @@ TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, 
         period = at / r.repeat;  // periods are whole
         if (r.every > 1) at = period, place = t / r.every, last = (t - 1) / r.every;
     }
-    job.timestep_factor = 1.0;
+    job.timestep_factor = 1.0, job.spent = 0;
     job.parameters = r.parameters + n * r.parameter_stride;
     job.z = t ? r.z + n * r.z_stride + last * nz : r.z0 + n * r.z0_stride;
     job.u = r.u ? r.u + period * m.num_inputs : nullptr;
@@ -184,7 +184,7 @@ private:
     // What is left to do after steps that fail, belong to a period, or are parts of a split step.
     void settle(int lane, const Job &job, bool solved) {
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
-        if (!solved && options.budget) given_up[lane] = *job.status;
+        if (!solved && options.give_up) given_up[lane] = *job.status;
         else if (*job.status == max_iterations)
             solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
         const Job *whole = workspace.splits.finish(lane, job, solved);

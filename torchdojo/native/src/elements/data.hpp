@@ -10,13 +10,15 @@ template <class T>
 struct JointData {
     Mat3<T> offset;                   // R_off
     Quat<T> offset_quaternion;
-    Relative<T> now, next, before;    // before: where a damper acts; its displacement only where the damper acts along translations
+    Relative<T> now, next, before;    // before: one step back, of dampers that take a mean rate; its displacement only for translations
     T wrench_parent[36], wrench_child[36];  // impulses on the bodies per multiplier, 6 x 6, constant during the step
     T free_force[6];                  // impulses of springs, inputs and middles of drives along the free directions [N·s, N·m·s]
+    Vec3<T> pull;                     // impulse of springs along the rotation vector of p, where several rotations are free
+    T moved[6];                       // h times the rates of the dampers
     T impulse[6];                     // impulses of dampers, armature, friction, drives and limits along the free directions
     T damping[6];                     // dampers, and h times the stiffness of implicit springs and servos where the joint has them
     T excess[6];                      // derivative of this stiffness by the force, where it is the larger one: see at_most_one_radian
-    RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and from p one step back to p (dampers)
+    RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and of the turn since one step back
 };
 
 // Joints with armature, limits or friction: see free.hpp.

@@ -5,7 +5,7 @@
 //     δλ + (h·damping ∂r̂ + armature ∂ċ⁺ + k ∂ċ⁺ + Σ (γ/s) ∂c⁺) δw = remaining error of the cones' products.
 //
 // c⁺ is the coordinate at the next configuration, and ċ⁺ = (c⁺ − c)/h. For rotations, ċ⁺ is the rotation vector of p⁺ p⁻¹ over h. Dampers
-// see the backward difference r̂. The condensed pairs have k = 1/(c + σ_p/p + σ_q/q) and γ/s (joint_cone.hpp). Limits on components of a
+// see the backward difference r̂, or in joints with several rotations the velocity along the direction, which is linear in w. The condensed pairs have k = 1/(c + σ_p/p + σ_q/q) and γ/s (joint_cone.hpp). Limits on components of a
 // rotation vector act in other directions than inputs; their rows stand behind the others.
 #pragma once
 
@@ -46,13 +46,14 @@ TD_INLINE T at_most_one_radian(const JointTable &joint, int i, const T &stiffnes
     return max(stiffness, larger);
 }
 
-// Dampers together with implicit springs and servos, from the forces along the free directions.
+// Dampers together with implicit springs and servos, from the impulses along the free directions and along the rotation vector.
 template <class T>
-void prepare_stiffness(const Problem<T> &problem, const JointTable &joint, JointData<T> &data) {
+void prepare_stiffness(const Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *pull) {
     const T h = problem.timestep(), *damper = &problem.parameters[joint.parameters + joint.damper()];
     for (int i = 0; i < joint.free(); ++i) {
         const T stiffness = problem.parameters[joint.stiffness + i];
-        data.damping[i] = damper[i] + h * at_most_one_radian(joint, i, stiffness, data.free_force[i] / h, data.excess[i]);
+        const T torque = (data.free_force[i] + pull[i]) / h;
+        data.damping[i] = damper[i] + h * at_most_one_radian(joint, i, stiffness, torque, data.excess[i]);
     }
 }
 
@@ -199,12 +200,14 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
     const T *p = &problem.parameters[joint.parameters], *damping = problem.damping(joint, data);
     const Vec3<T> anchor = load3(p + parameter::child_anchor);
     const int held = joint.held();
+    const bool world = joint.parent == problem.mechanism.num_bodies;
     const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
     FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
     Vec3<T> change{};
     Mat3<T> before;
     BodyPose<T> parent_back, child_back;
-    if (joint.has_damper) {
+    const bool mean_rate = joint.has_damper && !joint.has_vector();
+    if (mean_rate) {
         if (joint.free_t()) {
             parent_back = parent.one_step_back(), child_back = child.one_step_back();
             data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
@@ -219,7 +222,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
     // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
     const T inverse_h = 1.0 / h;
     T inverse_child{}, inverse_parent{};  // 1/c
-    if (derived && joint.has_damper) inverse_child = 1.0 / child.increment.w, inverse_parent = 1.0 / parent.increment.w;
+    if (derived && mean_rate) inverse_child = 1.0 / child.increment.w, inverse_parent = 1.0 / parent.increment.w;
     auto back = [&](const BodyData<T> &body, const T &inverse, const Vec3<T> &g) {  // Nᵀ g
         const Vec3<T> &a = body.increment.v;
         return body.increment.w * g + (inverse * dot(a, g)) * a - cross(a, g);
@@ -232,8 +235,8 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         const Vec3<T> f = joint_direction(problem, joint, held + i, translation);
         TwistRow<T> row{};
         T impulse{};
-        if (joint.has_damper) {
-            const T rate = inverse_h * dot(f, translation ? change : data.turn.theta);
+        if (mean_rate) {
+            data.moved[i] = dot(f, translation ? change : data.turn.theta);
             if (!derived) {
             } else if (translation) {
                 const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
@@ -242,9 +245,15 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
                 const Vec3<T> g = right_jacobian_inverse(data.turn, f);
                 row = {Vec3<T>{}, back(child, inverse_child, g), -back(parent, inverse_parent, data.offset * (before * g))};
             }
-            const T scale = h * damping[i];
-            row = scale * row;
-            impulse = -scale * rate;
+            row = (h * damping[i]) * row;
+            impulse = -damping[i] * data.moved[i];
+        } else if (joint.has_damper) {
+            auto column = [&](const T *b, int k) { return Vec3<T>{b[6 * k], b[6 * (k + 1)], b[6 * (k + 2)]}; };
+            const T *on_child = data.wrench_child + held + i, *on_parent = data.wrench_parent + held + i;
+            row = {column(on_child, 0), column(on_child, 3), world ? Vec3<T>{} : column(on_parent, 3)};
+            data.moved[i] = h * row.times(w + 6 * joint.child, world ? nullptr : w + 6 * joint.parent);
+            row = (h * damping[i]) * row;
+            impulse = -damping[i] * data.moved[i];
         }
         if (free) {
             RowGradient<T, T> g;

@@ -65,6 +65,14 @@ private:
         if (joint.parent < problem.mechanism.num_bodies) add(problem.bodies[joint.parent], data.wrench_parent + column);
     }
 
+    // Adds the torque of springs along the rotation vector, J_l⁻ᵀ times their impulse, to the constant part of the balance.
+    static void add_pull(Problem<T> &problem, const JointTable &joint, const JointData<T> &data) {
+        const Vec3<T> torque = data.offset * right_jacobian_inverse(data.angle, data.pull);
+        BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        child.angular = child.angular + transposed_times(child.pose.R, parent.pose.R * torque);
+        if (joint.parent < problem.mechanism.num_bodies) parent.angular = parent.angular - torque;
+    }
+
     static void prepare(Problem<T> &problem, const JointTable &joint, JointData<T> &data) {
         const T h = problem.timestep();
         const T *p = &problem.parameters[joint.parameters];
@@ -91,18 +99,22 @@ private:
         for (int i = 0; i < free; ++i) data.free_force[i] = joint.input < 0 ? T{} : h * problem.u[joint.input + i];
         for (int i = 0; joint.driven && i < free; ++i)
             if (joint.drives(i)) data.free_force[i] = T{};
+        T pull[6] = {};
         if (joint.has_spring) {
             const Vec3<T> d = problem.displacement(joint, data, data.now);
-            if (joint.free_r() > 1) data.angle = rotation_vector(rel);
+            if (joint.has_vector()) data.angle = rotation_vector(rel), data.pull = Vec3<T>{};
             for (int i = 0; i < free; ++i) {
                 bool translation;
                 const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
-                const T coordinate = translation ? dot(f, d) : joint.free_r() > 1 ? dot(f, data.angle.theta) : angle_about(rel, f);
-                data.free_force[i] += h * spring[i] * (rest[i] - coordinate);
+                const T coordinate = translation ? dot(f, d) : joint.has_vector() ? dot(f, data.angle.theta) : angle_about(rel, f);
+                pull[i] = h * spring[i] * (rest[i] - coordinate);
+                if (translation || !joint.has_vector()) data.free_force[i] += pull[i], pull[i] = T{};
+                else data.pull = data.pull + pull[i] * f;
             }
         }
-        if (joint.stiffness >= 0) prepare_stiffness(problem, joint, data);
+        if (joint.stiffness >= 0) prepare_stiffness(problem, joint, data, pull);
         if (joint.driven) prepare_drives(problem, joint, data);
+        if (joint.has_spring && joint.has_vector()) add_pull(problem, joint, data);
         for (int i = 0; i < free; ++i) add_impulse(problem, joint, data, joint.held() + i, data.free_force[i]);
         if (joint.free_data >= 0) prepare_free(problem, joint, data, problem.free[joint.free_data]);
     }

@@ -15,7 +15,7 @@ struct JointAdjoint {
             const JointTable &joint = m.joints[j];
             const JointData<T> &data = problem.joints[j];
             if (acts(joint)) adjoint.impulses[j].set(problem, joint, data, joint_impulse(problem, joint, data, w));
-            differentiate_free(adjoint, problem, joint, data, adjoint.free[j]);
+            differentiate_free(adjoint, problem, joint, data, w, adjoint.free[j]);
             const int k = joint.free_data;
             if (k >= 0) differentiate_moving(problem, joint, data, problem.free[k], adjoint.moving[k]);
         }
@@ -34,28 +34,39 @@ private:
     // The pose before is the current one turned back by the increment: its φ is R(increment) φ.
     template <class R>
     static void differentiate_free(const AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
-                                   const JointData<T> &data, FreeGradient<T> &out) {
+                                   const JointData<T> &data, const T *w, FreeGradient<T> &out) {
         if (!joint.has_spring && !joint.has_damper) return;
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
-        const Mat3<T> before = rotation_matrix(data.before.p);
+        const bool mean_rate = joint.has_damper && !joint.has_vector();
+        Mat3<T> before;
+        if (mean_rate) before = rotation_matrix(data.before.p);
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             RowGradient<T, T> &now = out.coordinate[i], &change = out.difference[i], then;
             if (translation) {
                 now = change = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
-                if (joint.has_damper)
+                if (mean_rate)
                     then = translation_gradient(parent.one_step_back(), child.one_step_back(), data.offset, data.before, anchor, f);
             } else {
                 if (joint.has_spring) now = angle_gradient(joint, data.offset, data.now.p, data.angle, f);
-                if (joint.has_damper) {
+                if (mean_rate) {
                     const Vec3<T> g = right_jacobian_inverse(data.turn, f), in_parent = data.offset * (before * g);
                     change = {Vec3<T>{}, left_jacobian_inverse(data.turn, f), -in_parent};
                     then = {Vec3<T>{}, g, -in_parent};
                 }
             }
-            if (!joint.has_damper) continue;
+            if (joint.has_damper && !mean_rate) {
+                auto velocity = [&](int body) {
+                    return body == problem.mechanism.num_bodies ? Velocity<T>{} : Velocity<T>{load3(w + 6 * body), load3(w + 6 * body + 3)};
+                };
+                const auto g = velocity_gradient(parent.pose, child.pose, data.offset, data.now, anchor, velocity(joint.parent),
+                                                 velocity(joint.child), translation, f);
+                const T h = problem.timestep();
+                change = {h * g.x_child, h * g.phi_child, h * g.phi_parent};
+            }
+            if (!mean_rate) continue;
             change.x_child = change.x_child - then.x_child;
             change.phi_child = change.phi_child - transposed_times(adjoint.turn[joint.child], then.phi_child);
             change.phi_parent = change.phi_parent - transposed_times(adjoint.turn[joint.parent], then.phi_parent);
@@ -215,6 +226,9 @@ private:
 
         // Inputs, springs and dampers: gradients of the coordinates, rates and inputs on which they depend.
         if (joint.has_spring || joint.has_damper || joint.input >= 0) {
+            const bool pulls = joint.has_spring && joint.has_vector();
+            Vec3<R> about{};  // power of a torque in the joint frame
+            if (pulls) about = transposed_times(data.offset, transposed_times(parent.pose.R, child.pose.R * b_w) - a_w);
             const T *spring = p + joint.spring(), *damping = problem.damping(joint, data);
             for (int k = held; k < 6; ++k) {
                 const int i = k - held;
@@ -225,11 +239,14 @@ private:
                     power += on_parent[6 * r] * a_v[r] + on_parent[6 * (3 + r)] * a_w[r];
                 }
                 if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += h * power;
-                if (joint.has_spring) adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
-                if (joint.stiffness >= 0 && joint.has_damper && i >= joint.free_t()) {  // forces that enlarge the stiffness
+                if (joint.has_spring) {
                     bool translation;
-                    const T change = dot(joint_direction(problem, joint, k, translation), data.turn.theta);
-                    const R push = -(h * data.excess[i] * change) * adjoint.right[joint.right + k];
+                    const Vec3<T> f = joint_direction(problem, joint, k, translation);
+                    if (pulls && !translation) power = dot(right_jacobian_inverse(data.angle, f), about);
+                    adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
+                }
+                if (joint.stiffness >= 0 && joint.has_damper && i >= joint.free_t()) {  // forces that enlarge the stiffness
+                    const R push = -(h * data.excess[i] * data.moved[i]) * adjoint.right[joint.right + k];
                     if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
                     if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
                 }

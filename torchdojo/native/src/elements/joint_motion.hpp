@@ -4,9 +4,9 @@
 //
 //     x⁻ = x − h v,    q⁻ = q ⊗ (c, a)⁻¹,    a = (h/2) ω,    c = √(1 − |a|²).
 //
-// With the free axes in the rows of A, a joint has the coordinates (A_t e, A_r log p) and the rates (A_t (e − e⁻), A_r log(p⁻⁻¹ p)) / h.
+// With the free axes in the rows of A, a joint has the coordinates (A_t e, A_r log p) and the rates (A_t (e − e⁻), A_r log(p p⁻⁻¹)) / h.
 // Here e is the displacement of the anchors in the parent's frame. Poses change by (dx, dφ), R' = R (1 + [dφ]×). So p changes by
-// δp = dφ_b − R_bᵀ R_a dφ_a, log p by J_r⁻¹ δp, and the poses before by
+// δp = dφ_b − R_bᵀ R_a dφ_a, log p by J_r⁻¹ δp, log(p p⁻⁻¹) by J_r⁻¹ R(p⁻) (δp − δp⁻), and the poses before by
 //
 //     dx⁻ = dx − h dv,    dφ⁻ = R(c, a) (dφ − M dω),    M = h (c I + a aᵀ/c − [a]×).
 #pragma once
@@ -121,15 +121,13 @@ public:
             for (int i = 0; i < joint.free_r(); ++i) q[joint.free_t() + i] = dot(axes.rotation(i), angle.theta);
     }
 
-    // of_child: rates of rotations about the child's axes, as in minimal velocities. Otherwise about the parent's, as in the armature.
-    void rates(T *qd, bool of_child = true) const {
+    void rates(T *qd) const {
         const T inverse = 1.0 / child.h;
         const Relative<T> earlier = relative(parent.before, child.before);
         const Vec3<T> moved = inverse * (now.y_parent - earlier.y_parent);
         for (int i = 0; i < joint.free_t(); ++i) qd[i] = dot(axes.translation(i), moved);
         if (!joint.free_r()) return;
-        Vec3<T> turn = rotation_vector(conjugate(earlier.p) * now.p).theta;
-        if (!of_child) turn = rotation_matrix(now.p) * turn;
+        const Vec3<T> turn = rotation_vector(now.p * conjugate(earlier.p)).theta;
         for (int i = 0; i < joint.free_r(); ++i) qd[joint.free_t() + i] = inverse * dot(axes.rotation(i), turn);
     }
 
@@ -145,7 +143,7 @@ public:
     }
 
     // Adds the gradient of by_qd · rates.
-    void add_rates(const T *by_qd, StateGradient<T> &on_parent, StateGradient<T> &on_child, bool of_child = true) const {
+    void add_rates(const T *by_qd, StateGradient<T> &on_parent, StateGradient<T> &on_child) const {
         const T inverse = 1.0 / child.h;
         const Relative<T> earlier = relative(parent.before, child.before);
         Vec3<T> x{}, on_parent_before{}, on_child_before{};
@@ -157,16 +155,13 @@ public:
             on_parent_before = cross(weight, earlier.y_parent);
         }
         if (joint.free_r()) {
-            const RotationVector<T> turn = rotation_vector(conjugate(earlier.p) * now.p);
-            const Mat3<T> orientation = rotation_matrix(now.p);
-            Vec3<T> w = inverse * axes.rotations(by_qd), by_now{};
-            if (!of_child) w = transposed_times(orientation, w), by_now = cross(turn.theta, w);  // R(p) log(p⁻⁻¹ p)
-            by_now = by_now + left_jacobian_inverse(turn, w);
-            const Vec3<T> by_before = right_jacobian_inverse(turn, w);
-            on_child.phi = on_child.phi + by_now;
-            on_parent.phi = on_parent.phi - axes.offset * (orientation * by_now);
-            on_child_before = on_child_before + by_before;
-            on_parent_before = on_parent_before - axes.offset * (rotation_matrix(earlier.p) * by_before);
+            const RotationVector<T> turn = rotation_vector(now.p * conjugate(earlier.p));
+            const Vec3<T> g = left_jacobian_inverse(turn, inverse * axes.rotations(by_qd));
+            const Vec3<T> by_p = transposed_times(rotation_matrix(earlier.p), g);
+            on_child.phi = on_child.phi + by_p;
+            on_parent.phi = on_parent.phi - axes.offset * (rotation_matrix(now.p) * by_p);
+            on_child_before = on_child_before + by_p;
+            on_parent_before = on_parent_before - axes.offset * g;
         }
         child.add_before(-x, -on_child_before, on_child);
         parent.add_before(x, -on_parent_before, on_parent);

@@ -37,8 +37,8 @@ private:
         g.finish();
     }
 
-    // Impulses along the free directions f, and the arguments of springs and dampers. For translations, these are the displacements now and
-    // one step back. For rotations, these are the angle or the rotation vector of p, and the rotation vector of its change in the last step.
+    // Impulses along the free directions f, and the arguments of springs and dampers: coordinates, and mean rates since one step back, or
+    // velocities along f. These are linear in w as the impulses are in λ, and `velocity` has their derivatives by the geometry.
     // Springs and dampers that are zero everywhere are left out of the step, but not of its gradient.
     static void free_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const T *w) {
         const JointTable &joint = g.joint;
@@ -50,9 +50,12 @@ private:
         const BodyPose<T> parent_back = parent.one_step_back(), child_back = child.one_step_back();
         const Relative<T> back = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
         const Vec3<T> d = problem.displacement(joint, data, data.now), d_back = problem.displacement(joint, data, back);
+        JointGradient<T> velocity(problem, w, joint, data, g.out);
         RotationVector<T> angle{}, turn{};
-        if (joint.free_r() > 1) angle = joint.has_spring ? data.angle : rotation_vector(data.now.p);
-        if (joint.free_r()) turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
+        const bool vector = joint.has_vector();
+        if (vector) angle = joint.has_spring ? data.angle : rotation_vector(data.now.p);
+        else if (joint.free_r()) turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
+        const Vec3<T> moved = vector ? h * velocity.along : d - d_back, turned = vector ? h * velocity.about : turn.theta;
         const T *p = &problem.parameters[joint.parameters];
         const T *spring = p + joint.spring(), *damper = p + joint.damper(), *rest = p + joint.rest();
         const T *damping = problem.damping(joint, data);
@@ -63,11 +66,12 @@ private:
             bool translation;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             const Vec3<T> &sigma = translation ? g.along : g.about;
-            const Vec3<T> change = translation ? d - d_back : turn.theta;
-            const T coordinate = translation ? dot(f, d) : joint.free_r() > 1 ? dot(f, angle.theta) : angle_about(data.now.p, f);
+            const Vec3<T> &change = translation ? moved : turned;
+            const T coordinate = translation ? dot(f, d) : vector ? dot(f, angle.theta) : angle_about(data.now.p, f);
             const T power = dot(f, sigma), drag = damping[i] * power;
-            T pull = h * spring[i] * power;
-            by_spring[i] += h * power * (rest[i] - coordinate);  // h spring (rest − coordinate)
+            const Vec3<T> pulled = vector && !translation ? left_jacobian_inverse(angle, sigma) : sigma;
+            T pull = h * spring[i] * dot(f, pulled);
+            by_spring[i] += h * dot(f, pulled) * (rest[i] - coordinate);  // h spring (rest − coordinate)
             by_damper[i] -= power * dot(f, change);              // −(damper + h stiffness) f·change
             if (joint.stiffness >= 0) {
                 const T damped = power * dot(f, change), push = -(h * data.excess[i]) * damped;  // by the force of spring and input
@@ -77,9 +81,11 @@ private:
                 pull += spring[i] * push;
             }
             by_rest[i] += pull;
+            if (vector && joint.has_damper) to.by_timestep -= drag * dot(f, change) / h;
             Vec3<T> by_f = -drag * change;
             if (translation) by_f = by_f - pull * d, pulls = pulls - pull * f;
             else if (joint.has_spring) g.add_angle(i, -pull, f, data.now.p, angle);
+            if (vector && !translation && joint.has_spring) by_f = by_f + (h * spring[i] * (rest[i] - coordinate)) * pulled;
             if (acts) {
                 by_f = by_f + (implicit ? data.free_force[i] + data.impulse[i] : data.free_force[i]) * sigma;
                 to.by_timestep += data.free_force[i] * power / h;
@@ -88,14 +94,21 @@ private:
             Vec3<T> &to_drag = drags[translation ? 0 : 1];
             to_drag = to_drag - drag * f;
         }
+        if (joint.has_spring && vector) to.by_timestep += dot(right_jacobian_inverse(angle, data.pull), g.about) / h;
+        if (vector) {
+            if (joint.has_spring) g.add_displacement(parent.pose, child.pose, pulls, d);
+            if (!joint.has_damper) return;
+            velocity.add_impulse({h * drags[0], Vec3<T>{}, h * drags[1], Vec3<T>{}, nullptr});
+            return velocity.finish();
+        }
         if (joint.has_spring || joint.has_damper) g.add_displacement(parent.pose, child.pose, pulls + drags[0], d);
         if (!joint.has_damper) return;
         g.add_displacement(parent_back, child_back, -drags[0], d_back);
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
         auto by_back = translation_gradient(parent_back, child_back, data.offset, back, anchor, -drags[0]);
-        const Vec3<T> turned = right_jacobian_inverse(turn, drags[1]);
-        by_back.phi_child = by_back.phi_child - turned;
-        by_back.phi_parent = by_back.phi_parent + data.offset * (rotation_matrix(back.p) * turned);
+        const Vec3<T> by_turn = right_jacobian_inverse(turn, drags[1]);
+        by_back.phi_child = by_back.phi_child - by_turn;
+        by_back.phi_parent = by_back.phi_parent + data.offset * (rotation_matrix(back.p) * by_turn);
         step_back(to, problem, joint, by_back, [&](int b) { return w + 6 * b; }, [&](int b) { return w + 6 * b + 3; });
     }
 

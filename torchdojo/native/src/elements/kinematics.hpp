@@ -98,6 +98,24 @@ TD_INLINE void add_rotation_gradient(RowGradient<T, R> &g, const Mat3<T> &offset
     g.phi_parent = g.phi_parent - offset * (0.5 * (straight - turned));
 }
 
+// Gradient by the poses of the velocity along direction f of the joint frame (StandardJoint.velocity) at given v and ω of parent and child.
+// With g = R_off f, a translation has g·(R_aᵀ (v_b + R_b (ω_b × p_b) − v_a) − ω_a × y_a), a rotation g·(R_aᵀ R_b ω_b − ω_a).
+template <class T>
+struct Velocity {
+    Vec3<T> v, omega;
+};
+template <class T>
+TD_INLINE RowGradient<T, T> velocity_gradient(const BodyPose<T> &parent, const BodyPose<T> &child, const Mat3<T> &offset,
+                                              const Relative<T> &relative, const Vec3<T> &child_anchor, const Velocity<T> &a,
+                                              const Velocity<T> &b, bool translation, const Vec3<T> &f) {
+    const Vec3<T> g = offset * f, in_child = transposed_times(child.R, parent.R * g);
+    if (!translation) return {Vec3<T>{}, cross(b.omega, in_child), cross(g, transposed_times(parent.R, child.R * b.omega))};
+    const Vec3<T> swing = cross(b.omega, child_anchor), side = cross(a.omega, g), x = parent.R * side;
+    const Vec3<T> moving = transposed_times(parent.R, b.v + child.R * swing - a.v);
+    return {x, cross(swing, in_child) + cross(child_anchor, transposed_times(child.R, x)),
+            cross(g, moving) + cross(side, relative.y_parent)};
+}
+
 // Gradient of f·(rotation vector of p⁺ p⁻¹) by the next poses. By the current poses the gradient is the opposite, except for the parent
 // (see joint_adjoint.hpp).
 template <class T>

@@ -2,7 +2,7 @@
 // the residual by the data (z, u, wrench).
 //
 // At the solution r(w; z, u, f) = 0. For a gradient g = ∂L/∂w, solve (∂r/∂w)ᵀ λ = g; then ∂L/∂(z, u, f) = −λᵀ ∂r/∂(z, u, f)  (Howell et al.
-// 2025, section V). Let λ be (α_v, α_ω) per body, μ per multiplier and (ν_φ, ν_μ, ν_t) per contact. Then −λᵀr is, up to terms without data,
+// 2025, section IV-C). Let λ be (α_v, α_ω) per body, μ per multiplier and (ν_φ, ν_μ, ν_t) per contact. Then −λᵀr is, up to terms without data,
 //
 //     Σ bodies  α·(constant momentum)  +  Σ joints λᵀ(impulses on both bodies) − μᵀ(rows)  +  Σ contacts α_ω·(l × P) − ν_φ φ − ν_tᵀ slip.
 //

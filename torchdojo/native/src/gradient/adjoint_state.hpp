@@ -16,7 +16,7 @@ struct DataGradient {
     explicit DataGradient(const MechanismTable &m) : x(m.num_bodies + 1), phi(x), v(x), omega(x), force(x), torque(x), u(m.num_inputs) {}
 };
 
-// Derivatives of the arguments of free directions by the current poses: coordinates for springs, h times backward differences for dampers.
+// Derivatives of the arguments of free directions by the current poses: coordinates for springs, h times the rates of dampers.
 // The poses are x of the child and φ of both bodies. The derivative by x of the parent is the negative of the child's.
 template <class T>
 struct FreeGradient {
@@ -44,7 +44,7 @@ template <class T>
 struct JointImpulse {
     Vec3<T> force;
     Vec3<T> held, turned, pushes;  // multipliers m of held rotations, torques along free ones, impulses along components of `angle`
-    const RotationVector<T> *angle;  // rotation vector of p; null where nothing pushes along it
+    const RotationVector<T> *angle;  // rotation vector of p; null where no limit and no spring pushes along it
 
     // ½ (p_w m + p_v × m), and J_l⁻ᵀ times the impulses along the rotation vector.
     TD_INLINE Vec3<T> torque(const Quat<T> &p) const {

@@ -117,7 +117,7 @@ private:
             const Relative<T> after = problem.relative(joint, parent.pose, child.pose, data.offset_quaternion);
             const FreeAxes<T> axes(joint, problem.parameters.data());
             RotationVector<T> turn, angle;
-            if (joint.free_r()) turn = rotation_vector(conjugate(data.now.p) * after.p);
+            if (joint.free_r()) turn = rotation_vector(after.p * conjugate(data.now.p));
             if (joint.free_r() > 1) angle = rotation_vector(after.p);
             for (; k < targets.size() && targets[k].link == link; ++k) {
                 const Target &target = targets[k];
@@ -137,25 +137,25 @@ private:
         }
     }
 
-    // Gradient of h times the rate, A_t (e⁺ − e) and A_r log(p⁻¹ p⁺), or of A_r log p⁺, by the next poses and in their body frames.
+    // Gradient of h times the rate, A_t (e⁺ − e) and A_r log(p⁺ p⁻¹), or of A_r log p⁺, by the next poses and in their body frames.
     RowGradient<T, T> by_next(const Problem<T> &problem, const JointTable &joint, const FreeAxes<T> &axes, const Target &target,
                               const Relative<T> &after, const RotationVector<T> &turn, const RotationVector<T> &angle) const {
         const int i = target.i - joint.free_t();
         if (i < 0) return translation(joint, axes, target.i, next[joint.parent].pose, next[joint.child].pose, after);
         const Vec3<T> f = axes.rotation(i);
         if (!target.rate) return {Vec3<T>{}, left_jacobian_inverse(angle, f), -(axes.offset * right_jacobian_inverse(angle, f))};
-        return {Vec3<T>{}, left_jacobian_inverse(turn, f), -in_parent(problem, joint, axes, right_jacobian_inverse(turn, f))};
+        return turn_gradient(axes.offset, now(problem, joint).p, turn, f);
     }
 
-    // Gradient of A_t e and −A_r log(p⁻¹ p⁺) by the current poses.
+    // Gradient of A_t e and −A_r log(p⁺ p⁻¹) by the current poses.
     RowGradient<T, T> by_now(const Problem<T> &problem, const JointTable &joint, const FreeAxes<T> &axes, const Target &target,
                              const RotationVector<T> &turn) const {
         const int i = target.i - joint.free_t();
         if (i < 0)
             return translation(joint, axes, target.i, problem.bodies[joint.parent].pose, problem.bodies[joint.child].pose,
-                               problem.joints[&joint - mechanism.joints.data()].now);
-        const Vec3<T> g = right_jacobian_inverse(turn, axes.rotation(i));
-        return {Vec3<T>{}, g, -in_parent(problem, joint, axes, g)};
+                               now(problem, joint));
+        const Vec3<T> g = left_jacobian_inverse(turn, axes.rotation(i));
+        return {Vec3<T>{}, transposed_times(rotation_matrix(now(problem, joint).p), g), -(axes.offset * g)};
     }
 
     static RowGradient<T, T> translation(const JointTable &joint, const FreeAxes<T> &axes, int i, const BodyPose<T> &parent,
@@ -164,9 +164,8 @@ private:
         return translation_gradient(parent, child, axes.offset, relative, axes.child_anchor(), f);
     }
 
-    static Vec3<T> in_parent(const Problem<T> &problem, const JointTable &joint, const FreeAxes<T> &axes, const Vec3<T> &in_child) {
-        const Quat<T> &p = problem.joints[&joint - problem.mechanism.joints.data()].now.p;
-        return axes.offset * (rotation_matrix(p) * in_child);
+    static const Relative<T> &now(const Problem<T> &problem, const JointTable &joint) {
+        return problem.joints[&joint - problem.mechanism.joints.data()].now;
     }
 
     // Writes to lane k of R, or to all lanes where they are environments.

@@ -1,5 +1,5 @@
 // Gradients of parameters: products of the multipliers with the derivatives of the residual by the packed parameters of an environment.
-// `parameter` in mechanism.hpp gives their places. program.py takes these gradients to the user's parameters.
+// The generated header has their places (`parameter`), and `Program.pack` takes these gradients to the user's parameters (execution.py).
 //
 // V = −λᵀr is differentiated at fixed z, u and w. V depends on the parameters directly, and on the timestep h also through poses. The next
 // poses, with the orientation q ⊗ (c, a), have dx⁺/dh = v⁺ and dφ⁺/dh = ω⁺/c. Poses one step back have dx/dh = −v and dφ/dh = −ω/c, with

@@ -4,9 +4,9 @@
 // Between a parent a and a child b, p is the relative orientation and e the displacement of the anchors in the parent's frame. With the
 // free axes in the rows of A, coordinates are (A_t e, A_r log p). Rates are their backward differences over the step that led here,
 //
-//     q̇ = (A_t (e − e⁻), A_r log(p⁻⁻¹ p)) / h.
+//     q̇ = (A_t (e − e⁻), A_r log(p p⁻⁻¹)) / h.
 //
-// A state is assembled at both configurations: p = exp(A_rᵀ q), and p⁻ = p exp(−τ) with τ = h A_rᵀ q̇. For two free rotations, τ includes a
+// A state is assembled at both configurations: p = exp(A_rᵀ q), and p⁻ = exp(−τ) p with τ = h A_rᵀ q̇. For two free rotations, τ includes a
 // turn about the held axis that keeps the joint assembled. The velocities are v = (x − x⁻)/h and (h/2) ω = vec(q⁻⁻¹ q).
 //
 // A coordinate moves all bodies beyond its joint as one rigid body. A motion is a row S = (v_o, ω) in the world frame, where v_o
@@ -37,10 +37,6 @@ struct Exponential {
         first = 2.0 * sine * sine, second = select(small, 1.0 / 6.0 - squared / 120.0, (angle - 2.0 * s * c) / cube);
     }
     TD_INLINE Quat<T> quaternion() const { return {cosine, sine * theta}; }
-    TD_INLINE Vec3<T> turn(const Vec3<T> &v) const {
-        const Vec3<T> t = cross(theta, v);
-        return v + (2.0 * cosine * sine) * t + first * cross(theta, t);
-    }
     TD_INLINE Vec3<T> right_jacobian(const Vec3<T> &v) const {
         const Vec3<T> t = cross(theta, v);
         return v - first * t + second * cross(theta, t);
@@ -52,7 +48,7 @@ struct Exponential {
 };
 
 // τ, the turn of a joint in the step that led to p: t = h A_rᵀ q̇. Two free rotations add k n, with the axis n across both. For them
-// n·vec p = 0 holds at both ends of the step, which gives k = −n·(p⃗ × t)/p₀ (state/minimal.py).
+// n·vec p = 0 holds at both ends of the step, which gives k = n·(p⃗ × t)/p₀ (state/minimal.py).
 template <class T>
 struct StepTurn {
     const bool held;
@@ -61,15 +57,15 @@ struct StepTurn {
 
     TD_INLINE StepTurn(const FreeAxes<T> &axes, const Quat<T> &p, const Vec3<T> &t)
         : held(axes.joint.free_r() == 2), n(load3(axes.p + parameter::rotations)), t(t), vector(p.v), scalar(p.w),
-          k(held ? -dot(n, cross(p.v, t)) / p.w : T{}) {}
+          k(held ? dot(n, cross(p.v, t)) / p.w : T{}) {}
     TD_INLINE Vec3<T> tau() const { return held ? t + k * n : t; }
     // dτ by δ, the change of p (dp₀ = −p⃗·δ/2, dp⃗ = (p₀ δ + p⃗ × δ)/2), and by dt.
     TD_INLINE Vec3<T> by_p(const Vec3<T> &delta) const {
         if (!held) return Vec3<T>{};
         const Vec3<T> side = cross(t, n);
-        return (0.5 * dot((1.0 / scalar) * (k * vector - cross(side, vector)) - side, delta)) * n;
+        return (0.5 * dot((1.0 / scalar) * (k * vector + cross(side, vector)) + side, delta)) * n;
     }
-    TD_INLINE Vec3<T> by_t(const Vec3<T> &dt) const { return held ? dt + (dot(cross(vector, n), dt) / scalar) * n : dt; }
+    TD_INLINE Vec3<T> by_t(const Vec3<T> &dt) const { return held ? dt + (dot(cross(n, vector), dt) / scalar) * n : dt; }
 };
 
 // The map from (q, q̇) to z.
@@ -94,7 +90,7 @@ public:
             const Quat<T> p = Exponential<T>(axes.rotations(at)).quaternion();
             const Vec3<T> tau = StepTurn<T>(axes, p, h * axes.rotations(rate)).tau(), shift = axes.translations(at);
             place(joint, axes, now, p, shift);
-            place(joint, axes, before, p * conjugate(Exponential<T>(tau).quaternion()), shift - h * axes.translations(rate));
+            place(joint, axes, before, conjugate(Exponential<T>(tau).quaternion()) * p, shift - h * axes.translations(rate));
         }
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const BodyPose<T> &a = before[i], &b = now[i];
@@ -183,13 +179,15 @@ public:
                 store(f, f, f);
                 continue;
             }
-            // p = exp(φ) turns by δ = J_r(φ) f, and p⁻ = p exp(−τ) by R(τ) δ − J_l(τ) dτ.
+            // p = exp(φ) turns by δ = J_r(φ) f, and p⁻ = exp(−τ) p by δ − R(p)ᵀ J_l(τ) dτ.
             const Exponential<T> phi(axes.rotations(&q[link.coordinate]));
             const StepTurn<T> turn(axes, problem.joints[link.joint].now.p, h * axes.rotations(&qd[link.coordinate]));
             const Exponential<T> tau(turn.tau());
+            const Mat3<T> relative = rotation_matrix(problem.joints[link.joint].now.p);
+            auto turned = [&](const Vec3<T> &dtau) { return transposed_times(relative, tau.left_jacobian(dtau)); };
             for (int i = 0; i < joint.free_r(); ++i) {
                 const Vec3<T> f = axes.rotation(i), delta = phi.right_jacobian(f);
-                store(delta, tau.turn(delta) - tau.left_jacobian(turn.by_p(delta)), tau.left_jacobian(turn.by_t(f)));
+                store(delta, delta - turned(turn.by_p(delta)), turned(turn.by_t(f)));
             }
         }
     }

@@ -244,13 +244,13 @@ private:
             if (joint.armature < 0) continue;
             const JointMotion<T> motion = motion_of(joint);
             T rate[6];
-            motion.rates(rate, false);
+            motion.rates(rate);
             for (int i = 0; i < joint.free(); ++i) {
                 const T momentum = parameters[joint.armature + i] * rate[i];
                 sum += 0.5 * momentum * rate[i];
                 rate[i] = weight * momentum;
             }
-            if constexpr (derived) motion.add_rates(rate, gradients[joint.parent], gradients[joint.child], false);
+            if constexpr (derived) motion.add_rates(rate, gradients[joint.parent], gradients[joint.child]);
         }
         return sum;
     }

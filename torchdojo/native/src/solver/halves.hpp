@@ -15,7 +15,8 @@ struct Halves {
     explicit Halves(const MechanismTable &m)
         : z(state_size * m.num_bodies), z_end(z), impulses(2 * m.num_impulses), first(m.num_unknowns), second(first) {}
 
-    // The first half starts from the warm start of the step, and the second one from the solution of the first.
+    // The first half starts from the warm start of the step, and the second one from the solution of the first. Both halves of a step
+    // whose attempts have failed share the iterations that are left to it. Halves of a step that is too fast have as many each.
     Job half(const Job &job, int which) {
         Job half = job;
         half.warm = which ? first.data() : job.warm;
@@ -25,6 +26,7 @@ struct Halves {
         half.w = which ? second.data() : first.data();
         half.impulses = impulses.data() + which * (impulses.size() / 2);
         half.status = &status[which], half.iterations = &iterations[which], half.substeps = &substeps[which];
+        half.spent = job.spent + *job.iterations + (which && *job.status != too_fast ? iterations[0] : 0);
         if (!which) iterations[1] = 0;
         return half;
     }

@@ -75,6 +75,7 @@ private:
         own.interior = true;
         int64_t status, iterations, substeps;
         Job same = job;
+        same.spent += *job.iterations;
         same.warm = from;
         same.w = scratch_w.data();
         if (!keep) same.z_next = scratch_z.data(), same.impulses = scratch_impulses.data();
@@ -89,6 +90,7 @@ private:
     bool continuation(const Job &job, const Options &options, const double *shared) {
         for (const double level : constant::continuation_levels) {
             if (level <= options.kappa) continue;
+            if (iterations_left(options, job) <= 0) return false;
             stepper.bind(options, shared);
             stepper.load(0, job);
             prepare_step(stepper.problem);
@@ -98,8 +100,7 @@ private:
             stepper.bind(options, shared);
             stepper.load(0, job);
             prepare_step(stepper.problem);
-            if (trace(level, options.kappa, *job.iterations) && follow(job, options, shared, options.kappa, w.data(), job.w, true))
-                return true;
+            if (trace(level, options, job) && follow(job, options, shared, options.kappa, w.data(), job.w, true)) return true;
         }
         return false;
     }
@@ -161,8 +162,9 @@ private:
         for (size_t k = 0; k < w.size(); ++k) dw[k] = dtau * slope[k];
     }
 
-    // Follows the path of w, whose products are about `level`, until κ first reaches `goal`; w becomes the end of the path.
-    bool trace(double level, double goal, int64_t &iterations) {
+    // Follows the path of w, whose products are about `level`, until κ first reaches its goal; w becomes the end of the path.
+    bool trace(double level, const Options &options, const Job &job) {
+        const double goal = options.kappa;
         double tau = std::log(level), dtau = -1.0, length = 1.0;
         evaluate(w.data(), rate.data(), false);
         for (double &r : rate) r /= level;
@@ -170,19 +172,19 @@ private:
         tangent(tau, dtau);
         for (int step = 0; step < constant::continuation_steps; ++step) {
             int taken = 0;
-            const bool good = correct(tau, dtau, length, taken);
-            iterations += taken;
+            const bool good = correct(tau, dtau, length, taken, iterations_left(options, job));
+            *job.iterations += taken;
             length =
                 std::min(good ? (taken <= constant::continuation_easy ? 2 * length : length) : length / 4, constant::continuation_longest);
             if (good) tangent(tau, dtau);
             if (tau <= std::log(goal)) return true;
-            if (!(length > constant::continuation_shortest)) return false;
+            if (!(length > constant::continuation_shortest) || iterations_left(options, job) <= 0) return false;
         }
         return false;
     }
 
-    // Makes one predictor step along the tangent and corrections across it. w and τ move only if the corrections converge.
-    bool correct(double &tau, double dtau, double length, int &taken) {
+    // Makes one predictor step along the tangent and corrections across it, `most` at most. w and τ move only if these converge.
+    bool correct(double &tau, double dtau, double length, int &taken, int64_t most) {
         const size_t n = w.size();
         const double reach = 0.7 * limit(w.data(), dw.data());
         length = std::min(length, reach);
@@ -204,7 +206,7 @@ private:
                 tau = now;
                 return true;
             }
-            if (!sound || correction == constant::continuation_corrections) return false;
+            if (!sound || correction == constant::continuation_corrections || taken >= most) return false;
             ++taken;
             solve_linear(trial.data(), residual.data(), 1.0, newton.data());
             solve_linear(trial.data(), rate.data(), -kappa, slope.data());
@@ -234,10 +236,13 @@ bool Recovery::solve(const Job &job, const Options &options, const double *share
 
 template <class Feed>
 bool Recovery::recover(const Job &job, const Options &options, const double *shared, int64_t depth) {
-    if (continuation(job, options, shared)) return *job.status = success, true;
+    const bool may_split = depth < options.max_halvings;
+    Options first = options;
+    first.reserved = may_split ? constant::halves_iterations : 0;
+    if (continuation(job, first, shared)) return *job.status = success, true;
     Job cold = job;
     cold.warm = nullptr;  // a failed step may have overwritten it
-    return depth < options.max_halvings && halve(cold, options, shared, depth);
+    return may_split && iterations_left(options, job) > 0 && halve(cold, options, shared, depth);
 }
 
 extern template bool Recovery::solve(const Job &, const Options &, const double *, int64_t);

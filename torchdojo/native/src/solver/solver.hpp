@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "solver/cones.hpp"
 #include "solver/equations.hpp"
@@ -25,7 +26,9 @@ struct Options {
     bool complementarity_aware = false;  // derivatives may take pressed contacts for open ones
     bool warm_only = false;  // no attempts after the one from the warm start
     bool interior = false;  // the interior-point method from the warm start, and no cold one after it
-    int64_t budget = 0;  // iterations of a step in all, after which it fails; 0: no bound
+    int64_t max_total_iterations = 0;  // of a step in all attempts, shorter steps included (see Halves); 0: no bound
+    int64_t reserved = 0;              // iterations of these that are kept for later attempts
+    bool give_up = false;  // a step that fails has no further attempts, and its environment no further steps
 };
 
 // Pointers into the caller's arrays for one step of one environment. Null means not given or not wanted.
@@ -34,7 +37,14 @@ struct Job {
     double *z_next, *impulses, *w;
     int64_t *status, *iterations, *substeps;
     double timestep_factor = 1.0;  // factor of the timestep in `parameters`: shorter steps replace a step without a solution
+    int64_t spent = 0;             // iterations of earlier attempts, which count against the same bound
 };
+
+// Iterations that are left to a step.
+inline int64_t iterations_left(const Options &options, const Job &job) {
+    if (!options.max_total_iterations) return std::numeric_limits<int64_t>::max();
+    return options.max_total_iterations - options.reserved - job.spent - *job.iterations;
+}
 
 namespace constant {
 constexpr double clearly = 0.9;  // fraction of the tolerance that is below it by more than rounding
@@ -90,7 +100,8 @@ public:
         return worst;
     }
 
-    // Copies the data of a job into a lane; the status becomes `invalid_input`, `crooked_quaternion` or `too_fast` for such data.
+    // Copies the data of a job into a lane; the status becomes `invalid_input`, `crooked_quaternion` or `too_fast` for such data, and
+    // `max_iterations` where no iterations are left to it.
     Status load(int lane, const Job &job) {
         const MechanismTable &m = mechanism;
         bool fine = true;
@@ -120,6 +131,7 @@ public:
             if (!(constant::largest_sine * 2.0 > shortest * spin)) return invalid_input;
             fastest[lane] = std::max(fastest[lane], 0.5 * h * spin);
         }
+        if (iterations_left(options, job) <= 0) return max_iterations;
         return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
     }
 
@@ -217,7 +229,7 @@ private:
         return std::min(own, options.max_iterations);
     }
 
-    bool spent(int lane) const { return options.budget && *jobs[lane].iterations >= options.budget; }
+    bool spent(int lane) const { return iterations_left(options, jobs[lane]) <= 0; }
 
     // Bounds of the line search on the path from a larger κ: the number of halvings, and the violation of an equation that ends it before.
     int path_halvings(int lane) const {

@@ -1,0 +1,113 @@
+"""Friction and compliance of a link: ``<contact>`` as Bullet reads it, and the friction of ``<gazebo>``.
+
+Both engines combine the numbers of a link with those of the ground: Bullet multiplies frictions, Gazebo takes the smaller one. A URDF says
+nothing of the ground. It counts as one of friction 1 and restitution 1 (Bullet), and as one that never slips (Gazebo).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element
+
+from torchdojo.io.report import Findings
+from torchdojo.io.robot import clean_name
+
+__all__ = ["Surface", "read_surfaces"]
+
+#: child of ``<contact>`` -> keyword of a contact, or of `Surface`; Bullet's coefficients of rolling and spinning are lengths, as ours [m]
+BULLET = {
+    "lateral_friction": "friction",
+    "spinning_friction": "torsional_friction",
+    "rolling_friction": "rolling_friction",
+    "restitution": "restitution",
+    "stiffness": "stiffness",
+    "damping": "damping",
+    "inertia_scaling": "inertia_scaling",
+}
+SOLVER = {"contact_cfm", "contact_erp", "friction_anchor"}  # of Bullet's solver
+#: children of ``<gazebo>`` with which a link or joint moves otherwise, where their text is not the value given here
+GAZEBO_MOTION = {"turnGravityOff": "false", "gravity": "true", "kinematic": "false", "static": "false", "springStiffness": "0"}
+LARGEST_FRICTION = 100.0  # files write 1e14 for a surface that never slips; a cone of 89.4 degrees does the same
+
+
+@dataclass
+class Surface:
+    """What the contacts of a link have."""
+
+    friction: float | None = None  #: coefficient; None: the file has none
+    options: dict[str, float] = field(default_factory=dict)  #: laws of the contacts
+    inertia_scaling: float = 1.0  #: Bullet multiplies the inertia of the link by it
+
+
+def read_surfaces(root: Element, findings: Findings) -> dict[str, Surface]:
+    """Surfaces by clean name of the link; links of which the file says nothing are left out."""
+    surfaces: dict[str, Surface] = {}
+    links = {clean_name(link.get("name", "")) for link in root.findall("link")}
+    for element in root.findall("gazebo"):
+        _read_gazebo(element, links, surfaces, findings)
+    for link in root.findall("link"):
+        for contact in link.findall("contact"):
+            _read_contact(contact, clean_name(link.get("name", "")), surfaces, findings)
+    return surfaces
+
+
+def _read_contact(contact: Element, link: str, surfaces: dict[str, Surface], findings: Findings) -> None:
+    given: dict[str, float] = {}
+    for child in contact:
+        tag, number = str(child.tag), _number(child)
+        if tag in SOLVER:
+            findings.add("ignored", f"<{tag}>", link, "it belongs to Bullet's solver", "none")
+        elif tag not in BULLET:
+            findings.add("ignored", "unknown elements", f"<{tag}> in <contact> of {link!r}", "this reader does not know them", "structure")
+        elif number is None or number < 0:
+            findings.add("ignored", f"<{tag}>", link, "its value is not a number of 0 or more")
+        elif number > 0 or tag == "lateral_friction":
+            given[BULLET[tag]] = number
+    surface = surfaces.setdefault(link, Surface())
+    if "friction" in given:
+        surface.friction = _friction(given.pop("friction"), link, findings)
+    surface.inertia_scaling = given.pop("inertia_scaling", 1.0)
+    if "stiffness" not in given and given.pop("damping", 0.0):
+        findings.add("ignored", "<damping>", link, "a hard contact has no damping; <stiffness> would make it compliant", "structure")
+    if "stiffness" in given and given.pop("restitution", 0.0):
+        findings.add("ignored", "<restitution>", link, "a compliant contact bounces by its stiffness")
+    if given.get("restitution", 0.0) > 1.0:
+        findings.add("approximated", "<restitution>", link, f"{given['restitution']:g} would add energy: it is 1 here")
+        given["restitution"] = 1.0
+    surface.options = given
+
+
+def _read_gazebo(element: Element, links: set[str], surfaces: dict[str, Surface], findings: Findings) -> None:
+    reference = element.get("reference", "")
+    link = clean_name(reference)
+    frictions = [number for tag in ("mu1", "mu2") for number in map(_number, element.findall(tag)) if number is not None and number >= 0]
+    if frictions and link in links:
+        if min(frictions) < max(frictions):
+            findings.add("approximated", "<gazebo> friction", link, "mu1 and mu2 differ, and the smaller one acts in all directions")
+        surfaces.setdefault(link, Surface()).friction = _friction(min(frictions), link, findings)
+    for child in element:
+        tag, text = str(child.tag), (child.get("value") or child.text or "").strip().lower()
+        if tag in ("mu1", "mu2") and link in links:
+            continue
+        if tag in GAZEBO_MOTION and text not in (GAZEBO_MOTION[tag], {"false": "0", "true": "1"}.get(GAZEBO_MOTION[tag])):
+            findings.add("ignored", f"<{tag}> of <gazebo>", reference, f"{text!r} of Gazebo does not act here")
+        else:
+            findings.add("ignored", "<gazebo>", tag.rpartition("}")[2], "it belongs to Gazebo", "none")
+
+
+def _friction(number: float, link: str, findings: Findings) -> float:
+    if number <= LARGEST_FRICTION:
+        return number
+    reason = f"beyond {LARGEST_FRICTION:g}, which is taken: a contact that never slips"
+    findings.add("approximated", "friction", link, reason, "structure")
+    return LARGEST_FRICTION
+
+
+def _number(element: Element) -> float | None:
+    """The finite number that an element has as its value or its text, or None."""
+    try:
+        number = float(element.get("value") or element.text or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,12 @@
+"""What all runs share: folders with one writer, files that are never torn, checkpoints that are checked, descriptions in YAML.
+
+files.py        atomic writes, checkpoints with their checksums, bounds of archives
+lock.py         one process writes to a folder
+description.py  descriptions in YAML and on the command line
+lightning.py    checkpoints of pytorch-lightning, without its remarks (needs an extra)
+"""
+
+from torchdojo.runs.files import check_arrays, read_checkpoint, save_checkpoint, write_atomically
+from torchdojo.runs.lock import locked
+
+__all__ = ["check_arrays", "locked", "read_checkpoint", "save_checkpoint", "write_atomically"]
