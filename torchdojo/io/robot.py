@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +20,7 @@ from torch import nn
 from torchdojo.elements import joints
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.couplings import JointCoupling, infeasible
 from torchdojo.elements.joint import TURN
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
@@ -299,11 +299,19 @@ def assemble(
     else:
         given = FRICTION if friction is None else friction
         modules = {name: _given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
+    couplings = {name: _coupling(info) for name, info in robot.couplings.items()}
+    moving = {name: _joint(robot, info) for name, info in robot.joints.items()}
+    for name, words in infeasible(couplings, moving).items():
+        follower = couplings[name].follower
+        limits = moving[follower].limits
+        if limits is not None:
+            warn_user(f"{robot.path}: joint {follower!r}: left out its limits, which its coupling excludes: {words}")
+            moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
     mech = Mechanism(
         bodies={name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()},
-        joints={name: _joint(robot, info) for name, info in robot.joints.items()},
+        joints=moving,
         contacts=modules,
-        couplings={name: _coupling(info) for name, info in robot.couplings.items()},
+        couplings=couplings,
         timestep=timestep,
         gravity=gravity,
     )
@@ -358,6 +366,16 @@ def _joint(robot: RobotInfo, info: JointInfo) -> joints.StandardJoint:
         )
     except ValueError as error:
         raise ValueError(f"{robot.path}: joint {info.name!r}: {error}") from error
+
+
+def _without_limit(info: JointInfo, limits: tuple[torch.Tensor, torch.Tensor], coordinate: int) -> JointInfo:
+    """The joint without the limits of one of its coordinates."""
+    options = {key: value for key, value in info.options.items() if key != "limits"}
+    lower, upper = (bound.clone() for bound in limits)
+    lower[coordinate], upper[coordinate] = -torch.inf, torch.inf
+    if bool(torch.isfinite(torch.cat((lower, upper))).any()):
+        options["limits"] = (lower.tolist(), upper.tolist())
+    return replace(info, options=options)
 
 
 def _rounded_turn(bounds: Any) -> Any:

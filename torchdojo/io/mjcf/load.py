@@ -47,7 +47,7 @@ def load_mjcf(
     ``mech.initial_state(pose="home", on="ground")``. `mjcf_state` gives the state of other ``qpos``. `torchdojo/io/README.md` lists the
     joint types, what acts, what is left out with a warning, and what is refused.
 
-    Several MJCF joints on one body become one joint of `td.joints.JOINT_TYPES` where it moves exactly as they do: slides along
+    Several MJCF joints on one body become one of the sixteen joints of torchdojo where it moves exactly as they do: slides along
     perpendicular axes with one hinge or with a ball. Otherwise they become a chain with light bodies between, named after the body and the
     joint before them, so that every hinge keeps its name, axis and numbers. To have coordinates along the axes of the file, the body
     frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). A name that MJCF joints of one
