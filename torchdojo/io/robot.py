@@ -305,7 +305,7 @@ def assemble(
         follower = couplings[name].follower
         limits = moving[follower].limits
         if limits is not None:
-            warn_user(f"{robot.path}: joint {follower!r}: left out its limits, which its coupling excludes: {words}")
+            robot.findings.add("ignored", "joint limits", follower, f"its coupling excludes them: {words}")
             moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
     mech = Mechanism(
         bodies={name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()},
