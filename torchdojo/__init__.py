@@ -111,15 +111,17 @@ __all__ = [
     "planning",
     "resting_gap",
     "testing",
+    "viewer",
 ]
 
 
-def __getattr__(name: str) -> ModuleType | str:
-    """Attributes that few programs need: `td.envs`, `td.identification`, `td.learning`, `td.planning`, and the version of pip.
+#: sub-packages that few programs need; the first look at `td.NAME` imports them
+LAZY = ("envs", "evaluation", "identification", "learning", "planning", "viewer")
 
-    pyproject.toml owns the version.
-    """
-    if name in ("envs", "identification", "learning", "planning"):
+
+def __getattr__(name: str) -> ModuleType | str:
+    """A sub-package of `LAZY`, or the version of pip, which pyproject.toml owns."""
+    if name in LAZY:
         return importlib.import_module(f"torchdojo.{name}")
     if name == "__version__":
         metadata = importlib.import_module("importlib.metadata")
@@ -130,10 +132,14 @@ def __getattr__(name: str) -> ModuleType | str:
     raise AttributeError(f"module 'torchdojo' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LAZY})
+
+
 class _Registration(importlib.abc.MetaPathFinder):
     """Registers the environments with gymnasium right after somebody imports gymnasium, which `import torchdojo` does not.
 
-    Gymnasium 1 looks for no plugins, and torchrl, for one, imports it long after torchdojo.
+    Gymnasium 1 looks for no plugins, and torchrl, for one, imports it long after torchdojo. The hook leaves once gymnasium is imported.
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -143,6 +149,7 @@ class _Registration(importlib.abc.MetaPathFinder):
 
             def run_and_register(module: ModuleType) -> None:
                 run(module)
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
                 importlib.import_module("torchdojo.envs.gym")
 
             spec.loader.exec_module = run_and_register  # type: ignore[method-assign]

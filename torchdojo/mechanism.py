@@ -50,7 +50,15 @@ class Mechanism(Structure):
     The state z (..., 13 nb) has [x(3) m, v(3) m/s, q(4) wxyz, omega(3) rad/s] per body, in order. Here x and v are in
     the world frame, and omega is in the body frame. The input u (..., nu) holds forces and torques [N, N·m] on the free coordinates of
     actuated joints, in order. With the actuators of `td.actuate`, or of an MJCF file, ``u = mech.actuators(ctrl, z)``; `actuators` is None
-    otherwise. `poses` has named poses to start from (`td.Keyframe`): "home" of the built-in mechanisms, and the keyframes of an MJCF file.
+    otherwise. Joints are actuated unless built with ``actuated=False``, so every free coordinate of a declared joint has an input. The
+    joints that free bodies get have none. `poses` has named poses to start from (`td.Keyframe`): "home" of the built-in mechanisms, and the
+    keyframes of an MJCF file.
+
+    All numbers are parameters that do not require grad until asked: ``Adam(mech.parameters())`` alone trains nothing. `td.parametrize`
+    frees the numbers that are to be learned, and keeps them physical.
+
+    Parts may be edited later, ``mech.contacts["tip"] = ...``, ``del mech.joints["hinge"]``, ``mech.bodies.update(...)``. The result is the
+    mechanism that would be built so, and an edit that could not be built raises and changes nothing.
 
     Raises:
         ValueError: names that are unknown, doubled or unusable, a body with no mass, non-positive timesteps.
@@ -88,7 +96,10 @@ class Mechanism(Structure):
     def forward(
         self, z: Tensor, u: Tensor | None = None, wrench: Tensor | None = None, *, grad_kappa: float | Tensor | None = None
     ) -> Tensor:
-        """The next state, (..., 13 nb), as from `step`. There is no status, so invalid input raises and failed steps warn."""
+        """The next state, (..., 13 nb), as from `step`.
+
+        There is no status, so environments with invalid input raise and failed steps warn, where `step` flags both.
+        """
         z, u, wrench = self.check_inputs(z, u, wrench)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, raise_invalid=True)
         out = self.backends.select(request).step(z, u, wrench, None)
@@ -126,7 +137,8 @@ class Mechanism(Structure):
                 or larger. No `torch.func` transform and no `torch.compile` may see the tensor.
 
         Environments that fail, or whose input is not finite, keep their state. Their `Status` says so, and their gradients are zero. With
-        `SolverOptions(on_failure="raise")` they raise instead.
+        `SolverOptions(on_failure="raise")` they raise instead. ``mech(z, u)``, which returns no status, raises for input that is not
+        finite and warns of steps that fail.
 
         Raises:
             ValueError: wrong shapes, or quaternions without unit norm. TypeError: wrong dtype or device.
@@ -184,6 +196,9 @@ class Mechanism(Structure):
                     f"{name}: got shape {tuple(given.shape)} with steps={steps}; allowed: (..., T, {size}), with steps None or T"
                 )
             steps = given.shape[-2]
+        elif given is not None and not callable(given):
+            remedy = f"rollout(z, steps={given})" if isinstance(given, int) else "torch.as_tensor(...)"
+            raise TypeError(f"{name}: got {given!r}; allowed: a tensor (..., T, {size}), or a policy or None with steps=; {remedy}")
         if not isinstance(steps, Integral) or steps < 1:
             raise ValueError(f"steps: got {steps!r}; give a whole number of steps of 1 or more, or {name} of shape (..., T, {size})")
         if warm_start is not None:
@@ -459,17 +474,20 @@ class Mechanism(Structure):
     # -- states --------------------------------------------------------------------------------------------------------------------------
 
     def initial_state(
-        self, batch_shape: Sequence[int] = (), *, pose: str | int | None = None, on: str | None = None, **values: Mapping[str, Any]
+        self, batch_shape: int | Sequence[int] = (), *, pose: str | int | None = None, on: str | None = None, **values: Any
     ) -> Tensor:
         """A state from joint coordinates and poses of free bodies by name; values that are not given are zero (the identity).
 
-        A joint takes `hinge=dict(q=.3, qd=1.)`, and a free body `box=dict(position=..., velocity=..., orientation=...,
-        angular_velocity=...)`. Bodies with joints to a free body move with it. If loops or couplings are open at these coordinates,
-        coordinates that are not given move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be
-        given: their coordinates follow from the others. A given position whose contacts overlap warns, as in `rollout`, and so does a
-        state of zeros.
+        A joint takes `hinge=dict(q=.3, qd=1.)`, or numbers alone, which are its coordinates: `hinge=.3`. A free body takes
+        `box=dict(position=..., velocity=..., orientation=..., angular_velocity=...)`, in the frames of z. Its joint, named "world_to_box"
+        if the mechanism has added it, takes the same as six coordinates: `world_to_box=dict(q=(x, y, z, *rotation_vector))`.
+
+        Bodies with joints to a free body move with it. If loops or couplings are open at these coordinates, coordinates that are not given
+        move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be given: their coordinates follow from
+        the others. A given position whose contacts overlap warns, as in `rollout`, and so does a state of zeros.
 
         Args:
+            batch_shape: sizes of the batch dimensions; a number n is (n,).
             pose: a name of `mech.poses`, whose coordinates take the place of zeros: "home" of a built-in mechanism, a keyframe of a file.
             on: "ground" puts each free part on the ground, as `place` does. Coordinates that neither the values nor the pose give are then
                 as near to zero as the limits of their joint allow.
@@ -480,10 +498,12 @@ class Mechanism(Structure):
         if on not in (None, "ground"):
             raise ValueError(f"initial_state: got on={on!r}; allowed: 'ground' or None")
         start = {**(within_limits(self) if on == "ground" else {}), **({} if pose is None else keyframe(self.poses, pose).values)}
-        z = loops.initial_state(self, tuple(batch_shape), values, start)
+        z = loops.initial_state(self, _batch(batch_shape), values, start)
         if on is not None:
             return self.place(z).to(self.state_dtype)
-        if any("position" in given for given in values.values()):  # the caller may still lift a state of joint angles alone
+        if any(
+            isinstance(given, Mapping) and "position" in given for given in values.values()
+        ):  # the caller may still lift a state of joint angles alone
             self._warn_of_penetration(z)
         elif not values and pose is None and not self.warned_of_ground:
             self.warned_of_ground = warn_of_ground(self.backends, self.options, z, list(self.poses))
@@ -529,8 +549,9 @@ class Mechanism(Structure):
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step.
 
-        Both have the order of `tree_joints`. Angles of single rotations lie in (−2π, 2π], by the signs of the quaternions in z. They jump
-        from one end to the other, by 4π, and rates do not. Rotation vectors are at most π long.
+        Both have the order of `tree_joints`. Rates refer to axes fixed to the joint frame of the parent, as inputs do. Angles of single
+        rotations lie in (−2π, 2π], by the signs of the quaternions in z. They jump from one end to the other, by 4π, and rates do not.
+        Rotation vectors are at most π long.
 
         Raises:
             ValueError: no chain of joints with coordinates connects a body with the world.
@@ -612,3 +633,11 @@ class Mechanism(Structure):
     def stacked_parameters(self) -> list[Tensor]:
         """All physical numbers as the equations of a step read them: stacked over equal elements, with their graphs."""
         return self.backends.stacked()
+
+
+def _batch(shape: object) -> tuple[int, ...]:
+    """The sizes of batch dimensions, from one or several whole numbers."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else (shape,)
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
+        raise TypeError(f"batch_shape: got {shape!r}; allowed: whole numbers, such as (64,); joints are given by name, hinge=dict(q=0.3)")
+    return sizes

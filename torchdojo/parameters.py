@@ -23,11 +23,34 @@ __all__ = [
     "parametrized_names",
     "plain_class",
     "result_tensor",
+    "short",
     "stacked",
 ]
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]
 _Self = TypeVar("_Self", bound="PhysicalModule")
+
+
+def _is_neutral(value: Any) -> bool:
+    """Whether a field is zero, or no rotation, which a representation leaves out."""
+    if not isinstance(value, Tensor) or transforming():
+        return False
+    return not bool(value.detach().any()) or (value.shape == (4,) and value.tolist() == [1, 0, 0, 0])
+
+
+def short(value: Any) -> str:
+    """Numbers as a user writes them: the diagonal of a diagonal matrix, the shape of what has batch dimensions."""
+    if not isinstance(value, Tensor) or transforming():
+        return repr(value)
+    value = value.detach()
+    if value.ndim == 2 and value.shape[0] == value.shape[1] and torch.equal(value, torch.diag(value.diagonal())):
+        value = value.diagonal()
+    if value.shape == (3, 3):
+        return f"[{', '.join(map(short, value))}]"
+    if value.ndim > 1:
+        return f"<{' x '.join(map(str, value.shape))}>"
+    numbers = [f"{number:.4g}" for number in value.reshape(-1).tolist()]
+    return f"[{', '.join(numbers)}]" if value.ndim else numbers[0]
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -142,6 +165,14 @@ class PhysicalModule(nn.Module):
 
     def label(self, name: str) -> str:
         return f"{plain_class(self).__name__}.{name}"
+
+    def description(self) -> list[str]:
+        """The part of the representation that stands before the numbers."""
+        return []
+
+    def extra_repr(self) -> str:
+        shown = {name: getattr(self, name) for name in self.fields}
+        return ", ".join([*self.description(), *(f"{name}={short(value)}" for name, value in shown.items() if not _is_neutral(value))])
 
     def keyword(self, name: str) -> str:
         """The keyword with which a module gets the optional field `name`."""

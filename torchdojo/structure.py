@@ -7,7 +7,7 @@ users (mechanism.py) stand on top of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,13 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.couplings import JointCoupling, check_ranges
 from torchdojo.elements.element import Element, Pose, Twist, previous_pose
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint
 from torchdojo.elements.velocity_limits import JointVelocityLimits
-from torchdojo.parameters import Modules, PhysicalModule, bind, check_tensor, plain_class, require, stacked
+from torchdojo.parameters import Modules, PhysicalModule, bind, check_tensor, plain_class, require, short, stacked
 from torchdojo.precision import in_float64
 from torchdojo.state import minimal
 from torchdojo.state.forks import use_own_threads
@@ -31,9 +31,24 @@ from torchdojo.state.parts import Parts, checked_parts
 from torchdojo.state.redundancy import set_kept_rows
 from torchdojo.state.unknowns import UnknownLayout
 
-__all__ = ["Structure"]
+__all__ = ["BodyState", "Structure"]
 
+SINGULAR = {"bodies": "body", "joints": "joint", "contacts": "contact", "couplings": "coupling"}
+MOST_SHOWN = 32  # parts of a kind in the representation
 KINDS: dict[str, type[nn.Module]] = {"bodies": Body, "joints": Joint, "contacts": Contact, "couplings": JointCoupling}
+
+
+class BodyState(NamedTuple):
+    """The part of z that belongs to one body.
+
+    x: (..., 3) position of the center of mass [m], world frame. v: (..., 3) its velocity over the step that led there [m/s], world frame.
+    q: (..., 4) orientation, unit quaternion wxyz, body to world. omega: (..., 3) angular velocity [rad/s], body frame.
+    """
+
+    x: Tensor
+    v: Tensor
+    q: Tensor
+    omega: Tensor
 
 
 class Structure(PhysicalModule):
@@ -185,6 +200,7 @@ class Structure(PhysicalModule):
                 coupling.attach(self.named_joints())
             except ValueError as error:
                 raise ValueError(f"coupling {name!r}: {error}") from error
+        check_ranges(self.named_couplings(), self.named_joints())
         set_kept_rows(list(self.bodies), self.named_joints())
         self._lay_out()
 
@@ -214,6 +230,28 @@ class Structure(PhysicalModule):
         if dtype in (torch.float32, torch.float64):
             self.state_dtype = dtype
         return super()._apply(fn, recurse)
+
+    def __repr__(self) -> str:
+        """Sizes, then one line for each part: what it is, between which bodies, its coordinates in q and its inputs in u, its numbers."""
+        kinds = [f"{len(getattr(self, kind))} {kind if len(getattr(self, kind)) != 1 else SINGULAR[kind]}" for kind in KINDS]
+        timestep = short(self.timestep)
+        sizes = f"q has {self.num_coordinates} numbers, u has {self.num_inputs}, timestep {timestep} s"
+        lines = [f"{plain_class(self).__name__}: {', '.join(kinds)}; {sizes}"]
+        coordinates, inputs = self.coordinate_places(), self.input_layout
+        for kind in KINDS:
+            modules = getattr(self, kind)
+            for name in list(modules)[:MOST_SHOWN]:
+                places = [
+                    f"{of}[{place.start}:{place.stop}]"
+                    for of, place in (("q", coordinates.get(name)), ("u", inputs.get(name)))
+                    if kind == "joints" and place is not None and place.stop > place.start
+                ]
+                lines.append(f"  {SINGULAR[kind]} {name}: {' '.join([repr(modules[name]), *places])}")
+            if len(modules) > MOST_SHOWN:
+                lines.append(f"  ... and {len(modules) - MOST_SHOWN} more {kind}")
+        if self.actuators is not None:
+            lines.append(f"  actuators: {', '.join(self.actuators.names)}")
+        return "\n".join(lines)
 
     # -- modules -------------------------------------------------------------------------------------------------------------------------
 
@@ -341,6 +379,24 @@ class Structure(PhysicalModule):
         return [pose for pose, _ in self.element_states(z, element)]
 
     @in_float64
+    def body_state(self, z: Tensor, body: str) -> BodyState:
+        """Position, velocity, orientation and angular velocity of a body: ``mech.body_state(z, "trunk").x``.
+
+        The tensors are views of z (..., 13 nb), which gradients pass, and writing into them writes into z.
+
+        Raises:
+            ValueError: an unknown name.
+        """
+        self.check_state(z)
+        start = STATE_SIZE * self._number("body_state", body)
+        return BodyState(*z[..., start : start + STATE_SIZE].split((3, 3, 4, 3), dim=-1))
+
+    def _number(self, call: str, body: str) -> int:
+        if body not in self.bodies:
+            raise ValueError(f"{call}: got {body!r}; bodies are {list(self.bodies)}")
+        return list(self.bodies).index(body)
+
+    @in_float64
     def contact_impulses(self, z: Tensor, impulses: Tensor) -> Tensor:
         """Impulse of every contact on its body, normal and friction together, world frame [N·s], (..., contacts, 3).
 
@@ -377,11 +433,10 @@ class Structure(PhysicalModule):
             ValueError: an unknown name, points of another shape.
         """
         self.check_state(z)
-        if body not in self.bodies:
-            raise ValueError(f"body_points: got {body!r}; bodies are {list(self.bodies)}")
+        number = self._number("body_points", body)
         if points.ndim < 2 or points.shape[-1] != 3:
             raise ValueError(f"body_points: got points of shape {tuple(points.shape)}; allowed: (..., k, 3), one point as points[None]")
-        start = STATE_SIZE * list(self.bodies).index(body)
+        start = STATE_SIZE * number
         x, q = z[..., None, start : start + 3], quat.normalize(z[..., None, start + 6 : start + 10])
         return x + quat.rotate(q, points)
 

@@ -254,3 +254,31 @@ def test_a_coupling_belongs_to_one_mechanism() -> None:
         td.Mechanism({"a": body(), "b": body()}, {"left": pendulum(0), "right": pendulum(1)}, couplings={"c": mech.couplings["gear"]})
     with pytest.raises(TypeError, match=r"couplings\['c'\]: got Fixed; allowed: JointCoupling"):
         td.Mechanism({"a": body()}, couplings={"c": td.Fixed(None, "a")})
+
+
+def fingers(ratio: object, second: tuple[float, float], offset: float = 0.0, third: tuple[float, float] | None = None) -> td.Mechanism:
+    """Fingers with limits, on one coupling or on a chain of two that is declared from its end."""
+    names = {"first": (0.0, 0.548), "second": second} | ({} if third is None else {"third": third})
+    bodies = {f"{name}_link": td.Body(0.1, (1e-4, 1e-4, 1e-4)) for name in names}
+    joints = {n: td.Revolute(None, f"{n}_link", axis=(0, 0, 1), child_anchor=(-0.05, 0, 0), limits=pair) for n, pair in names.items()}
+    couplings = {} if third is None else {"end": td.JointCoupling("second", "third")}
+    return td.Mechanism(bodies, joints, couplings=couplings | {"mimic": td.JointCoupling("first", "second", ratio=ratio, offset=offset)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((-1.0, (0.0, 0.548)), "mimic"),  # as in a file of the PR2: zero is all that both have
+        ((1.0, (0.6, 0.9)), "mimic"),
+        ((torch.tensor([1.0, -1.0]), (0.0, 0.548)), "mimic"),  # one environment of two
+        ((1.0, (-4.5, 0.3), 0.1, (-0.5, 0.05)), "end"),  # a chain: the last link excludes what the first two allow
+    ],
+)
+def test_ranges_without_room_are_refused(arguments: tuple, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"coupling '{name}': got limits .* allowed: ranges that .* Leave out the limits"):
+        fingers(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [(-1.0, (-0.548, 0.0)), (2.0, (0.1, 0.2)), (1.0, (0.0, 0.548), 2 * torch.pi), (0.0, (-0.1, 0.1))])
+def test_ranges_with_room_are_not(arguments: tuple) -> None:
+    fingers(*arguments)

@@ -149,7 +149,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
             couplings={"gear": td.JointCoupling("c", "r")},
         ),
         ValueError,
-        r"its leader 'c' is a Cardan, which has no coordinates; allowed: joints of JOINT_TYPES, and those that declare num_coordinates",
+        r"its leader 'c' is a Cardan, which has no coordinates; allowed: the sixteen joints, and those that declare num_coordinates",
     ),
 }
 

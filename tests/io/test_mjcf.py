@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 import torch
 from mjcf_text import FLOOR, GEOM, TETRAHEDRON, TREE, Write, X, Y, Z, body, free_body, hinge, notes, quiet, slide
 
-from torchdojo import quaternion as quat
 from torchdojo.commands.main import main
 from torchdojo.io import load, load_mjcf, mjcf_state, read_mjcf
 from torchdojo.solver.options import Status
-from torchdojo.state.layout import split_state
 
 mujoco = pytest.importorskip("mujoco")
 

@@ -150,3 +150,18 @@ def test_loops_that_cannot_be_closed(write_urdf) -> None:
         load_urdf(write_urdf(*chain("4 0 0.5")), floating_base=False)
     with pytest.raises(ValueError, match=r"joint 'close_it' by 1 m and 0 rad stays open\. Correct the anchors, axes and orientations"):
         load_urdf(write_urdf(*chain("2 1 0")), floating_base=False)  # off the plane of the hinges
+
+
+def test_limits_that_a_mimic_excludes_are_left_out(write_urdf) -> None:
+    """As in a file of the PR2: both fingers open from 0 to 0.548, and the mimic turns one into the negative of the other."""
+    limit = '<limit lower="0" upper="0.548" effort="1" velocity="9"/><axis xyz="0 0 1"/>'
+    path = write_urdf(
+        *(link(name) for name in ("a", "b", "c")),
+        joint("left", "revolute", "a", "b", limit),
+        joint("right", "revolute", "a", "c", limit + '<mimic joint="left" multiplier="-1"/>'),
+    )
+    with pytest.warns(UserWarning, match="'right': left out its limits, which its coupling excludes"):
+        mech = load_urdf(path, floating_base=False)
+    assert mech.joints["left"].limits is not None and mech.joints["right"].limits is None
+    path = mech.rollout(mech.initial_state(left={"q": 0.1, "qd": 1.0}, right={"q": -0.1, "qd": -1.0}), steps=60)
+    assert not path.status.any() and 0.4 < float(mech.to_minimal(path.z)[0][:, 0].max()) < 0.548

@@ -265,7 +265,6 @@ def test_fourbar_moves_as_that_of_dojo_and_stays_closed():
     path = mech.rollout(z, steps=50)
     assert (path.status == td.Status.SUCCESS).all()
     assert float(mech.joint_errors(path.z).abs().max()) < 1e-8
-    pytest.importorskip("urchin")
     dojo = td.load(shared_path("models", "fourbar", "fourbar.urdf"), floating_base=False)
     order = [list(mech.bodies).index(name) for name in dojo.bodies]
     again = dojo.rollout(z.unflatten(-1, (-1, 13))[order].flatten(), steps=50)

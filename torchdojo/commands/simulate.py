@@ -161,7 +161,7 @@ def _robot(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanis
         given = {**given, "contacts": _contacts(options.contact)}
     with user_input():
         given = {**given, **_mesh_options(options)}
-        mech = load(path, timestep=options.timestep, floating_base=not options.fixed_base, ignore=options.ignore, **given)
+        mech = load(path, timestep=options.timestep, floating_base=False if options.fixed_base else "auto", ignore=options.ignore, **given)
         return mech, loops.initial_state(mech, (), {}, poses.within_limits(mech))
 
 

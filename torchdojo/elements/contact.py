@@ -157,6 +157,9 @@ class Contact(Element):
     def body_names(self) -> tuple[str | None, ...]:
         return (self.body,) if self.other is None else (self.body, self.other)
 
+    def description(self) -> list[str]:
+        return [f"{self.body} on {self.other or 'world'}"]
+
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), self.shape_kind, self.other_kind, tuple(self.fields), self.cones)
 

@@ -23,11 +23,12 @@ from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import bind
 
-__all__ = ["JointCoupling"]
+__all__ = ["JointCoupling", "check_ranges", "infeasible"]
 
 ENDS = ("leader", "follower")
 MOST_TURNS = 16  # of a leader whose follower turns, too; more turns are not tried
 ALIKE = 1e-9  # [rad] numbers of turns whose gaps differ by less fit equally well: rounding
+ROOM = 1e-9  # [m, rad] ranges that leave less have no interior
 SATISFIED = 1e-3  # [rad] a step leaves 1e-9; a state made by hand that is open by more is not meant to have turned
 
 
@@ -76,6 +77,9 @@ class JointCoupling(Element):
         if (leader, leader_coordinate) == (follower, follower_coordinate):
             raise ValueError(f"JointCoupling: got {leader!r} as leader and as follower; a coupling connects two different coordinates")
 
+    def description(self) -> list[str]:
+        return [f"{self.leader} -> {self.follower}"]
+
     def attach(self, joints: Mapping[str, Joint]) -> None:
         """Find the joints by their names.
 
@@ -89,8 +93,8 @@ class JointCoupling(Element):
             joint = joints[name]
             if not joint.carries_child:
                 raise ValueError(
-                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: joints of JOINT_TYPES, and those "
-                    "that declare num_coordinates"
+                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: the sixteen joints, and "
+                    "those that declare num_coordinates"
                 )
             if coordinate not in range(joint.num_coordinates):
                 count = f"{joint.num_coordinates} coordinate(s)" if joint.num_coordinates else "no coordinates"
@@ -162,8 +166,7 @@ class JointCoupling(Element):
 
     def _turns_freely(self, k: int) -> bool:
         """Whether the coordinate of joint k is the angle of a single rotation."""
-        joint = self.joints[k]
-        return self.coordinates[k] >= joint.num_coordinates - joint.num_angles
+        return _is_angle(self.joints[k], self.coordinates[k])
 
     def _unwrapped(self, joints: list[Joint], poses: list[Pose] | tuple[Pose, ...]) -> tuple[list[Tensor], list[Tensor]]:
         """Coordinates of leader and follower, (..., 1) each, and the turns [rad] of their angles that satisfy the coupling best.
@@ -195,3 +198,65 @@ class JointCoupling(Element):
 def _kinematic(joint: Joint) -> dict[str, int]:
     """Fields that enter a joint's coordinates, with the fields that a user's subclass adds."""
     return {name: joint.fields[name] for name in joint.stacked_fields if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}
+
+
+def infeasible(couplings: Mapping[str, JointCoupling], joints: Mapping[str, Joint]) -> dict[str, str]:
+    """Couplings whose followers have limits that leave no room within those of their leaders: name -> both ranges, in words.
+
+    The range of a coordinate is what its own limits and couplings leave, so that a chain of couplings is seen as a whole. Angles may differ
+    by a turn.
+    """
+    ranges: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+
+    def range_of(name: str, place: int) -> tuple[Tensor, Tensor]:
+        limits = joints[name].limits
+        if limits is None:
+            return ranges.get((name, place)) or (torch.tensor(-torch.inf), torch.tensor(torch.inf))
+        return ranges.get((name, place)) or (limits[0].detach()[..., place], limits[1].detach()[..., place])
+
+    leaders = {follower: leader for leader, follower in map(_ends, couplings.values())}
+
+    def depth(name: str) -> int:
+        end, count = _ends(couplings[name])[0], 0
+        while end in leaders and count < len(leaders):
+            end, count = leaders[end], count + 1
+        return count
+
+    wrong: dict[str, str] = {}
+    for name in sorted(couplings, key=depth) * len(couplings):  # a range travels one coupling further in each round
+        coupling = couplings[name]
+        if name in wrong or any(j not in joints or place not in range(joints[j].num_coordinates) for j, place in _ends(coupling)):
+            continue
+        (leader, follower), ratio, offset = _ends(coupling), coupling.ratio.detach(), coupling.offset.detach()
+        if bool((ratio == 0).any()):
+            continue
+        own = range_of(*follower)
+        turned = [ratio * bound + offset for bound in range_of(*leader)]
+        carried = torch.minimum(*turned), torch.maximum(*turned)
+        turns = (0, 1, -1) if all(_is_angle(joints[j], place) for j, place in (leader, follower)) else (0,)
+        meets = [(torch.maximum(own[0], carried[0] + TURN * k), torch.minimum(own[1], carried[1] + TURN * k)) for k in turns]
+        if not any(bool((upper - lower > ROOM).all()) for lower, upper in meets):
+            words = [f"[{lower.tolist()}, {upper.tolist()}]" for lower, upper in (own, carried)]
+            wrong[name] = f"limits {words[0]} of the follower {follower[0]!r}; its leader {leader[0]!r} carries it through {words[1]}"
+        elif bool((meets[0][1] - meets[0][0] > ROOM).all()):
+            back = [(bound - offset) / ratio for bound in meets[0]]
+            ranges[follower], ranges[leader] = meets[0], (torch.minimum(*back), torch.maximum(*back))
+    return wrong
+
+
+def check_ranges(couplings: Mapping[str, JointCoupling], joints: Mapping[str, Joint]) -> None:
+    """Raise ValueError where limits leave a coupling no room to move: no step would have a solution."""
+    for name, words in infeasible(couplings, joints).items():
+        raise ValueError(
+            f"coupling {name!r}: got {words}; allowed: ranges that have more than a point in common. Leave out the limits of the follower, "
+            "which the coupling bounds already, or correct ratio and offset"
+        )
+
+
+def _ends(coupling: JointCoupling) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Names of the joints of leader and follower, with their coordinates."""
+    return (coupling.leader, coupling.coordinates[0]), (coupling.follower, coupling.coordinates[1])
+
+
+def _is_angle(joint: Joint, place: int) -> bool:
+    return place >= joint.num_coordinates - joint.num_angles

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.parametrize import type_before_parametrizations
 
+from torchdojo import quaternion as quat
 from torchdojo.elements.element import Cones, Element, Motion, Pose
 from torchdojo.elements.hard_maps import hard_normal, hard_pair
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
@@ -177,7 +178,11 @@ class JointLimits(JointElement):
 
 
 class JointFriction(JointElement):
-    """Coulomb friction on all free coordinates of a joint: impulses (p, q) >= 0, slacks (σ_p, σ_q), all p first."""
+    """Coulomb friction on all free coordinates of a joint: impulses (p, q) >= 0, slacks (σ_p, σ_q), all p first.
+
+    Three free rotations have friction about the axes of the child, as MuJoCo's balls do: its box of torques turns with the child. About
+    one and two axes the rates are those of `StandardJoint.rate`.
+    """
 
     own_fields: tuple[str, ...] = ("friction",)
     joint: StandardJoint
@@ -196,15 +201,26 @@ class JointFriction(JointElement):
         joint = self.bound_joint()
         parent, child = motions
         (p, q), (slack_p, slack_q) = impulse.tensor_split(2, -1), slack.tensor_split(2, -1)
-        rate = joint.rate((parent.pose, child.pose), (parent.next, child.next), timestep)
+        rate = self.rate(joint, motions)
         rows = torch.cat((p + q - 2 * self.bound_impulse(timestep), rate - slack_p + slack_q), dim=-1)
-        return joint.act(parent.pose, child.pose, *joint.expanded(0.5 * (p - q))), rows
+        force, torque = joint.expanded(0.5 * (p - q))
+        if joint.free_rotations == 3:
+            torque = quat.rotate(joint.displacement(parent.pose, child.pose)[1], torque)
+        return joint.act(parent.pose, child.pose, force, torque), rows
+
+    def rate(self, joint: StandardJoint, motions: tuple[Motion, ...]) -> Tensor:
+        """Rates of the coordinates over the step, of three free rotations about the axes of the child, (..., num_coordinates)."""
+        parent, child = motions
+        rate = joint.rate((parent.pose, child.pose), (parent.next, child.next), parent.timestep)
+        if joint.free_rotations < 3:
+            return rate
+        turn = quat.inverse_rotate(joint.displacement(parent.pose, child.pose)[1], rate[..., -3:])
+        return torch.cat((rate[..., :-3], turn), dim=-1)
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
         # p = b(1 + x), q = b(1 − x) with σ_p − σ_q = ċ⁺ and products of `level`: ċ⁺ b (1 − x²) = −2 level x.
-        parent, child = motions
-        h = parent.timestep
-        rate = self.bound_joint().rate((parent.pose, child.pose), (parent.next, child.next), h)
+        h = motions[0].timestep
+        rate = self.rate(self.bound_joint(), motions)
         b, level = self.bound_impulse(h), level[..., None]
         y = b * rate.abs() / level
         root = torch.sqrt(1 + y * y)

@@ -73,7 +73,7 @@ class StandardJoint(ServoJoint):
         servo_range: (lower, upper) of the servo's total force [N, N·m] (`JointDrive`); infinite: none. It acts where there is a servo.
         velocity_limits: largest speeds of the free coordinates [m/s, rad/s]; infinite: none (`JointVelocityLimits`).
         effort_limit: [N, N·m], kept on the joint for the user and for file formats; it does not act.
-        actuated: whether the joint's free coordinates appear in the input u.
+        actuated: whether the joint's free coordinates appear in the input u. They do by default.
 
     A joint that closes a loop leaves out rows that repeat what the loop's other joints hold (state/redundancy.py). Its impulses along them
     are zero. The mechanism finds them when it is built: build it anew after turning the axes of a loop.
@@ -97,7 +97,6 @@ class StandardJoint(ServoJoint):
         "damper": 1,
         "rest": 1,
     }
-    structural: ClassVar[frozenset[str]] = ServoJoint.structural | {"actuated", "implicit"}
     optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **ServoJoint.optional}
     axis: Tensor
     parent_anchor: Tensor

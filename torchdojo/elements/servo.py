@@ -31,6 +31,7 @@ SERVO_RANGE = ("servo_lower", "servo_upper")
 class ServoJoint(Joint):
     """The part of a `StandardJoint` that has to do with servos and implicit springs."""
 
+    structural: ClassVar[frozenset[str]] = Joint.structural | {"actuated", "implicit"}
     optional: ClassVar[dict[str, int]] = {**dict.fromkeys((*SERVO, *SERVO_RANGE), 1), **Joint.optional}
     implicit: bool = False
     driven: tuple[int, ...] = ()  #: coordinates whose servo has a range
@@ -138,15 +139,16 @@ def at_most_one_radian(stiffness: Tensor, force: Tensor, translations: int) -> T
 
 
 def detour(rest: Tensor, translations: int) -> Tensor:
-    """Factor (..., 1) of the stiffness for several rotations, which a rest position |ρ| > 1.82 rad makes larger than one.
+    """Factor (..., 1) of the stiffness of several rotations, above one from rest positions |ρ| of 0.9 rad (two) or 1.8 rad (three) on.
 
-    Springs have the stiffness k J⁻ᵀJ⁻¹ about their rest, with the Jacobian J of rotation vectors. Its eigenvalues are k and k (x/sin x)²,
-    x = |ρ|/2. So a stiff damper f times h k multiplies errors by 1 − 1/f and 1 − (x/sin x)²/f. That is stable for f > ½ (x/sin x)², of
-    which this is 1.5 times. It is at most 1.85, at π.
+    A spring has the stiffness k and k (x/sin x)² about its rest, for turns along ρ and across. Three rotations change their vector by the
+    inverse Jacobian of SO(3), so x = |ρ|/2. Two turn about the held axis, too, when they move across ρ, so x = |ρ|. A stiff damper f times
+    h k multiplies errors by 1 − 1/f and 1 − (x/sin x)²/f. That is stable for f > ½ (x/sin x)², of which this is 1.5 times.
     """
-    if rest.shape[-1] - translations < 2:
+    rotations = rest.shape[-1] - translations
+    if rotations < 2:
         return rest.new_ones(1)
     squared = (rest[..., translations:] ** 2).sum(-1, keepdim=True).clamp_max(torch.pi**2)
-    long = squared > 1
-    half = 0.5 * torch.sqrt(torch.where(long, squared, torch.ones_like(squared)))
-    return torch.where(long, (0.75 * (half / torch.sin(half)) ** 2).clamp_min(1.0), torch.ones_like(squared))
+    long = squared > 0.8
+    x = torch.sqrt(torch.where(long, squared, torch.ones_like(squared))) * (1.0 if rotations == 2 else 0.5)
+    return torch.where(long, (0.75 * (x / torch.sin(x).clamp_min(0.05)) ** 2).clamp_min(1.0), torch.ones_like(squared))

@@ -42,8 +42,9 @@ class Env:
 
     Args:
         mech: the mechanism; None: that of `build()`.
-        num_envs: B. timestep: h [s]; None: that of the mechanism. repeat: timesteps of a control step.
-        kappa: of the contacts (`SolverOptions`). episode_length: control steps after which an episode is truncated.
+        num_envs: B. repeat: timesteps of a control step. episode_length: control steps after which an episode is truncated.
+        timestep: h [s]. kappa: of the contacts (`SolverOptions`). Both are set on the mechanism. None: a given mechanism keeps its own, and
+            that of `build()` gets those of the class.
         noise: factor of the noise of the starts. pool: number of starts, or states (n, 13 nb) to start from instead of `starts()`.
         randomize: {name in mech.named_parameters(), or pattern: (low, high)}: factors drawn for each environment (`Randomization`).
         redraw: draw them anew at every reset, not only at the start.
@@ -89,22 +90,33 @@ class Env:
         self.shard = check_shard(shard)
         self.repeat = counted("repeat", self.repeat if repeat is None else repeat)
         self.episode_length = counted("episode_length", self.episode_length if episode_length is None else episode_length)
-        self.timestep = self.timestep if timestep is None else positive("timestep", timestep)
         self.noise = positive("noise", noise, zero=True)
-        self.kappa = positive("kappa", self.kappa if kappa is None else kappa)
         self.autoreset = one_from("autoreset", autoreset, ("same_step", "disabled"))
         self.dtype = one_from("dtype", dtype, (torch.float64, torch.float32))
         self.observe_impulses = bool(observe_impulses)
         self.on_state: Callable[[Tensor], Tensor] | None = None
         self.generator = torch.Generator().manual_seed(seed)
+        if mech is None:
+            timestep, kappa = self.timestep if timestep is None else timestep, self.kappa if kappa is None else kappa
+        self.timestep = None if timestep is None else positive("timestep", timestep)  # build() may read both
+        self.kappa = positive("kappa", mech.options.kappa if kappa is None and mech is not None else kappa)
         self.mech = self.build() if mech is None else mech
         if self.mech.actuators is None:
             raise ValueError(f"{type(self).__name__}: got a mechanism without actuators; give it motors, td.actuate(mech, {{...}})")
         if self.timestep is not None:
             self.mech.timestep = torch.as_tensor(self.timestep, dtype=torch.float64)
+        if self.mech.timestep.numel() != 1:
+            raise ValueError(f"timestep: got one per environment, {tuple(self.mech.timestep.shape)}; allowed: one for all; give timestep=")
         self.timestep = float(self.mech.timestep)
         self.period = self.timestep * self.repeat
-        self.mech.options = dataclasses.replace(self.mech.options, kappa=self.kappa)
+        options = self.mech.options
+        if options.grad_kappa is not None and options.grad_kappa < self.kappa:
+            raise ValueError(
+                f"kappa: {type(self).__name__} has {self.kappa}, and the options of its mechanism have grad_kappa={options.grad_kappa}; "
+                "allowed: a kappa of at most that, kappa=..., or mech.options = dataclasses.replace(mech.options, grad_kappa=None)"
+            )
+        if options.kappa != self.kappa:
+            self.mech.options = dataclasses.replace(options, kappa=self.kappa)
         self.num_actions = len(self.mech.actuators)
         places = self.mech.impulse_layout.items()
         self._normals = [place.start for name, place in places if name.startswith("contacts.")]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics.integrator import LARGEST_SINE
+from torchdojo.dynamics.physical import unphysical, unphysical_environments
+from torchdojo.dynamics.system import System
 from torchdojo.gradients.request import Request
 from torchdojo.solver.options import Status
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, STATE_SIZE
@@ -18,8 +20,8 @@ __all__ = ["check_quaternions", "check_solved", "check_valid", "valid_environmen
 UNIT_TOLERANCE = 1e-6
 
 
-def valid_environments(request: Request, flat: Sequence[Tensor]) -> Tensor:
-    """Which environments have finite input, unit quaternions and representable spins, (N,).
+def valid_environments(system: System, request: Request, flat: Sequence[Tensor]) -> Tensor:
+    """Which environments have finite input, possible parameters, unit quaternions and representable spins, (N,).
 
     Raises:
         ValueError: a quaternion off the unit sphere; non-finite input where `request.raise_invalid` or on_failure="raise".
@@ -34,9 +36,9 @@ def valid_environments(request: Request, flat: Sequence[Tensor]) -> Tensor:
     spin = torch.linalg.vector_norm(z.unflatten(-1, (-1, STATE_SIZE))[..., ANGULAR_VELOCITY], dim=-1).amax(-1)
     # Only a spin too fast for the shortest halved step is invalid. A slower one may fail in the solver, which leads to halving.
     shortest = flat[NUM_DATA + TIMESTEP] * 0.5**request.options.max_halvings
-    valid = finite & (shortest * spin < 2 * LARGEST_SINE)
+    valid = finite & (shortest * spin < 2 * LARGEST_SINE) & ~unphysical_environments(system, flat[NUM_DATA:], len(z))
     if request.raises_invalid:
-        check_valid(valid)
+        check_valid(valid, system, flat[NUM_DATA:])
     return valid
 
 
@@ -52,11 +54,13 @@ def check_quaternions(z: Tensor, finite: Tensor) -> None:
         )
 
 
-def check_valid(valid: Tensor) -> None:
-    """Raise ValueError unless all environments (N,) are valid."""
+def check_valid(valid: Tensor, system: System, parameters: Sequence[Tensor]) -> None:
+    """Raise ValueError unless all environments (N,) are valid. The message names what is wrong with flat parameters (N or 1, ...)."""
     if not bool(valid.all()):
         first = int((~valid).nonzero()[0])
-        raise ValueError(f"z, u, wrench or parameters: environment {first} of {len(valid)} is invalid: {Status.INVALID_INPUT.explain}")
+        notes = unphysical(system, parameters, first)
+        reason = "; ".join(notes) + ", written in place" if notes else Status.INVALID_INPUT.explain
+        raise ValueError(f"z, u, wrench or parameters: environment {first} of {len(valid)} is invalid: {reason}")
 
 
 def check_solved(status: Tensor) -> None:

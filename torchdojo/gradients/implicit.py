@@ -54,7 +54,7 @@ class StepFunction(torch.autograd.Function):
         options = request.options
         flat, batch = flatten_batch(system.step_specs(), [t.detach() for t in tensors])
         z = flat[0]
-        valid = valid_environments(request, flat)
+        valid = valid_environments(system, request, flat)
         w = z.new_zeros(len(z), system.num_unknowns + request.num_shifts(system))
         status = torch.full((len(z),), int(Status.INVALID_INPUT), dtype=torch.int64, device=z.device)
         iterations = torch.zeros_like(status)

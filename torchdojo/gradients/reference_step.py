@@ -176,7 +176,7 @@ def jacobian(
     nb, count = system.num_bodies, batch.numel()
     size = TANGENT_SIZE * nb
     result = z.new_zeros(count, size, size + system.num_inputs)
-    index = valid_environments(request, flat).nonzero().squeeze(-1)
+    index = valid_environments(system, request, flat).nonzero().squeeze(-1)
     problem = StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA], depenetration_speed=options.depenetration_speed).select(index)
     if warm_start is not None:
         warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]

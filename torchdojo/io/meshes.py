@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchdojo.geometry.hulls import Hull, MeshSource
+from torchdojo.geometry.shapes import Shape
 from torchdojo.io.report import Effect, Findings
 from torchdojo.io.robot import Array
 
@@ -55,6 +57,7 @@ class MeshReader:
     folders: Folders = ()
     count: int = 16
     skipped: list[str] = field(default_factory=list)  #: in words: what is left out
+    hulls: dict[MeshSource, Hull] = field(default_factory=dict)  #: those read so far: legs and wheels share a file
 
     def __post_init__(self) -> None:
         check_mode(self.mode)
@@ -74,14 +77,18 @@ class MeshReader:
             return None
         try:
             path = find_mesh(reference.name, self.robot, self.folders)
-            vertices = mesh_vertices(path) * np.array(reference.scale)
-            return Hull(vertices, count=self.count, source=MeshSource(path, reference.scale), **pose)
+            source = MeshSource(path, reference.scale)
+            if source not in self.hulls:
+                self.hulls[source] = Hull(mesh_vertices(path) * np.array(reference.scale), count=self.count, source=source)
         except (FileNotFoundError, ValueError) as error:
             if self.mode == "skip":
                 self.skipped.append(f"{owner} ({reference.name})")
                 return None
             remedy = "mesh_path=FOLDER adds a folder to look in, mesh='skip' goes on without it"
             raise type(error)(f"{self.robot}: collision mesh of {self.part} {owner!r}: {error}; {remedy}") from error
+        hull = copy.copy(self.hulls[source])
+        Shape.__init__(hull, **pose)
+        return hull
 
     def report(self, findings: Findings, effect: Effect) -> None:
         """Report what is left out, and whether the motion depends on it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,7 +20,7 @@ from torch import nn
 from torchdojo.elements import joints
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.couplings import JointCoupling, infeasible
 from torchdojo.elements.joint import TURN
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
@@ -28,7 +28,6 @@ from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.state.minimal import to_maximal
-from torchdojo.structure import Structure
 
 __all__ = ["BodyInfo", "ContactInfo", "CouplingInfo", "Ground", "JointInfo", "LinkInfo", "RobotInfo", "assemble", "bodies_on_ground"]
 
@@ -300,11 +299,19 @@ def assemble(
     else:
         given = FRICTION if friction is None else friction
         modules = {name: _given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
+    couplings = {name: _coupling(info) for name, info in robot.couplings.items()}
+    moving = {name: _joint(robot, info) for name, info in robot.joints.items()}
+    for name, words in infeasible(couplings, moving).items():
+        follower = couplings[name].follower
+        limits = moving[follower].limits
+        if limits is not None:
+            warn_user(f"{robot.path}: joint {follower!r}: left out its limits, which its coupling excludes: {words}")
+            moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
     mech = Mechanism(
         bodies={name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()},
-        joints={name: _joint(robot, info) for name, info in robot.joints.items()},
+        joints=moving,
         contacts=modules,
-        couplings={name: _coupling(info) for name, info in robot.couplings.items()},
+        couplings=couplings,
         timestep=timestep,
         gravity=gravity,
     )
@@ -323,16 +330,12 @@ def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) ->
         reason = "the robot has no contact with the ground and falls; contacts= gives it some, contacts=None says that none are wanted"
         findings.add("used", "floating base", floating, reason, "structure")
     free = bodies_on_ground("auto", 0, robot.joints)
-    if not free.issuperset(getattr(contact, "body", None) for contact in mech.contacts.values()):
+    fixed = {name: contact for name, contact in mech.named_contacts().items() if getattr(contact, "body", None) not in free}
+    if fixed:
         zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)
         # The reference computes it, since the kernel would have to be compiled first.
         z = to_maximal(mech.tree_order(), mech.num_bodies, zeros, zeros, mech.timestep.detach().flatten()[0])
-        distances = Structure.distances(mech, z).detach().reshape(-1, len(mech.contacts)).amin(0).tolist()
-        touching = [
-            name
-            for (name, contact), distance in zip(mech.contacts.items(), distances, strict=True)
-            if contact.body not in free and distance <= TOUCHING
-        ]
+        touching = [name for name, contact in fixed.items() if float(contact.distance(*mech.element_poses(z, contact)).min()) <= TOUCHING]
         reason = "they start at or below their surface with coordinates zero, and may lock the robot; ground=False leaves out z = 0"
         findings.add("used", "contacts", touching, reason, "structure")
     return findings.entries()
@@ -363,6 +366,16 @@ def _joint(robot: RobotInfo, info: JointInfo) -> joints.StandardJoint:
         )
     except ValueError as error:
         raise ValueError(f"{robot.path}: joint {info.name!r}: {error}") from error
+
+
+def _without_limit(info: JointInfo, limits: tuple[torch.Tensor, torch.Tensor], coordinate: int) -> JointInfo:
+    """The joint without the limits of one of its coordinates."""
+    options = {key: value for key, value in info.options.items() if key != "limits"}
+    lower, upper = (bound.clone() for bound in limits)
+    lower[coordinate], upper[coordinate] = -torch.inf, torch.inf
+    if bool(torch.isfinite(torch.cat((lower, upper))).any()):
+        options["limits"] = (lower.tolist(), upper.tolist())
+    return replace(info, options=options)
 
 
 def _rounded_turn(bounds: Any) -> Any:

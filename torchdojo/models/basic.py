@@ -189,7 +189,7 @@ def snake(
     """A free chain of n links along x, bodies "link1", ..., connected by "joint1", ... of any of the sixteen types.
 
     Args:
-        n: number of links. joint: a name of `td.joints.JOINT_TYPES`, for example "Spherical".
+        n: number of links. joint: one of the sixteen joints (torchdojo/elements/README.md), for example "Spherical".
         timestep: [s]. gravity: [m/s²].
         mass, length: of each link [kg, m]; a link is a box `length` x 0.15 m x 0.1 m.
         axis: of every joint, in the frame of the link before it.

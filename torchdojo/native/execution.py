@@ -149,7 +149,7 @@ def _check(problem: kernel.Problem, status: Tensor) -> None:
     if bool((status == kernel.CROOKED_QUATERNION).any()):
         check_quaternions(problem.z, status[:, 0] == kernel.CROOKED_QUATERNION)
     if problem.request.raises_invalid:
-        check_valid((status != int(Status.INVALID_INPUT)).all(1))
+        check_valid((status != int(Status.INVALID_INPUT)).all(1), problem.program.system, problem.parameters)
     if problem.request.options.on_failure is OnFailure.RAISE:
         check_solved(status[:, int((status != 0).any(0).nonzero()[0])])
 

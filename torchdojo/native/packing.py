@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics.physical import RANGES, positive_definite, ranges
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
@@ -35,7 +36,11 @@ from torchdojo.native.tables import (
 from torchdojo.quaternion import normalize
 from torchdojo.state.unknowns import FIRST_ELEMENT
 
-__all__ = ["Packed", "Piece", "is_plain", "pack", "pieces_of", "shapes_of"]
+__all__ = ["Packed", "Piece", "bounds", "is_plain", "mark_unphysical", "pack", "pieces_of", "shapes_of"]
+
+#: Packed names of fields that are packed under another one, as numbers of the same sign.
+RENAMED = {"stiffness": SERVO[0], "damping": SERVO[1]}
+SHAPE_RANGES = {"radius": RANGES[Contact]["radius"], "half": RANGES[Contact]["size"]}
 
 KINDS = (StandardJoint, JointElement, Contact, JointCoupling)  # in the order of their parameters
 
@@ -121,6 +126,44 @@ def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], param
     return torch.cat([column.reshape(len(column), -1).expand(count, -1) for column in columns], dim=1).contiguous()
 
 
+def bounds(pieces: Sequence[Piece], count: int) -> tuple[Tensor, Tensor]:
+    """Least and largest value of each of `count` packed parameters (`physical.RANGES`), (num_parameters,)."""
+    least, largest = torch.full((count,), -torch.inf, dtype=torch.float64), torch.full((count,), torch.inf, dtype=torch.float64)
+
+    def restrict(layout: np.dtype, start: int, allowed: Mapping[str, tuple[float, float]]) -> None:
+        for name in layout.names or ():
+            first = start + place(layout, name)
+            if layout[name].names:
+                restrict(layout[name], first, SHAPE_RANGES)
+            elif name in allowed:
+                least[first : first + size(layout[name])], largest[first : first + size(layout[name])] = allowed[name]
+
+    restrict(GLOBAL_PARAMETERS, 0, RANGES[None])
+    end = min((piece.start for piece in pieces), default=count)
+    for start in range(size(GLOBAL_PARAMETERS), end, size(BODY_PARAMETERS)):
+        restrict(BODY_PARAMETERS, start, RANGES[None])
+    for piece in pieces:
+        kinds = {name: allowed for name, allowed in ranges(piece.group).items()}
+        packed = kinds | {new: kinds[old] for new, old in RENAMED.items() if old in kinds}
+        for member in range(len(piece.group.members)):
+            restrict(piece.layout, piece.place(member), packed)
+    return least, largest
+
+
+def mark_unphysical(packed: Tensor, least: Tensor, largest: Tensor, num_bodies: int) -> Tensor:
+    """Packed parameters with NaN in the place of numbers that no mechanism can have. The kernel flags what is not finite."""
+    possible = (packed >= least) & (packed <= largest)
+    start, stride = size(GLOBAL_PARAMETERS), size(BODY_PARAMETERS)
+    bodies = packed[:, start : start + stride * num_bodies].unflatten(-1, (num_bodies, stride))
+    first = place(BODY_PARAMETERS, "inertia")
+    definite = positive_definite(bodies[..., first : first + 9].unflatten(-1, (3, 3)))
+    if bool(possible.all()) and bool(definite.all()):
+        return packed
+    marked = torch.where(possible, packed, torch.nan)
+    marked[:, start + first : start + stride * num_bodies : stride] += torch.where(definite, 0.0, torch.nan)
+    return marked
+
+
 def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors (N or 1, members, ...) for the fields of a piece. A missing field is zero."""
     group, element = piece.group, piece.group.template
@@ -140,7 +183,7 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         }
     if isinstance(element, JointElement):
         # Limits that do not act are infinite, and nothing reads them.
-        return {name: value.nan_to_num(posinf=0.0, neginf=0.0) if name in element.own_fields else value for name, value in fields.items()}
+        return {name: value.nan_to_num(torch.nan, 0.0, 0.0) if name in element.own_fields else value for name, value in fields.items()}
     if isinstance(element, JointCoupling):
         return fields
     laws = {name: fields[name] for name in ("friction", *CONTACT_LAWS, *COUPLES) if name in fields}

@@ -24,7 +24,7 @@ from torchdojo.elements.servo import SERVO
 from torchdojo.native import calls, graph, header
 from torchdojo.native.loader import NativeUnavailable, library
 from torchdojo.native.lowering import lower
-from torchdojo.native.packing import Packed, pack, pieces_of
+from torchdojo.native.packing import Packed, bounds, mark_unphysical, pack, pieces_of
 from torchdojo.native.tables import CONTACT_MODELS, MOST_FACETS, StateMap
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.state.minimal import JointOrder, spanning_order
@@ -65,6 +65,7 @@ class Program:
         self.num_bodies, self.num_unknowns = system.num_bodies, system.num_unknowns
         self.num_inputs, self.num_cones = system.num_inputs, system.num_cones
         self.pieces, self.num_parameters = pieces_of(system)
+        self.bounds = bounds(self.pieces, self.num_parameters)
         self.joint_groups = [g for g in system.groups if isinstance(g.template, StandardJoint)]
         self.num_impulses = sum(piece.stop - piece.start for piece in system.impulse_layout.values())
         self.tree, self.has_loops = self._tree(), self._has_loops()
@@ -139,12 +140,15 @@ class Program:
     def packed(self, parameters: Sequence[Tensor]) -> Packed:
         """`pack` and `handle` of parameters whose batch dimensions are flattened to N or 1, kept for equal numbers in the next call."""
         if max(len(p) for p in parameters) > 1:
-            return Packed(self.pack(parameters), self.handle(parameters))
+            return Packed(self._marked(parameters), self.handle(parameters))
         numbers = torch.cat([p.reshape(-1) for p in parameters])
         last = self._last
         if last is None or not torch.equal(last[0], numbers):
-            last = self._last = numbers, Packed(self.pack(parameters), self.handle(parameters))
+            last = self._last = numbers, Packed(self._marked(parameters), self.handle(parameters))
         return last[1]
+
+    def _marked(self, parameters: Sequence[Tensor]) -> Tensor:
+        return mark_unphysical(self.pack(parameters), *self.bounds, self.num_bodies)
 
     def _create(self, acting: Acting) -> int:
         table, schedule = lower(self.system, self.pieces, self.tree, self.has_loops, acting, self.num_parameters)

@@ -64,7 +64,7 @@ class Dynamics:
         self.inverse = torch.linalg.pinv(input_map) if full else None
         entries = input_map != 0
         self.selects = bool((entries.sum(0) == 1).all() and (entries.sum(1) <= 1).all() and (input_map >= 0).all())
-        self.order = mech.tree_order() if self.minimal else []
+        self.tree = mech.tree_order() if self.minimal else []
 
     # -- coordinates ---------------------------------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Dynamics:
         """The n numbers that lead from the reference to x, as in the feedback of `Mechanism.rollout_feedback`: angles count modulo 4π."""
         if not self.minimal:
             return self.mech.difference(*torch.broadcast_tensors(x, reference))
-        return minimal.difference(self.order, x, reference)
+        return minimal.difference(self.tree, x, reference)
 
     def retract(self, x: Tensor, delta: Tensor) -> Tensor:
         if self.minimal:

@@ -9,7 +9,7 @@ import secrets
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ def check_arrays(archive: Any, names: Iterable[str] | None = None) -> None:
     """
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise ValueError("it holds one array; allowed: an .npz of named arrays, as numpy.savez writes it")
-    total, files = 0, archive.zip
+    total, files = 0, cast(zipfile.ZipFile, archive.zip)
     for name in archive.files if names is None else names:
         member = files.getinfo(name if name in files.namelist() else f"{name}.npy")
         with files.open(member) as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import torch
 
@@ -28,11 +28,12 @@ _EXPLANATIONS = {
     Status.SUCCESS: "the step satisfies every equation to its tolerance",
     Status.MAX_ITERATIONS: (
         "no start of the solver converged (warm, cold, continuation, shorter steps); the state is unchanged. Usual causes: a body spins "
-        "faster than √2/h rad/s, parts interpenetrate deeply, or joints are far from assembled. Try a smaller timestep or a larger kappa"
+        "faster than √2/h rad/s, parts interpenetrate deeply, joints are far from assembled, or limits, contacts and couplings contradict "
+        "each other. Try a smaller timestep, a larger kappa or, for a rare step, a larger max_total_iterations"
     ),
     Status.INVALID_INPUT: (
-        "the state, input, wrench or a parameter is not finite, a quaternion is not unit, or a body spins at √2/h rad/s or more, h being "
-        "the shortest substep; the state is unchanged"
+        "the state, input, wrench or a parameter is not finite, a parameter is impossible (a mass below 0), a quaternion is not unit, or a "
+        "body spins at √2/h rad/s or more, h being the shortest substep; the state is unchanged"
     ),
 }
 
@@ -61,7 +62,9 @@ class GradientMode(str, enum.Enum):
         that world is best. So anneal it (`td.KappaSchedule`). At small κ it is as flat, and as jumpy across events, as `EXACT`.
     EXACT: the derivative in the hard limit κ → 0. Contacts are breaking, sticking or sliding. Facets of pyramids, joint limits and joint
         friction are open or closed. The equations of these classes are differentiated (Le Lidec et al., "Simple", equations 8-13;
-        elements/hard_maps.py). It is good for identification and for fine optimization within one sequence of contacts. Where a class
+        elements/hard_maps.py). It is the derivative of that limit, not of a step at κ: at the default κ of 1e-6 it differs by percents from
+        differences of the step, which `CENTRAL_PATH` matches to rounding. So use it with a κ of 1e-9 or smaller.
+        It is good for identification and for fine optimization within one sequence of contacts. Where a class
         changes, it is one-sided and says nothing of the other side. It is zero in all directions in which contacts hold: a box that rests
         cannot learn to lift. Impulses of redundant contacts (four corners) have derivatives of least norm, since there they are not unique.
         Where contacts with restitution bounce, it is the derivative of the motion in continuous time, to first order in the timestep.
@@ -246,3 +249,13 @@ class SolverOptions:
             raise ValueError(f"residual_tol = {self.residual_tol} is below what float32 resolves; use 1e-5, None, or float64")
         # In float32, a product of 1e-4 is accurate to about 1 %: its factors carry the rounding of positions of order 1 m.
         return self.residual_tol or 1e-5, max(self.central_path_tol, 1e-2)
+
+
+def _refuse_change(options: SolverOptions, name: str, value: object) -> None:
+    raise FrozenInstanceError(
+        f"SolverOptions.{name}: options do not change once they are made; give the mechanism others: "
+        f"mech.options = dataclasses.replace(mech.options, {name}={value!r})"
+    )
+
+
+SolverOptions.__setattr__ = _refuse_change  # type: ignore[method-assign, assignment]

@@ -40,6 +40,7 @@ def initial_state(
     mech: Structure, batch: tuple[int, ...], values: Mapping[str, Mapping[str, Any]], start: Mapping[str, Mapping[str, Any]]
 ) -> Tensor:
     """`Mechanism.initial_state` with the values of a keyframe to start from, which loops may change."""
+    values = {name: _named(mech, name, value) for name, value in values.items()}
     held, values = values, {name: {**start.get(name, {}), **values.get(name, {})} for name in {**start, **values}}
     use_own_threads()
     order = mech.tree_order()
@@ -83,6 +84,17 @@ def initial_state(
     else:
         z = minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep)
     return signs.carry_signs(order, z, _place(z, free, placed))
+
+
+def _named(mech: Structure, name: str, value: Any) -> Mapping[str, Any]:
+    """The keywords of a joint or body. Numbers alone are the coordinates of a joint."""
+    if isinstance(value, Mapping):
+        return value
+    if name in mech.bodies and name not in mech.joints:
+        raise TypeError(f"initial_state: {name!r} got {value!r}; allowed: a dictionary of {list(PLACES)}, {name}={{'position': (0, 0, 1)}}")
+    if not isinstance(value, (int, float, Tensor, Sequence)) or isinstance(value, (bool, str)):
+        raise TypeError(f"initial_state: {name!r} got {value!r}; allowed: {name}={{'q': ..., 'qd': ...}}, or numbers, which are q")
+    return {"q": value}
 
 
 def _carries(mech: Structure, body: str) -> bool:

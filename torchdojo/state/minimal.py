@@ -113,6 +113,7 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
 
 def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tensor, timestep: Tensor) -> Tensor:
     """z (..., 13 nb) of an assembled tree; joints that close loops are not looked at."""
+    _check_batch(order, q.shape[:-1], timestep.shape)
     h = timestep[..., None]
     origin = Pose(q.new_zeros(3), quat.identity(q.dtype, q.device))
     now: dict[int, Pose] = {-1: origin}
@@ -128,7 +129,8 @@ def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tens
         step = torch.where(step[..., :1] < 0, -step, step)
         poses.append(b)
         twists.append(Twist((b.x - a.x) / h, 2 * step[..., 1:] / h))
-    batch = q.shape[:-1]
+    # Anchors, axes and the timestep may have batch dimensions that q lacks.
+    batch = torch.broadcast_shapes(q.shape[:-1], *(t.shape[:-1] for pair in (*poses, *twists) for t in pair))
 
     def stack(values: list[Tensor]) -> Tensor:
         return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
@@ -159,6 +161,21 @@ def difference(order: Sequence[JointOrder], x: Tensor, reference: Tensor) -> Ten
             for place, value in zip(places, r.unbind(-1), strict=True):
                 columns[place] = columns[place] + factor * value
     return torch.stack(columns, dim=-1) if columns else change
+
+
+def _check_batch(order: Sequence[JointOrder], batch: torch.Size, timestep: torch.Size) -> None:
+    """Raise ValueError unless the batch dimensions of coordinates broadcast with those of the geometry of joints and of the timestep."""
+    geometry = {
+        f"{entry.name}.{name}": getattr(entry.joint, name).shape[:-1]
+        for entry in order
+        for name in ("axis", "parent_anchor", "child_anchor", "orientation_offset")
+        if name in entry.joint.fields
+    }
+    try:
+        torch.broadcast_shapes(batch, timestep, *geometry.values())
+    except RuntimeError:
+        own = {name: tuple(shape) for name, shape in {"timestep": timestep, **geometry}.items() if shape}
+        raise ValueError(f"q: got the batch dimensions {tuple(batch)}; allowed: those that broadcast with {own}") from None
 
 
 def _body(pose: Pose, index: int) -> Pose:

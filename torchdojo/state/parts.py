@@ -105,6 +105,7 @@ def checked_parts(kind: str, given: Modules, cls: type[nn.Module]) -> dict[str, 
         ValueError: doubled names, or names that cannot be module names. TypeError: values of the wrong type.
     """
     result: dict[str, nn.Module] = {}
+    seen: set[int] = set()
     for name, module in given.items() if isinstance(given, Mapping | nn.ModuleDict) else given:
         if not isinstance(module, cls):
             raise TypeError(f"{kind}[{name!r}]: got {type(module).__name__}; allowed: {cls.__name__}")
@@ -114,9 +115,10 @@ def checked_parts(kind: str, given: Modules, cls: type[nn.Module]) -> dict[str, 
             raise ValueError(
                 f"{kind}: {name!r} cannot be a name; allowed: non-empty strings without dots, not 'world', not a method of nn.ModuleDict"
             )
-        if any(module is other for other in result.values()):
+        if id(module) in seen:
             raise ValueError(f"{kind}: {name!r} is the same object as another entry; make one module for each")
         result[name] = module
+        seen.add(id(module))
     return result
 
 

@@ -57,8 +57,9 @@ def plot(shown: Playback | Motion | Sequence[Playback] | Sequence[Motion], mecha
     elif mechanism is None:
         raise ValueError("plot: got a trajectory or states alone; give the mechanism that made them, too: plot(trajectory, mechanism)")
     else:
-        playbacks = playbacks_of(mechanism, cast(Any, shown))
-        playbacks = [Playback(**{**vars(playbacks[0]), "label": ""})] if len(playbacks) == 1 else playbacks
+        playbacks = tuple(playbacks_of(mechanism, cast(Any, shown)))
+        if len(playbacks) == 1:
+            playbacks = (Playback(**{**vars(playbacks[0]), "label": ""}),)
     curves = [dict(_curves(playback, alone=len(playbacks) == 1)) for playback in playbacks]
     panels: dict[str, list[str]] = {}
     for name in sorted({name: None for own in curves for name in own}, key=_rank):

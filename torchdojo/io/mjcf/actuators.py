@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
+from torchdojo.io.report import Findings
 from torchdojo.io.robot import Array
 
 __all__ = ["Drive", "Driven", "read_drives"]
@@ -42,8 +43,8 @@ class Driven(NamedTuple):
     armature: Array  #: [kg, kg m^2]
 
 
-def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Driven], list[str]]:
-    """Actuators by name; sums over the actuators of each MJCF joint; notes on what does not act."""
+def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, Drive], dict[int, Driven]]:
+    """Actuators by name, and sums over the actuators of each MJCF joint; `findings` gets those that do not act."""
     mujoco, model = import_mujoco(), compiled.model
     drives: dict[str, Drive] = {}
     driven: dict[int, Driven] = {}
@@ -69,14 +70,12 @@ def read_drives(compiled: CompiledMjcf) -> tuple[dict[str, Drive], dict[int, Dri
     for j, total in driven.items():
         if model.jnt_actfrclimited[j]:
             driven[j] = total._replace(effort=np.minimum(total.effort, np.abs(model.jnt_actfrcrange[j]).max()))
-    notes = {
-        "actuators whose force is not affine in control, length and velocity (muscles, activation dynamics, delays, "
-        "plugins), and those of ball joints, do not act, the input u of their joints is a force or torque": foreign,
-        "actuators of disabled groups do not act": disabled,
-        "damping of actuators that is not linear keeps its linear part": curved,
-        "actuators that do not drive a joint do not act (step has wrench=)": elsewhere,
-    }
-    return drives, driven, [f"{compiled.path}: {text}: {', '.join(names)}" for text, names in notes.items() if names]
+    reason = "their force is not affine in control, length and velocity (muscles, activation dynamics, delays, plugins), or turns a ball"
+    findings.add("ignored", "actuators", foreign, f"{reason}; the input u of their joints is a force or torque")
+    findings.add("ignored", "actuators of disabled groups", disabled, "the file disables them", "none")
+    findings.add("approximated", "damping of actuators", curved, "it is not linear and keeps its linear part")
+    findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, "they do not drive a joint; step has wrench=")
+    return drives, driven
 
 
 def _read(mujoco: Any, model: Any, i: int, j: int, joint: str) -> tuple[Drive, Driven]:

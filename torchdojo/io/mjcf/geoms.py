@@ -12,7 +12,8 @@ import torch
 
 from torchdojo.geometry.hulls import Hull, MeshSource
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
-from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
+from torchdojo.io.mjcf.left_out import report_contacts
+from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco
 from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, Pose, clean_name, compose
 from torchdojo.quaternion import from_rotation_matrix
 
@@ -32,9 +33,16 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True)
 class _Plane:
-    geom: int  #: -1: the ground of a file without planes
+    geom: int  #: -1: the ground z = 0, which no geom of the file is
     normal: Array
     offset: float
+
+
+class _Surface(NamedTuple):
+    """How a geom and a plane touch."""
+
+    friction: float | None  #: None: without friction
+    laws: dict[str, float]  #: torsional and rolling friction [m]
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,7 @@ class _Ball:
     link: int  #: MJCF body
     point: Array  #: (3,) in the frame of our body [m]
     radius: float  #: [m]
-    friction: float
-    condim: int
+    surface: _Surface
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ def _outer(balls: Sequence[_Ball]) -> list[_Ball]:
 
 
 class GeomReader:
-    """Reads the `shapes` of each body first, then the `contacts` of all; `notes` says what is left out.
+    """Reads the `shapes` of each body first, then the `contacts` of all; `findings` has what is left out.
 
     Args:
         names: of MJCF bodies. top: MJCF body -> topmost one of the body that it is part of.
@@ -99,9 +106,12 @@ class GeomReader:
     def __init__(self, compiled: CompiledMjcf, names: Sequence[str], top: Sequence[int], points: Points) -> None:
         self.mujoco, self.compiled, self.model = import_mujoco(), compiled, compiled.model
         self.names, self.top, self.points = names, top, points
-        self.notes: list[str] = []
+        self.findings = compiled.contact_findings
         self.placed: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
         self.types = self.mujoco.mjtGeom
+        self.excluded = {
+            frozenset(int(self.model.body(name).id) for name in (pair.bodyname1, pair.bodyname2)) for pair in compiled.spec.excludes
+        }
 
     def shapes(self, group: Sequence[int], frames: Mapping[int, tuple[Array, Array]]) -> tuple[Shape, ...]:
         """Shapes of the MJCF bodies of a group: of the geoms that collide, or of all where none does.
@@ -119,31 +129,39 @@ class GeomReader:
                     (colliding if self.model.geom_contype[g] or self.model.geom_conaffinity[g] else others).append(shape)
         return tuple(colliding or others)
 
-    def contacts(self, links: Mapping[str, LinkInfo], tops: Sequence[int], floating_base: bool) -> dict[str, ContactInfo]:
-        """Every point of a geom against every plane that it can reach. `tops`: topmost MJCF bodies of our bodies."""
-        disabled = self.mujoco.mjtDisableBit
-        if self.model.opt.disableflags & (int(disabled.mjDSBL_CONTACT) | int(disabled.mjDSBL_CONSTRAINT)):
+    def contacts(
+        self, links: Mapping[str, LinkInfo], tops: Sequence[int], floating_base: bool, on_ground: Callable[[int], set[str]]
+    ) -> dict[str, ContactInfo]:
+        """Every point of a geom against every plane that it can reach.
+
+        Args:
+            tops: topmost MJCF bodies of our bodies. on_ground: number of planes of the file -> bodies that touch the ground z = 0, too.
+        """
+        if disabled(self.model, "CONTACT"):
             return {}
         planes = self._planes()
+        grounded = on_ground(len(planes))
+        planes += [_Plane(-1, Z_AXIS, 0.0)] if grounded else []
         heights = self._sampled_poses(floating_base)
         result: dict[str, ContactInfo] = {}
         without, level = [], []
+        touching: dict[int, str] = {}
         for number, plane in enumerate(planes):
-            for t in tops:
+            for t in tops if plane.geom >= 0 else [t for t in tops if self.names[t] in grounded]:
                 points: list[_Ball] = []
                 for b in (b for b in range(1, self.model.nbody) if self.top[b] == t):
                     for n, g in enumerate(self._geoms(b)):
                         surface = self._surface(plane, g)
                         if surface is None:
                             continue
-                        label = self._label(g, n)
+                        touching[g] = label = self._label(g, n)
                         if g not in self.placed:
                             without.append(label)
                             continue
                         places, radius = self.placed[g].contact_points()
                         names = [label] if len(places) == 1 else [f"{label}_{i}" for i in range(len(places))]
                         points += [
-                            _Ball(name, label, b, np.asarray(place), float(radius), *surface)
+                            _Ball(name, label, b, np.asarray(place), float(radius), surface)
                             for name, place in zip(names, places.numpy(), strict=True)
                         ]
                 for ball in _outer(points):
@@ -153,10 +171,14 @@ class GeomReader:
                     name = ball.name if len(planes) == 1 else f"{ball.name}_{self._label(plane.geom, number)}"
                     while name in result:
                         name += "_"
-                    friction = None if ball.condim == 1 else ball.friction
-                    result[name] = ContactInfo(self.names[t], ball.point, ball.radius, friction, plane.normal, plane.offset)
-        self._note("geoms without contact points (height fields, signed distances, meshes with mesh=None) make no contact", without)
-        self._note("no contact for points whose height no joint can change (contacts= can give some)", level)
+                    friction, laws = ball.surface
+                    result[name] = ContactInfo(self.names[t], ball.point, ball.radius, friction, plane.normal, plane.offset, dict(laws))
+        reason = "height fields, signed distances, and meshes with mesh=None have no contact points"
+        self.findings.add("ignored", "geoms", dict.fromkeys(without), reason)
+        reason = "no joint can change the height of these points, so they make no contact; contacts= can give some all the same"
+        self.findings.add("ignored", "collision geometry", dict.fromkeys(level), reason, "structure")
+        report_contacts(self.compiled, touching, self.findings)
+        self._report_pairs()
         return result
 
     # -- geoms -----------------------------------------------------------------------------------------------------------------------------
@@ -216,7 +238,7 @@ class GeomReader:
     # -- planes ----------------------------------------------------------------------------------------------------------------------------
 
     def _planes(self) -> list[_Plane]:
-        """Planes of the world. A file without any, such as a robot without its scene, gets the ground z = 0."""
+        """Planes of the world."""
         model, data = self.model, self.compiled.data
         planes, obstacles = [], []
         for g in range(model.ngeom):
@@ -227,26 +249,49 @@ class GeomReader:
                 planes.append(_Plane(g, normal, float(normal @ data.geom_xpos[g])))
             elif model.geom_contype[g] or model.geom_conaffinity[g]:
                 obstacles.append(self._label(g, g))
-        self._note("geoms of the world other than planes touch nothing", obstacles)
-        return planes or [_Plane(-1, Z_AXIS, 0.0)]
+        self.findings.add("ignored", "geoms of the world", obstacles, "only planes of the world touch bodies")
+        return planes
 
-    def _surface(self, plane: _Plane, g: int) -> tuple[float, int] | None:
-        """Friction coefficient and condim of a geom on a plane as MuJoCo combines them; None where they do not collide."""
+    def _surface(self, plane: _Plane, g: int) -> _Surface | None:
+        """How a geom touches a plane, as MuJoCo combines the numbers of both; None where they do not collide."""
         model, p = self.model, plane.geom
         if p < 0:  # MuJoCo's defaults, and the friction of the geom alone
             touching = bool(model.geom_contype[g] & 1 or model.geom_conaffinity[g] & 1)
-            return (float(model.geom_friction[g, 0]), int(model.geom_condim[g])) if touching else None
+            return _surface_of(model.geom_friction[g], int(model.geom_condim[g])) if touching else None
         for i in range(model.npair):
             if {int(model.pair_geom1[i]), int(model.pair_geom2[i])} == {g, p}:
-                return float(model.pair_friction[i, 0]), int(model.pair_dim[i])
-        if not (model.geom_contype[g] & model.geom_conaffinity[p] or model.geom_contype[p] & model.geom_conaffinity[g]):
-            return None
-        ends = {str(model.body(int(model.geom_bodyid[k])).name) for k in (g, p)}
-        if any({exclude.bodyname1, exclude.bodyname2} == ends for exclude in self.compiled.spec.excludes):
+                slide, other, spin, roll, other_roll = (float(number) for number in model.pair_friction[i])
+                if slide != other or roll != other_roll:
+                    reason = "friction differs between two directions; the mean of both acts in all"
+                    self.findings.add("approximated", "friction of pairs", str(model.pair(i).name) or f"pair{i}", reason)
+                return _surface_of(((slide + other) / 2, spin, (roll + other_roll) / 2), int(model.pair_dim[i]))
+        if not self._collide(g, p):
             return None
         ahead = int(model.geom_priority[g]) - int(model.geom_priority[p])
         who = [g, p] if ahead == 0 else [g] if ahead > 0 else [p]
-        return float(model.geom_friction[who, 0].max()), int(model.geom_condim[who].max())
+        return _surface_of(model.geom_friction[who].max(0), int(model.geom_condim[who].max()))
+
+    def _collide(self, g: int, p: int) -> bool:
+        model = self.model
+        if not (model.geom_contype[g] & model.geom_conaffinity[p] or model.geom_contype[p] & model.geom_conaffinity[g]):
+            return False
+        return frozenset((int(model.geom_bodyid[g]), int(model.geom_bodyid[p]))) not in self.excluded
+
+    def _report_pairs(self) -> None:
+        """Report the pairs of bodies that MuJoCo lets touch."""
+        model, weld = self.model, self.model.body_weldid[self.model.geom_bodyid]
+        moving = np.flatnonzero((weld > 0) & ((model.geom_contype != 0) | (model.geom_conaffinity != 0)))
+        contype, conaffinity, bodies = model.geom_contype[moving], model.geom_conaffinity[moving], weld[moving]
+        touching = contype[:, None] & conaffinity | contype & conaffinity[:, None]
+        first, second = np.nonzero(np.triu(touching != 0, 1))
+        pairs = {(int(i), int(j)) for i, j in np.unique(np.sort(bodies[np.stack((first, second), -1)], axis=-1), axis=0) if i != j}
+        parents = {(int(model.body_weldid[model.body_parentid[b]]), int(b)) for b in np.unique(bodies)}
+        filtered = not model.opt.disableflags & int(self.mujoco.mjtDisableBit.mjDSBL_FILTERPARENT)
+        excluded = {tuple(sorted(int(model.body_weldid[b]) for b in pair)) for pair in self.excluded}
+        left = sorted(pairs - excluded - (parents if filtered else set()))
+        self.findings.add(
+            "ignored", "contacts between bodies", [f"{self.names[i]}-{self.names[j]}" for i, j in left], "only planes touch bodies"
+        )
 
     # -- points that cannot move -----------------------------------------------------------------------------------------------------------
 
@@ -275,6 +320,9 @@ class GeomReader:
         heights = [float(plane.normal @ (x[ball.link] + axes[ball.link] @ local)) for x, axes in poses]
         return max(heights) - min(heights) <= CONSTANT * (1 + float(np.linalg.norm(local)))
 
-    def _note(self, text: str, names: Sequence[str]) -> None:
-        if names:
-            self.notes.append(f"{self.compiled.path}: {text}: {', '.join(dict.fromkeys(names))}")
+
+def _surface_of(friction: Sequence[float] | Array, condim: int) -> _Surface:
+    """`friction`: sliding, torsional [m] and rolling [m], of which `condim` says how many act."""
+    slide, spin, roll = (float(number) for number in friction)
+    laws = {"torsional_friction": spin if condim >= 4 else 0.0, "rolling_friction": roll if condim >= 6 else 0.0}
+    return _Surface(None if condim == 1 else slide, {name: value for name, value in laws.items() if value > 0})

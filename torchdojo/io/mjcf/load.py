@@ -14,7 +14,7 @@ from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf.state import keyframes
 from torchdojo.io.report import announce
-from torchdojo.io.robot import assemble
+from torchdojo.io.robot import Ground, assemble
 from torchdojo.mechanism import Mechanism
 
 __all__ = ["load_mjcf"]
@@ -36,6 +36,7 @@ def load_mjcf(
     mesh_path: Folders = (),
     mesh_points: int = 16,
     servos: Servos = "implicit",
+    ground: Ground = "auto",
     strict: bool = False,
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
@@ -46,7 +47,7 @@ def load_mjcf(
     ``mech.initial_state(pose="home", on="ground")``. `mjcf_state` gives the state of other ``qpos``. `torchdojo/io/README.md` lists the
     joint types, what acts, what is left out with a warning, and what is refused.
 
-    Several MJCF joints on one body become one joint of `td.joints.JOINT_TYPES`. To have coordinates along the axes of the file, the body
+    Several MJCF joints on one body become one of the sixteen joints of torchdojo. To have coordinates along the axes of the file, the body
     frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or three
     hinges are the components of one rotation vector. They equal the angles where one hinge alone is turned, and agree to first order
     elsewhere. A stack of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints). A
@@ -94,9 +95,8 @@ def load_mjcf(
         mesh=mesh if contacts == "collision" else None,
         mesh_path=mesh_path,
         mesh_points=mesh_points,
+        ground=ground,
     )
-    for note in robot.notes:
-        robot.findings.add("ignored", "content", "", note)
     mech = assemble(
         robot,
         contacts=contacts,

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
+from numpy.typing import NDArray
 
 from torchdojo.io.meshes import Folders, MeshMode, check_mode, find_mesh
-from torchdojo.io.robot import repaired_inertia
+from torchdojo.io.report import Findings
+from torchdojo.io.robot import possible_inertia
 
-__all__ = ["CompiledMjcf", "MissingGeom", "compile_mjcf", "import_mujoco"]
+__all__ = ["CompiledMjcf", "MissingGeom", "compile_mjcf", "disabled", "import_mujoco", "rotation_of"]
 
 
 class MissingGeom(NamedTuple):
@@ -33,14 +35,14 @@ class MissingGeom(NamedTuple):
 
 @dataclass
 class CompiledMjcf:
-    """`mujoco.MjModel`, the `mujoco.MjSpec` it is compiled from, `mujoco.MjData` at qpos0, and notes."""
+    """`mujoco.MjModel`, the `mujoco.MjSpec` it is compiled from, `mujoco.MjData` at qpos0, and what differs from the file."""
 
     path: Path
     model: Any
     spec: Any
     data: Any
-    notes: list[str] = field(default_factory=list)  #: on masses
-    left_out: list[str] = field(default_factory=list)  #: collision meshes that are not there, in words
+    findings: Findings = field(default_factory=Findings)  #: on masses
+    contact_findings: Findings = field(default_factory=Findings)  #: collision meshes that are not there
     missing: list[MissingGeom] = field(default_factory=list)  #: geoms whose meshes are not there, to say so where they would be drawn
 
 
@@ -55,6 +57,20 @@ def import_mujoco() -> Any:
     except ImportError as error:
         raise ImportError('reading MJCF files needs the package mujoco: pip install "torchdojo[mjcf]"') from error
     return mujoco
+
+
+def disabled(model: Any, flag: str) -> bool:
+    """Whether <option><flag> switches something off, by its name in `mujoco.mjtDisableBit`."""
+    bits = import_mujoco().mjtDisableBit
+    everything = int(bits.mjDSBL_CONSTRAINT) if flag in ("LIMIT", "FRICTIONLOSS", "EQUALITY", "CONTACT") else 0
+    return bool(model.opt.disableflags & (int(getattr(bits, f"mjDSBL_{flag}")) | everything))
+
+
+def rotation_of(quaternion: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Matrix (3, 3) of a quaternion of any length."""
+    matrix = np.zeros(9)
+    import_mujoco().mju_quat2Mat(matrix, quaternion / np.linalg.norm(quaternion))
+    return matrix.reshape(3, 3)
 
 
 def compile_mjcf(path: str | Path, mesh: MeshMode = "hull", mesh_path: Folders = (), repair_inertia: bool = False) -> CompiledMjcf:
@@ -77,7 +93,9 @@ def compile_mjcf(path: str | Path, mesh: MeshMode = "hull", mesh_path: Folders =
             missing: list[MissingGeom] = []
             left_out = _drop_missing_meshes(mujoco, spec, path, mesh, mesh_path, missing)
             _drop_textures(spec)
-            notes = _repair_inertias(spec, path) if repair_inertia else []
+            findings = Findings()
+            if repair_inertia:
+                _repair_inertias(spec, findings)
             model = spec.compile()
     except (RuntimeError, TypeError, ValueError, mujoco.FatalError) as error:
         if isinstance(error, _RefusedError):
@@ -86,7 +104,10 @@ def compile_mjcf(path: str | Path, mesh: MeshMode = "hull", mesh_path: Folders =
         raise ValueError(f"{path}: MuJoCo refuses the file: {str(error).removeprefix('Error: ')}{remedy}") from error
     data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
-    return CompiledMjcf(path, model, spec, data, notes + _open_meshes(mujoco, spec, model, path), left_out, missing)
+    _report_open_meshes(mujoco, spec, model, findings)
+    contact_findings = Findings()
+    contact_findings.add("ignored", "collision meshes", left_out, "the files are not there, and their geoms make no contact")
+    return CompiledMjcf(path, model, spec, data, findings, contact_findings, missing)
 
 
 def _parse(mujoco: Any, path: Path) -> Any:
@@ -140,7 +161,7 @@ def _drop_missing_meshes(mujoco: Any, spec: Any, path: Path, mode: MeshMode, fol
         spec.delete(geom)
     for mesh in missing.values():
         spec.delete(mesh)
-    return [f"{path}: collision meshes that are not there are left out: {', '.join(dict.fromkeys(dropped))}"] if dropped else []
+    return list(dict.fromkeys(dropped))
 
 
 def _mesh_name(mesh: Any) -> str:
@@ -176,27 +197,24 @@ def _drop_textures(spec: Any) -> None:
         spec.delete(texture)
 
 
-def _repair_inertias(spec: Any, path: Path) -> list[str]:
-    """Replace inertias that no body can have by the nearest possible ones, with a note on each."""
-    notes = []
+def _repair_inertias(spec: Any, findings: Findings) -> None:
+    """Replace inertias that no body can have by the nearest possible ones."""
     for body in spec.bodies:
         if not body.explicitinertial:
             continue
         full = bool(np.isfinite(body.fullinertia).all())
         xx, yy, zz, xy, xz, yz = body.fullinertia if full else (*body.inertia, 0.0, 0.0, 0.0)
-        repaired, note = repaired_inertia(path, str(body.name), np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]))
-        if note:
-            notes.append(note)
+        repaired, change = possible_inertia(np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]))
+        if change:
+            findings.add("repaired", "inertia", str(body.name), change)
             if full:
                 body.fullinertia = repaired[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
             else:
                 body.inertia = repaired.diagonal()
-    return notes
 
 
-def _open_meshes(mujoco: Any, spec: Any, model: Any, path: Path) -> list[str]:
-    """Notes on masses from meshes that enclose no volume: MuJoCo computes one all the same."""
-    notes = []
+def _report_open_meshes(mujoco: Any, spec: Any, model: Any, findings: Findings) -> None:
+    """Report masses from meshes that enclose no volume: MuJoCo computes one all the same."""
     whole = (mujoco.mjtMeshInertia.mjMESH_INERTIA_CONVEX, mujoco.mjtMeshInertia.mjMESH_INERTIA_SHELL)
     for geom in spec.geoms:
         if geom.type != mujoco.mjtGeom.mjGEOM_MESH or spec.mesh(geom.meshname).inertia in whole or not _gives_mass(mujoco, spec, geom):
@@ -210,8 +228,5 @@ def _open_meshes(mujoco: Any, spec: Any, model: Any, path: Path) -> list[str]:
         edges, reverse = (np.unique(ends @ order) for order in ((len(vertices), 1), (1, len(vertices))))
         holes = int((~np.isin(reverse, edges, assume_unique=True)).sum())
         if holes:
-            notes.append(
-                f"{path}: the mass of body {geom.parent.name!r} is computed from the mesh {geom.meshname!r}, which is not closed: {holes} "
-                'edges have one face; give the body an <inertial>, or the mesh inertia="convex"'
-            )
-    return notes
+            reason = 'the mesh is not closed, and a mass is computed from it; give the body an <inertial>, or the mesh inertia="convex"'
+            findings.add("used", "mass from a mesh", f"{geom.meshname} on body {geom.parent.name} ({holes} edges have one face)", reason)

@@ -39,17 +39,17 @@ def load_urdf(
     ground: Ground = "auto",
     strict: bool = False,
 ) -> Mechanism:
-    """Build a mechanism from a URDF file, standard or in the dialect of the original Dojo (parsed by `urchin`).
+    """Build a mechanism from a URDF file, standard, with Bullet's extensions, or in the dialect of the original Dojo.
 
     A body has the axes of its topmost link's frame and its origin at its center of mass. At coordinate zero every joint has the pose that
     the file draws. Names keep their spelling except that "." becomes "_". Joints are in tree order: a parent before its children, children
-    as in the file, the base first. `torchdojo/io/README.md` lists the joint types, what acts, what is left out with a warning, and what is
-    refused.
+    as in the file, the base first. `torchdojo/io/README.md` lists the joint types, what acts, what is read otherwise than written, and what
+    is refused.
 
     A ``<mimic joint multiplier offset>`` becomes a `JointCoupling` of the follower's name, and the follower is not actuated. A
     ``<loop_joint name type>`` with ``<link1 link xyz rpy>`` and ``<link2 link xyz rpy>``, a frame on either link, becomes a joint that
     closes a loop and comes after the others. Its frames coincide at its coordinate zero. Where loops are open with all coordinates at zero
-    a warning says by how much, and ``mech.initial_state()`` closes them.
+    the report says by how much, and ``mech.initial_state()`` closes them.
 
     Args:
         path: the file.
@@ -58,23 +58,23 @@ def load_urdf(
         floating_base: True: the root moves freely, on a `Floating` joint ``floating_base`` whose coordinate is the pose of the root
             link's frame. False: the root link is part of the world, and with `merge_fixed_joints` also all links fixed to it. They have no
             body and no contact, and the root's frame is the world's. Without `merge_fixed_joints` a root with mass is a body on a `Fixed`
-            joint ``fixed_base``. If the file uses such a name, the joint is ``<root>_floating_base`` or ``<root>_fixed_base``. A root link
-            named "world" does not weld the robot by itself: floating_base=True warns of it.
-        contacts: "collision": every collision shape touches the ground z = 0 with a `NonlinearContact` at each of its contact points,
-            named ``<link>_<i>``. Bodies whose height no joint can change get none; a warning names them. None or an empty mapping: no
-            contact. A mapping from names gives exactly these contacts. A value is a contact module, with its ``body`` a body and its point
-            in that body's frame. Or a value is a mapping with ``link``, ``point`` (3,) in the frame of that link [m] and further keywords
-            of `NonlinearContact`. The mapping works for merged links too.
-        friction: coefficient of the contacts made here.
+            joint ``fixed_base``. If the file uses such a name, the joint is ``<root>_floating_base`` or ``<root>_fixed_base``. "auto":
+            False where the root link is named "world", or where it has no mass and joints move what is on it; True otherwise.
+        contacts: "collision": every collision shape touches the ground with a `NonlinearContact` at each of its contact points, named
+            ``<link>_<i>``, with the laws that ``<contact>`` gives the link. Bodies whose height no joint can change get none. None or an
+            empty mapping: no contact. A mapping from names gives exactly these contacts. A value is a contact module, with its ``body`` a
+            body and its point in that body's frame. Or a value is a mapping with ``link``, ``point`` (3,) in the frame of that link [m] and
+            further keywords of `NonlinearContact`. The mapping works for merged links too.
+        friction: coefficient of the contacts made here; None: the file's, and 0.5 where it has none.
         merge_fixed_joints: links fixed to each other become one body, named after the topmost, masses and inertias composed. False:
             `Fixed` joints instead; frames without mass are merged all the same.
         ignore: names of mimic joints to load as independent joints.
         rim_points: contact points on each rim of a cylinder.
-        repair_inertia: replace an inertia that no rigid body can have (a triangle inequality violated) by the nearest possible one. A
-            warning gives both. Otherwise such an inertia is an error.
-        mesh: what collision meshes become, where `contacts` asks for the collision geometry. "hull": contacts at vertices of their convex
-            hulls; a mesh that is not there or cannot be read is an error. "skip": the same, but such a mesh is left out, and a warning
-            names it. None: no contact.
+        repair_inertia: replace an inertia that no rigid body can have (a triangle inequality violated) by the nearest possible one, and
+            report both. Otherwise such an inertia is an error. A principal moment of zero becomes a small ball's in any case.
+        mesh: what collision meshes become, where `contacts` asks for the collision geometry. "skip": contacts at vertices of their convex
+            hulls; a mesh that is not there or cannot be read is left out and reported. "hull": the same, but such a mesh is an error.
+            None: no contact.
         mesh_path: a folder or several that meshes are looked up in first. Then come the folder of the file and its parents, and those of
             the environment variable ROS_PACKAGE_PATH. For ``package://NAME/PATH`` it is the folder that holds the package, the package, or
             a folder inside it (`torchdojo.io.meshes.find_mesh`).
@@ -85,10 +85,10 @@ def load_urdf(
             ``mech.load_report`` as data (`torchdojo.io.LoadReport`).
 
     Raises:
-        ImportError: `urchin` is not installed, or, with meshes, `trimesh` or `scipy`.
-        FileNotFoundError: there is no such file, or no such mesh.
-        ValueError: malformed or unsupported content, a moving link without mass, an impossible mass or inertia, unknown names, loops that
-            cannot be closed. The message names the file and the element.
+        ImportError: with meshes, `trimesh` or `scipy` is not installed.
+        FileNotFoundError: there is no such file, or, with ``mesh="hull"``, no such mesh.
+        ValueError: malformed or unsupported content, no link with mass, an impossible mass or inertia, unknown names, loops that cannot be
+            closed. The message names the file and the element.
     """
     robot = read_urdf(
         path,

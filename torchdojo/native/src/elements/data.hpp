@@ -26,6 +26,9 @@ template <class T>
 struct FreeData {
     T rate[6], coordinate[6];         // ċ⁺ and c⁺
     TwistRow<T> rate_row[6], coordinate_row[6];
+    Vec3<T> own_axis[3];              // axes of the child in the joint frame, about which friction acts where three rotations are free
+    T own_rate[3];                    // and rates about them
+    TwistRow<T> own_row[3];
     RotationVector<T> turn, now, next;  // rotation vectors of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
     T angle;                          // of a single limited rotation at the current configuration
     bool recovers;                    // whether a limit is violated by more than this step undoes, in some lane

@@ -33,6 +33,8 @@ void free_values(const Problem<T> &problem, const JointTable &joint, const Joint
         free.rate[i] = dot(f, free.turn.theta) / h;
         if (joint.limited_r) free.coordinate[i] = joint.free_r() > 1 ? dot(f, free.next.theta) : angle_near(next.p, f, free.angle);
     }
+    if (joint.has_rate_cones && joint.free_r() == 3)
+        for (int i = 0; i < 3; ++i) free.own_rate[i] = dot(free.own_axis[i], load3(free.rate + joint.free_t()));
 }
 
 // max(stiffness, √r |torque| / 1 rad) of one of r angles where the stiffness is not zero, and its derivative by the torque (servo.py).
@@ -132,6 +134,10 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
             free.limit_child[j] = transposed_times(problem.bodies[joint.child].pose.R, problem.bodies[joint.parent].pose.R * in_parent);
         }
         free.now = angle;
+    }
+    if (joint.has_rate_cones && joint.free_r() == 3) {
+        const Mat3<T> relative = rotation_matrix(data.now.p);
+        for (int i = 0; i < 3; ++i) free.own_axis[i] = relative.column(i);
     }
     if (joint.armature >= 0) {
         // The rate of the armature in the step that led here, from the poses before.
@@ -275,6 +281,13 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         data.impulse[i] = impulse;
         if constexpr (derived) store_row(held + i, row.linear, row.child, row.parent);
     }
+    if (derived && free && joint.has_rate_cones && joint.free_r() == 3) {
+        const TwistRow<T> *rows = free->rate_row + joint.free_t();
+        for (int i = 0; i < 3; ++i) {
+            const Vec3<T> &axis = free->own_axis[i];
+            free->own_row[i] = axis.x * rows[0] + axis.y * rows[1] + axis.z * rows[2];
+        }
+    }
     for (int e = 0; e < joint.extra; ++e) {
         free->extra_impulse[e] = T{};
         if constexpr (derived) store_row(held + joint.free() + e, Vec3<T>{}, Vec3<T>{}, Vec3<T>{});
@@ -285,19 +298,19 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         const T *impulse = w + cone.impulse, *slack = w + cone.slack;
         const T value = problem.parameters[cone.parameter];
         T *row = &problem.residual[cone.impulse];
-        T &total = cone.row < held + joint.free() ? data.impulse[cone.row - held] : free->extra_impulse[cone.row - held - joint.free()];
         if (cone.is_pair()) {
             const int q = cone.stride;
             const T pushed = 0.5 * (impulse[0] - impulse[q]);
-            total += pushed;
+            problem.each_row(cone, [&](int k, const T &weight) { data.impulse[k - held] += weight * pushed; });
             row[0] = impulse[0] + impulse[q] - 2.0 * max(h * value, broadcast<T>(constant::least_height));
-            row[q] = free->rate[cone.coordinate] - slack[0] + slack[q];
+            row[q] = problem.cone_rate(cone) - slack[0] + slack[q];
             if (cone.kind == JointConeTable::drive) {
                 const DriveData<T> &drive = problem.joint_cones[c].drive;
                 row[q] += drive.compliance * pushed - drive.offset;
             }
         } else {
-            total += cone.sign() * impulse[0];
+            const int i = cone.row - held, extra = i - joint.free();
+            (extra < 0 ? data.impulse[i] : free->extra_impulse[extra]) += cone.sign() * impulse[0];
             row[0] = cone_room(cone, problem.joint_cones[c], *free, value) - slack[0];
         }
     }
@@ -310,11 +323,13 @@ void condense_free(Problem<T> &problem, const JointTable &joint) {
     for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
         const JointConeTable &cone = problem.mechanism.joint_cones[c];
         const TwistRow<T> row = problem.joint_cones[c].stiffness * problem.cone_row(cone);
-        T *child = &problem.values[joint.joint_child] + 6 * cone.row;
-        for (int k = 0; k < 3; ++k) child[k] += row.linear[k], child[3 + k] += row.child[k];
-        if (world) continue;
-        T *parent = &problem.values[joint.joint_parent] + 6 * cone.row;
-        for (int k = 0; k < 3; ++k) parent[k] -= row.linear[k], parent[3 + k] += row.parent[k];
+        problem.each_row(cone, [&](int at, const T &weight) {
+            T *child = &problem.values[joint.joint_child] + 6 * at;
+            for (int k = 0; k < 3; ++k) child[k] += weight * row.linear[k], child[3 + k] += weight * row.child[k];
+            if (world) return;
+            T *parent = &problem.values[joint.joint_parent] + 6 * at;
+            for (int k = 0; k < 3; ++k) parent[k] -= weight * row.linear[k], parent[3 + k] += weight * row.parent[k];
+        });
     }
 }
 

@@ -115,8 +115,10 @@ private:
         R rate[6] = {}, coordinate[6] = {};
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
-            if (cone.is_pair()) rate[cone.coordinate] -= inverse * adjoint.multiplier[cone.impulse + cone.stride];
-            else if (cone.limits_rate()) rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
+            if (cone.is_pair()) {
+                const R nu = inverse * adjoint.multiplier[cone.impulse + cone.stride];
+                problem.each_row(cone, [&](int row, const T &weight) { rate[row - joint.held()] -= weight * nu; });
+            } else if (cone.limits_rate()) rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
             else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
         }
         if (joint.driven && joint.input >= 0)  // −ν times the derivative of λ/(g h) − (u − m)/g
@@ -154,6 +156,32 @@ private:
             add_before(adjoint, problem, joint.child, translation, incoming, g.before_child[i]);
             add_before(adjoint, problem, joint.parent, translation, incoming, g.before_parent[i]);
         }
+    }
+
+    // Friction about the axes R(p) f of the child: the derivative of V = σ·R(p) Λ − C·R(p) N by p, with the impulses Λ and their power σ, and
+    // with the turn C and its weights N.
+    template <class R>
+    static void friction_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const JointTable &joint,
+                                 const JointData<T> &data) {
+        const int world = problem.mechanism.num_bodies;
+        const auto omega = [&](int body) { return body == world ? Vec3<R>{} : load3(&adjoint.multiplier[6 * body + 3]); };
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const Vec3<R> sigma =
+            transposed_times(data.offset, transposed_times(parent.pose.R, child.pose.R * omega(joint.child)) - omega(joint.parent));
+        Vec3<T> pushed{};
+        Vec3<R> weight{};
+        for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+            const JointConeTable &cone = problem.mechanism.joint_cones[c];
+            const int own = problem.own_axis(cone);
+            if (own < 0) continue;
+            pushed[own] = 0.5 * (adjoint.point[cone.impulse] - adjoint.point[cone.impulse + cone.stride]);
+            weight[own] = (1.0 / problem.timestep()) * adjoint.multiplier[cone.impulse + cone.stride];
+        }
+        const Mat3<T> relative = rotation_matrix(data.now.p);
+        const Vec3<T> turn = transposed_times(relative, problem.free[joint.free_data].turn.theta);
+        const Vec3<R> by_p = cross(pushed, transposed_times(relative, sigma)) - cross(weight, turn);
+        adjoint.gradient.phi[joint.child] = adjoint.gradient.phi[joint.child] + by_p;
+        adjoint.gradient.phi[joint.parent] = adjoint.gradient.phi[joint.parent] - data.offset * (relative * by_p);
     }
 
     // Limits that recover: the derivative of V = ±ν c by the current poses.
@@ -254,6 +282,7 @@ private:
             }
         }
         if (joint.free_data >= 0) moving_product(adjoint, problem, joint, adjoint.moving[joint.free_data]);
+        if (joint.has_rate_cones && joint.free_r() == 3) friction_product(adjoint, problem, joint, data);
         if (joint.free_data >= 0 && problem.free[joint.free_data].recovers) recovery_product(adjoint, problem, joint, data);
         impulse_product(adjoint, problem, joint, data, impulse);
     }

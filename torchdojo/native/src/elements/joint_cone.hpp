@@ -39,8 +39,9 @@ struct JointCones {
         for_each(problem, [&](const JointConeTable &cone, const JointConeData<T> &data) {
             eliminate(cones, cone, data, w, residual, T{});
             const T *impulse = &cones.direction[cone.impulse];
-            x[problem.mechanism.joints[cone.joint].right + cone.row] +=
-                cone.is_pair() ? 0.5 * (impulse[0] - impulse[cone.stride]) : cone.sign() * impulse[0];
+            const T pushed = cone.is_pair() ? 0.5 * (impulse[0] - impulse[cone.stride]) : cone.sign() * impulse[0];
+            T *to = x + problem.mechanism.joints[cone.joint].right;
+            problem.each_row(cone, [&](int row, const T &weight) { to[row] += weight * pushed; });
         });
     }
     static void finish(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, const T *x) {
@@ -76,7 +77,7 @@ struct JointCones {
                     x = select(mask, impulse, x), s = select(mask, slack, s);
                 };
                 if (cone.kind == JointConeTable::friction) {
-                    const T b = max(h * value, broadcast<T>(constant::least_height)), rate = free.rate[cone.coordinate];
+                    const T b = max(h * value, broadcast<T>(constant::least_height)), rate = problem.cone_rate(cone);
                     const T y = b * abs(rate) / level, root = sqrt(1.0 + y * y);
                     put_pair(b, (1.0 + 1.0 / (root + y)) / (1.0 + root), rate <= T{}, level, cone.stride, put);
                 } else if (cone.kind == JointConeTable::drive) {
@@ -151,7 +152,7 @@ struct JointCones {
                 T own = adjoint.give ? ratio - adjoint.give[cone.impulse] : ratio;
                 if (cone.kind == JointConeTable::drive) own += 0.5 * problem.joint_cones[c].drive.compliance;
                 adjoint.multiplier[cone.impulse + cone.stride] = nu;
-                adjoint.multiplier[cone.impulse] = g[cone.impulse] + 0.5 * adjoint.right[m.joints[cone.joint].right + cone.row] - own * nu;
+                adjoint.multiplier[cone.impulse] = g[cone.impulse] + 0.5 * along(problem, cone, adjoint.right.data()) - own * nu;
             } else {
                 adjoint.multiplier[cone.impulse] = nu;
             }
@@ -159,6 +160,15 @@ struct JointCones {
     }
 
 private:
+    // μ, the sum of the joint's rows of x in which the impulse of a cone acts.
+    template <class R>
+    static TD_INLINE R along(const Problem<T> &problem, const JointConeTable &cone, const R *x) {
+        const R *rows = x + problem.mechanism.joints[cone.joint].right;
+        R sum{};
+        problem.each_row(cone, [&](int row, const T &weight) { sum += weight * rows[row]; });
+        return sum;
+    }
+
     // ν of the row of a limit, or of the rate's row of a friction, from λ = x (null: zero). The pair acts in a row of the joint with the
     // multiplier μ. Columns of the transposed system:
     //   limit:     γ: s ν_s ∓ μ = g_γ,  s: γ ν_s − ν = 0
@@ -169,7 +179,7 @@ private:
         R right = g[cone.impulse];
         if (cone.is_pair()) right = right - g[cone.impulse + cone.stride];
         if (x) {
-            const R mu = x[problem.mechanism.joints[cone.joint].right + cone.row];
+            const R mu = along(problem, cone, x);
             right = cone.sign() < 0 ? right - mu : right + mu;
         }
         return problem.joint_cones[c].stiffness * right;

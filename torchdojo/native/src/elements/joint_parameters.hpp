@@ -174,14 +174,17 @@ private:
     static void cone_product(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, JointGradient<T> &g,
                              const FreeData<T> &from, const T *w, T *rate) {
         const T h = problem.timestep(), inverse = 1.0 / h;
+        Vec3<T> pushed{}, weight{};
         for (int c = g.joint.first_cone; c < g.joint.first_cone + g.joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
             if (cone.is_pair()) {
                 const T nu = inverse * adjoint.multiplier[cone.impulse + cone.stride], friction = problem.parameters[cone.parameter];
                 const T twice = select(h * friction > broadcast<T>(constant::least_height), 2.0 * adjoint.multiplier[cone.impulse], T{});
-                rate[cone.coordinate] -= nu;
+                problem.each_row(cone, [&](int row, const T &weight) { rate[row - g.joint.held()] -= weight * nu; });
                 to.sum[cone.parameter] += h * twice;
-                to.by_timestep += nu * from.rate[cone.coordinate] + friction * twice;
+                to.by_timestep += nu * problem.cone_rate(cone) + friction * twice;
+                if (const int own = problem.own_axis(cone); own >= 0)  // friction_product in joint_adjoint.hpp
+                    pushed[own] = 0.5 * (w[cone.impulse] - w[cone.impulse + cone.stride]), weight[own] = nu;
                 if (cone.kind == JointConeTable::drive) drive_product(to, problem, g, c, h * nu, w);
             } else if (cone.limits_rate()) {  // −ν (v ± ċ⁺)
                 const T nu = adjoint.multiplier[cone.impulse], own = (cone.sign() * inverse) * nu;
@@ -195,6 +198,10 @@ private:
                 if (from.recovers) recovery_product(to, problem, g, from, c, nu);
             }
         }
+        if (!g.joint.has_rate_cones || g.joint.free_r() != 3) return;
+        const Mat3<T> relative = rotation_matrix(g.data.now.p);
+        const Vec3<T> turn = transposed_times(relative, from.turn.theta);
+        g.add_turn(-(relative * (cross(pushed, transposed_times(relative, g.about)) - cross(weight, turn))));
     }
 
     // What is left of the violation of a limit: ν (r + h v) in the lanes where a limit recovers.

@@ -1,0 +1,340 @@
+"""Every law of joints and contacts against the properties of mechanics, for all joints, orientations and motions, on both backends.
+
+The impulses of a law are what changes the momenta of both bodies in a step, less the multipliers of the held directions. So the kernel and
+the reference are measured from outside, and in the same way.
+
+| property | what it says |
+|---|---|
+| reaction | the impulses on both bodies cancel, with their moments |
+| passive | impulse times the rate on which it acts is at most zero, coordinate by coordinate |
+| power | impulse times the velocity of both bodies is that of the efforts along the axes |
+| potential | the impulse is h times the gradient of an energy, so energy errors fall with h² (`test_springs_and_armature_conserve`) |
+| ideal | no work on motions that obey the law |
+
+`COVERED` says which law has which row, and a law without a row fails.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchdojo as td
+from mechanics import Moved, impulses_on_bodies
+from torchdojo import quaternion as quat
+from torchdojo.elements import joints as joint_types
+from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.contact import LAWS as CONTACT_LAWS
+from torchdojo.elements.element import Element, Motion
+from torchdojo.elements.joint import pulled_back
+from torchdojo.elements.rotors import Rotor, Rotors
+
+JOINTS = [name for name in joint_types.JOINT_TYPES if name != "Fixed"]
+BACKENDS = ("native", "reference")
+STATES = 4
+STEP = 0.01
+ROUNDING = 1e-12  # [N·s, N·m·s, J] of impulses and velocities of order 1, polished to rounding
+
+Rate = Callable[[td.StandardJoint, Moved], Tensor]
+
+
+def damped(joint: td.StandardJoint, moved: Moved) -> Tensor:
+    return joint.damper_rate(moved.motions, moved.timestep)
+
+
+def mean(joint: td.StandardJoint, moved: Moved) -> Tensor:
+    return joint.rate([m.pose for m in moved.motions], [m.next for m in moved.motions], moved.timestep)
+
+
+def rubbing(joint: td.StandardJoint, moved: Moved) -> Tensor:
+    """The mean rate, of three rotations about the axes of the child."""
+    return about_child(joint, moved, mean(joint, moved))
+
+
+def about_child(joint: td.StandardJoint, moved: Moved, value: Tensor) -> Tensor:
+    """Numbers along the free directions, those of three rotations along the axes of the child instead."""
+    if joint.free_rotations < 3:
+        return value
+    p = joint.displacement(*[motion.pose for motion in moved.motions])[1]
+    return torch.cat((value[:, :-3], quat.inverse_rotate(p, value[:, -3:])), dim=-1)
+
+
+class Row(NamedTuple):
+    """Arguments of the joint; the rate on which the law acts, where it is passive; other properties; the fields that it covers."""
+
+    given: dict[str, Any]
+    passive: Rate | None
+    properties: str
+    covers: str
+
+
+LAWS = {
+    "damper": Row({"damper": (0.2, 1.5)}, damped, "reaction axes", "damper"),
+    "very strong damper": Row({"damper": (1e3, 2e3)}, damped, "reaction axes", "damper"),
+    "friction": Row({"friction": (0.1, 0.5)}, rubbing, "reaction axes", "friction JointFriction"),
+    "armature": Row({"armature": (0.05, 0.2)}, None, "reaction axes", "armature"),
+    "speed limit": Row({"velocity_limits": (0.2, 0.5)}, mean, "reaction axes", "velocity_limits JointVelocityLimits"),
+    "limits": Row({"limits": (-0.2, 0.2)}, None, "reaction", "lower upper JointLimits"),
+    "spring": Row({"spring": (1.0, 5.0), "rest": (-0.5, 0.5)}, None, "reaction potential", "spring rest StandardJoint"),
+    "implicit spring": Row({"spring": (1.0, 5.0), "implicit": True}, damped, "reaction potential", "spring"),
+    "servo": Row({"servo_stiffness": (1.0, 9.0), "servo_damping": (0.1, 0.5)}, damped, "reaction axes", "servo_stiffness servo_damping"),
+    "drive": Row({"servo_stiffness": (1.0, 9.0), "servo_range": (-0.3, 0.3)}, mean, "reaction axes", "servo_lower servo_upper JointDrive"),
+    "input": Row({"actuated": True}, None, "reaction axes power", "Actuators"),
+}  # fmt: skip
+CONTACTS = {
+    "frictionless": (td.ImpactContact, {}, "ImpactContact recovery_speed"),
+    "cone": (td.NonlinearContact, {"friction": 0.4}, "NonlinearContact"),
+    "pyramid": (td.LinearContact, {"friction": 0.4}, "LinearContact"),
+    "couples": (td.NonlinearContact, {"friction": 0.4, "torsional_friction": 0.03, "rolling_friction": 0.02},
+                "torsional_friction rolling_friction"),
+    "compliant": (td.NonlinearContact, {"friction": 0.4, "stiffness": 500.0, "damping": 2.0}, "stiffness damping"),
+    "bouncing": (td.NonlinearContact, {"friction": 0.4, "restitution": 0.6}, "restitution"),
+}  # fmt: skip
+OTHERS = {"test_couplings_are_ideal": "JointCoupling", "test_rotors_do_the_work_of_their_thrust": "Rotors"}
+#: What has no law of its own: geometry, and base classes.
+GEOMETRY = "axis parent_anchor child_anchor orientation_offset"
+BASES = "Element Joint FreePose ServoJoint JointElement Contact FrictionalContact"
+
+
+def subclasses(cls: type) -> set[type]:
+    return {cls}.union(*(subclasses(sub) for sub in cls.__subclasses__()))
+
+
+def test_every_law_has_a_row() -> None:
+    fields = {*td.StandardJoint.fields, *td.StandardJoint.optional, *CONTACT_LAWS}
+    found = [c for base in (Element, Actuators) for c in subclasses(base) if c.__module__.startswith("torchdojo.")]
+    classes = {c.__name__ for c in found if vars(sys.modules[c.__module__]).get(c.__name__) is c}  # other tests make some of their own
+    covered = " ".join([GEOMETRY, BASES, *(row.covers for row in LAWS.values()), *(row[2] for row in CONTACTS.values()), *OTHERS.values()])
+    missing = (fields | classes) - set(covered.split()) - set(joint_types.JOINT_TYPES)
+    assert not missing, f"laws without a row in tests/elements/test_laws.py: {sorted(missing)}"
+    assert all(name in globals() for name in OTHERS)
+
+
+# -- joints ------------------------------------------------------------------------------------------------------------------------------
+
+
+def body() -> td.Body:
+    turn = torch.linalg.qr(torch.randn(3, 3)).Q
+    return td.Body(mass=0.5 + torch.rand(()), inertia=turn @ torch.diag(torch.tensor((0.10, 0.13, 0.17))) @ turn.T)
+
+
+def joint(kind: str, parent: str | None, child: str, **given: Any) -> td.StandardJoint:
+    """A joint with a random geometry. A range stands for a number per coordinate; limits and flags stay what they are."""
+    n = sum(joint_types.JOINT_TYPES[kind])
+    values = {
+        key: value[0] + (value[1] - value[0]) * torch.rand(n)
+        if isinstance(value, tuple) and key not in ("limits", "servo_range")
+        else value
+        for key, value in given.items()
+    }
+    anchors = {"parent_anchor": 0.3 * torch.randn(3), "child_anchor": 0.3 * torch.randn(3)}
+    offset = quat.normalize(torch.randn(4))
+    return getattr(td, kind)(parent, child, axis=torch.randn(3), orientation_offset=offset, **anchors, **({"actuated": False} | values))
+
+
+@cache
+def stepped(law: str, backend: str) -> tuple[td.Mechanism, Tensor, Tensor, td.StepOutput]:
+    """A step from random states of pairs of free bodies, a pair for every joint."""
+    torch.manual_seed(7)
+    bodies, joints = {}, {}
+    for kind in JOINTS:
+        bodies |= {f"a_{kind}": body(), f"b_{kind}": body()}
+        joints[f"base_{kind}"] = td.Floating(None, f"a_{kind}", actuated=False)
+        joints[kind] = joint(kind, f"a_{kind}", f"b_{kind}", **LAWS[law].given)
+    mech = td.Mechanism(bodies, joints, timestep=STEP, gravity=(0, 0, 0))
+    n = mech.num_coordinates
+    near = 0.2 if law == "limits" else 1.0
+    z = mech.to_maximal(near * torch.randn(STATES, n).clamp(-0.95, 0.95), torch.randn(STATES, n))
+    u = torch.randn(STATES, mech.num_inputs)
+    return mech, z, u, polished(mech, backend, z, u)
+
+
+def polished(mech: td.Mechanism, backend: str, z: Tensor, u: Tensor | None = None, **ctrl: Tensor) -> td.StepOutput:
+    """A step, with two more Newton steps that leave rounding."""
+    mech.options = td.SolverOptions(residual_tol=1e-12, max_halvings=0, backend=backend)
+    with torch.no_grad():
+        solution = mech.step(z, u, **ctrl).solution
+        mech.options = dataclasses.replace(mech.options, min_iterations=2)
+        out = mech.step(z, u, warm_start=solution, **ctrl)
+    assert not out.status.any()
+    return out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_of_joints(law: str, backend: str) -> None:
+    mech, z, u, out = stepped(law, backend)
+    row = LAWS[law]
+    for kind in JOINTS:
+        joint = mech.joints[kind]
+        moved = impulses_on_bodies(mech, z, out, joint.body_names)
+        assert moved.unbalanced() < ROUNDING, kind
+        multipliers = out.impulses[:, mech.impulse_layout[f"joints.{kind}"]]
+        bare = type(joint)(*joint.body_names, axis=joint.axis, **{name: getattr(joint, name) for name in GEOMETRY.split()[1:]})
+        held, _ = bare.residual(moved.motions, multipliers, multipliers[:, :0], torch.zeros(STATES, bare.num_coordinates), moved.timestep)
+        wrench = [(f - g, t - s) for (f, t), (g, s) in zip(moved.wrenches, held, strict=True)]
+        power = sum((f * m.twist.v).sum(-1) + (t * m.twist.omega).sum(-1) for (f, t), m in zip(wrench, moved.motions, strict=True))
+        here = [motion.pose for motion in moved.motions]
+        if "potential" in row.properties:
+            pull = pulled_back(lambda a, b, joint=joint: -joint.spring_energy(a, b)[..., None], here, torch.tensor([STEP]))
+            wrench = [(f - g, t - s) for (f, t), (g, s) in zip(wrench, pull, strict=True)]
+            if row.passive is None:
+                assert max(float(part.abs().max()) for pair in wrench for part in pair) < ROUNDING, kind
+        efforts = efforts_along(joint, here, wrench)
+        if row.passive is not None:
+            work = (about_child(joint, moved, efforts) if row.passive is rubbing else efforts) * row.passive(joint, moved)
+            assert float(work.max()) < ROUNDING, kind
+            assert float(work.min()) < -1e-6, kind  # the law acts
+            if joint.free_rotations > 1 and row.passive is damped:
+                # Joints with several rotations: no energy for the two bodies, coordinate by coordinate and in all.
+                assert float((power if "potential" not in row.properties else work.sum(-1)).max()) < ROUNDING, kind
+                torch.testing.assert_close(row.passive(joint, moved), joint.velocity(*moved.motions))
+        if "axes" in row.properties:
+            spread = joint.act(*here, *joint.expanded(efforts))
+            apart = [x - y for pair, other in zip(wrench, spread, strict=True) for x, y in zip(pair, other, strict=True)]
+            assert max(float(part.abs().max()) for part in apart) < 10 * ROUNDING, kind
+        if "power" in row.properties:
+            along = STEP * u[:, mech.input_layout[kind]]
+            torch.testing.assert_close(power, (along * joint.velocity(*moved.motions)).sum(-1), rtol=0, atol=10 * ROUNDING)
+
+
+def efforts_along(joint: td.StandardJoint, poses: list[Any], wrench: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Impulses along the free directions, from the impulses on the child."""
+    frame = quat.multiply(poses[0].q, joint.orientation_offset)
+    force, torque = wrench[1][0], quat.rotate(poses[1].q, wrench[1][1])
+    torque = torque - quat.cross(quat.rotate(poses[1].q, joint.child_anchor), force)
+    turned = torch.cat((quat.inverse_rotate(frame, force), quat.inverse_rotate(frame, torque)), dim=-1)
+    axes = torch.block_diag(*(
+        torch.eye(3) if rows is None else rows
+        for rows in (joint.directions(joint.free_translations)[0], joint.directions(joint.free_rotations)[0])
+    ))  # fmt: skip
+    return turned @ axes.T
+
+
+@pytest.mark.parametrize("kind", JOINTS)
+def test_springs_and_armature_conserve(kind: str) -> None:
+    """The energy swings by a part of h² and does not drift: a quarter at half the step."""
+    torch.manual_seed(3)
+    spring = {"spring": (2.0, 8.0), "rest": (-0.3, 0.3), "armature": (0.05, 0.2)}
+    mech = td.Mechanism({"a": body(), "b": body()}, {"base": joint(kind, None, "a", **spring), "joint": joint(kind, "a", "b", **spring)},
+                        gravity=(0, 0, 0))  # fmt: skip
+    n, swings = mech.num_coordinates, []
+    q, qd = 0.3 * torch.randn(STATES, n), 0.5 * torch.randn(STATES, n)
+    for h in (0.01, 0.005):
+        mech.timestep = h
+        with torch.no_grad():
+            z = mech.rollout(mech.to_maximal(q, qd), steps=round(1 / h)).z.movedim(-2, 0)
+            energy = mech.kinetic_energy(z[:-1], z[1:]) + mech.potential_energy(z[:-1])
+        swings.append((energy - energy[0]).abs().amax(0))
+    assert float((swings[1] / swings[0]).max()) < 0.35 or float(swings[1].max()) < 1e-9
+
+
+# -- couplings, rotors, actuators --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_couplings_are_ideal(backend: str) -> None:
+    """The impulses along both coordinates do no work over the step, and none on momentum."""
+    for leader, follower in (("Revolute", "Revolute"), ("Prismatic", "Revolute"), ("Cylindrical", "Spherical"), ("Orbital", "Prismatic")):
+        bodies = {"a": body(), "b": body(), "c": body()}
+        joints = {"base": td.Floating(None, "a", actuated=False), "leader": joint(leader, "a", "b"), "follower": joint(follower, "b", "c")}
+        mech = td.Mechanism(bodies, joints, couplings={"gear": td.JointCoupling("leader", "follower", ratio=0.7)}, timestep=STEP,
+                            gravity=(0, 0, 0))  # fmt: skip
+        q, qd = 0.3 * torch.randn(STATES, mech.num_coordinates), torch.randn(STATES, mech.num_coordinates)
+        first = 6 + sum(joint_types.JOINT_TYPES[leader])
+        for value in (q, qd):
+            value[:, first] = 0.7 * value[:, 6]
+        z = mech.close_loops(mech.to_maximal(q, qd))
+        out = polished(mech, backend, z)
+        assert impulses_on_bodies(mech, z, out, tuple(bodies)).unbalanced() < 3 * ROUNDING
+        impulse = out.impulses[:, mech.impulse_layout["couplings.gear"]].squeeze(-1)
+        assert float(impulse.abs().max()) > 1e-4
+        change = mech.to_minimal(out.z)[0] - mech.to_minimal(z)[0]
+        assert float((impulse * (change[:, first] - 0.7 * change[:, 6]) / STEP).abs().max()) < 1e-9  # impulses times gaps of 1e-9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rotors_do_the_work_of_their_thrust(backend: str) -> None:
+    mech = td.Mechanism({"b": body()}, {"base": td.Floating(None, "b")}, timestep=STEP, gravity=(0, 0, 0))
+    rotors = {"x": Rotor((0.3, 0.1, 0.0), (-2.0, 5.0), 0.02), "y": Rotor((-0.2, 0.2, 0.1), (0.0, 3.0), -0.03, (0.6, 0.0, 0.8))}
+    mech.actuators = Rotors(mech, "base", rotors)
+    z, ctrl = mech.to_maximal(torch.randn(STATES, 6), torch.randn(STATES, 6)), torch.rand(STATES, 2)
+    out = polished(mech, backend, z, ctrl=ctrl)
+    moved = impulses_on_bodies(mech, z, out, ("b",))
+    ((force, torque),), (motion,) = moved.wrenches, moved.motions
+    v, omega = quat.inverse_rotate(motion.pose.q, motion.twist.v), motion.twist.omega
+    work = torch.zeros(STATES)
+    for i, rotor in enumerate(rotors.values()):
+        low, high = rotor.thrust
+        axis, thrust = torch.tensor(rotor.axis), 0.5 * (low + high) + 0.5 * (high - low) * ctrl[:, i]
+        speed = v + quat.cross(omega, torch.tensor(rotor.position))
+        work = work + STEP * thrust * ((axis * speed).sum(-1) + rotor.moment * (axis * omega).sum(-1))
+    torch.testing.assert_close((force * motion.twist.v).sum(-1) + (torque * omega).sum(-1), work, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("kind", JOINTS)
+def test_rates_of_actuators_and_coordinates_have_the_axes_of_inputs(kind: str) -> None:
+    """u · qd is the power of the input: exactly as h → 0, and to first order in h before."""
+    mech = td.Mechanism({"a": body(), "b": body()},
+                        {"base": td.Floating(None, "a", actuated=False), "joint": joint(kind, "a", "b", actuated=True)})  # fmt: skip
+    n = mech.num_coordinates - 6
+    td.actuate(mech, {f"m{i}": td.Actuator.velocity("joint", kv=1.0, coordinate=i) for i in range(n)}, servos="explicit")
+    q, qd, apart = torch.randn(STATES, n + 6).clamp(-1, 1), torch.randn(STATES, n + 6), []
+    for h in (1e-3, 1e-4):
+        mech.timestep = h
+        z = mech.to_maximal(q, qd)
+        torch.testing.assert_close(mech.actuators.measure(z)[1], qd[:, 6:], rtol=0, atol=1e-9)
+        states = mech.element_states(z, mech.joints["joint"])
+        motions = [Motion(pose, twist, pose, twist, mech.timestep) for pose, twist in states]
+        apart.append((mech.joints["joint"].velocity(*motions) - qd[:, 6:]).abs().amax())
+    assert float(apart[1]) < 0.2 * float(apart[0]) or float(apart[1]) < 1e-9
+
+
+# -- contacts ------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("other", [None, "a"])
+@pytest.mark.parametrize("law", CONTACTS)
+def test_laws_of_contacts(law: str, other: str | None, backend: str) -> None:
+    """Friction opposes the slip, couples oppose the spin, and both bodies get opposite impulses."""
+    cls, given, _ = CONTACTS[law]
+    bodies = {"b": body()} if other is None else {"a": body(), "b": body()}
+    contact = cls("b", point=(0.05, 0.0, -0.1), radius=0.1, other=other, normal=(0.1, -0.2, 1.0), offset=0.05, **given)
+    mech = td.Mechanism(bodies, {f"base_{name}": td.Floating(None, name) for name in bodies}, {"tip": contact}, timestep=STEP,
+                        gravity=(0, 0, 0))  # fmt: skip
+    z = mech.to_maximal(0.4 * torch.randn(STATES, mech.num_coordinates), torch.randn(STATES, mech.num_coordinates))
+    start = 13 * (len(bodies) - 1)
+
+    def motions_at(z: Tensor) -> tuple[Motion, ...]:
+        states = mech.element_states(z, contact)
+        return tuple(Motion(pose, twist, pose, twist, mech.timestep) for pose, twist in states)
+
+    normal = contact.touch(motions_at(z)).normal
+    z[:, start : start + 3] += (0.002 - mech.distances(z)) * normal
+    now = motions_at(z)  # the surfaces slide, and approach at 1 m/s
+    slip = contact.slip(now, contact.touch(now), current=True)
+    wanted = quat.cross(normal, torch.randn(STATES, 3)) - normal
+    z[:, start + 3 : start + 6] += wanted - slip
+    out = polished(mech, backend, z)
+    moved = impulses_on_bodies(mech, z, out, ("b",) if other is None else ("b", "a"))
+    motions = moved.motions
+    if other is not None:
+        assert moved.unbalanced() < ROUNDING
+    touch = contact.touch(motions)
+    force, torque = moved.wrenches[0]
+    assert float((force * touch.normal).sum(-1).min()) > 0.01
+    tangential = force - (force * touch.normal).sum(-1, keepdim=True) * touch.normal
+    sliding = (tangential * contact.slip(motions, touch)).sum(-1)
+    couple = quat.rotate(motions[0].next.q if other is None else motions[0].pose.q, torque) - quat.cross(touch.levers[0], force)
+    turning = (couple * contact.spin(motions)).sum(-1)
+    assert float(sliding.max()) < ROUNDING and float(turning.max()) < ROUNDING
+    assert float(sliding.min()) < -1e-3 or law == "frictionless"
+    assert float(turning.min()) < -1e-4 or law != "couples"

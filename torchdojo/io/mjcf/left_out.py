@@ -1,0 +1,91 @@
+"""What a compiled MJCF model has that a mechanism does not: physics that does not act, and content that is only counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco
+from torchdojo.io.mjcf.names import equality_label, joint_label, tendon_label
+from torchdojo.io.report import Findings
+from torchdojo.io.robot import Array
+
+__all__ = ["report_contacts", "report_model"]
+
+SOLREF, SOLIMP = (0.02, 1.0), (0.9, 0.95, 0.001, 0.5, 2.0)  # MuJoCo's defaults
+HARD = "limits, contacts and equalities are as hard as kappa makes them"
+#: what says nothing about the motion -> its count in the model
+COUNTED = {
+    "sensors": "nsensor", "sites": "nsite", "cameras": "ncam", "lights": "nlight", "materials": "nmat", "skins": "nskin",
+    "custom numbers": "nnumeric", "custom texts": "ntext",
+}  # fmt: skip
+
+
+def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Findings) -> None:
+    """Report on joints, tendons, bodies and the medium. `names`: of MJCF bodies."""
+    model, mujoco = compiled.model, import_mujoco()
+    _report_joints(model, mujoco, findings)
+    moving = [b for b in range(1, model.nbody) if model.body_weldid[b]]
+    findings.add("ignored", "gravity compensation", [names[b] for b in moving if model.body_gravcomp[b]], "it does not act")
+    mocap = [names[b] for b in range(model.nbody) if model.body_mocapid[b] >= 0]
+    findings.add("approximated", "mocap bodies", mocap, "they stay where the file has them, as parts of the world")
+    acting = [
+        i
+        for i in range(model.ntendon)
+        if model.tendon_limited[i]
+        or any(np.any(_of(model, f"tendon_{key}")[i]) for key in ("stiffness", "damping", "frictionloss", "armature"))
+    ]
+    findings.add("ignored", "tendons", [tendon_label(model, i) for i in acting], "their springs, dampers, friction and limits do not act")
+    plain = [tendon_label(model, i) for i in range(model.ntendon) if i not in acting]
+    findings.add("ignored", "tendons without forces", plain, "they have none", "none")
+    if model.opt.density or model.opt.viscosity:
+        medium = f"density {float(model.opt.density):g} kg/m^3, viscosity {float(model.opt.viscosity):g} Pa s"
+        findings.add("ignored", "the medium", medium, "there is no drag")
+        findings.add("ignored", "wind", ["wind"] if np.any(model.opt.wind) else (), "there is no drag")
+    findings.add("ignored", "flexible bodies", [f"flex{i}" for i in range(model.nflex)], "they have no counterpart")
+    findings.add("ignored", "plugins", [f"plugin{i}" for i in range(model.nplugin)], "they have no counterpart")
+    soft = [equality_label(model, i) for i in _soft(model, "eq_solref", "eq_solimp", range(model.neq))]
+    findings.add("approximated", "solref and solimp of equalities", soft, HARD)
+    for kind, key in COUNTED.items():
+        findings.add("ignored", kind, [""] * int(getattr(model, key)), "the motion does not depend on it", "none")
+
+
+def report_contacts(compiled: CompiledMjcf, labels: dict[int, str], findings: Findings) -> None:
+    """Report on numbers of geoms that touch. `labels`: geom -> name, of those that have contacts."""
+    model = compiled.model
+    soft = [labels[g] for g in _soft(model, "geom_solref", "geom_solimp", labels)]
+    findings.add("approximated", "solref and solimp of geoms", soft, HARD)
+    wide = [label for g, label in labels.items() if model.geom_margin[g] or _of(model, "geom_gap")[g]]
+    findings.add("approximated", "margin and gap of geoms", wide, "surfaces touch where their distance is zero")
+
+
+def _report_joints(model: Any, mujoco: Any, findings: Findings) -> None:
+    def add(did: Any, kind: str, joints: Iterable[int], reason: str) -> None:
+        findings.add(did, kind, [joint_label(model, int(j)) for j in dict.fromkeys(joints)], reason)
+
+    curved = [int(j) for j in np.flatnonzero(np.abs(_of(model, "jnt_stiffnesspoly")).reshape(model.njnt, -1).sum(-1))]
+    curved += [int(model.dof_jntid[i]) for i in np.flatnonzero(np.abs(_of(model, "dof_dampingpoly")).reshape(model.nv, -1).sum(-1))]
+    add("approximated", "springs and dampers", curved, "they are not linear and keep their linear part")
+    add("ignored", "springs that yield", np.flatnonzero(_of(model, "jnt_springyield")), "they do not yield")  # new in MuJoCo 4
+    limited = [] if disabled(model, "LIMIT") else [int(j) for j in np.flatnonzero(model.jnt_limited)]
+    cones = [j for j in limited if model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_BALL)]
+    add("ignored", "limits of ball joints", cones, "a cone limits them; the ball turns freely")
+    add("approximated", "solref and solimp of limits", _soft(model, "jnt_solref", "jnt_solimp", limited), HARD)
+    add("approximated", "margin of limits", [j for j in limited if model.jnt_margin[j]], "limits act where they are reached")
+    rubbing = [] if disabled(model, "FRICTIONLOSS") else [int(i) for i in np.flatnonzero(model.dof_frictionloss)]
+    soft = _soft(model, "dof_solref", "dof_solimp", rubbing)
+    add("approximated", "solref and solimp of joint friction", [int(model.dof_jntid[i]) for i in soft], HARD)
+
+
+def _soft(model: Any, solref: str, solimp: str, numbers: Iterable[int]) -> list[int]:
+    """Those of the numbered elements whose softness is not MuJoCo's default."""
+    ref, imp = getattr(model, solref), getattr(model, solimp)
+    return [i for i in numbers if not (np.allclose(ref[i], SOLREF) and np.allclose(imp[i], SOLIMP))]
+
+
+def _of(model: Any, key: str) -> Array:
+    """An array that other versions of MuJoCo lack; zeros there."""
+    count = {"jnt": model.njnt, "dof": model.nv, "geom": model.ngeom, "tendon": model.ntendon}[key.split("_")[0]]
+    return np.asarray(getattr(model, key, np.zeros(count)), dtype=np.float64)
