@@ -71,7 +71,9 @@ def test_command(packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert row["ended"] == 0
         assert row["motion"]["error"] < 1e-4, name  # extrapolated to steps of length zero: what is left is of second order
         assert row["gradients"]["error"] < 1e-6, name
-        assert all(row[stage]["flagged"] == row[stage]["not_finite"] == 0 and row[stage]["steps"] == 200 for stage in ("own_steps", "steps"))
+        assert all(
+            row[stage]["flagged"] == row[stage]["not_finite"] == 0 and row[stage]["steps"] == 200 for stage in ("own_steps", "steps")
+        )
     assert outcome["measured"]["files"] == 3  # without the scene, in which nothing moves, and its part
     assert outcome["measured"]["taken"] == 2
     shares = {key: value for key, value in outcome["measured"].items() if key.endswith("_percent")}

@@ -134,7 +134,7 @@ def loaded(row: Row) -> bool:
 
 
 def moves_alike(row: Row) -> bool:
-    return finished(row, "motion") and row["motion"]["error"] <= BOUND
+    return finished(row, "motion") and not row["motion"]["lost"] and row["motion"]["error"] <= BOUND
 
 
 def not_flagged(row: Row) -> bool:

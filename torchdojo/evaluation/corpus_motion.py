@@ -129,9 +129,10 @@ def compare_motion(mujoco: Any, path: Path, kind: str, seed: int = 0) -> dict[st
             ours.unlimited = True
             reference.unlimited()
             row = {**_refined(ours, reference, qpos, qvel), "with_limits": with_limits}
-        row["reason"] = ""
-        if row["error"] > BOUND:
+        row["left_out"], row["reason"] = reference.left_out, ""
+        if row["error"] > BOUND or row["lost"]:
             row["reason"] = _reason(row)
+        if row["error"] > BOUND:
             row["without"] = _Comparison(ours, reference, qpos, qvel, row["horizon_s"], row["timestep_s"]).ablate()
         return row
 

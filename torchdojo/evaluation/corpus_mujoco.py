@@ -61,7 +61,7 @@ class Reference:
 
     Args:
         free: name of the root link of a URDF that floats; None: it is fixed, as MuJoCo reads it.
-        keeps: whether an equality constraint acts, by its label. hinges: for URDF, the names of joints that move.
+        keeps: whether an equality constraint acts, by its label. moving: of a URDF, the names of joints that move.
     """
 
     def __init__(
@@ -90,7 +90,16 @@ class Reference:
         self.data = mujoco.MjData(self.model)
 
     def _leave_out(self, keeps: Callable[[str], bool], urdf: bool) -> None:
+        """Leave out what the mechanism does not have, and note what the file has of that."""
         mujoco, model = self.mujoco, self.model
+        left_out = {
+            "fluid": [float(model.opt.density), float(model.opt.viscosity)],
+            "gravity compensation": model.body_gravcomp,
+            "tendons": [len(model.tendon_stiffness)],
+            "actuators": [model.nu],
+            "springs and dampers that are not linear": np.concatenate([np.ravel(getattr(model, name, 0)) for name in CURVED]),
+            "cones of balls": model.jnt_limited[model.jnt_type == int(mujoco.mjtJoint.mjJNT_BALL)],
+        }
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
         model.opt.density = model.opt.viscosity = 0.0
         model.opt.wind[:] = 0.0
@@ -102,16 +111,19 @@ class Reference:
             getattr(model, f"actuator_{name}")[:] = 0.0
         model.actuator_gaintype[:] = int(mujoco.mjtGain.mjGAIN_FIXED)
         model.actuator_biastype[:] = int(mujoco.mjtBias.mjBIAS_NONE)
-        for name in ("jnt_stiffnesspoly", "dof_dampingpoly", "jnt_springyield"):
+        for name in CURVED:
             if hasattr(model, name):
                 getattr(model, name)[:] = 0
         model.jnt_limited[model.jnt_type == int(mujoco.mjtJoint.mjJNT_BALL)] = 0
         model.jnt_margin[:] = 0.0
-        types = mujoco.mjtEq
+        types, dropped = mujoco.mjtEq, []
         for i in range(model.neq):
             kind = types(int(model.eq_type[i]))
             label = str(model.equality(i).name) or f"{kind.name[5:].lower()}_{i}"
-            model.eq_active0[i] = model.eq_active0[i] and (urdf or keeps(label))  # a mimic joint of a URDF has no name there
+            if model.eq_active0[i] and not (urdf or keeps(label)):  # a mimic joint of a URDF has no name there
+                model.eq_active0[i] = 0
+                dropped.append(label)
+        self.left_out = [*(name for name, values in left_out.items() if np.any(values)), *(f"equality {label}" for label in dropped)]
         model.opt.integrator = int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST)
         model.opt.solver = int(mujoco.mjtSolver.mjSOL_NEWTON)
         model.opt.iterations, model.opt.tolerance, model.opt.ls_iterations = 200, 1e-14, 100
@@ -228,6 +240,9 @@ class Reference:
             for name, value in kept.items():
                 getattr(model, name)[:] = value
 
+
+#: fields of the parts of springs and dampers that are not linear; old versions of MuJoCo lack them
+CURVED = ("jnt_stiffnesspoly", "dof_dampingpoly", "jnt_springyield")
 
 #: laws of joints, by the fields of MuJoCo's model that have them
 FEATURES = {
