@@ -215,7 +215,10 @@ def _finished(run: StudyRun, setting: Setting) -> Result:
     """The run, trained and evaluated now or before."""
     path = run.folder / REPORT
     run.begin(resume=(run.folder / CONFIG).exists())
-    report = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        report = json.loads(path.read_text()) if path.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, and the run is evaluated again") from error
     if "variants" not in report:  # `torchdojo train` writes a report without
         before = ant_step_us(setting.mujoco)
         with torch.enable_grad():
