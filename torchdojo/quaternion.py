@@ -46,8 +46,8 @@ def _hamilton_product() -> Tensor:
     return product.reshape(16, 4)
 
 
-# Tensors that are made inside a transform of torch.func or while torch.export traces belong to it, and a cache would keep them for all later
-# calls. So these are made when the module is imported.
+# Tensors that are made inside a transform of torch.func, or while torch.export traces, belong to it. A cache would keep them for all later
+# calls, so these are made when the module is imported.
 _PRODUCT = _hamilton_product()
 _SIGNS = torch.tensor((1.0, -1.0, -1.0, -1.0), dtype=torch.float64, device="cpu")
 

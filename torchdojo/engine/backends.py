@@ -141,8 +141,8 @@ class Backends:
     def _reference(self, request: Request) -> Backend:
         if torch.compiler.is_exporting():
             raise RuntimeError(
-                "torch.export: the reference takes the steps of this mechanism, and iterates until each environment has converged, which no "
-                'exported program does; export steps of the kernel: built-in elements, float64 on the CPU, SolverOptions(backend="auto")'
+                "torch.export: the reference takes the steps of this mechanism, and iterates until each environment has converged, which "
+                'no exported program does; export steps of the kernel: built-in elements, float64 on the CPU, SolverOptions(backend="auto")'
             )
         system, parameters = self.system_on_device(), self.stacked()
         if request.options.dtype == torch.float64:

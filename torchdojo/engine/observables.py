@@ -38,7 +38,8 @@ def _to_minimal(structure: Structure, z: Tensor) -> Tensor:
 
 
 def _to_maximal(structure: Structure, state: Tensor) -> Tensor:
-    return minimal.to_maximal(structure.tree_order(), structure.num_bodies, *state.chunk(2, dim=-1), structure.timestep)
+    q, qd = state.chunk(2, dim=-1)
+    return minimal.to_maximal(structure.tree_order(), structure.num_bodies, q, qd, structure.timestep)
 
 
 #: each function of a state (..., n) in PyTorch, (..., size)

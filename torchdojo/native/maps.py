@@ -99,7 +99,8 @@ class Mapped(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() or transforming() or forward_mode():
             return None, None, None, None, Product.apply(*ctx.held, Derivative.PULL, *ctx.saved_tensors, grad)
-        return None, None, None, None, _evaluate(*ctx.held[:3], Derivative.PULL, *ctx.saved_tensors, grad)
+        (program, parameters, which, _), (state,) = ctx.held, ctx.saved_tensors
+        return None, None, None, None, _evaluate(program, parameters, which, Derivative.PULL, state, grad)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
