@@ -29,6 +29,7 @@ from torchdojo.state import loops, placement, signs
 from torchdojo.state import minimal as tree
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.poses import Keyframe, keyframe, within_limits
+from torchdojo.state.stiffness import warn_of_stiff_springs
 from torchdojo.structure import Structure
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Mechanism(Structure):
         super().__init__(bodies, joints, contacts, couplings, timestep, gravity)
         self.poses = {}
         self.options = options or SolverOptions()
+        warn_of_stiff_springs(self)
 
     def _lay_out(self) -> None:
         super()._lay_out()

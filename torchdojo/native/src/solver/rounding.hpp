@@ -7,6 +7,10 @@
 
 namespace torchdojo {
 
+namespace constant {
+constexpr double clearly = 0.9;  // fraction of the tolerance that is below it by more than rounding
+}  // namespace constant
+
 template <class T>
 class Rounding {
 public:

@@ -28,7 +28,7 @@ struct Options {
     bool warm_only = false;  // no attempts after the one from the warm start
     bool interior = false;  // the interior-point method from the warm start, and no cold one after it
     int64_t max_total_iterations = 0;  // of a step in all attempts, shorter steps included (see Halves); 0: no bound
-    int64_t reserved = 0;              // iterations of these that are kept for later attempts
+    int64_t reserved = 0;  // of these, kept for later attempts
     bool give_up = false;  // a step that fails has no further attempts, and its environment no further steps
 };
 
@@ -41,15 +41,10 @@ struct Job {
     int64_t spent = 0;             // iterations of earlier attempts, which count against the same bound
 };
 
-// Iterations that are left to a step.
 inline int64_t iterations_left(const Options &options, const Job &job) {
     if (!options.max_total_iterations) return std::numeric_limits<int64_t>::max();
     return options.max_total_iterations - options.reserved - job.spent - *job.iterations;
 }
-
-namespace constant {
-constexpr double clearly = 0.9;  // fraction of the tolerance that is below it by more than rounding
-}  // namespace constant
 
 template <class T>
 class Stepper {
@@ -92,8 +87,7 @@ public:
         for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
     }
 
-    // Largest residual of the equations, where rounding leaves less (`weighted`) and anyway, and the sum of all residuals, which is not
-    // finite if one residual is not.
+    // Largest residual, `weighted` by rounding and `plain`, and the sum of all residuals, which is not finite if one residual is not.
     void largest_residual(T &weighted, T &plain, T &sum) const {
         T worst{};
         auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
@@ -106,8 +100,7 @@ public:
             weighted = max(weighted, abs(rounding.factor(k / 6, k % 6 / 3) * problem.residual[k]));
     }
 
-    // Copies the data of a job into a lane; the status becomes `invalid_input`, `crooked_quaternion` or `too_fast` for such data, and
-    // `max_iterations` where no iterations are left to it.
+    // Copies a job's data into a lane: `invalid_input`, `crooked_quaternion`, `too_fast`, or `max_iterations` where none are left to it.
     Status load(int lane, const Job &job) {
         const MechanismTable &m = mechanism;
         bool fine = true;
