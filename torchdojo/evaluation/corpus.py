@@ -75,7 +75,7 @@ def _measured(robots: Sequence[RobotFile], folder: Path, setting: Setting) -> It
         for entry in list(running):
             process, robot, output, start = entry
             seconds = time.monotonic() - start
-            if process.is_alive() and seconds <= setting.time_limit_s:
+            if process.is_alive() and seconds <= setting.time_limit:
                 continue
             late = process.is_alive()
             process.kill()
