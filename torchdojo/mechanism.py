@@ -628,6 +628,9 @@ class Mechanism(Structure):
         The step conserves it when nothing external acts. With the state one step later, it is the momentum at the configuration z (discrete
         Legendre transform).
         """
+        self.check_state(z)
+        if z_next is not None:
+            self.check_state(z_next, "z_next")
         return energy.momentum(self, z, z_next)
 
     def stacked_parameters(self) -> list[Tensor]:

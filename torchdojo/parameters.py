@@ -166,13 +166,13 @@ class PhysicalModule(nn.Module):
     def label(self, name: str) -> str:
         return f"{plain_class(self).__name__}.{name}"
 
-    def description(self) -> list[str]:
+    def _description(self) -> list[str]:
         """The part of the representation that stands before the numbers."""
         return []
 
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in self.fields}
-        return ", ".join([*self.description(), *(f"{name}={short(value)}" for name, value in shown.items() if not _is_neutral(value))])
+        return ", ".join([*self._description(), *(f"{name}={short(value)}" for name, value in shown.items() if not _is_neutral(value))])
 
     def keyword(self, name: str) -> str:
         """The keyword with which a module gets the optional field `name`."""

@@ -35,16 +35,31 @@ def cross(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.cross(a, b, dim=-1)
 
 
-@functools.cache
-def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The Hamilton product as a matrix from outer products (16) to quaternions (4), and the signs of the conjugate."""
-    product = torch.zeros(4, 4, 4, dtype=dtype)
+def _hamilton_product() -> Tensor:
+    """The Hamilton product as a matrix from outer products (16) to quaternions (4)."""
+    product = torch.zeros(4, 4, 4, dtype=torch.float64, device="cpu")
     # 1, i, j, k are 0, 1, 2, 3: the index of p_i q_j is i XOR j, and the sign follows from ij = k.
     negative = {(1, 1), (2, 2), (3, 3), (3, 2), (1, 3), (2, 1)}
     for i in range(4):
         for j in range(4):
             product[i, j, i ^ j] = -1 if (i, j) in negative else 1
-    return product.reshape(16, 4).to(device), torch.tensor((1.0, -1.0, -1.0, -1.0), dtype=dtype, device=device)
+    return product.reshape(16, 4)
+
+
+# Tensors that are made inside a transform of torch.func, or while torch.export traces, belong to it. A cache would keep them for all later
+# calls, so these are made when the module is imported.
+_PRODUCT = _hamilton_product()
+_SIGNS = torch.tensor((1.0, -1.0, -1.0, -1.0), dtype=torch.float64, device="cpu")
+
+
+@functools.cache
+def _constants(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The matrix of the Hamilton product, and the signs of the conjugate."""
+    return _PRODUCT.to(device, dtype), _SIGNS.to(device, dtype)
+
+
+for _dtype in (torch.float64, torch.float32):
+    _constants(_dtype, torch.device("cpu"))
 
 
 def identity(dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:

@@ -349,6 +349,42 @@ def test_bad_calls() -> None:
         td.envs.Env(td.models.cartpole())
 
 
+def reacher(**options: Any) -> td.Mechanism:
+    mech = td.models.reacher(timestep=0.02)
+    mech.options = td.SolverOptions(**options)
+    return mech
+
+
+class Given(td.envs.Env):
+    """A robot whose class has numbers for `build` that a given mechanism does not take."""
+
+    timestep = 0.05
+
+    def build(self) -> td.Mechanism:
+        return reacher(kappa=1e-8)
+
+    def reward(self, before: td.envs.Motion, after: td.envs.Motion, action: Tensor) -> Tensor:
+        return after.q[:, 0]
+
+
+def test_a_given_mechanism_keeps_its_numbers() -> None:
+    options = {"kappa": 1e-7, "grad_kappa": 1e-5}
+    mech = reacher(**options)
+    before = mech.timestep, mech.options
+    env = Given(mech, pool=2)
+    assert (mech.timestep, mech.options) == before and (env.timestep, env.kappa) == (0.02, 1e-7)
+    asked = Given(reacher(**options), pool=2, kappa=1e-6, timestep=0.01)
+    assert float(asked.mech.timestep) == 0.01 and asked.mech.options.kappa == 1e-6 and asked.mech.options.grad_kappa == 1e-5
+    built = Given(pool=2)
+    assert float(built.mech.timestep) == 0.05 and built.mech.options.kappa == 1e-4
+    with pytest.raises(ValueError, match=r"kappa: Given has 0.0001, and .*grad_kappa=1e-05; allowed: .*grad_kappa=None"):
+        Given(reacher(**options), pool=2, kappa=1e-4)
+    batched = reacher()
+    batched.timestep = torch.tensor([0.01, 0.02])
+    with pytest.raises(ValueError, match=r"timestep: got one per environment, \(2,\); allowed: one for all"):
+        Given(batched, pool=2)
+
+
 class Bare(td.envs.Env):
     """A robot of one's own that gives what the keywords say."""
 

@@ -255,7 +255,7 @@ def test_cross_validation(tosses, tmp_path, monkeypatch, capsys):
         ({"residual": {"weights": {"0.bias": [1.0]}}}, {}, None, "Residual.weights: not those of a network"),
         ({"residual": None}, {}, None, "allowed: one or more names, or a residual to train"),
         ({"epochs": None}, {}, None, "Adam needs epochs"),
-        ({"starts": 0}, {}, None, "Stage.starts: got 0; allowed: 1 or more"),
+        ({"starts": 0}, {}, None, "Stage.starts: got 0; allowed: a whole number of 1 or more"),
         ({"starts": 2, "spread": 0.0}, {}, None, "Stage.spread: got 0.0; allowed: positive numbers"),
         ({"patience": 1}, {"validation": 0.8}, None, "a split of 2 throws with a validation part of 0.8"),
         ({}, {"fold": [3, 2]}, None, "FitConfig.fold: got [3, 2]; allowed: [k, K], the k-th of K parts"),

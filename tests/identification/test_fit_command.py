@@ -20,6 +20,7 @@ from torchdojo.commands.main import main
 from torchdojo.identification import cube_model, plots, read_config, record_rollouts
 from torchdojo.identification.lightning import read_checkpoint_of_fit
 from torchdojo.runs import lightning as checkpoints
+from torchdojo.runs import locked
 from torchdojo.viewer import load_playbacks
 
 TRUTH = {"friction": 0.25, "half_side": 0.05}
@@ -304,6 +305,9 @@ def test_folders_belong_to_one_run(tosses, tmp_path, capsys):
     run(config, "--data", tmp_path / "moved.npz", "--output", output, "--resume")  # finished: it is only evaluated again
     after = json.loads((output / "report.json").read_text())
     assert {**before, "data": "", "wall_time_s": 0} == {**after, "data": "", "wall_time_s": 0}
+    for folder in (output, output / "stage_1"):  # of the command, and of a runner that is used by itself
+        with locked(folder):
+            assert f"{folder} is in use by process" in refused(capsys, *arguments, "--resume")
     last = output / "stage_1" / "last.ckpt"
     whole = last.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"", b"no checkpoint", whole[:2000] + bytes(200) + whole[2200:]):
@@ -330,7 +334,7 @@ def test_folders_belong_to_one_run(tosses, tmp_path, capsys):
         (["start.frction=0.2"], "no parameter frction"),
         (["nominal.frction=0.2"], "no parameter frction"),
         (["laws.restitutoin=0.2"], "restitutoin"),
-        (["stages.0.horizon=0"], "Stage.horizon: got 0; allowed: 1 or more"),
+        (["stages.0.horizon=0"], "Stage.horizon: got 0; allowed: a whole number of 1 or more"),
         (["stages.0.horizon=70"], "no trajectory has the 71 samples of a window"),
         (["stages.0.method=Adm"], "Stage.method: got 'Adm'; allowed: 'gauss_newton', 'Adafactor'"),
         (["stages.0.options.lrr=1"], "Stage.options of Adam: "),

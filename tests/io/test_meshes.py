@@ -218,7 +218,7 @@ def test_masses_of_open_and_flat_meshes(tmp_path: Path, mjcf) -> None:
     heavy = MESH + '<geom type="mesh" mesh="m" density="6"/>'
     assert "the mass of body" not in notes(mjcf('<mesh file="m.obj"/>', heavy, ""))  # it has an <inertial>
     path = mjcf('<mesh file="m.obj"/>', heavy, '<compiler inertiafromgeom="true"/>')
-    assert "mass of body 'a' is computed from the mesh 'm', which is not closed: 3 edges have one face" in notes(path)
+    assert "mass from a mesh of m on body a (3 edges have one face)" in notes(path)
     assert "not closed" not in notes(mjcf('<mesh file="m.obj" inertia="convex"/>', heavy, '<compiler inertiafromgeom="true"/>'))
     (tmp_path / "flat.obj").write_text(FLAT)
     with pytest.raises(ValueError, match=r"MuJoCo refuses the file: mesh 'm' has coplanar vertices"):
@@ -236,7 +236,7 @@ def test_impossible_inertias_of_mjcf(tmp_path: Path, moments: str) -> None:
     path.write_text(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
     with pytest.raises(ValueError, match=r"inertia must satisfy A \+ B >= C[^$]*repair_inertia=True"):
         td.load(path)
-    with pytest.warns(UserWarning, match=r"inertia of 'a' repaired: principal moments \[.* 5\..*\] -> .*, a change of \d+ %"):
+    with pytest.warns(UserWarning, match=r"inertia of a: repaired; principal moments \[.* 5\..*\] -> .*, a change of \d+ %"):
         mech = td.load(path, repair_inertia=True)
     low, middle, high = torch.linalg.eigvalsh(mech.bodies["a"].inertia)
     assert 0 < high <= low + middle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,18 @@ def test_joint_options(write_mjcf: Write) -> None:
     assert (joint.actuated, joint.effort_limit) == (False, None)
 
 
-def test_limited_ball_is_named(write_mjcf: Write) -> None:
-    path = write_mjcf(body('<joint name="b" type="ball" range="0 1" stiffness="2" damping="3"/>'))
-    assert "the cone that limits a ball joint is left out: b" in notes(path)
-    joint = quiet(path).joints["b"]
+def test_limits_beyond_a_turn_are_none(write_mjcf: Write) -> None:
+    path = write_mjcf(body(hinge("h", Z, 'range="-10 1.5"')) + body(hinge("t", Z, 'range="-6.2832 6.2832"'), name="b"))
+    mech = quiet(path, contacts=None)
+    lower, upper = (float(bound) for bound in mech.joints["h"].limits)
+    assert (lower, upper) == (-math.inf, 1.5)
+    assert float(mech.joints["t"].limits[1]) == pytest.approx(2 * math.pi)
+    (entry,) = mech.load_report.lost
+    assert (entry.kind, entry.names) == ("joint limits", ("h",))
+
+
+def test_numbers_of_a_ball_act_on_all_its_coordinates(write_mjcf: Write) -> None:
+    joint = quiet(write_mjcf(body('<joint name="b" type="ball" stiffness="2" damping="3"/>'))).joints["b"]
     assert (joint.limits, joint.spring.tolist(), joint.damper.tolist()) == (None, [2.0] * 3, [3.0] * 3)
 
 
@@ -176,19 +185,15 @@ def test_joint_equalities_are_couplings(write_mjcf: Write) -> None:
     assert len(quiet(path, contacts=None, ignore=("gear.1", "joint_1")).couplings) == 0
 
 
-def test_couplings_that_are_not_linear_and_inactive_constraints_are_named(write_mjcf: Write) -> None:
+def test_constraints_to_ignore(write_mjcf: Write) -> None:
     rest = (
         '<equality><joint name="gear" joint1="ha" joint2="hb" polycoef="0 1 0.5 0 0"/><joint name="held" joint1="ha"/>'
         '<connect name="off" body1="b" body2="c" anchor="1 0 0" active="false"/></equality>'
     )
-    text = notes(write_mjcf(FOURBAR, rest))
-    assert "couplings of joints that are no linear function do not act (what they couple moves independently): gear" in text
-    assert "equality constraints on a single joint do not act: held" in text
-    assert "equality constraints that are not active at the start are left out: off" in text
+    report = quiet(write_mjcf(FOURBAR, rest), contacts=None).load_report
+    assert {name for entry in report.entries for name in entry.names} == {"gear", "held", "off"}
     assert len(quiet(write_mjcf(FOURBAR, rest)).couplings) == 0
-    ignored = notes(write_mjcf(FOURBAR, rest), ignore=("gear", "held", "off"))
-    assert "equality" not in ignored
-    assert "couplings of joints" not in ignored
+    assert not quiet(write_mjcf(FOURBAR, rest), contacts=None, ignore=("gear", "held", "off")).load_report.entries
     with pytest.raises(ValueError, match=r"ignore names \['x'\], which are no equality constraints; there are 'gear', 'held', 'off'"):
         load(write_mjcf(FOURBAR, rest), ignore="x")
 
@@ -204,38 +209,12 @@ def test_actuators(write_mjcf: Write) -> None:
         '<motor name="on_tendon" tendon="t"/><motor joint="hc" forcerange="-1 4" gear="2"/></actuator>'
     )
     path = write_mjcf(FOURBAR, rest)
-    text = notes(path)
-    assert "actuators whose force is not affine in control, length and velocity" in text
-    assert text.count("force or torque: p\n") == 1
-    assert "actuators that do not drive a joint do not act (step has wrench=): on_tendon" in text
     joints = quiet(path).joints
     assert {name: joint.effort_limit for name, joint in joints.items()} == {"ha": [10.0], "hb": [3.0], "hc": [8.0]}
     drives = read_mjcf(path).drives
     assert (drives["m"].gear, drives["m"].ctrlrange, drives["m"].motor) == (-5.0, (-2.0, 1.0), True)
     assert (drives["p"].motor, drives["p"].acts, drives["hc_actuator"].joint) == (False, False, "hc")
     assert quiet(path).actuators.names == ("m", "hc_actuator")  # without minimal coordinates: the file has a loop
-
-
-@pytest.mark.parametrize(
-    ("world", "rest", "message"),
-    [
-        (FOURBAR, '<tendon><fixed name="t" stiffness="3"><joint joint="ha" coef="1"/></fixed></tendon>', "tendons do not act: t"),
-        (FOURBAR, '<option density="1.2"/>', r"the medium (density 1.2 kg/m^3, viscosity 0 Pa s) does not act"),
-        (TREE.replace('name="a"', 'name="a" gravcomp="1"'), "", "gravity compensation does not act: a"),
-        (FOURBAR + '<body name="mo" mocap="true"/>', "", "mocap bodies stay where the file has them: mo"),
-        (body(hinge("h", X, 'damping="1 2"')), "", "springs and dampers that are not linear keep their linear part: h"),
-        (TREE + '<geom name="rock" size="1" pos="9 0 0"/>', "", "geoms of the world other than planes touch nothing: rock"),
-        (FOURBAR, '<actuator><motor name="m" joint="ha" damping="2 1"/></actuator>', "that is not linear keeps its linear part: m"),
-        (body('<joint type="ball" name="b"/>'), '<actuator><motor name="m" joint="b"/></actuator>', "those of ball joints, do not act"),
-    ],
-)
-def test_what_does_not_act_is_named(write_mjcf: Write, world: str, rest: str, message: str) -> None:
-    assert notes(write_mjcf(world, rest)).count(message) == 1
-
-
-def test_tendons_without_physics_and_sites_pass_in_silence(write_mjcf: Write) -> None:
-    rest = '<tendon><fixed name="t"><joint joint="ha" coef="1"/></fixed></tendon><sensor><jointpos joint="ha"/></sensor>'
-    assert notes(write_mjcf(FOURBAR + '<site name="s"/><camera name="c"/><light/>', rest), contacts=None) == ""
 
 
 # -- states ------------------------------------------------------------------------------------------------------------------------------
@@ -283,7 +262,7 @@ def test_missing_meshes(write_mjcf: Write) -> None:
     collides = '<geom type="mesh" mesh="no"/>'
     path = write_mjcf(free_body(weighed + collides), assets)
     for mode in ("skip", None):
-        assert "collision meshes that are not there are left out: no.stl on body 'a'" in notes(path, mesh=mode)
+        assert "collision meshes of no.stl on body 'a': ignored; the files are not there" in notes(path, mesh=mode)
     with pytest.raises(
         FileNotFoundError, match=rf"robot\.xml: collision mesh of body 'a': 'no\.stl' is in none of .*{path.parent}.*mesh='skip'"
     ):
@@ -309,13 +288,25 @@ def test_load_chooses_by_suffix_and_content(write_mjcf: Write, tmp_path: Path) -
     other.write_text("<sdf/>")
     with pytest.raises(ValueError, match=r"the root element is <sdf>; allowed: <mujoco> \(MJCF\) or <robot> \(URDF\)"):
         load(other)
-    other.write_text("<mujoco")
+    other.write_text("<robot")
     with pytest.raises(ValueError, match=r"malformed XML"):
+        load(other)
+    other.write_text("<mujoco")
+    with pytest.raises(ValueError, match=r"other\.xml: MuJoCo refuses the file: XML parse error"):
         load(other)
     with pytest.raises(FileNotFoundError, match=r"'.*nowhere\.xml' does not exist"):
         load(tmp_path / "nowhere.xml")
     with pytest.raises(FileNotFoundError, match=r"MJCF file '.*nowhere\.mjcf' does not exist"):
         load(tmp_path / "nowhere.mjcf")
+
+
+def test_mujoco_decides_what_it_can_parse(write_mjcf: Write, tmp_path: Path) -> None:
+    """An encoding that Python does not know, blanks before the declaration, and a comment with two dashes."""
+    text = write_mjcf(TREE).read_text()
+    path = tmp_path / "odd.xml"
+    for odd in (f'<?xml version="1.0" encoding="world"?>{text}', f'\n<?xml version="1.0"?>{text}<!-- a -- b -->'):
+        path.write_text(odd)
+        assert list(quiet(path).bodies) == ["a"]
 
 
 def test_what_mujoco_refuses(write_mjcf: Write) -> None:
@@ -345,7 +336,7 @@ def test_other_suffixes_find_their_files_too(write_mjcf: Write, tmp_path: Path) 
     path.write_text('<mujoco><asset><mesh file="m.obj"/></asset><include file="part.xml"/></mujoco>')
     assert list(quiet(path).bodies) == ["a"]
     path.write_text("<mujoco")
-    with pytest.raises(ValueError, match=r"robot\.mjcf: MuJoCo refuses the file: malformed XML"):
+    with pytest.raises(ValueError, match=r"robot\.mjcf: MuJoCo refuses the file: XML parse error"):
         load(path)
 
 

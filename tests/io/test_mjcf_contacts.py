@@ -52,7 +52,7 @@ def test_ellipsoids_are_18_balls_and_a_sphere_is_one(write_mjcf: Write) -> None:
 def test_geoms_without_contact_points_are_named(write_mjcf: Write) -> None:
     mesh = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>'
     path = write_mjcf(FLOOR + free_body('<geom name="g" type="mesh" mesh="m"/><geom name="ball" size=".1"/>'), mesh)
-    reason = "geoms without contact points (height fields, signed distances, meshes with mesh=None) make no contact: g"
+    reason = "geoms of g: ignored; height fields, signed distances, and meshes with mesh=None have no contact points"
     assert reason in notes(path, mesh=None)
     assert list(quiet(path, mesh=None).contacts) == ["ball"]
     assert list(quiet(path).contacts) == ["g_1", "g_2", "g_3", "ball"]  # g_0 lies inside of the ball
@@ -118,7 +118,7 @@ def test_points_inside_another_ball_or_at_constant_height_are_left_out(write_mjc
     assert list(quiet(write_mjcf(FLOOR + free_body(inner))).contacts) == ["ball", "arm_0"]  # its end at x = 1
     pole = '<geom name="pole" type="capsule" size=".1" fromto="0 0 0 0 0 1"/>'
     path = write_mjcf(FLOOR + f'<body name="a">{hinge("h", Y).replace(".3 -.1 .2", "0 0 0")}{pole}</body>')
-    assert "no contact for points whose height no joint can change (contacts= can give some): pole" in notes(path)
+    assert "collision geometry of pole: ignored; no joint can change the height of these points" in notes(path)
     mech = quiet(path)
     assert list(mech.contacts) == ["pole_0"]
     assert (mech.rollout(mech.initial_state(), steps=5).status == int(Status.SUCCESS)).all()

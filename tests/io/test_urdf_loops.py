@@ -160,7 +160,7 @@ def test_limits_that_a_mimic_excludes_are_left_out(write_urdf) -> None:
         joint("left", "revolute", "a", "b", limit),
         joint("right", "revolute", "a", "c", limit + '<mimic joint="left" multiplier="-1"/>'),
     )
-    with pytest.warns(UserWarning, match="'right': left out its limits, which its coupling excludes"):
+    with pytest.warns(UserWarning, match="joint limits of right: ignored; its coupling excludes them"):
         mech = load_urdf(path, floating_base=False)
     assert mech.joints["left"].limits is not None and mech.joints["right"].limits is None
     path = mech.rollout(mech.initial_state(left={"q": 0.1, "qd": 1.0}, right={"q": -0.1, "qd": -1.0}), steps=60)

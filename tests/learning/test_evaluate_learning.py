@@ -244,3 +244,13 @@ def test_the_quick_version_trains_once(tmp_path, capsys, monkeypatch):
     assert len(curve.samples) >= 2 and 0 <= curve.measures["upright"].min() <= curve.measures["upright"].max() <= 1
     monkeypatch.setattr(StudyRun, "train", lambda *_, **__: pytest.fail("a finished run is trained"))
     assert main(arguments) == 0
+
+
+def test_a_damaged_report_names_its_file(folders):
+    for runs in plan(folders).values():
+        for run in runs:
+            make_up(run, 8.0)
+    path = plan(folders)["shac"][0].folder / REPORT
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(ValueError, match=r"report.json is damaged \(.*\); delete it, and the run is evaluated again"):
+        command(folders)

@@ -147,7 +147,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lr": 0.0}, "lr: got 0.0; allowed: above 0"),
+        ({"lr": 0.0}, "lr: got 0.0; allowed: a finite number above 0"),
         ({"gamma": 1.5}, "gamma: got 1.5; allowed: from 0 to 1"),
         ({"clip": float("nan")}, "clip: got nan"),
         ({"horizon": 1, "batches": 8}, "batches: got 8 of 8 environments x 1 steps; allowed: at least 2 samples each"),

@@ -14,6 +14,7 @@ from torchdojo.learning.adjoint import clip_adjoint
 from torchdojo.learning.networks import Normalizer
 from torchdojo.learning.returns import discounts, lambda_returns
 from torchdojo.learning.runs import Run, load_run
+from torchdojo.runs import locked
 
 pytest.importorskip("pytorch_lightning", reason="needs the extra torchdojo[learn]")
 
@@ -233,6 +234,8 @@ def test_folders_that_do_not_fit(tmp_path):
     run, _ = trained(tmp_path, small(samples=20))
     with pytest.raises(ValueError, match="holds a run; give --resume"):
         trained(tmp_path, small(samples=20))
+    with locked(tmp_path), pytest.raises(ValueError, match="is in use by process"):
+        run.train(resume=True)
     with pytest.raises(ValueError, match="describes another run"):
         trained(tmp_path, small(samples=40), resume=True)
     other = Run(tmp_path, read_config({**CARTPOLE, "env": "pendulum"}))

@@ -237,7 +237,7 @@ def test_operators_outlive_no_mechanism() -> None:
     numbers = kernel.program.number, encode(kernel.request)
     del kernel
     gc.collect()
-    with pytest.raises(RuntimeError, match="the mechanism of this step no longer exists"):
+    with pytest.raises(RuntimeError, match="the mechanism of this step does not exist here"):
         torch.ops.torchdojo.rollout(*tensors, None, parameters, *numbers, int(Keep.STEPS))
 
 

@@ -90,6 +90,8 @@ def test_difference_and_retract_are_inverse_and_angles_wrap() -> None:
         torch.testing.assert_close(change.abs(), torch.tensor([[abs(expected), 0.0]]).double(), atol=1e-12, rtol=0)
         theirs = problem.mech.difference_minimal(*turned.chunk(2, -1), *x.chunk(2, -1))
         torch.testing.assert_close(change, theirs, atol=0, rtol=0)
+        miss = problem.dynamics.miss(turned, x)  # of a goal, for which whole turns do not count
+        torch.testing.assert_close(miss.abs(), torch.tensor([[math.pi if turns % 1 else 0.0, 0.0]]).double(), atol=1e-12, rtol=0)
     delta = torch.tensor([[0.3, -0.1]], dtype=torch.float64)
     torch.testing.assert_close(problem.dynamics.difference(problem.dynamics.retract(x, delta), x), delta)
 

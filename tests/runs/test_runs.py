@@ -18,7 +18,11 @@ import pytest
 import torch
 
 from conftest import REPOSITORY
-from torchdojo.identification.recordings import DataError, read_recordings
+from torchdojo.identification import GaussNewtonOptions, ShootingOptions, ShootingStage, Stage
+from torchdojo.identification.recordings import DataError, WindowDataset, read_recordings
+from torchdojo.learning.random_search import Settings as SearchSettings
+from torchdojo.learning.shac import ShacSettings
+from torchdojo.planning.options import SolveOptions
 from torchdojo.runs import check_arrays, locked, read_checkpoint, save_checkpoint, write_atomically
 from torchdojo.runs.description import assign, load_yaml
 from torchdojo.runs.lock import LOCK
@@ -259,3 +263,22 @@ def test_bad_values_on_the_command_line() -> None:
         assign({}, "seed=[")
     with pytest.raises(ValueError, match="the value of seed is nested too deeply"):
         assign({}, "seed=" + "{a: " * 5000 + "1" + "}" * 5000)
+
+
+SETTINGS = {
+    "WindowDataset.horizon": lambda value: WindowDataset(None, value),  # type: ignore[arg-type]  # refused before it is read
+    "GaussNewtonOptions.max_iterations": lambda value: GaussNewtonOptions(max_iterations=value),
+    "ShootingStage.horizon": lambda value: ShootingStage(horizon=value),
+    "ShootingOptions.draws": lambda value: ShootingOptions(draws=value),
+    "Stage.horizon": lambda value: Stage(horizon=value),
+    "SolveOptions.max_iterations": lambda value: SolveOptions(max_iterations=value),
+    "directions": lambda value: SearchSettings(directions=value),
+    "horizon": lambda value: ShacSettings(horizon=value),
+}
+
+
+@pytest.mark.parametrize("value", [2.5, "3", None, True, float("inf"), -1])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_whole_numbers(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: got {value!r}; allowed: a whole number of [01] or more"):
+        SETTINGS[name](value)

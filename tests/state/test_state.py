@@ -379,3 +379,60 @@ def test_initial_state_errors(name: str) -> None:
     values, message = INITIAL_STATE_ERRORS[name]
     with pytest.raises(ValueError, match=message):
         cart().initial_state(**values)
+
+
+GEOMETRY = {
+    "timestep": lambda m, s: setattr(m, "timestep", s * H),
+    "anchor": lambda m, s: setattr(m.joints["b_c"], "child_anchor", s[:, None] * m.joints["b_c"].child_anchor),
+    "axis": lambda m, s: setattr(m.joints["w_a"], "axis", torch.stack((s, 0 * s, s - 0.5), -1)),
+    "offset": lambda m, s: setattr(m.joints["w_b"], "orientation_offset", quat.normalize(torch.stack((s, s - 0.9, 0 * s, s), -1))),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRY)
+def test_batched_geometry_needs_no_batch_of_coordinates(name: str) -> None:
+    mechanism, scales = tree("Cylindrical"), torch.tensor([0.8, 1.0, 1.2])
+    q, qd = random_coordinates(mechanism, ())
+    GEOMETRY[name](mechanism, scales)
+    z = mechanism.to_maximal(q, qd)
+    assert z.shape == (3, 39)
+    torch.testing.assert_close(z, mechanism.to_maximal(q.expand(3, -1), qd.expand(3, -1)), rtol=0, atol=1e-12)
+    back = mechanism.to_minimal(z)
+    # Rates divide rounding by the timestep.
+    torch.testing.assert_close(back[0], q.expand(3, -1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(back[1], qd.expand(3, -1), rtol=0, atol=1e-10)
+    assert mechanism.initial_state().shape == (3, 39) and mechanism.initial_state((2, 1), w_a=dict(q=(0.1, 0.2))).shape == (2, 3, 39)
+    with pytest.raises(ValueError, match=r"q: got the batch dimensions \(2,\); allowed: those that broadcast with \{.*\(3,\)\}"):
+        mechanism.to_maximal(q.expand(2, -1), qd.expand(2, -1))
+
+
+def test_initial_state_takes_numbers_and_sizes() -> None:
+    mechanism = td.models.pendulum()
+    joint = mechanism.tree_joints[0]
+    expected = mechanism.initial_state((), **{joint: dict(q=0.3)})
+    assert torch.equal(mechanism.initial_state(**{joint: 0.3}), expected)
+    assert torch.equal(mechanism.initial_state(**{joint: torch.tensor([0.3])}), expected)
+    assert torch.equal(mechanism.initial_state(4, **{joint: [0.3]}), expected.expand(4, -1))
+
+
+def test_state_of_a_body_by_name() -> None:
+    mechanism = tree("Revolute")
+    z = mechanism.to_maximal(*random_coordinates(mechanism, (2,)))
+    for i, name in enumerate(mechanism.bodies):
+        state = mechanism.body_state(z, name)
+        assert torch.equal(torch.cat(state, -1), z[:, 13 * i : 13 * (i + 1)])
+        assert [part.shape[-1] for part in state] == [3, 3, 4, 3] and state._fields == ("x", "v", "q", "omega")
+    assert mechanism.body_state(z.float(), "a").x.dtype == torch.float32
+
+
+def test_representation_names_parts_numbers_and_places() -> None:
+    lines = repr(td.models.cartpole()).splitlines()
+    assert lines[0] == "Mechanism: 2 bodies, 2 joints, 0 contacts, 0 couplings; q has 2 numbers, u has 1, timestep 0.01 s"
+    assert lines[2] == "  body pole: Body(mass=1, inertia=[0.1025, 0.1025, 0.002761])"
+    assert lines[3] == "  joint slider: Prismatic(world -> cart, 1 coordinate, 1 input, axis=[0, 1, 0]) q[0:1] u[0:1]"
+    mechanism = td.models.box()
+    mechanism.bodies["box"].mass = torch.ones(4, 1)
+    text = repr(mechanism)
+    assert (
+        "Body(mass=<4 x 1>" in text and "NonlinearContact(box on world, point=[0.25, 0.25, 0.25], normal=[0, 0, 1], friction=0.8)" in text
+    )

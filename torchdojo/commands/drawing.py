@@ -32,7 +32,7 @@ class Page(NamedTuple):
         return Page(options.html, options.no_html)
 
     def place(self, output: Path | None) -> Path | None:
-        """Where the page goes; None: nowhere. Says so where only the packages are missing."""
+        """The place of the page; None: nowhere. Says so where only the packages are missing."""
         if self.html is not None or self.no_html or output is None:
             return self.html
         if find_spec("meshcat") is None:

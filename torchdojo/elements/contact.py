@@ -157,7 +157,7 @@ class Contact(Element):
     def body_names(self) -> tuple[str | None, ...]:
         return (self.body,) if self.other is None else (self.body, self.other)
 
-    def description(self) -> list[str]:
+    def _description(self) -> list[str]:
         return [f"{self.body} on {self.other or 'world'}"]
 
     def kind(self) -> tuple[object, ...]:

@@ -77,7 +77,7 @@ class JointCoupling(Element):
         if (leader, leader_coordinate) == (follower, follower_coordinate):
             raise ValueError(f"JointCoupling: got {leader!r} as leader and as follower; a coupling connects two different coordinates")
 
-    def description(self) -> list[str]:
+    def _description(self) -> list[str]:
         return [f"{self.leader} -> {self.follower}"]
 
     def attach(self, joints: Mapping[str, Joint]) -> None:

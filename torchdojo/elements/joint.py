@@ -167,7 +167,7 @@ class Joint(Element):
             self._check_limited(*(new if bound == name else getattr(self, bound) for bound in BOUNDS))
         super().__setattr__(name, value)
 
-    def description(self) -> list[str]:
+    def _description(self) -> list[str]:
         count = "1 coordinate" if self.num_coordinates == 1 else f"{self.num_coordinates} coordinates"
         inputs = "" if not self.num_coordinates else ", 1 input" if self.num_inputs == 1 else f", {self.num_inputs or 'no'} inputs"
         return [f"{self.parent or 'world'} -> {self.child}", count + inputs]

@@ -139,6 +139,11 @@ class Backends:
         return self.kernel(request) or self._reference(request)
 
     def _reference(self, request: Request) -> Backend:
+        if torch.compiler.is_exporting():
+            raise RuntimeError(
+                "torch.export: the reference takes the steps of this mechanism, and iterates until each environment has converged, which "
+                'no exported program does; export steps of the kernel: built-in elements, float64 on the CPU, SolverOptions(backend="auto")'
+            )
         system, parameters = self.system_on_device(), self.stacked()
         if request.options.dtype == torch.float64:
             return Reference(system, parameters, request)
@@ -215,6 +220,10 @@ class Backends:
             return self._cache.get_held(lowered, self.structure, self.stacked)
         parameters = self._cache.get(lowered, self.structure, self.stacked)
         return None if torch.is_grad_enabled() and parameters.requires_grad else parameters
+
+    def still_has(self, parameters: Parameters) -> bool:
+        """Whether these are the parameters of the last call of the kernel, and no number has changed since."""
+        return self._cache.still_has(parameters)
 
     def stacked(self) -> list[Tensor]:
         """All physical numbers, stacked over equal elements (`System.stack_parameters`), with their graphs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -15,10 +16,56 @@ from torchdojo.native.cache import Parameters
 from torchdojo.native.maps import TREE, compiled_map, covers, has_dimensions, state_map
 from torchdojo.native.tables import StateMap
 from torchdojo.solver.options import SolverOptions
+from torchdojo.state import minimal
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
 __all__ = ["contact_forces", "contact_points", "coordinates", "distances", "in_kernel", "kinetic_energy", "potential_energy"]
+
+
+def _distances(structure: Structure, z: Tensor) -> Tensor:
+    values = [contact.distance(*structure.element_poses(z, contact)) for contact in structure.named_contacts().values()]
+    return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
+
+
+def _contact_points(structure: Structure, z: Tensor) -> Tensor:
+    values = [contact.place(*structure.element_poses(z, contact)) for contact in structure.named_contacts().values()]
+    return torch.cat(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
+
+
+def _to_minimal(structure: Structure, z: Tensor) -> Tensor:
+    return torch.cat(minimal.to_minimal(structure.tree_order(), structure.num_bodies, z, structure.timestep), dim=-1)
+
+
+def _to_maximal(structure: Structure, state: Tensor) -> Tensor:
+    q, qd = state.chunk(2, dim=-1)
+    return minimal.to_maximal(structure.tree_order(), structure.num_bodies, q, qd, structure.timestep)
+
+
+#: each function of a state (..., n) in PyTorch, (..., size)
+REFERENCE: dict[StateMap, Callable[[Structure, Tensor], Tensor]] = {
+    StateMap.TO_MINIMAL: _to_minimal,
+    StateMap.TO_MAXIMAL: _to_maximal,
+    StateMap.DISTANCES: _distances,
+    StateMap.CONTACT_POINTS: _contact_points,
+    StateMap.KINETIC_ENERGY: lambda structure, z: energy.kinetic_energy(structure, z, None)[..., None],
+    StateMap.POTENTIAL_ENERGY: lambda structure, z: energy.potential_energy(structure, z)[..., None],
+}
+
+
+class _Held:
+    """A function in PyTorch, with the numbers that the kernel had when it computed the function and its first derivative."""
+
+    def __init__(self, backends: Backends, parameters: Parameters, which: StateMap) -> None:
+        self.backends, self.parameters, self.which = backends, parameters, which
+
+    def __call__(self, state: Tensor) -> Tensor:
+        if not self.backends.still_has(self.parameters):
+            raise RuntimeError(
+                "torchdojo: numbers of the mechanism changed, or require grad, since the kernel took a first derivative, so that no second "
+                'one fits to it; take both before numbers change, or both with SolverOptions(backend="reference")'
+            )
+        return REFERENCE[self.which](self.backends.structure, state)
 
 
 def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor | None:
@@ -30,7 +77,9 @@ def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap
     if program is None or (which in TREE and not program.tree):
         return None
     if not torch.compiler.is_compiling():
-        return None if parameters is None or not covers(parameters, state) else state_map(program, parameters, which, state)
+        if parameters is None or not covers(parameters, state):
+            return None
+        return state_map(program, parameters, which, _Held(backends, parameters, which), state)
     # Tracing the reference's loops over joints would take minutes, so the operator has the reference, too.
     tensors = backends.stacked() if parameters is None else parameters.tensors
     if not tensors:  # the operator looks them up when it runs
@@ -56,24 +105,22 @@ def coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[
     return None if value is None else cast(tuple[Tensor, Tensor], value.chunk(2, dim=-1))
 
 
-def distances(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
-    """`Mechanism.distances`."""
-    value = _observed(backends, options, StateMap.DISTANCES, z)
+def _value(backends: Backends, options: SolverOptions, which: StateMap, z: Tensor) -> Tensor:
+    value = _observed(backends, options, which, z)
     if value is not None:
         return value
-    structure = backends.structure
-    values = [contact.distance(*structure.element_poses(z, contact)) for contact in structure.named_contacts().values()]
-    return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else z.new_zeros(*z.shape[:-1], 0)
+    backends.structure.check_state(z)
+    return REFERENCE[which](backends.structure, z)
+
+
+def distances(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
+    """`Mechanism.distances`."""
+    return _value(backends, options, StateMap.DISTANCES, z)
 
 
 def contact_points(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
     """`Mechanism.contact_points`."""
-    value = _observed(backends, options, StateMap.CONTACT_POINTS, z)
-    if value is not None:
-        return value.unflatten(-1, (-1, 3))
-    structure = backends.structure
-    values = [contact.place(*structure.element_poses(z, contact)) for contact in structure.named_contacts().values()]
-    return torch.stack(torch.broadcast_tensors(*values), dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
+    return _value(backends, options, StateMap.CONTACT_POINTS, z).unflatten(-1, (-1, 3))
 
 
 def contact_forces(structure: Structure, z: Tensor, impulses: Tensor, repeat: int) -> dict[str, Tensor]:
@@ -84,11 +131,13 @@ def contact_forces(structure: Structure, z: Tensor, impulses: Tensor, repeat: in
 
 def kinetic_energy(backends: Backends, options: SolverOptions, z: Tensor, z_next: Tensor | None) -> Tensor:
     """`Mechanism.kinetic_energy`; with `z_next` by the reference."""
-    value = None if z_next is not None else _observed(backends, options, StateMap.KINETIC_ENERGY, z)
-    return energy.kinetic_energy(backends.structure, z, z_next) if value is None else value.squeeze(-1)
+    if z_next is None:
+        return _value(backends, options, StateMap.KINETIC_ENERGY, z).squeeze(-1)
+    backends.structure.check_state(z)
+    backends.structure.check_state(z_next, "z_next")
+    return energy.kinetic_energy(backends.structure, z, z_next)
 
 
 def potential_energy(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
     """`Mechanism.potential_energy`."""
-    value = _observed(backends, options, StateMap.POTENTIAL_ENERGY, z)
-    return energy.potential_energy(backends.structure, z) if value is None else value.squeeze(-1)
+    return _value(backends, options, StateMap.POTENTIAL_ENERGY, z).squeeze(-1)

@@ -128,7 +128,7 @@ def _history(mech: Mechanism, z: Tensor, iterations: int) -> tuple[list[float], 
     newton_on_path(problem, start, mech.options, iterations, level, lift=False, points=points)
     equations, products = [], []
     for point in points:
-        equality, product = violations(problem.system, problem.residual(point), goal)
+        equality, product, _ = violations(problem, problem.residual(point), goal, mech.options.tolerances(goal.dtype)[0])
         equations.append(float(equality))
         products.append(float(product))
     return equations, products

@@ -13,6 +13,7 @@ import torch
 from torchdojo.identification.corrections import Residual
 from torchdojo.identification.gauss_newton import GaussNewtonOptions
 from torchdojo.identification.misfit import RobustLoss, Scales
+from torchdojo.runs.description import check_whole
 
 __all__ = ["GAUSS_NEWTON", "FitConfig", "Stage", "check_names", "plain"]
 
@@ -66,10 +67,8 @@ class Stage:
     spread: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("horizon", "stride", "substeps", "throws", "epochs", "batch_size", "patience", "starts"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"Stage.{name}: got {value}; allowed: 1 or more")
+        check_whole(self, ("horizon", "substeps", "starts"), label="Stage.")
+        check_whole(self, ("stride", "throws", "epochs", "batch_size", "patience"), optional=True, label="Stage.")
         if not self.spread > 0:
             raise ValueError(f"Stage.spread: got {self.spread}; allowed: positive numbers")
         if not self.parameters and self.residual is None:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from torchdojo.identification.misfit import RobustLoss, WindowResidual, batch_size
 from torchdojo.identification.parameters import ParametricMechanism
+from torchdojo.runs.description import check_whole
 from torchdojo.solver.least_squares import Problems, QuadraticModel, Trial, levenberg_marquardt, possible_decrease
 
 __all__ = [
@@ -198,8 +199,8 @@ class GaussNewtonOptions:
         for name in ("damping", "max_step", "cost_tol", "rank_tol"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"GaussNewtonOptions.{name}: got {getattr(self, name)}; allowed: positive numbers")
-        if self.max_iterations < 1:
-            raise ValueError(f"GaussNewtonOptions.max_iterations: got {self.max_iterations}; allowed: 1 or more")
+        check_whole(self, ("max_iterations",), label="GaussNewtonOptions.")
+        check_whole(self, ("refit",), least=0, label="GaussNewtonOptions.")
 
 
 class Identifiability(NamedTuple):

@@ -33,6 +33,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from torch.utils.data import Dataset
 
 from torchdojo import quaternion as quat
 from torchdojo.runs import check_arrays
+from torchdojo.runs.description import check_whole
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY
 
 __all__ = ["DataError", "Recordings", "WindowDataset", "read_recordings"]
@@ -309,8 +311,7 @@ class WindowDataset(Dataset[Tensor]):
     """
 
     def __init__(self, recordings: Recordings, horizon: int = 1, stride: int = 1, *, first_only: bool = False) -> None:
-        if horizon < 1 or stride < 1:
-            raise ValueError(f"WindowDataset: got horizon={horizon}, stride={stride}; allowed: 1 or more")
+        check_whole(SimpleNamespace(horizon=horizon, stride=stride), ("horizon", "stride"), label="WindowDataset.")
         self.recordings, self.horizon = recordings, horizon
         ends = [
             a + 1 if first_only else b - horizon

@@ -25,6 +25,7 @@ from torch import Tensor
 from torchdojo.identification.gauss_newton import Fit, GaussNewtonState, LeastSquares, damped_step, fit_starts, report
 from torchdojo.identification.misfit import RobustLoss, WindowResidual
 from torchdojo.identification.recordings import WindowDataset
+from torchdojo.runs.description import check_whole
 
 __all__ = ["ShootingOptions", "ShootingStage", "multiple_shooting"]
 
@@ -50,8 +51,9 @@ class ShootingStage:
     iterations: int = 8
 
     def __post_init__(self) -> None:
-        if self.horizon < 1 or self.iterations < 1 or not 0 <= self.trim < 1:
-            raise ValueError(f"{self}; allowed: a horizon and iterations of 1 or more, and a trim from 0 to less than 1")
+        check_whole(self, ("horizon", "iterations"), label="ShootingStage.")
+        if not 0 <= self.trim < 1:
+            raise ValueError(f"ShootingStage.trim: got {self.trim}; allowed: from 0 to less than 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +82,8 @@ class ShootingOptions:
         for name in ("damping", "max_step", "step_tol", "rank_tol"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"ShootingOptions.{name}: got {getattr(self, name)}; allowed: positive numbers")
-        if self.draws < 0 or self.refit < 1:
-            raise ValueError(f"ShootingOptions: got draws={self.draws}, refit={self.refit}; allowed: 0 or more draws, 1 or more iterations")
+        check_whole(self, ("draws", "seed"), least=0, label="ShootingOptions.")
+        check_whole(self, ("refit",), label="ShootingOptions.")
 
 
 def multiple_shooting(

@@ -46,7 +46,12 @@ def _root(path: Path) -> str:
     Raises:
         ValueError: neither a robot nor a MuJoCo model.
     """
-    tag = str(read_xml(path, "robot").tag)
+    try:
+        tag = str(read_xml(path, "robot").tag)
+    except ValueError:
+        if b"<mujoco" not in path.read_bytes():
+            raise
+        return "mujoco"  # MuJoCo's own parser takes files that Python's refuses, and says what is wrong with the others
     if tag not in ("robot", "mujoco"):
         raise ValueError(f"{path}: the root element is <{tag}>; allowed: <mujoco> (MJCF) or <robot> (URDF)")
     return tag

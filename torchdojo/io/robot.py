@@ -305,16 +305,13 @@ def assemble(
         follower = couplings[name].follower
         limits = moving[follower].limits
         if limits is not None:
-            warn_user(f"{robot.path}: joint {follower!r}: left out its limits, which its coupling excludes: {words}")
+            robot.findings.add("ignored", "joint limits", follower, f"its coupling excludes them: {words}")
             moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
-    mech = Mechanism(
-        bodies={name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()},
-        joints=moving,
-        contacts=modules,
-        couplings=couplings,
-        timestep=timestep,
-        gravity=gravity,
-    )
+    bodies = {name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()}
+    try:
+        mech = Mechanism(bodies, moving, modules, couplings=couplings, timestep=timestep, gravity=gravity)
+    except ValueError as error:
+        raise ValueError(f"{robot.path}: {error}") from error
     mech.scenery = robot.scenery
     told = [LoadEntry("ignored", "collision geometry", 1, (), note) if isinstance(note, str) else note for note in notes]
     start = _contacts_at_the_start(robot, mech, contacts == "collision" and ground is not False)

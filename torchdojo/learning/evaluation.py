@@ -149,7 +149,7 @@ class Result(NamedTuple):
     curve: Curve
 
     def last(self, measure: str, variant: str = NOMINAL) -> float:
-        """Of the last policy; NaN where the environment has no such variant."""
+        """The measure of the last policy; NaN where the environment has no such variant."""
         return float(self.report["variants"].get(variant, {}).get(measure, math.nan))
 
     def to(self, measure: str, threshold: float, axis: str) -> float:
@@ -157,7 +157,7 @@ class Result(NamedTuple):
         return crossing(getattr(self.curve, axis), self.curve.measures[measure], threshold) if len(self.curve.samples) else math.inf
 
     def reached(self, goal: Goal) -> float:
-        """What a bound is on."""
+        """The number that a bound holds."""
         if goal.variant == NOMINAL and self.report["samples"] > 1.05 * goal.samples:
             return value_at(self.curve.samples, self.curve.measures[goal.measure], goal.samples)
         return self.last(goal.measure, goal.variant)
@@ -215,7 +215,10 @@ def _finished(run: StudyRun, setting: Setting) -> Result:
     """The run, trained and evaluated now or before."""
     path = run.folder / REPORT
     run.begin(resume=(run.folder / CONFIG).exists())
-    report = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        report = json.loads(path.read_text()) if path.exists() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, and the run is evaluated again") from error
     if "variants" not in report:  # `torchdojo train` writes a report without
         before = ant_step_us(setting.mujoco)
         with torch.enable_grad():
@@ -280,7 +283,7 @@ def _folder(setting: Setting) -> Iterator[Path]:
 
 
 def _task(run: Run) -> str:
-    """What a return depends on, apart from the policy."""
+    """Everything but the policy that a return depends on."""
     options = {name: value for name, value in run.config.env_options.items() if name not in ("noise", "pool", "randomize", "seed")}
     return ", ".join(f"{name} {value}" for name, value in sorted(options.items())) or "the environment's defaults"
 

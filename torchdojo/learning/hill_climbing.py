@@ -17,7 +17,7 @@ __all__ = ["Climb", "climb"]
 
 @dataclass(frozen=True)
 class Climb:
-    """What `climb` found.
+    """The result of `climb`.
 
     best: (n,) parameters. score: of them. scores: (episodes,) in the order in which they were tried. parameters: (episodes, n).
     """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from torchdojo.envs import Env
 from torchdojo.learning.networks import Actor, Normalizer, perceptron
 from torchdojo.learning.runs import Policy, Run
 from torchdojo.runs import read_checkpoint, save_checkpoint
+from torchdojo.runs.description import check_whole
 
 __all__ = ["PPO", "RslEnv", "Settings", "load_policy", "train"]
 
@@ -66,11 +68,10 @@ class Settings:
     critic: tuple[int, ...] = (64, 64)
 
     def __post_init__(self) -> None:
-        counts = {name: getattr(self, name) for name in ("samples", "num_envs", "horizon", "epochs", "batches")}
-        sizes = {name: getattr(self, name) for name in ("lr", "clip", "max_norm", "reward_scale", "std")}
-        for name, value in {**counts, **sizes}.items():
-            if not value > 0:
-                raise ValueError(f"{name}: got {value}; allowed: above 0")
+        check_whole(self, ("samples", "num_envs", "horizon", "epochs", "batches"))
+        for name in ("lr", "clip", "max_norm", "reward_scale", "std"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}: got {value!r}; allowed: a finite number above 0")
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}; allowed: from 0 to 1")

@@ -34,6 +34,7 @@ from torchdojo.learning.adjoint import clip_adjoint
 from torchdojo.learning.networks import Normalizer
 from torchdojo.learning.runs import Policy, Run
 from torchdojo.runs import read_checkpoint, save_checkpoint
+from torchdojo.runs.description import check_whole
 
 __all__ = ["LinearPolicy", "Search", "Settings", "ags_update", "ars_update", "episodes", "load_policy", "train"]
 
@@ -64,9 +65,8 @@ class Settings:
     adjoint_clip: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "horizon", "directions"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}: got {value!r}; allowed: a whole number of 1 or more")
+        check_whole(self, ("samples", "horizon", "directions"))
+        check_whole(self, ("best",), optional=True)
         if self.best is not None and not 1 <= self.best <= self.directions:
             raise ValueError(f"best: got {self.best!r}; allowed: from 1 to directions={self.directions}, or null for all")
         for name in ("step_size", "noise"):

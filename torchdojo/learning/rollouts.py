@@ -40,7 +40,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` measured in one episode of each of B environments.
+    """Measurements by `evaluate` of one episode of each of B environments.
 
     returns: (B,) sums of rewards. lengths: (B,) control steps, the last one included. distances: (B,) along x [m].
     speeds: (B,) distance over time while alive [m/s]. survived: (B,) whether the episode lasted to the end.
@@ -187,7 +187,7 @@ def _kept_impulses(env: Env) -> Iterator[list[Tensor]]:
 
 
 def variants(factory: Callable[..., Env], num_envs: int = 64, seed: int = SEED, **options: Any) -> dict[str, Callable[[], Env]]:
-    """What a trained policy is tried on: functions that make environments for `evaluate`.
+    """The variants that a trained policy is tried on: functions that make environments for `evaluate`.
 
         "nominal"         as the factory makes it, with starts of noise 1 and no randomization
         "h/2"             half the timestep and twice the steps, so that the control period is the same

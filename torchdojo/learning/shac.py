@@ -36,6 +36,7 @@ from torchdojo.learning.adjoint import bounded, clip_adjoint
 from torchdojo.learning.critic_fit import CriticFit
 from torchdojo.learning.networks import Actor, Critics
 from torchdojo.learning.returns import discounts, lambda_returns
+from torchdojo.runs.description import check_whole
 
 __all__ = ["Shac", "ShacSettings"]
 
@@ -87,9 +88,7 @@ class ShacSettings:
     compile: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("samples", "num_envs", "horizon", "critics", "critic_epochs", "critic_batches"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name}: got {value!r}; allowed: a whole number of 1 or more")
+        check_whole(self, ("samples", "num_envs", "horizon", "critics", "critic_epochs", "critic_batches"))
         for name in ("reward_scale", "std", "lr", "critic_lr", "max_norm"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name}: got {value!r}; allowed: a finite number above 0")
@@ -104,7 +103,7 @@ class ShacSettings:
 
 @dataclass
 class Rollout:
-    """What a segment leaves: each (H, B, ...), with a graph where the actor's loss needs one."""
+    """The results of a segment: each (H, B, ...), with a graph where the actor's loss needs one."""
 
     obs: Tensor
     rewards: Tensor
@@ -349,7 +348,7 @@ class Shac(pl.LightningModule):
 
     @property
     def means(self) -> dict[str, float]:
-        """What is logged, means over the segments of this epoch; nothing before the first."""
+        """Numbers to log, means over the segments of this epoch; nothing before the first."""
         if not self._means[-1]:
             return {}
         return dict(zip(LOGGED, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}

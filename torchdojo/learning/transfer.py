@@ -157,7 +157,7 @@ class MuJoCoRobots:
         return torch.tensor([not any(data.warning[kind].number for kind in kinds) for data in self.data])
 
     def motion(self, action: Tensor) -> Motion:
-        """What the environment observes, after an action (B, nu)."""
+        """The observation of the environment, after an action (B, nu)."""
         z = self.states()
         return Motion(z, z[..., :13], *self.env.mech.to_minimal(z), action, self.env.state.goal, self.env.state.impulses)
 
@@ -174,7 +174,7 @@ class MuJoCoRobots:
         return join_state(Pose(x, own), Twist(velocity, quat.inverse_rotate(own, spin)))
 
     def _find_bodies(self, carried: Sequence[int]) -> None:
-        """Which of MuJoCo's bodies each of ours is, and where our frame lies in its frame, from both robots with all joints at zero."""
+        """The body of MuJoCo for each of ours, and our frame in its frame, from both robots with all joints at zero."""
         mech, motors = self.env.mech, actuators(self.env.mech)
         number = {name: i for i, name in enumerate(mech.bodies)}
         found = {0: 1}
@@ -197,7 +197,7 @@ class MuJoCoRobots:
         self.turns = quat.multiply(quat.conjugate(turn), pose.q)
 
     def _find_coordinates(self) -> None:
-        """Which of our coordinates each of MuJoCo's is, and its sign, by moving one at a time: a signed permutation."""
+        """A signed permutation from our coordinates to MuJoCo's, found by moving one at a time."""
         data, start, size = self.data[0], 6 if self.free else 0, 7 if self.free else 0
 
         def coordinates() -> np.ndarray[Any, np.dtype[np.float64]]:

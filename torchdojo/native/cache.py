@@ -219,6 +219,10 @@ class ParameterCache:
                 last[1].batch, last[1].packed
         return last[1]
 
+    def still_has(self, parameters: Parameters) -> bool:
+        """Whether the last call had these parameters, and no number has changed since."""
+        return self._last is not None and self._last[1] is parameters and self._last[0].holds(False)
+
     def last(self, driven: bool) -> Parameters | None:
         """The parameters of the last call, with its law if `driven`; None where they have another law."""
         parameters = None if self._last is None else self._last[1]

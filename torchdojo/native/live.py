@@ -56,7 +56,11 @@ def own_batch(number: int, driven: bool) -> tuple[int, ...] | None:
     """The batch dimensions of a mechanism's numbers; None where code being traced changes or differentiates some."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    provider, output = _providers.get(number), InstructionTranslator.current_tx().output
+    try:
+        output = InstructionTranslator.current_tx().output
+    except AttributeError:
+        return None  # torch.export traces without Dynamo
+    provider = _providers.get(number)
     constant = torch.is_grad_enabled()
     parameters = None if provider is None or output.export else provider.refresh(driven, constant)
     if provider is None or parameters is None:

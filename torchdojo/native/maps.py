@@ -7,15 +7,16 @@ minutes to trace the reference's loops over joints into thousands of nodes.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from torchdojo.gradients.batching import align, map_all
-from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
+from torchdojo.gradients.transforms import forward_mode, save
 from torchdojo.native import kernel, live, loader, operators
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import VECTOR, differentiable
@@ -28,6 +29,8 @@ from torchdojo.state.minimal import to_maximal, to_minimal
 from torchdojo.state.unknowns import TIMESTEP
 
 __all__ = ["TREE", "compiled_map", "covers", "has_dimensions", "state_map"]
+
+Function = Callable[[Tensor], Tensor]
 
 GEOMETRY = ("axis", "parent_anchor", "child_anchor", "orientation_offset")  # the fields of joints that the maps of a tree read
 TREE = (StateMap.TO_MINIMAL, StateMap.TO_MAXIMAL)  # maps of the spanning tree
@@ -46,10 +49,13 @@ def has_dimensions(lead: torch.Size, batch: torch.Size) -> bool:
     return len(batch) <= len(lead) and all(size in (1, own) for own, size in zip(reversed(lead), reversed(batch), strict=False))
 
 
-def state_map(program: Program, parameters: Parameters, which: StateMap, state: Tensor) -> Tensor:
-    """The value (..., size) of a function at `state` (..., size), which `covers` the batch dimensions of the parameters."""
+def state_map(program: Program, parameters: Parameters, which: StateMap, reference: Function, state: Tensor) -> Tensor:
+    """The value (..., size) of a function at `state` (..., size), which `covers` the batch dimensions of the parameters.
+
+    reference: the same function in PyTorch, for derivatives beyond the first.
+    """
     if transforming() or forward_mode() or (state.requires_grad and torch.is_grad_enabled()):
-        return cast(Tensor, Mapped.apply(program, parameters, which, state))
+        return cast(Tensor, Mapped.apply(program, parameters, which, reference, state))
     return _evaluate(program, parameters, which, Derivative.VALUE, state)
 
 
@@ -74,10 +80,10 @@ def _evaluate(
 
 
 class Mapped(torch.autograd.Function):
-    """(program, parameters, which, state) -> value."""
+    """(program, parameters, which, reference, state) -> value."""
 
     @staticmethod
-    def forward(program: Program, parameters: Parameters, which: StateMap, state: Tensor) -> Tensor:
+    def forward(program: Program, parameters: Parameters, which: StateMap, reference: Function, state: Tensor) -> Tensor:
         return _evaluate(program, parameters, which, Derivative.VALUE, state)
 
     @staticmethod
@@ -87,30 +93,63 @@ class Mapped(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        return Product.apply(*ctx.held, Derivative.PUSH, *ctx.saved_tensors, tangents[3])
+        return Product.apply(*ctx.held, Derivative.PUSH, *ctx.saved_tensors, tangents[4])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        call: Any = Product.apply if torch.is_grad_enabled() or transforming() or forward_mode() else _evaluate
-        return None, None, None, call(*ctx.held, Derivative.PULL, *ctx.saved_tensors, grad)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], program: Program, parameters: Parameters, which: StateMap, state: Tensor) -> Any:
-        return Mapped.apply(program, parameters, which, state.movedim(in_dims[3], 0)), 0
-
-
-class Product(LastDerivative):
-    """(program, parameters, which, derivative, state, along) -> the gradient by the state, or the tangent of the value."""
-
-    refusal = NO_SECOND_DERIVATIVE
-
-    @staticmethod
-    def forward(program: Program, parameters: Parameters, which: StateMap, derivative: Derivative, state: Tensor, along: Tensor) -> Tensor:
-        return _evaluate(program, parameters, which, derivative, state, along)
+        if torch.is_grad_enabled() or transforming() or forward_mode():
+            return None, None, None, None, Product.apply(*ctx.held, Derivative.PULL, *ctx.saved_tensors, grad)
+        (program, parameters, which, _), (state,) = ctx.held, ctx.saved_tensors
+        return None, None, None, None, _evaluate(program, parameters, which, Derivative.PULL, state, grad)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        return Product.apply(*inputs[:4], *map_all(info.batch_size, in_dims[4:], inputs[4:])), 0
+        return Mapped.apply(*inputs[:4], inputs[4].movedim(in_dims[4], 0)), 0
+
+
+class Product(torch.autograd.Function):
+    """(program, parameters, which, reference, derivative, state, along) -> the gradient by the state, or the tangent of the value.
+
+    The kernel has first derivatives alone. Those of this product, and all further ones, are those of the reference.
+    """
+
+    @staticmethod
+    def forward(
+        program: Program,
+        parameters: Parameters,
+        which: StateMap,
+        reference: Function,
+        derivative: Derivative,
+        state: Tensor,
+        along: Tensor,
+    ) -> Tensor:
+        return _evaluate(program, parameters, which, derivative, state, along)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.product = functools.partial(_product, *inputs[3:5])
+        save(ctx, *inputs[5:])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
+        at = ctx.saved_tensors
+        along = tuple(torch.zeros_like(t) if tangent is None else tangent for t, tangent in zip(at, tangents[5:], strict=True))
+        return torch.func.jvp(ctx.product, at, along)[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, None, None, None, *torch.func.vjp(ctx.product, *ctx.saved_tensors)[1](grad)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
+        return Product.apply(*inputs[:5], *map_all(info.batch_size, in_dims[5:], inputs[5:])), 0
+
+
+def _product(reference: Function, derivative: Derivative, state: Tensor, along: Tensor) -> Tensor:
+    """The gradient, or the tangent, of the reference."""
+    if derivative is Derivative.PULL:
+        return cast(Tensor, torch.func.vjp(reference, state)[1](along)[0])
+    return cast(Tensor, torch.func.jvp(reference, (state,), (along,))[1])
 
 
 # `apply` binds arguments, and computes the signature anew in every call where the function does not store it.

@@ -206,7 +206,10 @@ def by_number(number: int) -> Program:
     """
     lowered = _by_number.get(number)
     if lowered is None:
-        raise RuntimeError("torchdojo: the mechanism of this step no longer exists; keep it alive until its gradients are taken")
+        raise RuntimeError(
+            "torchdojo: the mechanism of this step does not exist here, or exists no longer; keep it alive until its gradients are taken. "
+            "A program of torch.export runs in the process that made it: export in the process that runs it"
+        )
     return lowered
 
 

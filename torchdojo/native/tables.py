@@ -16,7 +16,7 @@ from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearC
 from torchdojo.elements.element import Element
 from torchdojo.geometry import distance, pairs
 from torchdojo.gradients import checks, hard_limit
-from torchdojo.solver import continuation, interior_point, kkt, path_newton, speed
+from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state import layout
 
@@ -327,6 +327,8 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "max_level": interior_point.MAX_LEVEL,
         "start_level": interior_point.START_LEVEL,
         "line_search_halvings": interior_point.LINE_SEARCH_HALVINGS,
+        "roundings": solution.ROUNDINGS,
+        "most_size": solution.MOST_SIZE,
         "halves_iterations": interior_point.HALVES_ITERATIONS,
         "continuation_levels": interior_point.CONTINUATION_LEVELS,
         "continuation_steps": continuation.MAX_STEPS,

@@ -174,7 +174,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class PlanTask:
-    """What `solve` needs, and what replays need: their lag (None: its default, or the task's), and the row of `TASKS`, if any."""
+    """Arguments of `solve` and of replays: their lag (None: its default, or the task's), and the row of `TASKS`, if any."""
 
     problem: Problem
     options: SolveOptions

@@ -31,7 +31,7 @@ SETTLING = 20  # iterations at construction, from the start of the problem
 
 @dataclass(frozen=True)
 class ControlReport:
-    """What a controller did since it was made, or since `Controller.reset`.
+    """Counts of a controller since it was made, or since `Controller.reset`.
 
     samples: plans that were asked for. failures: those for which no rollout succeeded, so that the settled plan took over.
     mean, worst: time of a plan by the clock of the process [s].

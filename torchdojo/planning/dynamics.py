@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -65,6 +66,9 @@ class Dynamics:
         entries = input_map != 0
         self.selects = bool((entries.sum(0) == 1).all() and (entries.sum(1) <= 1).all() and (input_map >= 0).all())
         self.tree = mech.tree_order() if self.minimal else []
+        self.angles = torch.tensor(
+            [entry.coordinates.stop - 1 for entry in self.tree if getattr(entry.joint, "free_rotations", 0) == 1], dtype=torch.long
+        )
 
     # -- coordinates ---------------------------------------------------------------------------------------------------------------------
 
@@ -79,6 +83,16 @@ class Dynamics:
         if not self.minimal:
             return self.mech.difference(*torch.broadcast_tensors(x, reference))
         return minimal.difference(self.tree, x, reference)
+
+    def miss(self, x: Tensor, goal: Tensor) -> Tensor:
+        """The n numbers by which x misses a goal: `difference` without whole turns of an angle, in [−π, π).
+
+        A turn more is another state, whose springs and limits differ. But a swing-up may reach its goal from either side.
+        """
+        delta = self.difference(x, goal)
+        if self.minimal and len(self.angles):
+            delta = delta.index_copy(-1, self.angles, torch.remainder(delta[..., self.angles] + math.pi, 2 * math.pi) - math.pi)
+        return delta
 
     def retract(self, x: Tensor, delta: Tensor) -> Tensor:
         if self.minimal:

@@ -239,12 +239,12 @@ def _solve(
 
 
 def _entries(found: Descent) -> tuple[Tensor, ...]:
-    """What belongs to an iterate."""
+    """The tensors of an iterate."""
     return found.x, found.cost, found.error, found.outcome, *found.data
 
 
 class _Inverse(Problems):
-    """What both inverse problems share: kappas, and unknowns that add.
+    """The common part of both inverse problems: kappas, and unknowns that add.
 
     Args:
         states, targets: (N, 13 nb). smoothings: values of grad_kappa, the last one kappa.

@@ -76,57 +76,24 @@ def cone_inverse_dynamics(
         ValueError: states of a wrong shape, numbers that are not positive, elements of a kind that is not supported: it takes joints, joint
             limits, and `NonlinearContact` and `ImpactContact` without compliance or friction of couples.
     """
-    mech.check_state(z, "z")
-    mech.check_state(z_next, "z_next")
-    for name, value in {"gap": gap, "slip": slip, "tolerance": tolerance, "max_iterations": max_iterations}.items():
-        if not (math.isfinite(value) and value > 0) or (name == "max_iterations" and not isinstance(value, int)):
-            raise ValueError(f"cone_inverse_dynamics.{name}: got {value}; allowed: positive finite numbers, whole ones for max_iterations")
-    system = mech.backends.system
-    for key, element in system.elements.items():
-        hard = isinstance(element, (NonlinearContact, ImpactContact)) and element.cones.size in (1, 4) and "stiffness" not in element.fields
-        if not (hard or isinstance(element, (Joint, JointLimits))):
-            raise ValueError(
-                f"cone_inverse_dynamics: got {key} of kind {type(element).__name__}; allowed: joints, joint limits, and hard "
-                "NonlinearContact or ImpactContact without torsional or rolling friction; use inverse_dynamics for others"
-            )
-    parameters = [value.detach() for value in mech.stacked_parameters()]
-    try:
-        states, targets = torch.broadcast_tensors(z.detach().double(), z_next.detach().double())
-    except RuntimeError:
-        shapes = f"{tuple(z.shape)} and {tuple(z_next.shape)}"
-        raise ValueError(f"cone_inverse_dynamics: got z and z_next of shapes {shapes}; their leading dimensions must broadcast") from None
-    shape = states.shape[:-1]
-    data = [states, states.new_zeros(*shape, system.num_inputs), states.new_zeros(*shape, TWIST_SIZE * system.num_bodies)]
-    flat, batch = flatten_batch(system.step_specs(), [*data, *parameters])
-    targets = targets.expand(*batch, -1).reshape(batch.numel(), -1)
-    finite = flat[0].isfinite().all(-1) & targets.isfinite().all(-1)
-    safe = neutral_state(flat[0])
-    flat[0], targets = torch.where(finite[:, None], flat[0], safe), torch.where(finite[:, None], targets, safe)
-    problem = StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA], depenetration_speed=mech.options.depenetration_speed)
-
-    n = TWIST_SIZE * system.num_bodies
-    w = states.new_zeros(batch.numel(), system.num_unknowns)
+    _check(mech, z, z_next, {"gap": gap, "slip": slip, "tolerance": tolerance, "max_iterations": max_iterations})
+    problem, targets, finite, batch = _problem(mech, z, z_next)
+    system, n = mech.backends.system, TWIST_SIZE * mech.num_bodies
+    w = targets.new_zeros(len(targets), system.num_unknowns)
     after = targets.unflatten(-1, (-1, 13))
     w[:, :n] = torch.cat((after[..., 3:6], after[..., 10:]), -1).flatten(1)
     rows = problem.residual(w)
     by_impulse = _impulse_columns(problem, w)
     inputs = problem.linearize_data(w)[1][:, :n]
+    columns, scale, places, free = _cones(problem, rows, by_impulse, gap, slip)
+
     root = torch.linalg.cholesky(_mass(problem)).expand(len(w), -1, -1)
     b = torch.linalg.solve_triangular(root, rows[:, :n, None], upper=False)
-
-    columns, scale, places, free = _cones(problem, rows, by_impulse, gap, slip)
     A = torch.linalg.solve_triangular(root, torch.cat((inputs, by_impulse[:, :, free]), -1), upper=False)
     C = torch.linalg.solve_triangular(root, columns, upper=False)
-    inverse = torch.linalg.pinv(A, rtol=1e-12)
-    keep = torch.eye(n, dtype=A.dtype) - A @ inverse
-    felt = keep @ C
-    # Inputs and joints take up these impulses whole, and what is left of them is rounding.
-    taken = torch.linalg.vector_norm(felt, dim=1, keepdim=True) <= TAKEN * torch.linalg.vector_norm(C, dim=1, keepdim=True)
-    gamma, converged = _solve(torch.where(taken, 0.0, felt), (keep @ b)[..., 0], scale, max_iterations)
-    left = b + C @ gamma[..., None]
-    held = -(inverse @ left)[..., 0]
-    residual = left[..., 0] + (A @ held[..., None])[..., 0]
-    error = torch.linalg.solve_triangular(root.mT, residual[..., None], upper=True)[..., 0].abs().amax(-1)
+    held, gamma, converged = _explain(A, C, b, scale, max_iterations)
+    left = b + C @ gamma[..., None] + A @ held[..., None]
+    error = torch.linalg.solve_triangular(root.mT, left, upper=True)[..., 0].abs().amax(-1)
 
     state = split_state(targets)
     ahead = join_state(next_pose(problem.state.pose, state.twist, problem.timestep[:, None, None]), state.twist)
@@ -143,6 +110,53 @@ def cone_inverse_dynamics(
         torch.where(finite, error, torch.inf).reshape(batch),
         torch.where(finite, status, int(PlanStatus.DIVERGED)).reshape(batch),
     )
+
+
+def _check(mech: Mechanism, z: Tensor, z_next: Tensor, numbers: dict[str, float]) -> None:
+    """Raise as `cone_inverse_dynamics` says."""
+    mech.check_state(z, "z")
+    mech.check_state(z_next, "z_next")
+    for name, value in numbers.items():
+        if not (math.isfinite(value) and value > 0) or (name == "max_iterations" and not isinstance(value, int)):
+            raise ValueError(f"cone_inverse_dynamics.{name}: got {value}; allowed: positive finite numbers, whole ones for max_iterations")
+    for key, element in mech.backends.system.elements.items():
+        hard = isinstance(element, (NonlinearContact, ImpactContact)) and element.cones.size in (1, 4) and "stiffness" not in element.fields
+        if not (hard or isinstance(element, (Joint, JointLimits))):
+            raise ValueError(
+                f"cone_inverse_dynamics: got {key} of kind {type(element).__name__}; allowed: joints, joint limits, and hard "
+                "NonlinearContact or ImpactContact without torsional or rolling friction; use inverse_dynamics for others"
+            )
+
+
+def _problem(mech: Mechanism, z: Tensor, z_next: Tensor) -> tuple[StepProblem, Tensor, Tensor, torch.Size]:
+    """The equations of the steps, their ends (N, 13 nb), whether both states are finite (N,), and the batch. Others are put at rest."""
+    system = mech.backends.system
+    try:
+        states, targets = torch.broadcast_tensors(z.detach().double(), z_next.detach().double())
+    except RuntimeError:
+        shapes = f"{tuple(z.shape)} and {tuple(z_next.shape)}"
+        raise ValueError(f"cone_inverse_dynamics: got z and z_next of shapes {shapes}; their leading dimensions must broadcast") from None
+    shape = states.shape[:-1]
+    data = [states, states.new_zeros(*shape, system.num_inputs), states.new_zeros(*shape, TWIST_SIZE * system.num_bodies)]
+    parameters = [value.detach() for value in mech.stacked_parameters()]
+    flat, batch = flatten_batch(system.step_specs(), [*data, *parameters])
+    targets = targets.expand(*batch, -1).reshape(batch.numel(), -1)
+    finite = flat[0].isfinite().all(-1) & targets.isfinite().all(-1)
+    safe = neutral_state(flat[0])
+    flat[0], targets = torch.where(finite[:, None], flat[0], safe), torch.where(finite[:, None], targets, safe)
+    problem = StepProblem(system, flat[NUM_DATA:], *flat[:NUM_DATA], depenetration_speed=mech.options.depenetration_speed)
+    return problem, targets, finite, batch
+
+
+def _explain(A: Tensor, C: Tensor, b: Tensor, scale: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The minimum of |b + A x + C γ|: x (N, m), γ (N, 3 c) in cones of widths `scale`, and whether it was reached (N,)."""
+    inverse = torch.linalg.pinv(A, rtol=1e-12)
+    keep = torch.eye(A.shape[1], dtype=A.dtype) - A @ inverse
+    felt = keep @ C
+    # Inputs and joints take up these impulses whole, and what is left of them is rounding.
+    taken = torch.linalg.vector_norm(felt, dim=1, keepdim=True) <= TAKEN * torch.linalg.vector_norm(C, dim=1, keepdim=True)
+    gamma, converged = _solve(torch.where(taken, 0.0, felt), (keep @ b)[..., 0], scale, iterations)
+    return -(inverse @ (b + C @ gamma[..., None]))[..., 0], gamma, converged
 
 
 def _mass(problem: StepProblem) -> Tensor:

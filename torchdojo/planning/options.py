@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from torchdojo.runs.description import check_whole
+
 __all__ = ["BOTH_ANNEALED", "GRADIENT_ANNEALED", "Schedule", "SolveOptions"]
 
 #: (kappa of the steps, grad_kappa of their derivatives or None for the same) of each outer iteration; the last one holds to the end.
@@ -58,9 +60,7 @@ class SolveOptions:
             values = getattr(self, name)
             if not values or not all(math.isfinite(value) and value > 0 for value in values):
                 raise ValueError(f"SolveOptions.{name}: got {values}; allowed: one or more positive finite numbers")
-        for name in ("max_iterations", "max_inner", "max_outer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"SolveOptions.{name}: got {getattr(self, name)}; allowed: 1 or more")
+        check_whole(self, ("max_iterations", "max_inner", "max_outer"), label="SolveOptions.")
         if self.penalty_growth < 1:
             raise ValueError(f"SolveOptions.penalty_growth: got {self.penalty_growth}; allowed: 1 or more")
         for schedule in self.schedules:

@@ -1,4 +1,4 @@
-"""What a plan is to do: a mechanism, where it starts, what it costs and what must hold."""
+"""A problem of planning: a mechanism, a start, costs and constraints."""
 
 from __future__ import annotations
 

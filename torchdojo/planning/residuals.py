@@ -26,6 +26,8 @@ NORMAL_FIRST = tuple(law.force for law in (ImpactContact, NonlinearContact, Line
 class State:
     """The error of the state: the numbers that lead from `target` to it, in the coordinates of the problem.
 
+    In minimal coordinates, whole turns of an angle do not count (`Dynamics.miss`).
+
     Args:
         target: states (13 nb), (K, 13 nb) or (P, K, 13 nb), for K nodes and P problems.
         weight: a number, (d,), (K, d) or (P, K, d), at least 0, for d entries.
@@ -134,7 +136,7 @@ class Bound:
             assert self.rows is not None
             return dynamics.forces_of(self._at(nodes.end), self._at(nodes.w), self.rows) - self.target
         if isinstance(self.residual, State):
-            error = dynamics.difference(self._at(nodes.x), self.target)
+            error = dynamics.miss(self._at(nodes.x), self.target)
             if self.matrix is not None:
                 return error @ self.matrix.T
             return error if self.rows is None else error[..., self.rows]

@@ -1,4 +1,4 @@
-"""What the unknowns of a plan are: the inputs alone (single shooting), or the states of all nodes as well (multiple shooting)."""
+"""The unknowns of a plan: the inputs alone (single shooting), or the states of all nodes as well (multiple shooting)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Transcription(Protocol):
         """The same iterates at another kappa; K (P, T, m, n) of the last policy."""
 
     def defect(self, nodes: Nodes) -> Tensor | None:
-        """What the end of each step lacks to the next node, (..., T, n), or None if nothing."""
+        """The gap from the end of each step to the next node, (..., T, n), or None if nothing."""
 
     def candidates(self, nodes: Nodes, policy: Policy, alphas: Tensor, kappa: Tensor, limits: Limits) -> Nodes:
         """Iterates (P, M, a, ...) for M policies and a step sizes."""

@@ -1,4 +1,4 @@
-"""What all runs share: folders with one writer, files that are never torn, checkpoints that are checked, descriptions in YAML.
+"""The common part of all runs: folders with one writer, files that are never torn, checkpoints that are checked, descriptions in YAML.
 
 files.py        atomic writes, checkpoints with their checksums, bounds of archives
 lock.py         one process writes to a folder

@@ -6,12 +6,13 @@ Names and types are checked, by jsonargparse, before anything runs.
 from __future__ import annotations
 
 from argparse import ArgumentError
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-__all__ = ["assign", "import_jsonargparse", "load_yaml", "parse"]
+__all__ = ["assign", "check_whole", "import_jsonargparse", "load_yaml", "parse"]
 
 DEEPEST = 50  #: levels of lists and mappings in a description, ten times what any has
 
@@ -109,6 +110,23 @@ def parse(cls: Any, values: Mapping[str, Any], label: str) -> Any:
         return cls(**vars(parser.instantiate(parser.parse_object(dict(values)))))
     except ArgumentError as error:
         raise ValueError(f"{label}: {' '.join(str(error).split())}") from error
+
+
+def check_whole(settings: object, names: Sequence[str], *, least: int = 1, optional: bool = False, label: str = "") -> None:
+    """Raise unless these settings are whole numbers, or None where they are optional.
+
+    Args:
+        settings: an object with these attributes. label: in front of the names in errors.
+
+    Raises:
+        ValueError: another number, or no number.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value is None and optional:
+            continue
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{label}{name}: got {value!r}; allowed: a whole number of {least} or more{', or None' * optional}")
 
 
 def import_jsonargparse() -> Any:

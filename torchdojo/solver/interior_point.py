@@ -93,10 +93,11 @@ def follow_central_path(
     index = torch.arange(len(w), device=w.device)
     here, r = start, problem.residual(start)
     goal = torch.as_tensor(kappa, dtype=w.dtype, device=w.device).expand(len(w))
-    stuck = torch.zeros_like(goal, dtype=torch.bool)
+    polished, stuck = torch.zeros_like(status, dtype=torch.bool), torch.zeros_like(goal, dtype=torch.bool)
     for iteration in range(cap + 1):
-        equality, complementarity = violations(problem.system, r, goal)
-        done = (equality <= residual_tol) & (complementarity <= path_tol * goal) & (iteration >= options.min_iterations)
+        equality, complementarity, plain = violations(problem, r, goal, residual_tol)
+        solved = (equality <= residual_tol) & (polished[index] | (plain <= residual_tol))
+        done = solved & (complementarity <= path_tol * goal) & (iteration >= options.min_iterations)
         going = ~done & torch.isfinite(equality + complementarity)
         if left is not None:
             going &= iteration < left[index]
@@ -109,6 +110,7 @@ def follow_central_path(
         if not len(index) or iteration == cap:
             break
         iterations[index] += 1
+        polished[index] = equality <= residual_tol
         direction, target = newton_direction(problem, here, r, goal, stuck)
         here, r, alpha = line_search(problem, here, r, direction, target, residual_tol)
         stuck = alpha < STUCK_STEP
@@ -126,7 +128,7 @@ def line_search(
     problem: StepProblem, w: Tensor, r: Tensor, direction: Tensor, target: Tensor, residual_tol: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Step to a fraction of the boundary, halve until the equations or the complementarity rows improve; (w, residual, fraction)."""
-    equality, complementarity = violations(problem.system, r, target)
+    equality, complementarity, _ = violations(problem, r, target, residual_tol)
     # Near the path, the next Newton step removes errors of the order of the products themselves.
     allowed = torch.maximum(equality, cones.mean_product(problem.system, w).clamp_min(residual_tol))
     alpha = (STEP_TO_BOUNDARY * cones.max_step(problem.system, w, direction)).clamp_max(1)
@@ -136,7 +138,7 @@ def line_search(
         # An accepted alpha stays, and its trial is evaluated again.
         trial = w + alpha[:, None] * direction
         trial_r = problem.residual(trial)
-        new_equality, new_complementarity = violations(problem.system, trial_r, target)
+        new_equality, new_complementarity, _ = violations(problem, trial_r, target, residual_tol)
         finite = torch.isfinite(new_equality + new_complementarity)
         accepted = accepted | (finite & ((new_equality <= allowed) | (new_complementarity <= complementarity)))
         if bool(accepted.all()):

@@ -128,7 +128,7 @@ def newton_on_path(
     """
     residual_tol, path_tol = options.tolerances(start.dtype)
     kappa = options.kappa
-    system, count = problem.system, len(start)
+    count = len(start)
     status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=start.device)
     iterations = torch.zeros_like(status)
     index = torch.arange(count, device=start.device)
@@ -140,12 +140,14 @@ def newton_on_path(
         return None
     here = here if lift else start
     w, r, newton = here.clone(), problem.residual(here), torch.full_like(here, torch.nan)
-    late = torch.zeros_like(status, dtype=torch.bool)  # whether steps are too fast if the attempt fails now
+    polished = torch.zeros_like(status, dtype=torch.bool)  # whether the point before is solved up to rounding (`violations`)
+    late = torch.zeros_like(polished)  # whether steps are too fast if the attempt fails now
     for iteration in itertools.count():
         if points is not None:
             points.append(here)
-        equality, complementarity = violations(system, r, torch.full_like(now, kappa))
-        done = (equality <= residual_tol) & (complementarity <= path_tol * kappa) & (iteration >= options.min_iterations)
+        equality, complementarity, plain = violations(problem, r, torch.full_like(now, kappa), residual_tol)
+        solved = (equality <= residual_tol) & (polished[index] | (plain <= residual_tol))
+        done = solved & (complementarity <= path_tol * kappa) & (iteration >= options.min_iterations)
         going = ~done & torch.isfinite(equality + complementarity)
         if iteration >= max_iterations:
             going &= (equality < NEAR_RESIDUAL) & (level is None and iteration < NEAR_ITERATIONS)
@@ -159,6 +161,7 @@ def newton_on_path(
         if not len(index):
             break
         iterations[index] += 1
+        polished[index] = equality <= residual_tol
         now = torch.where(equality < PATH_RESIDUAL, (PATH_SHRINK * now).clamp_min(kappa), now)
         direction = _direction(problem, here, r, now)
         if may_split:
@@ -178,7 +181,7 @@ def newton_on_path(
         else:
             allowed = equality.clamp_min(residual_tol)
         halvings = PATH_HALVINGS if iteration < PATIENT_ITERATIONS else PATIENT_HALVINGS
-        here, r, newton = _move(problem, here, direction, newton, now, allowed, halvings)
+        here, r, newton = _move(problem, here, direction, newton, now, allowed, halvings, residual_tol)
     return Solution(w, status, iterations)
 
 
@@ -193,7 +196,14 @@ def _direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor) -> Ten
 
 
 def _move(
-    problem: StepProblem, w: Tensor, direction: Tensor, before: Tensor, kappa: Tensor, allowed: Tensor, most_halvings: int
+    problem: StepProblem,
+    w: Tensor,
+    direction: Tensor,
+    before: Tensor,
+    kappa: Tensor,
+    allowed: Tensor,
+    most_halvings: int,
+    residual_tol: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A point further on the path, its residual, and the Newton point from which it was put onto the path.
 
@@ -208,7 +218,7 @@ def _move(
         moved = onto_path(problem, newton, kappa, torch.where(alpha[:, None] < 1, torch.nan, before))
         assert moved is not None  # the same elements have put the start onto the path
         trial, r = moved, problem.residual(moved)
-        equality, complementarity = violations(problem.system, r, kappa)
+        equality, complementarity, _ = violations(problem, r, kappa, residual_tol)
         enough = equality <= allowed if halvings < most_halvings else torch.ones_like(accepted)
         accepted = accepted | (enough & torch.isfinite(equality + complementarity))
         if bool(accepted.all()):

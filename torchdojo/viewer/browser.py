@@ -107,14 +107,14 @@ class Browser:
             node.batched_positions, node.batched_wxyzs = where, how
 
     def look(self, center: Array, radius: float) -> None:
-        """Where a new visitor's camera stands."""
+        """Place the camera of new visitors."""
         camera = self._server.initial_camera
         camera.look_at = tuple(center)
         camera.position = tuple(center + 1.7 * radius * np.array((0.75, -0.75, 0.45)))
 
     @property
     def radius(self) -> float:
-        """Of the largest part of a body [m]."""
+        """The size of the largest part of a body [m]."""
         return max((part_radius(part, self._scene) for part in self._scene.parts if part.body is not None), default=0.1)
 
     @staticmethod

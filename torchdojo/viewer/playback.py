@@ -1,4 +1,4 @@
-"""What moves: the poses of a scene over time, with contact forces and curves, as plain numbers in SI units and world axes."""
+"""Motions: the poses of a scene over time, with contact forces and curves, as plain numbers in SI units and world axes."""
 
 from __future__ import annotations
 

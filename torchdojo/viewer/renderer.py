@@ -29,7 +29,7 @@ Arrow = tuple[NDArray[np.float64], NDArray[np.float64], tuple[float, float, floa
 LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 
 SKY, HORIZON, FLOOR, LINES = "0.72 0.82 0.93", "0.96 0.97 0.98", "0.80 0.81 0.82", "0.66 0.68 0.71"
-#: Where the light shines to.
+#: The direction in which the light shines.
 LIGHT = "0.12 0.09 -1"
 WORLD = f"""<mujoco>
   <statistic extent="1" center="0 0 0"/>

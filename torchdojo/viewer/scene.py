@@ -1,4 +1,4 @@
-"""What is drawn: the solids of each body and of the world, the contacts and the joints of a mechanism, as plain numbers.
+"""A scene to draw: the solids of each body and of the world, the contacts and the joints of a mechanism, as plain numbers.
 
 A page, a video and a live view draw from a `Scene`, never from a `Mechanism`: so they also draw what was read from a file.
 """

@@ -1,4 +1,4 @@
-"""What a live view shows: a simulation that can be pushed, or playbacks. No browser is needed here."""
+"""The content of a live view: a simulation that can be pushed, or playbacks. No browser is needed here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 
 
 class Source(Protocol):
-    """What a view shows: it is at `time`, and can go on or start again."""
+    """The content of a view: it is at `time`, and can go on or start again."""
 
     time: float
 
@@ -68,7 +68,7 @@ class Simulation:
 
     @property
     def mass(self) -> float:
-        """Of all bodies [kg]."""
+        """The mass of all bodies [kg]."""
         return sum(float(body.mass.detach().reshape(-1)[0]) for body in self.mechanism.named_bodies().values())
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""Where playbacks stand and from where they are seen: offsets, colors, bounds, gaps and the camera. Plain numbers, no graphics."""
+"""The places of playbacks and of the camera that sees them: offsets, colors, bounds, gaps and the camera. Plain numbers, no graphics."""
 
 from __future__ import annotations
 

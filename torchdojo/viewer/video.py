@@ -157,7 +157,7 @@ class _Captions:
 
 
 def _main_color(playback: Playback) -> tuple[float, ...]:
-    """Of the largest part that moves."""
+    """The color of the largest part that moves."""
     scene = playback.scene
     moving = [part for part in scene.parts if part.body is not None]
     return scene.color(max(moving, key=lambda part: part_radius(part, scene))) if moving else GRAY

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.elements.joint import TURN
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.actuators import Drive, Driven, read_drives
 from torchdojo.io.mjcf.equalities import Equalities
@@ -21,6 +22,7 @@ from torchdojo.io.mjcf.model import CompiledMjcf, compile_mjcf, disabled, import
 from torchdojo.io.mjcf.names import Names, joint_label
 from torchdojo.io.mjcf.visuals import read_visuals
 from torchdojo.io.robot import (
+    ROUNDED_TURN,
     WORLD,
     Array,
     BodyInfo,
@@ -36,6 +38,8 @@ from torchdojo.io.robot import (
 )
 
 __all__ = ["MjcfInfo", "read_mjcf"]
+
+WIDE = "they reach beyond one turn (2 pi), the range of an angle here, and are read as none"
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class _Reader:
             (rotation, position), body = poses[b], solid.get(top[b])
             if body is not None:
                 rotation, position = _in_body(fits[top[b]][-1], body, (rotation, position))
-            links[self.names[b]] = LinkInfo(self.names[b], body and body.name, position, rotation)
+            links[self.names[b]] = LinkInfo(self.names[b], body.name if body else None, position, rotation)
         names, joints, coordinates = Names(), {}, {}
         bodies: dict[str, BodyInfo] = {}
         moved: dict[str, Moved] = {}
@@ -260,6 +264,10 @@ class _Reader:
             values["rest"].append(c.sign * float(model.qpos_spring[adr] - model.qpos0[adr]) if single else 0.0)
             limited = single and model.jnt_limited[c.joint] and not disabled(model, "LIMIT")
             bounds = c.sign * (model.jnt_range[c.joint] - model.qpos0[adr]) if limited else np.array([-np.inf, np.inf])
+            wide = (np.abs(bounds) > TURN + ROUNDED_TURN) & np.isfinite(bounds) & (model.jnt_type[c.joint] == int(types.mjJNT_HINGE))
+            if wide.any():
+                self.findings.add("ignored", "joint limits", joint_label(model, c.joint), WIDE)
+                bounds = np.where(wide, np.copysign(np.inf, bounds), bounds)
             lower.append(float(bounds.min()))
             upper.append(float(bounds.max()))
         if not any(values["spring"]):

@@ -1,4 +1,4 @@
-"""The joints that one MJCF body has toward its parent, as few joints of `torchdojo.elements.joints.JOINT_TYPES` as move it exactly so.
+"""The joints that one MJCF body has toward its parent, as few joints of the table in `elements.joints` as move it exactly so.
 
 MJCF gives a body a list of joints that act one after another. Here, one joint stands between two bodies, and its rotations are one rotation
 vector. So a joint of the table takes slides along perpendicular axes with one hinge or with a ball. Everything else is a chain of such

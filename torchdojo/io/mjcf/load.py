@@ -47,11 +47,11 @@ def load_mjcf(
     ``mech.initial_state(pose="home", on="ground")``. `mjcf_state` gives the state of other ``qpos``. `torchdojo/io/README.md` lists the
     joint types, what acts, what is left out with a warning, and what is refused.
 
-    Several MJCF joints on one body become one of the sixteen joints of torchdojo. To have coordinates along the axes of the file, the body
-    frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). The coordinates of two or three
-    hinges are the components of one rotation vector. They equal the angles where one hinge alone is turned, and agree to first order
-    elsewhere. A stack of two hinges therefore reaches slightly other orientations when both are turned (a warning names such joints). A
-    name that several MJCF joints share ("hip_x", "hip_y": "hip") names the joint; otherwise its body does.
+    Several MJCF joints on one body become one of the sixteen joints of torchdojo where it moves exactly as they do: slides along
+    perpendicular axes with one hinge or with a ball. Otherwise they become a chain with light bodies between, named after the body and the
+    joint before them, so that every hinge keeps its name, axis and numbers. To have coordinates along the axes of the file, the body
+    frame is turned or a coordinate runs backwards if necessary; `read_mjcf` says which (``coordinates``). A name that MJCF joints of one
+    joint share ("root_x", "root_z": "root") names the joint; otherwise its body does.
 
     Joints with an actuator are ``actuated``: u is the force or torque [N, N m] on the joint; ``effort_limit`` is the largest of the file.
     ``u = mech.actuators(ctrl, z)`` applies the file's motors, dampers, position and velocity servos to controls in the order of
@@ -65,8 +65,7 @@ def load_mjcf(
         contacts: "collision": every geom that MuJoCo would let touch a plane of the world has contacts at its contact points (sphere: 1,
             capsule: 2, box: 8, cylinder: 2 `rim_points`, ellipsoid: 18, mesh: at most `mesh_points`). Their names are ``<geom>_<i>``, or
             ``<body>_<n>_<i>`` for the body's n-th geom without a name. Points inside another ball of the same link, and points whose height
-            no joint can change, are left out. In a file without planes the ground is z = 0. None or an empty mapping: no contact. A mapping
-            as in `load_urdf`; a link is an MJCF body.
+            no joint can change, are left out. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF body.
         friction: coefficient of the contacts made here; None: MuJoCo's, from both geoms. Geoms of condim 1 have no friction.
         merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
         ignore: names of equality constraints to leave out without a word.
@@ -78,12 +77,14 @@ def load_mjcf(
         servos: "implicit": position and velocity servos act at the next configuration, and their joints have their forcerange. Stable for
             all gains. "implicitfast": as MuJoCo's integrator of this name, with positions of now. "explicit": positions and velocities of
             now. elements/actuators.py compares them. The joints keep their servos where u does not come from ``mech.actuators``.
+        ground: "auto": in a file without planes, bodies that float touch z = 0. True: all bodies touch it. False: none does.
+        strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
+            ``mech.load_report`` has it as data.
 
     Raises:
         ImportError: `mujoco` is not installed, or, with meshes, `scipy`.
         FileNotFoundError: there is no such file, or no such mesh.
-        ValueError: what MuJoCo refuses; joints on one body that are no joint of the table; unknown names. The message names the file, the
-            body and its joints.
+        ValueError: what MuJoCo refuses; a file in which nothing moves; unknown names; with `strict`, losses.
     """
     robot = read_mjcf(
         path,

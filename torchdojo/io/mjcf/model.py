@@ -7,11 +7,11 @@ there. A missing mesh that the mass of a moving body depends on is an error.
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from torchdojo.io.report import Findings
 from torchdojo.io.robot import possible_inertia
 
 __all__ = ["CompiledMjcf", "MissingGeom", "compile_mjcf", "disabled", "import_mujoco", "rotation_of"]
+
+
+INCLUDE = re.compile(rb"<include\b[^>]*?\bfile\s*=\s*[\"']([^\"']+)")
 
 
 class MissingGeom(NamedTuple):
@@ -111,14 +114,16 @@ def compile_mjcf(path: str | Path, mesh: MeshMode = "hull", mesh_path: Folders =
 
 
 def _parse(mujoco: Any, path: Path) -> Any:
-    """MuJoCo reads a file by its name only under the suffix .xml. Others are given as text, with their includes one level deep."""
+    """MuJoCo reads a file by its name only under the suffix .xml. Others are given as text, with their includes."""
     if path.suffix == ".xml":
         return mujoco.MjSpec.from_file(str(path))
-    try:
-        names = [str(element.get("file")) for element in ElementTree.parse(path).getroot().iter("include")]
-    except ElementTree.ParseError as error:
-        raise ValueError(f"malformed XML: {error}") from error
-    files = {name: (path.parent / name).read_bytes() for name in names if (path.parent / name).is_file()}
+    files: dict[str, bytes] = {}
+    left = [path.read_bytes()]
+    while left:
+        for name in (match.decode() for match in INCLUDE.findall(left.pop())):
+            if name not in files and (path.parent / name).is_file():
+                files[name] = (path.parent / name).read_bytes()
+                left.append(files[name])
     spec = mujoco.MjSpec.from_string(path.read_text(), include=files)
     spec.modelfiledir = str(path.parent)
     return spec
@@ -222,11 +227,19 @@ def _report_open_meshes(mujoco: Any, spec: Any, model: Any, findings: Findings) 
         mesh = model.mesh(geom.meshname)
         start, count = int(mesh.faceadr[0]), int(mesh.facenum[0])
         vertices = model.mesh_vert[int(mesh.vertadr[0]) :][: int(mesh.vertnum[0])]
-        same = np.unique(vertices, axis=0, return_inverse=True)[1].reshape(-1)
-        faces = same[model.mesh_face[start : start + count]]
-        ends = np.stack((faces, np.roll(faces, -1, axis=1)), axis=-1).reshape(-1, 2).astype(np.int64)
-        edges, reverse = (np.unique(ends @ order) for order in ((len(vertices), 1), (1, len(vertices))))
-        holes = int((~np.isin(reverse, edges, assume_unique=True)).sum())
+        faces = model.mesh_face[start : start + count].astype(np.int64)
+        holes = _open_edges(faces)
+        if holes:  # or some of its corners are several vertices at one place
+            same = np.unique(vertices, axis=0, return_inverse=True)[1].reshape(-1)
+            holes = _open_edges(same[faces])
         if holes:
             reason = 'the mesh is not closed, and a mass is computed from it; give the body an <inertial>, or the mesh inertia="convex"'
             findings.add("used", "mass from a mesh", f"{geom.meshname} on body {geom.parent.name} ({holes} edges have one face)", reason)
+
+
+def _open_edges(faces: NDArray[np.int64]) -> int:
+    """The number of edges of triangles (m, 3) that no triangle has in the other direction."""
+    start, end = faces.reshape(-1), np.roll(faces, -1, axis=1).reshape(-1)
+    size = int(faces.max()) + 1
+    edges, reverse = np.unique(start * size + end), np.unique(end * size + start)
+    return int((~np.isin(reverse, edges, assume_unique=True)).sum())

@@ -127,10 +127,11 @@ def _check_loops(robot: RobotInfo, mech: Mechanism) -> None:
         return
     try:
         z = mech.initial_state()
+        drawn = mech.to_maximal(torch.zeros_like(mech.to_minimal(z)[0]))
+        apart = gaps(mech, drawn)
     except ValueError as error:
         raise ValueError(f"{robot.path}: {error}") from error
-    drawn = mech.to_maximal(torch.zeros_like(mech.to_minimal(z)[0]))
-    open_by = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in gaps(mech, drawn).items() if max(m, rad) > DRAWN_CLOSED]
+    open_by = [f"{name} by {m:.3g} m and {rad:.3g} rad" for name, (m, rad) in apart.items() if max(m, rad) > DRAWN_CLOSED]
     if open_by:
         entry = LoadEntry(
             "used",

@@ -95,12 +95,14 @@ def _read(visual: Element, colors: Mapping[str, tuple[float, ...]]) -> UrdfVisua
     try:
         origin = origin_of(visual.find("origin"))
         pose = origin[:3, :3], origin[:3, 3]
+        if not np.isfinite(origin).all():
+            return None
         if shape.tag == "mesh" and shape.get("filename"):
             x, y, z = _numbers(shape, "scale") or (1.0, 1.0, 1.0)
             return UrdfVisual(Visual("box", (0.0, 0.0, 0.0), color=color), pose, MeshReference(str(shape.get("filename")), (x, y, z)))
         kind = str(shape.tag)
         size = tuple(number for name in SIZES[kind] for number in _numbers(shape, name))
-        return UrdfVisual(Visual(kind, size, color=color), pose) if np.isfinite(origin).all() else None
+        return UrdfVisual(Visual(kind, size, color=color), pose)
     except (KeyError, ValueError):
         return None
 

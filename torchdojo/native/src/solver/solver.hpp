@@ -13,6 +13,7 @@
 
 #include "solver/cones.hpp"
 #include "solver/equations.hpp"
+#include "solver/rounding.hpp"
 #include "solver/speed.hpp"
 
 namespace torchdojo {
@@ -54,8 +55,8 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns), direction(m.num_unknowns),
-          newton(m.num_unknowns) {}
+        : mechanism(m), problem(m), cones(m), rounding(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns),
+          direction(m.num_unknowns), newton(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // `shared` has the parameters of all environments, or is null if each job has its own.
@@ -91,13 +92,18 @@ public:
         for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
     }
 
-    // Largest residual of the equations, and the sum of all residuals, which is not finite if one residual is not.
-    static T largest_residual(const MechanismTable &m, const Problem<T> &problem, T &sum) {
+    // Largest residual of the equations, where rounding leaves less (`weighted`) and anyway, and the sum of all residuals, which is not
+    // finite if one residual is not.
+    void largest_residual(T &weighted, T &plain, T &sum) const {
         T worst{};
         auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
-        for (int k = 0; k < 6 * m.num_bodies; ++k) add(problem.residual[k]);
-        for (const int32_t row : m.equations) add(problem.residual[row]);
-        return worst;
+        for (const int32_t row : mechanism.equations) add(problem.residual[row]);
+        weighted = worst;
+        for (int k = 0; k < 6 * mechanism.num_bodies; ++k) add(problem.residual[k]);
+        plain = worst;
+        if (!rounding.some) return void(weighted = worst);
+        for (int k = 0; k < 6 * mechanism.num_bodies; ++k)
+            weighted = max(weighted, abs(rounding.factor(k / 6, k % 6 / 3) * problem.residual[k]));
     }
 
     // Copies the data of a job into a lane; the status becomes `invalid_input`, `crooked_quaternion` or `too_fast` for such data, and
@@ -149,6 +155,7 @@ private:
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
     Options options;
+    Rounding<T> rounding;
     SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
     double shortest_factor = 1.0;  // of the timestep, after all halvings
@@ -157,6 +164,8 @@ private:
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
+    bool polished
+        [lanes<T>];  // whether the point before had no residual that rounding cannot explain: Newton's step then leaves only rounding
     bool may_split[lanes<T>];  // whether shorter steps may replace the step
     double fastest[lanes<T>];  // largest sine |a| of a body before the step (solver/speed.py)
     bool resting[lanes<T>]{};  // whether the last step takes no iteration
@@ -190,7 +199,7 @@ private:
     void begin(int lane) {
         const double *start = jobs[lane].warm;
         phase[lane] = evaluate;
-        iteration[lane] = 0;
+        iteration[lane] = 0, polished[lane] = false;
         stuck[lane] = false;
         if (!start || !interior(start)) return begin_lowered(lane, false);
         attempt[lane] = options.interior ? warm_interior : warm;
@@ -211,7 +220,7 @@ private:
         if (options.interior) return;
         phase[lane] = evaluate;
         attempt[lane] = lowered;
-        iteration[lane] = 0;
+        iteration[lane] = 0, polished[lane] = false;
         const double first = std::max(options.kappa, constant::path_level);
         if (from_warm) {
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
@@ -244,7 +253,7 @@ private:
     void begin_cold(int lane) {
         phase[lane] = evaluate;
         attempt[lane] = cold;
-        iteration[lane] = 0;
+        iteration[lane] = 0, polished[lane] = false;
         stuck[lane] = false;
         for (int k = 6 * mechanism.num_bodies; k < mechanism.num_unknowns; ++k) set(trial[k], lane, 0.0);
         for (int i = 0; i < mechanism.num_bodies; ++i)
@@ -262,7 +271,7 @@ private:
     // Sets the trials of lanes that go on along their directions and of lanes that begin, and brings trials of attempts on the path onto
     // it.
     void place() {
-        if (loaded) prepare_step(problem), loaded = false;
+        if (loaded) prepare_step(problem), rounding.prepare(problem, options.residual_tol), loaded = false;
         Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial is a point of this attempt, too
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const bool goes_on = phase[lane] == searching;
@@ -289,14 +298,14 @@ private:
         const T kappa = broadcast<T>(options.kappa);
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] > finished && !on_path(attempt[lane]));
-        T equality, off_path, sum;
+        T equality, plain, off_path, sum;
         const auto measure = [&] {
             sum = T{};
-            equality = largest_residual(mechanism, problem, sum);
+            largest_residual(equality, plain, sum);
             off_path = cones.violation(trial.data(), kappa, sum);
         };
         const auto converged = [&](int lane, double tolerance) {
-            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance &&
+            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance && (polished[lane] || get(plain, lane) <= tolerance) &&
                    get(off_path, lane) <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
         };
         // Derivatives at points that turn out to be solutions would be useless. Without derivatives, residuals may round differently. No
@@ -349,6 +358,7 @@ private:
                 fail(feed, lane);
             } else {
                 ++iteration[lane];
+                polished[lane] = e <= options.residual_tol;
                 ++*jobs[lane].iterations;
                 set_mask(advance, lane, true);
             }

@@ -1,0 +1,62 @@
+// The residuals that rounding leaves where dampers are very large. solver/solution.py has the reasons and the constants.
+#pragma once
+
+#include <limits>
+
+#include "solver/problem.hpp"
+
+namespace torchdojo {
+
+template <class T>
+class Rounding {
+public:
+    explicit Rounding(const MechanismTable &m) : mechanism(m), scale(2 * (m.num_bodies + 1)) {}
+
+    bool some = false;  // whether any factor differs from one
+
+    // Factor of the residual of the linear (part 0) and of the angular rows (part 1) of a body, at most one.
+    TD_INLINE const T &factor(int body, int part) const { return scale[2 * body + part]; }
+
+    // Computes the factors for this step. `problem` is prepared.
+    void prepare(const Problem<T> &problem, double tolerance) {
+        some = false;
+        T largest{};
+        each_damped(
+            [&](const JointTable &joint, const JointData<T> &data) {
+                const T *damping = problem.damping(joint, data);
+                for (int k = 0; k < joint.free(); ++k) largest = max(largest, damping[k]);
+            },
+            problem);
+        constexpr double unit = constant::roundings * std::numeric_limits<double>::epsilon();
+        const Mask<T> large = largest > broadcast<T>(tolerance / (unit * constant::most_size));
+        if (!any(large)) return;
+        some = true;
+        std::fill(scale.begin(), scale.end(), T{});
+        const auto length = [](const Vec3<T> &v) { return abs(v.x) + abs(v.y) + abs(v.z); };
+        each_damped(
+            [&](const JointTable &joint, const JointData<T> &data) {
+                const T *damping = problem.damping(joint, data), *p = &problem.parameters[joint.parameters];
+                T along{}, about{};
+                for (int k = 0; k < joint.free(); ++k) (k < joint.free_t() ? along : about) += damping[k];
+                const Vec3<T> &parent = problem.bodies[joint.parent].pose.x, &child = problem.bodies[joint.child].pose.x;
+                const T child_lever = length(load3(p + parameter::child_anchor)), parent_lever = length(child - parent) + child_lever;
+                const T force = along * (length(parent) + length(child) + child_lever);
+                scale[2 * joint.parent] += force, scale[2 * joint.parent + 1] += parent_lever * force + about;
+                scale[2 * joint.child] += force, scale[2 * joint.child + 1] += child_lever * force + about;
+            },
+            problem);
+        for (T &s : scale) s = select(large, tolerance / max(broadcast<T>(tolerance), unit * s), broadcast<T>(1.0));
+    }
+
+private:
+    const MechanismTable &mechanism;
+    std::vector<T> scale;  // of each body, the world last: what is added up in its rows, then the factors
+
+    template <class F>
+    void each_damped(F &&f, const Problem<T> &problem) const {
+        for (int j = 0; j < mechanism.num_joints; ++j)
+            if (mechanism.joints[j].has_damper) f(mechanism.joints[j], problem.joints[j]);
+    }
+};
+
+}  // namespace torchdojo
