@@ -84,7 +84,7 @@ def test_command(packages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_file_beyond_the_time_limit_is_a_row(packages: Path) -> None:
-    outcome = corpus.corpus(Setting(packages=packages, mujoco=mujoco, time_limit_s=0.0, limit=3))
+    outcome = corpus.corpus(Setting(packages=packages, mujoco=mujoco, time_limit=0.0, limit=3))
     assert [row["ended"] for row in outcome.records] == ["time limit"] * 3
     assert [m.value for m in outcome.measurements if m.key == "time_limits"] == [3]
     assert all(row["mujoco"]["kind"] in ("time limit", corpus.UNFINISHED) for row in outcome.records)
@@ -135,7 +135,7 @@ def test_a_urdf_is_compared_without_geometry_and_largest_speeds(tmp_path: Path) 
         (["corpus"], "allowed: a folder with wheels"),
         (["corpus", "--packages", "no/such/folder"], "allowed: a folder with wheels"),
         (["physics", "--packages", "."], "--packages: of the topic corpus alone"),
-        (["physics", "--jobs", "2"], "--jobs: of the topic corpus alone"),
+        (["physics", "--jobs", "2", "--time-limit", "9"], "--jobs, --time-limit: of the topic corpus alone"),
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchdojo.commands.common import CommandError, add_output, finite, user_input, whole, write_report
+from torchdojo.commands.common import CommandError, add_output, finite, positive, user_input, whole, write_report
 from torchdojo.evaluation import plots
 from torchdojo.evaluation.corpus import EXPERIMENTS as CORPUS
 from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Setting, SkippedError
@@ -29,8 +29,8 @@ TOPICS: dict[str, Sequence[Experiment]] = {
     "physics": PHYSICS, "gradients": GRADIENTS, "learning": LEARNING, "planning": PLANNING, "corpus": CORPUS,
 }  # fmt: skip
 
-#: arguments of one topic alone -> the topic
-OWNED = {"configs": "learning", "seeds": "learning", "algorithms": "learning", "packages": "corpus", "limit": "corpus", "jobs": "corpus"}
+#: topic -> arguments of this topic alone
+OWN = {"learning": ("configs", "seeds", "algorithms"), "corpus": ("packages", "limit", "jobs", "time_limit")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     corpus.add_argument("--packages", type=Path, metavar="DIR", help="folder with wheels (*.whl) or unzipped packages")
     corpus.add_argument("--limit", type=whole, metavar="N", help="the first N files only")
     corpus.add_argument("--jobs", type=whole, metavar="N", help="processes at a time (default: 2)")
+    corpus.add_argument("--time-limit", type=positive, metavar="SECONDS", help="of each file (default: 300)")
     add_output(parser)
 
 
@@ -75,9 +76,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         CommandError: unknown names, a folder that cannot be written, bad descriptions of runs.
     """
     chosen, output = _choose(options.topic, [name for text in options.only for name in _names(text)]), options.output
-    given = {name: value for name in OWNED if (value := getattr(options, name)) is not None}
-    if foreign := [name for name in given if OWNED[name] != options.topic]:
-        raise CommandError(f"{', '.join(f'--{name}' for name in foreign)}: of the topic {OWNED[foreign[0]]} alone; leave it out")
+    given = {}
+    for topic, names in OWN.items():
+        some = {name: value for name in names if (value := getattr(options, name)) is not None}
+        if some and topic != options.topic:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in some)
+            raise CommandError(f"{flags}: of the topic {topic} alone; leave it out")
+        given |= some
     with user_input():
         if options.models is not None and not options.models.is_dir():
             raise CommandError(f"--models: no folder {str(options.models)!r}")

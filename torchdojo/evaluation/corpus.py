@@ -62,7 +62,8 @@ def _measured(robots: Sequence[RobotFile], folder: Path, setting: Setting) -> It
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload([corpus_worker.__name__])
-    waiting, running, done = list(enumerate(robots)), [], 0
+    waiting, done = list(enumerate(robots)), 0
+    running: list[tuple[Any, RobotFile, Path, float]] = []
     while waiting or running:
         while waiting and len(running) < setting.jobs:
             number, robot = waiting.pop(0)
@@ -74,7 +75,7 @@ def _measured(robots: Sequence[RobotFile], folder: Path, setting: Setting) -> It
         for entry in list(running):
             process, robot, output, start = entry
             seconds = time.monotonic() - start
-            if process.is_alive() and seconds <= setting.time_limit_s:
+            if process.is_alive() and seconds <= setting.time_limit:
                 continue
             late = process.is_alive()
             process.kill()
@@ -176,7 +177,7 @@ def _measurements(rows: Sequence[Row]) -> list[Measurement]:
     times = {stage: [float(row[stage]["wall_s"]) for row in rows if finished(row, stage)] for stage in ("mujoco", "load")}
     if all(times.values()):
         for name, reduce in (("median", median), ("longest", max)):
-            ours, theirs = reduce(times["load"]), reduce(times["mujoco"])  # type: ignore[operator]
+            ours, theirs = reduce(times["load"]), reduce(times["mujoco"])
             measurements.append(Measurement(f"{name}_load_s", f"{name} time to load", ours, "s", mujoco=theirs))
         most = max(len(row["load"]["warnings"]) for row in rows if finished(row, "load"))
         measurements.append(Measurement("most_warnings", "most warnings of one file", most))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.joints import Floating
+from torchdojo.elements.joints import Floating, StandardJoint
 from torchdojo.evaluation.corpus_mujoco import FEATURES, Motion, Reference, bare_urdf
 from torchdojo.io import load_mjcf, load_urdf, mjcf_state, read_mjcf
 from torchdojo.io.robot import RobotInfo, clean_name
@@ -65,7 +66,7 @@ class _Ours:
             mech = load_mjcf(self.path, contacts=None, timestep=h, servos="explicit")
         mech.options = SolverOptions(kappa=self.hard[0], residual_tol=self.hard[1])
         if self.unlimited:
-            for joint in mech.joints.values():
+            for joint in cast(Iterable[StandardJoint], mech.joints.values()):
                 if joint.limits is not None:
                     joint.limits = (-_widened(joint, joint.limits[0]), _widened(joint, joint.limits[1]))
         return mech
@@ -77,7 +78,8 @@ class _Ours:
     def state(self, mech: Mechanism, reference: Reference, qpos: Array, qvel: Array) -> Any:
         if self.kind == "mjcf":
             return mjcf_state(mech, self.info, qpos=qpos, qvel=qvel)  # type: ignore[arg-type]
-        model, values = reference.model, {}
+        model = reference.model
+        values: dict[str, Any] = {}
         followers = {coupling.follower for coupling in mech.couplings.values()}
         for j in range(model.njnt):
             name = clean_name(str(model.joint(j).name))
@@ -159,7 +161,7 @@ def _reason(row: dict[str, Any]) -> str:
     return f"a law differs, first at {' + '.join(re.findall(r'free|ball|slide|hinge', kinds)) or 'no joint'}"
 
 
-def _widened(joint: Any, bounds: torch.Tensor) -> torch.Tensor:
+def _widened(joint: StandardJoint, bounds: torch.Tensor) -> torch.Tensor:
     """Sizes of bounds of the coordinates, slides first, that are out of the way; infinite where there are none."""
     slides = joint.num_coordinates - joint.free_rotations
     turn = WIDE[1] if joint.free_rotations == 1 else WIDE[2]
@@ -222,11 +224,11 @@ class _Comparison:
             "links": len(self.names),
             "lost": self.lost,
             "worst": [f"{self.names[i]} {by_link[i]:.2g}" for i in worst],
-            "worst_joints": self._joints(worst),
+            "worst_joints": self._joints(),
             "times": [float(f"{value:.2g}") for value in _by_time(_difference(self.ours, self.theirs), scales)],
         }
 
-    def _joints(self, worst: Array) -> list[str]:
+    def _joints(self) -> list[str]:
         """The joints whose relative motion differs first, with their numbers."""
         model = self.reference.model
         place = {b: i for i, b in enumerate(self.ids)}

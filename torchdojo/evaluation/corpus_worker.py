@@ -63,6 +63,8 @@ def measure(path: Path, kind: str, output: Path, stages: Sequence[str] = ("motio
         }  # fmt: skip
 
     stage("mujoco", lambda: _mujoco(mujoco, path, kind))
+    if row["mujoco"].get("nv") == 0:  # a scene or an object without joints
+        return
     stage("load", load_ours)
     if not loaded:
         return

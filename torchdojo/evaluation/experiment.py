@@ -37,8 +37,8 @@ class Setting:
         models: folder with the robot files of the project's shared data; None if there is none.
         output: folder for what a later run of the command can go on with; None: nothing is kept.
         configs, seeds, algorithms: of learning: folder with descriptions of runs, number of seeds, names of algorithms.
-        packages, limit, jobs, time_limit_s: of the corpus: folder with packages, number of files (None: all), processes at a time, and
-            the longest time of a file.
+        packages, limit, jobs, time_limit: of the corpus: folder with packages, number of files (None: all), processes at a time, and
+            the longest time of a file [s].
     """
 
     quick: bool = False
@@ -51,7 +51,7 @@ class Setting:
     packages: Path | None = None
     limit: int | None = None
     jobs: int = 2
-    time_limit_s: float = 120.0
+    time_limit: float = 300.0
 
     @classmethod
     def find(cls, *, quick: bool = False, models: Path | None = None) -> Setting:
