@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         CommandError: unknown names, a folder that cannot be written, bad descriptions of runs.
     """
     chosen, output = _choose(options.topic, [name for text in options.only for name in _names(text)]), options.output
-    given = {}
+    given: dict[str, Any] = {}
     for topic, names in OWN.items():
         some = {name: value for name in names if (value := getattr(options, name)) is not None}
         if some and topic != options.topic:
