@@ -218,6 +218,7 @@ def test_joints_that_no_recording_has_start_at_rest():
     """A hinge whose axis can tilt; a stiff one moves like one that cannot."""
     names, start = ("friction", "bending_stiffness", "bending_damping"), {"bending_point": 0.04, "bending_damping": 0.1}
     q, qd = torch.tensor([[0.1, 0.2, 0.3, 0.12, 0.5, 0.6, 0.7], [1.0, 0.5, -0.2, -1.0, -2.0, 1.0, 5.0]])
+    qd[4:] = quat.rotate(quat.exp(q[4:]), qd[4:])  # given about the axes of the body
     rigid = elbow_model(0.01 / 8, ("friction",))
     recordings = recordings_of(record_rollouts(rigid, rigid.mechanism.to_maximal(q, qd).detach()[None], 20, 8))
     ends = {}
