@@ -308,8 +308,9 @@ class Structure(PhysicalModule):
 
     @property
     def has_loops(self) -> bool:
-        """Whether joints outside the spanning tree, or couplings, constrain its coordinates."""
-        return not set(self.joints) <= set(self._tree_joints) or len(self.couplings) > 0
+        """Whether joints outside the spanning tree, or couplings, constrain its coordinates. Joints without rows do not."""
+        outside = (joint for name, joint in self.named_joints().items() if name not in self._tree_joints)
+        return any(joint.num_rows for joint in outside) or len(self.couplings) > 0
 
     @property
     def impulse_layout(self) -> dict[str, slice]:

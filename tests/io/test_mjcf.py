@@ -156,6 +156,15 @@ def test_weld(write_mjcf: Write, constraint: str, parent: str | None, child: str
     assert (mech.joint_errors(mjcf_state(mech, read_mjcf(path))).abs() <= 1e-12).all()
 
 
+def test_weld_at_an_anchor(write_mjcf: Write) -> None:
+    """`relpose` places the anchor, a point of the second body, in the first one."""
+    hands = "".join(
+        f'<body name="{name}" pos="{x} 0 1" euler="0 {x} 30"><freejoint/><geom size=".1"/></body>' for name, x in (("a", 0), ("b", 2))
+    )
+    path = write_mjcf(hands, '<equality><weld body1="a" body2="b" anchor=".5 .2 0"/></equality>')
+    assert (quiet(path).joint_errors(mjcf_state(quiet(path), read_mjcf(path))).abs() <= 1e-12).all()
+
+
 def test_joint_equalities_are_couplings(write_mjcf: Write) -> None:
     """y - y0 = a0 + a1 (x - x0), the axes of the file backwards for one of the two joints."""
     stack = FOURBAR.replace(

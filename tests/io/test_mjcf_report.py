@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, str, tuple[str, str, str, tuple[str, ...]]]] = {
     "gravity compensation": (LOOSE.replace('name="b"', 'name="b" gravcomp="1"'), "", ("motion", "ignored", "gravity compensation", ("b",))),
     "mocap body": (LOOSE + MOCAP, "", ("motion", "approximated", "mocap bodies", ("mo",))),
     "weld to a mocap body": (LOOSE + MOCAP, '<equality><weld name="w" body1="mo" body2="b"/></equality>',
-                             ("motion", "ignored", "constraints to mocap bodies", ("w",))),
+                             ("motion", "approximated", "constraints to mocap bodies", ("w",))),
     "damping that is not linear": (LOOSE.replace('name="h2"', 'name="h2" damping="1 2"'), "",
                                    ("motion", "approximated", "springs and dampers", ("h2",))),
     "cone of a ball": (body('<joint name="b" type="ball" range="0 1"/>'), "", ("motion", "ignored", "limits of ball joints", ("b",))),
@@ -121,9 +121,10 @@ def test_ground_of_an_unknown_kind(write_mjcf: Write) -> None:
 
 
 def test_a_hand_that_a_mocap_body_leads_moves(write_mjcf: Write, tmp_path: Path) -> None:
-    """A rigid weld to a pose that the hand is not at would have no solution."""
-    path = write_mjcf(LOOSE + '<body name="mo" mocap="true" pos="9 9 9"/>', '<equality><weld body1="mo" body2="b"/></equality>')
+    """A rigid weld to a pose that the hand cannot reach would have no solution."""
+    path = write_mjcf(LOOSE + '<body name="mo" mocap="true" pos="9 9 9"/>', '<equality><weld name="w" body1="mo" body2="b"/></equality>')
     mech = quiet(path)
     run = mech.rollout(mech.initial_state(), steps=5)
     assert (run.status == 0).all()
-    assert list(mech.joints) == ["h1", "h2"]
+    assert list(mech.joints) == ["h1", "h2", "w"]
+    assert mech.tree_joints == ["h1", "h2"]

@@ -99,3 +99,17 @@ def test_weights_are_mapped() -> None:
     one_by_one = torch.stack([torch.func.grad(speed)(value) for value in values])
     # Both are solved to 1e-9, and the rod is pulled hard: errors of 0.1 m at h = 0.01.
     torch.testing.assert_close(together, one_by_one, rtol=1e-6, atol=0)
+
+
+def test_parameters_that_the_step_does_not_read() -> None:
+    """Without a call of the actuators, all of a block of parameters may be theirs: nothing has a batch, and all derivatives are zero."""
+    mech = td.Mechanism(
+        bodies={"rod": td.Body(1.0, inertia=(0.1, 0.1, 0.1))},
+        joints={"hinge": td.Revolute(None, "rod", axis=(0, 1, 0), parent_anchor=(0, 0, 1))},
+    )
+    td.actuate(mech, {"motor": td.Actuator.motor("hinge", gear=2.0)})
+    names = [name for name, _ in mech.named_parameters() if name.startswith("actuators.")]
+    assert names
+    report = td.testing.check_gradients(mech, mech.initial_state(), parameters=["actuators."])
+    assert all(not report.numeric[f"{name} -> state"].any() for name in names)
+    assert report.max_relative_error < 1e-6

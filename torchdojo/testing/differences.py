@@ -124,6 +124,8 @@ def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest:
     displacements = torch.cat([sign * step * basis for step in steps for sign in (1, -1)])
     estimates = {}
     for key, value in loss(displacements).items():
+        # A step that reads nothing of what moves has no batch: controls of actuators, say, without a call of them.
+        value = value.expand(len(displacements)) if not value.ndim else value
         plus, minus = value.reshape(COUNT, 2, count).unbind(1)
         central = (plus - minus) / (2 * steps[:, None])
         refined = (16 * central[1:] - central[:-1]) / 15

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.io.mjcf.equalities import led_by_mocap
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco
 from torchdojo.io.mjcf.names import equality_label, joint_label, tendon_label
 from torchdojo.io.report import Findings
@@ -30,7 +31,12 @@ def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Finding
     moving = [b for b in range(1, model.nbody) if model.body_weldid[b]]
     findings.add("ignored", "gravity compensation", [names[b] for b in moving if model.body_gravcomp[b]], "it does not act")
     mocap = [names[b] for b in range(model.nbody) if model.body_mocapid[b] >= 0]
-    findings.add("approximated", "mocap bodies", mocap, "they stay where the file has them, as parts of the world")
+    findings.add(
+        "approximated",
+        "mocap bodies",
+        mocap,
+        "they stay where the file has them; soft joints of the constraints to them move what they lead",
+    )
     acting = [
         i
         for i in range(model.ntendon)
@@ -46,7 +52,8 @@ def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Finding
         findings.add("ignored", "wind", ["wind"] if np.any(model.opt.wind) else (), "there is no drag")
     findings.add("ignored", "flexible bodies", [f"flex{i}" for i in range(model.nflex)], "they have no counterpart")
     findings.add("ignored", "plugins", [f"plugin{i}" for i in range(model.nplugin)], "they have no counterpart")
-    soft = [equality_label(model, i) for i in _soft(model, "eq_solref", "eq_solimp", range(model.neq))]
+    rigid = [i for i in range(model.neq) if not led_by_mocap(model, i)]
+    soft = [equality_label(model, i) for i in _soft(model, "eq_solref", "eq_solimp", rigid)]
     findings.add("approximated", "solref and solimp of equalities", soft, HARD)
     for kind, key in COUNTED.items():
         findings.add("ignored", kind, [""] * int(getattr(model, key)), "the motion does not depend on it", "none")
