@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
 
 import torchdojo as td
 from torchdojo.state.stiffness import stiff_springs
@@ -23,12 +24,19 @@ def test_a_stiff_spring_is_told() -> None:
     assert stiff_springs(mech) == {"hinge": pytest.approx(0.25, rel=1e-6)}
 
 
-@pytest.mark.parametrize("mech", [lambda: build(39.0), lambda: build(100.0, implicit=True), lambda: build(100.0, armature=1.0)])
-def test_others_are_not(mech: object) -> None:
-    """Below the bound, implicit, or with an armature that makes up for it."""
+@pytest.mark.parametrize("given", [{"spring": 86.0}, {"implicit": True}, {"armature": 1.0}, {"damper": 10.0}], ids=str)
+def test_others_are_not(given: dict[str, float]) -> None:
+    """Below the bound, implicit, or with an armature or a damper that makes up for it."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mech()  # type: ignore[operator]
+        build(**{"spring": 100.0, **given})
+
+
+@pytest.mark.parametrize("name", ["half_cheetah", "hopper", "walker2d"])
+def test_models_are_not(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(td.models, name)()
 
 
 def test_the_mass_matrix() -> None:
@@ -37,3 +45,13 @@ def test_the_mass_matrix() -> None:
     with pytest.warns(UserWarning, match="h²k/J"):
         mech = td.Mechanism({"rod": td.Body(2.0, (0.1, 0.2, 0.3))}, {"hinge": joint}, timestep=0.02)
     assert stiff_springs(mech)["hinge"] == pytest.approx(4e-4 * 1000.0 / 1.0, rel=1e-6)
+
+
+def test_environments_that_differ() -> None:
+    """Levers and springs of each environment by themselves: J = 0.1 + 2 a², and only the last one is stiff."""
+    levers = torch.tensor((0.5, 1.0, 0.1), dtype=torch.float64)
+    anchors = torch.stack((torch.zeros(3), torch.zeros(3), levers), dim=-1).double()
+    joint = td.Revolute(None, "rod", axis=(0, 1, 0), child_anchor=anchors, spring=torch.tensor([[100.0], [400.0], [500.0]]).double())
+    with pytest.warns(UserWarning, match="h²k/J"):
+        mech = td.Mechanism({"rod": td.Body(2.0, (0.1, 0.1, 0.1))}, {"hinge": joint}, timestep=0.01)
+    assert stiff_springs(mech)["hinge"] == pytest.approx(1e-4 * 500.0 / 0.12, rel=1e-6)

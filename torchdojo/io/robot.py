@@ -28,6 +28,8 @@ from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
 from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.state.minimal import to_maximal
+from torchdojo.state.stiffness import STIFF, stiff_springs
+from torchdojo.structure import Structure
 
 __all__ = ["BodyInfo", "ContactInfo", "CouplingInfo", "Ground", "JointInfo", "LinkInfo", "RobotInfo", "assemble", "bodies_on_ground"]
 
@@ -309,6 +311,7 @@ def assemble(
             moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
     bodies = {name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()}
     try:
+        _soften(robot, bodies, moving, timestep)
         mech = Mechanism(bodies, moving, modules, couplings=couplings, timestep=timestep, gravity=gravity)
     except ValueError as error:
         raise ValueError(f"{robot.path}: {error}") from error
@@ -317,6 +320,25 @@ def assemble(
     start = _contacts_at_the_start(robot, mech, contacts == "collision" and ground is not False)
     mech.load_report = LoadReport(robot.path, (*robot.findings.entries(), *told, *start))
     return mech
+
+
+def _soften(robot: RobotInfo, bodies: Mapping[str, Body], moving: Mapping[str, joints.StandardJoint], timestep: Any) -> None:
+    """Make springs implicit that are too stiff for the timestep, since their steps would fail."""
+    if not any(bool(joint.spring.any()) for joint in moving.values()):
+        return
+    structure = Structure(bodies, moving, (), (), timestep, (0.0, 0.0, 0.0))
+    stiff = stiff_springs(structure)
+    if not stiff:
+        return
+    h = float(structure.timestep.max())
+    reason = (
+        f"made implicit, which dissipates: an explicit spring k of h²k/J up to {max(stiff.values()):.3g} is too stiff for h = {h:.4g} s, "
+        f"J being the inertia that it turns; up to {STIFF} none is changed, as with timestep={h * (STIFF / max(stiff.values())) ** 0.5:.2g}"
+    )
+    robot.findings.add("approximated", "joint springs", stiff, reason, "structure")
+    del structure
+    for name in stiff:
+        moving[name].implicit = True
 
 
 def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) -> tuple[LoadEntry, ...]:
