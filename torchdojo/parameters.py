@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 __all__ = [
     "PhysicalModule",
     "bind",
+    "broadcast_shapes",
     "check_tensor",
     "differentiated",
     "parametrized_names",
@@ -63,6 +64,20 @@ def as_tensor(value: Any, name: str) -> Tensor:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: got {value!r}; give a number, a sequence of numbers or a floating-point tensor") from error
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
+    """`torch.broadcast_shapes`, which imports sympy: 0.8 s in a process that does not compile."""
+    size = max(map(len, shapes), default=0)
+    result = [1] * size
+    for shape in shapes:
+        for i, count in enumerate(shape, size - len(shape)):
+            if type(count) is not int:  # `torch.export` has symbols
+                return torch.broadcast_shapes(*shapes)
+            if count != 1 and result[i] not in (1, count):
+                raise RuntimeError(f"shapes {[tuple(shape) for shape in shapes]} do not broadcast")
+            result[i] = result[i] if count == 1 else count
+    return torch.Size(result)
 
 
 def transforming() -> bool:
@@ -238,6 +253,17 @@ class PhysicalModule(nn.Module):
         """Of `.float()`, `.to(...)`, `.cuda()`: everything but losing digits."""
         return super()._apply(lambda tensor: _with_digits(tensor, fn(tensor)), recurse)
 
+    def one_by_one(self: _Self) -> list[_Self]:
+        """A module for each entry of the one batch dimension of all fields, whose values are checked together here."""
+        values = {name: getattr(self, name).detach().unbind(0) for name in self.fields}
+        modules = [copy.copy(self) for _ in next(iter(values.values()))]
+        for i, module in enumerate(modules):
+            # Tables of tensors and hooks are each module's own.
+            module.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, dict)})
+            for name, value in values.items():
+                module._parameters[name] = nn.Parameter(value[i].clone(), requires_grad=False)
+        return modules
+
     # Copies of a parametrized module get a class of their own. `torch.nn.utils.parametrize` gives every module that it changes a new class,
     # but copies share that class. Undoing the change in a copy would break the original. Torch also refuses to pickle such modules.
 
@@ -287,7 +313,9 @@ def parametrized_names(module: nn.Module) -> list[str]:
 
     A module that only shares the tables of a parametrized module, as limits share their joint's, has no such names.
     """
-    names: Sequence[str] = list(getattr(module, "parametrizations", ()))
+    if "parametrizations" not in module._modules:
+        return []
+    names: Sequence[str] = list(module.parametrizations)  # type: ignore[arg-type]
     return [name for name in names if isinstance(vars(type(module)).get(name), property)]
 
 
