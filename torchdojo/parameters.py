@@ -21,6 +21,7 @@ __all__ = [
     "broadcast_shapes",
     "check_tensor",
     "differentiated",
+    "one_by_one",
     "parametrized_names",
     "plain_class",
     "result_tensor",
@@ -253,17 +254,6 @@ class PhysicalModule(nn.Module):
         """Of `.float()`, `.to(...)`, `.cuda()`: everything but losing digits."""
         return super()._apply(lambda tensor: _with_digits(tensor, fn(tensor)), recurse)
 
-    def one_by_one(self: _Self) -> list[_Self]:
-        """A module for each entry of the one batch dimension of all fields, whose values are checked together here."""
-        values = {name: getattr(self, name).detach().unbind(0) for name in self.fields}
-        modules = [copy.copy(self) for _ in next(iter(values.values()))]
-        for i, module in enumerate(modules):
-            # Tables of tensors and hooks are each module's own.
-            module.__dict__.update({name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, dict)})
-            for name, value in values.items():
-                module._parameters[name] = nn.Parameter(value[i].clone(), requires_grad=False)
-        return modules
-
     # Copies of a parametrized module get a class of their own. `torch.nn.utils.parametrize` gives every module that it changes a new class,
     # but copies share that class. Undoing the change in a copy would break the original. Torch also refuses to pickle such modules.
 
@@ -294,6 +284,18 @@ class PhysicalModule(nn.Module):
         own = [name for name, _ in self.named_parameters()] + [name for name, _ in self.named_buffers()]
         # A parametrized field (`torch.nn.utils.parametrize`) is read through its attribute, so its originals are not extra state.
         return [name for name in own if name not in self.fields and not name.startswith("parametrizations.")]
+
+
+def one_by_one(batch: _Self) -> list[_Self]:
+    """A module for each entry of the one batch dimension that all fields of a module have: their values are checked together there."""
+    values = {name: getattr(batch, name).detach().unbind(0) for name in batch.fields}
+    modules = [copy.copy(batch) for _ in next(iter(values.values()))]
+    for i, module in enumerate(modules):
+        # Tables of tensors and hooks are each module's own.
+        module.__dict__.update({name: copy.copy(value) for name, value in batch.__dict__.items() if isinstance(value, dict)})
+        for name, value in values.items():
+            module._parameters[name] = nn.Parameter(value[i].clone(), requires_grad=False)
+    return modules
 
 
 def _with_digits(tensor: Tensor, changed: Tensor) -> Tensor:

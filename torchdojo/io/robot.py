@@ -26,6 +26,7 @@ from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
 from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import one_by_one
 from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.state.minimal import to_maximal
 from torchdojo.state.stiffness import STIFF, stiff_springs
@@ -421,7 +422,7 @@ def _contacts(infos: Mapping[str, ContactInfo], friction: float | None) -> dict[
         try:
             if friction is not None and not isinstance(friction, (int, float)):
                 raise TypeError("a tensor of the user's, which contacts share")
-            built |= zip(names, _contact(_together(several, friction), None).one_by_one(), strict=True)
+            built |= zip(names, one_by_one(_contact(_together(several, friction), None)), strict=True)
         except (TypeError, ValueError):  # contacts with more than numbers are built by themselves, and wrong ones are refused so
             built |= {name: _contact(info, friction) for name, info in zip(names, several, strict=True)}
     return {name: built[name] for name in infos}
