@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 import torchdojo as td
 from hopper import hopper, states
 from torchdojo import quaternion as quat
+from torchdojo.parameters import broadcast_shapes
 
 ROUNDING = dict(rtol=0.0, atol=1e-12)
 
@@ -292,3 +293,15 @@ def test_second_derivatives_raise() -> None:
     (first,) = torch.autograd.grad(mechanism(z).sum(), z, create_graph=True)
     with pytest.raises(RuntimeError, match=r"second derivatives.*not implemented.*jacobians"):
         torch.autograd.grad(first.sum(), z)
+
+
+@pytest.mark.parametrize("shapes", [[], [()], [(2, 3), (1, 3), (3,)], [(4, 1), (5,), ()], [(0,), (1,)], [(2,), (3,)], [(0,), (2,)]])
+def test_broadcast_of_shapes(shapes: list[tuple[int, ...]]) -> None:
+    """As torch does it, without importing sympy."""
+    try:
+        expected = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        with pytest.raises(RuntimeError, match="do not broadcast"):
+            broadcast_shapes(*shapes)
+    else:
+        assert broadcast_shapes(*shapes) == expected

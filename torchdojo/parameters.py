@@ -18,8 +18,10 @@ from torch.nn.utils.parametrize import is_parametrized
 __all__ = [
     "PhysicalModule",
     "bind",
+    "broadcast_shapes",
     "check_tensor",
     "differentiated",
+    "one_by_one",
     "parametrized_names",
     "plain_class",
     "result_tensor",
@@ -63,6 +65,20 @@ def as_tensor(value: Any, name: str) -> Tensor:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}: got {value!r}; give a number, a sequence of numbers or a floating-point tensor") from error
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> torch.Size:
+    """`torch.broadcast_shapes`, which imports sympy: 0.8 s in a process that does not compile."""
+    size = max(map(len, shapes), default=0)
+    result = [1] * size
+    for shape in shapes:
+        for i, count in enumerate(shape, size - len(shape)):
+            if type(count) is not int:  # `torch.export` has symbols
+                return torch.broadcast_shapes(*shapes)
+            if count != 1 and result[i] not in (1, count):
+                raise RuntimeError(f"shapes {[tuple(shape) for shape in shapes]} do not broadcast")
+            result[i] = result[i] if count == 1 else count
+    return torch.Size(result)
 
 
 def transforming() -> bool:
@@ -270,6 +286,18 @@ class PhysicalModule(nn.Module):
         return [name for name in own if name not in self.fields and not name.startswith("parametrizations.")]
 
 
+def one_by_one(batch: _Self) -> list[_Self]:
+    """A module for each entry of the one batch dimension that all fields of a module have: their values are checked together there."""
+    values = {name: getattr(batch, name).detach().unbind(0) for name in batch.fields}
+    modules = [copy.copy(batch) for _ in next(iter(values.values()))]
+    for i, module in enumerate(modules):
+        # Tables of tensors and hooks are each module's own.
+        module.__dict__.update({name: copy.copy(value) for name, value in batch.__dict__.items() if isinstance(value, dict)})
+        for name, value in values.items():
+            module._parameters[name] = nn.Parameter(value[i].clone(), requires_grad=False)
+    return modules
+
+
 def _with_digits(tensor: Tensor, changed: Tensor) -> Tensor:
     """`changed`, or, where it lost the digits of a float64 `tensor`, the tensor itself on the device of `changed`."""
     lost = tensor.dtype == torch.float64 and changed.is_floating_point() and changed.dtype != torch.float64
@@ -287,7 +315,9 @@ def parametrized_names(module: nn.Module) -> list[str]:
 
     A module that only shares the tables of a parametrized module, as limits share their joint's, has no such names.
     """
-    names: Sequence[str] = list(getattr(module, "parametrizations", ()))
+    if "parametrizations" not in module._modules:
+        return []
+    names: Sequence[str] = list(module.parametrizations)  # type: ignore[arg-type]
     return [name for name in names if isinstance(vars(type(module)).get(name), property)]
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from torchdojo.elements.bodies import Body
-from torchdojo.parameters import PhysicalModule, as_tensor, parametrized_names, plain_class
+from torchdojo.parameters import PhysicalModule, as_tensor, broadcast_shapes, parametrized_names, plain_class
 
 __all__ = ["Bounded", "LogCholeskyInertia", "Positive", "Unit", "bake", "bounded", "inertia", "positive", "unit"]
 
@@ -233,7 +233,7 @@ def inertia(body: Body) -> tuple[nn.Parameter, nn.Parameter]:
     value = _plain_value(body, "inertia", "inertia")
     parametrization = LogCholeskyInertia(body)
     with torch.no_grad():
-        value = value.expand(*torch.broadcast_shapes(value.shape[:-2], body.mass.shape), 3, 3).clone()
+        value = value.expand(*broadcast_shapes(value.shape[:-2], body.mass.shape), 3, 3).clone()
         parametrization.right_inverse(value)
     if "mass" not in parametrized_names(body):
         positive(body, "mass")

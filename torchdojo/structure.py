@@ -22,7 +22,7 @@ from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint
 from torchdojo.elements.velocity_limits import JointVelocityLimits
-from torchdojo.parameters import Modules, PhysicalModule, bind, check_tensor, plain_class, require, short, stacked
+from torchdojo.parameters import Modules, PhysicalModule, bind, broadcast_shapes, check_tensor, plain_class, require, short, stacked
 from torchdojo.precision import in_float64
 from torchdojo.state import minimal
 from torchdojo.state.forks import use_own_threads
@@ -452,7 +452,7 @@ class Structure(PhysicalModule):
             (element.kept_constraint if kept and isinstance(element, Joint) else element.constraint)(*self.element_poses(z, element))
             for element in elements
         ]
-        batch = torch.broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
+        batch = broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
         return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)
 
     # -- coordinates ---------------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from mjcf_text import FLOOR, TREE, Write, Y, free_body, hinge, notes, quiet
 
 from torchdojo import quaternion as quat
@@ -138,3 +139,26 @@ def test_contacts_of_the_user(write_mjcf: Write) -> None:
         load(path, contacts={"tip": {"link": "c"}})
     with pytest.raises(ValueError, match=r"contacts is 'all'; allowed: 'collision', None"):
         load(path, contacts="all")
+
+
+def test_contacts_built_together_are_modules_of_their_own(write_mjcf: Write) -> None:
+    """Contacts of one body are checked as a batch: each keeps its numbers, and nothing of it is shared."""
+    path = write_mjcf(FLOOR + free_body('<geom name="g" type="capsule" size=".1 .3"/><geom name="s" size=".2" pos="1 0 0" friction=".3"/>'))
+    mech = quiet(path)
+    first, second, ball = mech.contacts.values()
+    assert [contact.point.shape for contact in (first, second, ball)] == [(3,)] * 3
+    assert not torch.equal(first.point, second.point)
+    assert float(ball.radius) == pytest.approx(0.2)
+    other = second.friction.clone()
+    first.friction = 0.7
+    first.point.data[2] = 9.0
+    calls = []
+    first.register_forward_hook(lambda *given: calls.append(given))
+    assert torch.equal(second.friction, other)
+    assert float(second.point[2].abs()) == pytest.approx(0.3)
+    assert not second._forward_hooks
+    given = torch.tensor(0.4, requires_grad=True)
+    assert all(contact.friction is given for contact in quiet(path, friction=given).contacts.values())
+    assert [float(contact.friction) for contact in quiet(path, friction=0.25).contacts.values()] == [0.25] * 3
+    with pytest.raises(ValueError, match=r"NonlinearContact.friction: got -1.0; allowed: values >= 0"):
+        quiet(path, friction=-1.0)

@@ -52,7 +52,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.parameters import PhysicalModule, as_tensor, bind, require, stacked, transforming
+from torchdojo.parameters import PhysicalModule, as_tensor, bind, broadcast_shapes, require, stacked, transforming
 from torchdojo.precision import in_float64
 
 __all__ = ["Actuator", "Actuators", "Servos", "actuate", "check_servos"]
@@ -408,7 +408,7 @@ class Actuators(PhysicalModule):
             pair = torch.stack(torch.broadcast_tensors(joint.coordinates(now[0], now[1]), joint.rate(before, now, h)), dim=-1)
             values.append(pair[..., group.member, group.coordinate, :])
             order += group.actuators
-        batch = torch.broadcast_shapes(*(value.shape[:-2] for value in values))
+        batch = broadcast_shapes(*(value.shape[:-2] for value in values))
         back = sorted(range(len(order)), key=order.__getitem__)
         both = torch.cat([value.expand(*batch, *value.shape[-2:]) for value in values], dim=-2)[..., back, :]
         return both[..., 0], both[..., 1]

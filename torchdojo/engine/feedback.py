@@ -19,7 +19,7 @@ from torchdojo.engine.requests import request_of
 from torchdojo.engine.rollout import StepByStep, Trajectory
 from torchdojo.gradients.request import Request
 from torchdojo.native.feedback import Feedback, rows_of
-from torchdojo.parameters import transforming
+from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE
@@ -189,7 +189,7 @@ def _rollout(backends: Backends, request: Request, z: Tensor, law: Law, actuator
     if kernel is not None:
         shapes += [kernel.parameters.batch, *([] if kernel.parameters.law is None else [kernel.parameters.law.batch])]
     try:
-        batch = torch.broadcast_shapes(*shapes)
+        batch = broadcast_shapes(*shapes)
     except RuntimeError:
         raise ValueError(f"rollout_feedback: got batch dimensions {[tuple(s) for s in shapes]}, which do not broadcast") from None
     z = z.expand(*batch, z.shape[-1])

@@ -23,7 +23,7 @@ from torchdojo.engine.periods import check_given, check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
-from torchdojo.parameters import PhysicalModule, result_tensor, transforming
+from torchdojo.parameters import PhysicalModule, broadcast_shapes, result_tensor, transforming
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.structure import Structure
@@ -306,7 +306,7 @@ def derivatives(
         value = _wrench(mech, wrench) if name == "wrench" else numbers[name].detach()
         ndim = 1 if name == "wrench" else _dimensions(mech, name, value)
         lead = value.ndim - ndim
-        leaves[name] = value.expand(*torch.broadcast_shapes(batch, value.shape[:lead]), *value.shape[lead:]).clone().requires_grad_()
+        leaves[name] = value.expand(*broadcast_shapes(batch, value.shape[:lead]), *value.shape[lead:]).clone().requires_grad_()
     replaced = {f"mech.{name}": leaf for name, leaf in leaves.items() if name != "wrench"}
     with torch.enable_grad():
         value = torch.func.functional_call(_Call(mech, rows), replaced, (leaves.get("wrench", wrench),))

@@ -24,7 +24,7 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.native.cache import Parameters
 from torchdojo.native.tables import StateMap
-from torchdojo.parameters import result_tensor, transforming
+from torchdojo.parameters import broadcast_shapes, result_tensor, transforming
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE, neutral_state
@@ -222,7 +222,7 @@ def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Te
     given = Coordinates(backends, request.options, q, qd)
     z, valid = given.z, torch.isfinite(torch.cat((q, qd), dim=-1)).all(-1, keepdim=True)
     if request.grad_kappa is not None:
-        z = z.expand(*torch.broadcast_shapes(z.shape[:-1], request.grad_kappa.shape), z.shape[-1])
+        z = z.expand(*broadcast_shapes(z.shape[:-1], request.grad_kappa.shape), z.shape[-1])
     out = backend.step(z, u, wrench, warm_start)
     jacobian = backend.jacobian(z, u, wrench, out.solution)
     solved = ((out.status == int(Status.SUCCESS)) & ~without_rates(out.z, structure.timestep))[..., None]

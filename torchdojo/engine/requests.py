@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdojo.dynamics.system import System
 from torchdojo.elements.element import Element
 from torchdojo.gradients.request import Request
-from torchdojo.parameters import transforming
+from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.solver.options import GradientMode, SolverOptions
 
 __all__ = ["refuse_jacobian", "request_of"]
@@ -47,7 +47,7 @@ def request_of(
         raise RuntimeError("grad_kappa: got a tensor inside torch.func or torch.compile, which hide its values; give a number there")
     kappas = _each_environment(options, z, grad_kappa)
     request = Request(options, kappas, raise_invalid, repeat, budget=most)
-    return z.expand(*torch.broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), request
+    return z.expand(*broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), request
 
 
 def check_budget(budget: object) -> int:
@@ -76,7 +76,7 @@ def _each_environment(options: SolverOptions, z: Tensor, grad_kappa: Tensor) -> 
             f"grad_kappa: got {worst} in {int(wrong.sum())} of {wrong.numel()} places; allowed: kappa = {options.kappa} or larger"
         )
     try:
-        torch.broadcast_shapes(z.shape[:-1], grad_kappa.shape)
+        broadcast_shapes(z.shape[:-1], grad_kappa.shape)
     except RuntimeError:
         raise ValueError(
             f"grad_kappa: got shape {tuple(grad_kappa.shape)}; allowed: shapes that broadcast with the batch {tuple(z.shape[:-1])} of z"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
-from torchdojo.parameters import result_tensor
+from torchdojo.parameters import broadcast_shapes, result_tensor
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.state.layout import ORIENTATION, STATE_SIZE
 
@@ -62,7 +62,7 @@ class Randomized:
 
 def random_inputs(smoothing: RandomizedSmoothing, generator: torch.Generator, *inputs: Tensor) -> list[Tensor]:
     """z, u and wrench with their common batch dimensions and samples in front. Noise is added to u and wrench, not to z."""
-    batch = torch.broadcast_shapes(*(t.shape[:-1] for t in inputs))
+    batch = broadcast_shapes(*(t.shape[:-1] for t in inputs))
     deviations = {"z": 0.0, "u": smoothing.input_deviation, "wrench": smoothing.wrench_deviation}
     result = []
     for tensor, (name, given) in zip(inputs, deviations.items(), strict=True):

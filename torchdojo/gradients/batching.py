@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from torchdojo.parameters import broadcast_shapes
 from torchdojo.state.unknowns import NUM_DATA, ParameterSpec
 
 __all__ = ["align", "align_given", "flatten_batch", "halves", "map_all", "map_given", "map_gradients"]
@@ -16,7 +17,7 @@ __all__ = ["align", "align_given", "flatten_batch", "halves", "map_all", "map_gi
 def flatten_batch(specs: Sequence[ParameterSpec], tensors: Sequence[Tensor]) -> tuple[list[Tensor], torch.Size]:
     """Flatten batch dimensions: z, u and wrench get N rows, parameters N or 1. Also returns the common batch shape."""
     shapes = [t.shape[: t.ndim - s.ndim] for t, s in zip(tensors, specs, strict=True)]
-    batch = torch.broadcast_shapes(*shapes)
+    batch = broadcast_shapes(*shapes)
     flat = []
     for i, (tensor, spec) in enumerate(zip(tensors, specs, strict=True)):
         lead, event = tensor.shape[: tensor.ndim - spec.ndim], tensor.shape[tensor.ndim - spec.ndim :]

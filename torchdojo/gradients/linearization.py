@@ -13,6 +13,7 @@ from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.hard_limit import better_of, derivative_system, point_of_derivative, warn_of_lost_digits
 from torchdojo.gradients.impacts import shifted_by
 from torchdojo.gradients.request import Request
+from torchdojo.parameters import broadcast_shapes
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state.unknowns import NUM_DATA, ParameterSpec
 
@@ -34,7 +35,7 @@ class Linearization:
     ) -> None:
         self.leaves = [t.detach().requires_grad_(need) for t, need in zip(tensors, active, strict=True)]
         # The solution takes part in the broadcast: under vmap, its gradient may have batch dimensions that no input has.
-        batch = torch.broadcast_shapes(batch, w.shape[:-1])
+        batch = broadcast_shapes(batch, w.shape[:-1])
         flat, self.batch = flatten_batch([*system.step_specs(), ParameterSpec(1)], [*self.leaves, torch.empty(*batch, 1)])
         self.index = (status.expand(self.batch).reshape(-1) == int(Status.SUCCESS)).nonzero().squeeze(-1)
         if not len(self.index):

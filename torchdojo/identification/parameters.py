@@ -30,7 +30,7 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.joints import Joint
 from torchdojo.identification.recordings import DataError, Recordings
 from torchdojo.mechanism import Mechanism, StepOutput, Trajectory
-from torchdojo.parameters import PhysicalModule, as_tensor
+from torchdojo.parameters import PhysicalModule, as_tensor, broadcast_shapes
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, VELOCITY
 
 __all__ = ["Parameter", "ParametricMechanism", "Tie"]
@@ -387,7 +387,7 @@ class ParametricMechanism(nn.Module):
             else:
                 still = body.new_zeros(cast(Joint, mech.joints[name]).num_coordinates)
                 pieces.append((still, still))
-        batch = torch.broadcast_shapes(*(t.shape[:-1] for pair in pieces for t in pair))
+        batch = broadcast_shapes(*(t.shape[:-1] for pair in pieces for t in pair))
         q, qd = (torch.cat([pair[i].expand(*batch, -1) for pair in pieces], dim=-1) for i in (0, 1))
         return cast(Tensor, self.call("to_maximal", q, qd, raw=raw))
 

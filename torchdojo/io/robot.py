@@ -26,6 +26,7 @@ from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
 from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import one_by_one
 from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.state.minimal import to_maximal
 from torchdojo.state.stiffness import STIFF, stiff_springs
@@ -297,7 +298,7 @@ def assemble(
     notes: tuple[LoadEntry | str, ...] = ()
     if contacts == "collision":
         notes = robot.contact_notes
-        modules = {name: _contact(info, friction) for name, info in robot.contacts.items()}
+        modules = _contacts(robot.contacts, friction)
     else:
         given = FRICTION if friction is None else friction
         modules = {name: _given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
@@ -408,6 +409,36 @@ def _rounded_turn(bounds: Any) -> Any:
 def _coupling(info: CouplingInfo) -> JointCoupling:
     coordinates = {"leader_coordinate": info.leader_coordinate, "follower_coordinate": info.follower_coordinate}
     return JointCoupling(info.leader, info.follower, ratio=info.ratio, offset=info.offset, **coordinates)
+
+
+def _contacts(infos: Mapping[str, ContactInfo], friction: float | None) -> dict[str, Contact]:
+    """Contacts with the same keywords are built as one batch, whose numbers are checked at once: files have thousands."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for name, info in infos.items():
+        groups.setdefault((info.body, info.friction is None, *sorted(info.options)), []).append(name)
+    built: dict[str, Contact] = {}
+    for names in groups.values():
+        several = [infos[name] for name in names]
+        try:
+            if friction is not None and not isinstance(friction, (int, float)):
+                raise TypeError("a tensor of the user's, which contacts share")
+            built |= zip(names, one_by_one(_contact(_together(several, friction), None)), strict=True)
+        except (TypeError, ValueError):  # contacts with more than numbers are built by themselves, and wrong ones are refused so
+            built |= {name: _contact(info, friction) for name, info in zip(names, several, strict=True)}
+    return {name: built[name] for name in infos}
+
+
+def _together(infos: Sequence[ContactInfo], friction: float | None) -> ContactInfo:
+    """The contacts of one body as one, whose numbers have a batch dimension."""
+
+    def stack(values: Sequence[Any]) -> Any:
+        return torch.as_tensor(np.array(values, dtype=np.float64))
+
+    one = infos[0]
+    options = {key: stack([info.options[key] for info in infos]) for key in one.options}
+    numbers = {key: stack([getattr(info, key) for info in infos]) for key in ("point", "radius", "normal", "offset")}
+    coefficients = None if one.friction is None else stack([info.friction if friction is None else friction for info in infos])
+    return replace(one, friction=coefficients, options=options, **numbers)
 
 
 def _contact(info: ContactInfo, friction: float | None) -> Contact:

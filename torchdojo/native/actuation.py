@@ -16,6 +16,7 @@ from torchdojo.elements.rotors import Rotors
 from torchdojo.native import calls
 from torchdojo.native.program import Program
 from torchdojo.native.tables import ACTUATOR, ACTUATOR_PARAMETERS, row
+from torchdojo.parameters import broadcast_shapes
 
 __all__ = ["Law", "lower_law"]
 
@@ -77,7 +78,7 @@ def lower_law(program: Program, joints: Mapping[str, Joint], actuators: Actuator
         names = ACTUATOR_PARAMETERS.names or ()
         own = [getattr(actuators, name) if actuators.fields[name] == 2 else getattr(actuators, name)[..., None] for name in names]
         ranges = actuators.inputrange
-        batch = torch.broadcast_shapes(ranges.shape[:-2], *(value.shape[:-2] for value in own))
+        batch = broadcast_shapes(ranges.shape[:-2], *(value.shape[:-2] for value in own))
         pieces = [torch.cat([value.expand(*batch, *value.shape[-2:]) for value in own], dim=-1), ranges.expand(*batch, *ranges.shape[-2:])]
         values = torch.cat([piece.flatten(-2) for piece in pieces], dim=-1).reshape(batch.numel(), -1).contiguous()
     turning = None

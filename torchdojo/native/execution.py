@@ -25,7 +25,7 @@ from torchdojo.native import kernel
 from torchdojo.native.cache import Parameters
 from torchdojo.native.packing import Packed
 from torchdojo.native.program import Program
-from torchdojo.parameters import result_tensor
+from torchdojo.parameters import broadcast_shapes, result_tensor
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
 from torchdojo.solver.solution import Solution
 from torchdojo.state.layout import ORIENTATION, STATE_SIZE, TANGENT_SIZE
@@ -76,9 +76,9 @@ def flat_problem(
     """Flat batches for the kernel, and the batch shape. `packed_parameters` come from an earlier call."""
     law = None if packed_parameters is None else packed_parameters.law
     if packed_parameters is not None:
-        batch = _broadcast(packed_parameters.batch, z.shape[:-1], u.shape[:-2], wrench.shape[:-1])
+        batch = broadcast_shapes(packed_parameters.batch, z.shape[:-1], u.shape[:-2], wrench.shape[:-1])
         if law is not None:
-            batch = _broadcast(batch, law.batch)
+            batch = broadcast_shapes(batch, law.batch)
             law = law.rows(batch)
         flat, packed = packed_parameters.rows(batch)
         z, u, wrench = _rows(z, batch, 1), _rows(u, batch, 2), _rows(wrench, batch, 1)
@@ -94,12 +94,6 @@ def flat_problem(
         warm = _rows(warm, batch, 1)
     grad_kappa = None if request.grad_kappa is None else request.grad_kappa.expand(batch).reshape(-1)
     return kernel.Problem(program, request, flat, z, u, wrench, warm, packed, grad_kappa, law), batch
-
-
-def _broadcast(*shapes: torch.Size) -> torch.Size:
-    """`torch.broadcast_shapes`, without its cost where the shapes are equal or empty."""
-    batch = max(shapes, key=len)
-    return batch if all(shape == batch or not shape for shape in shapes) else torch.broadcast_shapes(*shapes)
 
 
 def _rows(tensor: Tensor, batch: torch.Size, ndim: int) -> Tensor:
@@ -170,7 +164,7 @@ def backward(
     """
     trajectory = saved[0]
     shapes = [t.shape[:-2] for t in (*grads, trajectory) if t is not None]
-    lead = _broadcast(*shapes)
+    lead = broadcast_shapes(*shapes)
     z, u, wrench, *parameters = tensors
     # The trajectory has every batch dimension of the inputs. Its gradient has the dimensions of vmap, too.
     problem, batch = flat_problem(program, request, parameters, packed_parameters, z.expand(*lead, -1), u, wrench, None)

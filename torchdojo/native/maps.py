@@ -24,7 +24,7 @@ from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
 from torchdojo.native.minimal import bound_tree
 from torchdojo.native.program import Program, by_number
 from torchdojo.native.tables import Derivative, StateMap
-from torchdojo.parameters import transforming
+from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.state.minimal import to_maximal, to_minimal
 from torchdojo.state.unknowns import TIMESTEP
 
@@ -176,7 +176,7 @@ def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], which:
     leads, fields = [state.shape[:-1], parameters[TIMESTEP].shape], program.fields(parameters)
     for group in program.joint_groups:
         leads += [fields[id(group)][name].shape[: -1 - group.fields[name]] for name in GEOMETRY]
-    return torch.Size((*torch.broadcast_shapes(*leads), size))
+    return torch.Size((*broadcast_shapes(*leads), size))
 
 
 @operators.define("state_map")

@@ -24,7 +24,7 @@ from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE, RolloutTangent
 from torchdojo.native.kernel import Keep
 from torchdojo.native.program import Program, by_number
 from torchdojo.native.request import decode, encode
-from torchdojo.parameters import result_tensor, transforming
+from torchdojo.parameters import broadcast_shapes, result_tensor, transforming
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 
 __all__ = ["Six", "available", "jacobian", "minimal_jacobian", "rollout", "step"]
@@ -106,9 +106,9 @@ def minimal_jacobian_op(
 def _batch_shape(program: Program, request: list[float], z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:
     if not parameters:
         own = live.batch_of(program, decode(request).driven)
-        return torch.broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], own)
+        return broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], own)
     leads = [p.shape[: p.ndim - spec.ndim] for p, spec in zip(parameters, program.parameter_specs, strict=True)]
-    return torch.broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], *leads)
+    return broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], *leads)
 
 
 @operators.register_fake(rollout_op)

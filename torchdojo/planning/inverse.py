@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import broadcast_shapes
 from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.planning.plan import PlanStatus, drifted
 from torchdojo.solver.least_squares import Descent, Outcome, Problems, QuadraticModel, Trial, levenberg_marquardt
@@ -179,7 +180,7 @@ def initial_impulse(
 def _flat(*given: Tensor) -> tuple[list[Tensor], torch.Size]:
     """The tensors (N, size) with their leading dimensions broadcast, and these."""
     try:
-        shape = torch.broadcast_shapes(*(value.shape[:-1] for value in given))
+        shape = broadcast_shapes(*(value.shape[:-1] for value in given))
     except RuntimeError:
         shapes = ", ".join(str(tuple(value.shape)) for value in given)
         raise ValueError(f"inverse problem: got states and guess of shapes {shapes}; their leading dimensions must broadcast") from None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchdojo.elements.element import Twist, previous_pose
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.parameters import broadcast_shapes
 from torchdojo.state import minimal, signs
 from torchdojo.state.forks import use_own_threads
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, VELOCITY, join_state, split_state
@@ -296,6 +297,6 @@ def _put(tensor: Tensor, piece: slice, value: Any, name: str) -> Tensor:
         raise ValueError(f"initial_state: {name} got shape {tuple(value.shape)}; allowed: a number or (..., {size})")
     if size == 1 and (value.ndim == 0 or value.shape[-1] != 1):
         value = value[..., None]
-    batch = torch.broadcast_shapes(tensor.shape[:-1], value.shape[:-1])
+    batch = broadcast_shapes(tensor.shape[:-1], value.shape[:-1])
     tensor = tensor.expand(*batch, -1)
     return torch.cat((tensor[..., : piece.start], value.expand(*batch, size), tensor[..., piece.stop :]), dim=-1)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Pose, Twist, previous_pose
 from torchdojo.elements.joint import TURN, FreePose, Joint
+from torchdojo.parameters import broadcast_shapes
 from torchdojo.state.layout import join_state, split_state, with_world
 
 __all__ = ["JointOrder", "difference", "spanning_order", "to_maximal", "to_minimal", "tree_joints", "tree_names"]
@@ -106,7 +107,7 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
         q[entry.name] = entry.joint.coordinates(*pair)
         qd[entry.name] = entry.joint.rate(earlier, pair, h)
     names = [e.name for e in sorted(order, key=lambda e: e.coordinates.stop)]
-    batch = torch.broadcast_shapes(*(value.shape[:-1] for value in qd.values()))
+    batch = broadcast_shapes(*(value.shape[:-1] for value in qd.values()))
     stacked = [torch.cat([values[n].expand(*batch, values[n].shape[-1]) for n in names], dim=-1) for values in (q, qd)]
     return stacked[0], stacked[1]
 
@@ -130,7 +131,7 @@ def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tens
         poses.append(b)
         twists.append(Twist((b.x - a.x) / h, 2 * step[..., 1:] / h))
     # Anchors, axes and the timestep may have batch dimensions that q lacks.
-    batch = torch.broadcast_shapes(q.shape[:-1], *(t.shape[:-1] for pair in (*poses, *twists) for t in pair))
+    batch = broadcast_shapes(q.shape[:-1], *(t.shape[:-1] for pair in (*poses, *twists) for t in pair))
 
     def stack(values: list[Tensor]) -> Tensor:
         return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
@@ -172,7 +173,7 @@ def _check_batch(order: Sequence[JointOrder], batch: torch.Size, timestep: torch
         if name in entry.joint.fields
     }
     try:
-        torch.broadcast_shapes(batch, timestep, *geometry.values())
+        broadcast_shapes(batch, timestep, *geometry.values())
     except RuntimeError:
         own = {name: tuple(shape) for name, shape in {"timestep": timestep, **geometry}.items() if shape}
         raise ValueError(f"q: got the batch dimensions {tuple(batch)}; allowed: those that broadcast with {own}") from None

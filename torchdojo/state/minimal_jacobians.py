@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Pose, Twist, previous_pose, unit
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.parameters import broadcast_shapes
 from torchdojo.state.layout import TANGENT_SIZE, split_state, with_world
 from torchdojo.state.minimal import JointOrder
 
@@ -62,7 +63,7 @@ def _stacked(order: Sequence[JointOrder], num_bodies: int, count: int) -> _Tree:
         return torch.cat((axes, axes.new_zeros(*axes.shape[:-2], 3 - axes.shape[-2], 3)), dim=-2)
 
     def stack(values: list[Tensor], ndim: int) -> Tensor:
-        batch = torch.broadcast_shapes(*(value.shape[: value.ndim - ndim] for value in values))
+        batch = broadcast_shapes(*(value.shape[: value.ndim - ndim] for value in values))
         return torch.stack([value.expand(*batch, *value.shape[value.ndim - ndim :]) for value in values], dim=-1 - ndim)
 
     return _Tree(
@@ -201,7 +202,7 @@ def minimal_products(order: Sequence[JointOrder], num_bodies: int, z: Tensor, ti
         sides.append(torch.cat(torch.broadcast_tensors(*columns), dim=-1))
     results = []
     for matrix in matrices:
-        batch = torch.broadcast_shapes(sides[0].shape[:-3], matrix.shape[:-2])
+        batch = broadcast_shapes(sides[0].shape[:-3], matrix.shape[:-2])
         result = matrix.new_empty(*batch, 2 * count, matrix.shape[-1])
         for e, entry in enumerate(order):
             free = _free(entry)
@@ -246,7 +247,7 @@ def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd
     swung = -h[..., None] * left @ (eye + normal[..., :, None] * by_t[..., None, :]) @ tree.rotational_axes.mT
     by_q, earlier_by_q = _blocks(shift, zero, zero, right), _blocks(shift, zero, zero, turned @ right)
     earlier_by_qd = _blocks(-h[..., None] * shift, zero, zero, swung)
-    batch = torch.broadcast_shapes(z.shape[:-1], by_q.shape[:-3])
+    batch = broadcast_shapes(z.shape[:-1], by_q.shape[:-3])
     here, there = (q.new_zeros(*batch, num_bodies, 6, columns) for columns in (count, 2 * count))
     for place, whole, parts in (
         (now, here, (by_q,)),

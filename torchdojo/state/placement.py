@@ -24,7 +24,7 @@ from torch import Tensor
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.element import unit
 from torchdojo.elements.joints import Floating
-from torchdojo.parameters import transforming
+from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
@@ -156,7 +156,7 @@ class _Part:
             lifts.append(torch.where(rates > STEEP, needed, -math.inf))
         if other:
             lifts.append(self._traced(z, normal, clearance, other, lifts[0].detach().amax(-1) if lifts else None))
-        batch = torch.broadcast_shapes(*(lift.shape[:-1] for lift in lifts))
+        batch = broadcast_shapes(*(lift.shape[:-1] for lift in lifts))
         candidates = torch.cat([lift.expand(*batch, lift.shape[-1]) for lift in lifts], dim=-1)
         binding = candidates.detach().argmax(-1, keepdim=True)  # one contact, where several tie: a maximum has no derivative there
         return self.moved(z, torch.take_along_dim(candidates, binding, dim=-1).squeeze(-1), normal)

@@ -27,6 +27,7 @@ from torchdojo.elements.element import Pose
 from torchdojo.elements.joint import Joint
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.kept_rows import KeptRows
+from torchdojo.parameters import broadcast_shapes
 from torchdojo.state import minimal
 from torchdojo.state.dependent_rows import dependent_directions
 from torchdojo.state.layout import split_state, with_world
@@ -181,7 +182,7 @@ class _Tree:
         self.order, self.num_bodies, self.closing, self.ends = order, num_bodies, closing, ends
         modules = [*closing.values(), *(entry.joint for entry in order)]
         fields = [(getattr(module, name), ndim) for module in modules for name, ndim in module.fields.items()]
-        batch = torch.broadcast_shapes((1,), *(value.shape[: value.ndim - ndim] for value, ndim in fields if value is not None))
+        batch = broadcast_shapes((1,), *(value.shape[: value.ndim - ndim] for value, ndim in fields if value is not None))
         count = max((entry.coordinates.stop for entry in order), default=0)
         number = torch.arange(1, SAMPLES * count + 1, dtype=torch.float64)
         y = torch.cos(number**2).to(next(iter(closing.values())).axis.device)

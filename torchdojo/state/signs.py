@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joint import TURN, Joint
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.parameters import transforming, warn_user
+from torchdojo.parameters import broadcast_shapes, transforming, warn_user
 from torchdojo.state.layout import ORIENTATION, STATE_SIZE, split_state, with_world
 from torchdojo.state.minimal import JointOrder
 
@@ -25,7 +25,7 @@ LEAST = 1e-6  # [rad] per rad of the angle itself, which decides between angles 
 @torch.no_grad()
 def _with_signs(z: Tensor, signs: dict[int, Tensor]) -> Tensor:
     """Factors (..., 13 nb) of z that give the quaternion of every body a sign (...), 1 or −1."""
-    batch = torch.broadcast_shapes(z.shape[:-1], *(sign.shape for sign in signs.values()))
+    batch = broadcast_shapes(z.shape[:-1], *(sign.shape for sign in signs.values()))
     factors = z.new_ones(*batch, z.shape[-1] // STATE_SIZE, STATE_SIZE)
     for body, sign in signs.items():
         if body >= 0:

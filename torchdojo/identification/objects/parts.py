@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.identification.parameters import Parameter, Tie
+from torchdojo.parameters import broadcast_shapes
 
 #: Field of a mechanism -> the tie that sets it, and the names of the parameters that the tie reads.
 Ties = dict[str, tuple[Tie, tuple[str, ...]]]
@@ -73,7 +74,7 @@ def tilted_gravity(values: Mapping[str, Tensor], nominal: Tensor) -> Tensor:
     """Vector of gravity from its downward component and its horizontal part, which a world that is not level has."""
     down = -values["gravity"][..., None] if "gravity" in values else nominal[2:]
     level = values["tilt"] if "tilt" in values else nominal[:2]
-    batch = torch.broadcast_shapes(down.shape[:-1], level.shape[:-1])
+    batch = broadcast_shapes(down.shape[:-1], level.shape[:-1])
     return torch.cat((level.expand(*batch, 2), down.expand(*batch, 1)), dim=-1)
 
 
