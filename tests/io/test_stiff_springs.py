@@ -7,12 +7,12 @@ from mjcf_text import FLOOR, Write, Y, quiet
 
 pytest.importorskip("mujoco")
 
-LEG = """<body name="trunk" pos="0 0 1.02"><freejoint/><geom type="box" size=".2 .1 .1" mass="8" contype="0" conaffinity="0"/>
-  <body name="thigh" pos="0 0 -.1"><joint name="hip" axis={y} stiffness="20" damping="1"/>
+LEG = f"""<body name="trunk" pos="0 0 1.02"><freejoint/><geom type="box" size=".2 .1 .1" mass="8" contype="0" conaffinity="0"/>
+  <body name="thigh" pos="0 0 -.1"><joint name="hip" axis={Y} stiffness="20" damping="1"/>
     <geom type="capsule" fromto="0 0 0 0 0 -.4" size=".03" mass="1" contype="0" conaffinity="0"/>
-    <body name="shin" pos="0 0 -.4"><joint name="knee" axis={y} stiffness="1500" damping=".1"/>
+    <body name="shin" pos="0 0 -.4"><joint name="knee" axis={Y} stiffness="1500" damping=".1"/>
       <geom type="capsule" fromto="0 0 0 .1 0 -.4" size=".02" mass=".5" contype="0" conaffinity="0"/>
-      <geom name="foot" size=".04" pos=".1 0 -.44" mass=".2"/></body></body></body>""".format(y=Y)
+      <geom name="foot" size=".04" pos=".1 0 -.44" mass=".2"/></body></body></body>"""
 
 
 def test_a_leaf_spring(write_mjcf: Write) -> None:
