@@ -53,7 +53,8 @@ def stiff_springs(mech: Any) -> dict[str, float]:
 def _mass_matrix(mech: Any) -> Tensor:
     """Mass matrices M (..., n, n) of the spanning tree at zero coordinates."""
     places, joints, bodies = mech.coordinate_places(), mech.named_joints(), mech.named_bodies().values()
-    geometry = [getattr(joints[name], field) for name in places if name in joints for field in KINEMATIC_FIELDS if field in joints[name].fields]
+    tree = {name: joints[name] for name in places if name in joints}
+    geometry = [getattr(joint, field) for joint in tree.values() for field in KINEMATIC_FIELDS if field in joint.fields]
     ones = [1] * max(mech.timestep.ndim, *(number.ndim - 1 for number in geometry))
     n = mech.num_coordinates
     rates = RATE * torch.eye(n, dtype=torch.float64, device=mech.timestep.device).reshape(n, *ones, n)
@@ -61,11 +62,10 @@ def _mass_matrix(mech: Any) -> Tensor:
     v, omega = twist.v / RATE, twist.omega / RATE  # (n, ..., nb, 3): the velocities of a unit rate of each coordinate
     mass, inertia = stacked([body.mass for body in bodies], 0), stacked([body.inertia for body in bodies], 2)
     matrix = torch.einsum("i...bk,...b,j...bk->...ij", v, mass, v) + torch.einsum("i...bk,...bkl,j...bl->...ij", omega, inertia, omega)
-    for name, place in places.items():
-        joint = joints[name] if name in joints else None
+    for name, joint in tree.items():
         if isinstance(joint, StandardJoint):
             own = mech.timestep[..., None] * joint.damper + (0.0 if joint.armature is None else joint.armature)
-            matrix = matrix + torch.diag_embed(torch.nn.functional.pad(own, (place.start, n - place.stop)))
+            matrix = matrix + torch.diag_embed(torch.nn.functional.pad(own, (places[name].start, n - places[name].stop)))
     return matrix
 
 
