@@ -29,7 +29,7 @@ __all__ = [
     "settle_flags",
 ]
 
-LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
+LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math")
 OPTIMIZED = ("-O3",)
 # -g1 has the lines of a report; with -g, GCC follows each variable through the large functions, which takes minutes.
 SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")

@@ -35,9 +35,9 @@ START_LEVEL = 3e-2  # products at a cold start [N·s·m]
 CONTINUATION_LEVELS = (1e-1, 1e-2)  # products from which paths are traced, in turn
 WARM_ITERATIONS = 12  # iterations of an attempt from a warm start, before the next attempt
 DESCENT_LEVEL, DESCENT_ITERATIONS = 1e-2, 50  # start level [N·s·m] and iterations of an attempt on the path from a larger κ
-# Factor of the start level for each halving of a step. Products of 1e-2 throw light links far off: they turn a finger of 1e-7 kg·m² by
-# more than a step represents. 36 hard steps of 14 robot files take at most 197 iterations with this factor, and up to 2,000 with 1.
-HALF_LEVEL = 1e-2
+# Start level of half steps [N·s·m]. Products of 1e-2 throw light links far off: they turn a finger of 1e-7 kg·m² by more than a step
+# represents. From 1e-2, steps of a robot with such fingers fail in 2,000 iterations.
+HALF_LEVEL = 1e-4
 # Iterations of a cold start by the interior-point method that leaves some equation violated by more than NEAR_RESIDUAL.
 COLD_ITERATIONS = 30
 LINE_SEARCH_HALVINGS = 12
@@ -178,7 +178,7 @@ def solve_step(
     kappa, solution = options.kappa, _unsolved(problem)
     left = torch.full_like(solution.status, options.max_total_iterations) if left is None else left
     cold = torch.ones_like(solution.status, dtype=torch.bool)
-    high, level = max(DESCENT_LEVEL * HALF_LEVEL**depth, kappa), max(START_LEVEL, kappa)
+    high, level = max(HALF_LEVEL if depth else DESCENT_LEVEL, kappa), max(START_LEVEL, kappa)
     mapped = True  # whether all elements have `on_path`
     if may_split:
         solution.status[starts_too_fast(problem) & (left > 0)] = TOO_FAST

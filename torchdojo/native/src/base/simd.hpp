@@ -8,9 +8,8 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 
-#if defined(__AVX512F__) || defined(__FMA__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -116,30 +115,6 @@ TD_INLINE T each_lane(F &&function, const T &a, const T &b) {
     T r = a;
     for (int i = 0; i < lanes<T>; ++i) set(r, i, function(get(a, i), get(b, i)));
     return r;
-}
-
-// sum -= a b, rounded once where the processor can. The compiler would fuse products for one lane and for many
-// differently, so the build forbids it (-ffp-contract=off), and an environment has the same bits alone and in a batch.
-template <class R, class A, class B>
-TD_INLINE void take(R &sum, const A &a, const B &b) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-    if constexpr (std::is_same<R, double>::value) {
-        sum = __builtin_fma(-a, b, sum);
-    } else {
-        const R x = a - R{}, y = b - R{};
-#if defined(__FMA__)
-        if constexpr (sizeof(R) == 16) sum = (R)_mm_fnmadd_pd((__m128d)x, (__m128d)y, (__m128d)sum);
-        if constexpr (sizeof(R) == 32) sum = (R)_mm256_fnmadd_pd((__m256d)x, (__m256d)y, (__m256d)sum);
-#if defined(__AVX512F__)
-        if constexpr (sizeof(R) == 64) sum = (R)_mm512_fnmadd_pd((__m512d)x, (__m512d)y, (__m512d)sum);
-#endif
-#else
-        for (size_t i = 0; i < sizeof(R) / sizeof(double); ++i) sum[i] = __builtin_fma(-x[i], y[i], sum[i]);
-#endif
-    }
-#else
-    sum -= a * b;
-#endif
 }
 
 template <class T>

@@ -39,10 +39,6 @@ inline int64_t iterations_left(const Options &options, const Job &job) {
 inline bool is_half(const Job &job) { return job.timestep_factor < 1.0; }
 
 // The κ from which Newton's method on the path comes down.
-inline double first_level(const Job &job) {
-    double level = constant::path_level;
-    for (double factor = job.timestep_factor; factor < 1.0; factor *= 2.0) level *= constant::half_level;
-    return level;
-}
+inline double first_level(const Job &job) { return is_half(job) ? constant::half_level : constant::path_level; }
 
 }  // namespace torchdojo

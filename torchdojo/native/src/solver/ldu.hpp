@@ -103,7 +103,7 @@ inline void factor(T *__restrict a, int n) {
             for (int r = p + 1; r < N; ++r) {
                 m[r * N + p] *= m[p * N + p];
 #pragma GCC unroll 9
-                for (int c = p + 1; c < N; ++c) take(m[r * N + c], m[r * N + p], m[p * N + c]);
+                for (int c = p + 1; c < N; ++c) m[r * N + c] -= m[r * N + p] * m[p * N + c];
             }
         }
 #pragma GCC unroll 81
@@ -113,7 +113,7 @@ inline void factor(T *__restrict a, int n) {
             const T reciprocal = a[p * n + p] = 1.0 / a[p * n + p];
             for (int r = p + 1; r < n; ++r) {
                 const T l = a[r * n + p] *= reciprocal;
-                for (int c = p + 1; c < n; ++c) take(a[r * n + c], l, a[p * n + c]);
+                for (int c = p + 1; c < n; ++c) a[r * n + c] -= l * a[p * n + c];
             }
         }
     }
@@ -130,7 +130,7 @@ TD_INLINE void divide_columns(const T *__restrict d, R *__restrict x, int stride
 #pragma GCC unroll 9
         for (int p = 0; p < r; ++p) {
 #pragma GCC unroll 9
-            for (int c = 0; c < C; ++c) take(v[r][c], d[r * N + p], v[p][c]);
+            for (int c = 0; c < C; ++c) v[r][c] -= d[r * N + p] * v[p][c];
         }
     }
 #pragma GCC unroll 9
@@ -138,7 +138,7 @@ TD_INLINE void divide_columns(const T *__restrict d, R *__restrict x, int stride
 #pragma GCC unroll 9
         for (int p = r + 1; p < N; ++p) {
 #pragma GCC unroll 9
-            for (int c = 0; c < C; ++c) take(v[r][c], d[r * N + p], v[p][c]);
+            for (int c = 0; c < C; ++c) v[r][c] -= d[r * N + p] * v[p][c];
         }
 #pragma GCC unroll 9
         for (int c = 0; c < C; ++c) x[r * stride + c] = v[r][c] *= d[r * N + r];
@@ -168,12 +168,12 @@ TD_INLINE void divide_runs(const double *__restrict d, double *__restrict x) {
     for (int r = 0; r < N; ++r) {
         v[r] = *reinterpret_cast<const V *>(x + r * C + begin);
 #pragma GCC unroll 9
-        for (int p = 0; p < r; ++p) take(v[r], d[r * N + p], v[p]);
+        for (int p = 0; p < r; ++p) v[r] -= d[r * N + p] * v[p];
     }
 #pragma GCC unroll 9
     for (int r = N - 1; r >= 0; --r) {
 #pragma GCC unroll 9
-        for (int p = r + 1; p < N; ++p) take(v[r], d[r * N + p], v[p]);
+        for (int p = r + 1; p < N; ++p) v[r] -= d[r * N + p] * v[p];
         v[r] *= d[r * N + r];
         *reinterpret_cast<V *>(x + r * C + begin) = v[r];
     }
@@ -191,7 +191,7 @@ TD_INLINE void subtract_runs(double *__restrict a, const double *__restrict l, c
     for (int r = 0; r < rows; ++r) {
         V sum = *reinterpret_cast<const V *>(a + r * C + begin);
 #pragma GCC unroll 9
-        for (int p = 0; p < N; ++p) take(sum, l[r * N + p], v[p]);
+        for (int p = 0; p < N; ++p) sum -= l[r * N + p] * v[p];
         *reinterpret_cast<V *>(a + r * C + begin) = sum;
     }
     if constexpr (begin + width < C) subtract_runs<N, C, begin + width>(a, l, u, rows);
@@ -212,11 +212,11 @@ inline void divide(const T *__restrict d, R *__restrict x, int n, int columns) {
         if constexpr (N > 0) n = N;
         for (int r = 0; r < n; ++r) {
             for (int p = 0; p < r; ++p)
-                for (int c = 0; c < columns; ++c) take(x[r * columns + c], d[r * n + p], x[p * columns + c]);
+                for (int c = 0; c < columns; ++c) x[r * columns + c] -= d[r * n + p] * x[p * columns + c];
         }
         for (int r = n - 1; r >= 0; --r) {
             for (int p = r + 1; p < n; ++p)
-                for (int c = 0; c < columns; ++c) take(x[r * columns + c], d[r * n + p], x[p * columns + c]);
+                for (int c = 0; c < columns; ++c) x[r * columns + c] -= d[r * n + p] * x[p * columns + c];
             for (int c = 0; c < columns; ++c) x[r * columns + c] *= d[r * n + r];
         }
     }
@@ -229,13 +229,13 @@ inline void divide_transposed(const T *__restrict d, R *__restrict x, int n) {
 #pragma GCC unroll 9
     for (int r = 0; r < n; ++r) {
 #pragma GCC unroll 9
-        for (int p = 0; p < r; ++p) take(x[r], d[p * n + r], x[p]);
+        for (int p = 0; p < r; ++p) x[r] -= d[p * n + r] * x[p];
         x[r] *= d[r * n + r];
     }
 #pragma GCC unroll 9
     for (int r = n - 1; r >= 0; --r) {
 #pragma GCC unroll 9
-        for (int p = r + 1; p < n; ++p) take(x[r], d[p * n + r], x[p]);
+        for (int p = r + 1; p < n; ++p) x[r] -= d[p * n + r] * x[p];
     }
 }
 
@@ -252,7 +252,7 @@ TD_INLINE void subtract_rows(T *__restrict a, const T *__restrict l, const T *__
 #pragma GCC unroll 2
         for (int r = 0; r < M; ++r)
 #pragma GCC unroll 9
-            for (int c = 0; c < C; ++c) take(sum[r][c], l[r * N + p], u[p * stride + c]);
+            for (int c = 0; c < C; ++c) sum[r][c] -= l[r * N + p] * u[p * stride + c];
 #pragma GCC unroll 2
     for (int r = 0; r < M; ++r)
 #pragma GCC unroll 9
@@ -277,7 +277,7 @@ inline void subtract(T *__restrict a, const T *__restrict l, const T *__restrict
         for (int r = 0; r < rows; ++r)
             for (int p = 0; p < n; ++p) {
                 const T factor = l[r * n + p];
-                for (int c = 0; c < columns; ++c) take(a[r * columns + c], factor, u[p * columns + c]);
+                for (int c = 0; c < columns; ++c) a[r * columns + c] -= factor * u[p * columns + c];
             }
     }
 }
@@ -292,13 +292,13 @@ TD_INLINE void subtract_product(R *__restrict y, const T *__restrict a, const R 
         for (int r = 0; r < rows; ++r) {
             R sum = y[r];
 #pragma GCC unroll 9
-            for (int p = 0; p < N; ++p) take(sum, a[r * N + p], v[p]);
+            for (int p = 0; p < N; ++p) sum -= a[r * N + p] * v[p];
             y[r] = sum;
         }
     } else {
         for (int r = 0; r < rows; ++r) {
             R sum = y[r];
-            for (int p = 0; p < n; ++p) take(sum, a[r * n + p], x[p]);
+            for (int p = 0; p < n; ++p) sum -= a[r * n + p] * x[p];
             y[r] = sum;
         }
     }
@@ -314,13 +314,13 @@ TD_INLINE void subtract_product_transposed(R *__restrict y, const T *__restrict 
         for (int p = 0; p < n; ++p) {
             const R v = x[p];
 #pragma GCC unroll 9
-            for (int c = 0; c < C; ++c) take(sum[c], a[p * C + c], v);
+            for (int c = 0; c < C; ++c) sum[c] -= a[p * C + c] * v;
         }
 #pragma GCC unroll 9
         for (int c = 0; c < C; ++c) y[c] = sum[c];
     } else {
         for (int p = 0; p < n; ++p)
-            for (int c = 0; c < columns; ++c) take(y[c], a[p * columns + c], x[p]);
+            for (int c = 0; c < columns; ++c) y[c] -= a[p * columns + c] * x[p];
     }
 }
 
