@@ -76,7 +76,8 @@ def test_a_batch_is_its_environments_side_by_side(name: str) -> None:
         for action, out in zip(given, together, strict=True):
             single = alone.step(action[i : i + 1])
             for ours, theirs in ((single.obs, out.obs), (single.reward, out.reward), (single.terminated, out.terminated)):
-                torch.testing.assert_close(ours, theirs[i : i + 1], rtol=1e-12, atol=1e-12)
+                # Two solves to residual_tol = 1e-9 differ by rounding, which may decide on one more iteration.
+                torch.testing.assert_close(ours, theirs[i : i + 1], rtol=1e-9, atol=1e-9)
 
 
 def closed_loop(env: td.envs.Env, z: Tensor, goal: Tensor, weights: Tensor, steps: int) -> Tensor:
