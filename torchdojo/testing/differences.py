@@ -24,7 +24,8 @@ Output = TypeVar("Output", bound=tuple[Any, ...])
 # small kappa within micrometers. A contact pressed hard (2 µm), together with joints that are pulled apart, is linear within nanometers.
 LARGEST_STEP, SHRINK, COUNT = 1e-3, 2.0, 27
 ORDERS, SPARE = (2, 3, 4, 5), 3  # terms of the polynomials in s², and how many more steps than terms a window has
-SMALLEST, LEAST_ROUNDING = 6, 1e-15  # the number of steps that show rounding, and what it is at least
+# Rounding is what polynomials with so many even terms leave at so many of the smallest steps, and at least a bit of a loss of order one.
+SMALLEST, EVEN, LEAST_ROUNDING = 8, 3, 1e-15
 # Largest step of forces and torques: 16 mN move a body of 1 kg by 1.6 µm in a step of 0.01 s. Effects of smaller forces drown in rounding.
 LARGEST_FORCE = 1.6e-2
 
@@ -133,8 +134,7 @@ def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest:
         # A step that reads nothing of what moves has no batch: controls of actuators, say, without a call of them.
         value = value.expand(len(displacements)) if not value.ndim else value
         plus, minus = value.reshape(COUNT, 2, count).unbind(1)
-        # At the smallest steps nothing but rounding changes the sum of both sides.
-        rounding = (plus + minus)[-SMALLEST:].std(0).nan_to_num().square().mean().sqrt() + LEAST_ROUNDING
+        rounding = _rounding(plus + minus, steps)
         estimate, error = _fits((plus - minus) / (2 * steps[:, None]), steps, rounding)
         # From the smallest step up, rounding falls until curvature sets in. The search ends there, because estimates may settle again on
         # another slope: a contact pressed in deeply answers as linearly as one at rest.
@@ -146,6 +146,15 @@ def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest:
             best = torch.where(going & (error[i] < least), i, best)
         estimates[key] = torch.take_along_dim(estimate, best[None], 0).squeeze(0)
     return estimates
+
+
+def _rounding(sums: Tensor, steps: Tensor) -> Tensor:
+    """Standard deviation of sums of both sides, (steps, directions): what even polynomials leave of them at the smallest steps."""
+    s = steps[-SMALLEST:] / steps[-SMALLEST]
+    powers = s[:, None] ** (2 * torch.arange(EVEN))
+    changes = sums[-SMALLEST:] - sums[-1]  # the large common part would leave its own rounding in the fit
+    left = changes - powers @ (torch.linalg.pinv(powers, rtol=0.0) @ changes)
+    return (left.square().sum(0) / (SMALLEST - EVEN)).nan_to_num(posinf=0.0).mean().sqrt() + LEAST_ROUNDING
 
 
 def _fits(differences: Tensor, steps: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
