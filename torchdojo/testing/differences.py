@@ -124,7 +124,7 @@ def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest:
     """Central differences along each row of `basis`, extrapolated to a step of zero; per direction the surest estimate, (directions,).
 
     A central difference is the derivative plus even powers of the step s, plus rounding in proportion to 1/s. Polynomials in s² are fitted
-    to windows of adjacent steps, weighted by s. The surest fit has the smallest standard error, which grows where residuals exceed rounding.
+    to windows of adjacent steps, weighted by s. The surest fit has the smallest standard error. It grows where residuals exceed rounding.
     """
     count = len(basis)
     steps = largest / SHRINK ** torch.arange(COUNT, dtype=basis.dtype)
