@@ -21,7 +21,7 @@ Losses = Callable[[StepOutput], dict[str, Tensor]]
 #: Flat gradients of each loss by name, with respect to the tangent of z, u, the wrench, and parameters in order.
 Gradients = dict[str, list[Tensor]]
 DATA = ("z", "u", "wrench")
-TOGETHER = 24  # directions, of which each takes the differences of 22 environments
+TOGETHER = 24  # directions, of which each takes the differences of 54 environments
 
 
 class Input(NamedTuple):

@@ -20,9 +20,12 @@ __all__ = ["batchable", "central", "converged", "directions", "parameter_mover",
 #: A tuple of tensors with batch dimensions in front: `StepOutput`, `Trajectory`.
 Output = TypeVar("Output", bound=tuple[Any, ...])
 
-# Central differences are taken at steps from this largest one down, and extrapolated in pairs. Flight is linear within meters, contact at
+# Central differences are taken at steps from this largest one down, and extrapolated in windows. Flight is linear within meters, contact at
 # small kappa within micrometers. A contact pressed hard (2 µm), together with joints that are pulled apart, is linear within nanometers.
-LARGEST_STEP, SHRINK, COUNT = 1e-3, 4.0, 14
+LARGEST_STEP, SHRINK, COUNT = 1e-3, 2.0, 27
+ORDERS, SPARE = (2, 3, 4, 5), 3  # terms of the polynomials in s², and how many more steps than terms a window has
+# Rounding is what polynomials with so many even terms leave at so many of the smallest steps, and at least a bit of a loss of order one.
+SMALLEST, EVEN, LEAST_ROUNDING = 8, 3, 1e-15
 # Largest step of forces and torques: 16 mN move a body of 1 kg by 1.6 µm in a step of 0.01 s. Effects of smaller forces drown in rounding.
 LARGEST_FORCE = 1.6e-2
 
@@ -118,7 +121,11 @@ def _with(places: Sequence[Sequence[tuple[nn.Module, str]]], values: Sequence[Te
 
 
 def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest: float = LARGEST_STEP) -> dict[str, Tensor]:
-    """Richardson-extrapolated central differences along each row of `basis`; per direction the most settled estimate, (directions,)."""
+    """Central differences along each row of `basis`, extrapolated to a step of zero; per direction the surest estimate, (directions,).
+
+    A central difference is the derivative plus even powers of the step s, plus rounding in proportion to 1/s. Polynomials in s² are fitted
+    to windows of adjacent steps, weighted by s. The surest fit has the smallest standard error. It grows where residuals exceed rounding.
+    """
     count = len(basis)
     steps = largest / SHRINK ** torch.arange(COUNT, dtype=basis.dtype)
     displacements = torch.cat([sign * step * basis for step in steps for sign in (1, -1)])
@@ -127,19 +134,53 @@ def central(loss: Callable[[Tensor], dict[str, Tensor]], basis: Tensor, largest:
         # A step that reads nothing of what moves has no batch: controls of actuators, say, without a call of them.
         value = value.expand(len(displacements)) if not value.ndim else value
         plus, minus = value.reshape(COUNT, 2, count).unbind(1)
-        central = (plus - minus) / (2 * steps[:, None])
-        refined = (16 * central[1:] - central[:-1]) / 15
-        change = (refined[1:] - refined[:-1]).abs()
-        # Two adjacent changes count, and a floor for rounding. So two noisy estimates that agree by chance are not taken for settled.
-        change = torch.maximum(change, torch.cat((change[1:], change[-1:]))) + 1e-13 / steps[2:, None]
-        change = torch.where(torch.isfinite(change), change, torch.inf)
+        rounding = _rounding(plus + minus, steps)
+        estimate, error = _fits((plus - minus) / (2 * steps[:, None]), steps, rounding)
         # From the smallest step up, rounding falls until curvature sets in. The search ends there, because estimates may settle again on
         # another slope: a contact pressed in deeply answers as linearly as one at rest.
-        best = torch.full_like(change[0], len(change) - 1, dtype=torch.long)
+        best = torch.full_like(error[0], len(error) - 1, dtype=torch.long)
         going = torch.ones_like(best, dtype=torch.bool)
-        for i in reversed(range(len(change) - 1)):
-            least = torch.take_along_dim(change, best[None], 0).squeeze(0)
-            going = going & (change[i] <= 100 * least)
-            best = torch.where(going & (change[i] < least), i, best)
-        estimates[key] = torch.take_along_dim(refined[1:], best[None], 0).squeeze(0)
+        for i in reversed(range(len(error) - 1)):
+            least = torch.take_along_dim(error, best[None], 0).squeeze(0)
+            going = going & (error[i] <= 100 * least)
+            best = torch.where(going & (error[i] < least), i, best)
+        estimates[key] = torch.take_along_dim(estimate, best[None], 0).squeeze(0)
     return estimates
+
+
+def _rounding(sums: Tensor, steps: Tensor) -> Tensor:
+    """Standard deviation of sums of both sides, (steps, directions): what even polynomials leave of them at the smallest steps."""
+    s = steps[-SMALLEST:] / steps[-SMALLEST]
+    powers = s[:, None] ** (2 * torch.arange(EVEN))
+    changes = sums[-SMALLEST:] - sums[-1]  # the large common part would leave its own rounding in the fit
+    left = changes - powers @ (torch.linalg.pinv(powers, rtol=0.0) @ changes)
+    return (left.square().sum(0) / (SMALLEST - EVEN)).nan_to_num(posinf=0.0).mean().sqrt() + LEAST_ROUNDING
+
+
+def _fits(differences: Tensor, steps: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivatives, and their standard errors, that fit windows of differences (steps, directions); the surest order per window.
+
+    The windows begin at each step in turn, largest steps first: (windows, directions). `rounding` is the error of a sum of two values.
+    """
+    columns = []
+    for start in range(len(steps) - ORDERS[0] - SPARE + 1):
+        fits = []
+        for order in ORDERS:
+            window = slice(start, start + order + SPARE)
+            if window.stop > len(steps):
+                continue
+            s = steps[window] / steps[start]
+            # Rows are multiplied by s, after which rounding is the same in all of them.
+            powers = s[:, None] ** (2 * torch.arange(order) + 1)
+            inverse = torch.linalg.pinv(powers, rtol=0.0)
+            scaled = differences[window] * s[:, None]
+            coefficients = inverse @ scaled
+            deviation = rounding / (2 * steps[start])
+            excess = ((scaled - powers @ coefficients).square().sum(0) / SPARE).sqrt()
+            error = inverse[0].norm() * torch.maximum(excess, deviation)
+            fits.append((coefficients[0], torch.where(torch.isfinite(error), error, torch.inf)))
+        estimate, error = (torch.stack(column) for column in zip(*fits, strict=True))
+        surest = error.argmin(0, keepdim=True)
+        columns.append([torch.take_along_dim(column, surest, 0).squeeze(0) for column in (estimate, error)])
+    estimates, errors = zip(*columns, strict=True)
+    return torch.stack(estimates), torch.stack(errors)

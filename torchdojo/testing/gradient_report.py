@@ -108,8 +108,8 @@ def gradient_report(
     """Compare the gradient of a scalar of one step with central differences, input by input, and report its circumstances.
 
     Inputs are the tangent of z body by body ("z.box"), u, the wrench body by body, and parameters. The differences are
-    Richardson-extrapolated over step sizes from 1e-11 to 1e-3 (of forces, to 16 mN). For each direction, the smallest step counts at which
-    the estimate has settled. The step is solved to 1e-10, and otherwise has the options of the mechanism. With a `grad_kappa` or another
+    taken at step sizes from 1e-11 to 1e-3 (of forces, to 16 mN) and fitted by polynomials. For each direction, the fit with the smallest
+    standard error counts. The step is solved to 1e-10, and otherwise has the options of the mechanism. With a `grad_kappa` or another
     `gradient_mode`, gradients do not agree with differences, by design, and the report says so.
 
     Args:
