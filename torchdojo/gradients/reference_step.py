@@ -67,7 +67,7 @@ def step(
     """`Mechanism.step` on checked inputs and stacked parameters."""
     options = request.options
     halvings = options.max_halvings if halvings is None else halvings
-    request = dataclasses.replace(request, may_split=halvings > 0 and not transforming(), depth=options.max_halvings - halvings)
+    request = dataclasses.replace(request, may_split=halvings > 0 and not transforming())
     w, status, iterations = StepFunction.apply(system, request, warm_start, z, u, wrench, *parameters)
     ok = (status == int(Status.SUCCESS))[..., None]
     # A flagged environment keeps its state. A neutral state takes its place below, so that no gradient can become NaN.
@@ -182,7 +182,7 @@ def jacobian(
         warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]
     halvings = options.max_halvings if halvings is None else halvings
     left = request.iterations_left(batch, z.device)[index]
-    solution = solve_step(problem, warm_start, options, may_split=halvings > 0, left=left, depth=options.max_halvings - halvings)
+    solution = solve_step(problem, warm_start, options, may_split=halvings > 0, left=left)
     solved = solution.status == int(Status.SUCCESS)
     fast, left = solution.status == TOO_FAST, left - solution.iterations
     halved = ~solved & (fast | (left > 0))

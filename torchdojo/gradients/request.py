@@ -26,7 +26,6 @@ class Request:
         raise_invalid: whether an environment with invalid input raises or is flagged.
         repeat: steps of a period, which hold one input.
         may_split: whether the reference's solver may leave a step that is too fast to shorter steps (solver/speed.py).
-        depth: how often halving has shortened the step (reference).
         budget: Newton iterations of a step, after which a rollout gives its environment up (kernel); 0: no bound.
         driven: whether operators take controls for inputs, with the law of the mechanism's actuators.
         left: (...,) Newton iterations that remain to each environment (reference, substeps); None: `max_total_iterations`.
@@ -37,7 +36,6 @@ class Request:
     raise_invalid: bool = False
     repeat: int = 1
     may_split: bool = False
-    depth: int = 0
     driven: bool = False
     budget: int = 0
     left: Tensor | None = field(default=None, compare=False)

@@ -1,5 +1,5 @@
-// Attempts for one environment whose warm and cold start both fail: two half steps, which may split again. The shortest steps continue
-// along the central path instead. solver/continuation.py and gradients/reference_step.py have the methods and their constants.
+// Attempts for one environment whose warm and cold start both fail: continuation along the central path, then two half steps, which may
+// split again. solver/continuation.py and gradients/reference_step.py have the methods and their constants.
 #pragma once
 
 #include <memory>
@@ -236,10 +236,13 @@ bool Recovery::solve(const Job &job, const Options &options, const double *share
 
 template <class Feed>
 bool Recovery::recover(const Job &job, const Options &options, const double *shared, int64_t depth) {
-    if (depth >= options.max_halvings) return continuation(job, options, shared) && (*job.status = success, true);
+    const bool may_split = depth < options.max_halvings;
+    Options first = options;
+    first.reserved = may_split ? constant::halves_iterations : 0;
+    if (continuation(job, first, shared)) return *job.status = success, true;
     Job cold = job;
     cold.warm = nullptr;  // a failed step may have overwritten it
-    return iterations_left(options, job) > 0 && halve(cold, options, shared, depth);
+    return may_split && iterations_left(options, job) > 0 && halve(cold, options, shared, depth);
 }
 
 extern template bool Recovery::solve(const Job &, const Options &, const double *, int64_t);
