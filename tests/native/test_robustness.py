@@ -57,7 +57,7 @@ def test_drops_of_the_quadruped(timestep: float, steps: int, mean: float, kappa:
 
     At kappa 1e-10 products are of the size of rounding: there 1 step in 10,000 may be (measured: 2 of 120,000 at h = 0.05). At h = 0.05
     legs move 5 to 20 cm in a step: 3 % of the steps have no solution and are halved. Measured: 9 to 25 s each, one thread. Up to 2,500
-    iterations make sure that a step fails for want of a solution only: with the default of 200, 1 step in 500 fails at h = 0.05, 1 in
+    iterations make sure that a step fails for want of a solution only: with a bound of 200, 1 step in 500 fails at h = 0.05, 1 in
     10,000 at 0.01.
     """
     count = 10_000
