@@ -61,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="V",
         help="largest speed at which contacts that start inside the ground come out [m/s] (default: %(default)s)",
     )
-    add("--fixed-base", action="store_true", help="weld the root of a robot from a file to the world")
+    switch = argparse.BooleanOptionalAction
+    add("--fixed-base", action=switch, help="weld the root of a robot from a file to the world, or let it float (default: as the file says)")
+    add("--ground", action=switch, help="a robot file touches the plane z = 0 (default: where it has no plane and floats)")
     add("--batch", type=whole, default=1, metavar="N", help="environments, each with other starting velocities")
     add("--height", type=positive, default=0.1, metavar="M", help="of the lowest contact at the start [m] (default: %(default)s)")
     add("--friction", type=not_negative, metavar="MU", help="Coulomb coefficient of all contacts")
@@ -144,9 +146,9 @@ def build(options: argparse.Namespace) -> tuple[Mechanism, Tensor]:
 
 
 def _built_in(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanism, Tensor]:
-    if options.fixed_base or options.contact or options.ignore or _mesh_options(options):
+    if _world_options(options) or options.contact or options.ignore or _mesh_options(options):
         raise CommandError(
-            "--fixed-base, --contact, --ignore, --mesh and --repair-inertia are for robot files; built-in mechanisms are complete"
+            "--fixed-base, --ground, --contact, --ignore, --mesh and --repair-inertia are for robot files; built-in mechanisms are complete"
         )
     with user_input():
         mech = models.make(options.source, timestep=options.timestep, **given)
@@ -160,9 +162,15 @@ def _robot(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanis
     if options.contact:
         given = {**given, "contacts": _contacts(options.contact)}
     with user_input():
-        given = {**given, **_mesh_options(options)}
-        mech = load(path, timestep=options.timestep, floating_base=False if options.fixed_base else "auto", ignore=options.ignore, **given)
+        given = {**given, **_world_options(options), **_mesh_options(options)}
+        mech = load(path, timestep=options.timestep, ignore=options.ignore, **given)
         return mech, loops.initial_state(mech, (), {}, poses.within_limits(mech))
+
+
+def _world_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `td.load` about the base and the ground that the user gave."""
+    floating = None if options.fixed_base is None else not options.fixed_base
+    return {key: value for key, value in (("floating_base", floating), ("ground", options.ground)) if value is not None}
 
 
 def _mesh_options(options: argparse.Namespace) -> dict[str, Any]:
