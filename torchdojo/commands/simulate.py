@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="largest speed at which contacts that start inside the ground come out [m/s] (default: %(default)s)",
     )
     switch = argparse.BooleanOptionalAction
-    add("--fixed-base", action=switch, help="weld the root of a robot from a file to the world, or let it float (default: as the file says)")
+    add("--fixed-base", action=switch, help="weld the root of a robot file to the world, or let it float (default: as the file says)")
     add("--ground", action=switch, help="a robot file touches the plane z = 0 (default: where it has no plane and floats)")
     add("--batch", type=whole, default=1, metavar="N", help="environments, each with other starting velocities")
     add("--height", type=positive, default=0.1, metavar="M", help="of the lowest contact at the start [m] (default: %(default)s)")
