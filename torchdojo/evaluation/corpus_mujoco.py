@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
+from torchdojo.io.mjcf.equalities import led_by_mocap
+
 __all__ = ["Motion", "Reference", "bare_urdf", "compile_file"]
 
 Array = NDArray[np.float64]
@@ -18,6 +20,7 @@ Array = NDArray[np.float64]
 HARD = (0.9999, 0.9999, 0.001, 0.5, 2.0)  # solimp: the constraint has all but 1e-4 of the force of a rigid one
 SPREAD = 0.1  # [m, rad] of the start about the file's pose, and of what a coordinate keeps from its limits
 RATE = 0.5  # [m/s, rad/s] of the start
+HOLDING = 1e8  # a damper from which on a joint does not move [N·s/m, N·m·s], and an armature that does as much [kg, kg·m²]
 
 
 class Motion(NamedTuple):
@@ -124,13 +127,20 @@ class Reference:
                 model.eq_active0[i] = 0
                 dropped.append(label)
         self.left_out = [*(name for name, values in left_out.items() if np.any(values)), *(f"equality {label}" for label in dropped)]
+        # MuJoCo's constraint forces do not know the dampers of its implicit step: a weld takes a base that a damper of 1e11 holds for one
+        # that falls, and throws the arm, at any timestep. A mass as large holds the base in both.
+        holding = np.asarray(model.dof_damping) >= HOLDING
+        model.dof_armature[holding] = HOLDING
         model.opt.integrator = int(mujoco.mjtIntegrator.mjINT_IMPLICITFAST)
         model.opt.solver = int(mujoco.mjtSolver.mjSOL_NEWTON)
         model.opt.iterations, model.opt.tolerance, model.opt.ls_iterations = 200, 1e-14, 100
         model.opt.noslip_iterations = 0
         model.opt.jacobian = int(mujoco.mjtJacobian.mjJAC_DENSE)
-        for name in ("dof_solimp", "jnt_solimp", "eq_solimp"):
-            getattr(model, name)[:] = HARD
+        # Constraints to mocap bodies stay as soft as in the file, with one impedance, the largest, as ours have.
+        self._hard = np.array([not led_by_mocap(model, i) for i in range(model.neq)], dtype=bool)
+        model.eq_solimp[:, 0] = model.eq_solimp[:, 1]
+        model.eq_solimp[self._hard] = HARD
+        model.dof_solimp[:] = model.jnt_solimp[:] = HARD
 
     # -- the start -------------------------------------------------------------------------------------------------------------------------
 
@@ -204,8 +214,8 @@ class Reference:
         """
         mujoco, model, data = self.mujoco, self.model, self.data
         model.opt.timestep = h
-        for name in ("dof_solref", "jnt_solref", "eq_solref"):
-            getattr(model, name)[:] = (2 * h, 1.0)
+        model.dof_solref[:] = model.jnt_solref[:] = (2 * h, 1.0)
+        model.eq_solref[self._hard] = (2 * h, 1.0)
         mujoco.mj_resetData(model, data)
         data.qpos[:], data.qvel[:] = qpos, qvel
         positions, axes, step, limit = [], [], 0, int(mujoco.mjtConstraint.mjCNSTR_LIMIT_JOINT)
