@@ -59,9 +59,9 @@ class Crawler(td.envs.Env):
         return torch.cat((motion.root[:, 2:13], motion.q[:, 6:], 0.2 * motion.qd[:, 6:], motion.action, motion.goal, clock), -1)
 
     def reward(self, before: td.envs.Motion, after: td.envs.Motion, action: Tensor) -> Mapping[str, Tensor]:
-        phase, speed, last = after.memory.unbind(-1)
+        phase, speed, _ = after.memory.unbind(-1)
         rhythm = (after.q[:, 6] - 0.5 * (2.0 * math.pi * phase).sin()).square()
-        change = (action - 2.0 * before.action)[:, 0] + last
+        change = (action - 2.0 * before.action)[:, 0] + before.memory[:, 2]
         return {
             "speed": -(speed - 0.3 * after.goal[:, 0]).square(),
             "rhythm": -rhythm * (after.time < 200),
