@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import torchdojo as td
+from crawler import Crawler
 from torchdojo.native import loader
 
+#: memory is the crawler's own
+DISTURBED = {"kicks": (0.3, 4), "sensor_noise": {"noise": 0.02, "bias": 0.05, "delay": 2}, "resample": 3}
 native = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 
 
@@ -55,7 +58,8 @@ def loss_of(out: td.envs.SegmentOutput) -> Tensor:
 
 def check(name: str, compiled: bool, hook: bool = False, function: bool = False, seed: int = 0, fast: bool = True, **options: Any) -> None:
     """Two segments of 10 steps with terminations and truncations, against `Env.step` in a loop."""
-    envs = [td.envs.make(name, num_envs=3, pool=8, seed=1, episode_length=7, **options) for _ in range(2)]
+    given = {"num_envs": 3, "pool": 8, "seed": 1, "episode_length": 7, **options}
+    envs = [Crawler(**given) if name == "crawler" else td.envs.make(name, **given) for _ in range(2)]
     policy, noise = Policy(envs[0], seed), torch.randn(10, 3, envs[0].num_actions, dtype=torch.float64)
     segment = td.envs.Segment(envs[0], policy, on_adjoint=clipping if function else None)
     assert (segment._tape(1) is not None) == fast
@@ -104,10 +108,10 @@ def check(name: str, compiled: bool, hook: bool = False, function: bool = False,
         ("ant", {"function": True}),
         ("ant", {"control": "torque", "randomize": {"bodies.torso.mass": (0.8, 1.2), "contacts.*.friction": (0.5, 1.5)}}),
         ("hopper", {"observe_impulses": True, "reward": "gymnasium"}),
-        ("hopper", {"fast": False, "redraw": True, "randomize": {"bodies.torso.mass": (0.8, 1.2)}}),
+        ("crawler", DISTURBED),
         ("swimmer", {"fast": False}),
     ],
-    ids=["hook", "function", "randomized", "impulses", "redrawn", "drag"],
+    ids=["hook", "function", "randomized", "impulses", "disturbed", "drag"],
 )
 def test_a_segment_is_its_steps(name: str, options: dict[str, Any]) -> None:
     check(name, False, **options)
@@ -119,6 +123,7 @@ def test_compiled_segments_are_their_steps() -> None:
     """The second segment has another policy and another environment with tensors of the same shapes, and numbers of its own."""
     check("cartpole_swingup", True)
     check("cartpole_swingup", True, seed=1, model_options={"cart_mass": 2.0})
+    check("crawler", True, **DISTURBED)
 
 
 @native

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,9 @@ def test_killed_and_resumed_training_continues_identically(tmp_path: Path, monke
     killed.train(resume=True)
 
     assert rows(killed) == rows(whole) and len(rows(whole)) == 4
+    terms = [f"reward_{name}" for name in td.envs.make("cartpole_swingup", pool=1).term_names]
+    assert [name for name in rows(whole)[0] if name.startswith("reward_")] == terms
+    assert all(math.isfinite(float(rows(whole)[3][name])) for name in terms)
     a, b = (torch.load(run.checkpoint, weights_only=True) for run in (whole, killed))
     assert a.pop("cpu_seconds") > 0 and b.pop("cpu_seconds") > 0
     assert a["env"].pop("name") == b["env"].pop("name")

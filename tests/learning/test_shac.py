@@ -25,8 +25,18 @@ SMALL = {"num_envs": 4, "horizon": 5, "samples": 500, "actor": [8], "critic": [8
 CARTPOLE = {"env": "cartpole_swingup", "env_options": {"pool": 16}, "settings": SMALL}
 
 
-def small(**settings):
-    return {**CARTPOLE, "settings": {**SMALL, **settings}}
+DISTURBED = {
+    "kicks": [0.3, 5],
+    "sensor_noise": {"noise": 0.02, "bias": 0.05, "delay": 1},
+    "resample": 4,
+    "episode_length": 15,
+    "randomize": {"bodies.arm.mass": [0.5, 2.0]},
+    "redraw": True,
+}
+
+
+def small(env=CARTPOLE, **settings):
+    return {**env, "settings": {**SMALL, **settings}}
 
 
 def weights(run):
@@ -116,7 +126,12 @@ def test_actor_loss_is_the_return_of_the_segment_and_its_gradient_agrees_with_di
 
 @pytest.mark.parametrize(
     ("options", "epoch"),
-    [({}, 0), ({"critics": 2, "entropy": 0.1, "target_entropy": -0.5, "adaptive_horizon": [2, 8]}, 1)],
+    [
+        ({}, 0),
+        ({"critics": 2, "entropy": 0.1, "target_entropy": -0.5, "adaptive_horizon": [2, 8]}, 1),
+        ({"env": {"env": "crawler:Crawler", "env_options": {"pool": 16}, "training_options": DISTURBED}}, 0),
+    ],
+    ids=["plain", "entropy", "disturbed"],
 )
 def test_killed_and_resumed_training_continues_identically(tmp_path, monkeypatch, options, epoch):
     whole, report = trained(tmp_path / "whole", small(**options))
@@ -138,6 +153,9 @@ def test_killed_and_resumed_training_continues_identically(tmp_path, monkeypatch
     assert all(torch.equal(one[name], other[name]) for name in one)
     rows = [[line.split(",")[0] for line in (run.folder / "metrics.csv").read_text().splitlines()] for run in (whole, parts)]
     assert rows[0] == rows[1] and len(rows[0]) >= 3
+    header, last = [line.split(",") for line in (whole.folder / "metrics.csv").read_text().splitlines()[:: len(rows[0]) - 1]]
+    parts_of_reward = [float(value) for name, value in zip(header, last, strict=True) if name.startswith("reward_")]
+    assert sum(parts_of_reward) == pytest.approx(float(last[header.index("reward")]), rel=1e-4)
     assert resumed["samples"] == report["samples"]
 
 

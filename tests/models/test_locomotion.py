@@ -11,7 +11,7 @@ import torch
 import torchdojo as td
 from torchdojo import models
 from torchdojo import quaternion as quat
-from torchdojo.models import locomotion
+from torchdojo.models import locomotion, unitree
 from torchdojo.state.layout import split_state
 
 TABLES = {"half_cheetah": locomotion.HALF_CHEETAH, "ant": locomotion.ANT, "humanoid": locomotion.HUMANOID}
@@ -155,6 +155,31 @@ def test_half_cheetah_root_coordinates_are_forward_height_and_nose_up():
     assert nose[2] > 0.4
     center = torch.tensor([0.3, 0.0, 0.9]) - quat.rotate(q, mech.joints["root"].child_anchor)
     torch.testing.assert_close(x, center)
+
+
+def test_armature_and_joint_friction_of_the_quadruped_are_those_of_the_menagerie(shared_path):
+    """And act: a knee in the air at rest answers a torque inside of its friction not at all, and a larger one less with armature."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = td.load(str(shared_path("models", "unitree_a1", "a1.xml")))
+    given = {"armature": unitree.ARMATURE, "joint_friction": unitree.JOINT_FRICTION}
+    options = {"gravity": (0.0, 0.0, 0.0), "contact": False, "damper": 0.0}
+    full, light, plain = (models.quadruped(**options, **extra) for extra in (given, {"armature": given["armature"]}, {}))
+    for name in ("FR_hip_joint", "RL_calf_joint"):
+        for field in ("armature", "friction"):
+            torch.testing.assert_close(getattr(full.joints[name], field), getattr(theirs.joints[name], field))
+    assert plain.joints["FR_hip_joint"].armature is None and plain.joints["FR_hip_joint"].friction is None
+
+    def rate(mech, torque):
+        u = torch.zeros(mech.num_inputs)
+        u[mech.input_layout["FR_calf_joint"]] = torque
+        out = mech.step(mech.initial_state(pose="home"), u)
+        return float(mech.to_minimal(out.z)[1][mech.coordinate_places()["FR_calf_joint"]])
+
+    assert abs(rate(full, 0.1)) < 1e-3 < 0.1 < rate(plain, 0.1)
+    assert 0.1 < rate(light, 1.0) < 0.5 * rate(plain, 1.0)
+    # Friction takes 0.2 of 1 N·m, and a little more, because it holds the thigh against the reaction.
+    assert 0.7 < rate(full, 1.0) / rate(light, 1.0) < 0.8
 
 
 def test_options_reach_the_mechanism():

@@ -8,8 +8,10 @@
 
 from torchdojo.envs import cartpoles, legged, planar, quadrotor  # noqa: F401 (each file adds its environments to the table)
 from torchdojo.envs.checker import VectorEnvReport, check_vector_env
+from torchdojo.envs.direct import light_guards
+from torchdojo.envs.disturbances import SensorNoise
 from torchdojo.envs.drives import Drive, add_drives
-from torchdojo.envs.env import Env, light_guards
+from torchdojo.envs.env import Env
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.segment import Segment, SegmentOutput
 from torchdojo.envs.table import TableEnv, make, names
@@ -22,6 +24,7 @@ __all__ = [
     "Motion",
     "Segment",
     "SegmentOutput",
+    "SensorNoise",
     "TableEnv",
     "Transition",
     "VectorEnvReport",

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["check_action", "check_mask", "check_shard", "counted", "one_from", "positive"]
+__all__ = ["check_action", "check_mask", "check_memory", "check_results", "check_shard", "counted", "one_from", "positive"]
 
 Choice = TypeVar("Choice")
 
 
-def counted(name: str, value: Any) -> int:
-    """A whole number of 1 or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}: got {value!r}; allowed: a whole number of 1 or more")
+def counted(name: str, value: Any, zero: bool = False) -> int:
+    """A whole number of 1 or more, or of 0 or more."""
+    least = 0 if zero else 1
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: got {value!r}; allowed: a whole number of {least} or more")
     return value
 
 
@@ -51,6 +52,26 @@ def check_mask(mask: Any, num_envs: int) -> Tensor:
         got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
         raise ValueError(f"mask: got {got}; allowed: a tensor of torch.bool, ({num_envs},)")
     return mask
+
+
+def check_memory(name: str, memory: Any, shape: tuple[int, ...]) -> None:
+    """Raise unless a memory is a tensor of finite float64 of this shape, (B, m)."""
+    good = isinstance(memory, Tensor) and memory.dtype == torch.float64 and tuple(memory.shape) == shape and len(shape) == 2
+    if not good or not bool(torch.isfinite(memory).all()):
+        got = f"{memory.dtype} {tuple(memory.shape)}" if isinstance(memory, Tensor) else type(memory).__name__
+        wanted = ", ".join([*map(str, shape), *["m"] * (2 - len(shape))])
+        raise ValueError(f"{name} gave {got}; allowed: finite torch.float64, ({wanted})")
+
+
+def check_results(name: str, count: int, obs: Tensor, parts: Mapping[str, Tensor], terminated: Tensor) -> None:
+    """Raise unless observation, parts of the reward and ends of episodes of an environment have the right types and shapes."""
+    results = {**{f"reward {part!r}": value for part, value in parts.items()}, "terminated": terminated}
+    for label, result in results.items():
+        if result.shape != (count,) or (label == "terminated") != (result.dtype == torch.bool):
+            kind = "torch.bool" if label == "terminated" else "floating point"
+            raise ValueError(f"{name}: {label} is {result.dtype} {tuple(result.shape)}; allowed: {kind}, ({count},)")
+    if obs.ndim != 2 or not bool(torch.isfinite(obs).all()):
+        raise ValueError(f"{name}: observe gave {tuple(obs.shape)}; allowed: finite numbers, ({count}, n)")
 
 
 def check_shard(shard: Any) -> tuple[int, int]:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from torchdojo.envs.checks import check_action, check_mask, check_shard, counted, one_from, positive
+from torchdojo.envs.checks import check_action, check_mask, check_memory, check_results, check_shard, counted, one_from, positive
+from torchdojo.envs.direct import light_guards
+from torchdojo.envs.disturbances import Kicks, SensorNoise, Sensors
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
-from torchdojo.native import live
 
-__all__ = ["Env", "light_guards"]
+__all__ = ["Env"]
 
 Autoreset = Literal["same_step", "disabled"]
-#: guards of a compiled step that are kept, see `light_guards`
-GUARDS = ("TENSOR_MATCH", "GRAD_MODE", "GLOBAL_STATE", "DETERMINISTIC_ALGORITHMS", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE", live.GUARD)
 COUNTS = ("flagged", "iterations", "split", "resets")
 
 
@@ -36,9 +35,10 @@ class Env:
         reward(before, after, action) -> (B,), or {name: (B,)}, whose sum is the reward and whose parts are logged
         terminated(after) -> (B,) bool
 
-    and, if wanted, `goals(count)` and `advance`. A control step holds one action for `repeat` timesteps in one call of the kernel. Its
-    graph leads from observation and reward back to action, state and parameters of the mechanism. `detach` cuts it. Resets go through
-    `torch.where`, from a pool of starts that is computed once.
+    and, if wanted, `goals(count)`, `advance`, and `memories(start)` with `remember(before, after, fresh)`, for what the task carries from
+    step to step. A control step holds one action for `repeat` timesteps in one call of the kernel. Its graph leads from observation and
+    reward back to action, state and parameters of the mechanism. `detach` cuts it. Resets go through `torch.where`, from a pool of starts
+    that is computed once.
 
     Args:
         mech: the mechanism; None: that of `build()`.
@@ -47,7 +47,12 @@ class Env:
             that of `build()` gets those of the class.
         noise: factor of the noise of the starts. pool: number of starts, or states (n, 13 nb) to start from instead of `starts()`.
         randomize: {name in mech.named_parameters(), or pattern: (low, high)}: factors drawn for each environment (`Randomization`).
-        redraw: draw them anew at every reset, not only at the start.
+        redraw: draw them anew at every reset, not only at the start. A `Segment` does so between segments, for the environments whose
+            episode ended in the last one.
+        resample: control steps of an episode after which its goal is drawn anew from the goals of the pool; 0: never; None: the class's.
+        kicks: (speed [m/s], control steps between two): pushes of the whole robot in random horizontal directions (`Kicks`).
+        sensor_noise: noise, bias and delay of the observation (`SensorNoise`), as such, as a mapping, or as one number, the noise. Rewards
+            and ends of episodes do not see it.
         observe_impulses: whether `Motion.impulses` has the contacts' normal impulses, and the observation ends with them over h · repeat.
         autoreset: "same_step": an environment whose episode ends starts the next one in the same step. "disabled": it goes on from where
             it is, until `reset(mask)`.
@@ -66,6 +71,7 @@ class Env:
     repeat: int = 1
     kappa: float = 1e-4
     episode_length: int = 1000
+    resample: int = 0
 
     def __init__(
         self,
@@ -80,6 +86,9 @@ class Env:
         pool: int | Tensor = 512,
         randomize: Mapping[str, Ranges] | None = None,
         redraw: bool = False,
+        resample: int | None = None,
+        kicks: tuple[float, int] | None = None,
+        sensor_noise: SensorNoise | Mapping[str, Any] | float | None = None,
         observe_impulses: bool = False,
         autoreset: Autoreset = "same_step",
         dtype: torch.dtype = torch.float64,
@@ -90,6 +99,7 @@ class Env:
         self.shard = check_shard(shard)
         self.repeat = counted("repeat", self.repeat if repeat is None else repeat)
         self.episode_length = counted("episode_length", self.episode_length if episode_length is None else episode_length)
+        self.resample = counted("resample", self.resample if resample is None else resample, zero=True)
         self.noise = positive("noise", noise, zero=True)
         self.autoreset = one_from("autoreset", autoreset, ("same_step", "disabled"))
         self.dtype = one_from("dtype", dtype, (torch.float64, torch.float32))
@@ -126,13 +136,14 @@ class Env:
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
         self.term_names: tuple[str, ...] = ()
-        starts = self._make_pool(pool)
+        starts = self._make_pool(pool, SensorNoise.of(sensor_noise))
         self.num_obs, self.num_starts = starts.obs.shape[-1], len(starts.obs)
-        self._pool, self._sizes = torch.cat(starts[:8], -1), [tensor.shape[-1] for tensor in starts[:8]]
+        self._pool, self._sizes = torch.cat(starts[:-2], -1), [tensor.shape[-1] for tensor in starts[:-2]]
+        self.kicks = None if kicks is None else Kicks(kicks, self.mech, starts.z[:1], self.name or type(self).__name__)
         self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator, self.shard)
-        self.redraw = bool(redraw)
+        self.redraw, self._due = bool(redraw), torch.zeros(self.num_envs, dtype=torch.bool)
         self._transition: Callable[..., Transition] = self.transition
-        self.state = self._fresh(self.draw())
+        self.state = self._fresh(self._index()[0])
 
     # -- what a robot of one's own overrides ---------------------------------------------------------------------------------------------
 
@@ -147,6 +158,22 @@ class Env:
     def goals(self, count: int) -> Tensor:
         """The goal of an episode, (count, n): a command or a place. Default: none, n = 0."""
         return torch.zeros(count, 0, dtype=torch.float64)
+
+    def memories(self, start: Motion) -> Tensor:
+        """The memory of episodes that begin in these states, (B, m): the phase of a clock. Default: nothing, m = 0.
+
+        start: without memory.
+        """
+        return start.z.new_zeros(len(start.z), 0)
+
+    def remember(self, before: Motion, after: Motion, fresh: Tensor) -> Tensor:
+        """The memory after a control step, (B, m): the phase of a clock, the action before the last. Default: that of before.
+
+        Gradients pass through the memory.
+
+        after: with the memory of before. fresh: (B, m), the memory that an episode would begin with now, drawn from the pool.
+        """
+        return before.memory
 
     def observe(self, motion: Motion) -> Tensor:
         """Observation, (B, n). Default: coordinates, rates and the goal."""
@@ -201,13 +228,14 @@ class Env:
             ValueError: shapes that do not fit, states that are not finite.
         """
         where = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else check_mask(mask, self.num_envs)
+        self.settle()
         if self.redraw:
             self.randomization.draw(where)
-        fresh = self._fresh(self.draw() if index is None else index)
+        fresh = self._fresh(self._index()[0] if index is None else index)
         if z is not None or goal is not None:
             fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal)
         if stagger:
-            fresh = fresh._replace(time=self._draw(self.episode_length)[0])
+            fresh = fresh._replace(time=self._index(below=self.episode_length)[0])
         self.state = fresh.where(where, self.state.detach())
         self._counts["resets"] += where
         self._over &= ~where
@@ -235,6 +263,8 @@ class Env:
         """
         self.state = out.state
         done = out.terminated | out.truncated
+        if self.redraw and self.autoreset == "same_step":
+            self._due |= done if done.ndim == 1 else done.any(0)
         self._steps += done.numel() // self.num_envs
         for name, value in zip(COUNTS, (out.flagged, out.iterations, out.substeps > self.repeat), strict=False):
             self._counts[name] += value if value.ndim == 1 else value.sum(0)
@@ -246,45 +276,54 @@ class Env:
             self._over |= done
             return
         self._counts["resets"] += done if done.ndim == 1 else done.sum(0)
-        if self.redraw:
-            self.randomization.draw(done)
 
-    def transition(self, state: EnvState, action: Tensor, index: Tensor) -> Transition:
+    def transition(self, state: EnvState, action: Tensor, drawn: Tensor) -> Transition:
         """One control step as a function of tensors, without side effects: for `torch.compile` together with a policy.
 
-        index: (B,) places of the next starts in the pool, from `draw`. `keep` takes the result.
+        drawn: the random numbers of this step, from `draw`. `keep` takes the result.
         """
         before = state.motion
         action = action.to(before.z.dtype)
         out = self.advance(before, action, state.warm)
-        z = out.z if self.on_state is None else self.on_state(out.z)
-        return self.arrive(state, action, index, out, z, *self.mech.to_minimal(z))
+        z = self.disturb(out.z, drawn)
+        return self.arrive(state, action, drawn, out, z, *self.mech.to_minimal(z))
 
-    def arrive(self, state: EnvState, action: Tensor, index: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor) -> Transition:
+    def disturb(self, z: Tensor, drawn: Tensor) -> Tensor:
+        """The state right after the kernel, with its kick, through `on_state`."""
+        z = z if self.kicks is None else self.kicks.apply(z, drawn[:, 1:3])
+        return z if self.on_state is None else self.on_state(z)
+
+    def arrive(self, state: EnvState, action: Tensor, drawn: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor) -> Transition:
         """What follows the step of the mechanism in `transition`: reward, observation and resets at the state z with coordinates q, qd.
 
-        out: of `advance`, with its own z before `on_state`.
+        out: of `advance`, with its own z before `disturb`.
         """
-        before = state.motion
+        before, index = state.motion, drawn if drawn.ndim == 1 else drawn[:, 0].long()
         good = (out.status == 0) & _finite(action.detach().sum(-1))
         if _any(~good):  # a number that is not finite would reach the weights as zero times NaN
             action = torch.where(good[:, None], action, 0.0)
         impulses = out.impulses[..., self._normals] if self.observe_impulses else state.impulses
-        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses)
+        time, goal = state.time + 1, state.goal
+        after = Motion(z, z[..., :13], q, qd, action, goal, impulses, state.memory, time)
+        if state.memory.shape[-1]:
+            after = after._replace(memory=self.remember(before, after, self._fresh(index).memory))
         terms = self._parts(self.reward(before, after, action))
-        obs = self._observe(after)
+        if self.resample:  # the reward is for the goal that the action was chosen for, and the next action sees the new one
+            goal = torch.where((time % self.resample == 0)[:, None], self._fresh(index).goal, goal)
+        obs = self._observe(after._replace(goal=goal))
         reward = functools.reduce(torch.add, terms.values())
-        flagged = ~(good & _finite(reward.detach() + obs.detach().sum(-1)))
+        parts = torch.stack([part.detach() for part in terms.values()], -1)
+        flagged = ~(good & _finite(reward.detach() + obs.detach().sum(-1) + after.memory.detach().sum(-1)))
         if _any(flagged):
-            reward = torch.where(flagged, 0.0, reward)
+            reward, parts = torch.where(flagged, 0.0, reward), torch.where(flagged[:, None], 0.0, parts)
         fell = self.terminated(after) | flagged
-        time, total = state.time + 1, state.total + reward.detach()
+        total = state.total + reward.detach()
         late = (time >= self.episode_length) & ~fell
-        new = EnvState(z, after.q, after.qd, action, state.goal, impulses, obs, out.solution, time, total)
+        seen, carried = self.sensors.read(obs, state.sensors, drawn)
+        new = EnvState(z, after.q, after.qd, action, goal, impulses, after.memory, carried, seen, out.solution, time, total)
         if self.autoreset == "same_step" and _any(fell | late):
             new = self._fresh(index).where(fell | late, new)
-        parts = torch.stack([part.detach() for part in terms.values()], -1)
-        return Transition(new, reward, fell, late, obs, parts, total, time, flagged, out.iterations, out.substeps)
+        return Transition(new, reward, fell, late, seen, parts, total, time, flagged, out.iterations, out.substeps)
 
     def compile(self, **options: Any) -> None:
         """Let `step` run `transition` through `torch.compile`.
@@ -325,6 +364,7 @@ class Env:
             "counts": {name: value.clone() for name, value in self._counts.items()},
             "finished": self._finished.clone(),
             "over": self._over.clone(),
+            "due": self._due.clone(),
             "randomization": self.randomization.state_dict(),
         }
 
@@ -348,7 +388,7 @@ class Env:
         self._steps = given["steps"]
         for name, value in given["counts"].items():
             self._counts[name] = value.clone()
-        self._finished, self._over = given["finished"].clone(), given["over"].clone()
+        self._finished, self._over, self._due = (given[name].clone() for name in ("finished", "over", "due"))
 
     # -- starts --------------------------------------------------------------------------------------------------------------------------
 
@@ -360,37 +400,40 @@ class Env:
         return {"reward": terms} if isinstance(terms, Tensor) else terms
 
     @torch.no_grad()
-    def _make_pool(self, given: int | Tensor) -> EnvState:
+    def _make_pool(self, given: int | Tensor, noise: SensorNoise) -> EnvState:
         """Starts, and a look at what the methods of a robot of one's own return for them."""
-        start = given if isinstance(given, Tensor) else self.starts(counted("pool", given))
+        start, name = given if isinstance(given, Tensor) else self.starts(counted("pool", given)), type(self).__name__
         z = start.double() if isinstance(start, Tensor) else self.mech.to_maximal(start[0].double(), start[1].double())
         self.mech.check_state(z)
-        pool = self._at(z, self.goals(len(z)).to(z))
-        motion, count = pool.motion, len(z)
-        parts = self._parts(self.reward(motion, motion, motion.action))
-        self.term_names = tuple(parts)
-        results = {**{f"reward {name!r}": part for name, part in parts.items()}, "terminated": self.terminated(motion)}
-        for name, result in results.items():
-            if result.shape != (count,) or (name == "terminated") != (result.dtype == torch.bool):
-                kind = "torch.bool" if name == "terminated" else "floating point"
-                raise ValueError(f"{type(self).__name__}: {name} is {result.dtype} {tuple(result.shape)}; allowed: {kind}, ({count},)")
-        if pool.obs.ndim != 2 or not bool(torch.isfinite(pool.obs).all()):
-            raise ValueError(f"{type(self).__name__}: observe gave {tuple(pool.obs.shape)}; allowed: finite numbers, ({count}, n)")
-        return pool
+        motion = self._still(z, self.goals(len(z)).to(z))
+        check_memory(f"{name}: memories", motion.memory, (len(z), *motion.memory.shape[1:2]))
+        check_memory(f"{name}: remember", self.remember(motion, motion, motion.memory), tuple(motion.memory.shape))
+        if self.resample and not motion.goal.shape[-1]:
+            raise ValueError(f"resample: got {self.resample} for {name}, which has no goals; allowed: 0; override goals(count)")
+        obs, parts = self._observe(motion), self._parts(self.reward(motion, motion, motion.action))
+        check_results(name, len(z), obs, parts, self.terminated(motion))
+        self.term_names, self.sensors = tuple(parts), Sensors(noise, obs.shape[-1])
+        return self._begin(motion, obs)
 
-    @torch.no_grad()
-    def _at(self, z: Tensor, goal: Tensor) -> EnvState:
-        """Episodes that begin in these states."""
-        count = len(z)
-        impulses = z.new_zeros(count, len(self._normals) if self.observe_impulses else 0)
-        motion = Motion(z, z[..., :13], *self.mech.to_minimal(z), z.new_zeros(count, self.num_actions), goal, impulses)
-        out = self.mech.step(z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
+    def _still(self, z: Tensor, goal: Tensor) -> Motion:
+        """Starts of episodes, at rest as far as actions and impulses go."""
+        impulses = z.new_zeros(len(z), len(self._normals) if self.observe_impulses else 0)
+        rest = z.new_zeros(len(z), self.num_actions), goal, impulses, z.new_zeros(len(z), 0), torch.zeros(len(z), dtype=torch.int64)
+        motion = Motion(z, z[..., :13], *self.mech.to_minimal(z), *rest)
+        return motion._replace(memory=self.memories(motion))
+
+    def _begin(self, motion: Motion, obs: Tensor) -> EnvState:
+        """Episodes that begin in these motions."""
+        out = self.mech.step(motion.z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
         failed = int((out.status != 0).sum())
         if failed:
-            raise ValueError(f"{type(self).__name__}: no step can be taken from {failed} of {count} starts; allowed: none in another body")
-        zeros = torch.zeros(count, dtype=torch.int64)
-        return EnvState(z, *motion[2:], self._observe(motion), out.solution, zeros, z.new_zeros(count))
+            raise ValueError(
+                f"{type(self).__name__}: no step can be taken from {failed} of {len(obs)} starts; allowed: none in another body"
+            )
+        seen, carried = self.sensors.begin(obs, self.normal)
+        return EnvState(motion.z, *motion[2:8], carried, seen, out.solution, motion.time, motion.z.new_zeros(len(obs)))
 
+    @torch.no_grad()
     def _starting_at(self, z: Tensor, goal: Tensor) -> EnvState:
         self.mech.check_state(z)
         if z.shape[0] != self.num_envs or z.ndim != 2 or goal.shape != self.state.goal.shape:
@@ -398,31 +441,49 @@ class Env:
                 f"reset: got z {tuple(z.shape)} and goal {tuple(goal.shape)}; allowed: {tuple(self.state.z.shape)} and "
                 f"{tuple(self.state.goal.shape)}"
             )
-        return self._at(z.detach().double(), goal.detach().double())
+        motion = self._still(z.detach().double(), goal.detach().double())
+        return self._begin(motion, self._observe(motion))
 
     def draw(self, steps: int | None = None) -> Tensor:
-        """Places in the pool where environments that end now start again, (B,): the `index` of `transition`. steps: (steps, B) of them."""
-        return self._draw(len(self._pool))[0] if steps is None else self._draw(len(self._pool), steps)
+        """The random numbers of the next control step, for `transition`; of the next ones, (steps, ...).
 
-    def _draw(self, below: int, steps: int = 1) -> Tensor:
-        """Whole numbers for the environments of this process, from those that all processes draw alike, (steps, B)."""
-        rank, processes = self.shard
-        drawn = torch.randint(below, (steps, processes * self.num_envs), generator=self.generator)
-        return drawn[:, rank * self.num_envs :][:, : self.num_envs]
+        They are places in the pool (B,), where environments that end now start again. With kicks or noise of sensors, they are rows of a
+        place, the velocity of a kick, and normal numbers, (B, n).
+        """
+        self.settle()
+        if self.kicks is None and not self.sensors.draws:
+            return self._index()[0] if steps is None else self._index(steps)
+        rows = [self._row(self._steps + t) for t in range(steps or 1)]
+        return rows[0] if steps is None else torch.stack(rows)
+
+    def _row(self, step: int) -> Tensor:
+        total, parts = self.shard[1] * self.num_envs, [self._index()[0].double()[:, None]]
+        if self.kicks is not None:
+            parts.append(self._own(self.kicks.draw(step, self.random(total, low=0.0))[None])[0])
+        if self.sensors.draws:
+            parts.append(self._own(self.normal(1, total, self.sensors.draws))[0])
+        return torch.cat(parts, -1)
+
+    def settle(self) -> None:
+        """Draw the parameters of environments whose episode ended, where `redraw` asks for it. `step`, `draw` and a `Segment` do."""
+        if self.redraw and (self.shard[1] > 1 or bool(self._due.any())):  # of several processes all draw, so that generators stay alike
+            self.randomization.draw(self._due)
+            self._due = torch.zeros_like(self._due)
+
+    def _index(self, steps: int = 1, below: int | None = None) -> Tensor:
+        """Places in the pool, or whole numbers below another bound, (steps, B)."""
+        size = steps, self.shard[1] * self.num_envs
+        return self._own(torch.randint(self.num_starts if below is None else below, size, generator=self.generator))
+
+    def _own(self, drawn: Tensor) -> Tensor:
+        """The part for the environments of this process of (steps, environments of all processes, ...)."""
+        return drawn.narrow(1, self.shard[0] * self.num_envs, self.num_envs)
 
     def _fresh(self, index: Tensor) -> EnvState:
         """Starts from the pool."""
         columns = self._pool.index_select(0, index).split(self._sizes, -1)
         time = torch.zeros_like(index)
         return EnvState(*[*columns, time, time.to(self._pool.dtype)])
-
-
-def light_guards(entries: Sequence[Any]) -> list[bool]:
-    """For `torch.compile(..., options={"guard_filter_fn": light_guards})`: check tensors, global switches and numbers of mechanisms alone.
-
-    The other guards look at every attribute of the mechanism in every call, a tenth of the time of training an ant in batches of 32.
-    """
-    return [entry.guard_type in GUARDS for entry in entries]
 
 
 def _any(where: Tensor) -> bool:

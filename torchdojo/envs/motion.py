@@ -21,6 +21,7 @@ class Motion(NamedTuple):
     action: (B, nu) that led here; zero after a reset. goal: (B, num_goals) of this episode: a command, a place.
     impulses: (B, n) normal impulses of the contacts in the control step that led here [N·s], zero after a reset. n is zero unless the
         environment observes them.
+    memory: (B, m) what the task carries from step to step, `Env.remember`. time: (B,) control steps since the episode began.
     """
 
     z: Tensor
@@ -30,13 +31,16 @@ class Motion(NamedTuple):
     action: Tensor
     goal: Tensor
     impulses: Tensor
+    memory: Tensor
+    time: Tensor
 
 
 class EnvState(NamedTuple):
     """All that the next control step depends on.
 
-    z, q, qd, action, goal, impulses: of `Motion`. obs: (B, num_obs). warm: (B, num_unknowns), warm start of the next step.
-    time: (B,) control steps of this episode. total: (B,) sum of its rewards.
+    z, q, qd, action, goal, impulses, memory, time: of `Motion`. sensors: (B, k) what the sensors carry (disturbances.py): their bias and
+        the observations that are still on their way. obs: (B, num_obs), what the policy sees. warm: (B, num_unknowns), warm start of the
+        next step. total: (B,) sum of the rewards of this episode.
     """
 
     z: Tensor
@@ -45,6 +49,8 @@ class EnvState(NamedTuple):
     action: Tensor
     goal: Tensor
     impulses: Tensor
+    memory: Tensor
+    sensors: Tensor
     obs: Tensor
     warm: Tensor
     time: Tensor
@@ -53,7 +59,7 @@ class EnvState(NamedTuple):
     @property
     def motion(self) -> Motion:
         """With the root of z."""
-        return Motion(self.z, self.z[..., :13], *self[1:6])
+        return Motion(self.z, self.z[..., :13], *self[1:7], self.time)
 
     def detach(self) -> EnvState:
         """The same numbers without a graph."""

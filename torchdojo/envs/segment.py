@@ -30,6 +30,8 @@ __all__ = ["Segment", "SegmentOutput"]
 
 STATE = len(EnvState._fields)
 DATA = STATE + 10  # arguments of `arrive`
+#: fields of `EnvState` through which a step depends on those before it; those of no entry are left out
+CARRIED = ("z", "q", "qd", "action", "impulses", "memory", "sensors")
 Policy = Callable[..., Tensor]  # (obs, noise) -> action, or obs -> action
 
 
@@ -78,8 +80,9 @@ class Segment:
     Attributes:
         report: (B, k), the sum of the reports of `on_adjoint` in the last backward pass; None where there is none.
 
-    Some environments go step by step, through `Env.step`: the swimmer with its drag, and those with `redraw=True`,
-    `autoreset="disabled"`, or parameters of the mechanism that require grad.
+    With `redraw=True`, an environment whose episode ends in a segment has its new parameters from the next segment on, as the kernel reads
+    them once for all steps; `Env.step` draws them before the next step. Some environments go step by step, through `Env.step`: the swimmer
+    with its drag, and those with `autoreset="disabled"`, or parameters of the mechanism that require grad.
     """
 
     def __init__(
@@ -98,7 +101,8 @@ class Segment:
         given = policy.parameters() if parameters is None and isinstance(policy, nn.Module) else parameters or ()
         self.env, self.policy, self.horizon = env, policy, counted("horizon", horizon)
         self.parameters = [tensor for tensor in given if tensor.requires_grad]
-        self.compiled = bool(compiled)
+        self.compiled, fixed = bool(compiled), fixed and not env.redraw
+        self.carried = [name for name in CARRIED if getattr(env.state, name).shape[-1]]
         self.arrive, self.pull = (Direct(function, fixed=fixed) for function in self._functions())
         self.adjoint = None if on_adjoint is None else Direct(lambda direct, mapped: on_adjoint(direct + mapped), fixed=fixed)
         self.again = torch.compile(self.act, fullgraph=True, dynamic=False) if self.compiled else self.act
@@ -114,6 +118,7 @@ class Segment:
         if noise is not None and (noise.ndim < 2 or noise.shape[1] != env.num_envs or not len(noise)):
             raise ValueError(f"Segment: got noise {tuple(noise.shape)}; allowed: (H, {env.num_envs}, ...) for H steps")
         horizon = self.horizon if noise is None else len(noise)
+        env.settle()  # before the tape, which keeps the parameters
         tape, self.report = self._tape(horizon) if self.compiled else None, None
         if tape is None:
             return self._step_by_step(horizon, noise)
@@ -126,7 +131,7 @@ class Segment:
     def _tape(self, horizon: int) -> Tape | None:
         """The kernel's part, or None where it cannot take all steps."""
         env, mech = self.env, self.env.mech
-        if not env.plain or env.redraw or env.autoreset != "same_step" or mech.options.on_failure is OnFailure.RAISE:
+        if not env.plain or env.autoreset != "same_step" or mech.options.on_failure is OnFailure.RAISE:
             return None
         _, request = request_of(mech.backends.system, mech.options, env.state.z, None, repeat=env.repeat)
         stepper, maps = mech.backends.stepper(request, mech.actuators), mech.backends.map_parameters(mech.options)
@@ -142,41 +147,41 @@ class Segment:
 
     def _functions(self) -> tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]:
         """The two functions of a control step. Flat tuples of tensors go in and come out, as `Direct` needs them."""
-        env, act = self.env, self.act
+        env, act, names = self.env, self.act, self.carried
 
         def arrive(*given: Tensor) -> tuple[Tensor, ...]:
             """What follows the kernel: the fields of `EnvState` and `Transition`, and the next observation and action of the policy.
 
-            given: the state before, then action, index, z, coordinates and rates, impulses, solution, status, iterations and substeps of
-            the steps, and the policy's next noise or None.
+            given: the state before, then action, random numbers of the step, z, coordinates and rates, impulses, solution, status,
+            iterations and substeps of the steps, and the policy's next noise or None.
             """
             state = EnvState(*given[:STATE])
-            action, index, z, along, impulses, warm, status, iterations, substeps, noise = given[STATE:]
+            action, drawn, z, along, impulses, warm, status, iterations, substeps, noise = given[STATE:]
             out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
-            new, *rest = env.arrive(state, action, index, out, z, *along.chunk(2, -1))
+            new, *rest = env.arrive(state, action, drawn, out, z, *along.chunk(2, -1))
             obs = new.obs.to(env.dtype)
             return (*new, *rest, obs, act(obs, noise))
 
         def pull(*given: Tensor) -> tuple[Tensor, ...]:
-            """Gradients by the action, by what stood before (z, q, qd, action, impulses), and by (z, coordinates and rates, impulses).
+            """Gradients by the action, by the fields of the state before (`Segment.carried`), and by (z, coordinates and rates, impulses).
 
-            given: those of `arrive`, then gradients by reward, final observation and next observation, then the first six results of this
-            function for the control step after, and the gradients by z and action through its kernel. The last result is the whole
-            gradient by the next action.
+            given: those of `arrive`, then gradients by reward, final observation and next observation, then those by action and state
+            that this function gave for the control step after, and the gradients by z and action through its kernel. The last result is
+            the whole gradient by the next action.
             """
             data, (by_reward, by_final, by_obs, by_taken, *carried), (by_z, by_action) = given[:DATA], given[DATA:-2], given[-2:]
 
             def outputs(*inputs: Tensor) -> tuple[Tensor, ...]:
-                taken, z0, q0, qd0, action0, impulses0, z, along, impulses = inputs
-                before = EnvState(*data[:STATE])._replace(z=z0, q=q0, qd=qd0, action=action0, impulses=impulses0)
+                taken, *own, z, along, impulses = inputs
+                before = EnvState(*data[:STATE])._replace(**dict(zip(names, own, strict=True)))
                 results = arrive(*before, taken, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
                 new, out = EnvState(*results[:STATE]), Transition(EnvState(*results[:STATE]), *results[STATE:-2])
-                return (out.reward, out.final_obs, results[-2], results[-1], new.z, new.q, new.qd, new.action, new.impulses)
+                return (out.reward, out.final_obs, results[-2], results[-1], *[getattr(new, name) for name in names])
 
             following = by_taken + by_action
             carried[0] = carried[0] + by_z
             state, (action, _, z, along, impulses) = EnvState(*data[:STATE]), data[STATE : STATE + 5]
-            inputs = action, state.z, state.q, state.qd, state.action, state.impulses, z, along, impulses
+            inputs = action, *[getattr(state, name) for name in names], z, along, impulses
             values, product = torch.func.vjp(outputs, *inputs)  # type: ignore[misc]  # its stub counts has_aux=True
             upstream = by_reward, by_final, by_obs, following, *carried
             grads = product(tuple(grad.to(value.dtype) for grad, value in zip(upstream, values, strict=True)))
@@ -216,7 +221,7 @@ class Record:
         arrivals, arrive = list[Sequence[Tensor]](), segment.arrive.first
         for t in range(horizon):
             z, *step = tape.step(t, state.z, actions[t], state.warm)
-            z = z if self.on_state is None else self.on_state(z)
+            z = env.disturb(z, draws[t])
             self.arguments.append((*state, actions[t], draws[t], z, tape.coordinates(z), *step, noises[t + 1]))
             arrived = arrive(*self.arguments[-1])
             arrive = segment.arrive.__call__
@@ -239,7 +244,7 @@ class Record:
         grad_obs, grad_reward, grad_final = (grad.contiguous() for grad in (grad_obs, grad_reward, grad_final))
         state, action = EnvState(*self.arguments[-1][:STATE]), self.arguments[-1][STATE]
         # All arguments are tensors of their own: Dynamo would take those that are one tensor for one.
-        like = action, state.z, state.q, state.qd, state.action, state.impulses
+        like = action, *[getattr(state, name) for name in self.segment.carried]
         own, kernel = [torch.zeros_like(tensor) for tensor in like], (torch.zeros_like(state.z), torch.zeros_like(action))
         next_obs = [*grad_obs[1:], torch.zeros_like(grad_obs[0])]
         wanted = self.segment.env.observe_impulses

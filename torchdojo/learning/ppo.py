@@ -98,6 +98,7 @@ class RslEnv:
         self.env, self.reward_scale = env, reward_scale
         self.num_envs, self.num_actions, self.max_episode_length = env.num_envs, env.num_actions, env.episode_length
         self.device, self.cfg = "cpu", {"name": env.name}
+        self._terms, self._steps = torch.zeros(len(env.term_names), dtype=torch.float64), 0
 
     @property
     def episode_length_buf(self) -> Tensor:
@@ -116,9 +117,17 @@ class RslEnv:
     def step(self, actions: Tensor) -> tuple[Any, Tensor, Tensor, dict[str, Any]]:
         """Observations, rewards (B,), whether the episode ended (B,), and extras. actions: (B, nu), before tanh."""
         out = self.env.step(torch.tanh(actions))
+        self._terms += torch.stack([part.mean() for part in out.info["terms"].values()])
+        self._steps += 1
         extras = {"time_outs": out.truncated, "final_observations": self._observations(out.final_obs)}
         reward = self.reward_scale * out.reward.to(torch.get_default_dtype())
         return self._observations(out.obs), reward, out.terminated | out.truncated, extras
+
+    def term_means(self) -> dict[str, float]:
+        """Parts of the reward, "reward_speed", means over environments and the control steps since the last call."""
+        means = {f"reward_{name}": total / self._steps for name, total in zip(self.env.term_names, self._terms.tolist(), strict=True)}
+        self._terms, self._steps = torch.zeros_like(self._terms), 0
+        return means
 
     def _observations(self, obs: Tensor) -> Any:
         return self._tensordict({"policy": obs.to(torch.get_default_dtype())}, batch_size=[self.num_envs])
@@ -177,7 +186,8 @@ class PPO:
         return self.iterations * self.settings.horizon * self.vec_env.num_envs
 
     def iterate(self) -> dict[str, float]:
-        """Collect `horizon` control steps of each environment, and learn from them. Returns losses, learning rate and deviation.
+        """Collect `horizon` control steps of each environment, and learn from them. Returns losses, learning rate, deviation, and means of
+        the parts of the reward.
 
         Raises:
             ValueError: observations or returns that are not finite. The weights have not seen them.
@@ -189,7 +199,8 @@ class PPO:
             self._random = torch.get_rng_state()
         self.iterations += 1
         std = float(self.actor.log_std.detach().exp().mean())
-        return {"value_loss": losses["value"], "entropy": losses["entropy"], "lr": self.algorithm.learning_rate, "std": std}
+        told = {"value_loss": losses["value"], "entropy": losses["entropy"], "lr": self.algorithm.learning_rate, "std": std}
+        return {**told, **self.vec_env.term_means()}
 
     @torch.no_grad()
     def _collect(self) -> None:

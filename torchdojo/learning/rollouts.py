@@ -145,7 +145,8 @@ def evaluate(env: Env, policy: Policy, steps: int | None = None, *, goal: Tensor
 
     Args:
         env: with ``autoreset="disabled"``. policy: gets observations in float32. steps: None: `env.episode_length`.
-        goal: (n,) or (B, n), instead of the drawn ones: a command, a place. record: keep states, actions and impulses.
+        goal: (n,) or (B, n), instead of the drawn ones, to the end of the episode: a command, a place.
+        record: keep states, actions and impulses.
 
     Raises:
         ValueError: an environment that resets by itself; steps, goals or actions that do not fit. TypeError: no tensor of actions.
@@ -158,7 +159,7 @@ def evaluate(env: Env, policy: Policy, steps: int | None = None, *, goal: Tensor
     count = counted("steps", env.episode_length if steps is None else steps)
     env.reset(goal=None if goal is None else torch.as_tensor(goal, dtype=torch.float64).expand(env.num_envs, -1))
     tally = Tally(env.state.z, env.period, record)
-    with _kept_impulses(env) as kept:
+    with _kept_impulses(env) as kept, _held_goals(env, goal is not None):
         for _ in range(count):
             action = policy(env.state.obs.float())
             check_action(action, env.num_envs, env.num_actions)
@@ -184,6 +185,17 @@ def _kept_impulses(env: Env) -> Iterator[list[Tensor]]:
         yield kept
     finally:
         del vars(env)["advance"]
+
+
+@contextmanager
+def _held_goals(env: Env, held: bool) -> Iterator[None]:
+    """Goals that are not drawn anew within an episode while the context lasts."""
+    resample = env.resample
+    env.resample = 0 if held else resample
+    try:
+        yield
+    finally:
+        env.resample = resample
 
 
 def variants(factory: Callable[..., Env], num_envs: int = 64, seed: int = SEED, **options: Any) -> dict[str, Callable[[], Env]]:

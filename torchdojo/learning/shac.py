@@ -111,6 +111,7 @@ class Rollout:
     fell: Tensor
     late: Tensor
     surprise: Tensor  # −log π(a)
+    terms: Tensor  # means of the parts of the reward, in the order of `Env.term_names`
 
 
 class Shac(pl.LightningModule):
@@ -221,7 +222,8 @@ class Shac(pl.LightningModule):
             action = self.actor.sample(out.obs, noise)
             density = 0.5 * noise.square() + self.actor.log_std + 0.5 * math.log(2 * math.pi)
             surprise = (density + (1.0 - action.square()).clamp_min(1e-6).log()).sum(-1)
-        return Rollout(out.obs.detach().to(kind), rewards, final, out.terminated, out.truncated, surprise)
+        terms = torch.stack([part.mean() for part in out.info["terms"].values()]).to(kind)
+        return Rollout(out.obs.detach().to(kind), rewards, final, out.terminated, out.truncated, surprise, terms)
 
     def _scaled(self, segment: Rollout) -> Tensor:
         """Rewards of the critics' size, with the entropy's part, (H, B)."""
@@ -326,7 +328,7 @@ class Shac(pl.LightningModule):
         std = self.actor.log_std.detach().exp().mean()
         # A process has the critics' loss on its own rows alone; the norm and the deviation are the same in all.
         own = torch.stack((segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std))
-        numbers = self.total(torch.cat((own, torch.zeros(2) if tally is None else tally.sum(0))))
+        numbers = self.total(torch.cat((own, segment.terms, torch.zeros(2) if tally is None else tally.sum(0))))
         if tally is not None:
             (clipped, broken), adjoints = numbers[-2:].tolist(), float(self.horizon * self.env.num_envs * world)
             for name, value in (("clipped", clipped), ("nonfinite_adjoints", broken), ("adjoints", adjoints)):
@@ -344,14 +346,15 @@ class Shac(pl.LightningModule):
     def on_train_epoch_start(self) -> None:
         if self.samples >= self.settings.samples:  # a finished run that is resumed has no segment
             self.trainer.should_stop = True
-        self._means = torch.zeros(len(LOGGED) + 1)
+        self._means = torch.zeros(len(LOGGED) + len(self.env.term_names) + 1)
 
     @property
     def means(self) -> dict[str, float]:
         """Numbers to log, means over the segments of this epoch; nothing before the first."""
         if not self._means[-1]:
             return {}
-        return dict(zip(LOGGED, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}
+        names = *LOGGED, *(f"reward_{name}" for name in self.env.term_names)
+        return dict(zip(names, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}
 
     def on_train_epoch_end(self) -> None:
         """Log to the loggers of the trainer."""

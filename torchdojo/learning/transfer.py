@@ -51,7 +51,8 @@ NUDGE = 1e-5  # of a coordinate, to see which of ours it is [m, rad]
 def transfer(env: Env, policy: Policy, steps: int | None = None, *, record: bool = False) -> Evaluation:
     """One episode of each environment in MuJoCo, from the environment's starts.
 
-    Rewards and ends of episodes are those of the environment; a recording has no impulses.
+    Rewards, ends of episodes, memory and noise of sensors are those of the environment; its goals stay, and it is not kicked. A recording
+    has no impulses.
 
     Raises:
         ValueError: an environment without a file of Gymnasium's. ImportError: mujoco or gymnasium is not installed.
@@ -60,15 +61,18 @@ def transfer(env: Env, policy: Policy, steps: int | None = None, *, record: bool
     env.reset()
     with _quiet(env) as robots:
         robots.place(env.state.z)
-        motion = robots.motion(torch.zeros(env.num_envs, env.num_actions, dtype=torch.float64))
+        motion = robots.motion(env.state.action)
+        obs, carried = env.sensors.begin(env.observe(motion), env.normal)
         tally, nothing = Tally(motion.z, env.period, record), motion.z.new_zeros(env.num_envs, 0)
         for _ in range(count):
-            action = policy(env.observe(motion).float())
+            action = policy(obs.float())
             check_action(action, env.num_envs, env.num_actions)
             action = action.double()
             good = torch.isfinite(action).all(-1)
             robots.step(torch.where(good[:, None], action, 0.0), tally.alive)
-            after = robots.motion(action)
+            after = robots.motion(action)._replace(memory=motion.memory, time=motion.time + 1)
+            after = after._replace(memory=env.remember(motion, after, env.state.memory))
+            obs, carried = env.sensors.read(env.observe(after), carried, env.normal(env.num_envs, env.sensors.draws))
             terms = env.reward(motion, after, action)
             reward = terms if isinstance(terms, Tensor) else torch.stack(list(terms.values())).sum(0)
             flagged = ~(good & robots.sound() & torch.isfinite(reward))
@@ -157,9 +161,9 @@ class MuJoCoRobots:
         return torch.tensor([not any(data.warning[kind].number for kind in kinds) for data in self.data])
 
     def motion(self, action: Tensor) -> Motion:
-        """The observation of the environment, after an action (B, nu)."""
+        """What the environment would observe, after an action (B, nu), with the goal, memory and time of its own state."""
         z = self.states()
-        return Motion(z, z[..., :13], *self.env.mech.to_minimal(z), action, self.env.state.goal, self.env.state.impulses)
+        return Motion(z, z[..., :13], *self.env.mech.to_minimal(z), action, *self.env.state.motion[5:])
 
     def states(self) -> Tensor:
         """z of all robots, (B, 13 nb), with the velocities of now."""

@@ -2,7 +2,8 @@
 
 Masses, inertias and lengths come from Unitree's URDF of the A1 (unitree_ros, BSD-3-Clause). Dampers, friction, contact spheres and the
 standing pose come from DojoEnvironments (mechanisms/quadruped, MIT license). Left legs are mirror images of right ones, and rear hips are
-mirror images of front ones.
+mirror images of front ones. Inertia of the motors and friction of the joints, where asked for, come from MuJoCo Menagerie's A1
+(BSD-3-Clause).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ STANDING = {"hip": 0.0, "thigh": 0.9, "calf": -1.425}
 POSE = {f"{leg}_{part}_joint": {"q": angle} for leg in LEGS for part, angle in STANDING.items()}  # feet 2 cm above the ground
 LIMITS = {"hip": (-0.5, 0.5), "thigh": (-0.5, 1.5), "calf": (-2.5, -1.0)}
 EFFORT = 33.5  # [N·m] of every motor, as in Unitree's URDF
+ARMATURE = 0.01  # of the motors, seen through their gears, in MuJoCo Menagerie's A1 [kg·m²]
+JOINT_FRICTION = 0.2  # of the hinges there [N·m]
 SPEED = 21.0  # of the hinges [rad/s]: `velocity` of Unitree's URDF
 TRUNK_CENTER = (0.0, 0.0041, -0.0005)  # of mass, in the frame in which the hips are symmetric [m]
 HIP_JOINT = (0.183, 0.047, 0.0)  # in that frame; |x|, |y|
@@ -46,6 +49,8 @@ def quadruped(
     friction: Any = 0.8,
     damper: Any = 0.05,
     spring: Any = 0.0,
+    armature: Any = 0.0,
+    joint_friction: Any = 0.0,
     limits: bool = False,
     velocity_limits: bool = False,
     contact: bool = True,
@@ -61,6 +66,8 @@ def quadruped(
         friction: Coulomb coefficient of all contacts.
         damper: of the hinges [N·m·s/rad]. spring: of the hinges [N·m/rad], relaxed in the standing pose (hip 0, thigh 0.9,
             calf -1.425 rad); 30 holds the robot up.
+        armature: of the hinges [kg·m²]. joint_friction: of the hinges [N·m]. Both are zero in Dojo's robot; `ARMATURE` (0.01) and
+            `JOINT_FRICTION` (0.2) are those of MuJoCo Menagerie's A1.
         limits: put Dojo's joint limits on the hinges. velocity_limits: put the motors' largest speed on them, 21 rad/s. Large random
             torques otherwise spin the legs so fast that steps are split.
         contact: False leaves all contacts out. contact_feet: spheres at the feet. contact_body: spheres at knees and hips.
@@ -87,6 +94,8 @@ def quadruped(
                 child_anchor=child_anchor,
                 spring=spring,
                 damper=damper,
+                armature=armature,
+                friction=joint_friction,
                 rest=STANDING[part],
                 limits=LIMITS[part] if limits else None,
                 effort_limit=EFFORT,

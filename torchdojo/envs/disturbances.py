@@ -1,0 +1,152 @@
+"""What disturbs a robot and its policy: kicks that change velocities, and sensors with noise, bias and delay."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.joints import Joint
+from torchdojo.envs.checks import counted, one_from, positive
+from torchdojo.mechanism import Mechanism
+from torchdojo.state.layout import STATE_SIZE
+
+__all__ = ["Kicks", "SensorNoise", "Sensors"]
+
+VELOCITY = 3  # place of a body's velocity among its numbers
+MOVES = 1e-6  # [m/s] by which the velocities of a robot that can move as a whole may differ from those of its joints
+
+
+class Kicks:
+    """Every so many control steps, all bodies of a robot get the same horizontal velocity, in a random direction.
+
+    The bodies keep their velocities relative to each other, so joints stay satisfied. A planar robot is kicked forward or backward. Kicks
+    of the environments are spread evenly over time. They do not depend on when episodes begin.
+
+    Args:
+        given: (speed [m/s], control steps between two kicks). mech: the robot. z: (1, 13 nb), a state to try. owner: for messages.
+
+    Attributes:
+        speed, every: see above. axes: (2,) 1 where the robot can move along x and y, else 0.
+    """
+
+    def __init__(self, given: Any, mech: Mechanism, z: Tensor, owner: str) -> None:
+        if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+            raise ValueError(
+                f"kicks: got {given!r}; allowed: (speed [m/s], control steps between two kicks); give kicks=(0.5, 100), or None"
+            )
+        self.speed, self.every = positive("kicks, speed", given[0], zero=True), counted("kicks, control steps between two", given[1])
+        self._push = torch.zeros(2, z.shape[-1], dtype=torch.float64)
+        for axis in (0, 1):
+            self._push[axis, VELOCITY + axis :: STATE_SIZE] = 1.0
+        self.axes = torch.tensor([float(self._moves(mech, z + row)) for row in self._push], dtype=torch.float64)
+        if not bool(self.axes.any()):
+            held = [name for name, joint in mech.joints.items() if cast(Joint, joint).body_names[0] is None]
+            raise ValueError(
+                f"kicks: got {tuple(given)} for {owner}, whose base does not move freely along x or y ({', '.join(held)} holds it); "
+                "allowed: robots with a floating base, or planar ones; leave kicks out"
+            )
+
+    @staticmethod
+    def _moves(mech: Mechanism, z: Tensor) -> bool:
+        """Whether the joints allow the velocities of a state."""
+        return float((mech.to_maximal(*mech.to_minimal(z)) - z).abs().max()) < MOVES
+
+    def draw(self, step: int, uniform: Tensor) -> Tensor:
+        """Velocities (B, 2) that a control step adds, zero but for the environments whose turn it is. uniform: (B,), from 0 to 1."""
+        phase = (torch.arange(len(uniform)) * self.every).div(len(uniform), rounding_mode="floor")
+        if bool(self.axes.all()):
+            angle = 2.0 * math.pi * uniform
+            direction = torch.stack((angle.cos(), angle.sin()), -1)
+        else:
+            direction = torch.where(uniform < 0.5, -1.0, 1.0)[:, None] * self.axes
+        return torch.where(((step + 1 + phase) % self.every == 0)[:, None], self.speed * direction, 0.0)
+
+    def apply(self, z: Tensor, velocity: Tensor) -> Tensor:
+        """The state (B, 13 nb) with a velocity (B, 2) more of all bodies."""
+        return z + velocity @ self._push
+
+
+@dataclass(frozen=True)
+class SensorNoise:
+    """What lies between the observation of a robot and what its policy sees: ``o(t − delay) + bias + noise · ε(t)``.
+
+    noise, bias: standard deviations, each one number or one for each entry of the observation. ε is normal and new in every control step.
+        An episode has one bias, which comes from the pool with the start.
+    delay: control steps. Until as many have passed, the policy sees the first observation of the episode.
+    """
+
+    noise: float | Sequence[float] = 0.0
+    bias: float | Sequence[float] = 0.0
+    delay: int = 0
+
+    def __post_init__(self) -> None:
+        counted("sensor_noise, delay", self.delay, zero=True)
+
+    @classmethod
+    def of(cls, given: Any) -> SensorNoise:
+        """From a number, the noise; a mapping of the fields; None.
+
+        Raises:
+            ValueError: anything else.
+        """
+        if given is None or isinstance(given, cls):
+            return given or cls()
+        if isinstance(given, Mapping):
+            for key in given:
+                one_from("sensor_noise", key, [entry.name for entry in dataclasses.fields(cls)])
+            return cls(**given)
+        return cls(noise=positive("sensor_noise", given, zero=True))
+
+
+class Sensors:
+    """`SensorNoise` for observations of n entries.
+
+    The sensors carry a row from step to step: bias and observations on their way, the newest first. It is empty where there is neither.
+
+    Attributes:
+        draws: normal numbers that one reading takes, n or none.
+    """
+
+    def __init__(self, given: SensorNoise, num_obs: int) -> None:
+        self.noise, self.bias = (_spread(f"sensor_noise, {name}", getattr(given, name), num_obs) for name in ("noise", "bias"))
+        self.delay, self.draws = given.delay, len(self.noise)
+
+    def begin(self, obs: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+        """What the policy sees of the first observation (B, n), and what the sensors carry. normal: draws numbers of a shape."""
+        bias = self.bias * normal(len(obs), len(self.bias)) if len(self.bias) else obs.new_zeros(len(obs), 0)
+        carried = torch.cat((bias, *[obs] * self.delay), -1)
+        seen = obs + bias if len(self.bias) else obs
+        return (seen + self.noise * normal(len(obs), self.draws) if self.draws else seen), carried
+
+    def read(self, obs: Tensor, carried: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+        """What the policy sees after a control step that ends in an observation (B, n), and what the sensors carry on.
+
+        drawn: (B, ...), normal numbers in the last `draws` columns.
+        """
+        seen, bias = obs, carried[:, : len(self.bias)]
+        if self.delay:
+            seen, between = carried[:, -obs.shape[-1] :], carried[:, len(self.bias) : -obs.shape[-1]]
+            carried = torch.cat((bias, obs, between), -1)
+        if len(self.bias):
+            seen = seen + bias
+        return (seen + self.noise * drawn[:, -self.draws :] if self.draws else seen), carried
+
+
+def _spread(name: str, given: Any, count: int) -> Tensor:
+    """Standard deviations (count,), or none where all are zero."""
+    try:
+        sizes = torch.as_tensor(given, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        sizes = torch.full((1,), torch.nan)
+    if sizes.shape not in ((), (count,)) or not bool((torch.isfinite(sizes) & (sizes >= 0)).all()):
+        got = f"{len(given)} of them" if isinstance(given, Sequence) and not isinstance(given, str) and len(given) != count else repr(given)
+        raise ValueError(
+            f"{name}: got {got}; allowed: a finite number of 0 or more, or one for each of the {count} entries of the observation"
+        )
+    return sizes.expand(count).clone() if bool(sizes.any()) else sizes.new_zeros(0)
