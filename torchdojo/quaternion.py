@@ -20,6 +20,7 @@ __all__ = [
     "multiply",
     "normalize",
     "rotate",
+    "rotation_change",
     "rotation_matrix",
     "rotation_vector",
 ]
@@ -95,6 +96,13 @@ def inverse_rotate(q: Tensor, v: Tensor) -> Tensor:
     w, u = q[..., :1], q[..., 1:]
     t = 2 * cross(u, v)
     return v - w * t + cross(u, t)
+
+
+def rotation_change(q: Tensor, v: Tensor) -> Tensor:
+    """R(q) v − v, with the rounding of this difference alone where the rotation is small."""
+    w, u = q[..., :1], q[..., 1:]
+    t = 2 * cross(u, v)
+    return w * t + cross(u, t)
 
 
 def rotation_matrix(q: Tensor) -> Tensor:

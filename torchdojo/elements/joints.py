@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
+from torchdojo.elements.changes import changes_of_child
 from torchdojo.elements.element import Motion, Pose, orthonormal_complement, previous_pose, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.elements.kept_rows import KeptRows
@@ -443,9 +444,8 @@ class StandardJoint(ServoJoint):
 
         About one axis both bodies have the same. The derivatives across this axis are those of the original.
         """
-        d_before, p_before = self.displacement(*[previous_pose(m.pose, m.twist, timestep) for m in motions])
-        d, p = self.displacement(*[m.pose for m in motions])
-        return self._along_free(d - d_before, quat.rotation_vector(quat.multiply(quat.conjugate(p_before), p))) / timestep
+        change, turn = changes_of_child(motions, self.child_anchor, timestep)
+        return self._along_free(quat.inverse_rotate(self._offset, change), quat.rotation_vector(turn)) / timestep
 
     def armature_energy(self, rate: Tensor) -> Tensor:
         """½ a rate², summed over the free coordinates [J], (...)."""

@@ -45,11 +45,11 @@ def point_of_derivative(problem: StepProblem, w: Tensor, options: SolverOptions,
     return torch.where((solution.status == int(Status.SUCCESS))[:, None], solution.w, w)
 
 
-def derivative_system(problem: StepProblem, point: Tensor, options: SolverOptions) -> tuple[KKT, int]:
-    """The derivative of the residual at a `point_of_derivative`, and the number of refinements that its solutions need."""
+def derivative_system(problem: StepProblem, point: Tensor, options: SolverOptions) -> tuple[KKT, int | None]:
+    """The derivative of the residual at a `point_of_derivative`, and the refinements of its solutions (`KKT.solve`)."""
     if GradientMode(options.gradient_mode).needs_limit:
         return _hard_system(problem, point), HARD_REFINEMENTS
-    return KKT(problem, point), 1
+    return KKT(problem, point), None
 
 
 def _hard_system(problem: StepProblem, point: Tensor) -> KKT:

@@ -293,6 +293,8 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "speed_iterations": speed.SPEED_ITERATIONS,
         "unit_tolerance": checks.UNIT_TOLERANCE,
         "regularization": kkt.REGULARIZATION,
+        "refined": kkt.REFINED,
+        "most_refinements": kkt.MOST_REFINEMENTS,
         # elements
         "resting_acceleration": contact.RESTING_ACCELERATION,
         "recovery_share": joint_cones.RECOVERY_SHARE,

@@ -199,6 +199,29 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     }
 }
 
+// The change of d, and the turn of the child, over the step that leads to the current poses at the next velocities (elements/changes.py).
+template <class T>
+TD_INLINE Vec3<T> displacement_change(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const T *w) {
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+    const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+    const auto change = [](const Quat<T> &q, const Vec3<T> &v) {  // R(q) v − v
+        const Vec3<T> t = cross(q.v, v);
+        return 2.0 * (q.w * t + cross(q.v, t));
+    };
+    const T h = problem.timestep();
+    const Vec3<T> moved = h * load3(w + 6 * joint.child) - child.pose.R * change(conjugate(child.increment), anchor);
+    if (joint.parent == problem.mechanism.num_bodies) return transposed_times(data.offset, moved);
+    const Vec3<T> in_parent = transposed_times(parent.pose.R, moved - h * load3(w + 6 * joint.parent));
+    return transposed_times(data.offset, in_parent + change(parent.increment, in_parent - data.now.y_parent));
+}
+template <class T>
+TD_INLINE RotationVector<T> turn_of_child(const Problem<T> &problem, const JointTable &joint) {
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+    if (joint.parent == problem.mechanism.num_bodies) return rotation_vector(child.increment);
+    const Vec3<T> in_child = transposed_times(child.pose.R, parent.pose.R * parent.increment.v);
+    return rotation_vector(child.increment * Quat<T>{parent.increment.w, -in_child});
+}
+
 // Impulses along the free directions and, if `derived`, their rows, without the condensed pairs.
 template <bool derived, class T, class Store>
 void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
@@ -214,14 +237,14 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
     BodyPose<T> parent_back, child_back;
     const bool mean_rate = joint.has_damper && !joint.has_vector();
     if (mean_rate) {
-        if (joint.free_t()) {
+        if (joint.free_t()) change = displacement_change(problem, joint, data, w);
+        if (joint.free_r()) data.turn = turn_of_child(problem, joint);
+        if (derived && joint.free_t()) {
             parent_back = parent.one_step_back(), child_back = child.one_step_back();
             data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
-            change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, data.before);
-        } else {
+        } else if (derived) {
             data.before.p = conjugate(parent.orientation_back() * data.offset_quaternion) * child.orientation_back();
         }
-        if (joint.free_r()) data.turn = rotation_vector(conjugate(data.before.p) * data.now.p);
         if constexpr (derived) before = rotation_matrix(data.before.p);
     }
     if (free) free_values(problem, joint, data, data.next, *free);

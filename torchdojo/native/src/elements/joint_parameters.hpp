@@ -54,8 +54,9 @@ private:
         RotationVector<T> angle{}, turn{};
         const bool vector = joint.has_vector();
         if (vector) angle = joint.has_spring ? data.angle : rotation_vector(data.now.p);
-        else if (joint.free_r()) turn = joint.has_damper ? data.turn : rotation_vector(conjugate(back.p) * data.now.p);
-        const Vec3<T> moved = vector ? h * velocity.along : d - d_back, turned = vector ? h * velocity.about : turn.theta;
+        else if (joint.free_r()) turn = joint.has_damper ? data.turn : turn_of_child(problem, joint);
+        const Vec3<T> moved = vector ? h * velocity.along : displacement_change(problem, joint, data, w),
+                      turned = vector ? h * velocity.about : turn.theta;
         const T *p = &problem.parameters[joint.parameters];
         const T *spring = p + joint.spring(), *damper = p + joint.damper(), *rest = p + joint.rest();
         const T *damping = problem.damping(joint, data);

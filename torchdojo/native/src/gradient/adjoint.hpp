@@ -42,7 +42,7 @@ public:
     void solve(const Problem<T> &problem, const T *w, const R *g, bool by_impulses, bool sparse = false) {
         point = w;
         const MechanismTable &m = mechanism;
-        const int passes = !any(refinement.needed) ? 0 : give ? constant::limit_refinements : 1;
+        const int passes = !any(refinement.needed) ? 0 : give ? constant::limit_refinements : m.has_loops ? constant::most_refinements : 1;
         for (int i = 0; i < m.num_bodies; ++i)
             for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
         for (const JointTable &joint : m.joints)
@@ -62,7 +62,9 @@ public:
         ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), right.data(), sparse);
         if constexpr (several_per_matrix) add_left_out(problem, by_impulses ? g : nothing.data());
         add_cone_multipliers(problem, nothing.data(), right.data());
-        for (int pass = 0; pass < passes; ++pass) {
+        Mask<R> refined = refine_lanes();
+        R last = passes > 1 ? largest_multiplier(right) : R{};
+        for (int pass = 0; pass < passes && any(refined); ++pass) {
             pass + 1 < passes ? void(misfit = wanted) : misfit.swap(wanted);
             ldu_subtract_transposed_product<T, R>(m.schedule, refinement.matrix.data(), right.data(), misfit.data());
             if (give) {
@@ -71,10 +73,14 @@ public:
             }
             subtract_cones(problem, misfit.data());
             ldu_solve_transposed<T, R>(m.schedule, problem.values.data(), misfit.data());
-            if constexpr (lanes<T> == lanes<R>)
-                for (R &value : misfit) value = select(refinement.needed, value, R{});
+            if (pass || lanes<T> == lanes<R>)
+                for (R &value : misfit) value = select(refined, value, R{});
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
             add_cone_multipliers(problem, nothing.data(), misfit.data());
+            if (give || passes == 1) continue;
+            const R now = largest_multiplier(misfit);  // the next change is to this one as this one is to the last (kkt.py)
+            refined = refined & (now * now > constant::refined * largest_multiplier(right) * last);
+            last = now;
         }
 
         for (int i = 0; i < m.num_bodies; ++i)
@@ -126,6 +132,18 @@ private:
                 given_way[at] = now - taken[at], taken[at] = now;
             });
         });
+    }
+
+    Mask<R> refine_lanes() const {
+        if constexpr (lanes<T> == lanes<R>) return refinement.needed;
+        else return negate(Mask<R>{});
+    }
+
+    // Largest multiplier of a solution by rows of the matrix.
+    R largest_multiplier(const std::vector<R> &x) const {
+        R largest{};
+        for (const MultiplierTable &row : mechanism.multipliers) largest = max(largest, abs(x[row.right]));
+        return largest;
     }
 
     // ν of all cones grows by the multipliers that follow from the gradient g and from λ = x (null: zero).
