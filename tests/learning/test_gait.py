@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo.learning.gait import asymmetry, gait_report, mirrored
+from torchdojo.learning.gait import gait_report
 from torchdojo.learning.motors import efforts, torques
+from torchdojo.learning.rhythm import asymmetry, mirrored
 from torchdojo.learning.rollouts import Evaluation, Recording, evaluate
 from torchdojo.native import loader
 

@@ -28,7 +28,7 @@ class Recording:
 
     z: (T + 1, B, 13 nb), the starts first. actions: (T, B, nu), as the policy gave them. impulses: (T, B, n), sums over each control step,
     in the layout of `Mechanism.impulse_layout` [N·s, N·m·s]. alive: (T, B), whether the episode had not ended before the step.
-    period: of a control step [s].
+    period: of a control step [s]. goals: (T, B, n), that the actions were chosen for. mass: of another robot than the environment's [kg].
     """
 
     z: Tensor
@@ -36,6 +36,8 @@ class Recording:
     impulses: Tensor
     alive: Tensor
     period: float
+    goals: Tensor | None = None
+    mass: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,13 @@ class Tally:
         self.alive = torch.ones(len(z), dtype=torch.bool)
         self.flagged, self.non_finite = ~self.alive, ~self.alive
         self.returns, self.lengths, self.heights, self.place, self.start = zeros, zeros, zeros, z[:, 0], z[:, 0]
-        self.states, self.steps = [z], list[tuple[Tensor, Tensor, Tensor]]()
+        self.states, self.steps = [z], list[tuple[Tensor, Tensor, Tensor, Tensor]]()
 
-    def add(self, z: Tensor, action: Tensor, reward: Tensor, ended: Tensor, flagged: Tensor, impulses: Tensor) -> bool:
-        """One control step, which led to z. Returns whether any episode goes on."""
+    def add(self, z: Tensor, action: Tensor, reward: Tensor, ended: Tensor, flagged: Tensor, impulses: Tensor, goal: Tensor) -> bool:
+        """One control step for a goal, which led to z. Returns whether any episode goes on."""
         if self.keep:
             self.states.append(z)
-            self.steps.append((action, impulses, self.alive))
+            self.steps.append((action, impulses, self.alive, goal))
         good = self.alive & ~flagged
         self.returns = self.returns + torch.where(good, reward.double(), 0.0)
         self.lengths = self.lengths + self.alive
@@ -121,8 +123,8 @@ class Tally:
         """The evaluation so far."""
         recording, steps, distance = None, self.lengths.clamp_min(1), self.place - self.start
         if self.keep:
-            actions, impulses, alive = (torch.stack(part) for part in zip(*self.steps, strict=True))
-            recording = Recording(torch.stack(self.states), actions, impulses, alive, self.period)
+            actions, impulses, alive, goals = (torch.stack(part) for part in zip(*self.steps, strict=True))
+            recording = Recording(torch.stack(self.states), actions, impulses, alive, self.period, goals)
         return Evaluation(
             returns=self.returns,
             lengths=self.lengths.long(),
@@ -163,9 +165,10 @@ def evaluate(env: Env, policy: Policy, steps: int | None = None, *, goal: Tensor
         for _ in range(count):
             action = policy(env.state.obs.float())
             check_action(action, env.num_envs, env.num_actions)
+            aim = env.state.goal
             out = env.transition(env.state, action, env.draw())
             env.keep(out)
-            if not tally.add(out.state.z, action.double(), out.reward, out.terminated, out.flagged, kept[-1]):
+            if not tally.add(out.state.z, action.double(), out.reward, out.terminated, out.flagged, kept[-1], aim):
                 break
     return tally.result()
 

@@ -76,7 +76,7 @@ def transfer(env: Env, policy: Policy, steps: int | None = None, *, record: bool
             terms = env.reward(motion, after, action)
             reward = terms if isinstance(terms, Tensor) else torch.stack(list(terms.values())).sum(0)
             flagged = ~(good & robots.sound() & torch.isfinite(reward))
-            going = tally.add(after.z, action, reward, env.terminated(after), flagged, nothing)
+            going = tally.add(after.z, action, reward, env.terminated(after), flagged, nothing, motion.goal)
             motion = after
             if not going:
                 break
