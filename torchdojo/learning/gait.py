@@ -11,7 +11,7 @@ that follow commands, feet.py slip, duty factors, clearance and posture, rhythm.
     duty factor        below a half a gait is a run (Alexander 1984, Int. J. Robotics Res. 3(2))
     duty asymmetry     largest |d_left − d_right| / mean d of mirrored feet
     lift               mean clearance of the feet over the height h of the root
-    cadence            strides per second times √(h / g): 0.3 for a trot of a small dog, 0.9 for a sprint, more where legs shake
+    cadence            strides per second times √(h / g): 0.3 in a trot of a small dog, 0.7 in a man's sprint, more where legs shake
     action change      mean of |a(t) − a(t−1)|² per joint; saturated: share of actions beyond ±0.99, clipped or nearly so
 """
 
@@ -32,7 +32,7 @@ from torchdojo.learning.rollouts import Evaluation
 from torchdojo.learning.tracking import speeds, tracking_errors
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["GAIT", "RULES", "GaitReport", "Rule", "gait_report", "mass_of"]
+__all__ = ["BY_FOOT", "GAIT", "RULES", "GaitReport", "Rule", "gait_report", "mass_of"]
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ RULES = (
     Rule("slips", "slip per meter", "slip", True, 0.2, "slips {0:.2f} m per meter"),
     Rule("sawhorse", "how far feet stand from their hips, over the height", "splay", True, 0.3,
          "a sawhorse (a foot stands {0:.2f} of its height from the hip)"),
-    Rule("shuffles", "clearance of the feet over the height, at a cadence above 0.6", "lift", False, 0.06,
-         "shuffles (feet rise {0:.0%} of its height, at {r.stride_frequency:.1f} Hz)", also=("cadence", 0.6)),
+    Rule("shuffles", "clearance of the feet over the height, at a cadence above 0.8", "lift", False, 0.1,
+         "shuffles (feet rise {0:.0%} of its height, at {r.stride_frequency:.1f} Hz)", also=("cadence", 0.8)),
     Rule("lopsided", "difference of left and right", "asymmetry", True, 0.5, "lopsided ({0:.2f})"),
     Rule("limping", "difference of the duty factors of left and right", "duty_asymmetry", True, 0.5, "limping ({0:.2f})", unless="idle"),
     Rule("bang-bang", "share of actions beyond 0.99", "saturated", True, 0.5, "bang-bang ({0:.0%} of actions)"),

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from torchdojo.envs import Env, Motion
 from torchdojo.envs.checks import check_action, counted
+from torchdojo.gradients.reference_step import StepOutput
 
-__all__ = ["Evaluation", "Policy", "Recording", "Tally", "evaluate", "variants"]
+__all__ = ["Advance", "Evaluation", "Policy", "Recording", "Tally", "evaluate", "variants"]
 
 #: observation (B, num_obs) of float32 -> action (B, num_actions)
 Policy = Callable[[Tensor], Tensor]
+#: as `Env.advance`: motion, action (B, nu), warm start -> what a control step gives
+Advance = Callable[[Motion, Tensor, Tensor | None], StepOutput]
 
 WIDE = 0.1  # how far joints of the wider starts are off [rad]
 SEED = 1234  # of the starts of evaluations, which no training uses by default
@@ -139,7 +142,15 @@ class Tally:
 
 
 @torch.no_grad()
-def evaluate(env: Env, policy: Policy, steps: int | None = None, *, goal: Tensor | None = None, record: bool = False) -> Evaluation:
+def evaluate(
+    env: Env,
+    policy: Policy,
+    steps: int | None = None,
+    *,
+    goal: Tensor | None = None,
+    record: bool = False,
+    advance: Advance | None = None,
+) -> Evaluation:
     """One episode of each environment under a policy, from new starts; deterministic where the policy is.
 
     An episode ends where the environment terminates it, or where a step fails or the action is not finite. It takes `steps` control steps
@@ -148,7 +159,8 @@ def evaluate(env: Env, policy: Policy, steps: int | None = None, *, goal: Tensor
     Args:
         env: with ``autoreset="disabled"``. policy: gets observations in float32. steps: None: `env.episode_length`.
         goal: (n,) or (B, n), instead of the drawn ones, to the end of the episode: a command, a place.
-        record: keep states, actions and impulses.
+        record: keep states, actions, impulses and goals.
+        advance: takes the control steps in the place of `env.advance`: another simulator (`transfer`).
 
     Raises:
         ValueError: an environment that resets by itself; steps, goals or actions that do not fit. TypeError: no tensor of actions.
@@ -161,7 +173,7 @@ def evaluate(env: Env, policy: Policy, steps: int | None = None, *, goal: Tensor
     count = counted("steps", env.episode_length if steps is None else steps)
     env.reset(goal=None if goal is None else torch.as_tensor(goal, dtype=torch.float64).expand(env.num_envs, -1))
     tally = Tally(env.state.z, env.period, record)
-    with _kept_impulses(env) as kept, _held_goals(env, goal is not None):
+    with _kept_impulses(env, advance) as kept, _held_goals(env, goal is not None):
         for _ in range(count):
             action = policy(env.state.obs.float())
             check_action(action, env.num_envs, env.num_actions)
@@ -174,12 +186,12 @@ def evaluate(env: Env, policy: Policy, steps: int | None = None, *, goal: Tensor
 
 
 @contextmanager
-def _kept_impulses(env: Env) -> Iterator[list[Tensor]]:
+def _kept_impulses(env: Env, given: Advance | None) -> Iterator[list[Tensor]]:
     """Impulses of the last control step, in a list of one, while the context lasts: `EnvState` has none unless they are observed."""
     kept = list[Tensor]()
 
     def advance(motion: Motion, action: Tensor, warm: Tensor | None) -> Any:
-        out = type(env).advance(env, motion, action, warm)
+        out = type(env).advance(env, motion, action, warm) if given is None else given(motion, action, warm)
         kept[:] = [out.impulses]
         return out
 
