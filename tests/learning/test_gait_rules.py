@@ -151,6 +151,10 @@ def test_an_environment_names_its_legs() -> None:
     env.legs = [SimpleNamespace(contacts=("FR_foot",), hip="FR_calf_joint")]  # type: ignore[attr-defined]
     found = report(Made(ahead=ahead), env)
     assert list(found.reach) == list(found.clearance) == ["FR_calf"] and found.reach["FR_calf"] > 0.1  # the knee is behind the foot
+    thigh = [SimpleNamespace(contacts=("FR_foot",), hip=(0.183, -0.136))]  # where the thigh begins, from the trunk's center of mass
+    for name, value in (("legs", thigh), ("legs", None), ("anatomy", SimpleNamespace(legs=thigh))):
+        setattr(env, name, value)
+        assert report(Made(ahead=ahead), env).reach["FR_calf"] == pytest.approx(0.02, abs=0.01)
     env.legs = [SimpleNamespace(contacts=("FR_paw",), hip="FR_hip_joint")]  # type: ignore[attr-defined]
     with pytest.raises(
         ValueError, match=r"legs of the environment: got contacts \['FR_paw'\] and hip 'FR_hip_joint'; allowed: contacts of"

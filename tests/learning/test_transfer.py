@@ -13,6 +13,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo.envs.changes import add_to_joints
+from torchdojo.envs.disturbances import SensorNoise
 from torchdojo.io.mjcf.write import write_mjcf
 from torchdojo.learning.conditions import Conditions
 from torchdojo.learning.gait import gait_report
@@ -230,6 +231,9 @@ def test_conditions_that_are_none() -> None:
     with pytest.raises(ValueError, match=r"delay: got 0.03 s; allowed: whole numbers of control steps of 0.02 s"):
         Conditions(delay=0.03).options(env, {})
     options = Conditions(delay=0.04, kicks=0.5).options(env, {"sensor_noise": 0.1})
-    assert options["kicks"] == (0.5, 150) and (options["sensor_noise"].noise, options["sensor_noise"].delay) == (0.1, 2)
+    assert options == {"kicks": (0.5, 150), "sensor_noise": {"noise": 0.1, "delay": 2}}
+    noisy = SensorNoise(noise=0.2, bias=0.1)
+    assert Conditions(delay=0.02).options(env, {"sensor_noise": noisy})["sensor_noise"] == SensorNoise(noise=0.2, bias=0.1, delay=1)
+    assert Conditions(delay=0.02).options(env, {})["sensor_noise"] == {"delay": 1}
     assert not Conditions() and Conditions(mass=(0.9, 1.1)).as_dict() == {"mass": [0.9, 1.1]}
     assert str(Conditions(mass=(0.9, 1.1), delay=0.02)) == "mass 0.9 to 1.1 times, delay 0.02 s"

@@ -99,7 +99,7 @@ class Conditions:
                     f"delay: got {self.delay:g} s; allowed: whole numbers of control steps of {env.period:g} s, as {env.period:g} or "
                     f"{2 * env.period:g} s"
                 )
-            result["sensor_noise"] = replace(SensorNoise.of(given.get("sensor_noise")), delay=steps)
+            result["sensor_noise"] = _delayed(given.get("sensor_noise"), steps)
         return result
 
     def apply(self, env: Env) -> Env:
@@ -138,6 +138,13 @@ class Conditions:
             model.dof_armature[hinges] = value["armature"]
         if "joint_friction" in value:
             model.dof_frictionloss[hinges] = value["joint_friction"]
+
+
+def _delayed(noise: Any, steps: int) -> Any:
+    """`sensor_noise` of an environment with a delay, in the form in which it was given: environments have forms of their own."""
+    if isinstance(noise, SensorNoise):
+        return replace(noise, delay=steps)
+    return {**(noise if isinstance(noise, Mapping) else {} if noise is None else {"noise": noise}), "delay": steps}
 
 
 def _driven(env: Env) -> dict[str, list[int]]:

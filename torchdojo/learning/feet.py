@@ -12,13 +12,14 @@ Contacts bear load where their normal force is above 5 % of the robot's weight, 
 
 A foot is a body that bears more than 5 % of the load and is not the root. Its leg begins where the chain of joints leaves the chains of
 other feet. The hip is the first joint of the leg that swings it forward, about an axis across the robot, or the first one at all. An
-environment that knows better has `legs`: objects with `contacts`, names of the foot's contacts, and `hip`, the name of a joint.
+environment that knows better has `legs`, or `anatomy.legs`: objects with `contacts`, names of the foot's contacts, and `hip`, the name of
+a joint, or (x, y) from the root's center of mass in its heading [m].
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -43,11 +44,11 @@ STRIDE = 0.5  # over which clearance is taken where nothing has a rhythm [s]
 
 
 class Leg(NamedTuple):
-    """A leg: the body of its foot, names of the contacts of the foot, and the joint at its hip."""
+    """A leg: the body of its foot, names of the contacts of the foot, and the joint at its hip, or the place of the hip on the root."""
 
     foot: str
     contacts: tuple[str, ...]
-    hip: str
+    hip: str | tuple[float, float]
 
 
 class _Touch(NamedTuple):
@@ -174,7 +175,7 @@ def _posture(
         peaks = [peak for i in range(counted.shape[1]) if len(peak := _peaks(gaps.amin(-1)[counted[:, i], i], window))]
         if peaks:
             clearance[leg.foot] = max(0.0, float(torch.cat(peaks).median()))
-        hip = _hip(mech, record.z, leg.hip)
+        hip = _hip(mech, record.z, leg.hip, torch.cat((first[None], ahead)))
         stance = (normal.sum(-1) > LOADED * weight) & counted
         if bool(stance.any()):
             place = (normal[..., None] * touch.points[..., columns, :]).sum(-2) / normal.sum(-1, keepdim=True).clamp_min(1e-12)
@@ -203,16 +204,22 @@ def _turned(vector: Tensor, ahead: Tensor) -> Tensor:
     return torch.stack((x * ahead[..., 0] + y * ahead[..., 1], y * ahead[..., 0] - x * ahead[..., 1]), -1)
 
 
-def _hip(mech: Mechanism, z: Tensor, joint: str) -> Tensor:
-    """Place of a joint in the world, (..., 3)."""
-    element = mech.named_joints()[joint]
+def _hip(mech: Mechanism, z: Tensor, hip: str | tuple[float, float], ahead: Tensor) -> Tensor:
+    """Place of a hip in the world, (..., 3), for headings (..., 2)."""
+    if isinstance(hip, tuple):
+        x, y = hip
+        offset = torch.stack(
+            (x * ahead[..., 0] - y * ahead[..., 1], x * ahead[..., 1] + y * ahead[..., 0], torch.zeros_like(ahead[..., 0])), -1
+        )
+        return z[..., :3] + offset
+    element = mech.named_joints()[hip]
     anchor = torch.as_tensor(getattr(element, "child_anchor", torch.zeros(3))).to(z)
     return mech.body_points(z, str(element.body_names[-1]), anchor[..., None, :])[..., 0, :]
 
 
 def _legs(env: Env, touch: _Touch, shares: Mapping[str, float], feet: list[str]) -> list[Leg]:
     """The legs that the environment names, or those found above the bodies that bear load."""
-    mech, given = env.mech, getattr(env, "legs", None)
+    mech, given = env.mech, getattr(env, "legs", None) or getattr(getattr(env, "anatomy", None), "legs", None)
     if given:
         known = [_given(mech, leg) for leg in (given.values() if isinstance(given, Mapping) else given)]
         return [leg for leg in known if set(leg.contacts) <= set(touch.names)]
@@ -236,12 +243,13 @@ def _given(mech: Mechanism, leg: Any) -> Leg:
     """A leg of an environment that names its own."""
     contacts = tuple(str(name) for name in leg.contacts)
     wrong = [name for name in contacts if name not in mech.contacts]
-    if not contacts or wrong or leg.hip not in mech.joints:
+    hip = str(leg.hip) if isinstance(leg.hip, str) else tuple(float(number) for number in leg.hip)
+    if not contacts or wrong or (hip not in mech.joints if isinstance(hip, str) else len(hip) != 2):
         raise ValueError(
-            f"legs of the environment: got contacts {list(contacts)} and hip {leg.hip!r}; allowed: contacts of {list(mech.contacts)} and a "
-            f"joint of {list(mech.joints)}"
+            f"legs of the environment: got contacts {list(contacts)} and hip {leg.hip!r}; allowed: contacts of {list(mech.contacts)}, and "
+            f"a joint of {list(mech.joints)} or (x, y) from the root [m]"
         )
-    return Leg(str(mech.named_contacts()[contacts[0]].body_names[0]), contacts, str(leg.hip))
+    return Leg(str(mech.named_contacts()[contacts[0]].body_names[0]), contacts, cast(Any, hip))
 
 
 def _chain(above: Mapping[str, tuple[str, str | None]], foot: str) -> list[tuple[str, str]]:
