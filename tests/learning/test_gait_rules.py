@@ -12,8 +12,9 @@ from made_gaits import LEGS, PERIOD, Made, record, robot
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo.learning.feet import _legs, _Touch, ground_contacts
+from torchdojo.learning.feet import _legs, _Touch
 from torchdojo.learning.gait import RULES, GaitReport, gait_report
+from torchdojo.learning.ground import ground_contacts
 from torchdojo.learning.rollouts import Evaluation, Recording
 
 

@@ -153,7 +153,7 @@ def test_a_policy_stands_in_both() -> None:
     for result in (here, there):  # both stand after half a second, on contacts that bear the weight
         assert result.recording is not None
         last = result.recording.impulses[-5:, 0].sum(-1) if result is there else result.recording.impulses[-5:, 0, _normals(env)].sum(-1)
-        assert float(last.mean()) / env.period == pytest.approx(weight, rel=0.2)
+        assert float(last.mean()) / env.period == pytest.approx(weight, rel=0.1)
 
 
 def _normals(env: td.envs.Env) -> list[int]:

@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.contacts import Contact
 from torchdojo.envs import Env
+from torchdojo.learning.ground import ground_contacts
 from torchdojo.learning.motors import actuators
 from torchdojo.learning.rollouts import Recording
 from torchdojo.learning.tracking import heading
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import split_state
 
-__all__ = ["Leg", "foot_numbers", "ground_contacts"]
+__all__ = ["Leg", "foot_numbers"]
 
 LOADED = 0.05  # of the weight: contacts that push less bear no load
 FOOT = 0.05  # of the load: bodies that bear less are no feet
@@ -63,11 +63,6 @@ class _Touch(NamedTuple):
     sliding: Tensor
     points: Tensor
     gaps: Tensor
-
-
-def ground_contacts(mech: Mechanism) -> dict[str, Contact]:
-    """The contacts of one body with the world."""
-    return {name: contact for name, contact in mech.named_contacts().items() if contact.body_names[1:] in ((), (None,))}
 
 
 def foot_numbers(

@@ -34,8 +34,9 @@ from torchdojo.envs import Env, Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io.mjcf.model import compile_mjcf, import_mujoco
 from torchdojo.io.mjcf.write import coordinate_names, write_mjcf
-from torchdojo.learning.feet import ground_contacts
+from torchdojo.learning.ground import ground_contacts
 from torchdojo.learning.motors import actuators, places, servo_ranges
+from torchdojo.learning.mujoco_contacts import NormalImpulses
 from torchdojo.state.layout import join_state, split_state
 
 __all__ = ["MuJoCoRobots"]
@@ -71,6 +72,7 @@ class MuJoCoRobots:
         self._prepare()
         self.models = [self.model] * env.num_envs
         self.data = [self.mujoco.MjData(self.model) for _ in self.models]
+        self.impulses: NormalImpulses | None = None
         self.last: Tensor | None = None  # state that the last step gave
         self.rates = torch.zeros(0)
 
@@ -87,6 +89,10 @@ class MuJoCoRobots:
             change(model, i, self.hinges)
             self.mujoco.mj_setConst(model, self.mujoco.MjData(model))
         self.data = [self.mujoco.MjData(model) for model in self.models]
+
+    def measure(self) -> None:
+        """Measure the impulses of contacts with the world from now on."""
+        self.impulses = NormalImpulses(self.env.mech, self.model, self.bodies, self.levers, self.turns, self.env.num_envs)
 
     # -- the model -----------------------------------------------------------------------------------------------------------------------
 
@@ -220,7 +226,7 @@ class MuJoCoRobots:
 
         def coordinates() -> np.ndarray[Any, np.dtype[np.float64]]:
             self.mujoco.mj_forward(model, data)
-            ours: np.ndarray[Any, np.dtype[np.float64]] = self.env.mech.to_minimal(self._state(data))[0].numpy()
+            ours: np.ndarray[Any, np.dtype[np.float64]] = self.env.mech.to_minimal(self._state(data))[0][0].numpy()
             return ours
 
         data.qpos[:] = self.zero
@@ -330,10 +336,18 @@ class MuJoCoRobots:
 
     def step(self, action: Tensor) -> None:
         """A control step under actions (B, nu)."""
-        for model, data, values in zip(self.models, self.data, action.double().numpy(), strict=True):
+        mujoco = self.mujoco
+        for i, (model, data, values) in enumerate(zip(self.models, self.data, action.double().numpy(), strict=True)):
             data.ctrl[:] = values
-            self.mujoco.mj_step(model, data, nstep=self.substeps)
-            self.mujoco.mj_forward(model, data)  # poses, velocities and contacts at the end of the last timestep
+            if self.impulses is None:
+                mujoco.mj_step(model, data, nstep=self.substeps)
+            else:
+                for _ in range(self.substeps):
+                    mujoco.mj_step(model, data)
+                    self.impulses.add(model, data, i)
+            mujoco.mj_kinematics(model, data)  # poses and velocities at the end of the last timestep
+            mujoco.mj_comPos(model, data)
+            mujoco.mj_comVel(model, data)
 
     def sound(self) -> Tensor:
         """Whether MuJoCo found all numbers of a robot good since `place`, (B,): it starts anew from zero otherwise."""
@@ -343,8 +357,7 @@ class MuJoCoRobots:
     def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
         """A control step in the place of `Env.advance`. States that do not follow from the last step are taken over.
 
-        Velocities that all bodies got, as by kicks, are added. Impulses are those of the contacts' normal forces at the end of the step, as
-        if they acted all along.
+        Velocities that all bodies got, as by kicks, are added. Impulses are those of the contacts' normal forces, where they are measured.
         """
         if self.last is None:
             self.place(motion.z)
@@ -357,52 +370,22 @@ class MuJoCoRobots:
         zeros = torch.zeros(len(z), dtype=torch.int64)
         status = (~self.sound()).long()
         solution = motion.z.new_zeros(len(z), 0) if warm is None else warm
-        return StepOutput(z, self.impulses(z), status, zeros, solution, zeros + self.env.repeat)
-
-    def impulses(self, z: Tensor) -> Tensor:
-        """Normal impulses over a control step (B, n) in our layout: each contact of MuJoCo's with the world counts for our nearest one."""
-        mech, contacts = self.env.mech, ground_contacts(self.env.mech)
-        layout, order = mech.impulse_layout, list(mech.contacts)
-        result = z.new_zeros(len(z), max((piece.stop for piece in layout.values()), default=0))
-        if not contacts:
-            return result
-        own, force = self._contacts_of_bodies(contacts), np.zeros(6)
-        points, columns = mech.contact_points(z).numpy(), [layout[f"contacts.{name}"].start for name in order]
-        for i, (model, data) in enumerate(zip(self.models, self.data, strict=True)):
-            if not data.ncon:
-                continue
-            bodies = model.geom_bodyid[data.contact.geom]
-            for c in range(data.ncon):
-                one, other = (int(model.body_weldid[body]) for body in bodies[c])
-                if (one == 0) == (other == 0):
-                    continue
-                near = own.get(one or other, [])
-                if not near:
-                    continue
-                self.mujoco.mj_contactForce(model, data, c, force)
-                distances = ((points[i, near] - data.contact.pos[c]) ** 2).sum(-1)
-                result[i, columns[near[int(distances.argmin())]]] += float(force[0]) * self.env.period
-        return result
-
-    def _contacts_of_bodies(self, contacts: Mapping[str, Any]) -> dict[int, list[int]]:
-        """Numbers of our contacts with the ground, by body of MuJoCo."""
-        order, names = list(self.env.mech.contacts), list(self.env.mech.bodies)
-        result: dict[int, list[int]] = {}
-        for name, contact in contacts.items():
-            body = int(self.model.body_weldid[self.bodies[names.index(str(contact.body_names[0]))]])
-            result.setdefault(body, []).append(order.index(name))
-        return result
+        impulses = z.new_zeros(len(z), 0) if self.impulses is None else self.impulses.take()
+        return StepOutput(z, impulses, status, zeros, solution, zeros + self.env.repeat)
 
     def states(self) -> Tensor:
         """z of all robots, (B, 13 nb), with the velocities of now."""
-        return torch.stack([self._state(data) for data in self.data])
+        return self._state(*self.data)
 
-    def _state(self, data: Any) -> Tensor:
-        position, turn, spatial = (torch.from_numpy(getattr(data, name)[self.bodies]) for name in ("xpos", "xquat", "cvel"))
-        center = torch.from_numpy(data.subtree_com[self.model.body_rootid[self.bodies[0]]])  # about which velocities of the tree are taken
-        x, spin = position + quat.rotate(turn, self.levers), spatial[:, :3]
-        velocity = spatial[:, 3:] + quat.cross(spin, x - center)
-        own = quat.multiply(turn, self.turns)
+    def _state(self, *simulations: Any) -> Tensor:
+        def stacked(name: str, bodies: Any) -> Tensor:
+            return torch.from_numpy(np.stack([getattr(data, name)[bodies] for data in simulations]))
+
+        position, turn, spatial = (stacked(name, self.bodies) for name in ("xpos", "xquat", "cvel"))
+        center = stacked("subtree_com", self.model.body_rootid[self.bodies[:1]])  # about which velocities of the tree are taken
+        x, spin = position + quat.rotate(turn, self.levers.expand_as(position)), spatial[..., :3]
+        velocity = spatial[..., 3:] + quat.cross(spin, x - center)
+        own = quat.multiply(turn, self.turns.expand_as(turn))
         return join_state(Pose(x, own), Twist(velocity, quat.inverse_rotate(own, spin)))
 
 

@@ -61,6 +61,8 @@ def transfer(
         ValueError: a file that does not fit the environment, a mechanism that MJCF cannot hold. ImportError: mujoco is not installed.
     """
     with robots_of(env, file, conditions) as robots:
+        if record or env.observe_impulses:
+            robots.measure()
         result = evaluate(env, policy, steps, goal=goal, record=record, advance=robots.advance)
     recording = result.recording
     return result if recording is None else dataclasses.replace(result, recording=dataclasses.replace(recording, mass=robots.mass))

@@ -33,6 +33,7 @@ __all__ = ["coordinate_names", "write_mjcf"]
 
 POINT = 1e-3  # radius of a point in MuJoCo, which has none without [m]
 TIMESTEP = 0.002  # MuJoCo's own default [s]
+HARD = {"solref": f"{2 * TIMESTEP:g} 1", "solimp": "0.95 0.99 0.001"}  # contacts as hard as this timestep allows, critically damped
 
 
 def coordinate_names(mech: Mechanism, joint: str) -> list[str]:
@@ -85,7 +86,13 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
             continue
         friction = getattr(contact, "friction", torch.zeros(()))
         size = str(max(float(contact.radius), POINT))
-        collides: dict[str, Any] = {"contype": "1", "conaffinity": "0", "condim": "3", "friction": f"{float(friction):.9g} 0.005 0.0001"}
+        collides: dict[str, Any] = {
+            "contype": "1",
+            "conaffinity": "0",
+            "condim": "3",
+            "friction": f"{float(friction):.9g} 0.005 0.0001",
+            **HARD,
+        }
         ElementTree.SubElement(elements[contact.body], "geom", name=key, type="sphere", pos=_text(contact.point), size=size, **collides)
         normal = torch.nn.functional.normalize(contact.normal, dim=-1)
         planes.setdefault((*normal.tolist(), float(contact.offset)), f"plane_{len(planes)}")
@@ -93,7 +100,7 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
         spot = _text(offset * torch.tensor(direction, dtype=torch.float64))
         axis = _text(torch.tensor(direction, dtype=torch.float64))
         # of two frictions MuJoCo takes the larger one: that of the sphere
-        surface: dict[str, Any] = {"contype": "0", "conaffinity": "1", "condim": "3", "friction": "0 0.005 0.0001"}
+        surface: dict[str, Any] = {"contype": "0", "conaffinity": "1", "condim": "3", "friction": "0 0.005 0.0001", **HARD}
         ElementTree.SubElement(world, "geom", name=key, type="plane", size="0 0 1", pos=spot, zaxis=axis, **surface)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n", left_out
