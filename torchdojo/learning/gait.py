@@ -5,7 +5,8 @@ that follow commands, feet.py slip, duty factors, clearance and posture, rhythm.
 
     speed              forward, along the heading of the root [m/s]
     distance           of the root in the plane, as the sum of straight lines of 1 s, so that sway does not count but a curve does [m]
-    power              positive mechanical work of the motors over time, Σ max(τ q̇, 0) [W]
+    power              positive mechanical work of the motors over time, Σ max(τ q̇, 0) of all timesteps, where the recording has it, or
+                       else at the ends of control steps, which misses much of it where actions jump [W]
     cost of transport  positive work / (m g distance), the mechanical cost of Collins et al. 2005, Science 307, 1082
     torque beyond      share of joint-steps whose torque is above 99 % of that of the model's motor, so that a motor at its limit counts
     duty factor        below a half a gait is a run (Alexander 1984, Int. J. Robotics Res. 3(2))
@@ -242,7 +243,9 @@ def gait_report(env: Env, result: Evaluation, settle: float = 2.0) -> GaitReport
     place, (q, qd) = places(mech), mech.to_minimal(z)
     angles, rates = q[..., place], qd[..., place]
     torque = torques(mech, record.actions, angles, rates)
-    power = (torque * rates)[counted]
+    power = (torque * rates).nan_to_num()
+    work = torch.stack((power.clamp_min(0).sum(-1), power.abs().sum(-1)), -1) * record.period if record.work is None else record.work
+    positive, absolute = work[counted].sum(0).tolist()
     distance, time = _distance(z[..., :2], counted, record.period), float(counted.sum()) * record.period
     heights = z[..., 2][counted]
     limits = efforts(env)
@@ -251,7 +254,7 @@ def gait_report(env: Env, result: Evaluation, settle: float = 2.0) -> GaitReport
     stride, regularity = stride_of(spans, record.period)
     frequency = None if stride is None else 1 / (stride * record.period)
     pairs = mirrored(mech)
-    travel, height, positive = distance / time, float(heights.mean()), float(power.clamp_min(0).sum()) * record.period
+    travel, height = distance / time, float(heights.mean())
     changes, swings = record.actions[1:] - record.actions[:-1], rates[counted].abs().flatten().sort().values
     return GaitReport(
         speed=float(speeds(mech, record)[..., 0][counted].mean()),
@@ -261,8 +264,8 @@ def gait_report(env: Env, result: Evaluation, settle: float = 2.0) -> GaitReport
         height=height,
         height_deviation=float(heights.std()) if len(heights) > 1 else 0.0,
         power=positive / time,
-        absolute_power=float(power.abs().sum()) * record.period / time,
-        cost_of_transport=positive / (mass * g * distance) if distance > 0.01 * time else None,
+        absolute_power=absolute / time,
+        cost_of_transport=positive / (mass * g * distance) if distance > 0.01 * time and g > 0 else None,
         torque_beyond=float(beyond.mean()) if bool(torch.isfinite(limits).all()) else None,
         stride_frequency=frequency,
         cadence=frequency * math.sqrt(height / g) if frequency is not None and height > 0 and g > 0 else None,

@@ -36,7 +36,7 @@ from torchdojo.io.mjcf.model import compile_mjcf, import_mujoco
 from torchdojo.io.mjcf.write import coordinate_names, write_mjcf
 from torchdojo.learning.ground import ground_contacts
 from torchdojo.learning.motors import actuators, places, servo_ranges
-from torchdojo.learning.mujoco_contacts import NormalImpulses
+from torchdojo.learning.mujoco_measured import Measured
 from torchdojo.state.layout import join_state, split_state
 
 __all__ = ["MuJoCoRobots"]
@@ -72,7 +72,8 @@ class MuJoCoRobots:
         self._prepare()
         self.models = [self.model] * env.num_envs
         self.data = [self.mujoco.MjData(self.model) for _ in self.models]
-        self.impulses: NormalImpulses | None = None
+        self.impulses: Measured | None = None
+        self.done: Tensor | None = None
         self.last: Tensor | None = None  # state that the last step gave
         self.rates = torch.zeros(0)
 
@@ -91,8 +92,8 @@ class MuJoCoRobots:
         self.data = [self.mujoco.MjData(model) for model in self.models]
 
     def measure(self) -> None:
-        """Measure the impulses of contacts with the world from now on."""
-        self.impulses = NormalImpulses(self.env.mech, self.model, self.bodies, self.levers, self.turns, self.env.num_envs)
+        """Measure the impulses of contacts with the world, and the work of motors, from now on."""
+        self.impulses = Measured(self.env.mech, self.model, self.bodies, self.levers, self.turns, self.env.num_envs)
 
     # -- the model -----------------------------------------------------------------------------------------------------------------------
 
@@ -349,6 +350,10 @@ class MuJoCoRobots:
             mujoco.mj_comPos(model, data)
             mujoco.mj_comVel(model, data)
 
+    def work(self) -> Tensor | None:
+        """Positive and absolute work of the motors in the last control step [J], (B, 2), where it is measured."""
+        return None if self.impulses is None else self.done
+
     def sound(self) -> Tensor:
         """Whether MuJoCo found all numbers of a robot good since `place`, (B,): it starts anew from zero otherwise."""
         kinds = [getattr(self.mujoco.mjtWarning, f"mjWARN_BAD{name}") for name in ("QPOS", "QVEL", "QACC")]
@@ -370,7 +375,9 @@ class MuJoCoRobots:
         zeros = torch.zeros(len(z), dtype=torch.int64)
         status = (~self.sound()).long()
         solution = motion.z.new_zeros(len(z), 0) if warm is None else warm
-        impulses = z.new_zeros(len(z), 0) if self.impulses is None else self.impulses.take()
+        impulses = z.new_zeros(len(z), 0)
+        if self.impulses is not None:
+            impulses, self.done = self.impulses.take()
         return StepOutput(z, impulses, status, zeros, solution, zeros + self.env.repeat)
 
     def states(self) -> Tensor:

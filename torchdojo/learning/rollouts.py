@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,13 +13,12 @@ from torch import Tensor
 from torchdojo.envs import Env, Motion
 from torchdojo.envs.checks import check_action, counted
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.learning.motors import places, torques
 
-__all__ = ["Advance", "Evaluation", "Policy", "Recording", "Tally", "evaluate", "variants"]
+__all__ = ["Evaluation", "Policy", "Recording", "Stepper", "Tally", "evaluate", "variants"]
 
 #: observation (B, num_obs) of float32 -> action (B, num_actions)
 Policy = Callable[[Tensor], Tensor]
-#: as `Env.advance`: motion, action (B, nu), warm start -> what a control step gives
-Advance = Callable[[Motion, Tensor, Tensor | None], StepOutput]
 
 WIDE = 0.1  # how far joints of the wider starts are off [rad]
 SEED = 1234  # of the starts of evaluations, which no training uses by default
@@ -32,6 +31,7 @@ class Recording:
     z: (T + 1, B, 13 nb), the starts first. actions: (T, B, nu), as the policy gave them. impulses: (T, B, n), sums over each control step,
     in the layout of `Mechanism.impulse_layout` [N·s, N·m·s]. alive: (T, B), whether the episode had not ended before the step.
     period: of a control step [s]. goals: (T, B, n), that the actions were chosen for. mass: of another robot than the environment's [kg].
+    work: (T, B, 2) positive and absolute work of the motors in each control step [J], as sums over its timesteps; None: not known.
     """
 
     z: Tensor
@@ -41,6 +41,7 @@ class Recording:
     period: float
     goals: Tensor | None = None
     mass: float | None = None
+    work: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,43 @@ class Evaluation:
         }
 
 
+class Stepper(Protocol):
+    """What takes the control steps of an evaluation."""
+
+    def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
+        """A control step, as `Env.advance` takes it."""
+
+    def work(self) -> Tensor | None:
+        """Positive and absolute work of the motors in the last control step [J], (B, 2); None: not known."""
+
+
+class _OwnSteps:
+    """The control steps of the environment. Work is measured where these are steps of the mechanism under the action."""
+
+    def __init__(self, env: Env, measured: bool) -> None:
+        self.env, self.measured = env, measured and env.plain
+        self.done: Tensor | None = None
+
+    def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
+        env = self.env
+        out = type(env).advance(env, motion, action, warm)
+        if self.measured:
+            mech, place, states, z = env.mech, places(env.mech), list[Tensor](), motion.z
+            for _ in range(env.repeat - 1):  # the timesteps within, once more one by one
+                inner = mech.step(z, ctrl=action, warm_start=warm)
+                z, warm = inner.z, inner.solution
+                states.append(z)
+            q, qd = mech.to_minimal(torch.stack([*states, out.z]))
+            rates = qd[..., place]
+            power = torques(mech, action, q[..., place], rates) * rates
+            total = torch.stack((power.clamp_min(0.0).sum(-1), power.abs().sum(-1)), -1).sum(0)
+            self.done = (env.period / env.repeat * total).nan_to_num()
+        return out
+
+    def work(self) -> Tensor | None:
+        return self.done
+
+
 class Tally:
     """Sums of one episode of each of B environments, until it ends.
 
@@ -106,6 +144,7 @@ class Tally:
         self.flagged, self.non_finite = ~self.alive, ~self.alive
         self.returns, self.lengths, self.heights, self.place, self.start = zeros, zeros, zeros, z[:, 0], z[:, 0]
         self.states, self.steps = [z], list[tuple[Tensor, Tensor, Tensor, Tensor]]()
+        self.work: list[Tensor] = []
 
     def add(self, z: Tensor, action: Tensor, reward: Tensor, ended: Tensor, flagged: Tensor, impulses: Tensor, goal: Tensor) -> bool:
         """One control step for a goal, which led to z. Returns whether any episode goes on."""
@@ -127,7 +166,8 @@ class Tally:
         recording, steps, distance = None, self.lengths.clamp_min(1), self.place - self.start
         if self.keep:
             actions, impulses, alive, goals = (torch.stack(part) for part in zip(*self.steps, strict=True))
-            recording = Recording(torch.stack(self.states), actions, impulses, alive, self.period, goals)
+            work = torch.stack(self.work) if len(self.work) == len(self.steps) else None
+            recording = Recording(torch.stack(self.states), actions, impulses, alive, self.period, goals, work=work)
         return Evaluation(
             returns=self.returns,
             lengths=self.lengths.long(),
@@ -149,7 +189,7 @@ def evaluate(
     *,
     goal: Tensor | None = None,
     record: bool = False,
-    advance: Advance | None = None,
+    stepper: Stepper | None = None,
 ) -> Evaluation:
     """One episode of each environment under a policy, from new starts; deterministic where the policy is.
 
@@ -160,7 +200,7 @@ def evaluate(
         env: with ``autoreset="disabled"``. policy: gets observations in float32. steps: None: `env.episode_length`.
         goal: (n,) or (B, n), instead of the drawn ones, to the end of the episode: a command, a place.
         record: keep states, actions, impulses and goals.
-        advance: takes the control steps in the place of `env.advance`: another simulator (`transfer`).
+        stepper: takes the control steps in the place of the environment: another simulator (`transfer`).
 
     Raises:
         ValueError: an environment that resets by itself; steps, goals or actions that do not fit. TypeError: no tensor of actions.
@@ -173,25 +213,29 @@ def evaluate(
     count = counted("steps", env.episode_length if steps is None else steps)
     env.reset(goal=None if goal is None else torch.as_tensor(goal, dtype=torch.float64).expand(env.num_envs, -1))
     tally = Tally(env.state.z, env.period, record)
-    with _kept_impulses(env, advance) as kept, _held_goals(env, goal is not None):
+    steps_taken = _OwnSteps(env, record) if stepper is None else stepper
+    with _advanced_by(env, steps_taken) as kept, _held_goals(env, goal is not None):
         for _ in range(count):
             action = policy(env.state.obs.float())
             check_action(action, env.num_envs, env.num_actions)
             aim = env.state.goal
             out = env.transition(env.state, action, env.draw())
             env.keep(out)
+            if record and (work := steps_taken.work()) is not None:
+                tally.work.append(work)
             if not tally.add(out.state.z, action.double(), out.reward, out.terminated, out.flagged, kept[-1], aim):
                 break
     return tally.result()
 
 
 @contextmanager
-def _kept_impulses(env: Env, given: Advance | None) -> Iterator[list[Tensor]]:
-    """Impulses of the last control step, in a list of one, while the context lasts: `EnvState` has none unless they are observed."""
+def _advanced_by(env: Env, stepper: Stepper) -> Iterator[list[Tensor]]:
+    """A stepper takes the control steps while the context lasts. The impulses of the last one are in a list of one, since `EnvState` has
+    none unless they are observed."""
     kept = list[Tensor]()
 
     def advance(motion: Motion, action: Tensor, warm: Tensor | None) -> Any:
-        out = type(env).advance(env, motion, action, warm) if given is None else given(motion, action, warm)
+        out = stepper.advance(motion, action, warm)
         kept[:] = [out.impulses]
         return out
 

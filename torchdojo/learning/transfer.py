@@ -63,7 +63,7 @@ def transfer(
     with robots_of(env, file, conditions) as robots:
         if record or env.observe_impulses:
             robots.measure()
-        result = evaluate(env, policy, steps, goal=goal, record=record, advance=robots.advance)
+        result = evaluate(env, policy, steps, goal=goal, record=record, stepper=robots)
     recording = result.recording
     return result if recording is None else dataclasses.replace(result, recording=dataclasses.replace(recording, mass=robots.mass))
 

@@ -1,4 +1,4 @@
-"""Normal impulses of MuJoCo's contacts with the world, in the layout of a mechanism.
+"""What MuJoCo does within a control step: normal impulses of contacts with the world, in the layout of a mechanism, and work of the motors.
 
 A contact of MuJoCo counts for the contact of ours on the same body whose point is nearest. Bodies that have none here, such as shins of an
 environment whose feet alone touch the ground, are left out.
@@ -17,10 +17,10 @@ from torchdojo.io.mjcf.model import import_mujoco
 from torchdojo.learning.ground import ground_contacts
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["NormalImpulses"]
+__all__ = ["Measured"]
 
 
-class NormalImpulses:
+class Measured:
     """Sums over the timesteps of a control step, for B robots.
 
     Args:
@@ -32,6 +32,7 @@ class NormalImpulses:
         names, layout = list(mech.bodies), mech.impulse_layout
         self.pyramids = bool(model.opt.cone == import_mujoco().mjtCone.mjCONE_PYRAMIDAL)
         self.sums = np.zeros((count, max((piece.stop for piece in layout.values()), default=0)))
+        self.done = np.zeros((count, 2))
         #: of each fixed group of MuJoCo's bodies: columns, MuJoCo's body, and points in its frame
         self.own: dict[int, list[tuple[int, int, np.ndarray[Any, Any]]]] = {}
         for name, contact in ground_contacts(mech).items():
@@ -43,6 +44,8 @@ class NormalImpulses:
 
     def add(self, model: Any, data: Any, number: int) -> None:
         """The forces of the timestep that MuJoCo just took, of one robot."""
+        power = data.actuator_force * data.actuator_velocity
+        self.done[number] += model.opt.timestep * np.array([np.maximum(power, 0.0).sum(), np.abs(power).sum()])
         if not data.ncon:
             return
         found, force = data.contact, data.efc_force
@@ -58,8 +61,8 @@ class NormalImpulses:
                 column = near[int(((np.stack(places) - place) ** 2).sum(-1).argmin())][0]
             self.sums[number, column] += normal * model.opt.timestep
 
-    def take(self) -> Tensor:
-        """The sums (B, n) [N·s], which begin again at zero."""
-        result = torch.from_numpy(self.sums.copy())
-        self.sums[:] = 0.0
+    def take(self) -> tuple[Tensor, Tensor]:
+        """Impulses (B, n) [N·s], and positive and absolute work (B, 2) [J]. The sums begin again at zero."""
+        result = torch.from_numpy(self.sums.copy()), torch.from_numpy(self.done.copy())
+        self.sums[:], self.done[:] = 0.0, 0.0
         return result
