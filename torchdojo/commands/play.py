@@ -26,11 +26,11 @@ from torchdojo.commands.common import (
 from torchdojo.commands.drawing import BESIDE, Page, add_page, write_drawing
 from torchdojo.envs import Env
 from torchdojo.learning.conditions import Conditions
+from torchdojo.learning.following import command_of, speeds
 from torchdojo.learning.gait import BY_FOOT, GAIT, GaitReport, gait_report
 from torchdojo.learning.motors import places, torques
 from torchdojo.learning.rollouts import SEED, Evaluation, evaluate, variants
 from torchdojo.learning.runs import load_run
-from torchdojo.learning.tracking import command_of, speeds
 from torchdojo.learning.transfer import transfer as in_mujoco
 from torchdojo.viewer.playback import Playback
 

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.envs import Env
+from torchdojo.learning.following import heading
 from torchdojo.learning.ground import ground_contacts
 from torchdojo.learning.motors import actuators
 from torchdojo.learning.rollouts import Recording
-from torchdojo.learning.tracking import heading
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import split_state
 

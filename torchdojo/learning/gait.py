@@ -1,6 +1,6 @@
 """The gait of a trained robot in numbers, and in words: what one would not call a gait is said to be none.
 
-Definitions. Means are over control steps of all episodes before they end, from `settle` seconds on. tracking.py has the errors of robots
+Definitions. Means are over control steps of all episodes before they end, from `settle` seconds on. following.py has the errors of robots
 that follow commands, feet.py slip, duty factors, clearance and posture, rhythm.py strides and asymmetry.
 
     speed              forward, along the heading of the root [m/s]
@@ -27,10 +27,10 @@ from torch import Tensor
 from torchdojo.elements.bodies import Body
 from torchdojo.envs import Env
 from torchdojo.learning.feet import foot_numbers
+from torchdojo.learning.following import speeds, tracking_errors
 from torchdojo.learning.motors import efforts, places, torques
 from torchdojo.learning.rhythm import asymmetry, mirrored, stride_of
 from torchdojo.learning.rollouts import Evaluation
-from torchdojo.learning.tracking import speeds, tracking_errors
 from torchdojo.mechanism import Mechanism
 
 __all__ = ["BY_FOOT", "GAIT", "RULES", "GaitReport", "Rule", "gait_report", "mass_of"]
