@@ -14,6 +14,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo.envs.changes import add_to_joints
 from torchdojo.envs.disturbances import SensorNoise
+from torchdojo.envs.table import ENVIRONMENTS, TableEnv
 from torchdojo.io.mjcf.write import write_mjcf
 from torchdojo.learning.conditions import Conditions
 from torchdojo.learning.gait import gait_report
@@ -160,13 +161,26 @@ def _normals(env: td.envs.Env) -> list[int]:
     return [place.start for name, place in env.mech.impulse_layout.items() if name.startswith("contacts.")]
 
 
+class Clocked(TableEnv):
+    """A quadruped that sees a clock, which starts anywhere."""
+
+    def memories(self, start: td.envs.Motion) -> Tensor:
+        return self.random(len(start.z), 1, low=0.0)
+
+    def remember(self, before: td.envs.Motion, after: td.envs.Motion, fresh: Tensor) -> Tensor:
+        return torch.remainder(before.memory + 0.1, 1.0)
+
+    def observe(self, motion: td.envs.Motion) -> Tensor:
+        return torch.cat((super().observe(motion), motion.memory), -1)
+
+
 @native
-def test_goals_and_kicks_are_the_same_in_both() -> None:
+def test_goals_memory_and_kicks_are_the_same_in_both() -> None:
     """Robots without contacts fall in both simulators; velocities of their roots differ by what legs do to them."""
 
     def make() -> td.envs.Env:
-        return td.envs.make(
-            "quadruped", 4, pool=8, autoreset="disabled", model_options={"contact": False}, kicks=(2.0, 3), resample=2, seed=3, noise=0.0,
+        return Clocked(
+            ENVIRONMENTS["quadruped"], "clocked", num_envs=4, pool=8, autoreset="disabled", model_options={"contact": False}, kicks=(2.0, 3), resample=2, seed=3, noise=0.0,
             sensor_noise={"noise": 0.01, "delay": 1},
         )  # fmt: skip
 
@@ -181,7 +195,7 @@ def test_goals_and_kicks_are_the_same_in_both() -> None:
     assert float((here.goals[1:] != here.goals[:-1]).double().mean()) > 0.3  # they change
     assert float(here.z[-1, :, 3:5].norm(dim=-1).min()) > 1.0  # all were kicked
     torch.testing.assert_close(there.z[..., 3:5], here.z[..., 3:5], rtol=0, atol=0.02)
-    torch.testing.assert_close(torch.stack(seen[1]), torch.stack(seen[0]), rtol=0, atol=0.05)  # with the same noise
+    torch.testing.assert_close(torch.stack(seen[1]), torch.stack(seen[0]), rtol=0, atol=0.05)  # with the same noise and clock
 
 
 @native

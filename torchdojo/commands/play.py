@@ -163,7 +163,7 @@ def play(
             theirs = gait_report(there, other)
         numbers["transfer"] = {**other.summary(), "gait": theirs.as_dict()}
         _print_beside(gait, theirs)
-        playbacks.append(shown(there, other, number))
+        playbacks.append(shown(there, other, number, playbacks[0]))
         playbacks = [replace(one, label=f"{name}: {one.label}") for name, one in zip(SIMULATORS, playbacks, strict=True)]
     numbers = finite(numbers)
     write_drawing(playbacks, output, page, side_by_side=transfer, arrays=_goals(result, number))
@@ -222,8 +222,8 @@ def _median(result: Evaluation) -> int:
     return int(result.returns.argsort()[len(result.returns) // 2])
 
 
-def shown(env: Env, result: Evaluation, number: int) -> Playback:
-    """A recorded episode, with contact forces, speed, its command, and the largest torques as curves."""
+def shown(env: Env, result: Evaluation, number: int, curves_of: Playback | None = None) -> Playback:
+    """A recorded episode, with contact forces, speed, its command, and the largest torques as curves, or those that another one shows."""
     record, mech = result.recording, env.mech
     assert record is not None and mech.actuators is not None
     steps = int(result.lengths[number])
@@ -235,8 +235,9 @@ def shown(env: Env, result: Evaluation, number: int) -> Playback:
     curves, command = {"speed along the heading [m/s]": forward}, command_of(env, record.goals)
     if command is not None:
         curves["commanded speed [m/s]"] = command[:steps, number, 0]
-    for i in torque.square().mean(0).argsort(descending=True)[:CURVES].tolist():
-        curves[f"torque of {mech.actuators.names[i]} [N m]"] = torque[:, i]
+    named = {f"torque of {name} [N m]": torque[:, i] for i, name in enumerate(mech.actuators.names)}
+    largest = [list(named)[i] for i in torque.square().mean(0).argsort(descending=True)[:CURVES].tolist()]
+    curves |= {name: named[name] for name in (largest if curves_of is None else curves_of.curves) if name in named}
     gap = torch.full((1,), torch.nan, dtype=torch.float64)
     after_start = {name: torch.cat((gap, values)) for name, values in curves.items()}
     label = f"{env.name or type(env).__name__}, {float(forward.mean()):.2f} m/s"
