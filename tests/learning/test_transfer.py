@@ -180,8 +180,8 @@ def test_goals_memory_and_kicks_are_the_same_in_both() -> None:
 
     def make() -> td.envs.Env:
         return Clocked(
-            ENVIRONMENTS["quadruped"], "clocked", num_envs=4, pool=8, autoreset="disabled", model_options={"contact": False}, kicks=(2.0, 3), resample=2, seed=3, noise=0.0,
-            sensor_noise={"noise": 0.01, "delay": 1},
+            ENVIRONMENTS["quadruped"], "clocked", num_envs=4, pool=8, autoreset="disabled", model_options={"contact": False},
+            kicks=(2.0, 3), resample=2, seed=3, noise=0.0, sensor_noise={"noise": 0.01, "delay": 1},
         )  # fmt: skip
 
     seen: list[list[Tensor]] = [[], []]

@@ -195,7 +195,7 @@ def _goals(result: Evaluation, number: int) -> dict[str, Any]:
 
 def _line(result: Evaluation) -> str:
     flagged = f", {int(result.flagged.sum())} flagged" if bool(result.flagged.any()) else ""
-    return f"{result.speed:.2f} m/s along x, {result.survival:.0%} of episodes last to the end{flagged}"
+    return f"{result.forward_speed:.2f} m/s along the heading, {result.survival:.0%} of episodes last to the end{flagged}"
 
 
 def _print_beside(ours: GaitReport, theirs: GaitReport) -> None:

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.envs import Env
-from torchdojo.learning.following import heading
-from torchdojo.learning.ground import ground_contacts
+from torchdojo.learning.ground import ground_contacts, heading
 from torchdojo.learning.motors import actuators
 from torchdojo.learning.rollouts import Recording
 from torchdojo.mechanism import Mechanism

@@ -16,31 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdojo import quaternion as quat
-from torchdojo.elements.joints import StandardJoint
 from torchdojo.envs import Env
+from torchdojo.learning.ground import free_root, heading
 from torchdojo.learning.rollouts import Recording
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["command_of", "heading", "speeds", "tracking_errors"]
+__all__ = ["command_of", "speeds", "tracking_errors"]
 
 ERRORS = ("forward_error", "sideways_error", "turning_error")
 STRIDE = 0.5  # over which speeds are averaged where nothing has a rhythm [s]
-
-
-def free_root(mech: Mechanism) -> bool:
-    """Whether the first body turns freely."""
-    joint = next(iter(mech.named_joints().values()), None)
-    return not isinstance(joint, StandardJoint) or joint.free_rotations == 3
-
-
-def heading(mech: Mechanism, z: Tensor) -> Tensor:
-    """Unit vectors (..., 2) in the plane, of states (..., 13 nb)."""
-    x = z.new_tensor((1.0, 0.0, 0.0)).expand(*z.shape[:-1], 3)
-    if not free_root(mech):
-        return x[..., :2]
-    ahead = quat.rotate(z[..., 6:10], x)[..., :2]
-    return ahead / ahead.norm(dim=-1, keepdim=True).clamp_min(1e-6)
 
 
 def speeds(mech: Mechanism, record: Recording) -> Tensor:

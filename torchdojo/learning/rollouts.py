@@ -13,7 +13,9 @@ from torch import Tensor
 from torchdojo.envs import Env, Motion
 from torchdojo.envs.checks import check_action, counted
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.learning.ground import heading
 from torchdojo.learning.motors import places, torques
+from torchdojo.mechanism import Mechanism
 
 __all__ = ["Evaluation", "Policy", "Recording", "Stepper", "Tally", "evaluate", "variants"]
 
@@ -52,7 +54,7 @@ class Evaluation:
     speeds: (B,) distance over time while alive [m/s]. survived: (B,) whether the episode lasted to the end.
     heights: (B,) mean of the root while alive [m]. flagged: (B,) whether the episode ended in a step that failed.
     non_finite: (B,) whether it ended because the policy's action was not finite, which is flagged, too.
-    recording: the episodes step by step, if asked for.
+    recording: the episodes step by step, if asked for. headed: (B,) speeds along the heading of the root while alive [m/s].
     """
 
     returns: Tensor
@@ -64,6 +66,7 @@ class Evaluation:
     flagged: Tensor
     non_finite: Tensor
     recording: Recording | None = None
+    headed: Tensor | None = None
 
     @property
     def mean_return(self) -> float:
@@ -76,6 +79,11 @@ class Evaluation:
         return float(self.speeds.mean())
 
     @property
+    def forward_speed(self) -> float:
+        """Along the heading, mean over episodes [m/s]; that along x where it was not measured."""
+        return self.speed if self.headed is None else float(self.headed.mean())
+
+    @property
     def survival(self) -> float:
         """Share of episodes that lasted to the end."""
         return float(self.survived.double().mean())
@@ -86,6 +94,7 @@ class Evaluation:
             "episodes": len(self.returns),
             "return": self.mean_return,
             "speed_m_per_s": self.speed,
+            "forward_speed_m_per_s": self.forward_speed,
             "survival": self.survival,
             "length_steps": float(self.lengths.double().mean()),
             "height_m": float(self.heights.mean()),
@@ -134,12 +143,12 @@ class _OwnSteps:
 class Tally:
     """Sums of one episode of each of B environments, until it ends.
 
-    z: (B, 13 nb) the starts. period: of a control step [s].
+    mech: of the states. z: (B, 13 nb) the starts. period: of a control step [s].
     """
 
-    def __init__(self, z: Tensor, period: float, keep: bool = False) -> None:
+    def __init__(self, mech: Mechanism, z: Tensor, period: float, keep: bool = False) -> None:
         zeros = z.new_zeros(len(z))
-        self.period, self.keep = period, keep
+        self.mech, self.period, self.keep, self.now, self.ahead = mech, period, keep, z[:, :2], zeros
         self.alive = torch.ones(len(z), dtype=torch.bool)
         self.flagged, self.non_finite = ~self.alive, ~self.alive
         self.returns, self.lengths, self.heights, self.place, self.start = zeros, zeros, zeros, z[:, 0], z[:, 0]
@@ -156,6 +165,8 @@ class Tally:
         self.lengths = self.lengths + self.alive
         self.heights = self.heights + torch.where(self.alive, z[:, 2], 0.0)
         self.place = torch.where(good, z[:, 0], self.place)
+        self.ahead = self.ahead + torch.where(good, ((z[:, :2] - self.now) * heading(self.mech, z)).sum(-1), 0.0)
+        self.now = z[:, :2]
         self.flagged = self.flagged | (self.alive & flagged)
         self.non_finite = self.non_finite | (self.alive & ~torch.isfinite(action).all(-1))
         self.alive = self.alive & ~ended & ~flagged
@@ -178,6 +189,7 @@ class Tally:
             flagged=self.flagged,
             non_finite=self.non_finite,
             recording=recording,
+            headed=self.ahead / (steps * self.period),
         )
 
 
@@ -212,7 +224,7 @@ def evaluate(
         )
     count = counted("steps", env.episode_length if steps is None else steps)
     env.reset(goal=None if goal is None else torch.as_tensor(goal, dtype=torch.float64).expand(env.num_envs, -1))
-    tally = Tally(env.state.z, env.period, record)
+    tally = Tally(env.mech, env.state.z, env.period, record)
     steps_taken = _OwnSteps(env, record) if stepper is None else stepper
     with _advanced_by(env, steps_taken) as kept, _held_goals(env, goal is not None):
         for _ in range(count):
