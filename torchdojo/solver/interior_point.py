@@ -181,9 +181,10 @@ def solve_step(
     1. Newton's method on the path, from a warm start.
     2. Newton's method on the path from a larger κ, from the warm start or, without one, from a cold start.
     3. The interior-point method from a cold start; no part of a `RESCUE`, since two halves cost less.
-    4. Continuation along the path of a start; no part of a `RESCUE`.
+    4. Continuation along the path of a start.
 
-    With `may_split`, the caller splits steps that the first three attempts do not solve, and makes the `LAST` attempt where that fails.
+    With `may_split`, the caller splits steps that the first three attempts do not solve. Where that fails, it makes the `LAST` attempt for
+    steps that are no part of a rescue.
     Steps that are too fast for their timestep then end with the status `TOO_FAST` (speed.py), by the second attempt. Where some element has
     no `on_path`, the first attempt is the interior-point method's too, the second is left out, and a rescue has the third.
     """
@@ -228,7 +229,7 @@ def solve_step(
             left,
             lambda sub, _, most: follow_central_path(sub, sub.cold_start(level), kappa, options, left=most, far_iterations=far),
         )
-    if not may_split and not rescue:
+    if not may_split:
         _retry(problem, solution, left, lambda sub, _, most: _continuation(sub, options, most))
     return solution
 

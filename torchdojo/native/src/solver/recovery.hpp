@@ -255,8 +255,9 @@ bool Recovery::solve(const Job &job, const Options &options, const double *share
 
 template <class Feed>
 bool Recovery::recover(const Job &job, const Options &options, const double *shared, int64_t depth) {
-    if (depth < options.max_halvings && iterations_left(options, job) > 0 && rescue(job, options, shared, depth)) return true;
-    if (job.rescue || !continuation(job, options, shared)) return false;
+    const bool may_split = depth < options.max_halvings;
+    if (may_split && iterations_left(options, job) > 0 && rescue(job, options, shared, depth)) return true;
+    if ((job.rescue && may_split) || !continuation(job, options, shared)) return false;
     *job.status = success;
     return true;
 }
