@@ -20,6 +20,7 @@ from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.path_newton import newton_on_path
 from torchdojo.solver.solution import Solution, violations
 from torchdojo.solver.speed import TOO_FAST, starts_too_fast
+from torchdojo.solver.start_level import start_level
 
 __all__ = ["Solution", "follow_central_path", "solve_step"]
 
@@ -31,7 +32,7 @@ STUCK_STEP = 0.1  # after a step shorter than this the next step centers
 JAMMED_STEP = 0.02  # after a step shorter than this the cone variables are set anew
 RAISE = 10.0  # factor by which the products go up where they are too small for the equations still violated
 MAX_LEVEL = 1.0  # largest product to go up to [N·s·m]
-START_LEVEL = 3e-2  # products at a cold start [N·s·m]
+START_LEVEL = 3e-2  # products at a cold start [N·s·m]; like those of the next lines, smaller for a tiny weight (start_level.py)
 CONTINUATION_LEVELS = (1e-1, 1e-2)  # products from which paths are traced, in turn
 WARM_ITERATIONS = 12  # iterations of an attempt from a warm start, before the next attempt
 # Iterations that continuation leaves to half steps. Where it takes more than all others of 200, half steps solve 85 % of the steps of
@@ -169,7 +170,7 @@ def solve_step(
     kappa, solution = options.kappa, _unsolved(problem)
     left = torch.full_like(solution.status, options.max_total_iterations) if left is None else left
     cold = torch.ones_like(solution.status, dtype=torch.bool)
-    high, level = max(DESCENT_LEVEL, kappa), max(START_LEVEL, kappa)
+    high, level = start_level(problem, DESCENT_LEVEL, kappa), start_level(problem, START_LEVEL, kappa)
     if may_split:
         solution.status[starts_too_fast(problem) & (left > 0)] = TOO_FAST
     if warm_start is not None:
@@ -181,19 +182,26 @@ def solve_step(
             problem,
             solution,
             left,
-            lambda sub, index, most: newton_on_path(sub, start[index], options, DESCENT_ITERATIONS, high, may_split=may_split, left=most),
+            lambda sub, index, most: newton_on_path(
+                sub, start[index], options, DESCENT_ITERATIONS, high[index], may_split=may_split, left=most
+            ),
             warm,
         )
     _retry(
         problem,
         solution,
         left,
-        lambda sub, _, most: newton_on_path(
-            sub, sub.cold_start(high), options, DESCENT_ITERATIONS, high, lift=False, may_split=may_split, left=most
+        lambda sub, index, most: newton_on_path(
+            sub, sub.cold_start(high[index]), options, DESCENT_ITERATIONS, high[index], lift=False, may_split=may_split, left=most
         ),
         cold,
     )
-    _retry(problem, solution, left, lambda sub, _, most: follow_central_path(sub, sub.cold_start(level), kappa, options, left=most))
+    _retry(
+        problem,
+        solution,
+        left,
+        lambda sub, index, most: follow_central_path(sub, sub.cold_start(level[index]), kappa, options, left=most),
+    )
     reserved = HALVES_ITERATIONS if may_split else 0
     _retry(problem, solution, left, lambda sub, _, most: _continuation(sub, options, most - reserved))
     return solution
@@ -241,7 +249,7 @@ def _continuation(problem: StepProblem, options: SolverOptions, left: Tensor) ->
     """
     kappa, solution = options.kappa, _unsolved(problem)
 
-    def trace(sub: StepProblem, level: float, most: Tensor) -> Solution:
+    def trace(sub: StepProblem, level: Tensor, most: Tensor) -> Solution:
         start = sub.cold_start(level)
         first = follow_central_path(sub, start, level, options, left=most)
         start = torch.where((first.status == int(Status.SUCCESS))[:, None], first.w, start)
@@ -251,7 +259,13 @@ def _continuation(problem: StepProblem, options: SolverOptions, left: Tensor) ->
         status = torch.where(remain > 0, landed.status, int(Status.MAX_ITERATIONS))
         return Solution(landed.w, status, first.iterations + steps + landed.iterations)
 
-    for level in CONTINUATION_LEVELS:
-        if level > kappa:
-            _retry(problem, solution, left, lambda sub, _, most, level=level: trace(sub, level, most))  # type: ignore[misc]
+    for highest in CONTINUATION_LEVELS:
+        level = start_level(problem, highest, kappa)
+        _retry(
+            problem,
+            solution,
+            left,
+            lambda sub, index, most, level=level: trace(sub, level[index], most),  # type: ignore[misc]
+            level > kappa,
+        )
     return solution
