@@ -44,7 +44,9 @@ class PathPoint(NamedTuple):
 def trace_central_path(
     problem: StepProblem, start: Tensor, level: float | Tensor, goal: float, left: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Follow the path of `start` (N, n), whose products are about `level` (N,), until κ first reaches `goal`, in at most `left` (N,) iterations.
+    """Follow the path of `start` (N, n), whose products are about `level` (N,), until κ first reaches `goal`.
+
+    An environment makes at most `left` (N,) iterations.
 
     Returns:
         The end points (N, n), just past `goal`; whether the path reached the goal (N,); Newton iterations (N,).

@@ -1,0 +1,102 @@
+"""Robots of tiny weight: start products in proportion to the weight let them fall and rest; ordinary robots start as ever."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchdojo as td
+from torchdojo.native import loader
+from torchdojo.solver.interior_point import CONTINUATION_LEVELS, DESCENT_LEVEL, START_LEVEL
+from torchdojo.solver.start_level import LEAST_WEIGHT, start_level
+from torchdojo.testing.conditioning import step_problem
+
+SCALES = {"gram": (0.1, 1e-3), "milligram": (1e-2, 1e-6)}  # of lengths and masses
+needs_kernel = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
+
+
+def legged(length: float = 1.0, mass: float = 1.0, backend: str = "native") -> td.Mechanism:
+    """A box of 1 kg with four hinged legs of 50 g, eight contacts, and lengths and masses times `length` and `mass`.
+
+    Everything else scales with them, so that motions are similar. Times scale with √length, impulses times gaps with mass × length.
+    """
+    torque = mass * length
+    bodies = {"trunk": td.Body(mass, tuple(mass * length**2 * i for i in (6e-3, 8e-3, 1.2e-2)))}
+    hinges, contacts = {}, {}
+    for i, (x, y) in enumerate([(1, 1), (1, -1), (-1, 1), (-1, -1)]):
+        corner = (0.15 * length * x, 0.1 * length * y, -0.05 * length)
+        contacts[f"c{i}"] = td.NonlinearContact("trunk", point=corner, friction=0.6, radius=0.02 * length)
+        bodies[f"leg{i}"] = td.Body(0.05 * mass, tuple(0.05 * mass * length**2 * m for m in (2e-3, 2e-3, 2e-4)))
+        hinges[f"h{i}"] = td.Revolute(
+            "trunk",
+            f"leg{i}",
+            axis=(0, 1, 0),
+            parent_anchor=corner,
+            child_anchor=(0, 0, 0.07 * length),
+            spring=2.0 * torque,
+            damper=0.1 * torque * length**0.5,
+            limits=(-1.5, 1.5),
+        )
+        contacts[f"f{i}"] = td.NonlinearContact(f"leg{i}", point=(0, 0, -0.07 * length), friction=0.6, radius=0.02 * length)
+    # Velocities of 0.1 m/s round to 1e-17, so the tolerance, which also holds for slips, goes no lower than 1e-15.
+    options = td.SolverOptions(kappa=1e-6 * torque, residual_tol=max(1e-9 * torque, 1e-15), backend=backend)
+    return td.Mechanism(bodies, hinges, contacts, timestep=0.01 * length**0.5, options=options)
+
+
+def falling(mech: td.Mechanism, length: float) -> Tensor:
+    """0.3 lengths above the coordinate zero, turning."""
+    z = mech.initial_state().unflatten(0, (-1, 13)).clone()
+    z[:, 2] += 0.3 * length
+    z[0, 10:] = torch.tensor([1.0, 2.0, 0.5], dtype=z.dtype) / length**0.5
+    return z.flatten()
+
+
+@needs_kernel
+@pytest.mark.filterwarnings("ignore:initial_state")
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_tiny_robot_falls_and_rests(scale: str) -> None:
+    """No step is flagged, from warm and from cold starts; kernel and reference take the same iterations; gradients are right."""
+    length, mass = SCALES[scale]
+    mech = legged(length, mass)
+    z, warm, states, starts = falling(mech, length), None, [], []
+    for _ in range(100):
+        out = mech.step(z, warm_start=warm)
+        assert out.status == 0
+        states.append(z), starts.append(out.solution)
+        z, warm = out.z, out.solution
+    assert float(mech.distances(z).min()) > -1e-3 * length
+    assert float(z.unflatten(0, (-1, 13))[:, 3:6].abs().max()) < 0.1 * length**0.5  # falls reach 2.4 √length m/s
+    many = torch.stack(states)
+    assert not mech.step(many).status.any()  # cold starts
+
+    some = torch.arange(1, 100, 3)  # falling, landing and resting
+    before = torch.stack(starts)[some - 1]
+    outs = []
+    for backend in ("native", "reference"):
+        mech.options = dataclasses.replace(mech.options, backend=backend)
+        outs.append(mech.step(many[some], warm_start=before))
+    assert torch.equal(outs[0].iterations, outs[1].iterations) and not outs[1].status.any()
+    assert float((outs[0].z - outs[1].z).abs().max()) < 1e-8 * length  # rounding, relative to gaps and masses of this size
+    mech.options = dataclasses.replace(mech.options, backend="native")
+    for k in (30, 99):
+        td.testing.check_gradients(mech, states[k], parameters=False, directions=3, tolerance=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:initial_state")
+@pytest.mark.parametrize("level", [START_LEVEL, DESCENT_LEVEL, *CONTINUATION_LEVELS])
+def test_levels(level: float) -> None:
+    """Levels of ordinary robots keep every bit. Others scale with the weight of each environment, down to kappa; no weight changes none."""
+    kappa = 1e-6
+
+    def levels(mech: td.Mechanism) -> Tensor:
+        return start_level(step_problem(mech, mech.initial_state()), level, kappa)
+
+    h = 0.01
+    for mass, gravity in ((LEAST_WEIGHT / (9.81 * h) * (1 + 1e-12), -9.81), (1.0, -9.81), (1e3, -9.81), (1.0, 0.0), (1e-9, 0.0)):
+        assert levels(td.models.box(mass=mass, gravity=(0, 0, gravity), timestep=h)).tolist() == [level]
+    light = levels(td.models.box(mass=1e-3, timestep=h))
+    assert light.item() == pytest.approx(level * 1e-3 * 9.81 * h / LEAST_WEIGHT, rel=1e-12)
+    assert levels(td.models.box(mass=1e-12, timestep=h)).tolist() == [kappa]
