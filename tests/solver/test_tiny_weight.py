@@ -54,6 +54,20 @@ def falling(mech: td.Mechanism, length: float) -> Tensor:
     return z.flatten()
 
 
+def jacobian_error(mech: td.Mechanism, z: Tensor, length: float, mass: float) -> float:
+    """Largest difference of the Jacobian from central differences, in units of this size, relative to the largest entry."""
+    units = torch.tensor([length, length**0.5, 1.0, length**-0.5], dtype=z.dtype).repeat_interleave(3).repeat(mech.num_bodies)
+    steps = 1e-6 * torch.cat((units, units.new_full((mech.num_inputs,), mass * length)))
+    base = mech.step(z)
+    assert base.status == 0
+    analytic = torch.cat(mech.jacobians(z, z.new_zeros(mech.num_inputs)), dim=-1) * steps / units[:, None]
+    moves = torch.cat((torch.diag(steps), -torch.diag(steps)))
+    moved = mech.retract(z.expand(len(moves), -1), moves[:, : len(units)])
+    plus, minus = mech.difference(mech.step(moved, moves[:, len(units) :]).z, base.z.expand(len(moves), -1)).chunk(2)
+    numeric = 0.5 * (plus - minus).mT / units[:, None]
+    return float((analytic - numeric).abs().max() / numeric.abs().max())
+
+
 @needs_kernel
 @pytest.mark.filterwarnings("ignore:initial_state")
 @pytest.mark.parametrize("scale", SCALES)
@@ -80,9 +94,9 @@ def test_a_tiny_robot_falls_and_rests(scale: str) -> None:
         outs.append(mech.step(many[some], warm_start=before))
     assert torch.equal(outs[0].iterations, outs[1].iterations) and not outs[1].status.any()
     assert float((outs[0].z - outs[1].z).abs().max()) < 1e-8 * length  # rounding, relative to gaps and masses of this size
-    mech.options = dataclasses.replace(mech.options, backend="native")
-    for k in (30, 99):
-        td.testing.check_gradients(mech, states[k], parameters=False, directions=3, tolerance=1e-5)
+    mech.options = dataclasses.replace(mech.options, backend="native", central_path_tol=1e-6, min_iterations=8, max_halvings=0)
+    for k in (0, 30, 99):
+        assert jacobian_error(mech, states[k], length, mass) < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore:initial_state")
