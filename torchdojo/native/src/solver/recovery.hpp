@@ -92,7 +92,7 @@ private:
             if (iterations_left(options, job) <= 0) return false;
             stepper.bind(options, shared);
             stepper.load(0, job);
-            const double level = stepper.start_level(0, highest);
+            const double level = start_level(stepper.problem, 0, highest, options.kappa);
             if (level <= options.kappa) continue;
             prepare_step(stepper.problem);
             cold_start(level, start.data());

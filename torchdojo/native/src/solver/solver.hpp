@@ -141,9 +141,6 @@ public:
         std::fill_n(job.w, m.num_unknowns, 0.0);
     }
 
-    // A start product of the loaded step in a lane: `level`, or less for a tiny weight (solver/start_level.py).
-    double start_level(int lane, double level) const { return std::max(options.kappa, torchdojo::start_scale(problem, lane) * level); }
-
 private:
     enum Phase : uint8_t { idle, finished, evaluate, searching };
     // Attempts: Newton on the path from a warm start at κ, then from a larger κ; the interior-point method from a warm or a cold start.
@@ -217,7 +214,7 @@ private:
         phase[lane] = evaluate;
         attempt[lane] = lowered;
         iteration[lane] = 0, polished[lane] = false;
-        const double first = start_level(lane, constant::path_level);
+        const double first = start_level(problem, lane, constant::path_level, options.kappa);
         if (from_warm) {
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
             lift(lane, first);
@@ -259,7 +256,7 @@ private:
             }
         set_mask(restart, lane, true);
         set_mask(from_rest, lane, true);
-        set(level, lane, start_level(lane, constant::start_level));
+        set(level, lane, start_level(problem, lane, constant::start_level, options.kappa));
     }
 
     bool interior(const double *start) const { return all_finite(start, mechanism.num_unknowns) && cones.interior(start); }
