@@ -16,7 +16,7 @@ from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearC
 from torchdojo.elements.element import Element
 from torchdojo.geometry import distance, pairs
 from torchdojo.gradients import checks, hard_limit
-from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed
+from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed, start_level
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state import layout
 
@@ -331,6 +331,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "max_level": interior_point.MAX_LEVEL,
         "start_level": interior_point.START_LEVEL,
         "cold_iterations": interior_point.COLD_ITERATIONS,
+        "least_weight": start_level.LEAST_WEIGHT,
         "line_search_halvings": interior_point.LINE_SEARCH_HALVINGS,
         "roundings": solution.ROUNDINGS,
         "most_size": solution.MOST_SIZE,

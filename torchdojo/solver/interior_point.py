@@ -21,6 +21,7 @@ from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.path_newton import NEAR_RESIDUAL, newton_on_path
 from torchdojo.solver.solution import Solution, violations
 from torchdojo.solver.speed import TOO_FAST, starts_too_fast
+from torchdojo.solver.start_level import start_level
 
 __all__ = ["Attempts", "Solution", "follow_central_path", "solve_step"]
 
@@ -32,7 +33,7 @@ STUCK_STEP = 0.1  # after a step shorter than this the next step centers
 JAMMED_STEP = 0.02  # after a step shorter than this the cone variables are set anew
 RAISE = 10.0  # factor by which the products go up where they are too small for the equations still violated
 MAX_LEVEL = 1.0  # largest product to go up to [N·s·m]
-START_LEVEL = 0.1  # products at a cold start [N·s·m]
+START_LEVEL = 0.1  # products at a cold start [N·s·m]; like those of the next lines, smaller for a tiny weight (start_level.py)
 CONTINUATION_LEVELS = (1e-1, 1e-2)  # products from which paths are traced, in turn
 WARM_ITERATIONS = 12  # iterations of an attempt from a warm start, before the next attempt
 DESCENT_LEVEL, DESCENT_ITERATIONS = 1e-2, 44  # start level [N·s·m] and iterations of an attempt on the path from a larger κ
@@ -184,9 +185,9 @@ def solve_step(
     4. Continuation along the path of a start.
 
     With `may_split`, the caller splits steps that the first three attempts do not solve. Where that fails, it makes the `LAST` attempt for
-    steps that are no part of a rescue.
-    Steps that are too fast for their timestep then end with the status `TOO_FAST` (speed.py), by the second attempt. Where some element has
-    no `on_path`, the first attempt is the interior-point method's too, the second is left out, and a rescue has the third.
+    steps that are no part of a rescue. Steps that are too fast for their timestep then end with the status `TOO_FAST` (speed.py), by the
+    second attempt. Where some element has no `on_path`, the first attempt is the interior-point method's too, the second is left out, and a
+    rescue has the third.
     """
     kappa, solution = options.kappa, _unsolved(problem)
     left = torch.full_like(solution.status, options.max_total_iterations) if left is None else left
@@ -195,8 +196,8 @@ def solve_step(
         _retry(problem, solution, left, lambda sub, _, most: _continuation(sub, options, most))
         return solution
     rescue = attempts is Attempts.RESCUE
-    high, most_on_path = (RESCUE_LEVEL, RESCUE_ITERATIONS) if rescue else (DESCENT_LEVEL, DESCENT_ITERATIONS)
-    high, level = max(high, kappa), max(START_LEVEL, kappa)
+    first, most_on_path = (RESCUE_LEVEL, RESCUE_ITERATIONS) if rescue else (DESCENT_LEVEL, DESCENT_ITERATIONS)
+    high, level = start_level(problem, first, kappa), start_level(problem, START_LEVEL, kappa)
     mapped = True  # whether all elements have `on_path`
     if may_split:
         solution.status[starts_too_fast(problem) & (left > 0)] = TOO_FAST
@@ -209,15 +210,15 @@ def solve_step(
             problem,
             solution,
             left,
-            lambda sub, index, most: newton_on_path(sub, start[index], options, most_on_path, high, may_split=may_split, left=most),
+            lambda sub, index, most: newton_on_path(sub, start[index], options, most_on_path, high[index], may_split=may_split, left=most),
             warm,
         )
     mapped &= _retry(
         problem,
         solution,
         left,
-        lambda sub, _, most: newton_on_path(
-            sub, sub.cold_start(high), options, most_on_path, high, lift=False, may_split=may_split, left=most
+        lambda sub, index, most: newton_on_path(
+            sub, sub.cold_start(high[index]), options, most_on_path, high[index], lift=False, may_split=may_split, left=most
         ),
         cold,
     )
@@ -227,7 +228,7 @@ def solve_step(
             problem,
             solution,
             left,
-            lambda sub, _, most: follow_central_path(sub, sub.cold_start(level), kappa, options, left=most, far_iterations=far),
+            lambda sub, index, most: follow_central_path(sub, sub.cold_start(level[index]), kappa, options, left=most, far_iterations=far),
         )
     if not may_split:
         _retry(problem, solution, left, lambda sub, _, most: _continuation(sub, options, most))
@@ -278,7 +279,7 @@ def _continuation(problem: StepProblem, options: SolverOptions, left: Tensor) ->
     """
     kappa, solution = options.kappa, _unsolved(problem)
 
-    def trace(sub: StepProblem, level: float, most: Tensor) -> Solution:
+    def trace(sub: StepProblem, level: Tensor, most: Tensor) -> Solution:
         start = sub.cold_start(level)
         first = follow_central_path(sub, start, level, options, left=most)
         start = torch.where((first.status == int(Status.SUCCESS))[:, None], first.w, start)
@@ -288,7 +289,13 @@ def _continuation(problem: StepProblem, options: SolverOptions, left: Tensor) ->
         status = torch.where(remain > 0, landed.status, int(Status.MAX_ITERATIONS))
         return Solution(landed.w, status, first.iterations + steps + landed.iterations)
 
-    for level in CONTINUATION_LEVELS:
-        if level > kappa:
-            _retry(problem, solution, left, lambda sub, _, most, level=level: trace(sub, level, most))  # type: ignore[misc]
+    for highest in CONTINUATION_LEVELS:
+        level = start_level(problem, highest, kappa)
+        _retry(
+            problem,
+            solution,
+            left,
+            lambda sub, index, most, level=level: trace(sub, level[index], most),  # type: ignore[misc]
+            level > kappa,
+        )
     return solution

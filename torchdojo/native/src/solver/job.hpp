@@ -37,7 +37,4 @@ inline int64_t iterations_left(const Options &options, const Job &job) {
     return options.max_total_iterations - job.spent - *job.iterations;
 }
 
-// The κ from which Newton's method on the path comes down.
-inline double first_level(const Job &job) { return job.rescue ? constant::rescue_level : constant::path_level; }
-
 }  // namespace torchdojo

@@ -107,11 +107,12 @@ private:
     }
 
     bool continuation(const Job &job, const Options &options, const double *shared) {
-        for (const double level : constant::continuation_levels) {
-            if (level <= options.kappa) continue;
+        for (const double highest : constant::continuation_levels) {
             if (iterations_left(options, job) <= 0) return false;
             stepper.bind(options, shared);
             stepper.load(0, job);
+            const double level = start_level(stepper.problem, 0, highest, options.kappa);
+            if (level <= options.kappa) continue;
             prepare_step(stepper.problem);
             cold_start(level, start.data());
             follow(job, options, shared, level, start.data(), start.data(), false);

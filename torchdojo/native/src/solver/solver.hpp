@@ -186,7 +186,8 @@ private:
         phase[lane] = evaluate;
         attempt[lane] = lowered;
         iteration[lane] = 0, polished[lane] = false;
-        const double first = std::max(options.kappa, first_level(jobs[lane]));
+        const double own = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
+        const double first = start_level(problem, lane, own, options.kappa);
         if (from_warm) {
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
             lift(lane, first);
@@ -232,7 +233,7 @@ private:
             }
         set_mask(restart, lane, true);
         set_mask(from_rest, lane, true);
-        set(level, lane, std::max(constant::start_level, options.kappa));
+        set(level, lane, start_level(problem, lane, constant::start_level, options.kappa));
     }
 
     bool interior(const double *start) const { return all_finite(start, mechanism.num_unknowns) && cones.interior(start); }
