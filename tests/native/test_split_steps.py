@@ -160,6 +160,7 @@ def hard_landings(count: int) -> tuple[td.Mechanism, Tensor]:
     return mech, z
 
 
+@pytest.mark.slow
 def test_rescued_steps_and_their_derivatives() -> None:
     """Where attempts at a whole step fail, kernel and reference take the same parts of it, whose derivatives differences confirm."""
     mech, z = hard_landings(2)
