@@ -160,14 +160,14 @@ class StepProblem:
         r = torch.cat((balance[:, :-1].flatten(1), torch.zeros_like(values)), dim=1)
         return r.index_copy(1, torch.cat(order), values)
 
-    def cold_start(self, level: float) -> Tensor:
-        """Velocities as before, no joint impulses, cone variables with products of about `level`, (N, n).
+    def cold_start(self, level: float | Tensor) -> Tensor:
+        """Velocities as before, no joint impulses, cone variables with products of about `level` (N,), (N, n).
 
         Bodies deep inside the world start at the speed at which they come out.
         """
         twist = self._leaving(torch.cat(self.state.twist, dim=-1)).flatten(1)
         w = torch.cat((twist, twist.new_zeros(len(twist), self.system.num_unknowns - twist.shape[1])), dim=1)
-        return self.restart_cones(w, w.new_full((len(w),), level))
+        return self.restart_cones(w, torch.as_tensor(level, dtype=w.dtype, device=w.device).expand(len(w)))
 
     def _leaving(self, twist: Tensor) -> Tensor:
         """Twists (N, nb, 6) with at least the speeds of `Contact.leaving`, contact by contact.

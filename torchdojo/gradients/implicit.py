@@ -65,7 +65,7 @@ class StepFunction(torch.autograd.Function):
             if len(index) < len(z):
                 problem, warm = problem.select(index), None if warm is None else warm[index]
             left = request.iterations_left(batch, z.device)[index]
-            solution = solve_step(problem, warm, options, request.may_split, left)
+            solution = solve_step(problem, warm, options, request.may_split, left, request.attempts)
             solved = (solution.status == int(Status.SUCCESS))[:, None]
             w[index, : system.num_unknowns] = torch.where(solved, solution.w, 0.0)
             status[index], iterations[index] = solution.status, solution.iterations

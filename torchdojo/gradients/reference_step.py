@@ -2,13 +2,14 @@
 
 A step of hard contact with friction need not have a solution: Painlevé's paradox. Long steps of fast, stretched linkages against the ground
 run into it. Bodies that spin too fast for the timestep have none either (solver/speed.py). Two steps of half the length, with the input
-held, then replace the step, and so on down to `SolverOptions.max_halvings`. Autograd composes them, so gradients pass through them.
+held, then replace the step, and so on down to `SolverOptions.max_halvings`. Autograd composes them, so gradients pass through them. Where
+the halves of a step have no solution either, continuation along its central path is tried last (solver/continuation.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from torchdojo.gradients.impacts import add_impacts, bouncing
 from torchdojo.gradients.implicit import StepFunction
 from torchdojo.gradients.request import Request
 from torchdojo.parameters import transforming
-from torchdojo.solver.interior_point import solve_step
+from torchdojo.solver.interior_point import Attempts, solve_step
 from torchdojo.solver.options import OnFailure, Status
 from torchdojo.solver.speed import TOO_FAST
 from torchdojo.state.layout import TANGENT_SIZE, TWIST_SIZE, join_state, neutral_state, split_state, split_twists
@@ -79,11 +80,17 @@ def step(
     )
     if transforming():
         return out  # transforms hide which environments fail, so these stay flagged
-    remain = request.iterations_left(status.shape, status.device).reshape(status.shape) - iterations
-    failed = ((status == int(Status.MAX_ITERATIONS)) & (remain > 0)) | (status == TOO_FAST)
+    left = request.iterations_left(status.shape, status.device).reshape(status.shape)
+    tensors, request = [z, u, wrench, *parameters], dataclasses.replace(request, left=left - iterations)
+    fast, failed = status == TOO_FAST, (status == int(Status.MAX_ITERATIONS)) & (left > iterations)
+    if halvings and bool(fast.any()):
+        out = halve(system, request, tensors, out, fast, halvings - 1, warm_start)
     if halvings and bool(failed.any()):
-        request = dataclasses.replace(request, left=remain)
-        out = halve(system, request, [z, u, wrench, *parameters], out, failed, halvings - 1, warm_start)
+        out = halve(system, dataclasses.replace(request, attempts=Attempts.RESCUE), tensors, out, failed, halvings - 1)
+        failed &= (out.status == int(Status.MAX_ITERATIONS)) & (left > out.iterations)
+        if request.attempts is Attempts.ALL and bool(failed.any()):
+            last = dataclasses.replace(request, attempts=Attempts.LAST, left=left - out.iterations)
+            out = _replace(system, last, tensors, out, failed, lambda own, p, z, u, f: step(system, own, p, z, u, f, None, 0))
     if options.on_failure is OnFailure.RAISE and halvings == options.max_halvings:
         check_solved(out.status)
     return out
@@ -99,15 +106,42 @@ def next_state(system: System, pose: Pose, w: Tensor, timestep: Tensor) -> Tenso
     return join_state(moved, twist)
 
 
-def _select_half(system: System, request: Request, tensors: Sequence[Tensor], index: Tensor) -> tuple[Request, list[Tensor]]:
-    """The request and the tensors of the environments `index` of the flattened batch, with half the timestep.
-
-    `tensors` are z, u, wrench and the parameters.
-    """
+def _select(system: System, request: Request, tensors: Sequence[Tensor], index: Tensor) -> tuple[Request, list[Tensor]]:
+    """The request and the tensors of the environments `index` of the flattened batch. `tensors` are z, u, wrench and the parameters."""
     flat, batch = flatten_batch(system.step_specs(), tensors)
-    part = [*(t[index] for t in flat[:NUM_DATA]), *select_rows(flat[NUM_DATA:], index)]
-    part[NUM_DATA + TIMESTEP] = 0.5 * part[NUM_DATA + TIMESTEP]
-    return request.select(batch, index), part
+    return request.select(batch, index), [*(t[index] for t in flat[:NUM_DATA]), *select_rows(flat[NUM_DATA:], index)]
+
+
+def _replace(
+    system: System,
+    request: Request,
+    tensors: Sequence[Tensor],
+    out: StepOutput,
+    failed: Tensor,
+    method: Callable[[Request, list[Tensor], Tensor, Tensor, Tensor], StepOutput],
+) -> StepOutput:
+    """`out` with the answers of a method for the environments that have failed. It gets their request, parameters, z, u and wrench."""
+    index = failed.reshape(-1).nonzero().squeeze(-1)
+    request, (z, u, wrench, *parameters) = _select(system, request, tensors, index)
+    answer = method(request, parameters, z, u, wrench)
+    good = (answer.status == int(Status.SUCCESS))[:, None]
+
+    def put(whole: Tensor, rows: Tensor) -> Tensor:
+        return whole.reshape(failed.numel(), *rows.shape[1:]).index_copy(0, index, rows).reshape(whole.shape)
+
+    return StepOutput(
+        put(out.z, torch.where(good, answer.z, z.detach())),
+        put(out.impulses, torch.where(good, answer.impulses, 0.0)),
+        put(out.status, answer.status),
+        put(out.iterations, out.iterations.reshape(-1)[index] + answer.iterations),
+        put(out.solution, answer.solution),
+        put(out.substeps, torch.where(good.squeeze(-1), answer.substeps, 1)),
+    )
+
+
+def _half(parameters: list[Tensor]) -> list[Tensor]:
+    """The parameters with half the timestep."""
+    return [0.5 * t if number == TIMESTEP else t for number, t in enumerate(parameters)]
 
 
 def halve(
@@ -119,44 +153,32 @@ def halve(
     halvings: int,
     warm_start: Tensor | None = None,
 ) -> StepOutput:
-    """Replace the failed environments of `out` by two half steps each, which start warm where the step is too fast.
+    """Replace the failed environments of `out` by two half steps each; the first one starts from `warm_start` (..., n), if given.
 
     Both halves share the iterations that the request leaves. Where the step is too fast, each half may take as many.
     """
-    index = failed.reshape(-1).nonzero().squeeze(-1)
-    warm = _warm_halves(out.status, warm_start, index)
-    fast = (out.status == TOO_FAST).reshape(-1)[index]
-    request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
-    first = step(system, request, parameters, z, u, wrench, warm, halvings)
-    second = step(system, _second(request, first, fast), parameters, first.z, u, wrench, first.solution, halvings)
-    status = torch.where(first.status == int(Status.SUCCESS), second.status, first.status)
-    good = (status == int(Status.SUCCESS))[:, None]
+    chosen = failed.reshape(-1).nonzero().squeeze(-1)
+    warm = None if warm_start is None else warm_start.expand(*failed.shape, -1).reshape(failed.numel(), -1)[chosen]
+    fast = (out.status == TOO_FAST).reshape(-1)[chosen]
 
-    def put(whole: Tensor, rows: Tensor) -> Tensor:
-        return whole.reshape(failed.numel(), *rows.shape[1:]).index_copy(0, index, rows).reshape(whole.shape)
+    def both(request: Request, parameters: list[Tensor], z: Tensor, u: Tensor, wrench: Tensor) -> StepOutput:
+        parameters = _half(parameters)
+        first = step(system, request, parameters, z, u, wrench, warm, halvings)
+        second = step(system, _second(request, first, fast), parameters, first.z, u, wrench, first.solution, halvings)
+        return second._replace(
+            impulses=first.impulses + second.impulses,
+            status=torch.where(first.status == int(Status.SUCCESS), second.status, first.status),
+            iterations=first.iterations + second.iterations,
+            substeps=first.substeps + second.substeps,
+        )
 
-    return StepOutput(
-        put(out.z, torch.where(good, second.z, z.detach())),
-        put(out.impulses, torch.where(good, first.impulses + second.impulses, 0.0)),
-        put(out.status, status),
-        put(out.iterations, out.iterations.reshape(-1)[index] + first.iterations + second.iterations),
-        put(out.solution, second.solution),
-        put(out.substeps, torch.where(good.squeeze(-1), first.substeps + second.substeps, 1)),
-    )
+    return _replace(system, request, tensors, out, failed, both)
 
 
 def _second(request: Request, first: StepOutput, fast: Tensor) -> Request:
     """The request of the second halves. They take no iteration where the first one failed."""
     left = request.iterations_left(first.status.shape, first.status.device) - torch.where(fast, 0, first.iterations)
     return dataclasses.replace(request, left=torch.where(first.status == int(Status.SUCCESS), left, 0))
-
-
-def _warm_halves(status: Tensor, warm_start: Tensor | None, index: Tensor) -> Tensor | None:
-    """Warm starts of the first halves, NaN where the ladder of attempts has failed."""
-    if warm_start is None:
-        return None
-    fast = (status == TOO_FAST).reshape(-1, 1)[index]
-    return torch.where(fast, warm_start.expand(*status.shape, -1).reshape(status.numel(), -1)[index], torch.nan)
 
 
 def jacobian(
@@ -182,11 +204,24 @@ def jacobian(
         warm_start = warm_start.expand(*batch, -1).reshape(count, -1)[index]
     halvings = options.max_halvings if halvings is None else halvings
     left = request.iterations_left(batch, z.device)[index]
-    solution = solve_step(problem, warm_start, options, may_split=halvings > 0, left=left)
+    solution = solve_step(problem, warm_start, options, may_split=halvings > 0, left=left, attempts=request.attempts)
     solved = solution.status == int(Status.SUCCESS)
     fast, left = solution.status == TOO_FAST, left - solution.iterations
-    halved = ~solved & (fast | (left > 0))
-    good, failed = solved.nonzero().squeeze(-1), index[halved]
+    failed = ~solved & ~fast & (left > 0)
+    if halvings and bool(fast.any()):
+        warm, remain = None if warm_start is None else warm_start[fast], index.new_zeros(count).index_copy(0, index, left)
+        halved = dataclasses.replace(request, left=remain.reshape(batch))
+        result[index[fast]] = halved_jacobian(system, halved, tensors, index[fast], halvings - 1, warm)
+    if halvings and bool(failed.any()):
+        # The rescue of a step ends in halves, whose Jacobians are chained, or in a solution of the whole step.
+        flagged = dataclasses.replace(request, options=dataclasses.replace(options, on_failure=OnFailure.FLAG))
+        of, (z, u, wrench, *parameters) = _select(system, flagged, tensors, index[failed])
+        out = step(system, of, parameters, z, u, wrench, None if warm_start is None else warm_start[failed], halvings)
+        solution.w[failed], solved[failed] = out.solution, (out.status == int(Status.SUCCESS)) & (out.substeps == 1)
+        if len(split := index[failed][out.substeps > 1]):
+            rescue = dataclasses.replace(request, attempts=Attempts.RESCUE)
+            result[split] = halved_jacobian(system, rescue, tensors, split, halvings - 1)
+    good = solved.nonzero().squeeze(-1)
     if len(good):
         problem, w = problem.select(good), solution.w[good]
         kappas = request.kappas(batch, index[good])
@@ -201,13 +236,6 @@ def jacobian(
             add_impacts(corrected, problem.select(hit), w[hit], smooth[hit], options)
             derivative[hit] = corrected
         result[index[good]] = derivative
-    if halvings and len(failed):
-        states = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=z.device)
-        states[index] = solution.status
-        given = None if warm_start is None else z.new_full((count, warm_start.shape[-1]), torch.nan).index_copy(0, index, warm_start)
-        remain = torch.zeros_like(states).index_copy(0, index, left).reshape(batch)
-        warm, request = _warm_halves(states, given, failed), dataclasses.replace(request, left=remain)
-        result[failed] = halved_jacobian(system, request, tensors, failed, halvings - 1, warm, fast[halved])
     return result.reshape(*batch, size, -1)
 
 
@@ -218,17 +246,16 @@ def halved_jacobian(
     index: Tensor,
     halvings: int,
     warm: Tensor | None = None,
-    fast: Tensor | None = None,
 ) -> Tensor:
-    """`jacobian` of two half steps, for the environments `index` of `tensors`: z, u, wrench and parameters.
+    """`jacobian` of two half steps, each with the iterations that the request leaves.
 
-    Args:
-        warm: (len(index), n). fast: (len(index),), which steps are too fast; None where the halves are known to have solutions.
+    For the environments `index` of `tensors`: z, u, wrench and parameters. The first halves start from `warm` (len(index), n), if given.
     """
-    request, (z, u, wrench, *parameters) = _select_half(system, request, tensors, index)
+    request, (z, u, wrench, *parameters) = _select(system, request, tensors, index)
+    parameters = _half(parameters)
     middle = step(system, request, parameters, z, u, wrench, warm, halvings)
     first = jacobian(system, request, parameters, z, u, wrench, warm, halvings)
-    request = _second(request, middle, torch.ones_like(index, dtype=torch.bool) if fast is None else fast)
+    request = _second(request, middle, torch.ones_like(index, dtype=torch.bool))
     second = jacobian(system, request, parameters, middle.z, u, wrench, middle.solution, halvings)
     size = first.shape[-2]
     chained = second[..., :size] @ first

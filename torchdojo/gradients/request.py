@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.system import System
 from torchdojo.gradients.impacts import can_bounce
+from torchdojo.solver.interior_point import Attempts
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions
 from torchdojo.state.layout import TANGENT_SIZE
 
@@ -26,6 +27,7 @@ class Request:
         raise_invalid: whether an environment with invalid input raises or is flagged.
         repeat: steps of a period, which hold one input.
         may_split: whether the reference's solver may leave a step that is too fast to shorter steps (solver/speed.py).
+        attempts: the attempts that the reference's solver makes (solver/interior_point.py).
         budget: Newton iterations of a step, after which a rollout gives its environment up (kernel); 0: no bound.
         driven: whether operators take controls for inputs, with the law of the mechanism's actuators.
         left: (...,) Newton iterations that remain to each environment (reference, substeps); None: `max_total_iterations`.
@@ -36,6 +38,7 @@ class Request:
     raise_invalid: bool = False
     repeat: int = 1
     may_split: bool = False
+    attempts: Attempts = Attempts.ALL
     driven: bool = False
     budget: int = 0
     left: Tensor | None = field(default=None, compare=False)

@@ -16,7 +16,7 @@ from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearC
 from torchdojo.elements.element import Element
 from torchdojo.geometry import distance, pairs
 from torchdojo.gradients import checks, hard_limit
-from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed
+from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed, start_level
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state import layout
 
@@ -320,6 +320,8 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "distant": path_newton.DISTANT,
         "path_level": interior_point.DESCENT_LEVEL,
         "path_iterations": interior_point.DESCENT_ITERATIONS,
+        "rescue_level": interior_point.RESCUE_LEVEL,
+        "rescue_iterations": interior_point.RESCUE_ITERATIONS,
         # the interior-point method
         "step_to_boundary": interior_point.STEP_TO_BOUNDARY,
         "short_step": interior_point.SHORT_STEP,
@@ -328,10 +330,11 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "raise": interior_point.RAISE,
         "max_level": interior_point.MAX_LEVEL,
         "start_level": interior_point.START_LEVEL,
+        "cold_iterations": interior_point.COLD_ITERATIONS,
+        "least_weight": start_level.LEAST_WEIGHT,
         "line_search_halvings": interior_point.LINE_SEARCH_HALVINGS,
         "roundings": solution.ROUNDINGS,
         "most_size": solution.MOST_SIZE,
-        "halves_iterations": interior_point.HALVES_ITERATIONS,
         "continuation_levels": interior_point.CONTINUATION_LEVELS,
         "continuation_steps": continuation.MAX_STEPS,
         "continuation_corrections": continuation.CORRECTIONS,

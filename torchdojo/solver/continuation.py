@@ -42,9 +42,11 @@ class PathPoint(NamedTuple):
 
 
 def trace_central_path(
-    problem: StepProblem, start: Tensor, level: float, goal: float, left: Tensor | None = None
+    problem: StepProblem, start: Tensor, level: float | Tensor, goal: float, left: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Follow the path of `start` (N, n), whose products are about `level`, until κ first reaches `goal`, in at most `left` (N,) iterations.
+    """Follow the path of `start` (N, n), whose products are about `level` (N,), until κ first reaches `goal`.
+
+    An environment makes at most `left` (N,) iterations.
 
     Returns:
         The end points (N, n), just past `goal`; whether the path reached the goal (N,); Newton iterations (N,).
@@ -53,10 +55,10 @@ def trace_central_path(
     iterations = torch.zeros(len(start), dtype=torch.int64, device=start.device)
     index = torch.arange(len(start), device=start.device)
     left = torch.full_like(iterations, torch.iinfo(torch.int64).max) if left is None else left
-    tau = start.new_full((len(start),), math.log(level))
-    down = torch.full_like(tau, -1.0)
+    level = torch.as_tensor(level, dtype=start.dtype, device=start.device).expand(len(start))
+    tau, down = start.new_tensor([math.log(product) for product in level.tolist()]), torch.full_like(level, -1.0)
     point = _tangent(
-        problem, PathPoint(start, tau, problem.residual(start) / level, torch.zeros_like(start), down, torch.zeros_like(start))
+        problem, PathPoint(start, tau, problem.residual(start) / level[:, None], torch.zeros_like(start), down, torch.zeros_like(start))
     )
     length = torch.ones_like(tau)
     for _ in range(MAX_STEPS):

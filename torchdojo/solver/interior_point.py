@@ -7,6 +7,7 @@ the exact path. Convergence is decided for each environment by itself; converged
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 
 import torch
@@ -17,11 +18,12 @@ from torchdojo.dynamics.residual import StepProblem
 from torchdojo.solver.continuation import trace_central_path
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.solver.path_newton import newton_on_path
+from torchdojo.solver.path_newton import NEAR_RESIDUAL, newton_on_path
 from torchdojo.solver.solution import Solution, violations
 from torchdojo.solver.speed import TOO_FAST, starts_too_fast
+from torchdojo.solver.start_level import start_level
 
-__all__ = ["Solution", "follow_central_path", "solve_step"]
+__all__ = ["Attempts", "Solution", "follow_central_path", "solve_step"]
 
 # Constants of the interior-point method. The rules for short steps make every cold start converge, on thrown cubes (tests/solver)
 # and on quadrupeds dropped in random poses.
@@ -31,14 +33,28 @@ STUCK_STEP = 0.1  # after a step shorter than this the next step centers
 JAMMED_STEP = 0.02  # after a step shorter than this the cone variables are set anew
 RAISE = 10.0  # factor by which the products go up where they are too small for the equations still violated
 MAX_LEVEL = 1.0  # largest product to go up to [N·s·m]
-START_LEVEL = 3e-2  # products at a cold start [N·s·m]
+START_LEVEL = 0.1  # products at a cold start [N·s·m]; like those of the next lines, smaller for a tiny weight (start_level.py)
 CONTINUATION_LEVELS = (1e-1, 1e-2)  # products from which paths are traced, in turn
 WARM_ITERATIONS = 12  # iterations of an attempt from a warm start, before the next attempt
-# Iterations that continuation leaves to half steps. Where it takes more than all others of 200, half steps solve 85 % of the steps of
-# quadrupeds dropped in random poses (h = 0.01, tests/native/test_robustness.py), most of them in 15 iterations.
-HALVES_ITERATIONS = 40
-DESCENT_LEVEL, DESCENT_ITERATIONS = 1e-2, 50  # start level [N·s·m] and iterations of an attempt on the path from a larger κ
+DESCENT_LEVEL, DESCENT_ITERATIONS = 1e-2, 44  # start level [N·s·m] and iterations of an attempt on the path from a larger κ
+# The same for parts of a step whose attempts have failed. Products of 1e-2 throw light links far off: they turn a finger of 1e-7 kg·m² by
+# more than a step represents. From 1e-2, steps of a robot with such fingers fail in 2,000 iterations.
+RESCUE_LEVEL, RESCUE_ITERATIONS = 1e-4, 28
+COLD_ITERATIONS = 36  # of a cold start by the interior-point method that leaves some equation violated by more than NEAR_RESIDUAL
 LINE_SEARCH_HALVINGS = 12
+
+
+class Attempts(enum.Enum):
+    """The attempts of `solve_step`.
+
+    ALL: of a step as it is called, and of halves of a step that is too fast.
+    RESCUE: of parts of a step whose attempts have failed. They start from less, end sooner, and may be split again.
+    LAST: continuation alone, where the rescue has failed, too.
+    """
+
+    ALL = "all"
+    RESCUE = "rescue"
+    LAST = "last"
 
 
 def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, stuck: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,10 +96,12 @@ def follow_central_path(
     options: SolverOptions,
     max_iterations: int | None = None,
     left: Tensor | None = None,
+    far_iterations: int | None = None,
 ) -> Solution:
     """Solve the κ-problem from an interior start, (N, num_unknowns). κ is one number or one per environment (N,).
 
-    An environment makes at most `max_iterations`, and `left` (N,), iterations.
+    An environment makes at most `max_iterations`, and `left` (N,), iterations. It stops after `far_iterations` where some equation is
+    violated by more than `NEAR_RESIDUAL`.
     """
     residual_tol, path_tol = options.tolerances(start.dtype)
     cap = options.max_iterations if max_iterations is None else max_iterations
@@ -101,6 +119,8 @@ def follow_central_path(
         going = ~done & torch.isfinite(equality + complementarity)
         if left is not None:
             going &= iteration < left[index]
+        if far_iterations is not None and iteration >= far_iterations:
+            going &= equality < NEAR_RESIDUAL
         if not bool(going.all()):
             w[index] = here
             status[index[done]] = int(Status.SUCCESS)
@@ -153,6 +173,7 @@ def solve_step(
     options: SolverOptions,
     may_split: bool = False,
     left: Tensor | None = None,
+    attempts: Attempts = Attempts.ALL,
 ) -> Solution:
     """Solve the step by a ladder of attempts, climbed by each environment as far as it needs and its iterations last.
 
@@ -160,16 +181,24 @@ def solve_step(
 
     1. Newton's method on the path, from a warm start.
     2. Newton's method on the path from a larger κ, from the warm start or, without one, from a cold start.
-    3. The interior-point method from a cold start.
+    3. The interior-point method from a cold start; no part of a `RESCUE`, since two halves cost less.
     4. Continuation along the path of a start.
 
-    Where some element has no `on_path`, the first attempt is the interior-point method's too, and the second is left out. With
-    `may_split`, steps that are too fast for their timestep end with the status `TOO_FAST` (speed.py), by the second attempt.
+    With `may_split`, the caller splits steps that the first three attempts do not solve. Where that fails, it makes the `LAST` attempt for
+    steps that are no part of a rescue. Steps that are too fast for their timestep then end with the status `TOO_FAST` (speed.py), by the
+    second attempt. Where some element has no `on_path`, the first attempt is the interior-point method's too, the second is left out, and a
+    rescue has the third.
     """
     kappa, solution = options.kappa, _unsolved(problem)
     left = torch.full_like(solution.status, options.max_total_iterations) if left is None else left
     cold = torch.ones_like(solution.status, dtype=torch.bool)
-    high, level = max(DESCENT_LEVEL, kappa), max(START_LEVEL, kappa)
+    if attempts is Attempts.LAST:
+        _retry(problem, solution, left, lambda sub, _, most: _continuation(sub, options, most))
+        return solution
+    rescue = attempts is Attempts.RESCUE
+    first, most_on_path = (RESCUE_LEVEL, RESCUE_ITERATIONS) if rescue else (DESCENT_LEVEL, DESCENT_ITERATIONS)
+    high, level = start_level(problem, first, kappa), start_level(problem, START_LEVEL, kappa)
+    mapped = True  # whether all elements have `on_path`
     if may_split:
         solution.status[starts_too_fast(problem) & (left > 0)] = TOO_FAST
     if warm_start is not None:
@@ -177,25 +206,32 @@ def solve_step(
         warm = torch.isfinite(start).all(-1) & cones.interior(problem.system, start)
         cold = ~warm
         _retry(problem, solution, left, lambda sub, index, most: _from_warm_start(sub, start[index], options, may_split, most), warm)
+        mapped = _retry(
+            problem,
+            solution,
+            left,
+            lambda sub, index, most: newton_on_path(sub, start[index], options, most_on_path, high[index], may_split=may_split, left=most),
+            warm,
+        )
+    mapped &= _retry(
+        problem,
+        solution,
+        left,
+        lambda sub, index, most: newton_on_path(
+            sub, sub.cold_start(high[index]), options, most_on_path, high[index], lift=False, may_split=may_split, left=most
+        ),
+        cold,
+    )
+    far = COLD_ITERATIONS if mapped else None
+    if not (rescue and mapped):
         _retry(
             problem,
             solution,
             left,
-            lambda sub, index, most: newton_on_path(sub, start[index], options, DESCENT_ITERATIONS, high, may_split=may_split, left=most),
-            warm,
+            lambda sub, index, most: follow_central_path(sub, sub.cold_start(level[index]), kappa, options, left=most, far_iterations=far),
         )
-    _retry(
-        problem,
-        solution,
-        left,
-        lambda sub, _, most: newton_on_path(
-            sub, sub.cold_start(high), options, DESCENT_ITERATIONS, high, lift=False, may_split=may_split, left=most
-        ),
-        cold,
-    )
-    _retry(problem, solution, left, lambda sub, _, most: follow_central_path(sub, sub.cold_start(level), kappa, options, left=most))
-    reserved = HALVES_ITERATIONS if may_split else 0
-    _retry(problem, solution, left, lambda sub, _, most: _continuation(sub, options, most - reserved))
+    if not may_split:
+        _retry(problem, solution, left, lambda sub, _, most: _continuation(sub, options, most))
     return solution
 
 
@@ -210,20 +246,22 @@ def _retry(
     left: Tensor,
     method: Callable[[StepProblem, Tensor, Tensor], Solution | None],
     candidates: Tensor | None = None,
-) -> None:
+) -> bool:
     """Give the environments without a solution to a method, and put its answers into `solution`. `candidates` (N,) selects further.
 
-    The method gets their problem, their indices, and the iterations that remain to each of the `left` (N,).
+    The method gets their problem, their indices, and the iterations that remain to each of the `left` (N,). Returns False where the method
+    does not exist for the problem.
     """
     remain = left - solution.iterations
     failed = (solution.status == int(Status.MAX_ITERATIONS)) & (remain > 0)
     index = (failed if candidates is None else failed & candidates).nonzero().squeeze(-1)
     if not len(index):
-        return
+        return True
     answer = method(problem if len(index) == len(failed) else problem.select(index), index, remain[index])
     if answer is not None:
         solution.w[index], solution.status[index] = answer.w, answer.status
         solution.iterations[index] += answer.iterations
+    return answer is not None
 
 
 def _from_warm_start(problem: StepProblem, start: Tensor, options: SolverOptions, may_split: bool, left: Tensor) -> Solution:
@@ -241,7 +279,7 @@ def _continuation(problem: StepProblem, options: SolverOptions, left: Tensor) ->
     """
     kappa, solution = options.kappa, _unsolved(problem)
 
-    def trace(sub: StepProblem, level: float, most: Tensor) -> Solution:
+    def trace(sub: StepProblem, level: Tensor, most: Tensor) -> Solution:
         start = sub.cold_start(level)
         first = follow_central_path(sub, start, level, options, left=most)
         start = torch.where((first.status == int(Status.SUCCESS))[:, None], first.w, start)
@@ -251,7 +289,13 @@ def _continuation(problem: StepProblem, options: SolverOptions, left: Tensor) ->
         status = torch.where(remain > 0, landed.status, int(Status.MAX_ITERATIONS))
         return Solution(landed.w, status, first.iterations + steps + landed.iterations)
 
-    for level in CONTINUATION_LEVELS:
-        if level > kappa:
-            _retry(problem, solution, left, lambda sub, _, most, level=level: trace(sub, level, most))  # type: ignore[misc]
+    for highest in CONTINUATION_LEVELS:
+        level = start_level(problem, highest, kappa)
+        _retry(
+            problem,
+            solution,
+            left,
+            lambda sub, index, most, level=level: trace(sub, level[index], most),  # type: ignore[misc]
+            level > kappa,
+        )
     return solution

@@ -114,13 +114,13 @@ def newton_on_path(
     start: Tensor,
     options: SolverOptions,
     max_iterations: int,
-    level: float | None = None,
+    level: float | Tensor | None = None,
     lift: bool = True,
     may_split: bool = False,
     points: list[Tensor] | None = None,
     left: Tensor | None = None,
 ) -> Solution | None:
-    """Solve the κ-problem from `start` (N, num_unknowns) with full steps. Given a `level`, go from there down to κ with careful steps.
+    """Solve the κ-problem from `start` (N, num_unknowns) with full steps. Given a `level` (N,), go from there down to κ with careful steps.
 
     Without `lift`, the start has such products already. With `may_split`, steps that are too fast end with the status `TOO_FAST`.
     A list `points` gets the point before every iteration, of the environments that still go on then, and the last one.
@@ -132,7 +132,7 @@ def newton_on_path(
     status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=start.device)
     iterations = torch.zeros_like(status)
     index = torch.arange(count, device=start.device)
-    now = start.new_full((count,), max(kappa, level or kappa))
+    now = torch.as_tensor(kappa if level is None else level, dtype=start.dtype, device=start.device).expand(count).clamp_min(kappa)
     if level is None:
         start = forecast_flight(problem, start, kappa)
     here = onto_path(problem, start, now)

@@ -106,7 +106,7 @@ TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, 
         period = at / r.repeat;  // periods are whole
         if (r.every > 1) at = period, place = t / r.every, last = (t - 1) / r.every;
     }
-    job.timestep_factor = 1.0, job.spent = 0;
+    job.timestep_factor = 1.0, job.spent = 0, job.rescue = false;
     job.parameters = r.parameters + n * r.parameter_stride;
     job.z = t ? r.z + n * r.z_stride + last * nz : r.z0 + n * r.z0_stride;
     job.u = r.u ? r.u + period * m.num_inputs : nullptr;

@@ -28,13 +28,13 @@ void SplitGradient::run(const Step &job, const Options &options, const double *s
     std::fill_n(job.grad_z, nz, 0.0);
     if (job.grad_u) std::fill_n(job.grad_u, nu, 0.0);
     if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
-    // Only deeper levels of the same `recovery` overwrite a level, so the numbers needed here are copied.
-    if (!recovery.run_halves(job.step, options, shared, depth, recovery.halves(depth))) return;
-    const Halves level = recovery.halves(depth);
+    const Halves *split = recovery.split_again(job.step, options, shared, depth);
+    if (!split) return;
+    const Halves level = *split;  // the next split step overwrites it
     std::vector<double> middle(nz), u(nu), wrench(nf);
     for (int which = 1; which >= 0; --which) {
         Halves copy = level;
-        Step half{copy.half(job.step, which),
+        Step half{copy.half(which),
                   which ? level.second.data() : level.first.data(),
                   which ? job.grad_z_next : middle.data(),
                   job.grad_impulses,

@@ -27,14 +27,14 @@ template <class Step>
 void SplitJacobian::run(const Step &job, double *out, const Options &options, const double *shared, int64_t depth) {
     const size_t size = size_t(tangent_size) * mechanism.num_bodies, columns = size + mechanism.num_inputs;
     std::fill_n(out, size * columns, 0.0);
-    // Only deeper levels of the same `recovery` overwrite a level, so the numbers needed here are copied.
-    if (!recovery.run_halves(job.step, options, shared, depth, recovery.halves(depth))) return;
-    Halves level = recovery.halves(depth);
+    const Halves *split = recovery.split_again(job.step, options, shared, depth);
+    if (!split) return;
+    Halves level = *split;  // the next split step overwrites it
     std::vector<double> parts[2];
     for (int which = 0; which < 2; ++which) {
         parts[which].resize(size * columns);
         Step half{};
-        half.step = level.half(job.step, which);
+        half.step = level.half(which);
         half.w = half.step.w, half.grad_kappa = job.grad_kappa;
         double *to = parts[which].data();
         if (level.substeps[which] > 1) run(half, to, options, shared, depth + 1);

@@ -7,32 +7,34 @@
 
 namespace torchdojo {
 
-// The state between the two half steps, and their solutions.
+// A step and its halves: the state between them, and their solutions.
 struct Halves {
     std::vector<double> z, z_end, impulses, first, second;
     int64_t status[2], iterations[2], substeps[2];
+    Job whole{};
 
     explicit Halves(const MechanismTable &m)
         : z(state_size * m.num_bodies), z_end(z), impulses(2 * m.num_impulses), first(m.num_unknowns), second(first) {}
 
     // The first half starts from the warm start of the step, and the second one from the solution of the first. Both halves of a step
     // whose attempts have failed share the iterations that are left to it. Halves of a step that is too fast have as many each.
-    Job half(const Job &job, int which) {
-        Job half = job;
-        half.warm = which ? first.data() : job.warm;
-        half.timestep_factor = 0.5 * job.timestep_factor;
-        half.z = which ? z.data() : job.z;
+    Job half(int which) {
+        Job half = whole;
+        half.warm = which ? first.data() : whole.warm;
+        half.timestep_factor = 0.5 * whole.timestep_factor;
+        half.z = which ? z.data() : whole.z;
         half.z_next = which ? z_end.data() : z.data();
         half.w = which ? second.data() : first.data();
         half.impulses = impulses.data() + which * (impulses.size() / 2);
         half.status = &status[which], half.iterations = &iterations[which], half.substeps = &substeps[which];
-        half.spent = job.spent + *job.iterations + (which && *job.status != too_fast ? iterations[0] : 0);
+        half.spent = whole.spent + *whole.iterations + (which && *whole.status != too_fast ? iterations[0] : 0);
         if (!which) iterations[1] = 0;
         return half;
     }
 
     // Puts the results of both halves together.
-    void finish(const MechanismTable &m, const Job &job, bool solved) {
+    void finish(const MechanismTable &m, bool solved) {
+        const Job &job = whole;
         *job.iterations += iterations[0] + iterations[1];
         *job.status = solved ? success : max_iterations;
         if (!solved) return Stepper<double>::keep_state(m, job);
@@ -55,14 +57,14 @@ public:
     bool next(int lane, Job &job) {
         if (!depths[lane]) return false;
         Level &level = *levels[lane][depths[lane] - 1];
-        job = level.halves.half(level.job, level.which);
+        job = level.halves.half(level.which);
         return true;
     }
 
     void begin(int lane, const Job &job) {
         const size_t depth = depths[lane]++;
         if (levels[lane].size() == depth) levels[lane].emplace_back(std::make_unique<Level>(mechanism));
-        levels[lane][depth]->job = job, levels[lane][depth]->which = 0;
+        levels[lane][depth]->halves.whole = job, levels[lane][depth]->which = 0;
     }
 
     // Ends a whole step or a half: a second half, or a failed one, ends its step, too. Returns the whole step if it has ended, or null.
@@ -71,8 +73,8 @@ public:
         for (; depths[lane]; --depths[lane]) {
             Level &level = *levels[lane][depths[lane] - 1];
             if (solved && !level.which) return level.which = 1, nullptr;
-            level.halves.finish(mechanism, level.job, solved);
-            whole = &level.job;
+            level.halves.finish(mechanism, solved);
+            whole = &level.halves.whole;
         }
         return whole;
     }
@@ -80,7 +82,6 @@ public:
 private:
     struct Level {
         Halves halves;
-        Job job{};
         int which = 0;
         explicit Level(const MechanismTable &m) : halves(m) {}
     };

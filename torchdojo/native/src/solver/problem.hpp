@@ -171,6 +171,18 @@ TD_INLINE Vec3<T> joint_direction(const Problem<T> &problem, const JointTable &j
     return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
 }
 
+// The product from which an attempt starts in a lane: `level`, or less for a tiny weight, and at least κ (solver/start_level.py).
+template <class T>
+double start_level(const Problem<T> &problem, int lane, double level, double kappa) {
+    double mass = 0.0;
+    for (int i = 0; i < problem.mechanism.num_bodies; ++i) mass += get(problem.body_parameters(i)[parameter::mass], lane);
+    const T *gravity = &problem.parameters[parameter::gravity];
+    const double x = get(gravity[0], lane), y = get(gravity[1], lane), z = get(gravity[2], lane);
+    const double weight = mass * std::sqrt(x * x + y * y + z * z) * get(problem.timestep(), lane);
+    const double scale = weight > 0.0 ? std::min(weight / constant::least_weight, 1.0) : 1.0;
+    return std::max(scale * level, kappa);
+}
+
 // The other body of a contact, or the world.
 inline int other_body(const MechanismTable &m, const ContactTable &contact) {
     return contact.pair < 0 ? m.num_bodies : m.pairs[contact.pair].other;

@@ -1,5 +1,5 @@
-// Attempts for one environment whose warm and cold start both fail: continuation along the central path, then two half steps, which may
-// split again. solver/continuation.py and gradients/reference_step.py have the methods and their constants.
+// Attempts for one environment whose warm and cold start both fail: two half steps, which may split again, then continuation of the whole
+// step along the central path. solver/continuation.py and gradients/reference_step.py have the methods and their constants.
 #pragma once
 
 #include <memory>
@@ -27,6 +27,7 @@ public:
         scratch_z.resize(state_size * m.num_bodies);
         scratch_impulses.resize(m.num_impulses);
         scratch_w.resize(m.num_unknowns);
+        again_z = scratch_z, again_impulses = scratch_impulses, again_w = scratch_w;
         is_product.assign(m.num_unknowns, 0);
         for (const auto &[impulse, slack] : stepper.cones.pairs) is_product[slack] = 1;
         for (const auto &[impulse, slack, c] : stepper.cones.discs) std::fill_n(&is_product[slack], 3, 1);
@@ -47,25 +48,43 @@ public:
         return *levels[depth];
     }
 
-    bool run_halves(const Job &job, const Options &options, const double *shared, int64_t depth, Halves &level) {
-        level.iterations[1] = 0;
-        for (int which = 0; which < 2; ++which)
-            if (!solve(level.half(job, which), options, shared, depth + 1)) return false;
-        return true;
+    // The halves of a step that was split, with all numbers of then, or null. An attempt that was cut for want of iterations would have
+    // ended the step, so the attempts need no bound here. The job's outputs stay as they are.
+    Halves *split_again(const Job &job, const Options &options, const double *shared, int64_t depth) {
+        Options unbounded = options;
+        unbounded.max_total_iterations = 0;
+        Job again = job;
+        again.z_next = again_z.data(), again.impulses = again_impulses.data(), again.w = again_w.data();
+        again.status = &again_status, again.iterations = &again_iterations, again.substeps = &again_substeps;
+        if (!solve(again, unbounded, shared, depth)) return nullptr;
+        if (again_substeps > 1) return &halves(depth);
+        // Lanes round otherwise than one environment, so an attempt that failed there may succeed here by a hair.
+        return rescue(again, unbounded, shared, depth) ? &halves(depth) : nullptr;
     }
 
 private:
     const MechanismTable &mechanism;
     std::vector<double> start, w, dw, rate, metric, predicted, trial, newton, slope, residual;
-    std::vector<double> scratch_z, scratch_impulses, scratch_w;
+    std::vector<double> scratch_z, scratch_impulses, scratch_w, again_z, again_impulses, again_w;
+    int64_t again_status = 0, again_iterations = 0, again_substeps = 1;
     std::vector<char> is_product;  // complementarity rows, which have the places of the slacks
     std::vector<std::unique_ptr<Halves>> levels;
 
     bool halve(const Job &job, const Options &options, const double *shared, int64_t depth) {
         Halves &level = halves(depth);
-        const bool solved = run_halves(job, options, shared, depth, level);
-        level.finish(mechanism, job, solved);
+        level.whole = job;
+        bool solved = true;
+        for (int which = 0; which < 2 && solved; ++which) solved = solve(level.half(which), options, shared, depth + 1);
+        level.finish(mechanism, solved);
         return solved;
+    }
+
+    // Half steps in place of a step whose attempts have failed.
+    bool rescue(const Job &job, const Options &options, const double *shared, int64_t depth) {
+        Job cold = job;
+        cold.warm = nullptr;  // a failed step may have overwritten it
+        cold.rescue = true;
+        return halve(cold, options, shared, depth);
     }
 
     // Solution for κ = `kappa` from `from`, into `to`.
@@ -88,11 +107,12 @@ private:
     }
 
     bool continuation(const Job &job, const Options &options, const double *shared) {
-        for (const double level : constant::continuation_levels) {
-            if (level <= options.kappa) continue;
+        for (const double highest : constant::continuation_levels) {
             if (iterations_left(options, job) <= 0) return false;
             stepper.bind(options, shared);
             stepper.load(0, job);
+            const double level = start_level(stepper.problem, 0, highest, options.kappa);
+            if (level <= options.kappa) continue;
             prepare_step(stepper.problem);
             cold_start(level, start.data());
             follow(job, options, shared, level, start.data(), start.data(), false);
@@ -237,12 +257,10 @@ bool Recovery::solve(const Job &job, const Options &options, const double *share
 template <class Feed>
 bool Recovery::recover(const Job &job, const Options &options, const double *shared, int64_t depth) {
     const bool may_split = depth < options.max_halvings;
-    Options first = options;
-    first.reserved = may_split ? constant::halves_iterations : 0;
-    if (continuation(job, first, shared)) return *job.status = success, true;
-    Job cold = job;
-    cold.warm = nullptr;  // a failed step may have overwritten it
-    return may_split && iterations_left(options, job) > 0 && halve(cold, options, shared, depth);
+    if (may_split && iterations_left(options, job) > 0 && rescue(job, options, shared, depth)) return true;
+    if ((job.rescue && may_split) || !continuation(job, options, shared)) return false;
+    *job.status = success;
+    return true;
 }
 
 extern template bool Recovery::solve(const Job &, const Options &, const double *, int64_t);

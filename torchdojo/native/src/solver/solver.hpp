@@ -9,42 +9,14 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 
 #include "solver/cones.hpp"
 #include "solver/equations.hpp"
+#include "solver/job.hpp"
 #include "solver/rounding.hpp"
 #include "solver/speed.hpp"
 
 namespace torchdojo {
-
-struct Options {
-    double kappa, residual_tol, path_tol;
-    int64_t max_iterations, min_iterations, max_halvings;
-    double depenetration_speed = 0.0;  // of contacts without a law of overlap of their own; 0: none
-    int64_t warm_iterations;  // iterations of an attempt from a warm start
-    bool limit = false;  // derivatives are taken in the hard limit κ → 0
-    bool complementarity_aware = false;  // derivatives may take pressed contacts for open ones
-    bool warm_only = false;  // no attempts after the one from the warm start
-    bool interior = false;  // the interior-point method from the warm start, and no cold one after it
-    int64_t max_total_iterations = 0;  // of a step in all attempts, shorter steps included (see Halves); 0: no bound
-    int64_t reserved = 0;  // of these, kept for later attempts
-    bool give_up = false;  // a step that fails has no further attempts, and its environment no further steps
-};
-
-// Pointers into the caller's arrays for one step of one environment. Null means not given or not wanted.
-struct Job {
-    const double *parameters, *z, *u, *wrench, *warm;
-    double *z_next, *impulses, *w;
-    int64_t *status, *iterations, *substeps;
-    double timestep_factor = 1.0;  // factor of the timestep in `parameters`: shorter steps replace a step without a solution
-    int64_t spent = 0;             // iterations of earlier attempts, which count against the same bound
-};
-
-inline int64_t iterations_left(const Options &options, const Job &job) {
-    if (!options.max_total_iterations) return std::numeric_limits<int64_t>::max();
-    return options.max_total_iterations - options.reserved - job.spent - *job.iterations;
-}
 
 template <class T>
 class Stepper {
@@ -214,7 +186,8 @@ private:
         phase[lane] = evaluate;
         attempt[lane] = lowered;
         iteration[lane] = 0, polished[lane] = false;
-        const double first = std::max(options.kappa, constant::path_level);
+        const double own = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
+        const double first = start_level(problem, lane, own, options.kappa);
         if (from_warm) {
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
             lift(lane, first);
@@ -223,9 +196,13 @@ private:
         }
     }
 
-    int64_t limit(Attempt attempt, double residual) const {
+    int64_t limit(int lane, double residual) const {
+        const Attempt attempt = this->attempt[lane];
+        if (attempt == cold && !options.interior && !(residual < constant::near_residual))
+            return std::min<int64_t>(constant::cold_iterations, options.max_iterations);
         if (!on_path(attempt)) return options.max_iterations;
-        const int64_t own = attempt == lowered                   ? constant::path_iterations
+        const int64_t lowered_iterations = jobs[lane].rescue ? constant::rescue_iterations : constant::path_iterations;
+        const int64_t own = attempt == lowered                   ? lowered_iterations
                             : residual < constant::near_residual ? constant::near_iterations
                                                                  : options.warm_iterations;
         return std::min(own, options.max_iterations);
@@ -256,7 +233,7 @@ private:
             }
         set_mask(restart, lane, true);
         set_mask(from_rest, lane, true);
-        set(level, lane, std::max(constant::start_level, options.kappa));
+        set(level, lane, start_level(problem, lane, constant::start_level, options.kappa));
     }
 
     bool interior(const double *start) const { return all_finite(start, mechanism.num_unknowns) && cones.interior(start); }
@@ -347,7 +324,7 @@ private:
             phase[lane] = searching;
             if (converged(lane, options.residual_tol)) {
                 finish(feed, lane);
-            } else if (!ok || iteration[lane] >= limit(attempt[lane], e) || spent(lane)) {
+            } else if (!ok || iteration[lane] >= limit(lane, e) || spent(lane)) {
                 fail(feed, lane);
             } else {
                 ++iteration[lane];
@@ -479,7 +456,7 @@ private:
             speed.failed_beyond(lane, w.data(), direction.data(), attempt[lane] == lowered))
             return split(feed, lane);
         if (attempt[lane] == warm && !options.warm_only && !spent(lane)) return begin_lowered(lane, true);
-        if (attempt[lane] == lowered && !spent(lane)) return begin_cold(lane);
+        if (attempt[lane] == lowered && !spent(lane) && !jobs[lane].rescue) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(mechanism, jobs[lane]);
         feed.finished(lane, jobs[lane], false);

@@ -1,0 +1,40 @@
+// One step of one environment, and the options of its solver.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "torchdojo_tables.hpp"
+
+namespace torchdojo {
+
+struct Options {
+    double kappa, residual_tol, path_tol;
+    int64_t max_iterations, min_iterations, max_halvings;
+    double depenetration_speed = 0.0;  // of contacts without a law of overlap of their own; 0: none
+    int64_t warm_iterations;  // iterations of an attempt from a warm start
+    bool limit = false;  // derivatives are taken in the hard limit κ → 0
+    bool complementarity_aware = false;  // derivatives may take pressed contacts for open ones
+    bool warm_only = false;  // no attempts after the one from the warm start
+    bool interior = false;  // the interior-point method from the warm start, and no cold one after it
+    int64_t max_total_iterations = 0;  // of a step in all attempts, shorter steps included (see Halves); 0: no bound
+    bool give_up = false;  // a step that fails has no further attempts, and its environment no further steps
+};
+
+// Pointers into the caller's arrays for one step of one environment. Null means not given or not wanted.
+struct Job {
+    const double *parameters, *z, *u, *wrench, *warm;
+    double *z_next, *impulses, *w;
+    int64_t *status, *iterations, *substeps;
+    double timestep_factor = 1.0;  // factor of the timestep in `parameters`: shorter steps replace a step without a solution
+    int64_t spent = 0;             // iterations of earlier attempts, which count against the same bound
+    bool rescue = false;           // whether this is a part of a step whose attempts have failed
+};
+
+// Iterations that are left to a step.
+inline int64_t iterations_left(const Options &options, const Job &job) {
+    if (!options.max_total_iterations) return std::numeric_limits<int64_t>::max();
+    return options.max_total_iterations - job.spent - *job.iterations;
+}
+
+}  // namespace torchdojo
