@@ -13,6 +13,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo.learning.feet import _legs, _Touch
+from torchdojo.learning.following import command_of
 from torchdojo.learning.gait import RULES, GaitReport, gait_report
 from torchdojo.learning.ground import ground_contacts
 from torchdojo.learning.rollouts import Evaluation, Recording
@@ -138,6 +139,9 @@ def test_goals_that_are_no_commands() -> None:
     env = robot()
     goals = torch.ones(400, 4, dtype=torch.float64)
     assert report(Made(), env, goals=goals).forward_error == pytest.approx(0.5, abs=0.01)
+    del env.velocity_command  # type: ignore[attr-defined]
+    assert report(Made(), env, goals=goals).forward_error == pytest.approx(0.5, abs=0.01)  # a free root with contacts
+    assert command_of(td.envs.make("quadrotor", pool=1), torch.ones(5, 2, 3)) is None  # a place
     env.velocity_command = slice(1, 4)  # type: ignore[attr-defined]
     assert report(Made(), env, goals=goals * torch.tensor([5.0, 0.5, 0.0, 0.0])).forward_error == pytest.approx(0.0, abs=0.01)
     env.velocity_command = None  # type: ignore[attr-defined]

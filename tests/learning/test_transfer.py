@@ -199,6 +199,24 @@ def test_goals_memory_and_kicks_are_the_same_in_both() -> None:
 
 
 @native
+@pytest.mark.parametrize("name", ["walker2d", "hopper", "quadruped"])
+def test_kicks_change_the_velocity_of_the_center_of_mass_alike(name: str) -> None:
+    """Nothing else does in the air, but gravity. Tolerance: the first-order integrator, for a robot that turns."""
+
+    def velocity(mujoco: bool) -> Tensor:
+        env = td.envs.make(name, 3, pool=4, autoreset="disabled", model_options={"contact": False}, kicks=(1.0, 2), seed=2)
+        masses = torch.stack([body.mass for body in env.mech.bodies.values()])  # type: ignore[union-attr]
+        policy = lambda obs: torch.zeros(len(obs), env.num_actions)  # noqa: E731
+        record = evaluate(env, policy, 5, record=True, stepper=MuJoCoRobots(env) if mujoco else None).recording
+        assert record is not None
+        return (record.z.unflatten(-1, (-1, 13))[..., 3:6] * masses[:, None]).sum(-2) / masses.sum()
+
+    ours = velocity(False)
+    torch.testing.assert_close(velocity(True), ours, rtol=0, atol=1e-3)
+    assert float(ours[-1, :, 0].abs().max()) > 1.5
+
+
+@native
 def test_conditions_hold_in_both() -> None:
     conditions = Conditions(friction=(0.3, 0.9), mass=(0.8, 1.2), armature=0.02, joint_friction=(0.1, 0.3), seed=5)
     env = td.envs.make("quadruped", 3, pool=4, autoreset="disabled")

@@ -6,7 +6,7 @@ into the heading. They are averaged over a stride, since a robot sways within it
 for the last `settle` seconds. An error is the mean of the absolute difference.
 
 The command is the first three numbers of the goal, for robots with a free root and contacts. An environment says otherwise by an attribute
-`velocity_command`: a slice of three numbers of its goals, or None, where goals are something else.
+`velocity_command`: a slice of three numbers of its goals, or None, where goals are something else. Environments of the table have it.
 """
 
 from __future__ import annotations
