@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from torchdojo.learning.gait import asymmetry, gait_report, mirrored
+from torchdojo.learning.gait import gait_report
 from torchdojo.learning.motors import efforts, torques
+from torchdojo.learning.rhythm import asymmetry, mirrored
 from torchdojo.learning.rollouts import Evaluation, Recording, evaluate
+from torchdojo.learning.transfer import transfer
 from torchdojo.native import loader
 
 native = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
@@ -69,6 +71,29 @@ def test_slip_per_meter(contacts: dict[str, td.Contact], spin: float, slip: floa
     assert report.power == 0.0 and report.cost_of_transport == 0.0 and report.asymmetry is None
     assert report.travel == pytest.approx(math.hypot(2.0, 0.5), rel=0.15)
     assert report.verdict.startswith("no gait: ") and "its root bears 100% of the load" in report.verdict
+
+
+@native
+@pytest.mark.parametrize("simulator", ["torchdojo", "MuJoCo"])
+def test_work_of_all_timesteps(simulator: str) -> None:
+    """A motor that turns a rotor back and forth does the work by which the energy grows, brakes with the rest, and is not sampled."""
+    env = Slider({})
+    env.mech.gravity = torch.zeros(3)
+    if simulator == "MuJoCo":
+        pytest.importorskip("mujoco")
+    take = evaluate if simulator == "torchdojo" else transfer
+    turn = iter([-1.0] * 60 + [1.0] * 80)
+    result = take(env, lambda obs: torch.full((len(obs), 1), 3e-6 * next(turn)), 140, record=True)
+    record = result.recording
+    assert record is not None and record.work is not None and record.work.shape == (140, 1, 2)
+    energy = env.mech.kinetic_energy(record.z)[:, 0]
+    positive, absolute = record.work.sum(0)[0].tolist()
+    # the motor gives energy for 60 control steps, takes it for 60, and gives a ninth of it in 20; tolerance: sums of 120 timesteps
+    assert positive == pytest.approx(10 / 9 * float(energy[60] - energy[0]), rel=0.015)
+    assert absolute - positive == pytest.approx(float(energy[60] - energy[0]), rel=0.015)
+    report = gait_report(env, result, settle=0.0)
+    assert report.power == pytest.approx(positive / (140 * PERIOD))
+    assert report.absolute_power == pytest.approx(absolute / (140 * PERIOD))
 
 
 def test_mirrored_joints_are_found() -> None:

@@ -47,6 +47,9 @@ def test_an_evaluation_is_the_sum_of_its_steps() -> None:
     torch.testing.assert_close(result.returns, total.double())
     torch.testing.assert_close(result.speeds, x / (0.02 * length))
     torch.testing.assert_close(result.lengths, length.long())
+    torch.testing.assert_close(result.headed, result.speeds)  # a planar robot heads along x
+    assert record.goals is not None and record.goals.shape == (len(record.actions), 3, 0)
+    assert record.work is not None and bool((record.work[..., 1] >= record.work[..., 0]).all()) and float(record.work.min()) >= 0.0
     assert not alive.any() and result.survival == 0 and len(record.actions) == int(length.max()) < 400
     assert record.impulses.shape[:2] == record.actions.shape[:2] and bool((record.impulses[..., : len(env.mech.contacts)] != 0).any())
     assert result.summary()["episodes"] == 3 and 0.5 < result.summary()["height_m"] < 1.4
@@ -86,6 +89,29 @@ def test_goals_are_given() -> None:
     env = make("quadruped", num_envs=2, autoreset="disabled")
     evaluate(env, still(12), 1, goal=torch.tensor([1.0, 0.0, 0.0]))
     assert env.state.goal.tolist() == [[1.0, 0.0, 0.0]] * 2
+
+
+def test_speed_along_the_heading_and_goals_of_each_step() -> None:
+    """A quadruped that stands is turned around by its start: speeds along its heading have the other sign, and goals change."""
+    env = make("quadruped", num_envs=2, autoreset="disabled", noise=0.0)
+    z = env.state.z.unflatten(-1, (-1, 13))
+    z = torch.cat((z[..., :3], z[..., 3:5] + torch.tensor([0.6, 0.0]), z[..., 5:]), -1).flatten(-2)  # all bodies move along x
+    around = z.unflatten(-1, (-1, 13)).clone()
+    middle = around[:, :1, :2]
+    around[..., :2] = 2 * middle - around[..., :2]
+    w, x, y, k = around[..., 6:10].clone().unbind(-1)
+    around[..., 6:10] = torch.stack((-k, -y, x, w), -1)  # half a turn about the vertical, before the body's own orientation
+    starts = torch.stack((z[0], around.flatten(-2)[1]))
+    env = make("quadruped", num_envs=2, autoreset="disabled", pool=starts)
+    env.reset = functools.partial(env.reset, index=torch.arange(2))  # type: ignore[method-assign]
+    result = evaluate(env, still(12), 6)
+    assert result.headed is not None
+    assert float(result.speeds.min()) > 0.2 and result.headed[0] > 0.2 and result.headed[1] < -0.2
+    torch.testing.assert_close(result.headed, result.speeds * torch.tensor([1.0, -1.0]), rtol=0.02, atol=0.0)
+    record = evaluate(make("quadruped", num_envs=2, autoreset="disabled", resample=4), still(12), 12, record=True).recording
+    assert record is not None and record.goals is not None
+    parts = record.goals.unflatten(0, (3, 4))  # three goals, four control steps each
+    assert torch.equal(parts, parts[:, :1].expand_as(parts)) and len({tuple(goal) for goal in parts[:, 0, 0].tolist()}) == 3
 
 
 def test_bad_input() -> None:

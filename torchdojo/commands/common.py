@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ __all__ = [
     "finite",
     "not_negative",
     "positive",
+    "print_columns",
     "print_table",
     "progress",
     "user_input",
@@ -103,6 +104,14 @@ def print_table(rows: Iterable[tuple[str, str]]) -> None:
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         print(f"  {name:<{width}}  {value}")
+
+
+def print_columns(rows: Iterable[Sequence[str]]) -> None:
+    """Rows of as many texts each, the first one a name."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
 
 
 def write_report(report: Mapping[str, Any], output: Path | None) -> None:

@@ -89,7 +89,7 @@ add({
     ),
     "quadruped": Row(
         "quadruped", _observe_quadruped, {"shac": _command}, {"shac": _overturned}, timestep=0.01, repeat=2, noise=(0.03, 0.1), rates=0.1,
-        clearance=0.005, options={"velocity_limits": True}, goals=_commands,
+        clearance=0.005, options={"velocity_limits": True}, goals=_commands, command=True,
         drive=Drive(reach=0.5, strength=0.9, damping=0.025, limit=1.0, rest={f"{part}_joint": angle for part, angle in STANDING.items()}),
         numbers={"speed": 1.0, "up": 0.5, "stand": 0.25, "height": 2.0, "rise": 0.05, "dip": 100.0, "effort": 0.005, "smooth": 0.01,
                  "alive": 1.0, "fall": 0.15},

@@ -39,7 +39,8 @@ class Row:
     noise: half widths of the uniform noise of the starts' coordinates, of the root and of the other joints [m, rad].
     rates: standard deviation of the rates [m/s, rad/s]. clearance: [m] above the ground in which robots start; None: not placed.
     center: coordinates about which the starts lie [m, rad]; None: the pose "home", moved to where the drives rest.
-    goals(env, count): drawn with the starts. start(env, q) -> q: changes the coordinates (count, n) of the starts.
+    goals(env, count): drawn with the starts. command: whether they begin with a command, forward and sideways speed, and turning rate.
+    start(env, q) -> q: changes the coordinates (count, n) of the starts.
     drag: whether the bodies feel the medium of `td.models.drag`.
     numbers: that the functions read from `env.row.numbers`.
     """
@@ -60,6 +61,7 @@ class Row:
     clearance: float | None = None
     center: tuple[float, ...] | None = None
     goals: Callable[[TableEnv, int], Tensor] | None = None
+    command: bool = False
     start: Callable[[TableEnv, Tensor], Tensor] | None = None
     drag: bool = False
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -83,6 +85,9 @@ class TableEnv(Env):
         model_options: keywords of the model, `friction=`. numbers: of the row, with other values: weights of its rewards, heights.
         drive: fields of the row's `Drive`, with other values.
         options: of `Env`.
+
+    Attributes:
+        velocity_command: which numbers of a goal are the command; None: goals are something else.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class TableEnv(Env):
                 one_from(f"drive of {name!r}", key, tuple(vars(row.drive)))
             row = dataclasses.replace(row, drive=dataclasses.replace(row.drive, **drive))
         self.row, self.name = row, name
+        self.velocity_command = slice(0, 3) if row.command else None
         self.timestep, self.repeat, self.kappa, self.episode_length = row.timestep, row.repeat, row.kappa, row.episode_length
         self.reward_name = one_from("reward", reward, tuple(row.rewards))
         controls = ("torque",) if row.drive is None else ("drive", "torque")

@@ -9,7 +9,7 @@ from torchdojo.elements.actuators import Actuators
 from torchdojo.envs import Env, TableEnv
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["actuators", "efforts", "places", "servo_damping", "torques"]
+__all__ = ["actuators", "efforts", "places", "servo_damping", "servo_ranges", "torques"]
 
 
 def actuators(mech: Mechanism) -> Actuators:
@@ -40,7 +40,7 @@ def torques(mech: Mechanism, action: Tensor, q: Tensor, qd: Tensor, *, damping: 
     gain, offset = (p[..., 0] + p[..., 1] * length + p[..., 2] * velocity for p in (motors.gain, bias))
     force = gain * torch.clamp(action.to(gain.dtype), ranges[..., 0], ranges[..., 1]) + offset
     torque = gear * torch.clamp(force, motors.forcerange[..., 0], motors.forcerange[..., 1])
-    lower, upper = _servo_ranges(mech)
+    lower, upper = servo_ranges(mech)
     return torch.clamp(torque, lower, upper)
 
 
@@ -62,10 +62,10 @@ def efforts(env: Env) -> Tensor:
     if not motors.measures:
         return own
     force = (motors.gear[..., None] * motors.forcerange).abs().amax(-1).nan_to_num(nan=torch.inf)
-    return torch.minimum(force, torch.maximum(*(bound.abs() for bound in _servo_ranges(env.mech))))
+    return torch.minimum(force, torch.maximum(*(bound.abs() for bound in servo_ranges(env.mech))))
 
 
-def _servo_ranges(mech: Mechanism) -> tuple[Tensor, Tensor]:
+def servo_ranges(mech: Mechanism) -> tuple[Tensor, Tensor]:
     """Range of the torque of each actuator that its joint has (`actuate` puts it there), infinite where there is none."""
     motors = actuators(mech)
     bounds = []
