@@ -19,8 +19,8 @@ FOLDER = "export"  # in the folder of the run, where no other is given
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write the policy of a run's last checkpoint as policy.pt (TorchScript), policy.onnx and policy.npz with a runner that needs "
-        f"numpy alone, and policy.json, which says what a robot has to know. They go into the folder {FOLDER}/ of the run, or into --output. "
-        "Each form is compared with the policy along a recorded episode first."
+        f"numpy alone, and policy.json, which says what a robot has to know. They go into the folder {FOLDER}/ of the run, or "
+        "into --output. Each form is compared with the policy along a recorded episode first."
     )
     add = parser.add_argument
     add("folder", type=Path, metavar="RUN", help="folder of `torchdojo train`")
