@@ -28,6 +28,7 @@ COMMANDS = {
     "train": ("torchdojo.commands.train", "learn a policy: SHAC, PPO, ARS, AGS"),
     "plan": ("torchdojo.commands.plan", "plan a motion through contact: a task, or a robot with start and goal"),
     "play": ("torchdojo.commands.play", "see what a trained policy does: numbers, a gait report, a page"),
+    "export": ("torchdojo.commands.export", "write a trained policy for robots: TorchScript, ONNX, numpy"),
     "view": ("torchdojo.commands.view", "show trajectory files: a page, a video, a live view"),
     "evaluate": ("torchdojo.commands.evaluate", "run experiments with known outcomes"),
 }
