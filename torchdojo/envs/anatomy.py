@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -121,7 +121,8 @@ class Skeleton:
         self.axes = turns / turns.norm(dim=-1, keepdim=True)
         anchors = torch.stack([j.child_anchor.detach().reshape(-1, 3)[0] for j in self.driven.values()])
         self.spots = pose.x[rows, own] + quat.rotate(pose.q[rows, own], anchors) - pose.x[:, 0]
-        self.kinds = [("roll", "pitch", "yaw")[int(axis.abs().argmax())] if float(axis.abs().max()) > ALONG else "skew" for axis in self.axes]
+        main = [int(axis.abs().argmax()) for axis in self.axes]
+        self.kinds = [("roll", "pitch", "yaw")[k] if abs(axis[k]) > ALONG else "skew" for axis, k in zip(self.axes, main, strict=True)]
         self.lower, self.upper = (torch.tensor([self._limit(j, end) for j in self.driven.values()], dtype=torch.float64) for end in (0, 1))
 
     @staticmethod

@@ -4,9 +4,9 @@
     env = td.envs.Locomotion("my_robot.urdf", gait="walk")            # one's own
     for name, found in env.describe(): print(name, found)
 
-The policy is blind: it sees joints, the direction up, the spin, a command and a clock, and neither velocity nor ground. The clock says which
-legs swing. Rewards ask feet to follow it, and to land where the robot is in balance (Raibert 1986, Legged Robots That Balance, section 2).
-All numbers are those of an A1 and scale with the robot's mass and the length of its legs.
+The policy is blind: it sees joints, the direction up, the spin, a command and a clock, and neither velocity nor ground. The clock says
+which legs swing. Rewards ask feet to follow it, and to land where the robot is in balance (Raibert 1986, Legged Robots That Balance,
+section 2). All numbers are those of an A1 and scale with the robot's mass and the length of its legs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.actuators import Actuator, actuate
 from torchdojo.elements.contacts import Contact, NonlinearContact
-from torchdojo.envs.anatomy import Anatomy, find_anatomy
+from torchdojo.envs.anatomy import find_anatomy
 from torchdojo.envs.checks import one_from, positive
 from torchdojo.envs.disturbances import SensorNoise
 from torchdojo.envs.env import Env
@@ -175,6 +175,7 @@ class Locomotion(Env):
         legs = {i for leg in anatomy.legs for i in leg.joints}
         self._splay = torch.tensor([float(i in legs and kind != "pitch") for i, kind in enumerate(anatomy.kinds)], dtype=torch.float64)
         self._arms = torch.tensor([float(i not in legs) for i in range(len(anatomy.joints))], dtype=torch.float64)
+        self._has_arms = len(legs) < len(anatomy.joints)  # a compiled step may not look at a tensor
 
     def _drive(self, mech: Mechanism, stiffness: float | None, braking: float | None, reach: float | None, usual: float) -> None:
         """Numbers of the drives, (nu,): kp, kd, reach, and the largest torques of the motors."""
@@ -190,10 +191,9 @@ class Locomotion(Env):
 
     def describe(self) -> list[tuple[str, str]]:
         """What was found and chosen for the robot, for a table."""
-        motors = "; ".join(
-            f"{part} {low:.3g}" + (f" to {high:.3g}" if high > low else "")
-            for part, low, high in ((n, float(t.min()), float(t.max())) for n, t in (("kp", self.kp), ("kd", self.kd), ("limit", self.efforts)))
-        )
+        numbers = {"kp": self.kp, "kd": self.kd, "limit": self.efforts}
+        ends = {name: [f"{float(end):.3g}" for end in value.aminmax()] for name, value in numbers.items()}
+        motors = "; ".join(f"{name} {' to '.join(dict.fromkeys(pair))}" for name, pair in ends.items())
         rhythm = f"{1 / self.stride:.2f} Hz, {self.gait.duty:.0%} of a stride in stance, feet rise {100 * self.clearance:.1f} cm"
         return [("robot", self.robot), *self.anatomy.rows(), ("drives", motors + " N·m"), ("gait", rhythm)]
 
@@ -218,8 +218,8 @@ class Locomotion(Env):
         shifts = [value for value in (0.0, 0.5) if bool(((shift - value).abs() < 1e-9).all())]
         if not shifts:
             raise ValueError(
-                f"mirror: got a gait with offsets {self.offsets.tolist()}, which no clock turns into its mirror image; allowed: gaits whose "
-                "left legs step with the right ones, or half a stride later; train with symmetric: false"
+                f"mirror: got a gait with offsets {self.offsets.tolist()}, which is no mirror image of itself at another time; allowed: "
+                "gaits whose left legs step with the right ones, or half a stride later; train with symmetric: false"
             )
         blocks = [torch.tensor([1.0, -1.0, 1.0]).diag(), torch.tensor([-1.0, 1.0, -1.0]).diag(), joints, joints, joints]
         blocks += [torch.tensor([1.0, -1.0, -1.0]).diag(), (1.0 - 4.0 * shifts[0]) * torch.eye(2)]
@@ -262,7 +262,7 @@ class Locomotion(Env):
         """What a robot with encoders and an inertial sensor knows, (B, 3 nu + 11)."""
         m, angle = motion, 2.0 * math.pi * motion.memory[..., :1]
         up = quat.inverse_rotate(m.root[..., 6:10], m.root.new_tensor((0.0, 0.0, 1.0)).expand_as(m.root[..., :3]))
-        angles, rates = self._angles(m.q) - self.rest, self._angles(m.qd)
+        angles, rates = self.joint_angles(m.q) - self.rest, self.joint_angles(m.qd)
         parts = up, m.root[..., 10:13], angles, 0.1 * rates, m.action.clamp(-1.0, 1.0), m.goal, angle.sin(), angle.cos()
         return torch.cat(parts, -1)
 
@@ -275,8 +275,8 @@ class Locomotion(Env):
         leg = torch.remainder(after.memory[..., :1] + self.offsets, 1.0)
         lift = (math.pi * (leg / self.swing).clamp(max=1.0)).sin().square()
         stance = (leg >= self.swing).to(leg.dtype)
-        rates, off = self._angles(after.qd), self._angles(after.q) - self.rest
-        torque = (self.kp * (self.reach * action.clamp(-1.0, 1.0) - off) - self.kd * rates).clamp(-self.efforts, self.efforts)
+        rates, off = self.joint_angles(after.qd), self.joint_angles(after.q) - self.rest
+        torque = self.torques(after, action)
         power, change = torque * rates, action - before.action
         jerk = change - before.action + before.memory[..., 1:]
         rise = root[..., 2] - STAND * self.anatomy.height
@@ -298,7 +298,7 @@ class Locomotion(Env):
             "splay": -(self._splay * off.square()).sum(-1),
             "pose": -_squares(off),
         }
-        if bool(self._arms.any()):
+        if self._has_arms:
             terms["arms"] = -(self._arms * off.square()).sum(-1)
         return {name: w[name] * value for name, value in terms.items()}
 
@@ -311,6 +311,11 @@ class Locomotion(Env):
         own = motion.z.unflatten(-1, (-1, STATE_SIZE))[..., self.soles, :]
         arm = quat.rotate(own[..., 6:10], self.feet.expand(*own.shape[:-1], 3))
         return own[..., :3] + arm, own[..., 3:6] + quat.cross(quat.rotate(own[..., 6:10], own[..., 10:13]), arm)
+
+    def torques(self, motion: Motion, action: Tensor) -> Tensor:
+        """What the drives did in the step that led to a motion [N·m], (B, nu)."""
+        off, rates = self.joint_angles(motion.q) - self.rest, self.joint_angles(motion.qd)
+        return (self.kp * (self.reach * action.clamp(-1.0, 1.0) - off) - self.kd * rates).clamp(-self.efforts, self.efforts)
 
     def _misplaced(self, root: Tensor, place: Tensor, cmd: Tensor, leg: Tensor) -> Tensor:
         """Squared distances of the feet from Raibert's places: under the hip in the middle of stance, and of swing.
@@ -328,7 +333,7 @@ class Locomotion(Env):
         vx, vy = cmd[..., :1] - cmd[..., 2:] * hip_y, cmd[..., 1:2] + cmd[..., 2:] * hip_x
         return _squares(x - hip_x - reach * vx) + _squares(y - hip_y - reach * vy)
 
-    def _angles(self, q: Tensor) -> Tensor:
+    def joint_angles(self, q: Tensor) -> Tensor:
         """The driven joints of coordinates or rates (B, num_coordinates), (B, nu)."""
         start, nu = self.columns[0], len(self.columns)
         return q[..., start : start + nu] if self.columns == list(range(start, start + nu)) else q[..., self.columns]

@@ -34,7 +34,7 @@ from torchdojo.envs import Env, Segment
 from torchdojo.envs.direct import Direct
 from torchdojo.learning.adjoint import bounded, clip_adjoint
 from torchdojo.learning.critic_fit import CriticFit
-from torchdojo.learning.networks import Actor, Critics
+from torchdojo.learning.networks import ActorFactory, Critics, make_actor
 from torchdojo.learning.returns import discounts, lambda_returns
 from torchdojo.runs.description import check_whole
 
@@ -58,6 +58,7 @@ class ShacSettings:
         weight is learned so that the entropy per action tends to it.
     adaptive_horizon: shortest and longest horizon. It shrinks by one where more than `clip_target` of the adjoints are clipped, and grows
         by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides.
+    symmetric: whether the actor is that of the robot's left-right symmetry (`SymmetricActor`); the environment needs `mirror()`.
     compile: whether policy and environment are compiled together, for a few seconds before the first segment.
     """
 
@@ -85,6 +86,7 @@ class ShacSettings:
     target_entropy: float | None = None
     adaptive_horizon: tuple[int, int] | None = None
     clip_target: float = 0.3
+    symmetric: bool = False
     compile: bool = True
 
     def __post_init__(self) -> None:
@@ -119,13 +121,14 @@ class Shac(pl.LightningModule):
 
     Args:
         env: environments that this module steps; those of one process. settings: `ShacSettings`. seed: of networks, noise and batches.
+        actor: (num_obs, num_actions, hidden, std) -> `td.learning.Actor`, a class of one's own; None: as the settings say.
 
     Attributes:
         actor, critics, target: networks. samples: control steps so far, of all processes. counts: of clipped adjoints and others, likewise.
         seconds: processor time of this process so far, in all runs that were resumed.
     """
 
-    def __init__(self, env: Env, settings: ShacSettings | None = None, *, seed: int = 0) -> None:
+    def __init__(self, env: Env, settings: ShacSettings | None = None, *, seed: int = 0, actor: ActorFactory | None = None) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.env, self.settings = env, ShacSettings(num_envs=env.num_envs) if settings is None else settings
@@ -134,7 +137,7 @@ class Shac(pl.LightningModule):
             raise ValueError(f"Shac: got {env.num_envs} environments and num_envs={s.num_envs}; give as many")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.actor = Actor(env.num_obs, env.num_actions, s.actor, s.std)
+            self.actor = make_actor(env, s.actor, s.std, s.symmetric, actor)
             self.critics = Critics(env.num_obs, s.critic, s.critics)
         self.target = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(s.entropy)) if s.entropy > 0 else torch.tensor(-math.inf))
