@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -84,7 +85,7 @@ def test_the_clock_and_the_commands_go_on_and_actions_are_remembered() -> None:
         assert torch.equal(memory[:, 1:], before.action)
         before = env.state
         goals.append(before.goal)
-    assert [torch.equal(a, b) for a, b in zip(goals, goals[1:], strict=False)] == [True, False, True, False]
+    assert [torch.equal(a, b) for a, b in itertools.pairwise(goals)] == [True, False, True, False]
     low, high = torch.tensor(env.commands).double().unbind(-1)
     drawn = env.goals(1000)
     assert bool(((drawn >= low) & (drawn <= high)).all()) and 0.05 < float((drawn == 0).all(-1).double().mean()) < 0.15

@@ -48,12 +48,12 @@ WEIGHTS = {
     "height": 60.0,  # (z − z*)² [m]
     "feet": 80.0,  # (height of a foot − that of the clock)² [m], summed over feet
     "slip": 0.3,  # squared horizontal speed of feet in stance [m/s]
-    "place": 8.0,  # squared distance of feet from Raibert's places [m]
+    "place": 25.0,  # squared distance of feet from Raibert's places [m]
     "torque": 2e-4,  # squared torques [N·m]
     "power": 1e-3,  # positive power [W]
     "change": 0.2,  # squared change of action
     "jerk": 0.05,  # squared second difference of actions
-    "splay": 0.05,  # squared angles of joints that roll or yaw, from the stance [rad]
+    "splay": 0.2,  # squared angles of joints that roll or yaw, from the stance [rad]
     "pose": 0.02,  # squared angles of all joints, from the stance [rad]
     "arms": 1.0,  # squared angles of joints that belong to no leg, from the stance [rad]
 }

@@ -127,7 +127,7 @@ class SymmetricActor(Actor):
         for name, size in (("obs", num_obs), ("action", num_actions)):
             matrix = getattr(mirror, name).to(self.log_std.dtype)
             good = tuple(matrix.shape) == (size, size)
-            if not good or not bool((matrix @ matrix - torch.eye(size)).abs().max() < 1e-6):
+            if not good or not bool((matrix @ matrix - torch.eye(size, dtype=matrix.dtype)).abs().max() < 1e-6):
                 wrong = "which is not its own inverse" if good else f"for {size} entries"
                 raise ValueError(
                     f"mirror, {name}: got a matrix {tuple(matrix.shape)}, {wrong}; allowed: ({size}, {size}), a reflection; correct "

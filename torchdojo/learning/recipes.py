@@ -15,7 +15,7 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
             "pool": 1024,
             "episode_length": 400,
             "kicks": [0.5, 100],
-            "sensor_noise": "robot",
+            "sensor_noise": {"noise": "robot", "delay": [0, 1]},
             "randomize": {"contacts.*.friction": [0.5, 1.3], "bodies.*": [0.85, 1.15]},
             "redraw": True,
         },
