@@ -87,7 +87,7 @@ class SensorNoise:
     delay: int | Sequence[int] = 0
 
     def __post_init__(self) -> None:
-        ends = self.delay if isinstance(self.delay, Sequence) and len(self.delay) == 2 else (0, self.delay)
+        ends: tuple[Any, ...] = tuple(self.delay) if isinstance(self.delay, Sequence) and len(self.delay) == 2 else (0, self.delay)
         for end in ends:
             counted("sensor_noise, delay", end, zero=True)
         if ends[0] > ends[1]:
