@@ -44,8 +44,8 @@ WEIGHTS = {
     "turning": 1.0,  # (ω − ω*)², about the vertical [rad/s]
     "bounce": 0.5,  # v_z²
     "rolling": 0.05,  # roll and pitch rates, squared
-    "upright": 3.0,  # squared components of the direction up along the root's x and y
-    "height": 60.0,  # (z − z*)² [m]
+    "upright": 15.0,  # squared components of the direction up along the root's x and y
+    "height": 120.0,  # (z − z*)² [m]
     "feet": 80.0,  # (height of a foot − that of the clock)² [m], summed over feet
     "slip": 0.3,  # squared horizontal speed of feet in stance [m/s]
     "place": 25.0,  # squared distance of feet from Raibert's places [m]

@@ -24,6 +24,7 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
             "num_envs": 64,
             "horizon": 24,
             "gamma": 0.98,
+            "lr": 4e-3,
             "reward_scale": 0.05,
             "actor": [128, 64],
             "critic": [128, 64],
