@@ -49,6 +49,24 @@ def test_quadrupeds_stand_with_their_feet_under_their_hips(file: str) -> None:
         assert sign == (-1.0 if "hip" in one else 1.0)
 
 
+LINK = '<link name="{}"><inertial><mass value="1"/><inertia ixx=".01" iyy=".01" izz=".01" ixy="0" ixz="0" iyz="0"/></inertial>{}</link>'
+HINGE = '<joint name="{0}" type="continuous"><parent link="{1}"/><child link="{2}"/><origin xyz="{3}"/><axis xyz="0 1 0"/></joint>'
+
+
+def test_knees_point_to_where_the_feet_are_offset(write_urdf: Any) -> None:
+    """As of ANYmal C (Hutter et al. 2016, Advanced Robotics 31(17)): its feet are offset ahead in front and back in the rear."""
+    parts = [LINK.format("trunk", "")]
+    for leg, x, y in (("fr", 0.3, -0.2), ("fl", 0.3, 0.2), ("rr", -0.3, -0.2), ("rl", -0.3, 0.2)):
+        ball = f'<collision><origin xyz="{0.08 if x > 0 else -0.08} 0 -.3"/><geometry><sphere radius=".02"/></geometry></collision>'
+        parts += [LINK.format(f"{leg}_thigh", ""), LINK.format(f"{leg}_shank", ball)]
+        parts += [HINGE.format(f"{leg}_hip", "trunk", f"{leg}_thigh", f"{x} {y} 0")]
+        parts += [HINGE.format(f"{leg}_knee", f"{leg}_thigh", f"{leg}_shank", "0 0 -.3")]
+    anatomy = find_anatomy(td.load(write_urdf(*parts)))
+    front, rear = anatomy.rest[:4], anatomy.rest[4:]
+    torch.testing.assert_close(front, -rear, rtol=0, atol=1e-6)
+    assert float(front[0]) > 0.5 and max(map(abs, anatomy.misses)) < 1e-6
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_humanoid_stands_on_level_feet_and_its_arms_are_no_legs() -> None:
     mech = td.load(shared_path("models", "unitree_h1", "h1.urdf"))
@@ -211,6 +229,9 @@ def test_robots_without_legs_or_mirror_images(write_mjcf: Any) -> None:
         robot(1, lame, gait="walk").mirror()
     with pytest.raises(ValueError, match=r"gait: got one of 4 legs \('trot'\) for a robot with 2; allowed: walk, run; give gait='walk'"):
         robot(1, lame)
+    ant = td.models.ant()
+    with pytest.raises(ValueError, match=r"a leg without a joint that pitches, that of .*allowed: legs that swing ahead and back"):
+        robot(1, ant)
     with pytest.raises(ValueError, match=r"without driven hinges"):
         robot(1, td.load(write_mjcf(BOX.format("")), contacts="collision"))
     for name in list(lame.contacts):

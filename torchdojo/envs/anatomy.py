@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ LOW = 0.25  # of the root's height above the lowest point: limbs that end above 
 SOLE = 0.01  # [m] above the lowest point of a foot: contacts up to there are its sole
 EXTENSION = {2: 0.97}  # height of the hips over the length of the legs, by number of legs
 CROUCH = 0.697  # the same for more than two legs: an A1 with its thighs at 0.8 rad
+POINT = 0.04  # [m] from the middle of a sole to its rim: smaller feet are points
 UNDER = 0.04  # [m] by which a foot may miss the place under its hip
 MARGIN = 0.05  # [rad] of the stance from the joints' limits
 NEAR = 0.015  # [m] by which mirror images of joints may miss each other
@@ -78,7 +79,8 @@ class Anatomy:
         rows = []
         for leg, miss in zip(self.legs, self.misses, strict=True):
             angles = ", ".join(f"{self.joints[i]} {float(self.rest[i]):.3g}" for i in leg.joints)
-            rows.append((leg.name, f"foot {', '.join(leg.contacts)} {100 * miss:+.1f} cm ahead of its hip; {angles} rad"))
+            wrong = " (too far: give the stance)" if abs(miss) > UNDER else ""
+            rows.append((leg.name, f"foot {', '.join(leg.contacts)} {100 * miss:+.1f} cm ahead of its hip{wrong}; {angles} rad"))
         others = [name for i, name in enumerate(self.joints) if not any(i in leg.joints for leg in self.legs)]
         mirror = "none: " + ", ".join(self.unmatched) if self.images is None else "left and right"
         return [
@@ -191,6 +193,12 @@ def find_anatomy(mech: Mechanism, *, feet: Sequence[str] | None = None, stance: 
     for own, place in zip(pitches, places, strict=True):
         knots = torch.stack([*(bones.spots[i] for i in own), place])[:, [0, 2]]
         lengths.append(float((knots[1:] - knots[:-1]).norm(dim=-1).sum()))
+    still = [body for body, own in zip(groups, pitches, strict=True) if not own]
+    if still:
+        raise ValueError(
+            f"Locomotion: got a leg without a joint that pitches, that of {still[0]}; allowed: legs that swing ahead and back about the y "
+            "axis of the root; give feet=[...], names of contacts or bodies, or turn the file so that the robot looks along x"
+        )
     rest = _stance(bones, list(groups.values()), list(groups), pitches, hips, lengths)
     if images is not None:  # exact mirror images
         left = [i for chain, place in zip(chains, places, strict=True) if float(place[1]) > 0 for i in chain]
@@ -265,9 +273,14 @@ def _grouped(bones: Skeleton, names: Sequence[str], owners: Mapping[str, str]) -
 
 
 def _sole(bones: Skeleton, names: list[str]) -> list[str]:
-    """The lowest contacts of a foot."""
-    bottom = bones.points(bones.state(torch.zeros(len(bones.driven), dtype=torch.float64)), names)[1]
-    return [name for name, height in zip(names, (bottom - bottom.min()).tolist(), strict=True) if height <= SOLE]
+    """The lowest contacts of a foot; of a small one the contact in the middle alone."""
+    center, bottom = bones.points(bones.state(torch.zeros(len(bones.driven), dtype=torch.float64)), names)
+    low = [i for i, height in enumerate((bottom - bottom.min()).tolist()) if height <= SOLE]
+    off = (center[low] - center[low].mean(0)).norm(dim=-1)
+    if float(off.max()) >= POINT:
+        return [names[i] for i in low]
+    middle = [i for i, distance in zip(low, off.tolist(), strict=True) if distance < float(off.min()) + 1e-6]
+    return [names[max(middle, key=lambda i: float(center[i, 0]))]]  # on both sides the same one
 
 
 def _images(bones: Skeleton) -> tuple[tuple[tuple[int, float], ...] | None, list[str]]:
@@ -289,60 +302,84 @@ def _images(bones: Skeleton) -> tuple[tuple[tuple[int, float], ...] | None, list
     return (tuple(found), []) if paired and not unmatched else (None, unmatched or names)
 
 
+class _Stand(NamedTuple):
+    """What a stance is about: skeleton, contacts and bodies of the feet, joints that pitch, hips (legs, 3), lengths, places (legs, 2)."""
+
+    bones: Skeleton
+    soles: list[list[str]]
+    bodies: list[str]
+    pitches: list[list[int]]
+    hips: Tensor
+    lengths: list[float]
+    goal: Tensor
+
+
 def _stance(
     bones: Skeleton, soles: list[list[str]], bodies: list[str], pitches: list[list[int]], hips: Tensor, lengths: list[float]
 ) -> Tensor:
     """Angles (nu,) at which every foot stands right under its hip, at the wanted share of its leg's length.
 
-    A search over the joints that pitch finds the branch, and Newton's method the place. Knees point back, those of bipeds forward. Feet
-    with an ankle stay level.
+    Knees that point back, and knees that point ahead: of the two, each leg has the one with the smaller angles, and of equal ones back
+    (bipeds ahead). Feet with an ankle stay level.
     """
     low, high = bones.lower + MARGIN, bones.upper - MARGIN
     low, high = torch.where(low < high, low, bones.lower), torch.where(low < high, high, bones.upper)
     rest = torch.maximum(torch.minimum(torch.zeros_like(low), high), low)
-    free = sorted({i for own in pitches for i in own})
-    generator = torch.Generator().manual_seed(0)
     share = EXTENSION.get(len(soles), CROUCH)
     goal = hips[:, [0, 2]] - torch.tensor([[0.0, share * length] for length in lengths], dtype=torch.float64)
-    knees_back = 1.0 if len(soles) > 2 else -1.0
+    stand, usual = _Stand(bones, soles, bodies, pitches, hips, lengths, goal), 1.0 if len(soles) > 2 else -1.0
+    found = []
+    for ahead in (usual, -usual):
+        pose = _search(stand, rest.clone(), (low, high), ahead)
+        gaps, knees = _misses(stand, pose)
+        size = torch.stack([pose[own].square().sum() for own in pitches])
+        found.append((pose, gaps.square().sum(-1) + 1e-4 * size + 2e-4 * (usual * knees).clamp_min(0.0)))
+    (pose, cost), (other, other_cost) = found
+    for k, own in enumerate(pitches):
+        if float(other_cost[k]) < float(cost[k]) - 1e-9:
+            pose[own] = other[own]
+    return pose
 
-    def misses(angles: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., legs, 3): how far feet are from their places over the length of the leg, and their tilt; (..., legs) how bad a pose is."""
-        z = bones.state(angles)
-        pose, gaps, dislikes = split_state(z)[0], [], []
-        for k, (names, body, own) in enumerate(zip(soles, bodies, pitches, strict=True)):
-            off = (bones.points(z, names)[0].mean(-2)[..., [0, 2]] - goal[k]) / lengths[k]
-            axis = quat.rotate(pose.q[..., bones.bodies.index(body), :], off.new_tensor((0.0, 0.0, 1.0)).expand(*off.shape[:-1], 3))
-            tilt = axis[..., :1] if len(own) > 2 else torch.zeros_like(off[..., :1])
-            gaps.append(torch.cat((off, tilt), -1))
-            bad = 1e-4 * angles[..., own].square().sum(-1)
-            if len(own) > 1:
-                shank = bones.bodies.index(str(list(bones.driven.values())[own[1]].body_names[-1]))
-                joint = list(bones.driven.values())[own[1]].child_anchor.detach().reshape(-1, 3)[0]
-                knee = pose.x[..., shank, :] + quat.rotate(pose.q[..., shank, :], joint.expand(*off.shape[:-1], 3)) - pose.x[..., 0, :]
-                bad = bad + 0.1 * (knees_back * (knee[..., 0] - hips[k, 0]) / lengths[k]).clamp_min(0.0)
-            dislikes.append(bad)
-        return torch.stack(gaps, -2), torch.stack(dislikes, -1)
 
-    if not free:
-        return rest
-    width, start, end = 1.0, low.clamp_min(-2.5)[free], high.clamp_max(2.5)[free]
+def _misses(stand: _Stand, angles: Tensor) -> tuple[Tensor, Tensor]:
+    """How far feet are from their places, over the length of the leg, and their tilt, (..., legs, 3); places of knees ahead of hips."""
+    bones, soles, bodies, pitches, hips, lengths, goal = stand
+    z = bones.state(angles)
+    pose, gaps, knees, joints = split_state(z)[0], [], [], list(bones.driven.values())
+    for k, (names, body, own) in enumerate(zip(soles, bodies, pitches, strict=True)):
+        off = (bones.points(z, names)[0].mean(-2)[..., [0, 2]] - goal[k]) / lengths[k]
+        axis = quat.rotate(pose.q[..., bones.bodies.index(body), :], off.new_tensor((0.0, 0.0, 1.0)).expand(*off.shape[:-1], 3))
+        gaps.append(torch.cat((off, axis[..., :1] if len(own) > 2 else torch.zeros_like(off[..., :1])), -1))
+        knees.append(torch.zeros_like(off[..., 0]))
+        if len(own) > 1:
+            shank, anchor = bones.bodies.index(str(joints[own[1]].body_names[-1])), joints[own[1]].child_anchor.detach().reshape(-1, 3)[0]
+            knee = pose.x[..., shank, :] + quat.rotate(pose.q[..., shank, :], anchor.expand(*off.shape[:-1], 3)) - pose.x[..., 0, :]
+            knees[-1] = (knee[..., 0] - hips[k, 0]) / lengths[k]
+    return torch.stack(gaps, -2), torch.stack(knees, -1)
+
+
+def _search(stand: _Stand, rest: Tensor, limits: tuple[Tensor, Tensor], ahead: float) -> Tensor:
+    """A pose with the knees on one side: a random search finds the branch, and Newton's method the place. Legs do not depend on each other.
+
+    ahead: 1 for knees that point back, −1 for knees that point ahead.
+    """
+    (low, high), pitches, width = limits, stand.pitches, 1.0
+    free = sorted({i for own in pitches for i in own})
+    start, end, generator = low.clamp_min(-2.5)[free], high.clamp_max(2.5)[free], torch.Generator().manual_seed(0)
     for _ in range(ROUNDS):
         drawn = rest.expand(SAMPLES, -1).clone()
         scatter = torch.rand(SAMPLES - 1, len(free), generator=generator, dtype=torch.float64)
         around = start + (end - start) * scatter if width == 1.0 else rest[free] + width * (2.0 * scatter - 1.0)
         drawn[1:, free] = torch.maximum(torch.minimum(around, end), start)
-        gaps, dislikes = misses(drawn)
-        best = (gaps.square().sum(-1) + dislikes).argmin(0)
+        gaps, knees = _misses(stand, drawn)
+        best = (gaps.square().sum(-1) + 0.1 * (ahead * knees).clamp_min(0.0)).argmin(0)
         for k, own in enumerate(pitches):
             rest[own] = drawn[best[k], own]
         width *= 0.25
     for _ in range(8):
         steps = rest + 1e-6 * torch.eye(len(rest), dtype=torch.float64)
-        gaps, moved = misses(rest)[0], misses(steps)[0]
+        gaps, moved = (_misses(stand, pose)[0] for pose in (rest, steps))
         for k, own in enumerate(pitches):
-            if own:
-                jacobian = ((moved[own, k] - gaps[k]) / 1e-6).mT
-                rest[own] = rest[own] - torch.linalg.pinv(jacobian, rtol=1e-3) @ gaps[k]
+            rest[own] = rest[own] - torch.linalg.pinv(((moved[own, k] - gaps[k]) / 1e-6).mT, rtol=1e-3) @ gaps[k]
         rest = torch.maximum(torch.minimum(rest, high), low)
     return rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 __all__ = ["RECIPES", "recipe"]
@@ -48,5 +49,6 @@ def recipe(env: str, algorithm: str, robot: str | None = None) -> dict[str, Any]
     if robot is not None:
         if env != "locomotion":
             raise ValueError(f"robot: got {robot!r} for {env!r}, which has its own; allowed: with --env locomotion; leave --robot out")
-        values["env_options"] = {"robot": robot}
+        file = Path(robot)
+        values["env_options"] = {"robot": str(file.resolve()) if file.is_file() else robot}  # the run may be resumed from elsewhere
     return values
