@@ -108,6 +108,26 @@ def test_shac_takes_an_actor_of_one_s_own() -> None:
         Shac(robot(), ShacSettings(**SMALL), actor=Wide)
 
 
+@native
+def test_saturation_costs_what_it_says_and_pulls_means_back() -> None:
+    env = robot()
+    module, other = (Shac(env, ShacSettings(**{**SMALL, "saturation": weight})) for weight in (0.0, 3.0))
+    for each in (module, other):
+        with torch.no_grad():
+            each.actor.body[-1].bias.fill_(1.5)  # type: ignore[operator, union-attr]
+    segment = module.rollout(4)
+    means = other.actor.mean(segment.obs)
+    expected = 3.0 * other.settings.reward_scale * (means.abs() - 1).clamp_min(0).square().sum(-1).mean()
+    gap = other._actor_loss(segment) - module._actor_loss(segment)
+    torch.testing.assert_close(gap, expected, rtol=1e-4, atol=1e-6)
+    other.actor.zero_grad()
+    gap.backward()
+    grad = other.actor.body[-1].bias.grad  # type: ignore[union-attr]
+    assert isinstance(grad, Tensor) and float(grad.sum()) > 0 and float(expected.detach()) > 0
+    with pytest.raises(ValueError, match=r"saturation: got -1; allowed: a finite number of 0 or more"):
+        ShacSettings(saturation=-1)
+
+
 def test_bad_mirrors() -> None:
     eye = torch.eye(4, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"mirror, obs: got a matrix \(4, 4\), for 3 entries; allowed: \(3, 3\), a reflection"):

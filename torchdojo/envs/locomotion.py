@@ -53,7 +53,7 @@ WEIGHTS = {
     "power": 1e-3,  # positive power [W]
     "change": 0.2,  # squared change of action
     "jerk": 0.05,  # squared second difference of actions
-    "splay": 0.2,  # squared angles of joints that roll or yaw, from the stance [rad]
+    "splay": 0.5,  # squared angles of joints that roll or yaw, from the stance [rad]
     "pose": 0.02,  # squared angles of all joints, from the stance [rad]
     "arms": 1.0,  # squared angles of joints that belong to no leg, from the stance [rad]
 }

@@ -31,6 +31,7 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
             "critic": [128, 64],
             "critic_lr": 1e-3,
             "std": 0.2,
+            "saturation": 0.2,
             "symmetric": True,
         },
     },

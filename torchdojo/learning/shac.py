@@ -58,6 +58,8 @@ class ShacSettings:
         weight is learned so that the entropy per action tends to it.
     adaptive_horizon: shortest and longest horizon. It shrinks by one where more than `clip_target` of the adjoints are clipped, and grows
         by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides.
+    saturation: weight of Σ max(|μ| − 1, 0)² of the mean actions μ before tanh, in units of the reward. Behind tanh, gradients of actions
+        near their ends are lost: without this, a leg that leans to one side early in training stays there.
     symmetric: whether the actor is that of the robot's left-right symmetry (`SymmetricActor`); the environment needs `mirror()`.
     compile: whether policy and environment are compiled together, for a few seconds before the first segment.
     """
@@ -86,6 +88,7 @@ class ShacSettings:
     target_entropy: float | None = None
     adaptive_horizon: tuple[int, int] | None = None
     clip_target: float = 0.3
+    saturation: float = 0.0
     symmetric: bool = False
     compile: bool = True
 
@@ -97,6 +100,8 @@ class ShacSettings:
         for name in ("gamma", "lam", "polyak", "final_lr", "clip_target"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name}: got {value!r}; allowed: a number from 0 to 1")
+        if not 0 <= self.saturation < math.inf:
+            raise ValueError(f"saturation: got {self.saturation!r}; allowed: a finite number of 0 or more")
         if self.adjoint_clip is not None and not self.adjoint_clip > 0:
             raise ValueError(f"adjoint_clip: got {self.adjoint_clip!r}; allowed: a number above 0, or null for none")
         if self.adaptive_horizon is not None and not 1 <= self.adaptive_horizon[0] <= self.horizon <= self.adaptive_horizon[1]:
@@ -252,6 +257,9 @@ class Shac(pl.LightningModule):
         values = s.gamma * weight[rows] * self._value(segment.final_obs[rows])
         total = (weight * self._scaled(segment)).sum() + values.sum()
         loss = -total / (s.horizon * s.num_envs * self._world)
+        if s.saturation > 0:
+            excess = (self.actor.mean(segment.obs).abs() - 1.0).clamp_min(0.0).square().sum(-1).mean()
+            loss = loss + s.saturation * s.reward_scale * excess / self._world
         if s.target_entropy is not None:
             gap = segment.surprise.detach().mean() - s.target_entropy * self.env.num_actions
             loss = loss + self.log_temperature * gap / self._world
