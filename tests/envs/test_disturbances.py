@@ -144,6 +144,22 @@ def test_noise_bias_and_delay_of_what_the_policy_sees() -> None:
 
 
 @native
+def test_delays_may_differ_between_episodes() -> None:
+    late = crawler(num_envs=24, pool=400, sensor_noise={"delay": (1, 3), "bias": 0.1}, autoreset="disabled")
+    delays = late._pool[:, sum(late._sizes[:7])]
+    assert [float((delays == lag).double().mean()) for lag in (1, 2, 3)] == pytest.approx([1 / 3] * 3, abs=0.1)  # four deviations
+    own, bias = late.state.sensors[:, 0].long(), late.state.sensors[:, 1 : 1 + late.num_obs]
+    true = [late.observe(late.state.motion)]
+    for _ in range(6):
+        late.step(torch.full((24, 1), 0.5))
+        true.append(late.observe(late.state.motion))
+        for i, lag in enumerate(own.tolist()):
+            source = true[max(0, len(true) - 1 - lag)][i]
+            torch.testing.assert_close(late.obs[i], source + bias[i], rtol=0, atol=1e-12)
+    assert {*own.tolist()} == {1, 2, 3}
+
+
+@native
 def test_rewards_and_ends_do_not_see_noise() -> None:
     same = {"pool": crawler().state.z, "autoreset": "disabled"}
     plain, noisy = crawler(**same), crawler(**same, sensor_noise=td.envs.SensorNoise(noise=0.5, bias=0.5, delay=3))
@@ -279,6 +295,7 @@ def test_a_memory_that_is_not_finite_ends_the_episode() -> None:
         ),
         ({"sensor_noise": -0.1}, r"sensor_noise: got -0\.1; allowed: a finite number of 0 or more"),
         ({"sensor_noise": {"dely": 1}}, "sensor_noise: got 'dely'; allowed: noise, bias, delay"),
+        ({"sensor_noise": {"delay": (2, 1)}}, r"sensor_noise, delay: got \(2, 1\); allowed: a whole number, or a pair \(least, most\)"),
         ({"sensor_noise": {"delay": 0.5}}, r"sensor_noise, delay: got 0\.5; allowed: a whole number of 0 or more"),
         (
             {"sensor_noise": {"noise": [0.1, 0.2]}},

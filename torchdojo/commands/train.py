@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from torchdojo.commands.common import CommandError, add_output, finite, print_table, user_input, whole, write_report
+from torchdojo.envs import Locomotion
+from torchdojo.learning.recipes import recipe
 from torchdojo.learning.runs import ALGORITHMS, Run, load_run, process_number, read_config
 
 __all__ = ["add_arguments", "run", "train"]
@@ -16,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Train a policy as a YAML file describes it. A run that was killed goes on with --resume, to the same weights."
     parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="description (.yaml), such as configs/shac_ant.yaml")
     parser.add_argument("--env", metavar="NAME", help="environment, by name or as module:Class, instead of a description")
+    parser.add_argument("--robot", metavar="FILE", help="with --env locomotion: a URDF or MJCF file, or the name of a built-in robot")
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), help="with --env (default: shac)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in the output folder")
     parser.add_argument("--processes", type=whole, default=1, metavar="N", help="of SHAC, each with its own environments (default: 1)")
@@ -31,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("config", "env", "algorithm", "output", "resume", "changes", "processes")
+    names = ("config", "env", "robot", "algorithm", "output", "resume", "changes", "processes")
     options.json = options.json and process_number() == 0  # the first process of a run tells for all
     return train(**{name: getattr(options, name) for name in names})
 
@@ -41,6 +44,7 @@ def train(
     *,
     output: Path,
     env: str | None = None,
+    robot: str | None = None,
     algorithm: str | None = None,
     resume: bool = False,
     changes: list[str] | tuple[str, ...] = (),
@@ -50,7 +54,8 @@ def train(
 
     Args:
         config: a YAML file with the keys of `RunConfig`; None: `env` with the algorithm's defaults, or (to resume) the folder's.
-        output: folder of the run. env, algorithm: instead of a description. changes: KEY=VALUE, of the description.
+        output: folder of the run. env, algorithm: instead of a description. robot: of "locomotion", a file or a name.
+        changes: KEY=VALUE, of the description.
         processes: of SHAC, on gloo.
 
     Raises:
@@ -58,12 +63,15 @@ def train(
     """
     if (config is None) == (env is None) and not (resume and config is None):
         raise CommandError("give either a description (CONFIG) or --env; to go on with a run, --resume and its folder are enough")
+    if robot is not None and env is None:
+        raise CommandError(f"--robot {robot}: allowed: with --env locomotion; in a description, it is env_options.robot")
     with user_input():
         if config is None and env is None:
             this = load_run(output)
         else:
-            given: Any = {"env": env, "algorithm": algorithm or "shac"} if config is None else config
+            given: Any = config if env is None else recipe(env, algorithm or "shac", robot)
             this = Run(output, read_config(given, changes))
+        _describe(this)
         this.process_options(processes)  # refused before the run has a folder
         this.begin(resume)
         numbers = this.train(resume, processes)
@@ -72,3 +80,16 @@ def train(
         print_table([(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in report.items()])
         write_report(report, output)
     return report
+
+
+def _describe(this: Run) -> None:
+    """Print what was found of a robot that is to walk, before it costs anything."""
+    if process_number() > 0 or this.config.env != "locomotion":
+        return
+    env = this.config.make_env(1, pool=1)
+    assert isinstance(env, Locomotion)
+    print_table(env.describe())
+    print(
+        "What is wrong here can be given: --set env_options.feet='[...]' (contacts or bodies), env_options.stance='{joint: rad}', "
+        "env_options.gait=walk, env_options.stiffness=40; --set settings.symmetric=false without mirror images."
+    )

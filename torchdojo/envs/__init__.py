@@ -12,6 +12,8 @@ from torchdojo.envs.direct import light_guards
 from torchdojo.envs.disturbances import SensorNoise
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env
+from torchdojo.envs.gaits import Gait
+from torchdojo.envs.locomotion import Locomotion
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.segment import Segment, SegmentOutput
 from torchdojo.envs.table import TableEnv, make, names
@@ -21,6 +23,8 @@ __all__ = [
     "Env",
     "EnvState",
     "EnvStep",
+    "Gait",
+    "Locomotion",
     "Motion",
     "Segment",
     "SegmentOutput",

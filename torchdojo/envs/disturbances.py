@@ -78,15 +78,20 @@ class SensorNoise:
 
     noise, bias: standard deviations, each one number or one for each entry of the observation. ε is normal and new in every control step.
         An episode has one bias, which comes from the pool with the start.
-    delay: control steps. Until as many have passed, the policy sees the first observation of the episode.
+    delay: control steps, or a pair (least, most), from which each start of the pool has one. Until as many have passed, the policy sees the
+        first observation of the episode.
     """
 
     noise: float | Sequence[float] = 0.0
     bias: float | Sequence[float] = 0.0
-    delay: int = 0
+    delay: int | Sequence[int] = 0
 
     def __post_init__(self) -> None:
-        counted("sensor_noise, delay", self.delay, zero=True)
+        ends: tuple[Any, ...] = tuple(self.delay) if isinstance(self.delay, Sequence) and len(self.delay) == 2 else (0, self.delay)
+        for end in ends:
+            counted("sensor_noise, delay", end, zero=True)
+        if ends[0] > ends[1]:
+            raise ValueError(f"sensor_noise, delay: got {self.delay!r}; allowed: a whole number, or a pair (least, most)")
 
     @classmethod
     def of(cls, given: Any) -> SensorNoise:
@@ -107,7 +112,8 @@ class SensorNoise:
 class Sensors:
     """`SensorNoise` for observations of n entries.
 
-    The sensors carry a row from step to step: bias and observations on their way, the newest first. It is empty where there is neither.
+    The sensors carry a row from step to step: the delay where it differs, bias, and observations on their way, the newest first. It is
+    empty where there is none of them.
 
     Attributes:
         draws: normal numbers that one reading takes, n or none.
@@ -115,12 +121,17 @@ class Sensors:
 
     def __init__(self, given: SensorNoise, num_obs: int) -> None:
         self.noise, self.bias = (_spread(f"sensor_noise, {name}", getattr(given, name), num_obs) for name in ("noise", "bias"))
-        self.delay, self.draws = given.delay, len(self.noise)
+        self.least, self.most = given.delay if isinstance(given.delay, Sequence) else (given.delay, given.delay)
+        self.draws, self._head = len(self.noise), int(self.least < self.most) + len(self.bias)
 
     def begin(self, obs: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
         """What the policy sees of the first observation (B, n), and what the sensors carry. normal: draws numbers of a shape."""
         bias = self.bias * normal(len(obs), len(self.bias)) if len(self.bias) else obs.new_zeros(len(obs), 0)
-        carried = torch.cat((bias, *[obs] * self.delay), -1)
+        own = obs.new_zeros(len(obs), 0)
+        if self.least < self.most:
+            share = 0.5 + 0.5 * torch.erf(normal(len(obs), 1) / math.sqrt(2.0))  # uniform from 0 to 1
+            own = (self.least + (self.most - self.least + 1) * share).floor().clamp(max=self.most)
+        carried = torch.cat((own, bias, *[obs] * self.most), -1)
         seen = obs + bias if len(self.bias) else obs
         return (seen + self.noise * normal(len(obs), self.draws) if self.draws else seen), carried
 
@@ -129,12 +140,15 @@ class Sensors:
 
         drawn: (B, ...), normal numbers in the last `draws` columns.
         """
-        seen, bias = obs, carried[:, : len(self.bias)]
-        if self.delay:
-            seen, between = carried[:, -obs.shape[-1] :], carried[:, len(self.bias) : -obs.shape[-1]]
-            carried = torch.cat((bias, obs, between), -1)
+        seen, head = obs, carried[:, : self._head]
+        if self.most:
+            past = [obs, *carried[:, self._head :].split(obs.shape[-1], -1)]
+            seen = past[-1]
+            for lag in reversed(range(self.least, self.most)):
+                seen = torch.where(head[:, :1] == lag, past[lag], seen)
+            carried = torch.cat((head, *past[:-1]), -1)
         if len(self.bias):
-            seen = seen + bias
+            seen = seen + head[:, -len(self.bias) :]
         return (seen + self.noise * drawn[:, -self.draws :] if self.draws else seen), carried
 
 

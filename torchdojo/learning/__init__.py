@@ -10,7 +10,7 @@ An algorithm is imported by the name of its module, `torchdojo.learning.shac`, s
 """
 
 from torchdojo.learning.gait import GaitReport, gait_report
-from torchdojo.learning.networks import Actor, Critics, Normalizer
+from torchdojo.learning.networks import Actor, Critics, Normalizer, SymmetricActor
 from torchdojo.learning.rollouts import Evaluation, evaluate, variants
 from torchdojo.learning.runs import Run, RunConfig, load_run, read_config
 
@@ -22,6 +22,7 @@ __all__ = [
     "Normalizer",
     "Run",
     "RunConfig",
+    "SymmetricActor",
     "evaluate",
     "gait_report",
     "load_run",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Actor", "Critics", "Normalizer", "perceptron"]
+__all__ = ["Actor", "Critics", "Mirrored", "Normalizer", "SymmetricActor", "make_actor", "perceptron"]
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -76,13 +77,96 @@ class Actor(nn.Module):
             last.weight *= 0.1
             last.bias.zero_()
 
+    def mean(self, obs: Tensor) -> Tensor:
+        """μ(obs), the mean action before tanh, (B, num_obs) -> (B, num_actions)."""
+        mean: Tensor = self.body(self.normalizer(obs.to(self.log_std.dtype)))
+        return mean
+
     def forward(self, obs: Tensor) -> Tensor:
         """The mean action, (B, num_obs) -> (B, num_actions), between -1 and 1."""
-        return torch.tanh(self.body(self.normalizer(obs.to(self.log_std.dtype))))
+        return torch.tanh(self.mean(obs))
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action with standard normal noise (B, num_actions), differentiable in all."""
-        return torch.tanh(self.body(self.normalizer(obs.to(self.log_std.dtype))) + self.log_std.exp() * noise)
+        return torch.tanh(self.mean(obs) + self.log_std.exp() * noise)
+
+
+class Mirrored(Protocol):
+    """Reflection of a robot's left and right, as `td.envs.Locomotion.mirror` gives it."""
+
+    @property
+    def obs(self) -> Tensor:
+        """(num_obs, num_obs)"""
+
+    @property
+    def action(self) -> Tensor:
+        """(num_actions, num_actions)"""
+
+
+class SymmetricActor(Actor):
+    """An actor that does in the mirrored situation the mirror image of what it does now, whatever its weights are.
+
+        μ(o) = (f(o) + M f(M o)) / 2,    so that μ(M o) = M μ(o)
+
+    This holds because the reflection M is its own inverse. Without it a gait becomes lopsided, which costs no reward on flat ground.
+
+    Args:
+        mirror: the reflection. The others are as of `Actor`.
+
+    Raises:
+        ValueError: matrices of other sizes, or that are not their own inverses.
+    """
+
+    mirror_obs: Tensor
+    mirror_action: Tensor
+
+    def __init__(
+        self, num_obs: int, num_actions: int, hidden: Sequence[int] = (128, 64, 32), std: float = 0.37, *, mirror: Mirrored
+    ) -> None:
+        super().__init__(num_obs, num_actions, hidden, std)
+        for name, size in (("obs", num_obs), ("action", num_actions)):
+            matrix = getattr(mirror, name).to(self.log_std.dtype)
+            good = tuple(matrix.shape) == (size, size)
+            if not good or not bool((matrix @ matrix - torch.eye(size, dtype=matrix.dtype)).abs().max() < 1e-6):
+                wrong = "which is not its own inverse" if good else f"for {size} entries"
+                raise ValueError(
+                    f"mirror, {name}: got a matrix {tuple(matrix.shape)}, {wrong}; allowed: ({size}, {size}), a reflection; correct "
+                    "mirror() of the environment, or train with symmetric: false"
+                )
+            self.register_buffer(f"mirror_{name}", matrix, persistent=False)
+
+    def mean(self, obs: Tensor) -> Tensor:
+        """μ(obs), equivariant."""
+        own = obs.to(self.log_std.dtype)
+        out = self.body(self.normalizer(torch.stack((own, own @ self.mirror_obs.mT))))
+        return 0.5 * (out[0] + out[1] @ self.mirror_action.mT)
+
+
+ActorFactory = Callable[[int, int, Sequence[int], float], Actor]
+
+
+def make_actor(env: Any, hidden: Sequence[int], std: float, symmetric: bool = False, factory: ActorFactory | None = None) -> Actor:
+    """The actor of an environment, for algorithms.
+
+    Args:
+        env: with `num_obs`, `num_actions`, and `mirror()` where the actor is to be symmetric. hidden, std: as of `Actor`.
+        factory: (num_obs, num_actions, hidden, std) -> `Actor`, instead of the classes here.
+
+    Raises:
+        ValueError: a symmetric actor of an environment without `mirror()`, or both a factory and symmetry.
+    """
+    if factory is not None and symmetric:
+        raise ValueError("actor: got a factory and symmetric=True; allowed: one of them; let the factory make a td.learning.SymmetricActor")
+    if factory is not None:
+        return factory(env.num_obs, env.num_actions, hidden, std)
+    if not symmetric:
+        return Actor(env.num_obs, env.num_actions, hidden, std)
+    if not hasattr(env, "mirror"):
+        raise ValueError(
+            f"symmetric: got true for {type(env).__name__}, which has no mirror(); allowed: environments with mirror() -> (obs, action), "
+            "two matrices, as td.envs.Locomotion; leave symmetric out"
+        )
+    return SymmetricActor(env.num_obs, env.num_actions, hidden, std, mirror=env.mirror())
 
 
 class Critics(nn.Module):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo.envs import Env
-from torchdojo.learning.networks import Actor, Normalizer, perceptron
+from torchdojo.learning.networks import Actor, ActorFactory, Normalizer, make_actor, perceptron
 from torchdojo.learning.runs import Policy, Run
 from torchdojo.runs import read_checkpoint, save_checkpoint
 from torchdojo.runs.description import check_whole
@@ -46,6 +46,7 @@ class Settings:
     value_weight: weight of the critic's loss. clip_values: whether ε bounds the change of values, too.
     max_norm: of gradients, of actor and critic each. reward_scale: factor of rewards for the critic.
     std: standard deviation, at the start, of the normal numbers that tanh turns into actions. actor, critic: widths of hidden layers.
+    symmetric: whether the actor is that of the robot's left-right symmetry (`SymmetricActor`); the environment needs `mirror()`.
     """
 
     samples: int = 1_000_000
@@ -66,6 +67,7 @@ class Settings:
     std: float = 0.8
     actor: tuple[int, ...] = (128, 64, 32)
     critic: tuple[int, ...] = (64, 64)
+    symmetric: bool = False
 
     def __post_init__(self) -> None:
         check_whole(self, ("samples", "num_envs", "horizon", "epochs", "batches"))
@@ -141,28 +143,33 @@ class PPO:
 
     Args:
         env: training goes on from where it is. seed: of weights, actions and batches.
+        actor: (num_obs, num_actions, hidden, std) -> `td.learning.Actor`, a class of one's own; None: as the settings say.
 
     Raises:
         ValueError: settings or an environment that do not fit. ImportError: rsl_rl is missing.
     """
 
-    def __init__(self, env: Env, settings: Settings, seed: int = 0) -> None:
+    def __init__(self, env: Env, settings: Settings, seed: int = 0, actor: ActorFactory | None = None) -> None:
         rsl_rl = _rsl_rl()
         self.settings, self.vec_env = settings, RslEnv(env, settings.reward_scale)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.actor = Actor(env.num_obs, env.num_actions, settings.actor, settings.std)
+            self.actor = make_actor(env, settings.actor, settings.std, settings.symmetric, actor)
             self.critic = nn.Sequential(Normalizer(env.num_obs), perceptron(env.num_obs, settings.critic, 1))
             obs, groups = self.vec_env.get_observations(), {"actor": ["policy"], "critic": ["policy"]}
             normal = {"class_name": "GaussianDistribution", "std_type": "log"}
-            actor = rsl_rl.MLPModel(obs, groups, "actor", env.num_actions, obs_normalization=True, distribution_cfg=normal)
+            model = rsl_rl.MLPModel(obs, groups, "actor", env.num_actions, obs_normalization=True, distribution_cfg=normal)
             critic = rsl_rl.MLPModel(obs, groups, "critic", 1, obs_normalization=True)
             self._random = torch.get_rng_state()
         # Networks of rsl_rl have no LayerNorm: after 400,000 samples an ant ran 4.3 m/s with them, 4.8 m/s with these (one seed).
-        actor.obs_normalizer, actor.mlp, actor.distribution.log_std_param = self.actor.normalizer, self.actor.body, self.actor.log_std
+        model.distribution.log_std_param = self.actor.log_std
+        if type(self.actor) is Actor:
+            model.obs_normalizer, model.mlp = self.actor.normalizer, self.actor.body
+        else:  # an actor that decides itself what happens to observations
+            model.obs_normalizer, model.mlp = _Learning(self.actor.normalizer), _Mean(self.actor)
         critic.obs_normalizer, critic.mlp = self.critic
         self.algorithm = rsl_rl.PPO(
-            actor,
+            model,
             critic,
             rsl_rl.RolloutStorage("rl", env.num_envs, settings.horizon, obs, [env.num_actions]),
             num_learning_epochs=settings.epochs,
@@ -250,6 +257,31 @@ class PPO:
         self.algorithm.learning_rate, self._random, self.iterations = given["lr"], given["random"], given["iterations"]
 
 
+class _Learning(nn.Module):
+    """A normalizer that learns of observations, and lets them pass."""
+
+    def __init__(self, normalizer: Normalizer) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return obs
+
+    def update(self, obs: Tensor) -> None:
+        self.normalizer.update(obs)
+
+
+class _Mean(nn.Module):
+    """The mean of an actor's actions before tanh."""
+
+    def __init__(self, actor: Actor) -> None:
+        super().__init__()
+        self.actor = actor
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.actor.mean(obs)
+
+
 def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, Any]:
     """Train in the folder of a run. A row of metrics for each iteration, and a checkpoint every ten.
 
@@ -303,7 +335,7 @@ def load_policy(run: Run) -> Policy:
     """
     state = read_checkpoint_of_ppo(run.checkpoint)["actor"]
     env = run.config.make_env(1, pool=1)
-    actor = Actor(env.num_obs, env.num_actions, run.settings.actor, run.settings.std)
+    actor = make_actor(env, run.settings.actor, run.settings.std, run.settings.symmetric)
     seen = len(state["normalizer.mean"])
     if seen != env.num_obs:
         raise ValueError(f"{run.checkpoint} has a policy of {seen} observations; the environment {run.config.env!r} has {env.num_obs}")

@@ -15,6 +15,7 @@ A table of algorithms says where each lives. Its module has three names:
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import inspect
 import json
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torchdojo.envs import Env, make, names
+from torchdojo.envs import Env, Locomotion, make, names
 from torchdojo.learning.rollouts import Policy, evaluate
 from torchdojo.runs import locked, write_atomically
 from torchdojo.runs.description import assign, load_yaml, parse
@@ -39,6 +40,8 @@ ALGORITHMS = {
     "ars": "torchdojo.learning.random_search",
     "ags": "torchdojo.learning.random_search",
 }
+#: Environments by name that are classes, besides those of the table.
+CLASSES: dict[str, type[Env]] = {"locomotion": Locomotion}
 #: Algorithms whose environments may be shared out to several processes.
 PARALLEL = ("shac",)
 CONFIG, METRICS, CHECKPOINT, REPORT = "config.yaml", "metrics.csv", "checkpoints/last.ckpt", "report.json"
@@ -48,7 +51,7 @@ CONFIG, METRICS, CHECKPOINT, REPORT = "config.yaml", "metrics.csv", "checkpoints
 class RunConfig:
     """Description of a run.
 
-    algorithm: of `ALGORITHMS`. env: name of the table of environments, or ``module:Class`` of one's own.
+    algorithm: of `ALGORITHMS`. env: name of the table of environments, "locomotion", or ``module:Class`` of one's own.
     env_options: keywords of the environment. training_options: further ones in training alone, such as noise of the starts, or shorter
         episodes. settings: of the algorithm. seed: of everything random.
     evaluate_every: control steps between deterministic evaluations during training; None: none. evaluation_envs: episodes of each.
@@ -94,7 +97,7 @@ class RunConfig:
             ValueError: no such environment, or keywords that it does not have.
         """
         options = {"seed": self.seed, **self.env_options, **changes, "num_envs": num_envs}
-        build = env_class(self.env) if ":" in self.env else lambda **rest: make(self.env, **rest)
+        build = env_class(self.env) if ":" in self.env else CLASSES.get(self.env) or functools.partial(make, self.env)
         try:
             return build(**options)
         except TypeError as error:
@@ -131,8 +134,9 @@ def read_config(source: str | Path | Mapping[str, Any], changes: Sequence[str] =
     for change in changes:
         assign(values, change)
     config = parse(RunConfig, values, "description of a run")
-    if ":" not in config.env and config.env not in names():
-        raise ValueError(f"no environment {config.env!r}; there are: {', '.join(names())}, or module:Class of your own")
+    known = [*names(), *CLASSES]
+    if ":" not in config.env and config.env not in known:
+        raise ValueError(f"no environment {config.env!r}; there are: {', '.join(known)}, or module:Class of your own")
     config.parsed_settings()
     return config
 

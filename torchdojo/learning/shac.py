@@ -34,7 +34,7 @@ from torchdojo.envs import Env, Segment
 from torchdojo.envs.direct import Direct
 from torchdojo.learning.adjoint import bounded, clip_adjoint
 from torchdojo.learning.critic_fit import CriticFit
-from torchdojo.learning.networks import Actor, Critics
+from torchdojo.learning.networks import ActorFactory, Critics, make_actor
 from torchdojo.learning.returns import discounts, lambda_returns
 from torchdojo.runs.description import check_whole
 
@@ -58,6 +58,9 @@ class ShacSettings:
         weight is learned so that the entropy per action tends to it.
     adaptive_horizon: shortest and longest horizon. It shrinks by one where more than `clip_target` of the adjoints are clipped, and grows
         by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides.
+    saturation: weight of Σ max(|μ| − 1, 0)² of the mean actions μ before tanh, in units of the reward. Behind tanh, gradients of actions
+        near their ends are lost: without this, a leg that leans to one side early in training stays there.
+    symmetric: whether the actor is that of the robot's left-right symmetry (`SymmetricActor`); the environment needs `mirror()`.
     compile: whether policy and environment are compiled together, for a few seconds before the first segment.
     """
 
@@ -85,6 +88,8 @@ class ShacSettings:
     target_entropy: float | None = None
     adaptive_horizon: tuple[int, int] | None = None
     clip_target: float = 0.3
+    saturation: float = 0.0
+    symmetric: bool = False
     compile: bool = True
 
     def __post_init__(self) -> None:
@@ -95,6 +100,8 @@ class ShacSettings:
         for name in ("gamma", "lam", "polyak", "final_lr", "clip_target"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name}: got {value!r}; allowed: a number from 0 to 1")
+        if not 0 <= self.saturation < math.inf:
+            raise ValueError(f"saturation: got {self.saturation!r}; allowed: a finite number of 0 or more")
         if self.adjoint_clip is not None and not self.adjoint_clip > 0:
             raise ValueError(f"adjoint_clip: got {self.adjoint_clip!r}; allowed: a number above 0, or null for none")
         if self.adaptive_horizon is not None and not 1 <= self.adaptive_horizon[0] <= self.horizon <= self.adaptive_horizon[1]:
@@ -119,13 +126,14 @@ class Shac(pl.LightningModule):
 
     Args:
         env: environments that this module steps; those of one process. settings: `ShacSettings`. seed: of networks, noise and batches.
+        actor: (num_obs, num_actions, hidden, std) -> `td.learning.Actor`, a class of one's own; None: as the settings say.
 
     Attributes:
         actor, critics, target: networks. samples: control steps so far, of all processes. counts: of clipped adjoints and others, likewise.
         seconds: processor time of this process so far, in all runs that were resumed.
     """
 
-    def __init__(self, env: Env, settings: ShacSettings | None = None, *, seed: int = 0) -> None:
+    def __init__(self, env: Env, settings: ShacSettings | None = None, *, seed: int = 0, actor: ActorFactory | None = None) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.env, self.settings = env, ShacSettings(num_envs=env.num_envs) if settings is None else settings
@@ -134,7 +142,7 @@ class Shac(pl.LightningModule):
             raise ValueError(f"Shac: got {env.num_envs} environments and num_envs={s.num_envs}; give as many")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.actor = Actor(env.num_obs, env.num_actions, s.actor, s.std)
+            self.actor = make_actor(env, s.actor, s.std, s.symmetric, actor)
             self.critics = Critics(env.num_obs, s.critic, s.critics)
         self.target = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(s.entropy)) if s.entropy > 0 else torch.tensor(-math.inf))
@@ -249,6 +257,9 @@ class Shac(pl.LightningModule):
         values = s.gamma * weight[rows] * self._value(segment.final_obs[rows])
         total = (weight * self._scaled(segment)).sum() + values.sum()
         loss = -total / (s.horizon * s.num_envs * self._world)
+        if s.saturation > 0:
+            excess = (self.actor.mean(segment.obs).abs() - 1.0).clamp_min(0.0).square().sum(-1).mean()
+            loss = loss + s.saturation * s.reward_scale * excess / self._world
         if s.target_entropy is not None:
             gap = segment.surprise.detach().mean() - s.target_entropy * self.env.num_actions
             loss = loss + self.log_temperature * gap / self._world

@@ -20,7 +20,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from torchdojo.learning.networks import Actor
+from torchdojo.learning.networks import make_actor
 from torchdojo.learning.rollouts import Policy
 from torchdojo.learning.runs import Run, process_number
 from torchdojo.learning.shac import Shac
@@ -61,7 +61,7 @@ def load_policy(run: Run) -> Policy:
     """
     checkpoint = read_checkpoint_of_shac(run.checkpoint)
     env = run.config.make_env(1, pool=1)
-    actor = Actor(env.num_obs, env.num_actions, run.settings.actor, run.settings.std)
+    actor = make_actor(env, run.settings.actor, run.settings.std, run.settings.symmetric)
     state = {name.removeprefix("actor."): value for name, value in checkpoint["state_dict"].items() if name.startswith("actor.")}
     seen = len(state["normalizer.mean"])
     if seen != env.num_obs:
