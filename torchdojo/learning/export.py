@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from torchdojo.envs import Env
 from torchdojo.learning import numpy_policy
+from torchdojo.learning.networks import Actor
 from torchdojo.learning.numpy_policy import NumpyPolicy
 from torchdojo.learning.rollouts import SEED, Policy, evaluate
 from torchdojo.learning.runs import Run
@@ -44,7 +45,8 @@ FORMATS = ("torchscript", "onnx", "numpy")
 #: Largest difference of actions, which lie within ±1. Policies are float32, whose numbers near 1 are 6e-8 apart. Each form adds the
 #: products of a layer in an order of its own, and a few layers of 128 terms differ by several such distances.
 TOLERANCE = 1e-6
-#: Difference from which on a form is taken for another policy, and refused. Rounding of a badly conditioned network may exceed the tolerance.
+#: A form whose actions differ by more is taken for another policy, and refused. Rounding of a badly conditioned network may exceed the
+#: tolerance.
 REFUSED = 1e-5
 INSTALL = 'pip install "torchdojo[deploy]"'
 
@@ -126,6 +128,8 @@ class _Network(nn.Module):
         inside = [policy] if isinstance(policy, nn.Module) else inspect.getclosurevars(policy).nonlocals.values()
         modules = [value for value in inside if isinstance(value, nn.Module)]
         self.policy: Any = modules[0].requires_grad_(False) if len(modules) == 1 else policy
+        if isinstance(self.policy, Actor):  # made in torch's default dtype; onnxruntime has no ELU in float64
+            self.policy.float()
 
     def forward(self, obs: Tensor) -> Tensor:
         action: Tensor = self.policy(obs)
