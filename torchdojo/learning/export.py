@@ -94,7 +94,7 @@ def export_policy(run: Run, output: str | Path, formats: Sequence[str] | None = 
     files, differences = dict[str, bytes](), dict[str, float]()
     if "torchscript" in wanted:
         files["policy.pt"] = content = _torchscript(network, obs)
-        differences["torchscript"] = _difference(actions, torch.jit.load(io.BytesIO(content))(obs))
+        differences["torchscript"] = _difference(actions, _run_torchscript(content, obs))
     if "onnx" in wanted:
         files["policy.onnx"] = content = _onnx(network, obs)
         differences["onnx"] = _difference(actions, _run_onnx(content, obs))
@@ -162,6 +162,13 @@ def _torchscript(network: nn.Module, obs: Tensor) -> bytes:
         traced: Any = torch.jit.freeze(torch.jit.trace(network, obs[:1], check_trace=False))
         torch.jit.save(traced, file)
     return file.getvalue()
+
+
+def _run_torchscript(content: bytes, obs: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        action: Tensor = torch.jit.load(io.BytesIO(content))(obs)
+    return action
 
 
 def _onnx(network: nn.Module, obs: Tensor) -> bytes:
