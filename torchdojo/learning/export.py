@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from torchdojo.envs import Env
 from torchdojo.learning import numpy_policy
+from torchdojo.learning.networks import Actor
 from torchdojo.learning.numpy_policy import NumpyPolicy
 from torchdojo.learning.rollouts import SEED, Policy, evaluate
 from torchdojo.learning.runs import Run
@@ -44,7 +45,7 @@ FORMATS = ("torchscript", "onnx", "numpy")
 #: Largest difference of actions, which lie within ±1. Policies are float32, whose numbers near 1 are 6e-8 apart. Each form adds the
 #: products of a layer in an order of its own, and a few layers of 128 terms differ by several such distances.
 TOLERANCE = 1e-6
-#: Difference from which on a form is taken for another policy, and refused. Rounding of a badly conditioned network may exceed the
+#: A form whose actions differ by more is taken for another policy, and refused. Rounding of a badly conditioned network may exceed the
 #: tolerance.
 REFUSED = 1e-5
 INSTALL = 'pip install "torchdojo[deploy]"'
@@ -93,7 +94,7 @@ def export_policy(run: Run, output: str | Path, formats: Sequence[str] | None = 
     files, differences = dict[str, bytes](), dict[str, float]()
     if "torchscript" in wanted:
         files["policy.pt"] = content = _torchscript(network, obs)
-        differences["torchscript"] = _difference(actions, torch.jit.load(io.BytesIO(content))(obs))
+        differences["torchscript"] = _difference(actions, _run_torchscript(content, obs))
     if "onnx" in wanted:
         files["policy.onnx"] = content = _onnx(network, obs)
         differences["onnx"] = _difference(actions, _run_onnx(content, obs))
@@ -127,6 +128,8 @@ class _Network(nn.Module):
         inside = [policy] if isinstance(policy, nn.Module) else inspect.getclosurevars(policy).nonlocals.values()
         modules = [value for value in inside if isinstance(value, nn.Module)]
         self.policy: Any = modules[0].requires_grad_(False) if len(modules) == 1 else policy
+        if isinstance(self.policy, Actor):  # made in torch's default dtype; onnxruntime has no ELU in float64
+            self.policy.float()
 
     def forward(self, obs: Tensor) -> Tensor:
         action: Tensor = self.policy(obs)
@@ -159,6 +162,13 @@ def _torchscript(network: nn.Module, obs: Tensor) -> bytes:
         traced: Any = torch.jit.freeze(torch.jit.trace(network, obs[:1], check_trace=False))
         torch.jit.save(traced, file)
     return file.getvalue()
+
+
+def _run_torchscript(content: bytes, obs: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        action: Tensor = torch.jit.load(io.BytesIO(content))(obs)
+    return action
 
 
 def _onnx(network: nn.Module, obs: Tensor) -> bytes:
