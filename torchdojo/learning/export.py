@@ -45,7 +45,7 @@ FORMATS = ("torchscript", "onnx", "numpy")
 #: Largest difference of actions, which lie within ±1. Policies are float32, whose numbers near 1 are 6e-8 apart. Each form adds the
 #: products of a layer in an order of its own, and a few layers of 128 terms differ by several such distances.
 TOLERANCE = 1e-6
-#: A form whose actions differ by more is taken for another policy, and refused. Rounding of a badly conditioned network may exceed the
+#: Difference from which on a form is taken for another policy, and refused. Rounding of a badly conditioned network may exceed the
 #: tolerance.
 REFUSED = 1e-5
 INSTALL = 'pip install "torchdojo[deploy]"'
