@@ -56,7 +56,8 @@ class Exported:
     """What `export_policy` wrote.
 
     folder: with the files. files: their names. steps: of the recorded episode. differences: largest difference of the actions of each
-    format from those of the policy, along the episode. left_out: {format: why}.
+    format from those of the policy, along the episode. left_out: {what: why}, formats and parts of the
+    description.
     """
 
     folder: Path
@@ -91,6 +92,8 @@ def export_policy(run: Run, output: str | Path, formats: Sequence[str] | None = 
     network = _Network(policy).eval()
     obs, actions = _episode(run.config.make_env(1, seed=seed, autoreset="disabled", randomize={}), policy, steps)
     about = describe(run, network.policy)
+    if "unknown" in about["observation"]:
+        left_out["layout of the observation"] = about["observation"]["unknown"]
     files, differences = dict[str, bytes](), dict[str, float]()
     if "torchscript" in wanted:
         files["policy.pt"] = content = _torchscript(network, obs)
