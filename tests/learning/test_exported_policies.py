@@ -19,7 +19,7 @@ import torchdojo as td
 from crawler import FILTER, PERIOD, Crawler
 from torchdojo.commands.main import main
 from torchdojo.learning import export as module
-from torchdojo.learning import networks
+from torchdojo.learning import networks, sidecar
 from torchdojo.learning.export import TOLERANCE, export_policy
 from torchdojo.learning.layout import memory_layout, observation_layout
 from torchdojo.learning.motors import places, torques
@@ -281,6 +281,15 @@ def test_without_packages_of_onnx_the_rest_is_written(
     assert {path.name for path in (run.folder / "export").iterdir()} >= {"policy.pt", "policy.npz", "policy.json", "numpy_policy.py"}
     assert main(["export", str(run.folder), "--output", str(tmp_path / "other"), "--formats", "onnx"]) == 2
     assert "ONNX needs onnxscript" in capsys.readouterr().err and not (tmp_path / "other").exists()
+
+
+def test_a_layout_that_cannot_be_found_is_told(trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(env: td.envs.Env) -> Any:
+        raise RuntimeError("out of range")
+
+    monkeypatch.setattr(sidecar, "observation_layout", refuse)
+    result = export_policy(trained("ppo"), tmp_path, ["numpy"], steps=3)
+    assert "out of range; read the environment's code" in result.left_out["layout of the observation"]
 
 
 def test_bad_input(trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ FORMATS = ("torchscript", "onnx", "numpy")
 #: Largest difference of actions, which lie within ±1. Policies are float32, whose numbers near 1 are 6e-8 apart. Each form adds the
 #: products of a layer in an order of its own, and a few layers of 128 terms differ by several such distances.
 TOLERANCE = 1e-6
-#: A form whose actions differ by more is taken for another policy, and refused. Rounding of a badly conditioned network may exceed the
+#: Difference from which on a form is taken for another policy, and refused. Rounding of a badly conditioned network may exceed the
 #: tolerance.
 REFUSED = 1e-5
 INSTALL = 'pip install "torchdojo[deploy]"'
@@ -56,7 +56,8 @@ class Exported:
     """What `export_policy` wrote.
 
     folder: with the files. files: their names. steps: of the recorded episode. differences: largest difference of the actions of each
-    format from those of the policy, along the episode. left_out: {format: why}.
+    format from those of the policy, along the episode. left_out: {what: why}, formats and parts of the
+    description.
     """
 
     folder: Path
@@ -91,6 +92,8 @@ def export_policy(run: Run, output: str | Path, formats: Sequence[str] | None = 
     network = _Network(policy).eval()
     obs, actions = _episode(run.config.make_env(1, seed=seed, autoreset="disabled", randomize={}), policy, steps)
     about = describe(run, network.policy)
+    if "unknown" in about["observation"]:
+        left_out["layout of the observation"] = about["observation"]["unknown"]
     files, differences = dict[str, bytes](), dict[str, float]()
     if "torchscript" in wanted:
         files["policy.pt"] = content = _torchscript(network, obs)
