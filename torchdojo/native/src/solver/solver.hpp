@@ -77,11 +77,10 @@ public:
         const MechanismTable &m = mechanism;
         bool fine = true;
         auto copy = [&](std::vector<T> &to, const double *from, int count) {
-            for (int k = 0; k < count; ++k) {
-                const double value = from ? from[k] : 0.0;
-                fine &= std::isfinite(value);
-                set(to[k], lane, value);
-            }
+            if (!from)
+                for (int k = 0; k < count; ++k) set(to[k], lane, 0.0);
+            else
+                for (int k = 0; k < count; ++k) fine &= std::isfinite(from[k]), set(to[k], lane, from[k]);
         };
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
@@ -181,8 +180,7 @@ private:
 
     // Starts from a larger κ: the warm start brought to its path, or a cold start.
     void begin_lowered(int lane, bool from_warm) {
-        if (options.interior || !from_warm) begin_cold(lane);
-        if (options.interior) return;
+        if (options.interior) return begin_cold(lane);
         phase[lane] = evaluate;
         attempt[lane] = lowered;
         iteration[lane] = 0, polished[lane] = false;
@@ -192,7 +190,7 @@ private:
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
             lift(lane, first);
         } else {
-            set(level, lane, first), set(path_kappa, lane, first);
+            from_zero(lane, first), set(path_kappa, lane, first);
         }
     }
 
@@ -225,6 +223,11 @@ private:
         attempt[lane] = cold;
         iteration[lane] = 0, polished[lane] = false;
         stuck[lane] = false;
+        from_zero(lane, start_level(problem, lane, constant::start_level, options.kappa));
+    }
+
+    // Puts velocities of the step before, and products `first`, into the trial.
+    void from_zero(int lane, double first) {
         for (int k = 6 * mechanism.num_bodies; k < mechanism.num_unknowns; ++k) set(trial[k], lane, 0.0);
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 3; ++k) {
@@ -233,7 +236,7 @@ private:
             }
         set_mask(restart, lane, true);
         set_mask(from_rest, lane, true);
-        set(level, lane, start_level(problem, lane, constant::start_level, options.kappa));
+        set(level, lane, first);
     }
 
     bool interior(const double *start) const { return all_finite(start, mechanism.num_unknowns) && cones.interior(start); }
