@@ -61,6 +61,7 @@ HEAVY = [
     "torch.utils.cpp_extension",
     "rsl_rl",
     "tensordict",
+    "torchrl",
     "tensorboard",
 ]
 
