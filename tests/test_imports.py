@@ -17,6 +17,7 @@ PACKAGE = REPOSITORY / "torchdojo"
 
 #: From top to bottom; a module imports from its own floor and from those below it. `torchdojo` alone is the public face, `__init__.py`.
 FLOORS = (
+    ("__main__",),
     ("commands",),
     ("evaluation",),
     ("planning", "learning", "identification"),
