@@ -15,8 +15,8 @@ LEFT_AND_RIGHT = {
     "walker2d": {"thigh_joint": "thigh_left_joint", "foot_joint": "foot_left_joint"},
     "half_cheetah": {"bthigh": "bthigh", "fshin": "fshin"},
 }
-#: largest difference of a mirrored step from the step of the mirrored state, over the largest change of rates in a step of 20 ms: the ant is
-#: exact, the limits and inertias of Gymnasium's humanoid differ a little between its sides
+#: largest difference of a mirrored step from the step of the mirrored state, over the largest change of rates in a step of 20 ms: the ant
+#: is exact, the limits and inertias of Gymnasium's humanoid differ a little between its sides
 EXACT = {"ant": 1e-6, "walker2d": 1e-6, "half_cheetah": 1e-6, "humanoid": 0.02}
 
 

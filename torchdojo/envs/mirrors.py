@@ -22,7 +22,9 @@ SAMPLES = 6  # states in which observations and a step are compared
 SPREAD = 0.1  # of their coordinates [m, rad], rates and actions
 SAME = 0.03  # between the observation of a motion and that of its image, relative to the largest number: as `NEAR`
 SLOW = 1e-5  # rates of coordinates whose velocities are compared [m/s, rad/s]
-STEP = 0.05  # between the rates after a control step and those of the image, relative to their largest change: left and right differ a little
+STEP = (
+    0.05  # between the rates after a control step and those of the image, relative to their largest change: left and right differ a little
+)
 
 
 class Mirror(NamedTuple):
@@ -39,9 +41,9 @@ class Mirror(NamedTuple):
 def find_mirror(env: Env, center: Tensor | None = None) -> Mirror:
     """The reflection y → −y of an environment's observations and actions: ``def mirror(self): return find_mirror(self)``.
 
-    Each body's image is the body of the same mass at the reflected place. Where several fit, as both legs of a planar robot in its plane, it
-    is another one. From these follow the images of coordinates, actions and numbers of the observation, which are compared in random states.
-    Goals stay, but for a velocity command (forward, sideways, turning), of which two numbers change their signs.
+    Each body's image is the body of the same mass at the reflected place. Where several fit, as both legs of a planar robot in its plane,
+    it is another one. From these follow the images of coordinates, actions and numbers of the observation, which are compared in random
+    states. Goals stay, but for a velocity command (forward, sideways, turning), of which two numbers change their signs.
 
     Args:
         center: coordinates of a symmetric pose (num_coordinates,); None: of the mechanism's initial state.
@@ -114,7 +116,7 @@ def _coordinates(mech: Mechanism, home: Tensor, name: str) -> Tensor:
 
 def _bodies(mech: Mechanism, place: Tensor, name: str) -> list[int]:
     """The image of each body."""
-    masses = torch.stack([body.mass.reshape(()) for body in mech.bodies.values()]).double()
+    masses = torch.stack([torch.as_tensor(body.mass).reshape(()) for body in mech.bodies.values()]).double()
     size = float((place - place.mean(0)).norm(dim=-1).max()) + NEAR
     flipped = place * place.new_tensor((1.0, -1.0, 1.0))
     apart = torch.cdist(flipped, place) / size
