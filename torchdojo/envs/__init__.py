@@ -14,6 +14,7 @@ from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env
 from torchdojo.envs.gaits import Gait
 from torchdojo.envs.locomotion import Locomotion
+from torchdojo.envs.mirrors import Mirror, find_mirror
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.segment import Segment, SegmentOutput
 from torchdojo.envs.table import TableEnv, make, names
@@ -25,6 +26,7 @@ __all__ = [
     "EnvStep",
     "Gait",
     "Locomotion",
+    "Mirror",
     "Motion",
     "Segment",
     "SegmentOutput",
@@ -34,6 +36,7 @@ __all__ = [
     "VectorEnvReport",
     "add_drives",
     "check_vector_env",
+    "find_mirror",
     "light_guards",
     "make",
     "names",

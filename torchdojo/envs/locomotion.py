@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from torchdojo.envs.checks import one_from, positive
 from torchdojo.envs.disturbances import SensorNoise
 from torchdojo.envs.env import Env
 from torchdojo.envs.gaits import Gait, gait_of
+from torchdojo.envs.mirrors import Mirror
 from torchdojo.envs.motion import Motion, upright_and_heading
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism
@@ -70,16 +71,6 @@ A1_LENGTH, A1_MASS = 0.4, 13.5  # [m, kg]
 CLEARANCE = 0.07  # of the feet of an A1 in the middle of their swing [m]
 STAND, FALL, TILT = 0.97, 0.53, 0.5  # heights over that of the stance; least cosine of the tilt
 BUILT_IN: dict[str, dict[str, Any]] = {"quadruped": {"velocity_limits": True}}
-
-
-class Mirror(NamedTuple):
-    """Reflection in the plane between left and right, as matrices of ones, minus ones and zeros: ``obs @ mirror.obs.mT``.
-
-    obs: (num_obs, num_obs). action: (num_actions, num_actions). Both are their own inverses.
-    """
-
-    obs: Tensor
-    action: Tensor
 
 
 class Locomotion(Env):

@@ -15,6 +15,7 @@ from torchdojo.elements.actuators import Actuator, actuate
 from torchdojo.envs.checks import one_from
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env
+from torchdojo.envs.mirrors import Mirror, find_mirror
 from torchdojo.envs.motion import Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
@@ -164,6 +165,14 @@ class TableEnv(Env):
                 if rest := row.drive.rest_of(name):
                     home[places[joint].start + coordinate] = rest
         return home
+
+    def mirror(self) -> Mirror:
+        """The reflection of observations and actions.
+
+        Raises:
+            ValueError: robots whose left is not the image of their right.
+        """
+        return find_mirror(self, self._center())
 
     def goals(self, count: int) -> Tensor:
         """Goals of the row."""

@@ -80,7 +80,8 @@ class Tape:
         Returns z, impulses and solution at its end, and status, iterations and substeps (N, repeat) of its steps.
         """
         del self._inputs[t:]
-        self._inputs.append((z.contiguous(), control.contiguous(), warm.contiguous()))
+        # Without their graph, which may lead back to this tape: no garbage collector sees a circle through autograd.
+        self._inputs.append((z.detach().contiguous(), control.detach().contiguous(), warm.detach().contiguous()))
         self._at(t, *self._inputs[t])
         call = self._call
         call.kernel.td_rollout(call.handle, call.options, call.rollout)
