@@ -164,7 +164,7 @@ def make_actor(env: Any, hidden: Sequence[int], std: float, symmetric: bool = Fa
     if not hasattr(env, "mirror"):
         raise ValueError(
             f"symmetric: got true for {type(env).__name__}, which has no mirror(); allowed: environments with mirror() -> (obs, action), "
-            "two matrices, as td.envs.Locomotion; leave symmetric out"
+            "two matrices, as `def mirror(self): return td.envs.find_mirror(self)` gives; or leave symmetric out"
         )
     return SymmetricActor(env.num_obs, env.num_actions, hidden, std, mirror=env.mirror())
 
