@@ -267,3 +267,45 @@ def test_gaits_that_no_clock_mirrors() -> None:
         Gait({4: (0.0, 0.5, 0.5, 0.0)}, duty=1.5)
     with pytest.raises(ValueError, match=r"mirror: got a gait with offsets .*allowed: gaits whose left legs step with the right ones"):
         robot(1, gait={"offsets": [0.0, 0.2, 0.5, 0.7]}).mirror()
+
+
+# -- two legs ----------------------------------------------------------------------------------------------------------------------------
+
+H1 = ("models", "unitree_h1", "h1.urdf")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("file", ["h1.urdf", "h1.xml"])
+def test_humanoids_stand_on_level_soles_with_bent_knees_under_their_hips(file: str) -> None:
+    """Both files of the H1, whose soles are points and capsules; knees bend as far as 0.97 of a straight leg says."""
+    anatomy = find_anatomy(td.load(shared_path("models", "unitree_h1", file)))
+    assert max(map(abs, anatomy.misses)) < 1e-6 and not anatomy.backward
+    for leg in anatomy.legs:
+        assert len(leg.contacts) == 4
+        hip, knee, ankle = anatomy.rest[[i for i in leg.joints if anatomy.kinds[i] == "pitch"]].tolist()
+        assert hip < -0.05 and 0.3 < knee < 0.6 and abs(hip + knee + ankle) < 1e-6  # the sole is level
+
+
+@native
+@pytest.mark.filterwarnings("ignore")
+def test_the_mirror_of_a_humanoid_commutes_with_its_steps() -> None:
+    """Arms and torso included. Inertias of the file have no exact mirror image, which the tolerance is for."""
+    env = robot(2, shared_path(*H1), gait="walk", noise=1.0, autoreset="disabled")
+    mirror, base = env.mirror(), torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0]).double()
+    for matrix in mirror:
+        assert torch.equal(matrix @ matrix, torch.eye(len(matrix), dtype=torch.float64))
+    action, goal, phase = env.random(2, 19), env.goals(2), env.random(2, 1, low=0.0)
+    q, qd = env.mech.to_minimal(env.starts(2))
+
+    def after(q: Tensor, qd: Tensor, action: Tensor, goal: Tensor, phase: Tensor) -> Tensor:
+        z = env.mech.to_maximal(q, qd)
+        for _ in range(3):
+            z = env.mech.step(z, ctrl=action).z
+        return env.observe(env._still(z, goal)._replace(action=action, memory=torch.cat((phase, action), -1)))
+
+    def reflected(x: Tensor) -> Tensor:
+        return torch.cat((x[:, :6] * base, x[:, 6:] @ mirror.action.mT), -1)
+
+    seen = after(q, qd, action, goal, phase)
+    image = after(reflected(q), reflected(qd), action @ mirror.action.mT, goal * torch.tensor([1.0, -1.0, -1.0]), (phase + 0.5) % 1.0)
+    torch.testing.assert_close(image, seen @ mirror.obs.mT, rtol=0, atol=0.03)  # 0.017 of spin after three steps
