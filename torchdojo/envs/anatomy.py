@@ -60,7 +60,7 @@ class Anatomy:
     legs: in the order right, left, of the front legs first. rest: (nu,) stance [rad]. height: of the root's center of mass above the
     ground in this stance [m]. length: of a straight leg from its hip [m]. mass: of the robot [kg].
     images: of each joint the place of its mirror image and the sign of the angle; None where there is no mirror image, see `unmatched`.
-    misses: (legs,) how far ahead of its hip each foot stands [m]. backward: whether all soles reach farther back than ahead of their ankles.
+    misses: (legs,) how far ahead of its hip each foot stands [m]. backward: whether all toes point back.
     """
 
     joints: tuple[str, ...]
