@@ -58,7 +58,7 @@ WEIGHTS = {
     "arms": 1.0,  # squared angles of joints that belong to no leg, from the stance [rad]
 }
 #: weights of robots with two legs that differ: falling may not pay, and a foot that stays on the ground costs more than one that is lifted
-BIPED_WEIGHTS = {"alive": 6.0, "feet": 500.0}
+BIPED_WEIGHTS = {"alive": 6.0, "feet": 2500.0}
 COMMANDS = ((-0.5, 1.0), (-0.4, 0.4), (-0.8, 0.8))  # forward and sideways speed [m/s], and turning rate [rad/s]
 STILL = 0.1  # share of commands that are zero
 SENSORS = {"up": 0.03, "spin": 0.1, "angles": 0.01, "rates": 0.05}  # noise="robot": deviations of parts of the observation
@@ -71,6 +71,7 @@ STRONGEST = 2.0  # stiffness over a motor's largest torque [1/rad]
 A1_LENGTH, A1_MASS = 0.4, 13.5  # [m, kg]
 CLEARANCE, BIPED_CLEARANCE = 0.07, 0.036  # of the feet in the middle of their swing, of legs as long as those of an A1 [m]
 STAND, FALL, TILT = 0.97, 0.53, 0.5  # heights over that of the stance; least cosine of the tilt
+BIPED_FALL, BIPED_TILT = 0.7, 0.8  # a biped that is farther down or tilted more than 37 degrees does not recover
 BUILT_IN: dict[str, dict[str, Any]] = {"quadruped": {"velocity_limits": True}}
 
 
@@ -154,6 +155,7 @@ class Locomotion(Env):
         self.stride = math.sqrt(size) / self.gait.frequency  # [s]
         self.swing = 1.0 - self.gait.duty
         two = len(anatomy.legs) == 2
+        self.fall, self.tilt = (BIPED_FALL, BIPED_TILT) if two else (FALL, TILT)
         self.clearance = (BIPED_CLEARANCE if two else CLEARANCE) * size if clearance is None else positive("clearance", clearance)
         units = {"height": size**2, "feet": size**2, "place": size**2, "torque": strength**2, "power": load_ratio * math.sqrt(size)}
         own = {**WEIGHTS, **(BIPED_WEIGHTS if two else {}), **(weights or {})}
@@ -307,8 +309,8 @@ class Locomotion(Env):
         return {name: w[name] * value for name, value in terms.items()}
 
     def terminated(self, after: Motion) -> Tensor:
-        """Low, or tilted by more than 60 degrees."""
-        return (after.root[..., 2] < FALL * self.anatomy.height) | (upright_and_heading(after.root)[..., 0] < TILT)
+        """Low, or tilted by more than 60 degrees (bipeds 37)."""
+        return (after.root[..., 2] < self.fall * self.anatomy.height) | (upright_and_heading(after.root)[..., 0] < self.tilt)
 
     def foot_motion(self, motion: Motion) -> tuple[Tensor, Tensor]:
         """Positions of the feet's centers [m] and their velocities [m/s], world frame, (B, legs, 3)."""
