@@ -309,3 +309,39 @@ def test_the_mirror_of_a_humanoid_commutes_with_its_steps() -> None:
     seen = after(q, qd, action, goal, phase)
     image = after(reflected(q), reflected(qd), action @ mirror.action.mT, goal * torch.tensor([1.0, -1.0, -1.0]), (phase + 0.5) % 1.0)
     torch.testing.assert_close(image, seen @ mirror.obs.mT, rtol=0, atol=0.03)  # 0.017 of spin after three steps
+
+
+@native
+@pytest.mark.filterwarnings("ignore")
+def test_bipeds_have_numbers_of_their_own_and_given_ones_win() -> None:
+    env = robot(1, shared_path(*H1), gait="walk")
+    size = env.anatomy.length / 0.4
+    assert env.weights["alive"] == 6.0 and env.weights["feet"] == pytest.approx(2500.0 / size**2)
+    assert 1 / env.stride == pytest.approx(2.0 / math.sqrt(size)) and env.clearance == pytest.approx(0.036 * size)
+    given = robot(1, shared_path(*H1), gait={"name": "walk", "frequency": 1.5}, weights={"feet": 80.0}, clearance=0.1)
+    assert given.weights["feet"] == pytest.approx(80.0 / size**2) and given.weights["alive"] == 6.0
+    assert 1 / given.stride == pytest.approx(1.5 / math.sqrt(size)) and given.clearance == 0.1
+    quadruped = robot(1, gait="walk")
+    assert quadruped.weights["alive"] == 1.5 and quadruped.gait.frequency == 1.5
+    still = env.state.motion
+    for fraction, tilt, fell in ((1.0, 0.0, False), (1.0, 0.6, False), (1.0, 0.7, True), (0.75, 0.0, False), (0.65, 0.0, True)):
+        root = still.root.clone()
+        root[:, 2], root[:, 6:10] = fraction * env.anatomy.height, torch.tensor([math.cos(tilt / 2), 0.0, math.sin(tilt / 2), 0.0])
+        assert bool(env.terminated(still._replace(root=root))) == fell
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_robots_that_look_back_and_files_without_motors(write_urdf: Any, write_mjcf: Any) -> None:
+    foot = '<collision><origin xyz="{} 0 -.05"/><geometry><box size=".2 .1 .02"/></geometry></collision>'
+    for ahead in (0.05, -0.05):
+        parts = [LINK.format("trunk", "")]
+        for side, y in (("left", 0.1), ("right", -0.1)):
+            names = [f"{side}_{part}" for part in ("thigh", "shank", "foot")]
+            parts += [LINK.format(names[0], ""), LINK.format(names[1], ""), LINK.format(names[2], foot.format(ahead))]
+            parts += [HINGE.format(f"{side}_hip", "trunk", names[0], f"0 {y} 0")]
+            parts += [HINGE.format(f"{side}_{joint}", *names[k : k + 2], "0 0 -.3") for k, joint in enumerate(("knee", "ankle"))]
+        anatomy = find_anatomy(td.load(write_urdf(*parts)))
+        assert all(len(leg.contacts) == 4 for leg in anatomy.legs)
+        assert anatomy.backward == (ahead < 0) == ("ahead" in dict(anatomy.rows()))
+    legs = LEG.format("r", 0.0, -0.1) + LEG.format("l", 0.0, 0.1)
+    assert len(find_anatomy(td.load(write_mjcf(BOX.format(legs)))).joints) == 4
