@@ -267,3 +267,81 @@ def test_gaits_that_no_clock_mirrors() -> None:
         Gait({4: (0.0, 0.5, 0.5, 0.0)}, duty=1.5)
     with pytest.raises(ValueError, match=r"mirror: got a gait with offsets .*allowed: gaits whose left legs step with the right ones"):
         robot(1, gait={"offsets": [0.0, 0.2, 0.5, 0.7]}).mirror()
+
+
+# -- two legs ----------------------------------------------------------------------------------------------------------------------------
+
+H1 = ("models", "unitree_h1", "h1.urdf")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("file", ["h1.urdf", "h1.xml"])
+def test_humanoids_stand_on_level_soles_with_bent_knees_under_their_hips(file: str) -> None:
+    """Both files of the H1, whose soles are points and capsules; knees bend as far as 0.97 of a straight leg says."""
+    anatomy = find_anatomy(td.load(shared_path("models", "unitree_h1", file)))
+    assert max(map(abs, anatomy.misses)) < 1e-6 and not anatomy.backward
+    for leg in anatomy.legs:
+        assert len(leg.contacts) == 4
+        hip, knee, ankle = anatomy.rest[[i for i in leg.joints if anatomy.kinds[i] == "pitch"]].tolist()
+        assert hip < -0.05 and 0.3 < knee < 0.6 and abs(hip + knee + ankle) < 1e-6  # the sole is level
+
+
+@native
+@pytest.mark.filterwarnings("ignore")
+def test_the_mirror_of_a_humanoid_commutes_with_its_steps() -> None:
+    """Arms and torso included. Inertias of the file have no exact mirror image, which the tolerance is for."""
+    env = robot(2, shared_path(*H1), gait="walk", noise=1.0, autoreset="disabled")
+    mirror, base = env.mirror(), torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0]).double()
+    for matrix in mirror:
+        assert torch.equal(matrix @ matrix, torch.eye(len(matrix), dtype=torch.float64))
+    action, goal, phase = env.random(2, 19), env.goals(2), env.random(2, 1, low=0.0)
+    q, qd = env.mech.to_minimal(env.starts(2))
+
+    def after(q: Tensor, qd: Tensor, action: Tensor, goal: Tensor, phase: Tensor) -> Tensor:
+        z = env.mech.to_maximal(q, qd)
+        for _ in range(3):
+            z = env.mech.step(z, ctrl=action).z
+        return env.observe(env._still(z, goal)._replace(action=action, memory=torch.cat((phase, action), -1)))
+
+    def reflected(x: Tensor) -> Tensor:
+        return torch.cat((x[:, :6] * base, x[:, 6:] @ mirror.action.mT), -1)
+
+    seen = after(q, qd, action, goal, phase)
+    image = after(reflected(q), reflected(qd), action @ mirror.action.mT, goal * torch.tensor([1.0, -1.0, -1.0]), (phase + 0.5) % 1.0)
+    torch.testing.assert_close(image, seen @ mirror.obs.mT, rtol=0, atol=0.03)  # 0.017 of spin after three steps
+
+
+@native
+@pytest.mark.filterwarnings("ignore")
+def test_bipeds_have_numbers_of_their_own_and_given_ones_win() -> None:
+    env = robot(1, shared_path(*H1), gait="walk")
+    size = env.anatomy.length / 0.4
+    assert env.weights["alive"] == 6.0 and env.weights["feet"] == pytest.approx(2500.0 / size**2)
+    assert 1 / env.stride == pytest.approx(2.0 / math.sqrt(size)) and env.clearance == pytest.approx(0.036 * size)
+    given = robot(1, shared_path(*H1), gait={"name": "walk", "frequency": 1.5}, weights={"feet": 80.0}, clearance=0.1)
+    assert given.weights["feet"] == pytest.approx(80.0 / size**2) and given.weights["alive"] == 6.0
+    assert 1 / given.stride == pytest.approx(1.5 / math.sqrt(size)) and given.clearance == 0.1
+    quadruped = robot(1, gait="walk")
+    assert quadruped.weights["alive"] == 1.5 and quadruped.gait.frequency == 1.5
+    still = env.state.motion
+    for fraction, tilt, fell in ((1.0, 0.0, False), (1.0, 0.6, False), (1.0, 0.7, True), (0.75, 0.0, False), (0.65, 0.0, True)):
+        root = still.root.clone()
+        root[:, 2], root[:, 6:10] = fraction * env.anatomy.height, torch.tensor([math.cos(tilt / 2), 0.0, math.sin(tilt / 2), 0.0])
+        assert bool(env.terminated(still._replace(root=root))) == fell
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_robots_that_look_back_and_files_without_motors(write_urdf: Any, write_mjcf: Any) -> None:
+    foot = '<collision><origin xyz="{} 0 -.05"/><geometry><box size=".2 .1 .02"/></geometry></collision>'
+    for ahead in (0.05, -0.05):
+        parts = [LINK.format("trunk", "")]
+        for side, y in (("left", 0.1), ("right", -0.1)):
+            names = [f"{side}_{part}" for part in ("thigh", "shank", "foot")]
+            parts += [LINK.format(names[0], ""), LINK.format(names[1], ""), LINK.format(names[2], foot.format(ahead))]
+            parts += [HINGE.format(f"{side}_hip", "trunk", names[0], f"0 {y} 0")]
+            parts += [HINGE.format(f"{side}_{joint}", *names[k : k + 2], "0 0 -.3") for k, joint in enumerate(("knee", "ankle"))]
+        anatomy = find_anatomy(td.load(write_urdf(*parts)))
+        assert all(len(leg.contacts) == 4 for leg in anatomy.legs)
+        assert anatomy.backward == (ahead < 0) == ("ahead" in dict(anatomy.rows()))
+    legs = LEG.format("r", 0.0, -0.1) + LEG.format("l", 0.0, 0.1)
+    assert len(find_anatomy(td.load(write_mjcf(BOX.format(legs)))).joints) == 4

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import torchdojo as td
-from conftest import REPOSITORY
+from conftest import REPOSITORY, shared_path
 from torchdojo.commands import train as command
 from torchdojo.commands.common import CommandError
 from torchdojo.envs.locomotion import Mirror
@@ -149,6 +149,17 @@ def test_the_descriptions_are_the_recipe(name: str, samples: int) -> None:
     assert values == {**own, "env_options": {"robot": "quadruped", "gait": "trot"}}
     read_config(values)
     assert "env_options" not in RECIPES["locomotion", "shac"]
+
+
+def test_robots_with_two_legs_have_a_recipe_of_their_own(tmp_path: Path) -> None:
+    values = load_yaml(REPOSITORY / "configs" / "shac_humanoid_walk.yaml")
+    file = shared_path("models", "unitree_h1", "h1.urdf")
+    found = recipe("locomotion", "shac", str(file))
+    assert found["env_options"].pop("robot") == str(file.resolve()) and values["env_options"].pop("robot") == "h1.urdf"
+    assert values == found
+    assert recipe("locomotion", "shac", str(shared_path("models", "unitree_a1", "a1.urdf")))["settings"]["lr"] == 4e-3
+    (tmp_path / "no_robot.urdf").write_text("<robot")
+    assert recipe("locomotion", "shac", str(tmp_path / "no_robot.urdf"))["settings"]["lr"] == 4e-3
 
 
 def test_robots_are_for_locomotion(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ __all__ = ["Anatomy", "Leg", "Skeleton", "find_anatomy"]
 ALONG = 0.7  # of a joint's unit axis: from here on it counts as an axis of roll, pitch or yaw
 LOW = 0.25  # of the root's height above the lowest point: limbs that end above that are no legs
 SOLE = 0.01  # [m] above the lowest point of a foot: contacts up to there are its sole
-EXTENSION = {2: 0.97}  # height of the hips over the length of the legs, by number of legs
+EXTENSION = {2: 0.97}  # distance from hip to ankle (or foot) over that of a straight leg, by number of legs
 CROUCH = 0.697  # the same for more than two legs: an A1 with its thighs at 0.8 rad
 POINT = 0.04  # [m] from the middle of a sole to its rim: smaller feet are points
 UNDER = 0.04  # [m] by which a foot may miss the place under its hip
 MARGIN = 0.05  # [rad] of the stance from the joints' limits
+TOES = 0.005  # [m] by which the middle of a sole is behind its ankle where toes point back
 NEAR = 0.015  # [m] by which mirror images of joints may miss each other
 SAMPLES, ROUNDS = 1024, 5  # of the search for a stance
 
@@ -59,7 +60,7 @@ class Anatomy:
     legs: in the order right, left, of the front legs first. rest: (nu,) stance [rad]. height: of the root's center of mass above the
     ground in this stance [m]. length: of a straight leg from its hip [m]. mass: of the robot [kg].
     images: of each joint the place of its mirror image and the sign of the angle; None where there is no mirror image, see `unmatched`.
-    misses: (legs,) how far ahead of its hip each foot stands [m].
+    misses: (legs,) how far ahead of its hip each foot stands [m]. backward: whether all toes point back.
     """
 
     joints: tuple[str, ...]
@@ -73,6 +74,7 @@ class Anatomy:
     images: tuple[tuple[int, float], ...] | None
     unmatched: tuple[str, ...]
     misses: tuple[float, ...]
+    backward: bool = False
 
     def rows(self) -> list[tuple[str, str]]:
         """What was found, and how to correct it, for a table."""
@@ -83,6 +85,8 @@ class Anatomy:
             rows.append((leg.name, f"foot {', '.join(leg.contacts)} {100 * miss:+.1f} cm ahead of its hip{wrong}; {angles} rad"))
         others = [name for i, name in enumerate(self.joints) if not any(i in leg.joints for leg in self.legs)]
         mirror = "none: " + ", ".join(self.unmatched) if self.images is None else "left and right"
+        if self.backward:
+            rows.append(("ahead", "toes point back: does the robot look along -x? then turn the file, so that it looks along x"))
         return [
             *rows,
             ("other joints", ", ".join(others) or "none"),
@@ -111,7 +115,9 @@ class Skeleton:
             raise ValueError("Locomotion: got a robot with closed loops; allowed: trees of joints; leave the joints out that close loops")
         places = mech.coordinate_places()
         driven = {name: cast(StandardJoint, j) for name, j in joints.items() if name in places and not isinstance(j, Floating)}
-        self.driven = {name: j for name, j in driven.items() if j.num_coordinates == 1 and j.num_angles == 1 and j.actuated}
+        hinges = {name: j for name, j in driven.items() if j.num_coordinates == 1 and j.num_angles == 1}
+        # Files of robots whose motors are chosen in code have no actuators: `Locomotion` drives all their hinges.
+        self.driven = {name: j for name, j in hinges.items() if j.actuated} or hinges
         if not self.driven:
             raise ValueError("Locomotion: got a robot without driven hinges; allowed: at least one for each leg")
         self.columns = [places[name].start for name in self.driven]
@@ -189,17 +195,22 @@ def find_anatomy(mech: Mechanism, *, feet: Sequence[str] | None = None, stance: 
     chains = [bones.chain(body) for body in groups]
     pitches = [[i for i in chain if bones.kinds[i] == "pitch"] for chain in chains]
     hips = torch.stack([bones.spots[(own or list(chain))[0]] for own, chain in zip(pitches, chains, strict=True)])
-    lengths = []
+    share, lengths, drops = EXTENSION.get(len(groups), CROUCH), list[float](), list[float]()
     for own, place in zip(pitches, places, strict=True):
-        knots = torch.stack([*(bones.spots[i] for i in own), place])[:, [0, 2]]
-        lengths.append(float((knots[1:] - knots[:-1]).norm(dim=-1).sum()))
+        knots = torch.stack([*(bones.spots[i] for i in own), place])
+        parts = (knots[1:] - knots[:-1])[:, [0, 2]].norm(dim=-1)
+        lengths.append(float(parts.sum()))
+        # A sole that stays level adds the height of its ankle, however far ahead of it its middle is.
+        sole = float(knots[-2, 2] - knots[-1, 2]) if len(own) > 2 else share * float(parts[-1:].sum())
+        drops.append(share * float(parts[:-1].sum()) + sole)
+    ankles = [float(place[0] - bones.spots[own[-1], 0]) for own, place in zip(pitches, places, strict=True) if len(own) > 2]
     still = [body for body, own in zip(groups, pitches, strict=True) if not own]
     if still:
         raise ValueError(
             f"Locomotion: got a leg without a joint that pitches, that of {still[0]}; allowed: legs that swing ahead and back about the y "
             "axis of the root; give feet=[...], names of contacts or bodies, or turn the file so that the robot looks along x"
         )
-    rest = _stance(bones, list(groups.values()), list(groups), pitches, hips, lengths)
+    rest = _stance(bones, list(groups.values()), list(groups), pitches, hips, lengths, drops)
     if images is not None:  # exact mirror images
         left = [i for chain, place in zip(chains, places, strict=True) if float(place[1]) > 0 for i in chain]
         for i in left:
@@ -236,7 +247,7 @@ def find_anatomy(mech: Mechanism, *, feet: Sequence[str] | None = None, stance: 
     mass = sum(float(body.mass.double().mean()) for body in mech.bodies.values() if isinstance(body, Body))
     return Anatomy(
         tuple(bones.driven), tuple(bones.columns), tuple(bones.kinds), tuple(legs), rest, -floor, sum(lengths) / count, mass, images,
-        tuple(unmatched), misses,
+        tuple(unmatched), misses, bool(ankles) and max(ankles) < -TOES,
     )  # fmt: skip
 
 
@@ -273,14 +284,27 @@ def _grouped(bones: Skeleton, names: Sequence[str], owners: Mapping[str, str]) -
 
 
 def _sole(bones: Skeleton, names: list[str]) -> list[str]:
-    """The lowest contacts of a foot; of a small one the contact in the middle alone."""
+    """The lowest contacts of a foot, of more than four the corners; of a small foot the contact in the middle alone."""
     center, bottom = bones.points(bones.state(torch.zeros(len(bones.driven), dtype=torch.float64)), names)
     low = [i for i, height in enumerate((bottom - bottom.min()).tolist()) if height <= SOLE]
     off = (center[low] - center[low].mean(0)).norm(dim=-1)
     if float(off.max()) >= POINT:
-        return [names[i] for i in low]
+        return [names[i] for i in (low if len(low) <= 4 else _corners(center[low], low))]
     middle = [i for i, distance in zip(low, off.tolist(), strict=True) if distance < float(off.min()) + 1e-6]
     return [names[max(middle, key=lambda i: float(center[i, 0]))]]  # on both sides the same one
+
+
+def _corners(centers: Tensor, numbers: list[int]) -> list[int]:
+    """Of the contacts of a sole, those farthest out in each of its four diagonal directions: more of them cost time and hold no better."""
+    spread = (centers - centers.mean(0))[:, :2]
+    spread = spread / spread.abs().amax(0).clamp_min(1e-3)
+    found = set[int]()
+    for ahead in (-1.0, 1.0):
+        for left in (-1.0, 1.0):
+            # of equal ones the one farther along x, so that mirrored feet have mirrored corners
+            ranks = [(round(float(ahead * x + left * y), 6), round(float(ahead * x), 6)) for x, y in spread]
+            found.add(numbers[max(range(len(numbers)), key=ranks.__getitem__)])
+    return sorted(found)
 
 
 def _images(bones: Skeleton) -> tuple[tuple[tuple[int, float], ...] | None, list[str]]:
@@ -315,9 +339,15 @@ class _Stand(NamedTuple):
 
 
 def _stance(
-    bones: Skeleton, soles: list[list[str]], bodies: list[str], pitches: list[list[int]], hips: Tensor, lengths: list[float]
+    bones: Skeleton,
+    soles: list[list[str]],
+    bodies: list[str],
+    pitches: list[list[int]],
+    hips: Tensor,
+    lengths: list[float],
+    drops: list[float],
 ) -> Tensor:
-    """Angles (nu,) at which every foot stands right under its hip, at the wanted share of its leg's length.
+    """Angles (nu,) at which every foot stands right under its hip, by the wanted `drops` below it [m].
 
     Knees that point back, and knees that point ahead: of the two, each leg has the one with the smaller angles, and of equal ones back
     (bipeds ahead). Feet with an ankle stay level.
@@ -325,8 +355,7 @@ def _stance(
     low, high = bones.lower + MARGIN, bones.upper - MARGIN
     low, high = torch.where(low < high, low, bones.lower), torch.where(low < high, high, bones.upper)
     rest = torch.maximum(torch.minimum(torch.zeros_like(low), high), low)
-    share = EXTENSION.get(len(soles), CROUCH)
-    goal = hips[:, [0, 2]] - torch.tensor([[0.0, share * length] for length in lengths], dtype=torch.float64)
+    goal = hips[:, [0, 2]] - torch.tensor([[0.0, drop] for drop in drops], dtype=torch.float64)
     stand, usual = _Stand(bones, soles, bodies, pitches, hips, lengths, goal), 1.0 if len(soles) > 2 else -1.0
     found = []
     for ahead in (usual, -usual):

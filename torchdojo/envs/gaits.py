@@ -10,7 +10,7 @@ from typing import Any
 
 from torchdojo.envs.checks import one_from, positive
 
-__all__ = ["GAITS", "Gait", "gait_of"]
+__all__ = ["BIPEDS", "GAITS", "Gait", "gait_of"]
 
 PAIRS = {2: ("right", "left"), 4: ("front right", "front left", "rear right", "rear left")}
 
@@ -47,6 +47,8 @@ GAITS = {
     "bound": Gait({4: (0.0, 0.0, 0.5, 0.5)}, duty=0.4, frequency=2.5),
     "run": Gait({2: (0.0, 0.5), 4: (0.0, 0.5, 0.5, 0.0)}, duty=0.35, frequency=2.5),
 }
+#: frequencies of robots with two legs [Hz], where they differ: a biped that steps more slowly falls to the side between two steps
+BIPEDS = {"walk": 2.0}
 
 
 def gait_of(given: Any, legs: int) -> tuple[Gait, tuple[float, ...]]:
@@ -55,20 +57,23 @@ def gait_of(given: Any, legs: int) -> tuple[Gait, tuple[float, ...]]:
     Raises:
         ValueError: an unknown name or field, or a gait that is not one of so many legs.
     """
-    if isinstance(given, Mapping):
-        fields = dict(given)
-        start = GAITS[one_from("gait", fields.pop("name", "trot"), tuple(GAITS))]
+    asked = given
+    if not isinstance(given, Gait):
+        fields = dict(given) if isinstance(given, Mapping) else {"name": given}
+        name = one_from("gait", fields.pop("name", "trot"), tuple(GAITS))
+        usual = GAITS[name].frequency
+        start = dataclasses.replace(GAITS[name], frequency=BIPEDS.get(name, usual) if legs == 2 else usual)
         for field in fields:
             one_from("gait", field, ("name", *(entry.name for entry in dataclasses.fields(Gait))))
         if not isinstance(fields.get("offsets", {}), Mapping):
             fields["offsets"] = {len(fields["offsets"]): tuple(fields["offsets"])}
         given = dataclasses.replace(start, **fields)
-    gait = given if isinstance(given, Gait) else GAITS[one_from("gait", given, tuple(GAITS))]
+    gait: Gait = given
     if legs not in gait.offsets:
         fitting = [name for name, other in GAITS.items() if legs in other.offsets]
         own = f"gait={fitting[0]!r}" if fitting else f"gait={{'offsets': [{legs} numbers]}}"
         raise ValueError(
-            f"gait: got one of {' or '.join(map(str, gait.offsets))} legs ({given!r}) for a robot with {legs}; allowed: "
+            f"gait: got one of {' or '.join(map(str, gait.offsets))} legs ({asked!r}) for a robot with {legs}; allowed: "
             f"{', '.join(fitting) or 'none of the table'}; give {own}, or feet= if the legs are found wrongly"
         )
     return gait, tuple(gait.offsets[legs])

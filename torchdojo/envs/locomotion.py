@@ -58,6 +58,8 @@ WEIGHTS = {
     "pose": 0.02,  # squared angles of all joints, from the stance [rad]
     "arms": 1.0,  # squared angles of joints that belong to no leg, from the stance [rad]
 }
+#: weights of robots with two legs that differ: falling may not pay, and a foot that stays on the ground costs more than one that is lifted
+BIPED_WEIGHTS = {"alive": 6.0, "feet": 2500.0}
 COMMANDS = ((-0.5, 1.0), (-0.4, 0.4), (-0.8, 0.8))  # forward and sideways speed [m/s], and turning rate [rad/s]
 STILL = 0.1  # share of commands that are zero
 SENSORS = {"up": 0.03, "spin": 0.1, "angles": 0.01, "rates": 0.05}  # noise="robot": deviations of parts of the observation
@@ -68,8 +70,9 @@ OWN_BRAKING = 0.1  # of a drive's braking: a joint keeps as much of its damper, 
 SPEED = 30.0  # largest speed of hinges whose file has none [rad/s]
 STRONGEST = 2.0  # stiffness over a motor's largest torque [1/rad]
 A1_LENGTH, A1_MASS = 0.4, 13.5  # [m, kg]
-CLEARANCE = 0.07  # of the feet of an A1 in the middle of their swing [m]
+CLEARANCE, BIPED_CLEARANCE = 0.07, 0.036  # of the feet in the middle of their swing, of legs as long as those of an A1 [m]
 STAND, FALL, TILT = 0.97, 0.53, 0.5  # heights over that of the stance; least cosine of the tilt
+BIPED_FALL, BIPED_TILT = 0.7, 0.8  # a biped that is farther down or tilted more than 37 degrees does not recover
 BUILT_IN: dict[str, dict[str, Any]] = {"quadruped": {"velocity_limits": True}}
 
 
@@ -86,10 +89,10 @@ class Locomotion(Env):
         feet: names of contacts, or of bodies. None: found (`find_anatomy`).
         stance: angles of joints [rad] by name, or by the end of their names. None: each foot under its hip.
         commands: ranges of the three commands. still: share of commands that are zero.
-        weights: of the reward, in place of some of `WEIGHTS`.
+        weights: of the reward, in place of some of `WEIGHTS` (bipeds `BIPED_WEIGHTS`).
         stiffness: kp [N·m/rad]; None: 40 for an A1, scaled. braking: kd [N·m·s/rad]; None: kp / 40. reach: [rad] of all joints; None:
             0.3 of joints that roll or yaw, 0.5 of hips and 0.6 of knees.
-        friction: of the feet. clearance: of swinging feet [m]; None: 0.07 for an A1, scaled.
+        friction: of the feet. clearance: of swinging feet [m]; None: 0.07 for an A1, scaled (bipeds 0.036).
         body_contacts: whether the contacts of other bodies than the feet act, too. They cost time, and training does without.
         joint_limits, joint_friction: whether limits of the joints' angles and their Coulomb friction act. Both cost time.
         robot_options: keywords of the model or of `td.load`.
@@ -142,9 +145,12 @@ class Locomotion(Env):
         self.offsets = torch.tensor(offsets, dtype=torch.float64)
         self.stride = math.sqrt(size) / self.gait.frequency  # [s]
         self.swing = 1.0 - self.gait.duty
-        self.clearance = CLEARANCE * size if clearance is None else positive("clearance", clearance)
+        two = len(anatomy.legs) == 2
+        self.fall, self.tilt = (BIPED_FALL, BIPED_TILT) if two else (FALL, TILT)
+        self.clearance = (BIPED_CLEARANCE if two else CLEARANCE) * size if clearance is None else positive("clearance", clearance)
         units = {"height": size**2, "feet": size**2, "place": size**2, "torque": strength**2, "power": load_ratio * math.sqrt(size)}
-        self.weights = {name: weight / units.get(name, 1.0) for name, weight in {**WEIGHTS, **(weights or {})}.items()}
+        own = {**WEIGHTS, **(BIPED_WEIGHTS if two else {}), **(weights or {})}
+        self.weights = {name: weight / units.get(name, 1.0) for name, weight in own.items()}
         self._measure(mech)
         self._drive(mech, stiffness, braking, reach, STIFFNESS * strength)
         mech = _driven(self, mech, positive("friction", friction), body_contacts, joint_limits, joint_friction)
@@ -294,8 +300,8 @@ class Locomotion(Env):
         return {name: w[name] * value for name, value in terms.items()}
 
     def terminated(self, after: Motion) -> Tensor:
-        """Low, or tilted by more than 60 degrees."""
-        return (after.root[..., 2] < FALL * self.anatomy.height) | (upright_and_heading(after.root)[..., 0] < TILT)
+        """Low, or tilted by more than 60 degrees (bipeds 37)."""
+        return (after.root[..., 2] < self.fall * self.anatomy.height) | (upright_and_heading(after.root)[..., 0] < self.tilt)
 
     def foot_motion(self, motion: Motion) -> tuple[Tensor, Tensor]:
         """Positions of the feet's centers [m] and their velocities [m/s], world frame, (B, legs, 3)."""
