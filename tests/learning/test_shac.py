@@ -54,11 +54,11 @@ def trained(folder, config, resume=False):
 
 def test_adjoint_is_clipped_by_row_and_counted():
     z = torch.eye(4, dtype=torch.float64)[:3].requires_grad_()
-    tally = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    tally = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
     grad = torch.tensor([[3.0, 4.0, 0, 0], [0.3, 0.4, 0, 0], [torch.inf, 0, 0, 0]], dtype=torch.float64)
     clip_adjoint(z, tally, 1.0).backward(grad)
     assert torch.allclose(z.grad, torch.tensor([[0.6, 0.8, 0, 0], [0.3, 0.4, 0, 0], [0, 0, 0, 0]], dtype=torch.float64))
-    assert tally.grad.tolist() == [[1, 0], [0, 0], [1, 1]]
+    assert tally.grad.tolist() == [[1, 0, 5.0], [0, 0, 0.5], [1, 1, 0]]
 
 
 def test_discounts_begin_anew_with_episodes():
@@ -145,7 +145,7 @@ def test_killed_and_resumed_training_continues_identically(tmp_path, monkeypatch
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(shac_run.SamplesBar, "on_train_epoch_end", die)
+        patch.setattr(shac_run.Telling, "on_train_epoch_end", die)
         with pytest.raises(KilledError):
             trained(tmp_path / "parts", small(**options))
     parts, resumed = trained(tmp_path / "parts", small(**options), resume=True)

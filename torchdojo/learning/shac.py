@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torchdojo.envs import Env, Segment
 from torchdojo.envs.direct import Direct
-from torchdojo.learning.adjoint import bounded, clip_adjoint
+from torchdojo.learning import health
+from torchdojo.learning.adjoint import BROKEN, CLIPPED, LENGTH, RunningBound, bounded, clip_adjoint
 from torchdojo.learning.critic_fit import CriticFit
 from torchdojo.learning.networks import ActorFactory, Critics, make_actor
 from torchdojo.learning.returns import discounts, lambda_returns
@@ -40,7 +41,7 @@ from torchdojo.runs.description import check_whole
 
 __all__ = ["Shac", "ShacSettings"]
 
-LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std")
+LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std", *health.COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ class ShacSettings:
 
     samples: control steps of all environments after which training ends. num_envs, horizon: B and H of a segment, samples of one process.
     gamma, lam: discount, λ of TD(λ). reward_scale: factor of rewards for the critics, whose weights begin at values of about one.
-    adjoint_clip: bound of |dReturn/dz| of one environment, in units of the reward; None: no clipping.
+    actor_lam: λ of the return that the actor climbs; 1: that of SHAC, with the value of the last state alone. Below 1, values of all states
+        count, as in Dreamer (Hafner et al. 2020), which tells the actor of falls.
+    adjoint_clip: bound of |dReturn/dz| of one environment at one control step, in units of the reward. "auto": it follows the median of
+        these adjoints (`RunningBound`). None: no clipping.
     actor, critic: widths of hidden layers. std: standard deviation of actions at the start.
     critics, pessimistic: number of critics, and whether the actor sees the smallest value instead of their mean (SAPO, Xing et al. 2025).
     lr, critic_lr: learning rates of Adam at the start, which fall linearly to `final_lr` of that. betas: of Adam. max_norm: of gradients.
@@ -69,8 +73,9 @@ class ShacSettings:
     horizon: int = 16
     gamma: float = 0.99
     lam: float = 0.95
+    actor_lam: float = 1.0
     reward_scale: float = 0.02
-    adjoint_clip: float | None = 200.0
+    adjoint_clip: float | Literal["auto"] | None = 200.0
     actor: tuple[int, ...] = (128, 64, 32)
     critic: tuple[int, ...] = (64, 64)
     std: float = 0.37
@@ -97,13 +102,13 @@ class ShacSettings:
         for name in ("reward_scale", "std", "lr", "critic_lr", "max_norm"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name}: got {value!r}; allowed: a finite number above 0")
-        for name in ("gamma", "lam", "polyak", "final_lr", "clip_target"):
+        for name in ("gamma", "lam", "actor_lam", "polyak", "final_lr", "clip_target"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name}: got {value!r}; allowed: a number from 0 to 1")
         if not 0 <= self.saturation < math.inf:
             raise ValueError(f"saturation: got {self.saturation!r}; allowed: a finite number of 0 or more")
-        if self.adjoint_clip is not None and not self.adjoint_clip > 0:
-            raise ValueError(f"adjoint_clip: got {self.adjoint_clip!r}; allowed: a number above 0, or null for none")
+        if self.adjoint_clip not in (None, "auto") and not (isinstance(self.adjoint_clip, float | int) and self.adjoint_clip > 0):
+            raise ValueError(f"adjoint_clip: got {self.adjoint_clip!r}; allowed: a number above 0, auto, or null for none")
         if self.adaptive_horizon is not None and not 1 <= self.adaptive_horizon[0] <= self.horizon <= self.adaptive_horizon[1]:
             raise ValueError(f"adaptive_horizon: got {self.adaptive_horizon!r}; allowed: (shortest, longest) about horizon={self.horizon}")
 
@@ -113,6 +118,7 @@ class Rollout:
     """The results of a segment: each (H, B, ...), with a graph where the actor's loss needs one."""
 
     obs: Tensor
+    action: Tensor
     rewards: Tensor
     final_obs: Tensor
     fell: Tensor
@@ -149,7 +155,8 @@ class Shac(pl.LightningModule):
         self.generator = torch.Generator().manual_seed(seed)
         self.samples, self.horizon, self.seconds = 0, s.horizon, 0.0
         self.counts = {"clipped": 0.0, "nonfinite_adjoints": 0.0, "adjoints": 0.0, "skipped": 0.0}
-        self._tally = torch.zeros(env.num_envs, 2, dtype=torch.float64)
+        self._tally, self._clips = torch.zeros(0, env.num_envs, 3, dtype=torch.float64), 0
+        self.running_bound = RunningBound()
         self._clock = time.process_time()
         self.segment = Segment(
             env,
@@ -191,16 +198,15 @@ class Shac(pl.LightningModule):
         for optimizer, rate in ((actor_optimizer, s.lr), (critic_optimizer, s.critic_lr)):
             for group in optimizer.param_groups:
                 group["lr"] = rate * share
-        self._tally = torch.zeros(self.env.num_envs, 2, dtype=torch.float64, requires_grad=True)
         segment = self.rollout(self.horizon)
         loss = self._actor_loss(segment)
         actor_optimizer.zero_grad()
         loss.backward()
         norm = self._step(actor_optimizer, self._group(actor_optimizer))
-        critic_loss = self._fit_critics(segment, critic_optimizer)
+        critic_loss, explained = self._fit_critics(segment, critic_optimizer)
         self.actor.normalizer.update(segment.obs, self.total)
         self.samples += self.horizon * self.env.num_envs * self._world
-        self._report(segment, norm, critic_loss)
+        self._report(segment, norm, critic_loss, explained)
         now = time.process_time()
         self.seconds, self._clock = self.seconds + now - self._clock, now
         if self.samples >= s.samples:
@@ -209,20 +215,27 @@ class Shac(pl.LightningModule):
     # -- a segment -----------------------------------------------------------------------------------------------------------------------
 
     @property
-    def _bound(self) -> float:
+    def _bound(self) -> float | Tensor:
         """Bound of the adjoint. The loss is a mean over segments of nominal length."""
         s = self.settings
+        if isinstance(s.adjoint_clip, str):
+            return self.running_bound.value
         assert s.adjoint_clip is not None
         return s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world)
 
     def _clip(self, z: Tensor) -> Tensor:
-        return clip_adjoint(z, self._tally, self._bound) if z.requires_grad else z
+        """What `env.on_state` does where the environment goes step by step: the n-th state with a graph reports to the n-th tally."""
+        if not z.requires_grad:
+            return z
+        self._clips += 1
+        return clip_adjoint(z, self._tally[self._clips - 1], self._bound)
 
     def rollout(self, horizon: int) -> Rollout:
         """`horizon` control steps from where the environments are, with a graph from rewards and observations to the actor."""
         env, rank, size, kind = self.env, self._rank, self.env.num_envs, self.actor.log_std.dtype
         noise = torch.randn(horizon, size * self._world, env.num_actions, generator=self.generator, dtype=kind)
         noise = noise[:, rank * size : (rank + 1) * size]
+        self._tally, self._clips = torch.zeros(horizon, size, 3, dtype=torch.float64, requires_grad=True), 0
         out = self.segment(noise)
         rewards, final = out.reward.to(kind), out.final_obs.to(kind)
         surprise = torch.zeros_like(rewards)
@@ -231,7 +244,7 @@ class Shac(pl.LightningModule):
             density = 0.5 * noise.square() + self.actor.log_std + 0.5 * math.log(2 * math.pi)
             surprise = (density + (1.0 - action.square()).clamp_min(1e-6).log()).sum(-1)
         terms = torch.stack([part.mean() for part in out.info["terms"].values()]).to(kind)
-        return Rollout(out.obs.detach().to(kind), rewards, final, out.terminated, out.truncated, surprise, terms)
+        return Rollout(out.obs.detach().to(kind), out.action, rewards, final, out.terminated, out.truncated, surprise, terms)
 
     def _scaled(self, segment: Rollout) -> Tensor:
         """Rewards of the critics' size, with the entropy's part, (H, B)."""
@@ -246,17 +259,29 @@ class Shac(pl.LightningModule):
         reduced: Tensor = values.amin(0) if self.settings.pessimistic else values.mean(0)
         return reduced
 
-    def _actor_loss(self, segment: Rollout) -> Tensor:
-        """Minus the mean discounted return of a segment and the value of where it ends (Xu et al. 2022, equation 5)."""
-        s = self.settings
-        done = segment.fell | segment.late
-        weight = discounts(done, s.gamma)
-        ends = segment.late.clone()
+    def _return(self, segment: Rollout) -> Tensor:
+        """The sum over environments of what the actor maximizes.
+
+        With `actor_lam` = 1, this is the discounted return of a segment and the value of where it ends (Xu et al. 2022, equation 5). Below
+        1, it is the λ-return from the first state of each episode in the segment (Hafner et al. 2020, equation 6). A fall has no gradient
+        of its own, so that only values of states before it can teach the actor to avoid it, and the λ-return has those of all states.
+        """
+        s, done = self.settings, segment.fell | segment.late
+        if s.actor_lam < 1:
+            values = torch.where(segment.fell, 0.0, self._value(segment.final_obs))
+            first = torch.ones_like(done)
+            first[1:] = done[:-1]
+            return (first * lambda_returns(self._scaled(segment), values, done, s.gamma, s.actor_lam)).sum()
+        weight, ends = discounts(done, s.gamma), segment.late.clone()
         ends[-1] = True
         rows = (ends & ~segment.fell).nonzero(as_tuple=True)
         values = s.gamma * weight[rows] * self._value(segment.final_obs[rows])
-        total = (weight * self._scaled(segment)).sum() + values.sum()
-        loss = -total / (s.horizon * s.num_envs * self._world)
+        return (weight * self._scaled(segment)).sum() + values.sum()
+
+    def _actor_loss(self, segment: Rollout) -> Tensor:
+        """Minus the mean of `_return`, and what keeps actions and entropy where the settings want them."""
+        s = self.settings
+        loss = -self._return(segment) / (s.horizon * s.num_envs * self._world)
         if s.saturation > 0:
             excess = (self.actor.mean(segment.obs).abs() - 1.0).clamp_min(0.0).square().sum(-1).mean()
             loss = loss + s.saturation * s.reward_scale * excess / self._world
@@ -271,12 +296,17 @@ class Shac(pl.LightningModule):
         targets = lambda_returns(scaled, values, fell | late, self.settings.gamma, self.settings.lam)
         return targets.flatten(), self.actor.normalizer(obs).flatten(0, 1)
 
-    def _fit_critics(self, segment: Rollout, optimizer: Any) -> Tensor:
-        """Steps of the critics towards TD(λ) targets, and of the target critics behind them. Returns the last loss."""
+    def _fit_critics(self, segment: Rollout, optimizer: Any) -> tuple[Tensor, Tensor]:
+        """Steps of the critics towards TD(λ) targets, and of the target critics behind them.
+
+        Returns:
+            The last loss, and the share of the targets' variance that the critics explained before.
+        """
         s, size, rank = self.settings, self.env.num_envs, self._rank
         with torch.no_grad():
             scaled = self._scaled(segment).contiguous()
             targets, obs = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
+            explained = health.explained_variance(self.critics(obs).mean(0), targets)
         everywhere, count = size * self._world, len(segment.obs) * size * self._world
         loss = torch.zeros(())
         shuffled = [torch.randperm(count, generator=self.generator).chunk(s.critic_batches) for _ in range(s.critic_epochs)]
@@ -296,7 +326,7 @@ class Shac(pl.LightningModule):
             self._step(optimizer, self._group(optimizer))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.target.parameters()), list(self.critics.parameters()), 1.0 - s.polyak)
-        return loss.detach()
+        return loss.detach(), explained
 
     def _step(self, optimizer: Any, parameters: list[nn.Parameter]) -> Tensor:
         """A step along gradients that are summed over processes and no longer than `max_norm`; none where one is not finite."""
@@ -334,18 +364,29 @@ class Shac(pl.LightningModule):
 
     # -- what is told and kept -----------------------------------------------------------------------------------------------------------
 
-    def _report(self, segment: Rollout, norm: Tensor, critic_loss: Tensor) -> None:
-        world, tally = self._world, self._tally.grad if self.segment.report is None else self.segment.report
+    def _report(self, segment: Rollout, norm: Tensor, critic_loss: Tensor, explained: Tensor) -> None:
+        world = self._world
+        reports = self._tally.grad if self.segment.reports is None else self.segment.reports
         std = self.actor.log_std.detach().exp().mean()
+        saturated, nothing = health.saturated_share(segment.action), torch.zeros(())
         # A process has the critics' loss on its own rows alone; the norm and the deviation are the same in all.
-        own = torch.stack((segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std))
-        numbers = self.total(torch.cat((own, segment.terms, torch.zeros(2) if tally is None else tally.sum(0))))
-        if tally is not None:
-            (clipped, broken), adjoints = numbers[-2:].tolist(), float(self.horizon * self.env.num_envs * world)
+        own = [segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std]
+        if reports is None:
+            numbers = torch.stack((*own, nothing, nothing, explained, saturated))
+            tallies = torch.zeros(3)
+        else:
+            growth = health.log_growth(reports, self._bound)
+            numbers = torch.stack((*own, reports[..., CLIPPED].mean(), growth, explained, saturated))
+            tallies = torch.stack((*reports.sum((0, 1))[[CLIPPED, BROKEN]], reports[..., LENGTH].median()))
+        numbers = self.total(torch.cat((numbers, segment.terms, tallies)))
+        if reports is not None:
+            clipped, broken, median = numbers[-3:].tolist()
+            adjoints = float(self.horizon * self.env.num_envs * world)
             for name, value in (("clipped", clipped), ("nonfinite_adjoints", broken), ("adjoints", adjoints)):
                 self.counts[name] += value
+            self.running_bound.update(median / world)
             self._adapt(clipped / adjoints)
-        self._means += torch.cat((numbers[:-2] / world, torch.ones(1)))
+        self._means += torch.cat((numbers[:-3] / world, torch.ones(1)))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -365,7 +406,14 @@ class Shac(pl.LightningModule):
         if not self._means[-1]:
             return {}
         names = *LOGGED, *(f"reward_{name}" for name in self.env.term_names)
-        return dict(zip(names, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}
+        means = dict(zip(names, (self._means[:-1] / self._means[-1]).tolist(), strict=True))
+        return means | {"health_growth": health.growth(means["health_growth"], self.horizon), "horizon": float(self.horizon)}
+
+    @property
+    def health(self) -> health.Health | None:
+        """How learning goes in this epoch; None before its first segment."""
+        means = self.means
+        return health.Health(*(means[name] for name in health.COLUMNS), means["falls"]) if means else None
 
     def on_train_epoch_end(self) -> None:
         """Log to the loggers of the trainer."""
@@ -390,6 +438,7 @@ class Shac(pl.LightningModule):
             "horizon": self.horizon,
             "seconds": self.seconds,
             "counts": dict(self.counts),
+            "bound": float(self.running_bound.value),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -400,6 +449,7 @@ class Shac(pl.LightningModule):
         self.generator.set_state(kept["generator"])
         self.samples, self.horizon, self.seconds = kept["samples"], kept["horizon"], kept["seconds"]
         self.counts = dict(kept["counts"])
+        self.running_bound.value.fill_(kept.get("bound", RunningBound.FIRST))  # earlier revisions had none
 
 
 class _Segments(IterableDataset[int]):
