@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.learning.adjoint import BROKEN, CLIPPED, LENGTH
+from torchdojo.learning.adjoint import BROKEN, LENGTH
 
 __all__ = [
     "CAUSES",

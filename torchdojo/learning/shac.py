@@ -41,6 +41,7 @@ from torchdojo.runs.description import check_whole
 
 __all__ = ["Shac", "ShacSettings"]
 
+SEEN = (*health.COLUMNS, "falls")  # of `Health`
 LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std", *health.COLUMNS)
 
 
@@ -413,7 +414,7 @@ class Shac(pl.LightningModule):
     def health(self) -> health.Health | None:
         """How learning goes in this epoch; None before its first segment."""
         means = self.means
-        return health.Health(*(means[name] for name in health.COLUMNS), means["falls"]) if means else None
+        return health.Health(**{name: means[column] for name, column in zip(health.Health._fields, SEEN, strict=True)}) if means else None
 
     def on_train_epoch_end(self) -> None:
         """Log to the loggers of the trainer."""
