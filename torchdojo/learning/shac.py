@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,82 +36,15 @@ from torchdojo.learning import health
 from torchdojo.learning.adjoint import BROKEN, CLIPPED, LENGTH, RunningBound, bounded, clip_adjoint
 from torchdojo.learning.critic_fit import CriticFit
 from torchdojo.learning.networks import ActorFactory, Critics, make_actor
+from torchdojo.learning.refinement import Refinement
 from torchdojo.learning.returns import discounts, lambda_returns
-from torchdojo.runs.description import check_whole
+from torchdojo.learning.shac_settings import ShacSettings
 
 __all__ = ["Shac", "ShacSettings"]
 
+BEFORE = {"actor_lam": 1.0, "passes": 0}  # what revisions did that had no such settings
 SEEN = (*health.COLUMNS, "falls")  # of `Health`
 LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std", *health.COLUMNS)
-
-
-@dataclass(frozen=True)
-class ShacSettings:
-    """Numbers of SHAC. The defaults are those of the half-cheetah.
-
-    samples: control steps of all environments after which training ends. num_envs, horizon: B and H of a segment, samples of one process.
-    gamma, lam: discount, λ of TD(λ). reward_scale: factor of rewards for the critics, whose weights begin at values of about one.
-    actor_lam: λ of the return that the actor climbs; 1: that of SHAC, with the value of the last state alone. Below 1, values of all states
-        count, as in Dreamer (Hafner et al. 2020), which tells the actor of falls.
-    adjoint_clip: bound of |dReturn/dz| of one environment at one control step, in units of the reward. "auto": it follows the median of
-        these adjoints (`RunningBound`). None: no clipping.
-    actor, critic: widths of hidden layers. std: standard deviation of actions at the start.
-    critics, pessimistic: number of critics, and whether the actor sees the smallest value instead of their mean (SAPO, Xing et al. 2025).
-    lr, critic_lr: learning rates of Adam at the start, which fall linearly to `final_lr` of that. betas: of Adam. max_norm: of gradients.
-    critic_epochs, critic_batches: passes over a segment, and parts of each pass. polyak: share of the target critics that is kept.
-    entropy: weight of the policy's entropy in the reward, before `reward_scale` (soft values as in SAPO). target_entropy: if given, the
-        weight is learned so that the entropy per action tends to it.
-    adaptive_horizon: shortest and longest horizon. It shrinks by one where more than `clip_target` of the adjoints are clipped, and grows
-        by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides.
-    saturation: weight of Σ max(|μ| − 1, 0)² of the mean actions μ before tanh, in units of the reward. Behind tanh, gradients of actions
-        near their ends are lost: without this, a leg that leans to one side early in training stays there.
-    symmetric: whether the actor is that of the robot's left-right symmetry (`SymmetricActor`); the environment needs `mirror()`.
-    compile: whether policy and environment are compiled together, for a few seconds before the first segment.
-    """
-
-    samples: int = 500_000
-    num_envs: int = 32
-    horizon: int = 16
-    gamma: float = 0.99
-    lam: float = 0.95
-    actor_lam: float = 1.0
-    reward_scale: float = 0.02
-    adjoint_clip: float | Literal["auto"] | None = 200.0
-    actor: tuple[int, ...] = (128, 64, 32)
-    critic: tuple[int, ...] = (64, 64)
-    std: float = 0.37
-    critics: int = 1
-    pessimistic: bool = False
-    lr: float = 2e-3
-    critic_lr: float = 2e-3
-    final_lr: float = 0.01
-    betas: tuple[float, float] = (0.7, 0.95)
-    max_norm: float = 1.0
-    critic_epochs: int = 4
-    critic_batches: int = 4
-    polyak: float = 0.2
-    entropy: float = 0.0
-    target_entropy: float | None = None
-    adaptive_horizon: tuple[int, int] | None = None
-    clip_target: float = 0.3
-    saturation: float = 0.0
-    symmetric: bool = False
-    compile: bool = True
-
-    def __post_init__(self) -> None:
-        check_whole(self, ("samples", "num_envs", "horizon", "critics", "critic_epochs", "critic_batches"))
-        for name in ("reward_scale", "std", "lr", "critic_lr", "max_norm"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"{name}: got {value!r}; allowed: a finite number above 0")
-        for name in ("gamma", "lam", "actor_lam", "polyak", "final_lr", "clip_target"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise ValueError(f"{name}: got {value!r}; allowed: a number from 0 to 1")
-        if not 0 <= self.saturation < math.inf:
-            raise ValueError(f"saturation: got {self.saturation!r}; allowed: a finite number of 0 or more")
-        if self.adjoint_clip not in (None, "auto") and not (isinstance(self.adjoint_clip, float | int) and self.adjoint_clip > 0):
-            raise ValueError(f"adjoint_clip: got {self.adjoint_clip!r}; allowed: a number above 0, auto, or null for none")
-        if self.adaptive_horizon is not None and not 1 <= self.adaptive_horizon[0] <= self.horizon <= self.adaptive_horizon[1]:
-            raise ValueError(f"adaptive_horizon: got {self.adaptive_horizon!r}; allowed: (shortest, longest) about horizon={self.horizon}")
 
 
 @dataclass
@@ -120,6 +53,7 @@ class Rollout:
 
     obs: Tensor
     action: Tensor
+    noise: Tensor
     rewards: Tensor
     final_obs: Tensor
     fell: Tensor
@@ -158,6 +92,7 @@ class Shac(pl.LightningModule):
         self.counts = {"clipped": 0.0, "nonfinite_adjoints": 0.0, "adjoints": 0.0, "skipped": 0.0}
         self._tally, self._clips = torch.zeros(0, env.num_envs, 3, dtype=torch.float64), 0
         self.running_bound = RunningBound()
+        self.refinement = Refinement(self.actor, s.ratio_clip, s.desired_kl) if s.passes else None
         self._clock = time.process_time()
         self.segment = Segment(
             env,
@@ -179,7 +114,11 @@ class Shac(pl.LightningModule):
         s = self.settings
         rest: dict[str, Any] = {"betas": s.betas, "fused": True}
         own = [*self.actor.parameters(), *([self.log_temperature] if s.target_entropy is not None else [])]
-        return [torch.optim.Adam(own, lr=s.lr, **rest), torch.optim.Adam(self.critics.parameters(), lr=s.critic_lr, **rest)]
+        found: list[torch.optim.Optimizer] = [
+            torch.optim.Adam(own, lr=s.lr, **rest),
+            torch.optim.Adam(self.critics.parameters(), lr=s.critic_lr, **rest),
+        ]
+        return found if self.refinement is None else [*found, torch.optim.Adam(self.actor.parameters(), lr=s.refine_lr, fused=True)]
 
     def train_dataloader(self) -> TRAIN_DATALOADERS:
         return DataLoader(_Segments(self), batch_size=None)
@@ -194,16 +133,22 @@ class Shac(pl.LightningModule):
     def training_step(self, number: int, index: int) -> None:
         """A segment: rollout, step of the actor, fit of the critics."""
         s = self.settings
-        share = max(s.final_lr, 1.0 - self.samples / s.samples)
-        actor_optimizer, critic_optimizer = cast(Sequence[Any], self.optimizers())
-        for optimizer, rate in ((actor_optimizer, s.lr), (critic_optimizer, s.critic_lr)):
+        share, scale = max(s.final_lr, 1.0 - self.samples / s.samples), 1.0 if self.refinement is None else self.refinement.scale
+        actor_optimizer, critic_optimizer, *others = cast(Sequence[Any], self.optimizers())
+        rates = (s.lr * (scale if others else share), s.critic_lr * share, s.refine_lr * scale)
+        for optimizer, rate in zip((actor_optimizer, critic_optimizer, *others), rates, strict=False):
             for group in optimizer.param_groups:
-                group["lr"] = rate * share
+                group["lr"] = rate
         segment = self.rollout(self.horizon)
         loss = self._actor_loss(segment)
         actor_optimizer.zero_grad()
         loss.backward()
+        if self.refinement is not None:
+            self.refinement.begin(segment.obs)
+            self.actor.log_std.grad = None
         norm = self._step(actor_optimizer, self._group(actor_optimizer))
+        if self.refinement is not None:
+            self._refine(segment, others[0])
         critic_loss, explained = self._fit_critics(segment, critic_optimizer)
         self.actor.normalizer.update(segment.obs, self.total)
         self.samples += self.horizon * self.env.num_envs * self._world
@@ -245,7 +190,7 @@ class Shac(pl.LightningModule):
             density = 0.5 * noise.square() + self.actor.log_std + 0.5 * math.log(2 * math.pi)
             surprise = (density + (1.0 - action.square()).clamp_min(1e-6).log()).sum(-1)
         terms = torch.stack([part.mean() for part in out.info["terms"].values()]).to(kind)
-        return Rollout(out.obs.detach().to(kind), out.action, rewards, final, out.terminated, out.truncated, surprise, terms)
+        return Rollout(out.obs.detach().to(kind), out.action, noise, rewards, final, out.terminated, out.truncated, surprise, terms)
 
     def _scaled(self, segment: Rollout) -> Tensor:
         """Rewards of the critics' size, with the entropy's part, (H, B)."""
@@ -303,23 +248,19 @@ class Shac(pl.LightningModule):
         Returns:
             The last loss, and the share of the targets' variance that the critics explained before.
         """
-        s, size, rank = self.settings, self.env.num_envs, self._rank
+        s = self.settings
         with torch.no_grad():
             scaled = self._scaled(segment).contiguous()
             targets, obs = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
             explained = health.explained_variance(self.critics(obs).mean(0), targets)
-        everywhere, count = size * self._world, len(segment.obs) * size * self._world
-        loss = torch.zeros(())
-        shuffled = [torch.randperm(count, generator=self.generator).chunk(s.critic_batches) for _ in range(s.critic_epochs)]
-        parts = [part for epoch in shuffled for part in epoch]
+        loss, parts = torch.zeros(()), self._shuffled(len(segment.obs), s.critic_epochs, s.critic_batches)
         if self._critic_fit is not None and self._world == 1 and len(parts[0]) == len(parts[-1]):
             loss, skipped = self._critic_fit(optimizer, obs, targets, parts)
             self.counts["skipped"] += float(skipped)
             parts = []
         for part in parts:
             # All processes draw the same batch, and each takes the rows of its own environments.
-            place, t = part % everywhere, part // everywhere
-            mine = part if self._world == 1 else (t * size + place % size)[place // size == rank]
+            mine = self._own(part)
             error = self.critics(obs[mine]) - targets[mine]
             loss = error.square().sum() / len(part)
             optimizer.zero_grad()
@@ -328,6 +269,35 @@ class Shac(pl.LightningModule):
         with torch.no_grad():
             torch._foreach_lerp_(list(self.target.parameters()), list(self.critics.parameters()), 1.0 - s.polyak)
         return loss.detach(), explained
+
+    def _refine(self, segment: Rollout, optimizer: Any) -> None:
+        """Passes of PPO over a segment, with the advantages of the target critics."""
+        assert self.refinement is not None
+        with torch.no_grad():
+            scaled = self._scaled(segment).contiguous()
+            targets, _ = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
+            advantages = targets.view_as(scaled) - self._value(segment.obs)
+
+        def step(loss: Tensor) -> None:
+            optimizer.zero_grad()
+            loss.backward()
+            self._step(optimizer, self._group(optimizer))
+
+        s = self.settings
+        parts = [(self._own(part), len(part)) for part in self._shuffled(len(segment.obs), s.passes, s.batches)]
+        self.refinement(segment.obs, segment.noise, advantages, parts, step, self.total)
+
+    def _shuffled(self, horizon: int, passes: int, batches: int) -> list[Tensor]:
+        """Places of the samples of all processes in a segment, in random batches: t · (environments of all) + environment."""
+        count = horizon * self.env.num_envs * self._world
+        shuffled = [torch.randperm(count, generator=self.generator).chunk(batches) for _ in range(passes)]
+        return [part for one in shuffled for part in one]
+
+    def _own(self, part: Tensor) -> Tensor:
+        """Rows t · B + environment of this process in a batch of all processes."""
+        size, everywhere = self.env.num_envs, self.env.num_envs * self._world
+        place, t = part % everywhere, part // everywhere
+        return part if self._world == 1 else (t * size + place % size)[place // size == self._rank]
 
     def _step(self, optimizer: Any, parameters: list[nn.Parameter]) -> Tensor:
         """A step along gradients that are summed over processes and no longer than `max_norm`; none where one is not finite."""
@@ -440,17 +410,25 @@ class Shac(pl.LightningModule):
             "seconds": self.seconds,
             "counts": dict(self.counts),
             "bound": float(self.running_bound.value),
+            "scale": 1.0 if self.refinement is None else self.refinement.scale,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept: Mapping[str, Any] = checkpoint["shac"]
         if len(kept["envs"]) != self._world:
             raise ValueError(f"checkpoint: got one of {len(kept['envs'])} processes; allowed: {self._world}, as many as there are now")
+        now = dataclasses.asdict(self.settings)
+        other = {name: value for name, value in {**BEFORE, **kept["settings"]}.items() if name in now and now[name] != value}
+        if other:
+            told = ", ".join(f"settings.{name}={value!r}" for name, value in other.items())
+            raise ValueError(f"checkpoint: got one that was trained with {told}; allowed: the same; write them into config.yaml of the run")
         self.env.load_state_dict(kept["envs"][self._rank])
         self.generator.set_state(kept["generator"])
         self.samples, self.horizon, self.seconds = kept["samples"], kept["horizon"], kept["seconds"]
         self.counts = dict(kept["counts"])
         self.running_bound.value.fill_(kept.get("bound", RunningBound.FIRST))  # earlier revisions had none
+        if self.refinement is not None:
+            self.refinement.scale = kept["scale"]
 
 
 class _Segments(IterableDataset[int]):

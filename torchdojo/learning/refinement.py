@@ -1,0 +1,93 @@
+"""Passes over the samples of a segment after SHAC's step, without gradients of the physics: PPO's surrogate and its trust region.
+
+The gradient of a segment knows how rewards change with actions, and nothing of falls: an episode that ends is a jump, which has no
+gradient. It is also biased by the clipping of adjoints. A hopper on a ball as foot, whose task is not to fall, learned 4 times slower by it
+than by PPO. Likelihood ratios see falls, and have no bias, but more noise. Son et al. 2023 (Gradient Informed PPO) take both: a step along
+the gradient first, then PPO on the same samples, whose trust region holds both steps together. Here, with advantages A of TD(λ),
+
+    maximize  E min(ρ A, clip(ρ, 1 − ε, 1 + ε) A),     ρ = π(a) / π₀(a),     π₀ the policy that acted
+
+The divergence KL(π₀ | π) after the passes sets the rates of both steps: above twice the wanted one they shrink, below half they grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdojo.learning.networks import Actor
+
+__all__ = ["Refinement"]
+
+
+class Refinement:
+    """Passes of PPO over a segment, and the factor of the learning rates that its divergence decides.
+
+    Args:
+        actor: the policy. clip: ε. desired_kl: divergence of a segment's update to tend to.
+
+    Attributes:
+        scale: factor of the learning rates, to be kept in checkpoints. kl: of the last update.
+    """
+
+    FACTOR, LEAST, MOST = 1.5, 1e-2, 10.0  # of `scale`: a change, and its bounds
+
+    def __init__(self, actor: Actor, clip: float, desired_kl: float) -> None:
+        self.actor, self.clip, self.desired_kl = actor, clip, desired_kl
+        self.scale, self.kl = 1.0, 0.0
+        self._before: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def begin(self, obs: Tensor) -> None:
+        """Keep the policy that acted on these observations (H, B, num_obs), before any step of an update."""
+        self._before = self.actor.mean(obs), self.actor.log_std.clone()
+
+    def __call__(
+        self,
+        obs: Tensor,
+        noise: Tensor,
+        advantages: Tensor,
+        parts: Sequence[tuple[Tensor, int]],
+        step: Callable[[Tensor], Any],
+        total: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Take the passes.
+
+        Args:
+            obs: (H, B, num_obs). noise: (H, B, nu), with which the policy acted. advantages: (H, B).
+            parts: for each step of the optimizer, rows of the H · B samples of this process, and the number of samples of all.
+            step: takes a step down the gradient of a loss. total: the sum of a tensor over processes.
+        """
+        assert self._before is not None
+        mean, log_std = self._before
+        with torch.no_grad():
+            rows = obs.flatten(0, 1)
+            taken = (mean + log_std.exp() * noise).flatten(0, 1)
+            density = (-0.5 * noise.square() - log_std).sum(-1).flatten()
+            moments = torch.stack((advantages.sum(), advantages.square().sum(), advantages.new_tensor(float(advantages.numel()))))
+            first, second, count = total(moments)
+            deviation = (second / count - (first / count).square()).clamp_min(0.0).sqrt()
+            gains = ((advantages - first / count) / (deviation + 1e-8)).flatten()
+        for part, size in parts:
+            away = (taken[part] - self.actor.mean(rows[part])) / self.actor.log_std.exp()
+            ratio = ((-0.5 * away.square() - self.actor.log_std).sum(-1) - density[part]).exp()
+            gain = gains[part]
+            step(-torch.minimum(ratio * gain, ratio.clamp(1.0 - self.clip, 1.0 + self.clip) * gain).sum() / size)
+        self._adapt(obs, total)
+
+    @torch.no_grad()
+    def _adapt(self, obs: Tensor, total: Callable[[Tensor], Tensor]) -> None:
+        """Measure the divergence, and correct the learning rates."""
+        assert self._before is not None
+        (mean, log_std), now, own = self._before, self.actor.mean(obs), self.actor.log_std
+        moved = ((2.0 * log_std).exp() + (mean - now).square()) / (2.0 * (2.0 * own).exp())
+        each = (own - log_std + moved - 0.5).sum(-1)
+        away, count = total(torch.stack((each.sum(), each.new_tensor(float(each.numel()))))).tolist()
+        self.kl = away / count
+        if not self.kl <= 2.0 * self.desired_kl:
+            self.scale = max(self.LEAST, self.scale / self.FACTOR)
+        elif self.kl < 0.5 * self.desired_kl:
+            self.scale = min(self.MOST, self.scale * self.FACTOR)
