@@ -90,14 +90,9 @@ def test_refinement_moves_towards_better_actions_within_its_divergence() -> None
     def update(rate: float) -> None:
         optimizer = torch.optim.Adam(actor.parameters(), lr=rate)
 
-        def step(loss: torch.Tensor) -> None:
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
         refinement.begin(obs)
         parts = [(part, 64) for _ in range(4) for part in torch.randperm(128).chunk(2)]
-        refinement(obs, noise, noise[..., 0], parts, step, lambda tensor: tensor)
+        refinement(obs, noise, noise[..., 0], parts, optimizer, lambda given: given.step(), lambda tensor: tensor)
 
     update(1e-2)
     moved = actor.mean(obs).mean((0, 1)).detach() - before
@@ -109,6 +104,32 @@ def test_refinement_moves_towards_better_actions_within_its_divergence() -> None
     refinement.scale = 1.0
     update(1e-7)
     assert refinement.kl < 0.01 and refinement.scale == pytest.approx(1.5)
+
+
+def test_compiled_refinement_takes_the_steps_of_adam() -> None:
+    """Compiled and by PyTorch's own Adam, in float64: the same weights."""
+    from torchdojo.learning.networks import Actor
+
+    torch.manual_seed(0)
+    obs, noise, gains = torch.randn(6, 4, 3).double(), torch.randn(6, 4, 2).double(), torch.randn(6, 4).double()
+    parts, results = [(part, 8) for _ in range(3) for part in torch.randperm(24).chunk(3)], []
+    for compiled in (True, False):
+        torch.manual_seed(1)
+        actor = Actor(3, 2, (8,), 0.5).double()
+        refinement, optimizer = Refinement(actor, 0.2, 0.02, 0.5, compiled), torch.optim.Adam(actor.parameters(), lr=1e-2)
+
+        def step(given: torch.optim.Optimizer) -> None:
+            torch.nn.utils.clip_grad_norm_(given.param_groups[0]["params"], 0.5)
+            given.step()
+
+        for _ in range(2):
+            refinement.begin(obs)
+            with torch.compiler.set_stance("force_eager"):
+                assert refinement(obs, noise, gains, parts, optimizer, step, lambda tensor: tensor) == 0
+        results.append((list(actor.parameters()), refinement.kl))
+    for one, other in zip(results[0][0], results[1][0], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)  # clipping by norm + 1e-6, and the order of sums
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-5)
 
 
 def test_progress_without_a_terminal_is_lines(capsys: Any) -> None:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from torchdojo.learning.critic_fit import Fit
 from torchdojo.learning.networks import Actor
 
 __all__ = ["Refinement"]
@@ -27,7 +28,9 @@ class Refinement:
     """Passes of PPO over a segment, and the factor of the learning rates that its divergence decides.
 
     Args:
-        actor: the policy. clip: ε. desired_kl: divergence of a segment's update to tend to.
+        actor: the policy. clip: ε. desired_kl: divergence of a segment's update to tend to. max_norm: of gradients.
+        bonus: weight of the entropy of actions before tanh, so that deviations do not vanish early.
+        compiled: whether the steps of one process are compiled, in a few seconds.
 
     Attributes:
         scale: factor of the learning rates, to be kept in checkpoints. kl: of the last update.
@@ -35,9 +38,13 @@ class Refinement:
 
     FACTOR, LEAST, MOST = 1.5, 1e-2, 10.0  # of `scale`: a change, and its bounds
 
-    def __init__(self, actor: Actor, clip: float, desired_kl: float) -> None:
-        self.actor, self.clip, self.desired_kl = actor, clip, desired_kl
+    def __init__(
+        self, actor: Actor, clip: float, desired_kl: float, max_norm: float = 1.0, compiled: bool = False, bonus: float = 0.0
+    ) -> None:
+        self.actor, self.desired_kl = actor, desired_kl
         self.scale, self.kl = 1.0, 0.0
+        self.loss = _Surrogate(actor, clip, bonus)
+        self._fit = Fit(self.loss, (0.9, 0.999), max_norm) if compiled else None
         self._before: tuple[Tensor, Tensor] | None = None
 
     @torch.no_grad()
@@ -51,32 +58,36 @@ class Refinement:
         noise: Tensor,
         advantages: Tensor,
         parts: Sequence[tuple[Tensor, int]],
-        step: Callable[[Tensor], Any],
+        optimizer: Any,
+        step: Callable[[Any], Any],
         total: Callable[[Tensor], Tensor],
-    ) -> None:
-        """Take the passes.
+    ) -> int:
+        """Take the passes. Returns the number of steps that were left out, of those that `step` has not counted.
 
         Args:
             obs: (H, B, num_obs). noise: (H, B, nu), with which the policy acted. advantages: (H, B).
             parts: for each step of the optimizer, rows of the H · B samples of this process, and the number of samples of all.
-            step: takes a step down the gradient of a loss. total: the sum of a tensor over processes.
+            optimizer: an Adam of the actor. step: takes its step along the gradients. total: the sum of a tensor over processes.
         """
         assert self._before is not None
         mean, log_std = self._before
         with torch.no_grad():
-            rows = obs.flatten(0, 1)
             taken = (mean + log_std.exp() * noise).flatten(0, 1)
             density = (-0.5 * noise.square() - log_std).sum(-1).flatten()
             moments = torch.stack((advantages.sum(), advantages.square().sum(), advantages.new_tensor(float(advantages.numel()))))
             first, second, count = total(moments)
             deviation = (second / count - (first / count).square()).clamp_min(0.0).sqrt()
             gains = ((advantages - first / count) / (deviation + 1e-8)).flatten()
-        for part, size in parts:
-            away = (taken[part] - self.actor.mean(rows[part])) / self.actor.log_std.exp()
-            ratio = ((-0.5 * away.square() - self.actor.log_std).sum(-1) - density[part]).exp()
-            gain = gains[part]
-            step(-torch.minimum(ratio * gain, ratio.clamp(1.0 - self.clip, 1.0 + self.clip) * gain).sum() / size)
+        data, skipped = (obs.flatten(0, 1), taken, density, gains), 0
+        if self._fit is not None and all(len(part) == size == len(parts[0][0]) for part, size in parts):
+            skipped = int(self._fit.take(optimizer, data, [part for part, _ in parts])[1])
+        else:
+            for part, size in parts:
+                optimizer.zero_grad()
+                (self.loss(*(tensor[part] for tensor in data)) / size).backward()
+                step(optimizer)
         self._adapt(obs, total)
+        return skipped
 
     @torch.no_grad()
     def _adapt(self, obs: Tensor, total: Callable[[Tensor], Tensor]) -> None:
@@ -91,3 +102,18 @@ class Refinement:
             self.scale = max(self.LEAST, self.scale / self.FACTOR)
         elif self.kl < 0.5 * self.desired_kl:
             self.scale = min(self.MOST, self.scale * self.FACTOR)
+
+
+class _Surrogate(nn.Module):
+    """Minus the sum of min(ρ A, clip(ρ, 1 − ε, 1 + ε) A) over samples, and minus `bonus` × entropy, but for a constant."""
+
+    def __init__(self, actor: Actor, clip: float, bonus: float) -> None:
+        super().__init__()
+        self.actor, self.clip, self.bonus = actor, clip, bonus
+
+    def forward(self, obs: Tensor, taken: Tensor, density: Tensor, gain: Tensor) -> Tensor:
+        """obs: (n, num_obs). taken: (n, nu), actions before tanh. density: (n,), log π₀ but for a constant. gain: (n,), A."""
+        away = (taken - self.actor.mean(obs)) / self.actor.log_std.exp()
+        ratio = ((-0.5 * away.square() - self.actor.log_std).sum(-1) - density).exp()
+        surrogate = torch.minimum(ratio * gain, ratio.clamp(1.0 - self.clip, 1.0 + self.clip) * gain).sum()
+        return -surrogate - self.bonus * len(obs) * self.actor.log_std.sum()

@@ -92,7 +92,7 @@ class Shac(pl.LightningModule):
         self.counts = {"clipped": 0.0, "nonfinite_adjoints": 0.0, "adjoints": 0.0, "skipped": 0.0}
         self._tally, self._clips = torch.zeros(0, env.num_envs, 3, dtype=torch.float64), 0
         self.running_bound = RunningBound()
-        self.refinement = Refinement(self.actor, s.ratio_clip, s.desired_kl) if s.passes else None
+        self.refinement = Refinement(self.actor, s.ratio_clip, s.desired_kl, s.max_norm, s.compile, s.bonus) if s.passes else None
         self._clock = time.process_time()
         self.segment = Segment(
             env,
@@ -278,14 +278,11 @@ class Shac(pl.LightningModule):
             targets, _ = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
             advantages = targets.view_as(scaled) - self._value(segment.obs)
 
-        def step(loss: Tensor) -> None:
-            optimizer.zero_grad()
-            loss.backward()
-            self._step(optimizer, self._group(optimizer))
-
         s = self.settings
         parts = [(self._own(part), len(part)) for part in self._shuffled(len(segment.obs), s.passes, s.batches)]
-        self.refinement(segment.obs, segment.noise, advantages, parts, step, self.total)
+        step = lambda optimizer: self._step(optimizer, self._group(optimizer))  # noqa: E731
+        skipped = self.refinement(segment.obs, segment.noise, advantages, parts, optimizer, step, self.total)
+        self.counts["skipped"] += skipped
 
     def _shuffled(self, horizon: int, passes: int, batches: int) -> list[Tensor]:
         """Places of the samples of all processes in a segment, in random batches: t · (environments of all) + environment."""
@@ -333,6 +330,14 @@ class Shac(pl.LightningModule):
             distributed.all_reduce(tensor)
         return tensor
 
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        """The tensors of all processes, stacked."""
+        if self._world == 1:
+            return tensor
+        found = [torch.empty_like(tensor) for _ in range(self._world)]
+        distributed.all_gather(found, tensor.contiguous())
+        return torch.stack(found)
+
     # -- what is told and kept -----------------------------------------------------------------------------------------------------------
 
     def _report(self, segment: Rollout, norm: Tensor, critic_loss: Tensor, explained: Tensor) -> None:
@@ -344,20 +349,20 @@ class Shac(pl.LightningModule):
         own = [segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std]
         if reports is None:
             numbers = torch.stack((*own, nothing, nothing, explained, saturated))
-            tallies = torch.zeros(3)
+            tallies = torch.zeros(2)
         else:
             growth = health.log_growth(reports, self._bound)
             numbers = torch.stack((*own, reports[..., CLIPPED].mean(), growth, explained, saturated))
-            tallies = torch.stack((*reports.sum((0, 1))[[CLIPPED, BROKEN]], reports[..., LENGTH].median()))
+            tallies = reports.sum((0, 1))[[CLIPPED, BROKEN]]
         numbers = self.total(torch.cat((numbers, segment.terms, tallies)))
         if reports is not None:
-            clipped, broken, median = numbers[-3:].tolist()
+            clipped, broken = numbers[-2:].tolist()
             adjoints = float(self.horizon * self.env.num_envs * world)
             for name, value in (("clipped", clipped), ("nonfinite_adjoints", broken), ("adjoints", adjoints)):
                 self.counts[name] += value
-            self.running_bound.update(median / world)
+            self.running_bound.update(float(self._gathered(reports[..., LENGTH]).median()))
             self._adapt(clipped / adjoints)
-        self._means += torch.cat((numbers[:-3] / world, torch.ones(1)))
+        self._means += torch.cat((numbers[:-2] / world, torch.ones(1)))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -68,6 +68,7 @@ class ShacSettings:
     ratio_clip: float = 0.2
     refine_lr: float = 2e-3
     desired_kl: float = 0.04
+    bonus: float = 0.0
     saturation: float = 0.0
     symmetric: bool = False
     compile: bool = True
