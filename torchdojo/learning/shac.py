@@ -170,11 +170,15 @@ class Shac(pl.LightningModule):
         return s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world)
 
     def _clip(self, z: Tensor) -> Tensor:
-        """What `env.on_state` does where the environment goes step by step: the n-th state with a graph reports to the n-th tally."""
+        """What `env.on_state` does where the environment goes step by step: the n-th state with a graph reports to the n-th tally.
+
+        States beyond those of `rollout` report to nobody.
+        """
         if not z.requires_grad:
             return z
+        tally = self._tally[self._clips] if self._clips < len(self._tally) else torch.zeros_like(z[:, :3])
         self._clips += 1
-        return clip_adjoint(z, self._tally[self._clips - 1], self._bound)
+        return clip_adjoint(z, tally, self._bound)
 
     def rollout(self, horizon: int) -> Rollout:
         """`horizon` control steps from where the environments are, with a graph from rewards and observations to the actor."""
