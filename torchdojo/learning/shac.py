@@ -104,7 +104,9 @@ class Shac(pl.LightningModule):
             fixed=True,
         )
         self._critic_fit = CriticFit(self.critics, s.betas, s.max_norm) if s.compile else None
-        self._targets = Direct(lambda *given: self._make_targets(*given), fixed=True).first if s.compile else self._make_targets
+        # Refinement needs targets only once in a segment, for which a compilation of H steps of TD(λ) does not pay.
+        eager = not s.compile or self.refinement is not None
+        self._targets = self._make_targets if eager else Direct(lambda *given: self._make_targets(*given), fixed=True).first
         if s.adjoint_clip is not None:
             env.on_state = self._clip
 
@@ -147,9 +149,10 @@ class Shac(pl.LightningModule):
             self.refinement.begin(segment.obs)
             self.actor.log_std.grad = None
         norm = self._step(actor_optimizer, self._group(actor_optimizer))
+        targets, obs = self._targets_of(segment)
         if self.refinement is not None:
-            self._refine(segment, others[0])
-        critic_loss, explained = self._fit_critics(segment, critic_optimizer)
+            self._refine(segment, targets, others[0])
+        critic_loss, explained = self._fit_critics(obs, targets, critic_optimizer)
         self.actor.normalizer.update(segment.obs, self.total)
         self.samples += self.horizon * self.env.num_envs * self._world
         self._report(segment, norm, critic_loss, explained)
@@ -246,7 +249,13 @@ class Shac(pl.LightningModule):
         targets = lambda_returns(scaled, values, fell | late, self.settings.gamma, self.settings.lam)
         return targets.flatten(), self.actor.normalizer(obs).flatten(0, 1)
 
-    def _fit_critics(self, segment: Rollout, optimizer: Any) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def _targets_of(self, segment: Rollout) -> tuple[Tensor, Tensor]:
+        """Results of `_make_targets` for a segment."""
+        scaled = self._scaled(segment).contiguous()
+        return self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
+
+    def _fit_critics(self, obs: Tensor, targets: Tensor, optimizer: Any) -> tuple[Tensor, Tensor]:
         """Steps of the critics towards TD(λ) targets, and of the target critics behind them.
 
         Returns:
@@ -254,10 +263,8 @@ class Shac(pl.LightningModule):
         """
         s = self.settings
         with torch.no_grad():
-            scaled = self._scaled(segment).contiguous()
-            targets, obs = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
             explained = health.explained_variance(self.critics(obs).mean(0), targets)
-        loss, parts = torch.zeros(()), self._shuffled(len(segment.obs), s.critic_epochs, s.critic_batches)
+        loss, parts = torch.zeros(()), self._shuffled(self.horizon, s.critic_epochs, s.critic_batches)
         if self._critic_fit is not None and self._world == 1 and len(parts[0]) == len(parts[-1]):
             loss, skipped = self._critic_fit(optimizer, obs, targets, parts)
             self.counts["skipped"] += float(skipped)
@@ -274,14 +281,11 @@ class Shac(pl.LightningModule):
             torch._foreach_lerp_(list(self.target.parameters()), list(self.critics.parameters()), 1.0 - s.polyak)
         return loss.detach(), explained
 
-    def _refine(self, segment: Rollout, optimizer: Any) -> None:
+    def _refine(self, segment: Rollout, targets: Tensor, optimizer: Any) -> None:
         """Passes of PPO over a segment, with the advantages of the target critics."""
         assert self.refinement is not None
         with torch.no_grad():
-            scaled = self._scaled(segment).contiguous()
-            targets, _ = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
-            advantages = targets.view_as(scaled) - self._value(segment.obs)
-
+            advantages = targets.view_as(segment.rewards) - self._value(segment.obs)
         s = self.settings
         parts = [(self._own(part), len(part)) for part in self._shuffled(len(segment.obs), s.passes, s.batches)]
         step = lambda optimizer: self._step(optimizer, self._group(optimizer))  # noqa: E731
