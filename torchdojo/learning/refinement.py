@@ -7,12 +7,15 @@ the gradient first, then PPO on the same samples, whose trust region holds both 
 
     maximize  E min(ρ A, clip(ρ, 1 − ε, 1 + ε) A),     ρ = π(a) / π₀(a),     π₀ the policy that acted
 
+Both are gradients of one return, so the cosine between them tells whether that of the physics can be trusted here. Where its running mean
+falls below `ENOUGH`, segments have no gradient, which takes a third of the time off, but for every tenth, which looks again.
+
 The divergence KL(π₀ | π) after the passes sets the rates of both steps: above twice the wanted one they shrink, below half they grow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,19 +36,47 @@ class Refinement:
         compiled: whether the steps of one process are compiled, in a few seconds.
 
     Attributes:
-        scale: factor of the learning rates, to be kept in checkpoints. kl: of the last update.
+        scale: factor of the learning rates. kl: of the last update. segments: updates so far.
+        agreement: running mean of the cosine between the gradient through the physics and that of likelihood ratios.
     """
 
+    ENOUGH, KEEP, PROBE = 0.1, 0.9, 10  # of `agreement`: what a step along the gradient needs; its running mean; segments between looks
     FACTOR, LEAST, MOST = 1.5, 1e-2, 10.0  # of `scale`: a change, and its bounds
 
     def __init__(
         self, actor: Actor, clip: float, desired_kl: float, max_norm: float = 1.0, compiled: bool = False, bonus: float = 0.0
     ) -> None:
         self.actor, self.desired_kl = actor, desired_kl
-        self.scale, self.kl = 1.0, 0.0
+        self.scale, self.kl, self.agreement, self.segments = 1.0, 0.0, 1.0, 0
         self.loss = _Surrogate(actor, clip, bonus)
         self._fit = Fit(self.loss, (0.9, 0.999), max_norm) if compiled else None
         self._before: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def guided(self) -> bool:
+        """Whether the next segment is to have a gradient: where gradients of late agreed with likelihood ratios, and now and then."""
+        return self.agreement >= self.ENOUGH or self.segments % self.PROBE == 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides how the next update goes, besides weights and optimizer."""
+        return {"scale": self.scale, "agreement": self.agreement, "segments": self.segments}
+
+    def load_state_dict(self, given: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.scale, self.agreement, self.segments = given["scale"], given["agreement"], given["segments"]
+
+    def compare(self, obs: Tensor, noise: Tensor, advantages: Tensor, total: Callable[[Tensor], Tensor]) -> None:
+        """Take the cosine between the gradient that the actor has now, and that of the surrogate, into `agreement`."""
+        weights = [weight for weight in self.actor.parameters() if weight.grad is not None and weight is not self.actor.log_std]
+        own = torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None])
+        mean = self.actor.mean(obs)
+        density = ((mean.detach() - mean) * noise * (-self.actor.log_std.detach()).exp()).sum(-1)
+        first, count = total(torch.stack((advantages.sum(), advantages.new_tensor(float(advantages.numel())))))
+        gradients = torch.autograd.grad((density * (advantages - first / count)).sum(), weights)
+        ours, theirs = total(own), total(torch.cat([gradient.flatten() for gradient in gradients]))
+        cosine = float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0))
+        if cosine == cosine:
+            self.agreement = self.KEEP * self.agreement + (1.0 - self.KEEP) * cosine
 
     @torch.no_grad()
     def begin(self, obs: Tensor) -> None:
@@ -87,6 +118,7 @@ class Refinement:
                 (self.loss(*(tensor[part] for tensor in data)) / size).backward()
                 step(optimizer)
         self._adapt(obs, total)
+        self.segments += 1
         return skipped
 
     @torch.no_grad()

@@ -43,6 +43,7 @@ from torchdojo.learning.shac_settings import ShacSettings
 __all__ = ["Shac", "ShacSettings"]
 
 BEFORE = {"actor_lam": 1.0, "passes": 0}  # what revisions did that had no such settings
+GUIDED = ("gradient_norm", "health_clipped", "health_growth")  # of segments with a gradient alone
 SEEN = (*health.COLUMNS, "falls")  # of `Health`
 LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std", *health.COLUMNS)
 
@@ -141,16 +142,24 @@ class Shac(pl.LightningModule):
         for optimizer, rate in zip((actor_optimizer, critic_optimizer, *others), rates, strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        segment = self.rollout(self.horizon)
-        loss = self._actor_loss(segment)
-        actor_optimizer.zero_grad()
-        loss.backward()
-        if self.refinement is not None:
-            self.refinement.begin(segment.obs)
-            self.actor.log_std.grad = None
-        norm = self._step(actor_optimizer, self._group(actor_optimizer))
+        refinement, norm = self.refinement, torch.zeros(())
+        guided = refinement is None or refinement.guided
+        with torch.set_grad_enabled(guided):
+            segment = self.rollout(self.horizon)
         targets, obs = self._targets_of(segment)
-        if self.refinement is not None:
+        if refinement is not None:
+            refinement.begin(segment.obs)
+        if guided:
+            loss = self._actor_loss(segment)
+            actor_optimizer.zero_grad()
+            loss.backward()
+            if refinement is not None:
+                self.actor.log_std.grad = None
+                with torch.no_grad():
+                    advantages = targets.view_as(segment.rewards) - self._value(segment.obs)
+                refinement.compare(segment.obs, segment.noise, advantages, self.total)
+            norm = self._step(actor_optimizer, self._group(actor_optimizer))
+        if refinement is not None:
             self._refine(segment, targets, others[0])
         critic_loss, explained = self._fit_critics(obs, targets, critic_optimizer)
         self.actor.normalizer.update(segment.obs, self.total)
@@ -253,7 +262,8 @@ class Shac(pl.LightningModule):
     def _targets_of(self, segment: Rollout) -> tuple[Tensor, Tensor]:
         """Results of `_make_targets` for a segment."""
         scaled = self._scaled(segment).contiguous()
-        return self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
+        targets, obs = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
+        return targets, obs
 
     def _fit_critics(self, obs: Tensor, targets: Tensor, optimizer: Any) -> tuple[Tensor, Tensor]:
         """Steps of the critics towards TD(λ) targets, and of the target critics behind them.
@@ -370,7 +380,7 @@ class Shac(pl.LightningModule):
                 self.counts[name] += value
             self.running_bound.update(float(self._gathered(reports[..., LENGTH]).median()))
             self._adapt(clipped / adjoints)
-        self._means += torch.cat((numbers[:-2] / world, torch.ones(1)))
+        self._means += torch.cat((numbers[:-2] / world, torch.tensor([float(reports is not None), 1.0])))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -382,7 +392,7 @@ class Shac(pl.LightningModule):
     def on_train_epoch_start(self) -> None:
         if self.samples >= self.settings.samples:  # a finished run that is resumed has no segment
             self.trainer.should_stop = True
-        self._means = torch.zeros(len(LOGGED) + len(self.env.term_names) + 1)
+        self._means = torch.zeros(len(LOGGED) + len(self.env.term_names) + 2)
 
     @property
     def means(self) -> dict[str, float]:
@@ -390,7 +400,9 @@ class Shac(pl.LightningModule):
         if not self._means[-1]:
             return {}
         names = *LOGGED, *(f"reward_{name}" for name in self.env.term_names)
-        means = dict(zip(names, (self._means[:-1] / self._means[-1]).tolist(), strict=True))
+        means = dict(zip(names, (self._means[:-2] / self._means[-1]).tolist(), strict=True))
+        share = max(float(self._means[-2] / self._means[-1]), 1e-9)  # of segments with a gradient
+        means |= {name: means[name] / share for name in GUIDED}
         return means | {"health_growth": health.growth(means["health_growth"], self.horizon), "horizon": float(self.horizon)}
 
     @property
@@ -423,7 +435,7 @@ class Shac(pl.LightningModule):
             "seconds": self.seconds,
             "counts": dict(self.counts),
             "bound": float(self.running_bound.value),
-            "scale": 1.0 if self.refinement is None else self.refinement.scale,
+            "refinement": None if self.refinement is None else self.refinement.state_dict(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -441,7 +453,7 @@ class Shac(pl.LightningModule):
         self.counts = dict(kept["counts"])
         self.running_bound.value.fill_(kept.get("bound", RunningBound.FIRST))  # earlier revisions had none
         if self.refinement is not None:
-            self.refinement.scale = kept["scale"]
+            self.refinement.load_state_dict(kept["refinement"])
 
 
 class _Segments(IterableDataset[int]):

@@ -165,6 +165,7 @@ class Metrics(Callback):
             "episode_return": (total - self.before[1]) / new if new else "",
             **pl_module.means,
             **_counts(pl_module),
+            **({} if pl_module.refinement is None else {"health_agreement": pl_module.refinement.agreement}),
             "health": diagnosis(pl_module.health) if pl_module.health is not None else "",
         }
         self.before = episodes, total
@@ -223,7 +224,9 @@ class Telling(Callback):
             return
         told = advice(now)
         changed, self.advice = told != self.advice, told
-        text = f"reward {pl_module.means['reward']:.3g}; {now.line()}; {told}"
+        refinement = pl_module.refinement
+        agreement = "" if refinement is None else f", agreement {refinement.agreement:.2f}"
+        text = f"reward {pl_module.means['reward']:.3g}; {now.line()}{agreement}; {told}"
         self.progress(pl_module.samples, pl_module.seconds, text, force=changed)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
