@@ -143,6 +143,8 @@ class Shac(pl.LightningModule):
             for group in optimizer.param_groups:
                 group["lr"] = rate
         refinement, norm = self.refinement, torch.zeros(())
+        if refinement is not None:  # the last steps are small, so that the last policy is no accident
+            refinement.desired_kl = s.desired_kl * max(s.final_kl, 1.0 - self.samples / s.samples)
         guided = refinement is None or refinement.guided
         with torch.set_grad_enabled(guided):
             segment = self.rollout(self.horizon)

@@ -30,8 +30,9 @@ class ShacSettings:
     adaptive_horizon: shortest and longest horizon. It shrinks by one where more than `clip_target` of the adjoints are clipped, and grows
         by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides.
     passes: of PPO over a segment after SHAC's step (`Refinement`), which tell of falls; 0: none. batches: parts of each pass.
-        ratio_clip: ε of the ratio of probabilities. refine_lr: rate of Adam. desired_kl: by how much the policy is to move in a segment,
-        which sets `lr` and `refine_lr` on the way in the place of `final_lr`. The deviation of actions is learned by the passes alone.
+        ratio_clip: ε of the ratio of probabilities. refine_lr: rate of Adam. bonus: weight of the entropy of actions before tanh.
+        desired_kl: by how much the policy is to move in a segment, which falls linearly to `final_kl` of that. It sets `lr` and
+        `refine_lr` on the way, in the place of `final_lr`. The deviation of actions is learned by the passes alone.
     saturation: weight of Σ max(|μ| − 1, 0)² of the mean actions μ before tanh, in units of the reward. Behind tanh, gradients of actions
         near their ends are lost: without this, a leg that leans to one side early in training stays there.
     symmetric: whether the actor is that of the robot's left-right symmetry (`SymmetricActor`); the environment needs `mirror()`.
@@ -68,6 +69,7 @@ class ShacSettings:
     ratio_clip: float = 0.2
     refine_lr: float = 2e-3
     desired_kl: float = 0.04
+    final_kl: float = 0.1
     bonus: float = 0.0
     saturation: float = 0.0
     symmetric: bool = False
@@ -81,7 +83,7 @@ class ShacSettings:
         for name in ("reward_scale", "std", "lr", "critic_lr", "max_norm", "ratio_clip", "refine_lr", "desired_kl"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name}: got {value!r}; allowed: a finite number above 0")
-        for name in ("gamma", "lam", "actor_lam", "polyak", "final_lr", "clip_target"):
+        for name in ("gamma", "lam", "actor_lam", "polyak", "final_lr", "final_kl", "clip_target"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name}: got {value!r}; allowed: a number from 0 to 1")
         if not 0 <= self.saturation < math.inf:
