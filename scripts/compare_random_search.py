@@ -10,7 +10,7 @@ import statistics
 
 import torch
 
-from torchdojo.learning.random_search_table import TABLE_VI, compare_random_search, format_rows
+from torchdojo.evaluation.random_search import TABLE_VI, compare_random_search, format_rows
 
 FEWER = 3.0  # times fewer evaluations of AGS to half of ARS' reward
 

@@ -17,8 +17,12 @@ PACKAGE = REPOSITORY / "torchdojo"
 
 #: From top to bottom; a module imports from its own floor and from those below it. `torchdojo` alone is the public face, `__init__.py`.
 FLOORS = (
+    ("__main__",),
     ("commands",),
-    ("viewer", "planning", "learning", "envs", "identification", "evaluation"),
+    ("evaluation",),
+    ("planning", "learning", "identification"),
+    ("envs",),
+    ("viewer",),
     ("runs",),
     ("torchdojo",),
     ("models", "io", "testing"),
@@ -27,17 +31,19 @@ FLOORS = (
     ("native",),
     ("gradients",),
     ("solver",),
-    ("dynamics",),
-    ("structure", "state"),
+    ("dynamics", "posing"),
+    ("structure",),
+    ("state",),
     ("parametrize",),
     ("elements",),
     ("geometry",),
-    ("quaternion", "parameters", "precision"),
+    ("precision",),
+    ("quaternion", "parameters"),
 )
 FLOOR = {name: len(FLOORS) - i for i, names in enumerate(FLOORS) for name in names}
 #: `Mechanism.animate` is where users look for a picture, so it imports the viewer when it is called.
 EXCEPTIONS = {("torchdojo.mechanism", "torchdojo.viewer.animation")}
-APPLICATIONS = [name for names in FLOORS[:3] for name in names]
+APPLICATIONS = [name for names in FLOORS[: FLOORS.index(("torchdojo",))] for name in names]
 HEAVY = [
     "scipy",
     "lightning",
@@ -56,6 +62,7 @@ HEAVY = [
     "torch.utils.cpp_extension",
     "rsl_rl",
     "tensordict",
+    "torchrl",
     "tensorboard",
 ]
 
@@ -135,6 +142,16 @@ def test_every_module_has_a_floor() -> None:
 def test_imports_go_down(arrows: dict[str, list[str]]) -> None:
     upward = [f"{name} -> {other}" for name, others in arrows.items() for other in others if floor(other) > floor(name)]
     assert not upward, "imports that run up the floor plan:\n" + "\n".join(upward)
+
+
+def test_packages_of_one_floor_do_not_know_each_other(arrows: dict[str, list[str]]) -> None:
+    beside = [
+        f"{name} -> {other}"
+        for name, others in arrows.items()
+        for other in others
+        if floor(name) == floor(other) and "." in name and "." in other and name.split(".")[1] != other.split(".")[1]
+    ]
+    assert not beside, "imports between packages of one floor:\n" + "\n".join(beside)
 
 
 def test_no_circle_between_modules(arrows: dict[str, list[str]]) -> None:

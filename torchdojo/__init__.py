@@ -43,8 +43,8 @@ from torchdojo.geometry.visuals import Visual
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism, Trajectory
+from torchdojo.posing.poses import Keyframe
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
-from torchdojo.state.poses import Keyframe
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
 __all__ = [

@@ -23,12 +23,13 @@ from torchdojo.engine.rollout import Plan, Policy, Trajectory, rollout, segment_
 from torchdojo.geometry.visuals import Visual
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
+from torchdojo.posing import loops, placement
+from torchdojo.posing.poses import Keyframe, keyframe, within_limits
 from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state import loops, placement, signs
 from torchdojo.state import minimal as tree
+from torchdojo.state import signs
 from torchdojo.state.layout import TANGENT_SIZE
-from torchdojo.state.poses import Keyframe, keyframe, within_limits
 from torchdojo.state.stiffness import warn_of_stiff_springs
 from torchdojo.structure import Structure
 

@@ -180,7 +180,7 @@ def kill_when_there_is_a_checkpoint(stage, output, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     path, deadline = output / f"stage_{stage}" / "last.ckpt", time.monotonic() + 300
     process = subprocess.Popen(
-        [sys.executable, "-m", "torchdojo.commands.main", "fit", *map(str, arguments)],
+        [sys.executable, "-m", "torchdojo", "fit", *map(str, arguments)],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

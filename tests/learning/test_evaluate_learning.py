@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from torchdojo.commands.main import main
+from torchdojo.evaluation import learning as evaluation
 from torchdojo.evaluation import mujoco_reference, plots
 from torchdojo.evaluation.experiment import Line, Plot, Setting
-from torchdojo.learning import evaluation
-from torchdojo.learning.curves import Spread, band, crossing, read_curve, value_at
-from torchdojo.learning.evaluation import STUDIES, StudyRun, check, planned
+from torchdojo.evaluation.learning import STUDIES, StudyRun, check, planned
+from torchdojo.evaluation.learning_curves import Spread, band, crossing, read_curve, value_at
 from torchdojo.learning.runs import METRICS, REPORT
 
 pytest.importorskip("jsonargparse", reason="needs the extra torchdojo[learn]")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import torchdojo as td
 from conftest import REPOSITORY
+from torchdojo.evaluation.random_search import PUBLISHED, TABLE_VI, compare_random_search, format_rows
 from torchdojo.learning.random_search import LinearPolicy, Search, Settings, ags_update, ars_update, episodes
-from torchdojo.learning.random_search_table import PUBLISHED, TABLE_VI, compare_random_search, format_rows
 from torchdojo.learning.runs import Run, load_run, read_config
 from torchdojo.native import loader
 

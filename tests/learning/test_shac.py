@@ -198,7 +198,7 @@ def test_two_processes_learn_as_one_with_twice_the_environments(tmp_path):
     config, options = tmp_path / "config.yaml", {"adaptive_horizon": [2, 8]}  # all processes have to agree on it
     one, numbers = trained(tmp_path / "one", small(num_envs=8, **options))
     config.write_text(json.dumps(small(num_envs=4, **options)))
-    command = [sys.executable, "-m", "torchdojo.commands.main", "train", str(config), "--output", str(tmp_path / "two"), "--processes", "2"]
+    command = [sys.executable, "-m", "torchdojo", "train", str(config), "--output", str(tmp_path / "two"), "--processes", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     first, second = weights(one), weights(load_run(tmp_path / "two"))

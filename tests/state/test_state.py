@@ -12,7 +12,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo import quaternion as quat
 from torchdojo.elements import joints as joint_types
-from torchdojo.state.loops import gaps
+from torchdojo.posing.loops import gaps
 
 H = 0.01
 NAMES = list(joint_types.JOINT_TYPES)

@@ -18,10 +18,10 @@ from torchdojo.evaluation import plots
 from torchdojo.evaluation.corpus import EXPERIMENTS as CORPUS
 from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Setting, SkippedError
 from torchdojo.evaluation.gradients import EXPERIMENTS as GRADIENTS
+from torchdojo.evaluation.learning import EXPERIMENTS as LEARNING
+from torchdojo.evaluation.learning import check
 from torchdojo.evaluation.physics import EXPERIMENTS as PHYSICS
 from torchdojo.evaluation.planning import EXPERIMENTS as PLANNING
-from torchdojo.learning.evaluation import EXPERIMENTS as LEARNING
-from torchdojo.learning.evaluation import check
 
 __all__ = ["TOPICS", "add_arguments", "run"]
 

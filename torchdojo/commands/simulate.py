@@ -34,8 +34,8 @@ from torchdojo.geometry.hulls import Hull
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism, Trajectory
+from torchdojo.posing import loops, placement, poses
 from torchdojo.solver.options import SolverOptions, Status
-from torchdojo.state import loops, placement, poses
 from torchdojo.testing import diagnostics
 from torchdojo.viewer.playback import Playback
 

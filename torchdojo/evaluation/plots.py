@@ -7,17 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from torchdojo.evaluation.experiment import Plot
+from torchdojo.runs.figures import available
 
 __all__ = ["available", "save"]
-
-
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def save(plot: Plot, path: Path) -> None:

@@ -15,11 +15,11 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.contact import Contact
 from torchdojo.elements.joints import Joint
-from torchdojo.evaluation.plots import available
 from torchdojo.identification.evaluation import OpenLoop, trajectory_means
 from torchdojo.identification.fitting import FitReport
 from torchdojo.identification.recordings import Recordings
 from torchdojo.mechanism import Mechanism
+from torchdojo.runs.figures import available
 from torchdojo.state.layout import ORIENTATION, POSITION, STATE_SIZE
 
 __all__ = ["available", "draw", "error_quantiles", "motions", "outlines", "quartile_throws"]

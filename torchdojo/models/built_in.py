@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchdojo.elements.actuators import Actuator, actuate
 from torchdojo.mechanism import Mechanism
-from torchdojo.state.poses import Keyframe
+from torchdojo.posing.poses import Keyframe
 
 __all__ = ["MODELS", "add_motors", "built_in", "initial_state", "make", "names"]
 

@@ -1,1 +1,1 @@
-"""The state of a mechanism: slices of z, tangent maps, minimal coordinates, closed loops."""
+"""The state of a mechanism: slices of z, tangent maps, minimal coordinates, rows that closed loops repeat."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.joints import Floating, Joint
-from torchdojo.state.placement import parts
+from torchdojo.posing.placement import parts
 
 if TYPE_CHECKING:
     from torchdojo.gradients.reference_step import StepOutput

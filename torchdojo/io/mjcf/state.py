@@ -13,9 +13,9 @@ from torchdojo.io.mjcf.description import MjcfInfo, Moved
 from torchdojo.io.mjcf.model import import_mujoco
 from torchdojo.io.robot import Array, Pose, compose
 from torchdojo.mechanism import Mechanism
+from torchdojo.posing.poses import Keyframe
 from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.state.minimal import JointOrder, to_minimal
-from torchdojo.state.poses import Keyframe
 from torchdojo.state.signs import unwind
 
 __all__ = ["keyframes", "mjcf_state"]

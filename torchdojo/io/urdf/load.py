@@ -14,7 +14,7 @@ from torchdojo.io.robot import Ground, RobotInfo, assemble
 from torchdojo.io.urdf.description import read_urdf
 from torchdojo.io.urdf.tree import FloatingBase
 from torchdojo.mechanism import Mechanism
-from torchdojo.state.loops import gaps
+from torchdojo.posing.loops import gaps
 
 __all__ = ["load_urdf"]
 

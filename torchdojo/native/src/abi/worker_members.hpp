@@ -182,7 +182,7 @@ private:
     }
 
     // What is left to do after steps that fail, belong to a period, or are parts of a split step.
-    void settle(int lane, const Job &job, bool solved) {
+    __attribute__((noinline)) void settle(int lane, const Job &job, bool solved) {
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
         if (!solved && options.give_up) given_up[lane] = *job.status;
         else if (*job.status == max_iterations)

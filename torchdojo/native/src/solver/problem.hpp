@@ -174,6 +174,7 @@ TD_INLINE Vec3<T> joint_direction(const Problem<T> &problem, const JointTable &j
 // The product from which an attempt starts in a lane: `level`, or less for a tiny weight, and at least κ (solver/start_level.py).
 template <class T>
 double start_level(const Problem<T> &problem, int lane, double level, double kappa) {
+    if (!problem.mechanism.num_cones) return std::max(level, kappa);  // nothing has a product
     double mass = 0.0;
     for (int i = 0; i < problem.mechanism.num_bodies; ++i) mass += get(problem.body_parameters(i)[parameter::mass], lane);
     const T *gravity = &problem.parameters[parameter::gravity];

@@ -73,15 +73,16 @@ public:
     }
 
     // Copies a job's data into a lane: `invalid_input`, `crooked_quaternion`, `too_fast`, or `max_iterations` where none are left to it.
-    Status load(int lane, const Job &job) {
+    // What runs once a step or less is not inlined: else one condition more, anywhere here, lays out the loop over iterations anew, which
+    // has cost a tenth of a free body's step.
+    __attribute__((noinline)) Status load(int lane, const Job &job) {
         const MechanismTable &m = mechanism;
         bool fine = true;
         auto copy = [&](std::vector<T> &to, const double *from, int count) {
-            for (int k = 0; k < count; ++k) {
-                const double value = from ? from[k] : 0.0;
-                fine &= std::isfinite(value);
-                set(to[k], lane, value);
-            }
+            if (!from)
+                for (int k = 0; k < count; ++k) set(to[k], lane, 0.0);
+            else
+                for (int k = 0; k < count; ++k) fine &= std::isfinite(from[k]), set(to[k], lane, from[k]);
         };
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
@@ -102,7 +103,7 @@ public:
             if (!(constant::largest_sine * 2.0 > shortest * spin)) return invalid_input;
             fastest[lane] = std::max(fastest[lane], 0.5 * h * spin);
         }
-        if (iterations_left(options, job) <= 0) return max_iterations;
+        if (job.spent && iterations_left(options, job) <= 0) return max_iterations;
         return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
     }
 
@@ -180,9 +181,8 @@ private:
     }
 
     // Starts from a larger κ: the warm start brought to its path, or a cold start.
-    void begin_lowered(int lane, bool from_warm) {
-        if (options.interior || !from_warm) begin_cold(lane);
-        if (options.interior) return;
+    __attribute__((noinline)) void begin_lowered(int lane, bool from_warm) {
+        if (options.interior) return begin_cold(lane);
         phase[lane] = evaluate;
         attempt[lane] = lowered;
         iteration[lane] = 0, polished[lane] = false;
@@ -192,7 +192,7 @@ private:
             for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
             lift(lane, first);
         } else {
-            set(level, lane, first), set(path_kappa, lane, first);
+            from_zero(lane, first), set(path_kappa, lane, first);
         }
     }
 
@@ -220,11 +220,16 @@ private:
         return constant::path_growth * std::max(before, constant::path_residual);
     }
 
-    void begin_cold(int lane) {
+    __attribute__((noinline, cold)) void begin_cold(int lane) {
         phase[lane] = evaluate;
         attempt[lane] = cold;
         iteration[lane] = 0, polished[lane] = false;
         stuck[lane] = false;
+        from_zero(lane, start_level(problem, lane, constant::start_level, options.kappa));
+    }
+
+    // Puts velocities of the step before, and products `first`, into the trial.
+    void from_zero(int lane, double first) {
         for (int k = 6 * mechanism.num_bodies; k < mechanism.num_unknowns; ++k) set(trial[k], lane, 0.0);
         for (int i = 0; i < mechanism.num_bodies; ++i)
             for (int k = 0; k < 3; ++k) {
@@ -233,7 +238,7 @@ private:
             }
         set_mask(restart, lane, true);
         set_mask(from_rest, lane, true);
-        set(level, lane, start_level(problem, lane, constant::start_level, options.kappa));
+        set(level, lane, first);
     }
 
     bool interior(const double *start) const { return all_finite(start, mechanism.num_unknowns) && cones.interior(start); }
@@ -275,7 +280,8 @@ private:
             off_path = cones.violation(trial.data(), kappa, sum);
         };
         const auto converged = [&](int lane, double tolerance) {
-            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance && (polished[lane] || get(plain, lane) <= tolerance) &&
+            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance &&
+                   (!rounding.some || polished[lane] || get(plain, lane) <= tolerance) &&
                    get(off_path, lane) <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
         };
         // Derivatives at points that turn out to be solutions would be useless. Without derivatives, residuals may round differently. No
@@ -451,7 +457,7 @@ private:
     }
 
     template <class Feed>
-    void fail(Feed &feed, int lane) {
+    __attribute__((noinline, cold)) void fail(Feed &feed, int lane) {
         if (may_split[lane] && on_path(attempt[lane]) && iteration[lane] &&
             speed.failed_beyond(lane, w.data(), direction.data(), attempt[lane] == lowered))
             return split(feed, lane);
@@ -465,7 +471,7 @@ private:
 
     // Gives up a step that is too fast for its timestep, without further attempts.
     template <class Feed>
-    void split(Feed &feed, int lane) {
+    __attribute__((noinline, cold)) void split(Feed &feed, int lane) {
         *jobs[lane].status = too_fast;
         feed.finished(lane, jobs[lane], false);
         phase[lane] = finished;

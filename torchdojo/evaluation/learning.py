@@ -25,9 +25,9 @@ import torch
 
 from torchdojo.envs import Env
 from torchdojo.evaluation.experiment import Experiment, Line, Measurement, Outcome, Plot, Setting, SkippedError, slug
+from torchdojo.evaluation.learning_curves import Curve, Spread, band, crossing, read_curve, value_at
 from torchdojo.evaluation.mujoco_reference import ant_step_us
-from torchdojo.learning.curves import Curve, Spread, band, crossing, read_curve, value_at
-from torchdojo.learning.random_search_table import compare_random_search, format_rows
+from torchdojo.evaluation.random_search import compare_random_search, format_rows
 from torchdojo.learning.rollouts import Evaluation, Policy, evaluate, variants
 from torchdojo.learning.runs import ALGORITHMS, CONFIG, METRICS, REPORT, Run, read_config
 from torchdojo.runs import write_atomically
