@@ -75,7 +75,7 @@ def test_training_keeps_shac_and_ppo_symmetric() -> None:
     env = robot()
     module = Shac(env, ShacSettings(**SMALL), seed=0)
     before = [tensor.clone() for tensor in module.actor.parameters()]
-    optimizer, _ = module.configure_optimizers()
+    optimizer, *_ = module.configure_optimizers()
     segment = module.rollout(4)
     module._actor_loss(segment).backward()
     optimizer.step()

@@ -19,6 +19,7 @@ from torchdojo.runs import locked
 pytest.importorskip("pytorch_lightning", reason="needs the extra torchdojo[learn]")
 
 from torchdojo.learning import shac_run
+from torchdojo.learning.refinement import Refinement
 from torchdojo.learning.shac import Shac, ShacSettings
 
 SMALL = {"num_envs": 4, "horizon": 5, "samples": 500, "actor": [8], "critic": [8], "compile": False}
@@ -54,11 +55,11 @@ def trained(folder, config, resume=False):
 
 def test_adjoint_is_clipped_by_row_and_counted():
     z = torch.eye(4, dtype=torch.float64)[:3].requires_grad_()
-    tally = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)
+    tally = torch.zeros(3, 3, dtype=torch.float64, requires_grad=True)
     grad = torch.tensor([[3.0, 4.0, 0, 0], [0.3, 0.4, 0, 0], [torch.inf, 0, 0, 0]], dtype=torch.float64)
     clip_adjoint(z, tally, 1.0).backward(grad)
     assert torch.allclose(z.grad, torch.tensor([[0.6, 0.8, 0, 0], [0.3, 0.4, 0, 0], [0, 0, 0, 0]], dtype=torch.float64))
-    assert tally.grad.tolist() == [[1, 0], [0, 0], [1, 1]]
+    assert tally.grad.tolist() == [[1, 0, 5.0], [0, 0, 0.5], [1, 1, 0]]
 
 
 def test_discounts_begin_anew_with_episodes():
@@ -130,10 +131,15 @@ def test_actor_loss_is_the_return_of_the_segment_and_its_gradient_agrees_with_di
         ({}, 0),
         ({"critics": 2, "entropy": 0.1, "target_entropy": -0.5, "adaptive_horizon": [2, 8]}, 1),
         ({"env": {"env": "crawler:Crawler", "env_options": {"pool": 16}, "training_options": DISTURBED}}, 0),
+        ({"passes": 2, "horizon": 7}, 0),
+        ({"passes": 0, "actor_lam": 1.0, "adjoint_clip": 200.0}, 0),
     ],
-    ids=["plain", "entropy", "disturbed"],
+    ids=["plain", "entropy", "disturbed", "without gradients", "shac alone"],
 )
 def test_killed_and_resumed_training_continues_identically(tmp_path, monkeypatch, options, epoch):
+    if options.get("passes") == 2:  # segments have a gradient now and then, as where it disagrees with likelihood ratios
+        monkeypatch.setattr(Refinement, "ENOUGH", 2.0)
+        monkeypatch.setattr(Refinement, "PROBE", 3)
     whole, report = trained(tmp_path / "whole", small(**options))
     assert report["samples"] >= 500 and report["skipped"] == 0
 
@@ -145,7 +151,7 @@ def test_killed_and_resumed_training_continues_identically(tmp_path, monkeypatch
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(shac_run.SamplesBar, "on_train_epoch_end", die)
+        patch.setattr(shac_run.Telling, "on_train_epoch_end", die)
         with pytest.raises(KilledError):
             trained(tmp_path / "parts", small(**options))
     parts, resumed = trained(tmp_path / "parts", small(**options), resume=True)
@@ -265,3 +271,13 @@ def test_folders_that_do_not_fit(tmp_path):
     run.checkpoint.unlink()
     with pytest.raises(ValueError, match="holds no checkpoint yet"):
         run.policy()
+
+
+def test_a_checkpoint_of_other_defaults_is_refused(tmp_path):
+    """An earlier revision had no passes, and another bound: its run goes on only where the description says so."""
+    run, _ = trained(tmp_path, small(samples=20))
+    old = shac_run.read_checkpoint_of_shac(run.checkpoint)
+    old["shac"]["settings"] = {name: value for name, value in old["shac"]["settings"].items() if name not in ("passes", "actor_lam")}
+    old["shac"]["settings"]["adjoint_clip"] = 200.0
+    with pytest.raises(ValueError, match=r"settings.actor_lam=1.0, settings.passes=0, settings.adjoint_clip=200.0; allowed: the same"):
+        Shac(run.config.make_env(4), run.settings).on_load_checkpoint(old)

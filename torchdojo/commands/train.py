@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from torchdojo.commands.common import CommandError, add_output, finite, print_table, user_input, whole, write_report
+from torchdojo.commands.common import CommandError, add_output, finite, print_columns, print_table, user_input, whole, write_report
 from torchdojo.envs import Locomotion
+from torchdojo.learning.diagnosis import diagnose
 from torchdojo.learning.recipes import recipe
 from torchdojo.learning.runs import ALGORITHMS, Run, load_run, process_number, read_config
 
-__all__ = ["add_arguments", "run", "train"]
+__all__ = ["add_arguments", "check", "run", "train"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="replace a value of the description, e.g. seed=3 or settings.lr=1e-3; repeatable",
     )
-    add_output(parser, required=True)
+    parser.add_argument(
+        "--check", action="store_true", help="do not train: measure gradients, adjoints, servos, contacts and timestep, and print a recipe"
+    )
+    add_output(parser)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     names = ("config", "env", "robot", "algorithm", "output", "resume", "changes", "processes")
+    if options.check:
+        return check(**{name: getattr(options, name) for name in ("config", "env", "robot", "algorithm", "changes")})
+    if options.output is None:
+        raise CommandError("--output DIR: got none; allowed: the folder of the run; only --check needs none")
     options.json = options.json and process_number() == 0  # the first process of a run tells for all
     return train(**{name: getattr(options, name) for name in names})
 
@@ -80,6 +88,37 @@ def train(
         print_table([(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in report.items()])
         write_report(report, output)
     return report
+
+
+def check(
+    config: Path | None = None,
+    *,
+    env: str | None = None,
+    robot: str | None = None,
+    algorithm: str | None = None,
+    changes: list[str] | tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Measure an environment before it is trained, and print what to set; returns the report, whose "passed" is false for a wrong gradient.
+
+    Args:
+        config, env, robot, algorithm, changes: as of `train`.
+
+    Raises:
+        CommandError: bad input.
+    """
+    if (config is None) == (env is None):
+        raise CommandError("--check: give either a description (CONFIG) or --env")
+    with user_input():
+        this = read_config(config if env is None else recipe(env, algorithm or "shac", robot), changes)  # type: ignore[arg-type]
+        notes = diagnose(this)
+    print_columns([(note.verdict, note.name, note.measured) for note in notes])
+    advice = [note for note in notes if note.advice]
+    print("Recipe:" if advice else "Recipe: the defaults.")
+    for note in advice:
+        print(f"  - {note.advice}")
+    print("Every cause is explained in torchdojo/learning/my_robot_does_not_learn.md.")
+    wrong = [note.name for note in notes if note.verdict == "wrong"]
+    return {"env": this.env, "passed": not wrong, "wrong": wrong, "checks": [note._asdict() for note in notes]}
 
 
 def _describe(this: Run) -> None:

@@ -78,7 +78,8 @@ class Segment:
             module replaced. Then later segments are not checked anew against the compiled code, which saves 2 ms in each.
 
     Attributes:
-        report: (B, k), the sum of the reports of `on_adjoint` in the last backward pass; None where there is none.
+        reports: (H, B, k), the reports of `on_adjoint` at the states after each control step, of the last backward pass; None where there
+            is none. report: (B, k), their sum.
 
     With `redraw=True`, an environment whose episode ends in a segment has its new parameters from the next segment on, as the kernel reads
     them once for all steps; `Env.step` draws them before the next step. Some environments go step by step, through `Env.step`: the swimmer
@@ -106,7 +107,7 @@ class Segment:
         self.arrive, self.pull = (Direct(function, fixed=fixed) for function in self._functions())
         self.adjoint = None if on_adjoint is None else Direct(lambda direct, mapped: on_adjoint(direct + mapped), fixed=fixed)
         self.again = torch.compile(self.act, fullgraph=True, dynamic=False) if self.compiled else self.act
-        self.report: Tensor | None = None
+        self.reports: Tensor | None = None
 
     def __call__(self, noise: Tensor | None = None) -> SegmentOutput:
         """Take the steps, and leave the environment in the state behind them, without a graph.
@@ -119,7 +120,7 @@ class Segment:
             raise ValueError(f"Segment: got noise {tuple(noise.shape)}; allowed: (H, {env.num_envs}, ...) for H steps")
         horizon = self.horizon if noise is None else len(noise)
         env.settle()  # before the tape, which keeps the parameters
-        tape, self.report = self._tape(horizon) if self.compiled else None, None
+        tape, self.reports = self._tape(horizon) if self.compiled else None, None
         if tape is None:
             return self._step_by_step(horizon, noise)
         record = Record(self, tape, noise)
@@ -140,6 +141,11 @@ class Segment:
         if stepper.parameters.batch not in (torch.Size(), torch.Size((1,)), torch.Size((env.num_envs,))):
             return None
         return Tape(stepper.program, stepper.parameters, request, horizon, env.num_envs)
+
+    @property
+    def report(self) -> Tensor | None:
+        """The sum of `reports` over the control steps, (B, k)."""
+        return None if self.reports is None else self.reports.sum(0)
 
     def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
         """The policy's action as the environment takes it."""
@@ -273,7 +279,7 @@ class Record:
                 grad_z = leaf.grad
             kernel = tape.pull(t, grad_z, grad_impulses if wanted else None)
         if reports:
-            self.segment.report = torch.stack(reports).sum(0)
+            self.segment.reports = torch.stack(reports[::-1])
         return torch.stack([own[0] + kernel[1], *reversed(by_actions[1:])])
 
 

@@ -10,10 +10,10 @@ rsl_rl (Schwarke et al. 2025) gives the loss, the storage and the adaptive learn
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from torchdojo.envs import Env
 from torchdojo.learning.networks import Actor, ActorFactory, Normalizer, make_actor, perceptron
+from torchdojo.learning.progress import Progress
 from torchdojo.learning.runs import Policy, Run
 from torchdojo.runs import read_checkpoint, save_checkpoint
 from torchdojo.runs.description import check_whole
@@ -291,8 +292,6 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
     Raises:
         ValueError: several processes, a logger, a damaged checkpoint. ImportError: rsl_rl is missing.
     """
-    from tqdm import tqdm
-
     config, settings = run.config, run.settings
     if processes != 1:
         raise ValueError(f"PPO: got {processes} processes; allowed: 1; SHAC takes several")
@@ -306,8 +305,7 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
         ppo.load_state_dict(checkpoint)
         seconds = checkpoint["cpu_seconds"]
     run.keep_metrics(ppo.samples)
-    options: dict[str, Any] = {"unit": "step", "unit_scale": True, "file": sys.stderr, "disable": None}
-    with tqdm(desc=config.env, initial=ppo.samples, total=settings.samples, **options) as bar:
+    with contextlib.closing(Progress(config.env, settings.samples, ppo.samples)) as progress:
         while ppo.samples < settings.samples:
             before, finished, start = ppo.samples, _finished(env), time.process_time()
             numbers = ppo.iterate()
@@ -322,7 +320,8 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
             run.add_metrics(row)
             if ppo.iterations % CHECKPOINT_EVERY == 0 or ppo.samples >= settings.samples:
                 save_checkpoint(run.checkpoint, {**ppo.state_dict(), "cpu_seconds": seconds})
-            bar.update(ppo.samples - before)
+            told = f"return {mean:.4g}, " if episodes else ""
+            progress(ppo.samples, seconds, f"{told}lr {numbers['lr']:.2g}, std {numbers['std']:.2g}")
     statistics = {name: env.statistics[name] for name in ("flagged", "split", "resets", "episodes")}
     return {"samples": ppo.samples, "cpu_seconds": seconds, **statistics}
 

@@ -37,6 +37,9 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
             "std": 0.2,
             "saturation": 0.2,
             "symmetric": True,
+            "actor_lam": 1.0,
+            "adjoint_clip": 200.0,
+            "passes": 0,
         },
     },
 }

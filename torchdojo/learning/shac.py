@@ -32,80 +32,20 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torchdojo.envs import Env, Segment
 from torchdojo.envs.direct import Direct
-from torchdojo.learning.adjoint import bounded, clip_adjoint
+from torchdojo.learning import health
+from torchdojo.learning.adjoint import BROKEN, CLIPPED, LENGTH, RunningBound, bounded, clip_adjoint
 from torchdojo.learning.critic_fit import CriticFit
 from torchdojo.learning.networks import ActorFactory, Critics, make_actor
+from torchdojo.learning.refinement import Refinement
 from torchdojo.learning.returns import discounts, lambda_returns
-from torchdojo.runs.description import check_whole
+from torchdojo.learning.shac_settings import ShacSettings
 
 __all__ = ["Shac", "ShacSettings"]
 
-LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std")
-
-
-@dataclass(frozen=True)
-class ShacSettings:
-    """Numbers of SHAC. The defaults are those of the half-cheetah.
-
-    samples: control steps of all environments after which training ends. num_envs, horizon: B and H of a segment, samples of one process.
-    gamma, lam: discount, λ of TD(λ). reward_scale: factor of rewards for the critics, whose weights begin at values of about one.
-    adjoint_clip: bound of |dReturn/dz| of one environment, in units of the reward; None: no clipping.
-    actor, critic: widths of hidden layers. std: standard deviation of actions at the start.
-    critics, pessimistic: number of critics, and whether the actor sees the smallest value instead of their mean (SAPO, Xing et al. 2025).
-    lr, critic_lr: learning rates of Adam at the start, which fall linearly to `final_lr` of that. betas: of Adam. max_norm: of gradients.
-    critic_epochs, critic_batches: passes over a segment, and parts of each pass. polyak: share of the target critics that is kept.
-    entropy: weight of the policy's entropy in the reward, before `reward_scale` (soft values as in SAPO). target_entropy: if given, the
-        weight is learned so that the entropy per action tends to it.
-    adaptive_horizon: shortest and longest horizon. It shrinks by one where more than `clip_target` of the adjoints are clipped, and grows
-        by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides.
-    saturation: weight of Σ max(|μ| − 1, 0)² of the mean actions μ before tanh, in units of the reward. Behind tanh, gradients of actions
-        near their ends are lost: without this, a leg that leans to one side early in training stays there.
-    symmetric: whether the actor is that of the robot's left-right symmetry (`SymmetricActor`); the environment needs `mirror()`.
-    compile: whether policy and environment are compiled together, for a few seconds before the first segment.
-    """
-
-    samples: int = 500_000
-    num_envs: int = 32
-    horizon: int = 16
-    gamma: float = 0.99
-    lam: float = 0.95
-    reward_scale: float = 0.02
-    adjoint_clip: float | None = 200.0
-    actor: tuple[int, ...] = (128, 64, 32)
-    critic: tuple[int, ...] = (64, 64)
-    std: float = 0.37
-    critics: int = 1
-    pessimistic: bool = False
-    lr: float = 2e-3
-    critic_lr: float = 2e-3
-    final_lr: float = 0.01
-    betas: tuple[float, float] = (0.7, 0.95)
-    max_norm: float = 1.0
-    critic_epochs: int = 4
-    critic_batches: int = 4
-    polyak: float = 0.2
-    entropy: float = 0.0
-    target_entropy: float | None = None
-    adaptive_horizon: tuple[int, int] | None = None
-    clip_target: float = 0.3
-    saturation: float = 0.0
-    symmetric: bool = False
-    compile: bool = True
-
-    def __post_init__(self) -> None:
-        check_whole(self, ("samples", "num_envs", "horizon", "critics", "critic_epochs", "critic_batches"))
-        for name in ("reward_scale", "std", "lr", "critic_lr", "max_norm"):
-            if not 0 < (value := getattr(self, name)) < math.inf:
-                raise ValueError(f"{name}: got {value!r}; allowed: a finite number above 0")
-        for name in ("gamma", "lam", "polyak", "final_lr", "clip_target"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise ValueError(f"{name}: got {value!r}; allowed: a number from 0 to 1")
-        if not 0 <= self.saturation < math.inf:
-            raise ValueError(f"saturation: got {self.saturation!r}; allowed: a finite number of 0 or more")
-        if self.adjoint_clip is not None and not self.adjoint_clip > 0:
-            raise ValueError(f"adjoint_clip: got {self.adjoint_clip!r}; allowed: a number above 0, or null for none")
-        if self.adaptive_horizon is not None and not 1 <= self.adaptive_horizon[0] <= self.horizon <= self.adaptive_horizon[1]:
-            raise ValueError(f"adaptive_horizon: got {self.adaptive_horizon!r}; allowed: (shortest, longest) about horizon={self.horizon}")
+BEFORE = {"actor_lam": 1.0, "passes": 0}  # what revisions did that had no such settings
+GUIDED = ("gradient_norm", "health_clipped", "health_growth")  # of segments with a gradient alone
+SEEN = (*health.COLUMNS, "falls")  # of `Health`
+LOGGED = ("reward", "falls", "critic_loss", "gradient_norm", "std", *health.COLUMNS)
 
 
 @dataclass
@@ -113,6 +53,8 @@ class Rollout:
     """The results of a segment: each (H, B, ...), with a graph where the actor's loss needs one."""
 
     obs: Tensor
+    action: Tensor
+    noise: Tensor
     rewards: Tensor
     final_obs: Tensor
     fell: Tensor
@@ -149,7 +91,9 @@ class Shac(pl.LightningModule):
         self.generator = torch.Generator().manual_seed(seed)
         self.samples, self.horizon, self.seconds = 0, s.horizon, 0.0
         self.counts = {"clipped": 0.0, "nonfinite_adjoints": 0.0, "adjoints": 0.0, "skipped": 0.0}
-        self._tally = torch.zeros(env.num_envs, 2, dtype=torch.float64)
+        self._tally, self._clips = torch.zeros(0, env.num_envs, 3, dtype=torch.float64), 0
+        self.running_bound = RunningBound()
+        self.refinement = Refinement(self.actor, s.ratio_clip, s.desired_kl, s.max_norm, s.compile, s.bonus) if s.passes else None
         self._clock = time.process_time()
         self.segment = Segment(
             env,
@@ -161,7 +105,9 @@ class Shac(pl.LightningModule):
             fixed=True,
         )
         self._critic_fit = CriticFit(self.critics, s.betas, s.max_norm) if s.compile else None
-        self._targets = Direct(lambda *given: self._make_targets(*given), fixed=True).first if s.compile else self._make_targets
+        # Refinement needs targets only once in a segment, for which a compilation of H steps of TD(λ) does not pay.
+        eager = not s.compile or self.refinement is not None
+        self._targets = self._make_targets if eager else Direct(lambda *given: self._make_targets(*given), fixed=True).first
         if s.adjoint_clip is not None:
             env.on_state = self._clip
 
@@ -171,7 +117,11 @@ class Shac(pl.LightningModule):
         s = self.settings
         rest: dict[str, Any] = {"betas": s.betas, "fused": True}
         own = [*self.actor.parameters(), *([self.log_temperature] if s.target_entropy is not None else [])]
-        return [torch.optim.Adam(own, lr=s.lr, **rest), torch.optim.Adam(self.critics.parameters(), lr=s.critic_lr, **rest)]
+        found: list[torch.optim.Optimizer] = [
+            torch.optim.Adam(own, lr=s.lr, **rest),
+            torch.optim.Adam(self.critics.parameters(), lr=s.critic_lr, **rest),
+        ]
+        return found if self.refinement is None else [*found, torch.optim.Adam(self.actor.parameters(), lr=s.refine_lr, fused=True)]
 
     def train_dataloader(self) -> TRAIN_DATALOADERS:
         return DataLoader(_Segments(self), batch_size=None)
@@ -186,21 +136,37 @@ class Shac(pl.LightningModule):
     def training_step(self, number: int, index: int) -> None:
         """A segment: rollout, step of the actor, fit of the critics."""
         s = self.settings
-        share = max(s.final_lr, 1.0 - self.samples / s.samples)
-        actor_optimizer, critic_optimizer = cast(Sequence[Any], self.optimizers())
-        for optimizer, rate in ((actor_optimizer, s.lr), (critic_optimizer, s.critic_lr)):
+        share, scale = max(s.final_lr, 1.0 - self.samples / s.samples), 1.0 if self.refinement is None else self.refinement.scale
+        actor_optimizer, critic_optimizer, *others = cast(Sequence[Any], self.optimizers())
+        rates = (s.lr * (scale if others else share), s.critic_lr * share, s.refine_lr * scale)
+        for optimizer, rate in zip((actor_optimizer, critic_optimizer, *others), rates, strict=False):
             for group in optimizer.param_groups:
-                group["lr"] = rate * share
-        self._tally = torch.zeros(self.env.num_envs, 2, dtype=torch.float64, requires_grad=True)
-        segment = self.rollout(self.horizon)
-        loss = self._actor_loss(segment)
-        actor_optimizer.zero_grad()
-        loss.backward()
-        norm = self._step(actor_optimizer, self._group(actor_optimizer))
-        critic_loss = self._fit_critics(segment, critic_optimizer)
+                group["lr"] = rate
+        refinement, norm = self.refinement, torch.zeros(())
+        if refinement is not None:  # the last steps are small, so that the last policy is no accident
+            refinement.desired_kl = s.desired_kl * max(s.final_kl, 1.0 - self.samples / s.samples)
+        guided = refinement is None or refinement.guided
+        with torch.set_grad_enabled(guided):
+            segment = self.rollout(self.horizon)
+        targets, obs = self._targets_of(segment)
+        if refinement is not None:
+            refinement.begin(segment.obs)
+        if guided:
+            loss = self._actor_loss(segment)
+            actor_optimizer.zero_grad()
+            loss.backward()
+            if refinement is not None:
+                self.actor.log_std.grad = None
+                with torch.no_grad():
+                    advantages = targets.view_as(segment.rewards) - self._value(segment.obs)
+                refinement.compare(segment.obs, segment.noise, advantages, self.total)
+            norm = self._step(actor_optimizer, self._group(actor_optimizer))
+        if refinement is not None:
+            self._refine(segment, targets, others[0])
+        critic_loss, explained = self._fit_critics(obs, targets, critic_optimizer)
         self.actor.normalizer.update(segment.obs, self.total)
         self.samples += self.horizon * self.env.num_envs * self._world
-        self._report(segment, norm, critic_loss)
+        self._report(segment, norm, critic_loss, explained)
         now = time.process_time()
         self.seconds, self._clock = self.seconds + now - self._clock, now
         if self.samples >= s.samples:
@@ -209,20 +175,31 @@ class Shac(pl.LightningModule):
     # -- a segment -----------------------------------------------------------------------------------------------------------------------
 
     @property
-    def _bound(self) -> float:
+    def _bound(self) -> float | Tensor:
         """Bound of the adjoint. The loss is a mean over segments of nominal length."""
         s = self.settings
+        if isinstance(s.adjoint_clip, str):
+            return self.running_bound.value
         assert s.adjoint_clip is not None
         return s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world)
 
     def _clip(self, z: Tensor) -> Tensor:
-        return clip_adjoint(z, self._tally, self._bound) if z.requires_grad else z
+        """What `env.on_state` does where the environment goes step by step: the n-th state with a graph reports to the n-th tally.
+
+        States beyond those of `rollout` report to nobody.
+        """
+        if not z.requires_grad:
+            return z
+        tally = self._tally[self._clips] if self._clips < len(self._tally) else torch.zeros_like(z[:, :3])
+        self._clips += 1
+        return clip_adjoint(z, tally, self._bound)
 
     def rollout(self, horizon: int) -> Rollout:
         """`horizon` control steps from where the environments are, with a graph from rewards and observations to the actor."""
         env, rank, size, kind = self.env, self._rank, self.env.num_envs, self.actor.log_std.dtype
         noise = torch.randn(horizon, size * self._world, env.num_actions, generator=self.generator, dtype=kind)
         noise = noise[:, rank * size : (rank + 1) * size]
+        self._tally, self._clips = torch.zeros(horizon, size, 3, dtype=torch.float64, requires_grad=True), 0
         out = self.segment(noise)
         rewards, final = out.reward.to(kind), out.final_obs.to(kind)
         surprise = torch.zeros_like(rewards)
@@ -231,7 +208,7 @@ class Shac(pl.LightningModule):
             density = 0.5 * noise.square() + self.actor.log_std + 0.5 * math.log(2 * math.pi)
             surprise = (density + (1.0 - action.square()).clamp_min(1e-6).log()).sum(-1)
         terms = torch.stack([part.mean() for part in out.info["terms"].values()]).to(kind)
-        return Rollout(out.obs.detach().to(kind), rewards, final, out.terminated, out.truncated, surprise, terms)
+        return Rollout(out.obs.detach().to(kind), out.action, noise, rewards, final, out.terminated, out.truncated, surprise, terms)
 
     def _scaled(self, segment: Rollout) -> Tensor:
         """Rewards of the critics' size, with the entropy's part, (H, B)."""
@@ -246,17 +223,29 @@ class Shac(pl.LightningModule):
         reduced: Tensor = values.amin(0) if self.settings.pessimistic else values.mean(0)
         return reduced
 
-    def _actor_loss(self, segment: Rollout) -> Tensor:
-        """Minus the mean discounted return of a segment and the value of where it ends (Xu et al. 2022, equation 5)."""
-        s = self.settings
-        done = segment.fell | segment.late
-        weight = discounts(done, s.gamma)
-        ends = segment.late.clone()
+    def _return(self, segment: Rollout) -> Tensor:
+        """The sum over environments of what the actor maximizes.
+
+        With `actor_lam` = 1, this is the discounted return of a segment and the value of where it ends (Xu et al. 2022, equation 5). Below
+        1, it is the λ-return from the first state of each episode in the segment (Hafner et al. 2020, equation 6). A fall has no gradient
+        of its own, so that only values of states before it can teach the actor to avoid it, and the λ-return has those of all states.
+        """
+        s, done = self.settings, segment.fell | segment.late
+        if s.actor_lam < 1:
+            values = torch.where(segment.fell, 0.0, self._value(segment.final_obs))
+            first = torch.ones_like(done)
+            first[1:] = done[:-1]
+            return (first * lambda_returns(self._scaled(segment), values, done, s.gamma, s.actor_lam)).sum()
+        weight, ends = discounts(done, s.gamma), segment.late.clone()
         ends[-1] = True
         rows = (ends & ~segment.fell).nonzero(as_tuple=True)
         values = s.gamma * weight[rows] * self._value(segment.final_obs[rows])
-        total = (weight * self._scaled(segment)).sum() + values.sum()
-        loss = -total / (s.horizon * s.num_envs * self._world)
+        return (weight * self._scaled(segment)).sum() + values.sum()
+
+    def _actor_loss(self, segment: Rollout) -> Tensor:
+        """Minus the mean of `_return`, and what keeps actions and entropy where the settings want them."""
+        s = self.settings
+        loss = -self._return(segment) / (s.horizon * s.num_envs * self._world)
         if s.saturation > 0:
             excess = (self.actor.mean(segment.obs).abs() - 1.0).clamp_min(0.0).square().sum(-1).mean()
             loss = loss + s.saturation * s.reward_scale * excess / self._world
@@ -271,24 +260,30 @@ class Shac(pl.LightningModule):
         targets = lambda_returns(scaled, values, fell | late, self.settings.gamma, self.settings.lam)
         return targets.flatten(), self.actor.normalizer(obs).flatten(0, 1)
 
-    def _fit_critics(self, segment: Rollout, optimizer: Any) -> Tensor:
-        """Steps of the critics towards TD(λ) targets, and of the target critics behind them. Returns the last loss."""
-        s, size, rank = self.settings, self.env.num_envs, self._rank
+    @torch.no_grad()
+    def _targets_of(self, segment: Rollout) -> tuple[Tensor, Tensor]:
+        """Results of `_make_targets` for a segment."""
+        scaled = self._scaled(segment).contiguous()
+        targets, obs = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
+        return targets, obs
+
+    def _fit_critics(self, obs: Tensor, targets: Tensor, optimizer: Any) -> tuple[Tensor, Tensor]:
+        """Steps of the critics towards TD(λ) targets, and of the target critics behind them.
+
+        Returns:
+            The last loss, and the share of the targets' variance that the critics explained before.
+        """
+        s = self.settings
         with torch.no_grad():
-            scaled = self._scaled(segment).contiguous()
-            targets, obs = self._targets(scaled, segment.final_obs.contiguous(), segment.fell, segment.late, segment.obs.contiguous())
-        everywhere, count = size * self._world, len(segment.obs) * size * self._world
-        loss = torch.zeros(())
-        shuffled = [torch.randperm(count, generator=self.generator).chunk(s.critic_batches) for _ in range(s.critic_epochs)]
-        parts = [part for epoch in shuffled for part in epoch]
+            explained = health.explained_variance(self.critics(obs).mean(0), targets)
+        loss, parts = torch.zeros(()), self._shuffled(self.horizon, s.critic_epochs, s.critic_batches)
         if self._critic_fit is not None and self._world == 1 and len(parts[0]) == len(parts[-1]):
             loss, skipped = self._critic_fit(optimizer, obs, targets, parts)
             self.counts["skipped"] += float(skipped)
             parts = []
         for part in parts:
             # All processes draw the same batch, and each takes the rows of its own environments.
-            place, t = part % everywhere, part // everywhere
-            mine = part if self._world == 1 else (t * size + place % size)[place // size == rank]
+            mine = self._own(part)
             error = self.critics(obs[mine]) - targets[mine]
             loss = error.square().sum() / len(part)
             optimizer.zero_grad()
@@ -296,7 +291,30 @@ class Shac(pl.LightningModule):
             self._step(optimizer, self._group(optimizer))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.target.parameters()), list(self.critics.parameters()), 1.0 - s.polyak)
-        return loss.detach()
+        return loss.detach(), explained
+
+    def _refine(self, segment: Rollout, targets: Tensor, optimizer: Any) -> None:
+        """Passes of PPO over a segment, with the advantages of the target critics."""
+        assert self.refinement is not None
+        with torch.no_grad():
+            advantages = targets.view_as(segment.rewards) - self._value(segment.obs)
+        s = self.settings
+        parts = [(self._own(part), len(part)) for part in self._shuffled(len(segment.obs), s.passes, s.batches)]
+        step = lambda optimizer: self._step(optimizer, self._group(optimizer))  # noqa: E731
+        skipped = self.refinement(segment.obs, segment.noise, advantages, parts, optimizer, step, self.total)
+        self.counts["skipped"] += skipped
+
+    def _shuffled(self, horizon: int, passes: int, batches: int) -> list[Tensor]:
+        """Places of the samples of all processes in a segment, in random batches: t · (environments of all) + environment."""
+        count = horizon * self.env.num_envs * self._world
+        shuffled = [torch.randperm(count, generator=self.generator).chunk(batches) for _ in range(passes)]
+        return [part for one in shuffled for part in one]
+
+    def _own(self, part: Tensor) -> Tensor:
+        """Rows t · B + environment of this process in a batch of all processes."""
+        size, everywhere = self.env.num_envs, self.env.num_envs * self._world
+        place, t = part % everywhere, part // everywhere
+        return part if self._world == 1 else (t * size + place % size)[place // size == self._rank]
 
     def _step(self, optimizer: Any, parameters: list[nn.Parameter]) -> Tensor:
         """A step along gradients that are summed over processes and no longer than `max_norm`; none where one is not finite."""
@@ -332,20 +350,39 @@ class Shac(pl.LightningModule):
             distributed.all_reduce(tensor)
         return tensor
 
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        """The tensors of all processes, stacked."""
+        if self._world == 1:
+            return tensor
+        found = [torch.empty_like(tensor) for _ in range(self._world)]
+        distributed.all_gather(found, tensor.contiguous())
+        return torch.stack(found)
+
     # -- what is told and kept -----------------------------------------------------------------------------------------------------------
 
-    def _report(self, segment: Rollout, norm: Tensor, critic_loss: Tensor) -> None:
-        world, tally = self._world, self._tally.grad if self.segment.report is None else self.segment.report
+    def _report(self, segment: Rollout, norm: Tensor, critic_loss: Tensor, explained: Tensor) -> None:
+        world = self._world
+        reports = self._tally.grad if self.segment.reports is None else self.segment.reports
         std = self.actor.log_std.detach().exp().mean()
+        saturated, nothing = health.saturated_share(segment.action), torch.zeros(())
         # A process has the critics' loss on its own rows alone; the norm and the deviation are the same in all.
-        own = torch.stack((segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std))
-        numbers = self.total(torch.cat((own, segment.terms, torch.zeros(2) if tally is None else tally.sum(0))))
-        if tally is not None:
-            (clipped, broken), adjoints = numbers[-2:].tolist(), float(self.horizon * self.env.num_envs * world)
+        own = [segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std]
+        if reports is None:
+            numbers = torch.stack((*own, nothing, nothing, explained, saturated))
+            tallies = torch.zeros(2)
+        else:
+            growth = health.log_growth(reports, self._bound)
+            numbers = torch.stack((*own, reports[..., CLIPPED].mean(), growth, explained, saturated))
+            tallies = reports.sum((0, 1))[[CLIPPED, BROKEN]]
+        numbers = self.total(torch.cat((numbers, segment.terms, tallies)))
+        if reports is not None:
+            clipped, broken = numbers[-2:].tolist()
+            adjoints = float(self.horizon * self.env.num_envs * world)
             for name, value in (("clipped", clipped), ("nonfinite_adjoints", broken), ("adjoints", adjoints)):
                 self.counts[name] += value
+            self.running_bound.update(float(self._gathered(reports[..., LENGTH]).median()))
             self._adapt(clipped / adjoints)
-        self._means += torch.cat((numbers[:-2] / world, torch.ones(1)))
+        self._means += torch.cat((numbers[:-2] / world, torch.tensor([float(reports is not None), 1.0])))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -357,7 +394,7 @@ class Shac(pl.LightningModule):
     def on_train_epoch_start(self) -> None:
         if self.samples >= self.settings.samples:  # a finished run that is resumed has no segment
             self.trainer.should_stop = True
-        self._means = torch.zeros(len(LOGGED) + len(self.env.term_names) + 1)
+        self._means = torch.zeros(len(LOGGED) + len(self.env.term_names) + 2)
 
     @property
     def means(self) -> dict[str, float]:
@@ -365,7 +402,16 @@ class Shac(pl.LightningModule):
         if not self._means[-1]:
             return {}
         names = *LOGGED, *(f"reward_{name}" for name in self.env.term_names)
-        return dict(zip(names, (self._means[:-1] / self._means[-1]).tolist(), strict=True)) | {"horizon": float(self.horizon)}
+        means = dict(zip(names, (self._means[:-2] / self._means[-1]).tolist(), strict=True))
+        share = max(float(self._means[-2] / self._means[-1]), 1e-9)  # of segments with a gradient
+        means |= {name: means[name] / share for name in GUIDED}
+        return means | {"health_growth": health.growth(means["health_growth"], self.horizon), "horizon": float(self.horizon)}
+
+    @property
+    def health(self) -> health.Health | None:
+        """How learning goes in this epoch; None before its first segment."""
+        means = self.means
+        return health.Health(**{name: means[column] for name, column in zip(health.Health._fields, SEEN, strict=True)}) if means else None
 
     def on_train_epoch_end(self) -> None:
         """Log to the loggers of the trainer."""
@@ -390,16 +436,26 @@ class Shac(pl.LightningModule):
             "horizon": self.horizon,
             "seconds": self.seconds,
             "counts": dict(self.counts),
+            "bound": float(self.running_bound.value),
+            "refinement": None if self.refinement is None else self.refinement.state_dict(),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept: Mapping[str, Any] = checkpoint["shac"]
         if len(kept["envs"]) != self._world:
             raise ValueError(f"checkpoint: got one of {len(kept['envs'])} processes; allowed: {self._world}, as many as there are now")
+        now = dataclasses.asdict(self.settings)
+        other = {name: value for name, value in {**BEFORE, **kept["settings"]}.items() if name in now and now[name] != value}
+        if other:
+            told = ", ".join(f"settings.{name}={value!r}" for name, value in other.items())
+            raise ValueError(f"checkpoint: got one that was trained with {told}; allowed: the same; write them into config.yaml of the run")
         self.env.load_state_dict(kept["envs"][self._rank])
         self.generator.set_state(kept["generator"])
         self.samples, self.horizon, self.seconds = kept["samples"], kept["horizon"], kept["seconds"]
         self.counts = dict(kept["counts"])
+        self.running_bound.value.fill_(kept.get("bound", RunningBound.FIRST))  # earlier revisions had none
+        if self.refinement is not None:
+            self.refinement.load_state_dict(kept["refinement"])
 
 
 class _Segments(IterableDataset[int]):

@@ -1,11 +1,10 @@
-"""Runs of SHAC in the loop of pytorch-lightning: checkpoints, metrics, a progress bar, several processes."""
+"""Runs of SHAC in the loop of pytorch-lightning: checkpoints, metrics, lines of progress and health, several processes."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from torchdojo.learning.health import advice, diagnosis
 from torchdojo.learning.networks import make_actor
+from torchdojo.learning.progress import Progress
 from torchdojo.learning.rollouts import Policy
 from torchdojo.learning.runs import Run, process_number
 from torchdojo.learning.shac import Shac
@@ -111,7 +112,7 @@ def _trainer(run: Run, processes: int) -> pl.Trainer:
             max_epochs=-1,
             logger=logger,
             log_every_n_steps=1,
-            callbacks=[Metrics(run), Checkpoints(run.checkpoint), SamplesBar(run.config.env)],
+            callbacks=[Metrics(run), Checkpoints(run.checkpoint), Telling(run.config.env)],
             plugins=[AtomicCheckpointIO(read_checkpoint_of_shac)],
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -164,6 +165,8 @@ class Metrics(Callback):
             "episode_return": (total - self.before[1]) / new if new else "",
             **pl_module.means,
             **_counts(pl_module),
+            **({} if pl_module.refinement is None else {"health_agreement": pl_module.refinement.agreement}),
+            "health": diagnosis(pl_module.health) if pl_module.health is not None else "",
         }
         self.before = episodes, total
         if trainer.is_global_zero:
@@ -203,36 +206,32 @@ class Checkpoints(Callback):
             trainer.save_checkpoint(self.path)
 
 
-class SamplesBar(Callback):
-    """A bar of samples on stderr, where that is a terminal."""
+class Telling(Callback):
+    """A line of progress and health on stderr for each epoch, with a bar where that is a terminal."""
 
     def __init__(self, label: str) -> None:
-        self.label = label
-        self.bar: Any = None
+        self.label, self.advice = label, ""
+        self.progress: Progress | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        from tqdm import tqdm
-
         assert isinstance(pl_module, Shac)
-        total, first = pl_module.settings.samples, pl_module.samples
-        self.bar = tqdm(
-            desc=self.label,
-            initial=first,
-            total=total,
-            unit="step",
-            unit_scale=True,
-            file=sys.stderr,
-            disable=None if trainer.is_global_zero else True,
-        )
+        self.progress = Progress(self.label, pl_module.settings.samples, pl_module.samples, quiet=not trainer.is_global_zero)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, Shac)
-        self.bar.set_postfix({"reward": f"{pl_module.means.get('reward', 0.0):.3g}"}, refresh=False)
-        self.bar.update(pl_module.samples - self.bar.n)
+        now = pl_module.health
+        if self.progress is None or now is None:
+            return
+        told = advice(now)
+        changed, self.advice = told != self.advice, told
+        refinement = pl_module.refinement
+        agreement = "" if refinement is None else f", agreement {refinement.agreement:.2f}"
+        text = f"reward {pl_module.means['reward']:.3g}; {now.line()}{agreement}; {told}"
+        self.progress(pl_module.samples, pl_module.seconds, text, force=changed)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        if self.progress is not None:
+            self.progress.close()
 
 
 def read_checkpoint_of_shac(path: Path) -> dict[str, Any]:
