@@ -298,21 +298,40 @@ class Env:
 
         out: of `advance`, with its own z before `disturb`.
         """
-        before, index = state.motion, drawn if drawn.ndim == 1 else drawn[:, 0].long()
+        after, good = self.land(state, action, drawn, out, z, q, qd)
+        return self.proceed(state, drawn, out, after, good, self.rate(state.motion, after))
+
+    def land(
+        self, state: EnvState, action: Tensor, drawn: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor
+    ) -> tuple[Motion, Tensor]:
+        """The first part of `arrive`: the motion after the step, with its memory, and which steps and actions are good (B,)."""
         good = (out.status == 0) & _finite(action.detach().sum(-1))
         if _any(~good):  # a number that is not finite would reach the weights as zero times NaN
             action = torch.where(good[:, None], action, 0.0)
         impulses = out.impulses[..., self._normals] if self.observe_impulses else state.impulses
-        time, goal = state.time + 1, state.goal
-        after = Motion(z, z[..., :13], q, qd, action, goal, impulses, state.memory, time)
+        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses, state.memory, state.time + 1)
         if state.memory.shape[-1]:
-            after = after._replace(memory=self.remember(before, after, self._fresh(index).memory))
-        terms = self._parts(self.reward(before, after, action))
+            index = drawn if drawn.ndim == 1 else drawn[:, 0].long()
+            after = after._replace(memory=self.remember(state.motion, after, self._fresh(index).memory))
+        return after, good
+
+    def rate(self, before: Motion, after: Motion) -> tuple[Tensor, Tensor]:
+        """The second part of `arrive`: the reward (B,) and its parts (B, n), without gradients."""
+        terms = self._parts(self.reward(before, after, after.action))
+        return functools.reduce(torch.add, terms.values()), torch.stack([part.detach() for part in terms.values()], -1)
+
+    def proceed(
+        self, state: EnvState, drawn: Tensor, out: StepOutput, after: Motion, good: Tensor, rated: tuple[Tensor, Tensor] | None
+    ) -> Transition:
+        """The last part of `arrive`: observation, end of the episode, and the state to go on from.
+
+        rated: of `rate`; None: rewards are zero, and their sum stays.
+        """
+        index, goal, time = drawn if drawn.ndim == 1 else drawn[:, 0].long(), after.goal, after.time
         if self.resample:  # the reward is for the goal that the action was chosen for, and the next action sees the new one
             goal = torch.where((time % self.resample == 0)[:, None], self._fresh(index).goal, goal)
         obs = self._observe(after._replace(goal=goal))
-        reward = functools.reduce(torch.add, terms.values())
-        parts = torch.stack([part.detach() for part in terms.values()], -1)
+        reward, parts = (torch.zeros_like(state.total), state.total.new_zeros(len(time), 0)) if rated is None else rated
         flagged = ~(good & _finite(reward.detach() + obs.detach().sum(-1) + after.memory.detach().sum(-1)))
         if _any(flagged):
             reward, parts = torch.where(flagged, 0.0, reward), torch.where(flagged[:, None], 0.0, parts)
@@ -320,7 +339,9 @@ class Env:
         total = state.total + reward.detach()
         late = (time >= self.episode_length) & ~fell
         seen, carried = self.sensors.read(obs, state.sensors, drawn)
-        new = EnvState(z, after.q, after.qd, action, goal, impulses, after.memory, carried, seen, out.solution, time, total)
+        new = EnvState(
+            after.z, after.q, after.qd, after.action, goal, after.impulses, after.memory, carried, seen, out.solution, time, total
+        )
         if self.autoreset == "same_step" and _any(fell | late):
             new = self._fresh(index).where(fell | late, new)
         return Transition(new, reward, fell, late, seen, parts, total, time, flagged, out.iterations, out.substeps)
