@@ -78,7 +78,7 @@ class Chain:
             totals.append(running + reward[t].detach())
             running = torch.where(done, 0.0, totals[t])
         state = EnvState(*state[:-1], running).detach()
-        env.keep(Transition(state, reward, *results.values(), terms, torch.stack(totals), *counts.values()))
+        env.keep(Transition(state=state, reward=reward, terms=terms, total=torch.stack(totals), **results, **counts))
         info = {
             "terms": dict(zip(env.term_names, terms.unbind(-1), strict=True)),
             "flagged": counts["flagged"],

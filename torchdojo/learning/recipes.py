@@ -33,6 +33,7 @@ RECIPES: dict[tuple[str, str], dict[str, Any]] = {
             "std": 0.2,
             "saturation": 0.2,
             "symmetric": True,
+            "compile": False,  # compiling takes as long as 300,000 samples
         },
     },
 }
