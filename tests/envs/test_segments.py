@@ -80,7 +80,7 @@ def check(
 ) -> None:
     """Two segments of 10 steps with terminations and truncations, against `Env.step` in a loop.
 
-    chained: of Segment(compiled=False). batched: whether it takes rewards of all steps at once.
+    chained: of Segment(compiled=False). batched: whether rewards of all steps are taken at once.
     """
     given = {"num_envs": 3, "pool": 8, "seed": 1, "episode_length": 7, **options}
     envs = [ROBOTS[name](**given) if name in ROBOTS else td.envs.make(name, **given) for _ in range(2)]
@@ -122,7 +122,7 @@ def check(
     a, b = (env.statistics for env in envs)
     assert a == pytest.approx(b, rel=1e-12, nan_ok=True) and a["resets"] > 0
     assert torch.equal(*(env.generator.get_state() for env in envs))
-    assert segment.chain.batched is (batched if chained and fast else None)
+    assert segment.ratings.batched is (batched if fast else None)
 
 
 @native
@@ -146,8 +146,9 @@ def test_a_segment_is_its_steps(name: str, options: dict[str, Any], chained: boo
 
 
 @native
-def test_a_reward_that_is_not_finite_ends_the_episode_in_a_chain_too() -> None:
-    """The chain goes back to where the segment began, and takes the steps one by one."""
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_reward_that_is_not_finite_ends_the_episode(chained: bool) -> None:
+    """The segment goes back to where the segment began, and takes the steps one by one."""
     envs = [Crawler(num_envs=3, pool=8, seed=1, **DISTURBED) for _ in range(2)]
     policy, noise = Policy(envs[0]), torch.randn(6, 3, envs[0].num_actions, dtype=torch.float64)
     for env in envs:
@@ -156,7 +157,8 @@ def test_a_reward_that_is_not_finite_ends_the_episode_in_a_chain_too() -> None:
             name: torch.where((after.time == 4) & (torch.arange(len(after.time)) % 3 == 1), torch.nan, value)
             for name, value in own(before, after, action).items()
         }
-    out = td.envs.Segment(envs[0], policy, compiled=False)(noise)
+    with torch.compiler.set_stance("force_eager"):
+        out = td.envs.Segment(envs[0], policy, compiled=not chained)(noise)
     steps = [envs[1].step(policy(envs[1].obs, noise[t])) for t in range(6)]
     assert out.terminated.nonzero().tolist() == [[3, 1]] and envs[0].statistics["flagged"] == 1
     torch.testing.assert_close(out.reward, torch.stack([step.reward for step in steps]), rtol=1e-12, atol=1e-12)

@@ -1,7 +1,8 @@
-"""Segments without `torch.compile`: autograd's own graph leads through the steps, and the kernel is a node of it.
+"""Rewards of all steps of a segment at once, and segments without `torch.compile`.
 
-A compiler takes longer than a short training. Two things make up for most of what it saves. The kernel is called through a `Tape`. And what
-no later step depends on, the reward, is taken once for all H · B rows, where an operation takes little more time than for B.
+No later step depends on a reward. So rewards are taken once for all H · B rows, where an operation takes little more time than for B, and
+their many operations are in no graph that is compiled. A compiler takes longer than a short training. Without it, autograd's own graph
+leads through the steps, and the kernel, called through a `Tape`, is a node of it.
 """
 
 from __future__ import annotations
@@ -12,37 +13,88 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchdojo.envs.motion import EnvState, Motion, Transition
+from torchdojo.envs.env import Env
+from torchdojo.envs.motion import Motion, Transition
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.tape import Tape
 
 if TYPE_CHECKING:
     from torchdojo.envs.segment import Segment, SegmentOutput
 
-__all__ = ["Chain"]
+__all__ = ["Chain", "Ratings", "finish"]
 
 Adjoint = Callable[[Tensor], tuple[Tensor, Tensor]]
 SAME = 1e-9  # relative difference between rewards of all steps at once and of one step: rounding, in sums of another order
 
 
-class Chain:
-    """The steps of a `Segment` that is not compiled, with the same results.
-
-    on_adjoint: of the segment.
+class Ratings:
+    """Rewards of the H control steps of a segment, for all H · B rows at once.
 
     Attributes:
         batched: whether the environment's reward of one row does not depend on the others, so that rewards of all steps are taken at once;
             None before the first segment. Means over environments do, and such a reward is taken step by step.
     """
 
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.batched: bool | None = None
+
+    def __call__(self, before: Motion, after: Motion) -> tuple[Tensor, Tensor]:
+        """Rewards (H, B) and their parts (H, B, n), of motions with H · B rows."""
+        count = self.env.num_envs
+        horizon = len(after.z) // count
+        if self.batched is None:
+            self.batched = horizon > 1 and self._takes_all(before, after)
+        if self.batched:
+            reward, terms = self.env.rate(before, after)
+            return reward.unflatten(0, (horizon, -1)), terms.unflatten(0, (horizon, -1))
+        steps = [slice(t * count, (t + 1) * count) for t in range(horizon)]
+        rewards, parts = zip(*(self.env.rate(_part(before, own), _part(after, own)) for own in steps), strict=True)
+        return torch.stack(rewards), torch.stack(parts)
+
+    @torch.no_grad()
+    def _takes_all(self, before: Motion, after: Motion) -> bool:
+        """Whether rewards of two steps at once are those of each."""
+        count = self.env.num_envs
+        first, second, both = (
+            self.env.rate(_part(before, own), _part(after, own))[0] for own in (slice(count), slice(count, 2 * count), slice(2 * count))
+        )
+        return torch.allclose(both, torch.cat((first, second)), rtol=SAME, atol=SAME, equal_nan=True)
+
+
+def _part(motion: Motion, rows: slice) -> Motion:
+    z = motion.z[rows]
+    return Motion(z, z[:, :13], *(value[rows] for value in motion[2:]))
+
+
+def finish(env: Env, steps: Transition, running: Tensor, reward: Tensor, terms: Tensor) -> Transition | None:
+    """Stacked results (H, B, ...) of steps without rewards, with their rewards; None where one is not finite, which ends an episode.
+
+    steps: with the state after the last. running: (B,), sums of rewards before the first.
+    """
+    if not bool((torch.isfinite(reward.detach()) | steps.flagged).all()):
+        return None
+    if bool(steps.flagged.any()):
+        reward, terms = torch.where(steps.flagged, 0.0, reward), torch.where(steps.flagged[..., None], 0.0, terms)
+    totals = list[Tensor]()
+    for t, done in enumerate(steps.terminated | steps.truncated):
+        totals.append(running + reward[t].detach())
+        running = torch.where(done, 0.0, totals[t]) if env.autoreset == "same_step" else totals[t]
+    state = steps.state._replace(total=running)
+    return steps._replace(state=state, reward=reward, terms=terms, total=torch.stack(totals))
+
+
+class Chain:
+    """The steps of a `Segment` that is not compiled, with the same results.
+
+    on_adjoint: of the segment.
+    """
+
     def __init__(self, segment: Segment, on_adjoint: Adjoint | None) -> None:
         self.segment, self.on_adjoint = segment, on_adjoint
-        self.batched: bool | None = None
 
     def __call__(self, tape: Tape, noise: Tensor | None) -> SegmentOutput | None:
         """The steps; None, and the environment is as before, where a reward is not finite, which ends an episode."""
-        from torchdojo.envs.segment import SegmentOutput
-
         segment, env, horizon = self.segment, self.segment.env, len(tape.z)
         state, drawn_before = env.state.detach(), env.generator.get_state()
         draws, running = env.draw(horizon), state.total
@@ -65,48 +117,13 @@ class Chain:
             afters.append(after)
             steps.append(env.proceed(state, draws[t], out, after, good, None))
             state = steps[t].state
-        reward, terms = self._rated(befores, afters)
-        results = {name: torch.stack([getattr(step, name) for step in steps]) for name in Transition._fields[2:5]}
-        counts = {name: torch.stack([getattr(step, name) for step in steps]) for name in Transition._fields[7:]}
-        if not bool((torch.isfinite(reward.detach()) | counts["flagged"]).all()):
+        stacked = Transition(state.detach(), *(torch.stack(values) for values in zip(*(step[1:] for step in steps), strict=True)))
+        whole = finish(env, stacked, running, *segment.ratings(_rows(befores), _rows(afters)))
+        if whole is None:
             env.generator.set_state(drawn_before)
             return None
-        if bool(counts["flagged"].any()):
-            reward, terms = torch.where(counts["flagged"], 0.0, reward), torch.where(counts["flagged"][..., None], 0.0, terms)
-        totals = list[Tensor]()
-        for t, done in enumerate(results["terminated"] | results["truncated"]):
-            totals.append(running + reward[t].detach())
-            running = torch.where(done, 0.0, totals[t])
-        state = EnvState(*state[:-1], running).detach()
-        env.keep(Transition(state=state, reward=reward, terms=terms, total=torch.stack(totals), **results, **counts))
-        info = {
-            "terms": dict(zip(env.term_names, terms.unbind(-1), strict=True)),
-            "flagged": counts["flagged"],
-            "episode_return": torch.stack(totals),
-            "episode_length": counts["time"],
-        }
-        final = results["final_obs"].to(env.dtype)
-        rest = results["terminated"], results["truncated"], final, info
-        return SegmentOutput(torch.stack(seen), torch.stack(actions).detach(), reward.to(env.dtype), *rest)
-
-    def _rated(self, befores: list[Motion], afters: list[Motion]) -> tuple[Tensor, Tensor]:
-        """Rewards (H, B) and their parts (H, B, n)."""
-        rate, horizon = self.segment.env.rate, len(afters)
-        if self.batched is None:
-            self.batched = horizon > 1 and self._takes_all(befores, afters)
-        if self.batched:
-            reward, terms = rate(_rows(befores), _rows(afters))
-            return reward.unflatten(0, (horizon, -1)), terms.unflatten(0, (horizon, -1))
-        rewards, parts = zip(*(rate(*pair) for pair in zip(befores, afters, strict=True)), strict=True)
-        return torch.stack(rewards), torch.stack(parts)
-
-    @torch.no_grad()
-    def _takes_all(self, befores: list[Motion], afters: list[Motion]) -> bool:
-        """Whether rewards of two steps at once are those of each."""
-        rate = self.segment.env.rate
-        each = torch.cat([rate(*pair)[0] for pair in zip(befores[:2], afters[:2], strict=True)])
-        both = rate(_rows(befores[:2]), _rows(afters[:2]))[0]
-        return torch.allclose(both, each, rtol=SAME, atol=SAME, equal_nan=True)
+        env.keep(whole)
+        return segment.output(torch.stack(seen), torch.stack(actions).detach(), whole)
 
 
 def _rows(motions: list[Motion]) -> Motion:

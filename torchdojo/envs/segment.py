@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torchdojo.engine.backends import Kernel
 from torchdojo.engine.requests import request_of
-from torchdojo.envs.chain import Chain
+from torchdojo.envs.chain import Chain, Ratings, finish
 from torchdojo.envs.checks import counted
 from torchdojo.envs.direct import Direct
 from torchdojo.envs.env import Env
@@ -108,7 +108,7 @@ class Segment:
         self.arrive, self.pull = (Direct(function, fixed=fixed) for function in self._functions())
         self.adjoint = None if on_adjoint is None else Direct(lambda direct, mapped: on_adjoint(direct + mapped), fixed=fixed)
         self.again = torch.compile(self.act, fullgraph=True, dynamic=False) if self.compiled else self.act
-        self.chain = Chain(self, on_adjoint)
+        self.ratings, self.chain = Ratings(env), Chain(self, on_adjoint)
         self.report: Tensor | None = None
 
     def __call__(self, noise: Tensor | None = None) -> SegmentOutput:
@@ -129,6 +129,8 @@ class Segment:
             chained = self.chain(tape, noise)
             return self._step_by_step(horizon, noise) if chained is None else chained
         record = Record(self, tape, noise)
+        if record.out is None:
+            return self._step_by_step(horizon, noise)
         if torch.is_grad_enabled() and self.parameters:
             obs, reward, final = Replay.apply(record, *self.parameters)
             return record.out._replace(obs=obs, reward=reward, final_obs=final)
@@ -152,7 +154,7 @@ class Segment:
         return (self.policy(obs) if noise is None else self.policy(obs, noise)).to(torch.float64)
 
     def _functions(self) -> tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]:
-        """The two functions of a control step. Flat tuples of tensors go in and come out, as `Direct` needs them."""
+        """The two functions of a control step, without its reward. Flat tuples of tensors go in and come out, as `Direct` needs them."""
         env, act, names = self.env, self.act, self.carried
 
         def arrive(*given: Tensor) -> tuple[Tensor, ...]:
@@ -164,36 +166,45 @@ class Segment:
             state = EnvState(*given[:STATE])
             action, drawn, z, along, impulses, warm, status, iterations, substeps, noise = given[STATE:]
             out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
-            new, *rest = env.arrive(state, action, drawn, out, z, *along.chunk(2, -1))
+            after, good = env.land(state, action, drawn, out, z, *along.chunk(2, -1))
+            new, *rest = env.proceed(state, drawn, out, after, good, None)
             obs = new.obs.to(env.dtype)
             return (*new, *rest, obs, act(obs, noise))
 
         def pull(*given: Tensor) -> tuple[Tensor, ...]:
             """Gradients by the action, by the fields of the state before (`Segment.carried`), and by (z, coordinates and rates, impulses).
 
-            given: those of `arrive`, then gradients by reward, final observation and next observation, then those by action and state
-            that this function gave for the control step after, and the gradients by z and action through its kernel. The last result is
-            the whole gradient by the next action.
+            given: those of `arrive`, then gradients by final observation and next observation, then those by action and state that this
+            function gave for the control step after, and the gradients by z and action through its kernel. The last result is the whole
+            gradient by the next action. Gradients of rewards come from `Record.by_rewards`.
             """
-            data, (by_reward, by_final, by_obs, by_taken, *carried), (by_z, by_action) = given[:DATA], given[DATA:-2], given[-2:]
+            data, (by_final, by_obs, by_taken, *carried), (by_z, by_action) = given[:DATA], given[DATA:-2], given[-2:]
 
             def outputs(*inputs: Tensor) -> tuple[Tensor, ...]:
                 taken, *own, z, along, impulses = inputs
                 before = EnvState(*data[:STATE])._replace(**dict(zip(names, own, strict=True)))
                 results = arrive(*before, taken, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
                 new, out = EnvState(*results[:STATE]), Transition(EnvState(*results[:STATE]), *results[STATE:-2])
-                return (out.reward, out.final_obs, results[-2], results[-1], *[getattr(new, name) for name in names])
+                return (out.final_obs, results[-2], results[-1], *[getattr(new, name) for name in names])
 
             following = by_taken + by_action
             carried[0] = carried[0] + by_z
             state, (action, _, z, along, impulses) = EnvState(*data[:STATE]), data[STATE : STATE + 5]
             inputs = action, *[getattr(state, name) for name in names], z, along, impulses
             values, product = torch.func.vjp(outputs, *inputs)  # type: ignore[misc]  # its stub counts has_aux=True
-            upstream = by_reward, by_final, by_obs, following, *carried
+            upstream = by_final, by_obs, following, *carried
             grads = product(tuple(grad.to(value.dtype) for grad, value in zip(upstream, values, strict=True)))
             return (*grads, following)
 
         return arrive, pull
+
+    def output(self, obs: Tensor, action: Tensor, steps: Transition) -> SegmentOutput:
+        """Results from stacked steps."""
+        env = self.env
+        terms = dict(zip(env.term_names, steps.terms.unbind(-1), strict=True))
+        info = {"terms": terms, "flagged": steps.flagged, "episode_return": steps.total, "episode_length": steps.time}
+        reward, final = steps.reward.to(env.dtype), steps.final_obs.to(env.dtype)
+        return SegmentOutput(obs, action, reward, steps.terminated, steps.truncated, final, info)
 
     def _step_by_step(self, horizon: int, noise: Tensor | None) -> SegmentOutput:
         env = self.env
@@ -221,6 +232,7 @@ class Record:
         self.arguments: list[tuple[Any, ...]] = []
         state = EnvState(*(tensor.detach().contiguous() for tensor in env.state))
         noises = [None] * (horizon + 1) if noise is None else [*noise, noise[-1]]
+        drawn_before = env.generator.get_state()
         draws = env.draw(horizon)
         seen = [state.obs.to(env.dtype)]
         actions = [segment.act(seen[0], noises[0])]
@@ -236,13 +248,42 @@ class Record:
             seen.append(arrived[-2])
             actions.append(arrived[-1])
         stacked = Transition(state, *(torch.stack(values) for values in zip(*arrivals, strict=True)))
-        env.keep(stacked)
-        terms = dict(zip(env.term_names, stacked.terms.unbind(-1), strict=True))
-        info = {"terms": terms, "flagged": stacked.flagged, "episode_return": stacked.total, "episode_length": stacked.time}
-        reward, final = stacked.reward.to(env.dtype), stacked.final_obs.to(env.dtype)
-        self.out = SegmentOutput(
-            torch.stack(seen[:-1]), torch.stack(actions[:-1]), reward, stacked.terminated, stacked.truncated, final, info
-        )
+        self.rewarded = self._rate()
+        whole = finish(env, stacked, env.state.total.detach(), self.rewarded[1].detach(), self.rewarded[2])
+        self.out: SegmentOutput | None = None
+        if whole is None:  # the environment is as before
+            env.generator.set_state(drawn_before)
+            return
+        env.keep(whole)
+        self.flagged = whole.flagged
+        self.out = segment.output(torch.stack(seen[:-1]), torch.stack(actions[:-1]), whole)
+
+    def _rate(self) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Leaves with H · B rows, those by which `pull` differentiates; rewards (H, B) with a graph to them; and the rewards' parts."""
+        segment, env = self.segment, self.segment.env
+        rows: list[Any] = [None if values[0] is None else torch.cat(values) for values in zip(*self.arguments, strict=True)]
+        names = EnvState._fields
+        wanted = [STATE, *(names.index(name) for name in segment.carried), STATE + 2, STATE + 3, STATE + 4]
+        with torch.enable_grad():
+            for place in wanted:
+                rows[place] = rows[place].requires_grad_()
+            state = EnvState(*rows[:STATE])
+            action, drawn, z, along, impulses, warm, status, iterations, substeps, _ = rows[STATE:]
+            out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
+            after, _ = env.land(state, action, drawn, out, z, *along.chunk(2, -1))
+            return [rows[place] for place in wanted], *segment.ratings(state.motion, after)
+
+    def by_rewards(self, grad_reward: Tensor) -> list[list[Tensor | None]]:
+        """For each step, gradients of its reward alone by what `pull` differentiates by; None: does not depend on it."""
+        leaves, reward, _ = self.rewarded
+        grad = torch.where(self.flagged, 0.0, grad_reward.to(reward.dtype))
+        if not reward.requires_grad:
+            return [[None] * len(leaves)] * len(reward)
+        grads = torch.autograd.grad(reward, leaves, grad, allow_unused=True)
+        parts: list[list[Tensor | None]] = [
+            [None] * len(reward) if each is None else list(each.unflatten(0, (len(reward), -1))) for each in grads
+        ]
+        return [list(step) for step in zip(*parts, strict=True)]
 
     def by_actions(self, grad_obs: Tensor, grad_reward: Tensor, grad_final: Tensor) -> Tensor:
         """The gradients (H, B, nu) by the actions, through the closed loop."""
@@ -256,11 +297,11 @@ class Record:
         wanted = self.segment.env.observe_impulses
         by_actions, reports = list[Tensor](), list[Tensor]()
         adjoint: Any = None if self.segment.adjoint is None else self.segment.adjoint.first
+        rewards = self.by_rewards(grad_reward)
         for t in reversed(range(horizon)):
-            *own, grad_z, grad_along, grad_impulses, following = pull(
-                *self.arguments[t], grad_reward[t], grad_final[t], next_obs[t], *own, *kernel
-            )
+            *pulled, following = pull(*self.arguments[t], grad_final[t], next_obs[t], *own, *kernel)
             pull = self.segment.pull.__call__
+            *own, grad_z, grad_along, grad_impulses = (a if b is None else a + b for a, b in zip(pulled, rewards[t], strict=True))
             by_actions.append(following)
             z = self.arguments[t][STATE + 2]
             mapped = tape.pull_coordinates(z, grad_along)
@@ -290,6 +331,7 @@ class Replay(torch.autograd.Function):
     def forward(ctx: Any, record: Record, *parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.record = record
         out = record.out
+        assert out is not None
         return out.obs.view_as(out.obs), out.reward.view_as(out.reward), out.final_obs.view_as(out.final_obs)
 
     @staticmethod
@@ -297,6 +339,7 @@ class Replay(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         record: Record = ctx.record
         segment, out = record.segment, record.out
+        assert out is not None
         by_actions = record.by_actions(*grads).flatten(0, 1)
         with torch.enable_grad():
             noise = None if record.noise is None else record.noise.flatten(0, 1)
