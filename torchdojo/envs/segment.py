@@ -1,7 +1,7 @@
 """Segments of training: H control steps under a policy as one node of autograd.
 
-Backpropagation through time needs two functions per control step: what follows the kernel (rewards, observations, resets, and the next
-action of the policy), and the vector-Jacobian product of that. A `Segment` compiles both, and calls them and the kernel in turn, without
+Backpropagation through time needs two functions per control step: what follows the kernel (observations, resets, and the next action of
+the policy), and the vector-Jacobian product of that. Rewards are taken for all steps at once (chain.py). A `Segment` compiles both, and calls them and the kernel in turn, without
 autograd, whose records and dispatch take longer than the numbers of a batch of 32. The products are taken with respect to states and
 actions alone. The gradient by the parameters of the policy follows at the end, by one evaluation of the policy at all observations:
 
@@ -74,7 +74,7 @@ class Segment:
         on_adjoint: what the backward of `env.on_state` does, as a function that can be compiled, which saves 0.3 ms per control step: the
             adjoint (B, 13 nb) -> (what goes on in its place, a report (B, k)). Step by step, `env.on_state` itself acts.
         parameters: tensors to differentiate by; None: those of `policy`, a module, that require grad.
-        compiled: whether `torch.compile` takes both functions, in half a minute for an ant and two for a quadruped that follows commands.
+        compiled: whether `torch.compile` takes both functions, in half a minute for an ant and a minute for a quadruped that follows commands.
             Otherwise PyTorch's own autograd leads through the steps (chain.py), with rewards taken for all of them at once.
         fixed: a promise that policy and environment change in place alone, as weights and buffers do in training: no attribute is set, no
             module replaced. Then later segments are not checked anew against the compiled code, which saves 2 ms in each.
