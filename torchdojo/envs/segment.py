@@ -1,9 +1,10 @@
 """Segments of training: H control steps under a policy as one node of autograd.
 
 Backpropagation through time needs two functions per control step: what follows the kernel (observations, resets, and the next action of
-the policy), and the vector-Jacobian product of that. Rewards are taken for all steps at once (chain.py). A `Segment` compiles both, and calls them and the kernel in turn, without
-autograd, whose records and dispatch take longer than the numbers of a batch of 32. The products are taken with respect to states and
-actions alone. The gradient by the parameters of the policy follows at the end, by one evaluation of the policy at all observations:
+the policy), and the vector-Jacobian product of that. A `Segment` compiles both, and calls them and the kernel in turn, without autograd,
+whose records and dispatch take longer than the numbers of a batch of 32. The products are taken with respect to states and actions alone.
+Rewards are taken for all steps at once (chain.py). The gradient by the parameters of the policy follows at the end, by one evaluation of
+the policy at all observations:
 
     dL/dθ = Σ_t (dL/da_t) ∂π(o_t, ε_t)/∂θ,    dL/da_t from the adjoint of the closed loop
 """
