@@ -75,7 +75,7 @@ class Segment:
         on_adjoint: what the backward of `env.on_state` does, as a function that can be compiled, which saves 0.3 ms per control step: the
             adjoint (B, 13 nb) -> (what goes on in its place, a report (B, k)). Step by step, `env.on_state` itself acts.
         parameters: tensors to differentiate by; None: those of `policy`, a module, that require grad.
-        compiled: whether `torch.compile` takes both functions, in half a minute for an ant and a minute for a quadruped that follows commands.
+        compiled: whether `torch.compile` takes both functions, in half a minute for an ant, a minute for a commanded quadruped.
             Otherwise PyTorch's own autograd leads through the steps (chain.py), with rewards taken for all of them at once.
         fixed: a promise that policy and environment change in place alone, as weights and buffers do in training: no attribute is set, no
             module replaced. Then later segments are not checked anew against the compiled code, which saves 2 ms in each.
