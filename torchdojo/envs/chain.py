@@ -1,4 +1,4 @@
-"""Rewards of all steps of a segment at once, and segments without `torch.compile`.
+"""Rewards of all steps of a segment at once, and the parts of segments without `torch.compile`.
 
 No later step depends on a reward. So rewards are taken once for all H · B rows, where an operation takes little more time than for B, and
 their many operations are in no graph that is compiled. A compiler takes longer than a short training. Without it, autograd's own graph
@@ -8,22 +8,17 @@ leads through the steps, and the kernel, called through a `Tape`, is a node of i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdojo.envs.env import Env
 from torchdojo.envs.motion import Motion, Transition
-from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.tape import Tape
 
-if TYPE_CHECKING:
-    from torchdojo.envs.segment import Segment, SegmentOutput
+__all__ = ["Bounded", "Coordinates", "Hop", "Ratings", "finish", "rows"]
 
-__all__ = ["Chain", "Ratings", "finish"]
-
-Adjoint = Callable[[Tensor], tuple[Tensor, Tensor]]
 SAME = 1e-9  # relative difference between rewards of all steps at once and of one step: rounding, in sums of another order
 
 
@@ -84,49 +79,7 @@ def finish(env: Env, steps: Transition, running: Tensor, reward: Tensor, terms: 
     return steps._replace(state=state, reward=reward, terms=terms, total=torch.stack(totals))
 
 
-class Chain:
-    """The steps of a `Segment` that is not compiled, with the same results.
-
-    on_adjoint: of the segment.
-    """
-
-    def __init__(self, segment: Segment, on_adjoint: Adjoint | None) -> None:
-        self.segment, self.on_adjoint = segment, on_adjoint
-
-    def __call__(self, tape: Tape, noise: Tensor | None) -> SegmentOutput | None:
-        """The steps; None, and the environment is as before, where a reward is not finite, which ends an episode."""
-        segment, env, horizon = self.segment, self.segment.env, len(tape.z)
-        state, drawn_before = env.state.detach(), env.generator.get_state()
-        draws, running = env.draw(horizon), state.total
-        seen, actions, befores, afters = list[Tensor](), list[Tensor](), list[Motion](), list[Motion]()
-        steps = list[Transition]()
-        for t in range(horizon):
-            seen.append(state.obs.to(env.dtype))
-            actions.append(segment.act(seen[t], None if noise is None else noise[t]))
-            raw, impulses = Hop.apply(state.z, actions[t], tape, t, state.warm)
-            z = raw if env.kicks is None else env.kicks.apply(raw, draws[t][:, 1:3])
-            if self.on_adjoint is not None:
-                z = Bounded.apply(z, self)
-            elif env.on_state is not None:
-                z = env.on_state(z)
-            q, qd = Coordinates.apply(z, tape).chunk(2, -1)
-            sums = tape.status[t].amax(-1), tape.iterations[t].sum(-1), tape.w[t, :, -1], tape.substeps[t].sum(-1)
-            out = StepOutput(raw, impulses, *sums)
-            after, good = env.land(state, actions[t], draws[t], out, z, q, qd)
-            befores.append(state.motion)
-            afters.append(after)
-            steps.append(env.proceed(state, draws[t], out, after, good, None))
-            state = steps[t].state
-        stacked = Transition(state.detach(), *(torch.stack(values) for values in zip(*(step[1:] for step in steps), strict=True)))
-        whole = finish(env, stacked, running, *segment.ratings(_rows(befores), _rows(afters)))
-        if whole is None:
-            env.generator.set_state(drawn_before)
-            return None
-        env.keep(whole)
-        return segment.output(torch.stack(seen), torch.stack(actions).detach(), whole)
-
-
-def _rows(motions: list[Motion]) -> Motion:
+def rows(motions: list[Motion]) -> Motion:
     """One motion with the rows of all; its root is a view of its z."""
     joined = Motion(*(torch.cat(values) for values in zip(*(motion._replace(root=motion.z[:, :0]) for motion in motions), strict=True)))
     return joined._replace(root=joined.z[:, :13])
@@ -174,22 +127,17 @@ class Coordinates(torch.autograd.Function):
 
 
 class Bounded(torch.autograd.Function):
-    """Identity, whose backward is `Segment.on_adjoint`; the reports are summed."""
+    """Identity, whose backward is a function of the adjoint."""
 
     @staticmethod
-    def forward(z: Tensor, chain: Chain) -> Tensor:
+    def forward(z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         return z.view_as(z)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Chain], output: Tensor) -> None:
-        ctx.chain = inputs[1]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Callable[[Tensor], Tensor]], output: Tensor) -> None:
+        ctx.function = inputs[1]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        chain: Chain = ctx.chain
-        assert chain.on_adjoint is not None
-        bounded, report = chain.on_adjoint(grad)
-        before = chain.segment.report
-        chain.segment.report = report if before is None else before + report
-        return bounded, None
+        return ctx.function(grad), None

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from torchdojo.engine.backends import Kernel
 from torchdojo.engine.requests import request_of
-from torchdojo.envs.chain import Chain, Ratings, finish
+from torchdojo.envs.chain import Bounded, Coordinates, Hop, Ratings, finish, rows
 from torchdojo.envs.checks import counted
 from torchdojo.envs.direct import Direct
 from torchdojo.envs.env import Env
-from torchdojo.envs.motion import EnvState, EnvStep, Transition
+from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.tape import Tape
 from torchdojo.solver.options import OnFailure
@@ -109,7 +109,7 @@ class Segment:
         self.arrive, self.pull = (Direct(function, fixed=fixed) for function in self._functions())
         self.adjoint = None if on_adjoint is None else Direct(lambda direct, mapped: on_adjoint(direct + mapped), fixed=fixed)
         self.again = torch.compile(self.act, fullgraph=True, dynamic=False) if self.compiled else self.act
-        self.ratings, self.chain = Ratings(env), Chain(self, on_adjoint)
+        self.ratings, self.on_adjoint = Ratings(env), on_adjoint
         self.report: Tensor | None = None
 
     def __call__(self, noise: Tensor | None = None) -> SegmentOutput:
@@ -127,7 +127,7 @@ class Segment:
         if tape is None:
             return self._step_by_step(horizon, noise)
         if not self.compiled:
-            chained = self.chain(tape, noise)
+            chained = self._chained(tape, noise)
             return self._step_by_step(horizon, noise) if chained is None else chained
         record = Record(self, tape, noise)
         if record.out is None:
@@ -198,6 +198,45 @@ class Segment:
             return (*grads, following)
 
         return arrive, pull
+
+    def _chained(self, tape: Tape, noise: Tensor | None) -> SegmentOutput | None:
+        """The steps without a compiler; None, and the environment is as before, where a reward is not finite, which ends an episode."""
+        env, horizon = self.env, len(tape.z)
+        state, drawn_before = env.state.detach(), env.generator.get_state()
+        draws, running = env.draw(horizon), state.total
+        seen, actions, befores, afters = list[Tensor](), list[Tensor](), list[Motion](), list[Motion]()
+        steps = list[Transition]()
+        for t in range(horizon):
+            seen.append(state.obs.to(env.dtype))
+            actions.append(self.act(seen[t], None if noise is None else noise[t]))
+            raw, impulses = Hop.apply(state.z, actions[t], tape, t, state.warm)
+            z = raw if env.kicks is None else env.kicks.apply(raw, draws[t][:, 1:3])
+            if self.on_adjoint is not None:
+                z = Bounded.apply(z, self._bounded)
+            elif env.on_state is not None:
+                z = env.on_state(z)
+            q, qd = Coordinates.apply(z, tape).chunk(2, -1)
+            sums = tape.status[t].amax(-1), tape.iterations[t].sum(-1), tape.w[t, :, -1], tape.substeps[t].sum(-1)
+            out = StepOutput(raw, impulses, *sums)
+            after, good = env.land(state, actions[t], draws[t], out, z, q, qd)
+            befores.append(state.motion)
+            afters.append(after)
+            steps.append(env.proceed(state, draws[t], out, after, good, None))
+            state = steps[t].state
+        stacked = Transition(state.detach(), *(torch.stack(values) for values in zip(*(step[1:] for step in steps), strict=True)))
+        whole = finish(env, stacked, running, *self.ratings(rows(befores), rows(afters)))
+        if whole is None:
+            env.generator.set_state(drawn_before)
+            return None
+        env.keep(whole)
+        return self.output(torch.stack(seen), torch.stack(actions).detach(), whole)
+
+    def _bounded(self, grad: Tensor) -> Tensor:
+        """What goes on in the place of an adjoint; its report counts."""
+        assert self.on_adjoint is not None
+        bounded, report = self.on_adjoint(grad)
+        self.report = report if self.report is None else self.report + report
+        return bounded
 
     def output(self, obs: Tensor, action: Tensor, steps: Transition) -> SegmentOutput:
         """Results from stacked steps."""
