@@ -41,10 +41,10 @@ class Ratings:
         if self.batched is None:
             self.batched = horizon > 1 and self._takes_all(before, after)
         if self.batched:
-            reward, terms = self.env.rate(before, after)
+            reward, terms = self.env._rate(before, after)
             return reward.unflatten(0, (horizon, -1)), terms.unflatten(0, (horizon, -1))
         steps = [slice(t * count, (t + 1) * count) for t in range(horizon)]
-        rewards, parts = zip(*(self.env.rate(_part(before, own), _part(after, own)) for own in steps), strict=True)
+        rewards, parts = zip(*(self.env._rate(_part(before, own), _part(after, own)) for own in steps), strict=True)
         return torch.stack(rewards), torch.stack(parts)
 
     @torch.no_grad()
@@ -52,7 +52,7 @@ class Ratings:
         """Whether rewards of two steps at once are those of each."""
         count = self.env.num_envs
         first, second, both = (
-            self.env.rate(_part(before, own), _part(after, own))[0] for own in (slice(count), slice(count, 2 * count), slice(2 * count))
+            self.env._rate(_part(before, own), _part(after, own))[0] for own in (slice(count), slice(count, 2 * count), slice(2 * count))
         )
         return torch.allclose(both, torch.cat((first, second)), rtol=SAME, atol=SAME, equal_nan=True)
 

@@ -295,10 +295,10 @@ class Env:
 
     def arrive(self, state: EnvState, action: Tensor, drawn: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor) -> Transition:
         """What follows the step of the mechanism, at the state z with coordinates q, qd. out: of `advance`, with z before `disturb`."""
-        after, good = self.land(state, action, drawn, out, z, q, qd)
-        return self.proceed(state, drawn, out, after, good, self.rate(state.motion, after))
+        after, good = self._land(state, action, drawn, out, z, q, qd)
+        return self._proceed(state, drawn, out, after, good, self._rate(state.motion, after))
 
-    def land(
+    def _land(
         self, state: EnvState, action: Tensor, drawn: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor
     ) -> tuple[Motion, Tensor]:
         """First part of `arrive`: the motion after the step, with its memory, and whose step and action are good (B,)."""
@@ -312,15 +312,15 @@ class Env:
             after = after._replace(memory=self.remember(state.motion, after, self._fresh(index).memory))
         return after, good
 
-    def rate(self, before: Motion, after: Motion) -> tuple[Tensor, Tensor]:
+    def _rate(self, before: Motion, after: Motion) -> tuple[Tensor, Tensor]:
         """The second part of `arrive`: the reward (B,) and its parts (B, n), without gradients."""
         terms = self._parts(self.reward(before, after, after.action)).values()
         return functools.reduce(torch.add, terms), torch.stack([part.detach() for part in terms], -1)
 
-    def proceed(
+    def _proceed(
         self, state: EnvState, drawn: Tensor, out: StepOutput, after: Motion, good: Tensor, rated: tuple[Tensor, Tensor] | None
     ) -> Transition:
-        """Last part of `arrive`: observation, end of episodes, state to go on from. rated: of `rate`; None: rewards are zero."""
+        """Last part of `arrive`: observation, end of episodes, state to go on from. rated: of `_rate`; None: rewards are zero."""
         index, goal, time = drawn if drawn.ndim == 1 else drawn[:, 0].long(), after.goal, after.time
         if self.resample:  # the reward is for the goal that the action was chosen for, and the next action sees the new one
             goal = torch.where((time % self.resample == 0)[:, None], self._fresh(index).goal, goal)

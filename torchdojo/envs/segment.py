@@ -167,8 +167,8 @@ class Segment:
             state = EnvState(*given[:STATE])
             action, drawn, z, along, impulses, warm, status, iterations, substeps, noise = given[STATE:]
             out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
-            after, good = env.land(state, action, drawn, out, z, *along.chunk(2, -1))
-            new, *rest = env.proceed(state, drawn, out, after, good, None)
+            after, good = env._land(state, action, drawn, out, z, *along.chunk(2, -1))
+            new, *rest = env._proceed(state, drawn, out, after, good, None)
             obs = new.obs.to(env.dtype)
             return (*new, *rest, obs, act(obs, noise))
 
@@ -218,10 +218,10 @@ class Segment:
             q, qd = Coordinates.apply(z, tape).chunk(2, -1)
             sums = tape.status[t].amax(-1), tape.iterations[t].sum(-1), tape.w[t, :, -1], tape.substeps[t].sum(-1)
             out = StepOutput(raw, impulses, *sums)
-            after, good = env.land(state, actions[t], draws[t], out, z, q, qd)
+            after, good = env._land(state, actions[t], draws[t], out, z, q, qd)
             befores.append(state.motion)
             afters.append(after)
-            steps.append(env.proceed(state, draws[t], out, after, good, None))
+            steps.append(env._proceed(state, draws[t], out, after, good, None))
             state = steps[t].state
         stacked = Transition(state.detach(), *(torch.stack(values) for values in zip(*(step[1:] for step in steps), strict=True)))
         whole = finish(env, stacked, running, *self.ratings(rows(befores), rows(afters)))
@@ -229,7 +229,7 @@ class Segment:
             env.generator.set_state(drawn_before)
             return None
         env.keep(whole)
-        return self.output(torch.stack(seen), torch.stack(actions).detach(), whole)
+        return self._output(torch.stack(seen), torch.stack(actions).detach(), whole)
 
     def _bounded(self, grad: Tensor) -> Tensor:
         """What goes on in the place of an adjoint; its report counts."""
@@ -238,7 +238,7 @@ class Segment:
         self.report = report if self.report is None else self.report + report
         return bounded
 
-    def output(self, obs: Tensor, action: Tensor, steps: Transition) -> SegmentOutput:
+    def _output(self, obs: Tensor, action: Tensor, steps: Transition) -> SegmentOutput:
         """Results from stacked steps."""
         env = self.env
         terms = dict(zip(env.term_names, steps.terms.unbind(-1), strict=True))
@@ -296,7 +296,7 @@ class Record:
             return
         env.keep(whole)
         self.flagged = whole.flagged
-        self.out = segment.output(torch.stack(seen[:-1]), torch.stack(actions[:-1]), whole)
+        self.out = segment._output(torch.stack(seen[:-1]), torch.stack(actions[:-1]), whole)
 
     def _rate(self) -> tuple[list[Tensor], Tensor, Tensor]:
         """Leaves with H · B rows, those by which `pull` differentiates; rewards (H, B) with a graph to them; and the rewards' parts."""
@@ -310,7 +310,7 @@ class Record:
             state = EnvState(*rows[:STATE])
             action, drawn, z, along, impulses, warm, status, iterations, substeps, _ = rows[STATE:]
             out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
-            after, _ = env.land(state, action, drawn, out, z, *along.chunk(2, -1))
+            after, _ = env._land(state, action, drawn, out, z, *along.chunk(2, -1))
             return [rows[place] for place in wanted], *segment.ratings(state.motion, after)
 
     def by_rewards(self, grad_reward: Tensor) -> list[list[Tensor | None]]:
