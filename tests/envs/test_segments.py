@@ -15,6 +15,17 @@ from torchdojo.native import loader
 
 #: memory is the crawler's own
 DISTURBED = {"kicks": (0.3, 4), "sensor_noise": {"noise": 0.02, "bias": 0.05, "delay": 2}, "resample": 3}
+
+
+class Herd(Crawler):
+    """Crawlers with a reward for the mean speed of all."""
+
+    def reward(self, before: td.envs.Motion, after: td.envs.Motion, action: Tensor) -> dict[str, Tensor]:
+        terms = dict(super().reward(before, after, action))
+        return {**terms, "all": after.qd[:, 0].mean().expand(len(after.qd))}
+
+
+ROBOTS: dict[str, Any] = {"crawler": Crawler, "herd": Herd, "locomotion": td.envs.Locomotion}
 native = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 
 
@@ -56,12 +67,25 @@ def loss_of(out: td.envs.SegmentOutput) -> Tensor:
     return out.reward.sum() + 0.1 * out.final_obs[-1].sum() + 0.01 * out.obs.square().sum() + truncated
 
 
-def check(name: str, compiled: bool, hook: bool = False, function: bool = False, seed: int = 0, fast: bool = True, **options: Any) -> None:
-    """Two segments of 10 steps with terminations and truncations, against `Env.step` in a loop."""
+def check(
+    name: str,
+    compiled: bool,
+    hook: bool = False,
+    function: bool = False,
+    seed: int = 0,
+    fast: bool = True,
+    chained: bool = False,
+    batched: bool = True,
+    **options: Any,
+) -> None:
+    """Two segments of 10 steps with terminations and truncations, against `Env.step` in a loop.
+
+    chained: of Segment(compiled=False). batched: whether rewards of all steps are taken at once.
+    """
     given = {"num_envs": 3, "pool": 8, "seed": 1, "episode_length": 7, **options}
-    envs = [Crawler(**given) if name == "crawler" else td.envs.make(name, **given) for _ in range(2)]
+    envs = [ROBOTS[name](**given) if name in ROBOTS else td.envs.make(name, **given) for _ in range(2)]
     policy, noise = Policy(envs[0], seed), torch.randn(10, 3, envs[0].num_actions, dtype=torch.float64)
-    segment = td.envs.Segment(envs[0], policy, on_adjoint=clipping if function else None)
+    segment = td.envs.Segment(envs[0], policy, on_adjoint=clipping if function else None, compiled=not chained)
     assert (segment._tape(1) is not None) == fast
     tallies = [torch.zeros(3, dtype=torch.float64, requires_grad=True) for _ in envs]
     for env, tally in zip(envs, tallies, strict=True):
@@ -98,9 +122,11 @@ def check(name: str, compiled: bool, hook: bool = False, function: bool = False,
     a, b = (env.statistics for env in envs)
     assert a == pytest.approx(b, rel=1e-12, nan_ok=True) and a["resets"] > 0
     assert torch.equal(*(env.generator.get_state() for env in envs))
+    assert segment.ratings.batched is (batched if fast else None)
 
 
 @native
+@pytest.mark.parametrize("chained", [False, True])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -110,11 +136,33 @@ def check(name: str, compiled: bool, hook: bool = False, function: bool = False,
         ("hopper", {"observe_impulses": True, "reward": "gymnasium"}),
         ("crawler", DISTURBED),
         ("swimmer", {"fast": False}),
+        ("locomotion", {**DISTURBED, "function": True, "resample": 4, "randomize": {"bodies.*": (0.9, 1.1)}, "noise": 6.0}),
+        ("herd", {"batched": False}),
     ],
-    ids=["hook", "function", "randomized", "impulses", "disturbed", "drag"],
+    ids=["hook", "function", "randomized", "impulses", "disturbed", "drag", "locomotion", "not batched"],
 )
-def test_a_segment_is_its_steps(name: str, options: dict[str, Any]) -> None:
-    check(name, False, **options)
+def test_a_segment_is_its_steps(name: str, options: dict[str, Any], chained: bool) -> None:
+    check(name, False, chained=chained, **options)
+
+
+@native
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_reward_that_is_not_finite_ends_the_episode(chained: bool) -> None:
+    """The segment goes back to where the segment began, and takes the steps one by one."""
+    envs = [Crawler(num_envs=3, pool=8, seed=1, **DISTURBED) for _ in range(2)]
+    policy, noise = Policy(envs[0]), torch.randn(6, 3, envs[0].num_actions, dtype=torch.float64)
+    for env in envs:
+        own = env.reward
+        env.reward = lambda before, after, action, own=own: {  # type: ignore[method-assign]
+            name: torch.where((after.time == 4) & (torch.arange(len(after.time)) % 3 == 1), torch.nan, value)
+            for name, value in own(before, after, action).items()
+        }
+    with torch.compiler.set_stance("force_eager"):
+        out = td.envs.Segment(envs[0], policy, compiled=not chained)(noise)
+    steps = [envs[1].step(policy(envs[1].obs, noise[t])) for t in range(6)]
+    assert out.terminated.nonzero().tolist() == [[3, 1]] and envs[0].statistics["flagged"] == 1
+    torch.testing.assert_close(out.reward, torch.stack([step.reward for step in steps]), rtol=1e-12, atol=1e-12)
+    assert torch.equal(*(env.generator.get_state() for env in envs))
 
 
 @native

@@ -95,6 +95,18 @@ def test_a_motion_for_which_one_rule_speaks(rule: str) -> None:
     assert chosen.sentence(found) in found.verdict and found.verdict.startswith("no gait: ") is chosen.no_gait
 
 
+def test_left_and_right_have_the_same_to_do_on_a_straight_path() -> None:
+    """A difference that turning commands or kicks explain is a fault where the command is straight ahead."""
+    made, ahead = Made(clearance=each(R=0.035, L=0.1)), torch.tensor([0.5, 0.0, 0.0]).expand(400, -1).double()
+    found = {name: report(made, goals=goals) for name, goals in (("none", None), ("ahead", ahead), ("turning", ahead + 0.1))}
+    assert 0.1 < (found["ahead"].asymmetry or 0.0) < 0.5
+    assert {name: one.faults for name, one in found.items()} == {"none": (), "ahead": ("lopsided",), "turning": ()}
+    kicked = robot()
+    kicked.kicks = td.envs.make("quadruped", pool=1, kicks=(0.5, 150)).kicks
+    assert report(made, kicked, goals=ahead).faults == ()
+    assert report(Made(), goals=ahead).faults == ()
+
+
 def circling(speed: tuple[float, float], turning: float, goals: Tensor | None, steps: int = 400) -> GaitReport:
     """The report of a trunk that moves with a velocity in its own frame while it turns, and sways."""
     env = robot()

@@ -169,6 +169,10 @@ def test_robots_are_for_locomotion(tmp_path: Path) -> None:
         command.train(env="ant", output=tmp_path / "run", robot="a1.urdf")
     with pytest.raises(CommandError, match=r"robot: got 'a1.urdf', which is no file; allowed: a URDF or MJCF file, or quadruped"):
         command.train(env="locomotion", output=tmp_path / "run", robot="a1.urdf")
+    fixed = '<mujoco><worldbody><body name="arm"><geom size="0.1"/></body></worldbody></mujoco>'
+    (tmp_path / "arm.xml").write_text(fixed)
+    with pytest.raises(CommandError, match=r"(?s)no body can move: none has a joint\n.*robot_options='\{repair_inertia: true"):
+        command.train(env="locomotion", output=tmp_path / "run", robot=str(tmp_path / "arm.xml"))
     assert not (tmp_path / "run").exists()
 
 

@@ -14,6 +14,13 @@ from torchdojo.learning.runs import ALGORITHMS, Run, load_run, process_number, r
 
 __all__ = ["add_arguments", "check", "run", "train"]
 
+#: how a guess is replaced, for whoever reads what was found, or why nothing was
+CORRECT = (
+    "What is wrong here can be given: --set env_options.feet='[...]' (contacts or bodies), env_options.stance='{joint: rad}', "
+    "env_options.gait=walk, env_options.stiffness=40; keywords of td.load by env_options.robot_options='{repair_inertia: true, "
+    "floating_base: true}'; --set settings.symmetric=false without mirror images."
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Train a policy as a YAML file describes it. A run that was killed goes on with --resume, to the same weights."
@@ -125,10 +132,10 @@ def _describe(this: Run) -> None:
     """Print what was found of a robot that is to walk, before it costs anything."""
     if process_number() > 0 or this.config.env != "locomotion":
         return
-    env = this.config.make_env(1, pool=1)
+    try:
+        env = this.config.make_env(1, pool=1)
+    except ValueError as error:
+        raise CommandError(f"{error}\n{CORRECT}") from error
     assert isinstance(env, Locomotion)
     print_table(env.describe())
-    print(
-        "What is wrong here can be given: --set env_options.feet='[...]' (contacts or bodies), env_options.stance='{joint: rad}', "
-        "env_options.gait=walk, env_options.stiffness=40; --set settings.symmetric=false without mirror images."
-    )
+    print(CORRECT)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdojo.envs.checks import check_action, check_mask, check_memory, check_results, check_shard, counted, one_from, positive
 from torchdojo.envs.direct import light_guards
 from torchdojo.envs.disturbances import Kicks, SensorNoise, Sensors
-from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
+from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition, any_rare, finite
 from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
@@ -294,34 +294,47 @@ class Env:
         return z if self.on_state is None else self.on_state(z)
 
     def arrive(self, state: EnvState, action: Tensor, drawn: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor) -> Transition:
-        """What follows the step of the mechanism in `transition`: reward, observation and resets at the state z with coordinates q, qd.
+        """What follows the step of the mechanism, at the state z with coordinates q, qd. out: of `advance`, with z before `disturb`."""
+        after, good = self._land(state, action, drawn, out, z, q, qd)
+        return self._proceed(state, drawn, out, after, good, self._rate(state.motion, after))
 
-        out: of `advance`, with its own z before `disturb`.
-        """
-        before, index = state.motion, drawn if drawn.ndim == 1 else drawn[:, 0].long()
-        good = (out.status == 0) & _finite(action.detach().sum(-1))
-        if _any(~good):  # a number that is not finite would reach the weights as zero times NaN
+    def _land(
+        self, state: EnvState, action: Tensor, drawn: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor
+    ) -> tuple[Motion, Tensor]:
+        """First part of `arrive`: the motion after the step, with its memory, and whose step and action are good (B,)."""
+        good = (out.status == 0) & finite(action.detach().sum(-1))
+        if any_rare(~good):  # a number that is not finite would reach the weights as zero times NaN
             action = torch.where(good[:, None], action, 0.0)
         impulses = out.impulses[..., self._normals] if self.observe_impulses else state.impulses
-        time, goal = state.time + 1, state.goal
-        after = Motion(z, z[..., :13], q, qd, action, goal, impulses, state.memory, time)
+        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses, state.memory, state.time + 1)
         if state.memory.shape[-1]:
-            after = after._replace(memory=self.remember(before, after, self._fresh(index).memory))
-        terms = self._parts(self.reward(before, after, action))
+            index = drawn if drawn.ndim == 1 else drawn[:, 0].long()
+            after = after._replace(memory=self.remember(state.motion, after, self._fresh(index).memory))
+        return after, good
+
+    def _rate(self, before: Motion, after: Motion) -> tuple[Tensor, Tensor]:
+        """The second part of `arrive`: the reward (B,) and its parts (B, n), without gradients."""
+        terms = self._parts(self.reward(before, after, after.action)).values()
+        return functools.reduce(torch.add, terms), torch.stack([part.detach() for part in terms], -1)
+
+    def _proceed(
+        self, state: EnvState, drawn: Tensor, out: StepOutput, after: Motion, good: Tensor, rated: tuple[Tensor, Tensor] | None
+    ) -> Transition:
+        """Last part of `arrive`: observation, end of episodes, state to go on from. rated: of `_rate`; None: rewards are zero."""
+        index, goal, time = drawn if drawn.ndim == 1 else drawn[:, 0].long(), after.goal, after.time
         if self.resample:  # the reward is for the goal that the action was chosen for, and the next action sees the new one
             goal = torch.where((time % self.resample == 0)[:, None], self._fresh(index).goal, goal)
         obs = self._observe(after._replace(goal=goal))
-        reward = functools.reduce(torch.add, terms.values())
-        parts = torch.stack([part.detach() for part in terms.values()], -1)
-        flagged = ~(good & _finite(reward.detach() + obs.detach().sum(-1) + after.memory.detach().sum(-1)))
-        if _any(flagged):
+        reward, parts = (torch.zeros_like(state.total), state.total.new_zeros(len(time), 0)) if rated is None else rated
+        flagged = ~(good & finite(reward.detach() + obs.detach().sum(-1) + after.memory.detach().sum(-1)))
+        if any_rare(flagged):
             reward, parts = torch.where(flagged, 0.0, reward), torch.where(flagged[:, None], 0.0, parts)
         fell = self.terminated(after) | flagged
         total = state.total + reward.detach()
         late = (time >= self.episode_length) & ~fell
         seen, carried = self.sensors.read(obs, state.sensors, drawn)
-        new = EnvState(z, after.q, after.qd, action, goal, impulses, after.memory, carried, seen, out.solution, time, total)
-        if self.autoreset == "same_step" and _any(fell | late):
+        new = EnvState(after.z, *after[2:5], goal, *after[6:8], carried, seen, out.solution, time, total)
+        if self.autoreset == "same_step" and any_rare(fell | late):
             new = self._fresh(index).where(fell | late, new)
         return Transition(new, reward, fell, late, seen, parts, total, time, flagged, out.iterations, out.substeps)
 
@@ -484,13 +497,3 @@ class Env:
         columns = self._pool.index_select(0, index).split(self._sizes, -1)
         time = torch.zeros_like(index)
         return EnvState(*[*columns, time, time.to(self._pool.dtype)])
-
-
-def _any(where: Tensor) -> bool:
-    """Whether a rare case has to be looked at. A compiled step always does, because it may not branch on values."""
-    return torch.compiler.is_compiling() or bool(where.any())
-
-
-def _finite(value: Tensor) -> Tensor:
-    """Like `torch.isfinite`, in two operations instead of four."""
-    return value - value == 0.0

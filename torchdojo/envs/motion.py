@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["EnvState", "EnvStep", "Motion", "Transition", "upright_and_heading"]
+__all__ = ["EnvState", "EnvStep", "Motion", "Transition", "any_rare", "finite", "upright_and_heading"]
 
 #: 1 + (squares of a quaternion wxyz) @ TILT is (z of the body's z axis, x of its x axis)
 TILT = torch.tensor(((0.0, 0.0), (-2.0, 0.0), (-2.0, -2.0), (0.0, -2.0)), dtype=torch.float64)
@@ -112,3 +112,13 @@ class Transition(NamedTuple):
 def upright_and_heading(root: Tensor) -> Tensor:
     """(B, 2) from `Motion.root`: how far the z axis of the body points up, and its x axis along x, each from -1 to 1."""
     return 1.0 + root[..., 6:10].square() @ TILT
+
+
+def any_rare(where: Tensor) -> bool:
+    """Whether a rare case has to be looked at. A compiled step always does, because it may not branch on values."""
+    return torch.compiler.is_compiling() or bool(where.any())
+
+
+def finite(value: Tensor) -> Tensor:
+    """Like `torch.isfinite`, in two operations instead of four."""
+    return value - value == 0.0

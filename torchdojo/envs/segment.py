@@ -1,9 +1,10 @@
 """Segments of training: H control steps under a policy as one node of autograd.
 
-Backpropagation through time needs two functions per control step: what follows the kernel (rewards, observations, resets, and the next
-action of the policy), and the vector-Jacobian product of that. A `Segment` compiles both, and calls them and the kernel in turn, without
-autograd, whose records and dispatch take longer than the numbers of a batch of 32. The products are taken with respect to states and
-actions alone. The gradient by the parameters of the policy follows at the end, by one evaluation of the policy at all observations:
+Backpropagation through time needs two functions per control step: what follows the kernel (observations, resets, and the next action of
+the policy), and the vector-Jacobian product of that. A `Segment` compiles both, and calls them and the kernel in turn, without autograd,
+whose records and dispatch take longer than the numbers of a batch of 32. The products are taken with respect to states and actions alone.
+Rewards are taken for all steps at once (chain.py). The gradient by the parameters of the policy follows at the end, by one evaluation of
+the policy at all observations:
 
     dL/dθ = Σ_t (dL/da_t) ∂π(o_t, ε_t)/∂θ,    dL/da_t from the adjoint of the closed loop
 """
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 
 from torchdojo.engine.backends import Kernel
 from torchdojo.engine.requests import request_of
+from torchdojo.envs.chain import Bounded, Coordinates, Hop, Ratings, finish, rows
 from torchdojo.envs.checks import counted
 from torchdojo.envs.direct import Direct
 from torchdojo.envs.env import Env
-from torchdojo.envs.motion import EnvState, EnvStep, Transition
+from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.tape import Tape
 from torchdojo.solver.options import OnFailure
@@ -73,7 +75,8 @@ class Segment:
         on_adjoint: what the backward of `env.on_state` does, as a function that can be compiled, which saves 0.3 ms per control step: the
             adjoint (B, 13 nb) -> (what goes on in its place, a report (B, k)). Step by step, `env.on_state` itself acts.
         parameters: tensors to differentiate by; None: those of `policy`, a module, that require grad.
-        compiled: whether `torch.compile` takes both functions, in half a minute for an ant. Otherwise segments go step by step.
+        compiled: whether `torch.compile` takes both functions, in half a minute for an ant, a minute for a commanded quadruped.
+            Otherwise PyTorch's own autograd leads through the steps (chain.py), with rewards taken for all of them at once.
         fixed: a promise that policy and environment change in place alone, as weights and buffers do in training: no attribute is set, no
             module replaced. Then later segments are not checked anew against the compiled code, which saves 2 ms in each.
 
@@ -107,6 +110,7 @@ class Segment:
         self.arrive, self.pull = (Direct(function, fixed=fixed) for function in self._functions())
         self.adjoint = None if on_adjoint is None else Direct(lambda direct, mapped: on_adjoint(direct + mapped), fixed=fixed)
         self.again = torch.compile(self.act, fullgraph=True, dynamic=False) if self.compiled else self.act
+        self.ratings, self.on_adjoint = Ratings(env), on_adjoint
         self.reports: Tensor | None = None
 
     def __call__(self, noise: Tensor | None = None) -> SegmentOutput:
@@ -120,10 +124,15 @@ class Segment:
             raise ValueError(f"Segment: got noise {tuple(noise.shape)}; allowed: (H, {env.num_envs}, ...) for H steps")
         horizon = self.horizon if noise is None else len(noise)
         env.settle()  # before the tape, which keeps the parameters
-        tape, self.reports = self._tape(horizon) if self.compiled else None, None
+        tape, self.reports = self._tape(horizon), None
         if tape is None:
             return self._step_by_step(horizon, noise)
+        if not self.compiled:
+            chained = self._chained(tape, noise)
+            return self._step_by_step(horizon, noise) if chained is None else chained
         record = Record(self, tape, noise)
+        if record.out is None:
+            return self._step_by_step(horizon, noise)
         if torch.is_grad_enabled() and self.parameters:
             obs, reward, final = Replay.apply(record, *self.parameters)
             return record.out._replace(obs=obs, reward=reward, final_obs=final)
@@ -152,7 +161,7 @@ class Segment:
         return (self.policy(obs) if noise is None else self.policy(obs, noise)).to(torch.float64)
 
     def _functions(self) -> tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]:
-        """The two functions of a control step. Flat tuples of tensors go in and come out, as `Direct` needs them."""
+        """The two functions of a control step, without its reward. Flat tuples of tensors go in and come out, as `Direct` needs them."""
         env, act, names = self.env, self.act, self.carried
 
         def arrive(*given: Tensor) -> tuple[Tensor, ...]:
@@ -164,36 +173,84 @@ class Segment:
             state = EnvState(*given[:STATE])
             action, drawn, z, along, impulses, warm, status, iterations, substeps, noise = given[STATE:]
             out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
-            new, *rest = env.arrive(state, action, drawn, out, z, *along.chunk(2, -1))
+            after, good = env._land(state, action, drawn, out, z, *along.chunk(2, -1))
+            new, *rest = env._proceed(state, drawn, out, after, good, None)
             obs = new.obs.to(env.dtype)
             return (*new, *rest, obs, act(obs, noise))
 
         def pull(*given: Tensor) -> tuple[Tensor, ...]:
             """Gradients by the action, by the fields of the state before (`Segment.carried`), and by (z, coordinates and rates, impulses).
 
-            given: those of `arrive`, then gradients by reward, final observation and next observation, then those by action and state
-            that this function gave for the control step after, and the gradients by z and action through its kernel. The last result is
-            the whole gradient by the next action.
+            given: those of `arrive`, then gradients by final observation and next observation, then those by action and state that this
+            function gave for the control step after, and the gradients by z and action through its kernel. The last result is the whole
+            gradient by the next action. Gradients of rewards come from `Record.by_rewards`.
             """
-            data, (by_reward, by_final, by_obs, by_taken, *carried), (by_z, by_action) = given[:DATA], given[DATA:-2], given[-2:]
+            data, (by_final, by_obs, by_taken, *carried), (by_z, by_action) = given[:DATA], given[DATA:-2], given[-2:]
 
             def outputs(*inputs: Tensor) -> tuple[Tensor, ...]:
                 taken, *own, z, along, impulses = inputs
                 before = EnvState(*data[:STATE])._replace(**dict(zip(names, own, strict=True)))
                 results = arrive(*before, taken, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
                 new, out = EnvState(*results[:STATE]), Transition(EnvState(*results[:STATE]), *results[STATE:-2])
-                return (out.reward, out.final_obs, results[-2], results[-1], *[getattr(new, name) for name in names])
+                return (out.final_obs, results[-2], results[-1], *[getattr(new, name) for name in names])
 
             following = by_taken + by_action
             carried[0] = carried[0] + by_z
             state, (action, _, z, along, impulses) = EnvState(*data[:STATE]), data[STATE : STATE + 5]
             inputs = action, *[getattr(state, name) for name in names], z, along, impulses
             values, product = torch.func.vjp(outputs, *inputs)  # type: ignore[misc]  # its stub counts has_aux=True
-            upstream = by_reward, by_final, by_obs, following, *carried
+            upstream = by_final, by_obs, following, *carried
             grads = product(tuple(grad.to(value.dtype) for grad, value in zip(upstream, values, strict=True)))
             return (*grads, following)
 
         return arrive, pull
+
+    def _chained(self, tape: Tape, noise: Tensor | None) -> SegmentOutput | None:
+        """The steps without a compiler; None, and the environment is as before, where a reward is not finite, which ends an episode."""
+        env, horizon = self.env, len(tape.z)
+        state, drawn_before = env.state.detach(), env.generator.get_state()
+        draws, running = env.draw(horizon), state.total
+        seen, actions, befores, afters = list[Tensor](), list[Tensor](), list[Motion](), list[Motion]()
+        steps = list[Transition]()
+        for t in range(horizon):
+            seen.append(state.obs.to(env.dtype))
+            actions.append(self.act(seen[t], None if noise is None else noise[t]))
+            raw, impulses = Hop.apply(state.z, actions[t], tape, t, state.warm)
+            z = raw if env.kicks is None else env.kicks.apply(raw, draws[t][:, 1:3])
+            if self.on_adjoint is not None:
+                z = Bounded.apply(z, self._bounded)
+            elif env.on_state is not None:
+                z = env.on_state(z)
+            q, qd = Coordinates.apply(z, tape).chunk(2, -1)
+            sums = tape.status[t].amax(-1), tape.iterations[t].sum(-1), tape.w[t, :, -1], tape.substeps[t].sum(-1)
+            out = StepOutput(raw, impulses, *sums)
+            after, good = env._land(state, actions[t], draws[t], out, z, q, qd)
+            befores.append(state.motion)
+            afters.append(after)
+            steps.append(env._proceed(state, draws[t], out, after, good, None))
+            state = steps[t].state
+        stacked = Transition(state.detach(), *(torch.stack(values) for values in zip(*(step[1:] for step in steps), strict=True)))
+        whole = finish(env, stacked, running, *self.ratings(rows(befores), rows(afters)))
+        if whole is None:
+            env.generator.set_state(drawn_before)
+            return None
+        env.keep(whole)
+        return self._output(torch.stack(seen), torch.stack(actions).detach(), whole)
+
+    def _bounded(self, grad: Tensor) -> Tensor:
+        """What goes on in the place of an adjoint; its report counts."""
+        assert self.on_adjoint is not None
+        bounded, report = self.on_adjoint(grad)
+        self.reports = report[None] if self.reports is None else torch.cat((report[None], self.reports))  # the last step comes first
+        return bounded
+
+    def _output(self, obs: Tensor, action: Tensor, steps: Transition) -> SegmentOutput:
+        """Results from stacked steps."""
+        env = self.env
+        terms = dict(zip(env.term_names, steps.terms.unbind(-1), strict=True))
+        info = {"terms": terms, "flagged": steps.flagged, "episode_return": steps.total, "episode_length": steps.time}
+        reward, final = steps.reward.to(env.dtype), steps.final_obs.to(env.dtype)
+        return SegmentOutput(obs, action, reward, steps.terminated, steps.truncated, final, info)
 
     def _step_by_step(self, horizon: int, noise: Tensor | None) -> SegmentOutput:
         env = self.env
@@ -221,6 +278,7 @@ class Record:
         self.arguments: list[tuple[Any, ...]] = []
         state = EnvState(*(tensor.detach().contiguous() for tensor in env.state))
         noises = [None] * (horizon + 1) if noise is None else [*noise, noise[-1]]
+        drawn_before = env.generator.get_state()
         draws = env.draw(horizon)
         seen = [state.obs.to(env.dtype)]
         actions = [segment.act(seen[0], noises[0])]
@@ -236,13 +294,42 @@ class Record:
             seen.append(arrived[-2])
             actions.append(arrived[-1])
         stacked = Transition(state, *(torch.stack(values) for values in zip(*arrivals, strict=True)))
-        env.keep(stacked)
-        terms = dict(zip(env.term_names, stacked.terms.unbind(-1), strict=True))
-        info = {"terms": terms, "flagged": stacked.flagged, "episode_return": stacked.total, "episode_length": stacked.time}
-        reward, final = stacked.reward.to(env.dtype), stacked.final_obs.to(env.dtype)
-        self.out = SegmentOutput(
-            torch.stack(seen[:-1]), torch.stack(actions[:-1]), reward, stacked.terminated, stacked.truncated, final, info
-        )
+        self.rewarded = self._rate()
+        whole = finish(env, stacked, env.state.total.detach(), self.rewarded[1].detach(), self.rewarded[2])
+        self.out: SegmentOutput | None = None
+        if whole is None:  # the environment is as before
+            env.generator.set_state(drawn_before)
+            return
+        env.keep(whole)
+        self.flagged = whole.flagged
+        self.out = segment._output(torch.stack(seen[:-1]), torch.stack(actions[:-1]), whole)
+
+    def _rate(self) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Leaves with H · B rows, those by which `pull` differentiates; rewards (H, B) with a graph to them; and the rewards' parts."""
+        segment, env = self.segment, self.segment.env
+        rows: list[Any] = [None if values[0] is None else torch.cat(values) for values in zip(*self.arguments, strict=True)]
+        names = EnvState._fields
+        wanted = [STATE, *(names.index(name) for name in segment.carried), STATE + 2, STATE + 3, STATE + 4]
+        with torch.enable_grad():
+            for place in wanted:
+                rows[place] = rows[place].requires_grad_()
+            state = EnvState(*rows[:STATE])
+            action, drawn, z, along, impulses, warm, status, iterations, substeps, _ = rows[STATE:]
+            out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
+            after, _ = env._land(state, action, drawn, out, z, *along.chunk(2, -1))
+            return [rows[place] for place in wanted], *segment.ratings(state.motion, after)
+
+    def by_rewards(self, grad_reward: Tensor) -> list[list[Tensor | None]]:
+        """For each step, gradients of its reward alone by what `pull` differentiates by; None: does not depend on it."""
+        leaves, reward, _ = self.rewarded
+        grad = torch.where(self.flagged, 0.0, grad_reward.to(reward.dtype))
+        if not reward.requires_grad:
+            return [[None] * len(leaves)] * len(reward)
+        grads = torch.autograd.grad(reward, leaves, grad, allow_unused=True)
+        parts: list[list[Tensor | None]] = [
+            [None] * len(reward) if each is None else list(each.unflatten(0, (len(reward), -1))) for each in grads
+        ]
+        return [list(step) for step in zip(*parts, strict=True)]
 
     def by_actions(self, grad_obs: Tensor, grad_reward: Tensor, grad_final: Tensor) -> Tensor:
         """The gradients (H, B, nu) by the actions, through the closed loop."""
@@ -256,11 +343,11 @@ class Record:
         wanted = self.segment.env.observe_impulses
         by_actions, reports = list[Tensor](), list[Tensor]()
         adjoint: Any = None if self.segment.adjoint is None else self.segment.adjoint.first
+        rewards = self.by_rewards(grad_reward)
         for t in reversed(range(horizon)):
-            *own, grad_z, grad_along, grad_impulses, following = pull(
-                *self.arguments[t], grad_reward[t], grad_final[t], next_obs[t], *own, *kernel
-            )
+            *pulled, following = pull(*self.arguments[t], grad_final[t], next_obs[t], *own, *kernel)
             pull = self.segment.pull.__call__
+            *own, grad_z, grad_along, grad_impulses = (a if b is None else a + b for a, b in zip(pulled, rewards[t], strict=True))
             by_actions.append(following)
             z = self.arguments[t][STATE + 2]
             mapped = tape.pull_coordinates(z, grad_along)
@@ -290,6 +377,7 @@ class Replay(torch.autograd.Function):
     def forward(ctx: Any, record: Record, *parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.record = record
         out = record.out
+        assert out is not None
         return out.obs.view_as(out.obs), out.reward.view_as(out.reward), out.final_obs.view_as(out.final_obs)
 
     @staticmethod
@@ -297,6 +385,7 @@ class Replay(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         record: Record = ctx.record
         segment, out = record.segment, record.out
+        assert out is not None
         by_actions = record.by_actions(*grads).flatten(0, 1)
         with torch.enable_grad():
             noise = None if record.noise is None else record.noise.flatten(0, 1)

@@ -21,7 +21,7 @@ from torchdojo.learning.ground import free_root, heading
 from torchdojo.learning.rollouts import Recording
 from torchdojo.mechanism import Mechanism
 
-__all__ = ["command_of", "speeds", "tracking_errors"]
+__all__ = ["command_of", "speeds", "straight_ahead", "tracking_errors"]
 
 ERRORS = ("forward_error", "sideways_error", "turning_error")
 STRIDE = 0.5  # over which speeds are averaged where nothing has a rhythm [s]
@@ -46,6 +46,12 @@ def command_of(env: Env, goals: Tensor | None) -> Tensor | None:
     if isinstance(given, slice):
         return goals[..., given]
     return goals[..., :3] if free_root(env.mech) and len(env.mech.contacts) else None
+
+
+def straight_ahead(env: Env, record: Recording) -> bool:
+    """Whether all commands say forward, neither sideways nor turning, and nothing kicks: then left and right have the same to do."""
+    command = command_of(env, record.goals)
+    return command is not None and env.kicks is None and bool((command[..., 1:] == 0).all()) and bool((command[..., 0] > 0).all())
 
 
 def tracking_errors(env: Env, record: Recording, settle: int, stride: float | None) -> dict[str, Any]:

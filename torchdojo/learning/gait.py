@@ -27,7 +27,7 @@ from torch import Tensor
 from torchdojo.elements.bodies import Body
 from torchdojo.envs import Env
 from torchdojo.learning.feet import foot_numbers
-from torchdojo.learning.following import speeds, tracking_errors
+from torchdojo.learning.following import speeds, straight_ahead, tracking_errors
 from torchdojo.learning.motors import efforts, places, torques
 from torchdojo.learning.rhythm import asymmetry, mirrored, stride_of
 from torchdojo.learning.rollouts import Evaluation
@@ -43,6 +43,7 @@ class Rule:
     name: of the rule. measures: what the number is. number: the field of `GaitReport`; of a tuple, its length counts.
     above: whether values above the bound are bad, else those below. text: what is said, with the value as {0} and the report as {r}.
     no_gait: whether there is no gait then. also: (field, bound), which must be exceeded, too. unless: a field that must be empty.
+    straight: the bound in the place of `bound` where a robot is told to go straight ahead, and nothing kicks it.
     """
 
     name: str
@@ -54,11 +55,13 @@ class Rule:
     no_gait: bool = False
     also: tuple[str, float] | None = None
     unless: str | None = None
+    straight: float | None = None
 
     def speaks(self, report: GaitReport) -> bool:
         """Whether a report is beyond the bound; never where it has no such number."""
         value = _number(report, self.number)
-        if value is None or not (value > self.bound if self.above else value < self.bound):
+        bound = self.straight if report.straight and self.straight is not None else self.bound
+        if value is None or not (value > bound if self.above else value < bound):
             return False
         if self.unless is not None and getattr(report, self.unless):
             return False
@@ -85,7 +88,7 @@ RULES = (
          "a sawhorse (a foot stands {0:.2f} of its height from the hip)"),
     Rule("shuffles", "clearance of the feet over the height, at a cadence above 0.8", "lift", False, 0.1,
          "shuffles (feet rise {0:.0%} of its height, at {r.stride_frequency:.1f} Hz)", also=("cadence", 0.8)),
-    Rule("lopsided", "difference of left and right", "asymmetry", True, 0.5, "lopsided ({0:.2f})"),
+    Rule("lopsided", "difference of left and right", "asymmetry", True, 0.5, "lopsided ({0:.2f})", straight=0.1),
     Rule("limping", "difference of the duty factors of left and right", "duty_asymmetry", True, 0.5, "limping ({0:.2f})", unless="idle"),
     Rule("bang-bang", "share of actions beyond 0.99", "saturated", True, 0.5, "bang-bang ({0:.0%} of actions)"),
     Rule("overloaded", "share of joint-steps at the motors' limit", "torque_beyond", True, 0.2,
@@ -105,7 +108,7 @@ class GaitReport:
     joint_speed_max, joint_speed_99: the largest of all, and that of 99 % of joint-steps [rad/s, m/s].
     feet: duty factor by body. clearance, reach: by body [m]. lift, splay: their mean and largest over the height of the root.
     flight: share of time without a loaded contact. dragged: share of the load on the root itself.
-    idle: bodies that bear no load, though their mirror images are feet.
+    idle: bodies that bear no load, though their mirror images are feet. straight: whether all commands were straight ahead, without kicks.
     """
 
     speed: float
@@ -140,6 +143,7 @@ class GaitReport:
     clearance: dict[str, float] = field(default_factory=dict)
     reach: dict[str, float] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
+    straight: bool = False
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -275,6 +279,7 @@ def gait_report(env: Env, result: Evaluation, settle: float = 2.0) -> GaitReport
         saturated=float((record.actions.abs() > 0.99)[counted].double().mean()),
         joint_speed_max=float(swings[-1]),
         joint_speed_99=float(swings[int(0.99 * (len(swings) - 1))]),
+        straight=straight_ahead(env, record),
         **tracking_errors(env, record, skipped, stride),
         **foot_numbers(env, record, counted, weight=mass * g, distance=distance, height=height, pairs=pairs, stride=stride),
     )
