@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -196,3 +198,25 @@ def test_bad_segments() -> None:
         td.envs.Segment(env, lambda obs: obs[:, :1], 4)
     with pytest.raises(ValueError, match=r"got noise \(4, 3, 1\); allowed: \(H, 2, ...\) for H steps"):
         td.envs.Segment(env, lambda obs, noise: noise, 4, parameters=())(torch.zeros(4, 3, 1))
+
+
+@native
+def test_segments_without_a_compiler_leave_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that led from a tape back to it would live for ever: no garbage collector sees circles through autograd."""
+    env = td.envs.make("hopper", num_envs=2, pool=4)
+    weights = torch.zeros(env.num_obs, env.num_actions, dtype=torch.float64, requires_grad=True)
+    segment = td.envs.Segment(env, lambda obs: torch.tanh(obs @ weights), 4, parameters=[weights], compiled=False)
+    tapes, make = list[weakref.ref[Any]](), segment._tape
+
+    def watched(horizon: int) -> Any:
+        tape = make(horizon)
+        tapes.append(weakref.ref(tape))
+        return tape
+
+    monkeypatch.setattr(segment, "_tape", watched)
+    for _ in range(3):
+        out = segment()
+        torch.autograd.grad(out.reward.sum(), weights)
+        del out
+    gc.collect()
+    assert len(tapes) == 3 and all(tape() is None for tape in tapes)

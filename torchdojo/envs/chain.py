@@ -27,7 +27,8 @@ class Ratings:
 
     Attributes:
         batched: whether the environment's reward of one row does not depend on the others, so that rewards of all steps are taken at once;
-            None before the first segment. Means over environments do, and such a reward is taken step by step.
+            None before the first segment. Means over environments do, and a reward that reads parameters of environments has B rows: such
+            rewards are taken step by step.
     """
 
     def __init__(self, env: Env) -> None:
@@ -51,9 +52,11 @@ class Ratings:
     def _takes_all(self, before: Motion, after: Motion) -> bool:
         """Whether rewards of two steps at once are those of each."""
         count = self.env.num_envs
-        first, second, both = (
-            self.env._rate(_part(before, own), _part(after, own))[0] for own in (slice(count), slice(count, 2 * count), slice(2 * count))
-        )
+        ways = slice(count), slice(count, 2 * count), slice(2 * count)
+        try:
+            first, second, both = (self.env._rate(_part(before, own), _part(after, own))[0] for own in ways)
+        except RuntimeError:  # shapes: a reward reads parameters of the environments, of which there are B
+            return False
         return torch.allclose(both, torch.cat((first, second)), rtol=SAME, atol=SAME, equal_nan=True)
 
 
@@ -127,17 +130,17 @@ class Coordinates(torch.autograd.Function):
 
 
 class Bounded(torch.autograd.Function):
-    """Identity, whose backward is a function of the adjoint."""
+    """Identity, whose backward is a function of the adjoint and of the step."""
 
     @staticmethod
-    def forward(z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(z: Tensor, function: Callable[[Tensor, int], Tensor], t: int) -> Tensor:
         return z.view_as(z)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Callable[[Tensor], Tensor]], output: Tensor) -> None:
-        ctx.function = inputs[1]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Callable[[Tensor, int], Tensor], int], output: Tensor) -> None:
+        ctx.function, ctx.t = inputs[1:]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.function(grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.function(grad, ctx.t), None, None

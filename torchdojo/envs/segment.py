@@ -218,7 +218,7 @@ class Segment:
             raw, impulses = Hop.apply(state.z, actions[t], tape, t, state.warm)
             z = raw if env.kicks is None else env.kicks.apply(raw, draws[t][:, 1:3])
             if self.on_adjoint is not None:
-                z = Bounded.apply(z, self._bounded)
+                z = Bounded.apply(z, self._bounded, t)
             elif env.on_state is not None:
                 z = env.on_state(z)
             q, qd = Coordinates.apply(z, tape).chunk(2, -1)
@@ -237,11 +237,13 @@ class Segment:
         env.keep(whole)
         return self._output(torch.stack(seen), torch.stack(actions).detach(), whole)
 
-    def _bounded(self, grad: Tensor) -> Tensor:
-        """What goes on in the place of an adjoint; its report counts."""
+    def _bounded(self, grad: Tensor, t: int) -> Tensor:
+        """What goes on in the place of an adjoint at step t; its report counts."""
         assert self.on_adjoint is not None
         bounded, report = self.on_adjoint(grad)
-        self.reports = report[None] if self.reports is None else torch.cat((report[None], self.reports))  # the last step comes first
+        if self.reports is None or t == len(self.reports) - 1:  # the last step comes first in every backward pass
+            self.reports = report.new_zeros(t + 1, *report.shape)
+        self.reports[t] = report
         return bounded
 
     def _output(self, obs: Tensor, action: Tensor, steps: Transition) -> SegmentOutput:

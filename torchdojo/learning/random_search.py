@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo.envs import Env
-from torchdojo.learning.adjoint import clip_adjoint
+from torchdojo.learning.adjoint import BROKEN, CLIPPED, LENGTH, clip_adjoint
 from torchdojo.learning.networks import Normalizer
 from torchdojo.learning.runs import Policy, Run
 from torchdojo.runs import read_checkpoint, save_checkpoint
@@ -219,14 +219,14 @@ class Search:
     def _ags(self) -> Tensor:
         s = self.settings
         weight = self.linear.weight.expand(s.directions, -1, -1).clone().requires_grad_(True)
-        tally = torch.zeros(s.directions, 2, dtype=torch.float64, requires_grad=True)
+        tally = torch.zeros(s.directions, LENGTH + 1, dtype=torch.float64, requires_grad=True)
         self.env.on_state = None if s.adjoint_clip is None else lambda z: clip_adjoint(z, tally, float(s.adjoint_clip or 0.0))
         returns, seen = self._episodes(weight)
         gradients, told = torch.autograd.grad(returns.sum(), (weight, tally), allow_unused=True)
         self.env.on_state = None
         self.env.detach()
         if told is not None:
-            for name, value in zip(self.counts, told.sum(0).tolist(), strict=True):
+            for name, value in zip(self.counts, told[:, [CLIPPED, BROKEN]].sum(0).tolist(), strict=True):
                 self.counts[name] += int(value)
         self.linear.weight += ags_update(gradients, self.step_size)
         self.linear.normalizer.update(seen)
