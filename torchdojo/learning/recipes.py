@@ -57,7 +57,7 @@ BIPEDS: dict[str, Any] = {
         "randomize": {"contacts.*.friction": [0.7, 1.3], "bodies.*": [0.9, 1.1]},
         "redraw": True,
     },
-    "settings": {**RECIPES["locomotion", "shac"]["settings"], "lr": 2e-3, "adjoint_clip": 300.0},
+    "settings": {**RECIPES["locomotion", "shac"]["settings"], "samples": 2_000_000, "lr": 2e-3, "adjoint_clip": 300.0},
 }
 
 
