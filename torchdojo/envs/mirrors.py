@@ -82,7 +82,7 @@ def find_mirror(env: Env, center: Tensor | None = None) -> Mirror:
 
 
 def _motion(env: Env, z: Tensor, goal: Tensor) -> Motion:
-    """States high above the ground, where contact cannot tell left from right, at rest as far as actions go."""
+    """States before any action, without impulses and memory."""
     rest = z.new_zeros(len(z), env.num_actions), goal, z.new_zeros(len(z), 0), z.new_zeros(len(z), 0)
     return Motion(z, z[..., :STATE_SIZE], *env.mech.to_minimal(z), *rest, torch.zeros(len(z), dtype=torch.int64))
 

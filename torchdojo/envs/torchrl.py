@@ -24,7 +24,7 @@ try:
     from torchrl.data import Binary, Bounded, Composite, Unbounded
     from torchrl.envs import EnvBase
 except ImportError as error:
-    raise ImportError('torchdojo.envs.torchrl needs torchrl 0.9 or newer: pip install "torchdojo[torchrl]"') from error
+    raise ImportError('torchdojo.envs.torchrl needs torchrl 0.14 or newer: pip install "torchdojo[torchrl]"') from error
 
 __all__ = ["TorchRLEnv"]
 

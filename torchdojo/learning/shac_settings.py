@@ -36,7 +36,7 @@ class ShacSettings:
     saturation: weight of Σ max(|μ| − 1, 0)² of the mean actions μ before tanh, in units of the reward. Behind tanh, gradients of actions
         near their ends are lost: without this, a leg that leans to one side early in training stays there.
     symmetric: whether the actor is that of the robot's left-right symmetry (`SymmetricActor`); the environment needs `mirror()`.
-    compile: whether policy and environment are compiled together, for a few seconds before the first segment.
+    compile: whether policy and environment are compiled together, for half a minute to a minute and a half before the first segment.
     """
 
     samples: int = 500_000
