@@ -65,6 +65,21 @@ def test_velocity_commands_are_mirrored() -> None:
     assert mirror.obs[-3:, -3:].diag().tolist() == [1.0, -1.0, -1.0]
 
 
+def test_a_clock_is_half_a_stride_ahead_in_the_mirror() -> None:
+    """Its phase is a memory that goes on by clock · period turns per step; sine and cosine are the last of the observation."""
+    env = td.envs.make("ant", num_envs=4, pool=4, clock=2.5)
+    mirror, first = env.mirror(), env.state.memory
+    assert env.num_obs == td.envs.make("ant", num_envs=1, pool=2).num_obs + 2
+    assert torch.equal(mirror.obs[-2:, -2:], -torch.eye(2, dtype=torch.float64)) and (mirror.obs != 0).sum() == env.num_obs
+    env.step(torch.zeros(4, env.num_actions))
+    torch.testing.assert_close(env.state.memory, torch.remainder(first + 2.5 * env.period, 1.0))
+    torch.testing.assert_close(
+        env.state.obs[:, -2:].double(), torch.cat([f(2 * torch.pi * env.state.memory) for f in (torch.sin, torch.cos)], -1)
+    )
+    with pytest.raises(ValueError, match="clock: got 0; allowed: a finite number above 0"):
+        td.envs.make("ant", clock=0)
+
+
 def test_symmetric_actors_of_the_table() -> None:
     env = td.envs.make("ant", num_envs=1, pool=2)
     actor, mirror = make_actor(env, (16,), 0.2, symmetric=True), env.mirror()
