@@ -7,6 +7,7 @@ import torch
 
 import torchdojo as td
 from torchdojo.envs.motion import Motion
+from torchdojo.envs.rewards import apart
 from torchdojo.learning.networks import make_actor
 
 LEFT_AND_RIGHT = {
@@ -78,6 +79,22 @@ def test_a_clock_is_half_a_stride_ahead_in_the_mirror() -> None:
     )
     with pytest.raises(ValueError, match="clock: got 0; allowed: a finite number above 0"):
         td.envs.make("ant", clock=0)
+
+
+def test_joints_that_differ_from_their_images_cost() -> None:
+    """By hand: hip_1 alone at 0.3 rad differs by 0.3 from the image of hip_4 at zero, and is counted from both sides."""
+    env = td.envs.make("ant", num_envs=1, pool=2, numbers={"unison": 0.5})
+    motors, (places, images) = env.mech.actuators, env.sides
+    assert motors is not None
+    q = env._center().expand(3, -1).clone()
+    q[1, places[motors.names.index("hip_1")]] += 0.3
+    bent = torch.tensor([0.3, 0.1, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    q[2, places] += bent + images @ bent
+    torch.testing.assert_close(apart(env, q), torch.tensor([0.0, 2 * 0.3**2, 0.0], dtype=torch.float64))
+    out = env.step(torch.zeros(1, env.num_actions))
+    torch.testing.assert_close(out.info["terms"]["unison"], -0.5 * apart(env, env.state.q))
+    with pytest.raises(ValueError, match="numbers of 'hopper': got 'unison'"):
+        td.envs.make("hopper", numbers={"unison": 1.0})
 
 
 def test_symmetric_actors_of_the_table() -> None:

@@ -16,7 +16,7 @@ from torchdojo.state.layout import STATE_SIZE
 if TYPE_CHECKING:
     from torchdojo.envs.env import Env
 
-__all__ = ["Mirror", "find_mirror"]
+__all__ = ["Mirror", "find_mirror", "find_sides"]
 
 NEAR = 0.03  # by which images may miss each other, relative to the size of the robot, and to masses and rates
 SAMPLES = 6  # states in which observations and a step are compared
@@ -91,6 +91,27 @@ def find_mirror(env: Env, center: Tensor | None = None, memory: Callable[[Tensor
     return Mirror(obs, act)
 
 
+@torch.no_grad()
+def find_sides(mech: Mechanism, home: Tensor, name: str) -> tuple[list[int], Tensor]:
+    """Places of the driven coordinates among all (nu,), and the signed permutation of them under y → −y (nu, nu).
+
+    Args:
+        home: coordinates of a symmetric pose (num_coordinates,). name: of the robot, for errors.
+
+    Raises:
+        ValueError: bodies, coordinates or motors without an image.
+    """
+    turn = _coordinates(mech, home, name)
+    return _driven(mech), _actions(mech, turn, name)
+
+
+def _driven(mech: Mechanism) -> list[int]:
+    """Places of the driven coordinates among all."""
+    motors, places = mech.actuators, mech.coordinate_places()
+    assert motors is not None
+    return [places[joint].start + coordinate for joint, coordinate in zip(motors.joints, motors.coordinates, strict=True)]
+
+
 def _motion(env: Env, z: Tensor, goal: Tensor) -> Motion:
     """States before any action, without impulses and memory."""
     rest = z.new_zeros(len(z), env.num_actions), goal, z.new_zeros(len(z), 0), z.new_zeros(len(z), 0)
@@ -145,9 +166,8 @@ def _bodies(mech: Mechanism, place: Tensor, name: str) -> list[int]:
 
 def _actions(mech: Mechanism, turn: Tensor, name: str) -> Tensor:
     """The signed permutation of controls: that of the coordinates which they drive."""
-    motors, places = mech.actuators, mech.coordinate_places()
+    motors, driven = mech.actuators, _driven(mech)
     assert motors is not None
-    driven = [places[joint].start + coordinate for joint, coordinate in zip(motors.joints, motors.coordinates, strict=True)]
     act = turn[driven][:, driven]
     if not bool((act.abs().sum(0) == 1).all()):
         bad = [motor for motor, row in zip(motors.names, act, strict=True) if float(row.abs().sum()) != 1.0]

@@ -7,6 +7,8 @@
     effort: weight of the squared action                             fall: height below which the episode ends [m]
     stand, height, dip: height of the torso [m] from which `height` per meter is gained up to `rise` meters, and below which dip d² is lost
     lean, angle: weight and size of the torso's lean [rad]
+    unison: weight of the squared differences of each driven joint from the image of the one on the other side [1/rad²], for gaits whose
+        left and right move together
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from torchdojo.envs.table import TableEnv
 
 __all__ = [
+    "apart",
     "dojo_torso",
     "effort",
     "fallen",
@@ -49,6 +52,13 @@ def effort(action: Tensor) -> Tensor:
     return action.square().sum(-1)
 
 
+def apart(env: TableEnv, q: Tensor) -> Tensor:
+    """Sum over driven joints of the squared difference from the mirrored joint [rad²]; zero in poses that are their own images."""
+    places, images = env.sides
+    angles = q[..., places]
+    return (angles - angles @ images.mT).square().sum(-1)
+
+
 def standing(env: TableEnv, height: Tensor) -> Tensor:
     """SHAC's reward of a height: linear above `stand`, up to `rise` meters more, and a parabola below, at most 1 m deep."""
     n = env.row.numbers
@@ -65,6 +75,8 @@ def shac_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> 
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
     posture = upright_and_heading(after.root) @ env.posture
     parts = {"speed": n["speed"] * speed, "posture": posture, "height": standing(env, after.root[..., 2])}
+    if n["unison"]:
+        parts["unison"] = -n["unison"] * apart(env, after.q)
     return {**parts, "effort": -n["effort"] * effort(action)} if n["effort"] else parts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from torchdojo.elements.actuators import Actuator, actuate
 from torchdojo.envs.checks import one_from, positive
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env
-from torchdojo.envs.mirrors import Mirror, find_mirror
+from torchdojo.envs.mirrors import Mirror, find_mirror, find_sides
 from torchdojo.envs.motion import Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
@@ -181,6 +182,11 @@ class TableEnv(Env):
             ValueError: robots whose left is not the image of their right.
         """
         return find_mirror(self, self._center(), memory=None if self.clock is None else lambda phase: torch.remainder(phase + 0.5, 1.0))
+
+    @functools.cached_property
+    def sides(self) -> tuple[list[int], Tensor]:
+        """Places of the driven coordinates among all (nu,), and their signed permutation between left and right (nu, nu)."""
+        return find_sides(self.mech, self._center(), self.name or self.row.model)
 
     def goals(self, count: int) -> Tensor:
         """Goals of the row."""
