@@ -7,8 +7,8 @@
     effort: weight of the squared action                             fall: height below which the episode ends [m]
     stand, height, dip: height of the torso [m] from which `height` per meter is gained up to `rise` meters, and below which dip d² is lost
     lean, angle: weight and size of the torso's lean [rad]
-    unison: weight of the squared differences of each driven joint from the image of the one on the other side [1/rad²], for gaits whose
-        left and right move together
+    unison: weight of the squared differences of each driven joint from the image of the one on the other side [1/rad²], now or, where the
+        environment has a clock, half a stride before
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ def effort(action: Tensor) -> Tensor:
     return action.square().sum(-1)
 
 
-def apart(env: TableEnv, q: Tensor) -> Tensor:
-    """Sum over driven joints of the squared difference from the mirrored joint [rad²]; zero in poses that are their own images."""
+def apart(env: TableEnv, before: Motion, after: Motion) -> Tensor:
+    """Sum over driven joints of the squared difference from the mirror image, now or, with a clock, half a stride before [rad²]."""
     places, images = env.sides
-    angles = q[..., places]
-    return (angles - angles @ images.mT).square().sum(-1)
+    angles = after.q[..., places]
+    image = before.memory[..., 1 : 1 + len(places)] if env.lag else angles @ images.mT
+    return (angles - image).square().sum(-1)
 
 
 def standing(env: TableEnv, height: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def shac_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> 
     posture = upright_and_heading(after.root) @ env.posture
     parts = {"speed": n["speed"] * speed, "posture": posture, "height": standing(env, after.root[..., 2])}
     if n["unison"]:
-        parts["unison"] = -n["unison"] * apart(env, after.q)
+        parts["unison"] = -n["unison"] * apart(env, before, after)
     return {**parts, "effort": -n["effort"] * effort(action)} if n["effort"] else parts
 
 

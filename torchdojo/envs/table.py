@@ -89,6 +89,7 @@ class TableEnv(Env):
         drive: fields of the row's `Drive`, with other values.
         clock: strides per second [Hz] of a clock whose sine and cosine follow the observation of the row. None: no clock.
             The mirrored robot is half a stride ahead, so that `symmetric: true` learns gaits whose left does what its right did before.
+            The number "unison" of the reward then compares with half a stride before, too.
         options: of `Env`.
 
     Raises:
@@ -181,7 +182,12 @@ class TableEnv(Env):
         Raises:
             ValueError: robots whose left is not the image of their right.
         """
-        return find_mirror(self, self._center(), memory=None if self.clock is None else lambda phase: torch.remainder(phase + 0.5, 1.0))
+        return find_mirror(self, self._center(), memory=None if self.clock is None else self._half_a_stride)
+
+    @staticmethod
+    def _half_a_stride(memory: Tensor) -> Tensor:
+        """Memory of the mirrored robot; joints that it remembers are no part of the observation."""
+        return torch.cat((torch.remainder(memory[..., :1] + 0.5, 1.0), memory[..., 1:]), -1)
 
     @functools.cached_property
     def sides(self) -> tuple[list[int], Tensor]:
@@ -192,21 +198,35 @@ class TableEnv(Env):
         """Goals of the row."""
         return super().goals(count) if self.row.goals is None else self.row.goals(self, count)
 
+    @property
+    def lag(self) -> int:
+        """Control steps of half a stride whose joints are remembered; 0 where nothing compares with them."""
+        return max(1, round(0.5 / (self.clock * self.period))) if self.clock is not None and self.row.numbers.get("unison") else 0
+
     def memories(self, start: Motion) -> Tensor:
-        """The phase of the clock in turns, anywhere at the start."""
-        return super().memories(start) if self.clock is None else self.random(len(start.z), 1, low=0.0)
+        """The phase of the clock in turns, anywhere at the start, and mirror images of the joints for half a stride, the oldest first."""
+        if self.clock is None:
+            return super().memories(start)
+        phase = self.random(len(start.z), 1, low=0.0)
+        return torch.cat((phase, start.q[..., self.sides[0]].repeat(1, self.lag)), -1) if self.lag else phase
 
     def remember(self, before: Motion, after: Motion, fresh: Tensor) -> Tensor:
-        """The clock goes on."""
+        """The clock goes on, and the joints of now take the place of the oldest."""
         memory = super().remember(before, after, fresh)
-        return memory if self.clock is None else torch.remainder(memory + self.clock * self.period, 1.0)
+        if self.clock is None:
+            return memory
+        phase = torch.remainder(memory[..., :1] + self.clock * self.period, 1.0)
+        if not self.lag:
+            return phase
+        places, images = self.sides
+        return torch.cat((phase, memory[..., 1 + len(places) :], after.q[..., places] @ images.mT), -1)
 
     def observe(self, motion: Motion) -> Tensor:
         """The observation of the row, and sine and cosine of the clock."""
         own = self.row.observe(self, motion)
         if self.clock is None:
             return own
-        angle = 2.0 * math.pi * motion.memory
+        angle = 2.0 * math.pi * motion.memory[..., :1]
         return torch.cat((own, angle.sin(), angle.cos()), -1)
 
     def reward(self, before: Motion, after: Motion, action: Tensor) -> Mapping[str, Tensor]:
