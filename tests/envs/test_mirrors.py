@@ -83,7 +83,7 @@ def test_a_clock_is_half_a_stride_ahead_in_the_mirror() -> None:
 
 def test_joints_that_differ_from_their_images_cost() -> None:
     """By hand: hip_1 alone at 0.3 rad differs by 0.3 from the image of hip_4 at zero, and is counted from both sides."""
-    env = td.envs.make("ant", num_envs=1, pool=2, numbers={"unison": 0.5})
+    env = td.envs.make("ant", num_envs=1, pool=2, numbers={"symmetry": 0.5})
     motors, (places, images) = env.mech.actuators, env.sides
     assert motors is not None
     q = env._center().expand(3, -1).clone()
@@ -93,13 +93,13 @@ def test_joints_that_differ_from_their_images_cost() -> None:
     now = env.state.motion._replace(q=q)
     torch.testing.assert_close(apart(env, now, now), torch.tensor([0.0, 2 * 0.3**2, 0.0], dtype=torch.float64))
     out = env.step(torch.zeros(1, env.num_actions))
-    torch.testing.assert_close(out.info["terms"]["unison"], -0.5 * apart(env, env.state.motion, env.state.motion))
-    with pytest.raises(ValueError, match="numbers of 'hopper': got 'unison'"):
-        td.envs.make("hopper", numbers={"unison": 1.0})
+    torch.testing.assert_close(out.info["terms"]["symmetry"], -0.5 * apart(env, env.state.motion, env.state.motion))
+    with pytest.raises(ValueError, match="numbers of 'hopper': got 'symmetry'"):
+        td.envs.make("hopper", numbers={"symmetry": 1.0})
 
 
 def test_with_a_clock_the_image_is_that_of_half_a_stride_before() -> None:
-    env = td.envs.make("ant", num_envs=2, pool=2, clock=2.5, numbers={"unison": 0.5}, control="torque")
+    env = td.envs.make("ant", num_envs=2, pool=2, clock=2.5, numbers={"symmetry": 0.5}, control="torque")
     places, images = env.sides
     assert env.lag == 10 and env.state.memory.shape == (2, 81) and env.num_obs == 39
     assert torch.equal(env.mirror().obs[-2:, -2:], -torch.eye(2, dtype=torch.float64))
@@ -107,7 +107,7 @@ def test_with_a_clock_the_image_is_that_of_half_a_stride_before() -> None:
     for _ in range(13):
         terms = env.step(action).info["terms"]
         seen.append(env.state.q[:, places])
-    torch.testing.assert_close(terms["unison"], -0.5 * (seen[-1] - seen[-11] @ images.mT).square().sum(-1))
+    torch.testing.assert_close(terms["symmetry"], -0.5 * (seen[-1] - seen[-11] @ images.mT).square().sum(-1))
 
 
 def test_symmetric_actors_of_the_table() -> None:

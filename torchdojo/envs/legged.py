@@ -77,14 +77,14 @@ add({
         noise=(0.05, 0.1), rates=0.07, clearance=0.02,
         drive=Drive(reach=0.6, strength=1.0, damping=0.1, rest={"ankle_1": 0.87, "ankle_2": -0.87, "ankle_3": -0.87, "ankle_4": 0.87}),
         numbers={"speed": 1.0, "cap": math.inf, "up": 0.1, "heading": 1.0, "stand": 0.27, "height": 1.0, "rise": math.inf, "dip": 0.0,
-                 "effort": 0.0, "unison": 0.0, "fall": 0.27, "gym_speed": 1.0, "gym_effort": 0.5, "gym_alive": 1.0, "gym_contact": 5e-4,
+                 "effort": 0.0, "symmetry": 0.0, "fall": 0.27, "gym_speed": 1.0, "gym_effort": 0.5, "gym_alive": 1.0, "gym_contact": 5e-4,
                  "gym_clip": 1.0, "gym_center": 0.0, "gym_fall": 0.2, "gym_top": 1.0},
     ),
     "humanoid": Row(
         "humanoid", _observe, TORSO, FALLS, timestep=0.02, repeat=1, noise=(0.02, 0.02), rates=0.03, clearance=0.005,
         drive=Drive(reach=1.5, strength=1.75, damping=0.1, rest={"knee": -0.4, "hip_y": -0.2}),
         numbers={"speed": 2.0, "cap": 2.5, "up": 1.0, "heading": 1.0, "stand": 1.0, "height": 10.0, "rise": 0.1, "dip": 200.0,
-                 "effort": 0.002, "unison": 0.0, "fall": 0.9, "gym_speed": 1.25, "gym_effort": 0.016, "gym_alive": 5.0, "gym_contact": 5e-7,
+                 "effort": 0.002, "symmetry": 0.0, "fall": 0.9, "gym_speed": 1.25, "gym_effort": 0.016, "gym_alive": 5.0, "gym_contact": 5e-7,
                  "gym_clip": 0.0, "gym_center": 1.0, "gym_fall": 1.0, "gym_top": 2.0},
     ),
     "quadruped": Row(

@@ -89,7 +89,7 @@ class TableEnv(Env):
         drive: fields of the row's `Drive`, with other values.
         clock: strides per second [Hz] of a clock whose sine and cosine follow the observation of the row. None: no clock.
             The mirrored robot is half a stride ahead, so that `symmetric: true` learns gaits whose left does what its right did before.
-            The number "unison" of the reward then compares with half a stride before, too.
+            The number "symmetry" of the reward then compares with half a stride before, too.
         options: of `Env`.
 
     Raises:
@@ -201,7 +201,7 @@ class TableEnv(Env):
     @property
     def lag(self) -> int:
         """Control steps of half a stride whose joints are remembered; 0 where nothing compares with them."""
-        return max(1, round(0.5 / (self.clock * self.period))) if self.clock is not None and self.row.numbers.get("unison") else 0
+        return max(1, round(0.5 / (self.clock * self.period))) if self.clock is not None and self.row.numbers.get("symmetry") else 0
 
     def memories(self, start: Motion) -> Tensor:
         """The phase of the clock in turns, anywhere at the start, and mirror images of the joints for half a stride, the oldest first."""
