@@ -84,8 +84,8 @@ add({
         "humanoid", _observe, TORSO, FALLS, timestep=0.02, repeat=1, noise=(0.02, 0.02), rates=0.03, clearance=0.005,
         drive=Drive(reach=1.5, strength=1.75, damping=0.1, rest={"knee": -0.4, "hip_y": -0.2}),
         numbers={"speed": 2.0, "cap": 2.5, "up": 1.0, "heading": 1.0, "stand": 1.0, "height": 10.0, "rise": 0.1, "dip": 200.0,
-                 "effort": 0.002, "symmetry": 0.0, "fall": 0.9, "gym_speed": 1.25, "gym_effort": 0.016, "gym_alive": 5.0, "gym_contact": 5e-7,
-                 "gym_clip": 0.0, "gym_center": 1.0, "gym_fall": 1.0, "gym_top": 2.0},
+                 "effort": 0.002, "symmetry": 0.0, "fall": 0.9, "gym_speed": 1.25, "gym_effort": 0.016, "gym_alive": 5.0,
+                 "gym_contact": 5e-7, "gym_clip": 0.0, "gym_center": 1.0, "gym_fall": 1.0, "gym_top": 2.0},
     ),
     "quadruped": Row(
         "quadruped", _observe_quadruped, {"shac": _command}, {"shac": _overturned}, timestep=0.01, repeat=2, noise=(0.03, 0.1), rates=0.1,
