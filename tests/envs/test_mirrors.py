@@ -7,6 +7,7 @@ import torch
 
 import torchdojo as td
 from torchdojo.envs.motion import Motion
+from torchdojo.envs.rewards import apart
 from torchdojo.learning.networks import make_actor
 
 LEFT_AND_RIGHT = {
@@ -63,6 +64,50 @@ def motion(env: td.envs.Env, z: torch.Tensor, action: torch.Tensor) -> Motion:
 def test_velocity_commands_are_mirrored() -> None:
     mirror = td.envs.make("quadruped", num_envs=1, pool=2).mirror()
     assert mirror.obs[-3:, -3:].diag().tolist() == [1.0, -1.0, -1.0]
+
+
+def test_a_clock_is_half_a_stride_ahead_in_the_mirror() -> None:
+    """Its phase is a memory that goes on by clock · period turns per step; sine and cosine are the last of the observation."""
+    env = td.envs.make("ant", num_envs=4, pool=4, clock=2.5)
+    mirror, first = env.mirror(), env.state.memory
+    assert env.num_obs == td.envs.make("ant", num_envs=1, pool=2).num_obs + 2
+    assert torch.equal(mirror.obs[-2:, -2:], -torch.eye(2, dtype=torch.float64)) and (mirror.obs != 0).sum() == env.num_obs
+    env.step(torch.zeros(4, env.num_actions))
+    torch.testing.assert_close(env.state.memory, torch.remainder(first + 2.5 * env.period, 1.0))
+    torch.testing.assert_close(
+        env.state.obs[:, -2:].double(), torch.cat([f(2 * torch.pi * env.state.memory) for f in (torch.sin, torch.cos)], -1)
+    )
+    with pytest.raises(ValueError, match="clock: got 0; allowed: a finite number above 0"):
+        td.envs.make("ant", clock=0)
+
+
+def test_joints_that_differ_from_their_images_cost() -> None:
+    """By hand: hip_1 alone at 0.3 rad differs by 0.3 from the image of hip_4 at zero, and is counted from both sides."""
+    env = td.envs.make("ant", num_envs=1, pool=2, numbers={"symmetry": 0.5})
+    motors, (places, images) = env.mech.actuators, env.sides
+    assert motors is not None
+    q = env._center().expand(3, -1).clone()
+    q[1, places[motors.names.index("hip_1")]] += 0.3
+    bent = torch.tensor([0.3, 0.1, 0, 0, 0, 0, 0, 0], dtype=torch.float64)
+    q[2, places] += bent + images @ bent
+    now = env.state.motion._replace(q=q)
+    torch.testing.assert_close(apart(env, now, now), torch.tensor([0.0, 2 * 0.3**2, 0.0], dtype=torch.float64))
+    out = env.step(torch.zeros(1, env.num_actions))
+    torch.testing.assert_close(out.info["terms"]["symmetry"], -0.5 * apart(env, env.state.motion, env.state.motion))
+    with pytest.raises(ValueError, match="numbers of 'hopper': got 'symmetry'"):
+        td.envs.make("hopper", numbers={"symmetry": 1.0})
+
+
+def test_with_a_clock_the_image_is_that_of_half_a_stride_before() -> None:
+    env = td.envs.make("ant", num_envs=2, pool=2, clock=2.5, numbers={"symmetry": 0.5}, control="torque")
+    places, images = env.sides
+    assert env.lag == 10 and env.state.memory.shape == (2, 81) and env.num_obs == 39
+    assert torch.equal(env.mirror().obs[-2:, -2:], -torch.eye(2, dtype=torch.float64))
+    action, seen = torch.linspace(-1, 1, 8).expand(2, -1), list[torch.Tensor]()
+    for _ in range(13):
+        terms = env.step(action).info["terms"]
+        seen.append(env.state.q[:, places])
+    torch.testing.assert_close(terms["symmetry"], -0.5 * (seen[-1] - seen[-11] @ images.mT).square().sum(-1))
 
 
 def test_symmetric_actors_of_the_table() -> None:

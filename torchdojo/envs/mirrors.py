@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torchdojo.state.layout import STATE_SIZE
 if TYPE_CHECKING:
     from torchdojo.envs.env import Env
 
-__all__ = ["Mirror", "find_mirror"]
+__all__ = ["Mirror", "find_mirror", "find_sides"]
 
 NEAR = 0.03  # by which images may miss each other, relative to the size of the robot, and to masses and rates
 SAMPLES = 6  # states in which observations and a step are compared
@@ -38,7 +39,7 @@ class Mirror(NamedTuple):
 
 
 @torch.no_grad()
-def find_mirror(env: Env, center: Tensor | None = None) -> Mirror:
+def find_mirror(env: Env, center: Tensor | None = None, memory: Callable[[Tensor], Tensor] | None = None) -> Mirror:
     """The reflection y → −y of an environment's observations and actions: ``def mirror(self): return find_mirror(self)``.
 
     Each body's image is the body of the same mass at the reflected place. Where several fit, as both legs of a planar robot in its plane,
@@ -47,13 +48,19 @@ def find_mirror(env: Env, center: Tensor | None = None) -> Mirror:
 
     Args:
         center: coordinates of a symmetric pose (num_coordinates,); None: of the mechanism's initial state.
+        memory: the image of memories (B, m), whose entries are shares from 0 to 1: half a turn more, for the phase of a clock by which
+            the left does what the right did before. None: the environment has no memory.
 
     Raises:
         ValueError: bodies, coordinates, actions or numbers of the observation without an image, or a control step that is not mirrored.
     """
     name, mech = env.name or type(env).__name__, env.mech
-    if env.observe_impulses or env.memories(_motion(env, env.state.z[:1], env.state.goal[:1])).shape[-1]:
-        raise ValueError(f"mirror of {name}: got observed impulses or a memory; allowed: neither; write mirror() by hand")
+    carried = env.state.memory.shape[-1]
+    if env.observe_impulses or (carried and memory is None):
+        raise ValueError(
+            f"mirror of {name}: got observed impulses or a memory; allowed: no impulses, and memories whose image is given, "
+            "find_mirror(..., memory=); or write mirror() by hand"
+        )
     home = mech.to_minimal(mech.initial_state())[0] if center is None else center
     turn = _coordinates(mech, home, name)
     act = _actions(mech, turn, name)
@@ -65,9 +72,12 @@ def find_mirror(env: Env, center: Tensor | None = None) -> Mirror:
     if getattr(env, "velocity_command", None) is not None:
         flip[1:3] = -1.0
         goal = goal + 1.0
+    share = torch.rand(SAMPLES, carried, generator=generator, dtype=torch.float64)
+    image = share if memory is None else memory(share)
     motions = []
-    for coordinates, rates, command, way in ((q, qd, action, goal), (q @ turn.mT, qd @ turn.mT, action @ act.mT, goal * flip)):
-        motions.append(_motion(env, mech.to_maximal(coordinates, rates), way)._replace(action=command))
+    sides = (q, qd, action, goal, share), (q @ turn.mT, qd @ turn.mT, action @ act.mT, goal * flip, image)
+    for coordinates, rates, command, way, kept in sides:
+        motions.append(_motion(env, mech.to_maximal(coordinates, rates), way)._replace(action=command, memory=kept))
     ours, theirs = (env.observe(motion) for motion in motions)
     obs = _signed(ours, theirs, SAME, f"mirror of {name}: the observation's")
     after = [mech.to_minimal(env.advance(motion, motion.action, None).z)[1] for motion in motions]
@@ -79,6 +89,27 @@ def find_mirror(env: Env, center: Tensor | None = None) -> Mirror:
             f"allowed: {STEP:g} of them; the robot's left is not the image of its right, so train with symmetric: false"
         )
     return Mirror(obs, act)
+
+
+@torch.no_grad()
+def find_sides(mech: Mechanism, home: Tensor, name: str) -> tuple[list[int], Tensor]:
+    """Places of the driven coordinates among all (nu,), and the signed permutation of them under y → −y (nu, nu).
+
+    Args:
+        home: coordinates of a symmetric pose (num_coordinates,). name: of the robot, for errors.
+
+    Raises:
+        ValueError: bodies, coordinates or motors without an image.
+    """
+    turn = _coordinates(mech, home, name)
+    return _driven(mech), _actions(mech, turn, name)
+
+
+def _driven(mech: Mechanism) -> list[int]:
+    """Places of the driven coordinates among all."""
+    motors, places = mech.actuators, mech.coordinate_places()
+    assert motors is not None
+    return [places[joint].start + coordinate for joint, coordinate in zip(motors.joints, motors.coordinates, strict=True)]
 
 
 def _motion(env: Env, z: Tensor, goal: Tensor) -> Motion:
@@ -135,9 +166,8 @@ def _bodies(mech: Mechanism, place: Tensor, name: str) -> list[int]:
 
 def _actions(mech: Mechanism, turn: Tensor, name: str) -> Tensor:
     """The signed permutation of controls: that of the coordinates which they drive."""
-    motors, places = mech.actuators, mech.coordinate_places()
+    motors, driven = mech.actuators, _driven(mech)
     assert motors is not None
-    driven = [places[joint].start + coordinate for joint, coordinate in zip(motors.joints, motors.coordinates, strict=True)]
     act = turn[driven][:, driven]
     if not bool((act.abs().sum(0) == 1).all()):
         bad = [motor for motor, row in zip(motors.names, act, strict=True) if float(row.abs().sum()) != 1.0]

@@ -87,8 +87,9 @@ add({
     "walker2d": Row(
         "walker2d", _observe, PLANAR, FALLS, timestep=0.01, repeat=2, drive=Drive(reach=1.0, strength=1.5, damping=0.03),
         noise=(0.01, 0.01), rates=0.015, clearance=0.005,
-        numbers={"speed": 1.0, "cap": 2.5, "effort": 0.1, "stand": 1.0, "height": 1.0, "rise": 0.3, "dip": 200.0, "lean": 1.0, "angle": 0.7,
-                 "fall": 0.8, "tilt": 1.0, "gym_effort": 1e-3, "gym_alive": 1.0, "gym_fall": 0.8, "gym_top": 2.0, "gym_tilt": 1.0},
+        numbers={"speed": 1.0, "cap": 2.5, "effort": 0.1, "symmetry": 0.0, "stand": 1.0, "height": 1.0, "rise": 0.3, "dip": 200.0,
+                 "lean": 1.0, "angle": 0.7, "fall": 0.8, "tilt": 1.0, "gym_effort": 1e-3, "gym_alive": 1.0, "gym_fall": 0.8, "gym_top": 2.0,
+                 "gym_tilt": 1.0},
     ),
     "half_cheetah": Row(
         "half_cheetah", _observe, PLANAR, timestep=0.01, repeat=2, drive=Drive(reach=0.5, damping=0.0), noise=(0.05, 0.05), rates=0.1,

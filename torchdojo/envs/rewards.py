@@ -7,6 +7,8 @@
     effort: weight of the squared action                             fall: height below which the episode ends [m]
     stand, height, dip: height of the torso [m] from which `height` per meter is gained up to `rise` meters, and below which dip d² is lost
     lean, angle: weight and size of the torso's lean [rad]
+    symmetry: weight of the squared differences of each driven joint from the image of the one on the other side [1/rad²], now or, where the
+        environment has a clock, half a stride before
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from torchdojo.envs.table import TableEnv
 
 __all__ = [
+    "apart",
     "dojo_torso",
     "effort",
     "fallen",
@@ -49,6 +52,14 @@ def effort(action: Tensor) -> Tensor:
     return action.square().sum(-1)
 
 
+def apart(env: TableEnv, before: Motion, after: Motion) -> Tensor:
+    """Sum over driven joints of the squared difference from the mirror image, now or, with a clock, half a stride before [rad²]."""
+    places, images = env.sides
+    angles = after.q[..., places]
+    image = before.memory[..., 1 : 1 + len(places)] if env.lag else angles @ images.mT
+    return (angles - image).square().sum(-1)
+
+
 def standing(env: TableEnv, height: Tensor) -> Tensor:
     """SHAC's reward of a height: linear above `stand`, up to `rise` meters more, and a parabola below, at most 1 m deep."""
     n = env.row.numbers
@@ -65,6 +76,8 @@ def shac_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> 
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
     posture = upright_and_heading(after.root) @ env.posture
     parts = {"speed": n["speed"] * speed, "posture": posture, "height": standing(env, after.root[..., 2])}
+    if n.get("symmetry"):
+        parts["symmetry"] = -n["symmetry"] * apart(env, before, after)
     return {**parts, "effort": -n["effort"] * effort(action)} if n["effort"] else parts
 
 
@@ -75,6 +88,8 @@ def shac_planar(env: TableEnv, before: Motion, after: Motion, action: Tensor) ->
     if math.isfinite(n["cap"]):
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
     parts = {"speed": n["speed"] * speed, "effort": -n["effort"] * effort(action)}
+    if n.get("symmetry"):
+        parts["symmetry"] = -n["symmetry"] * apart(env, before, after)
     if "stand" in n:
         parts["height"] = standing(env, after.q[..., 1])
         parts["lean"] = n["lean"] * (1.0 - (after.q[..., 2] / n["angle"]).square())

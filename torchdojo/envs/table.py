@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,10 +14,10 @@ import torch
 from torch import Tensor
 
 from torchdojo.elements.actuators import Actuator, actuate
-from torchdojo.envs.checks import one_from
+from torchdojo.envs.checks import one_from, positive
 from torchdojo.envs.drives import Drive, add_drives
 from torchdojo.envs.env import Env
-from torchdojo.envs.mirrors import Mirror, find_mirror
+from torchdojo.envs.mirrors import Mirror, find_mirror, find_sides
 from torchdojo.envs.motion import Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
@@ -85,7 +87,13 @@ class TableEnv(Env):
         control: "drive" (targets of servos at the joints, the default of legged robots) or "torque" (fractions of the motors' largest).
         model_options: keywords of the model, `friction=`. numbers: of the row, with other values: weights of its rewards, heights.
         drive: fields of the row's `Drive`, with other values.
+        clock: strides per second [Hz] of a clock whose sine and cosine follow the observation of the row. None: no clock.
+            The mirrored robot is half a stride ahead, so that `symmetric: true` learns gaits whose left does what its right did before.
+            The number "symmetry" of the reward then compares with half a stride before, too.
         options: of `Env`.
+
+    Raises:
+        ValueError: names that the table does not have, numbers that do not fit.
 
     Attributes:
         velocity_command: which numbers of a goal are the command; None: goals are something else.
@@ -101,6 +109,7 @@ class TableEnv(Env):
         model_options: Mapping[str, Any] | None = None,
         numbers: Mapping[str, float] | None = None,
         drive: Mapping[str, Any] | None = None,
+        clock: float | None = None,
         **options: Any,
     ) -> None:
         for number in numbers or ():
@@ -119,6 +128,7 @@ class TableEnv(Env):
         controls = ("torque",) if row.drive is None else ("drive", "torque")
         self.control = one_from("control", controls[0] if control is None else control, controls)
         self.model_options = dict(model_options or {})
+        self.clock = None if clock is None else positive("clock", clock)
         self.posture = torch.tensor([row.numbers.get(name, 0.0) for name in ("up", "heading")], dtype=torch.float64)
         self._reward = row.rewards[reward]
         self._terminated = row.terminated.get(reward)
@@ -172,15 +182,52 @@ class TableEnv(Env):
         Raises:
             ValueError: robots whose left is not the image of their right.
         """
-        return find_mirror(self, self._center())
+        return find_mirror(self, self._center(), memory=None if self.clock is None else self._half_a_stride)
+
+    @staticmethod
+    def _half_a_stride(memory: Tensor) -> Tensor:
+        """Memory of the mirrored robot; joints that it remembers are no part of the observation."""
+        return torch.cat((torch.remainder(memory[..., :1] + 0.5, 1.0), memory[..., 1:]), -1)
+
+    @functools.cached_property
+    def sides(self) -> tuple[list[int], Tensor]:
+        """Places of the driven coordinates among all (nu,), and their signed permutation between left and right (nu, nu)."""
+        return find_sides(self.mech, self._center(), self.name or self.row.model)
 
     def goals(self, count: int) -> Tensor:
         """Goals of the row."""
         return super().goals(count) if self.row.goals is None else self.row.goals(self, count)
 
+    @property
+    def lag(self) -> int:
+        """Control steps of half a stride whose joints are remembered; 0 where nothing compares with them."""
+        return max(1, round(0.5 / (self.clock * self.period))) if self.clock is not None and self.row.numbers.get("symmetry") else 0
+
+    def memories(self, start: Motion) -> Tensor:
+        """The phase of the clock in turns, anywhere at the start, and mirror images of the joints for half a stride, the oldest first."""
+        if self.clock is None:
+            return super().memories(start)
+        phase = self.random(len(start.z), 1, low=0.0)
+        return torch.cat((phase, start.q[..., self.sides[0]].repeat(1, self.lag)), -1) if self.lag else phase
+
+    def remember(self, before: Motion, after: Motion, fresh: Tensor) -> Tensor:
+        """The clock goes on, and the joints of now take the place of the oldest."""
+        memory = super().remember(before, after, fresh)
+        if self.clock is None:
+            return memory
+        phase = torch.remainder(memory[..., :1] + self.clock * self.period, 1.0)
+        if not self.lag:
+            return phase
+        places, images = self.sides
+        return torch.cat((phase, memory[..., 1 + len(places) :], after.q[..., places] @ images.mT), -1)
+
     def observe(self, motion: Motion) -> Tensor:
-        """The observation of the row."""
-        return self.row.observe(self, motion)
+        """The observation of the row, and sine and cosine of the clock."""
+        own = self.row.observe(self, motion)
+        if self.clock is None:
+            return own
+        angle = 2.0 * math.pi * motion.memory[..., :1]
+        return torch.cat((own, angle.sin(), angle.cos()), -1)
 
     def reward(self, before: Motion, after: Motion, action: Tensor) -> Mapping[str, Tensor]:
         """The reward of the row by its name."""
