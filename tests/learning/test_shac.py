@@ -15,6 +15,7 @@ from torchdojo.learning.networks import Normalizer
 from torchdojo.learning.returns import discounts, lambda_returns
 from torchdojo.learning.runs import Run, load_run
 from torchdojo.runs import locked
+from torchdojo.runs.versions import versions
 
 pytest.importorskip("pytorch_lightning", reason="needs the extra torchdojo[learn]")
 
@@ -206,6 +207,7 @@ def test_two_processes_learn_as_one_with_twice_the_environments(tmp_path):
         assert torch.allclose(second[name], value, rtol=1e-3, atol=1e-4), name  # float32 sums in another order, through all steps of Adam
     told = json.loads((tmp_path / "two" / "report.json").read_text())
     assert {**numbers, "cpu_seconds": told["cpu_seconds"]}.items() <= told.items()  # counts are those of all processes
+    assert told["versions"] == versions()
 
 
 def test_cartpole_learns_in_seconds(tmp_path):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+import torchdojo.runs.versions as code
 from conftest import REPOSITORY
 from torchdojo.identification import GaussNewtonOptions, ShootingOptions, ShootingStage, Stage
 from torchdojo.identification.recordings import DataError, WindowDataset, read_recordings
@@ -29,12 +30,14 @@ from torchdojo.runs.lock import LOCK
 from torchdojo.runs.metrics import Metrics, number, read_rows
 from torchdojo.viewer.files import load_playbacks
 
+WEIGHTS = 1000  # most of a file, so that most flipped bits hit them
+
 # -- checkpoints -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_flipped_bits_of_a_checkpoint(tmp_path: Path) -> None:
     """A checkpoint with one flipped bit is refused, or holds what was written: the bit was padding."""
-    weights, path = torch.arange(500, dtype=torch.float64), tmp_path / "last.ckpt"
+    weights, path = torch.arange(WEIGHTS, dtype=torch.float64), tmp_path / "last.ckpt"
     save_checkpoint(path, {"weights": weights, "iterations": 3})
     whole, generator, refused, silent = path.read_bytes(), random.Random(0), 0, 0
     for _ in range(300):
@@ -57,13 +60,27 @@ def load_unchecked(path: Path) -> torch.Tensor:
     try:
         return torch.load(path, weights_only=True)["weights"]
     except Exception:
-        return torch.arange(500, dtype=torch.float64)
+        return torch.arange(WEIGHTS, dtype=torch.float64)
 
 
 def test_checkpoints_of_something_else(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "other.ckpt", {"policy": {}})
     with pytest.raises(ValueError, match=r"no checkpoint of ARS \(KeyError: 'weight'\)"):
         read_checkpoint(tmp_path / "other.ckpt", "ARS", [("policy", "weight")])
+
+
+def test_checkpoints_and_revisions_name_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path / "last.ckpt", {"iterations": 1})
+    kept = read_checkpoint(tmp_path / "last.ckpt", "a test", [("iterations",)])["versions"]
+    assert kept == code.versions() and kept["torch"] == torch.__version__ and set(kept) == {"torchdojo", "revision", "torch", "python"}
+    head = subprocess.run(["git", "-C", REPOSITORY, "rev-parse", "HEAD"], capture_output=True, text=True)
+    assert kept["revision"] is None if head.returncode else kept["revision"].removesuffix("-dirty") == head.stdout.strip()
+    outside = tmp_path / "versions.py"
+    monkeypatch.setattr(code, "__file__", str(outside))
+    assert code.revision.__wrapped__() is None
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    outside.touch()  # in somebody's checkout, which does not track it
+    assert code.revision.__wrapped__() is None
 
 
 # -- files that are never torn -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from torchdojo.envs import Locomotion
 from torchdojo.learning.diagnosis import diagnose
 from torchdojo.learning.recipes import recipe
 from torchdojo.learning.runs import ALGORITHMS, Run, load_run, process_number, read_config
+from torchdojo.runs.versions import versions
 
 __all__ = ["add_arguments", "check", "run", "train"]
 
@@ -93,7 +94,7 @@ def train(
     report = finite({"env": this.config.env, "algorithm": this.config.algorithm, "seed": this.config.seed, **numbers})
     if process_number() == 0:
         print_table([(name, f"{value:.6g}" if isinstance(value, float) else str(value)) for name, value in report.items()])
-        write_report(report, output)
+        write_report({**report, "versions": versions()}, output)
     return report
 
 

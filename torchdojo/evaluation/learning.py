@@ -31,6 +31,7 @@ from torchdojo.evaluation.random_search import compare_random_search, format_row
 from torchdojo.learning.rollouts import Evaluation, Policy, evaluate, variants
 from torchdojo.learning.runs import ALGORITHMS, CONFIG, METRICS, REPORT, Run, read_config
 from torchdojo.runs import write_atomically
+from torchdojo.runs.versions import versions
 
 __all__ = ["EXPERIMENTS", "MEASURES", "STUDIES", "Goal", "Result", "Study", "StudyRun", "check", "planned"]
 
@@ -231,6 +232,7 @@ def _finished(run: StudyRun, setting: Setting) -> Result:
             "variants": {name: run.measured(make(), policy) for name, make in makers.items()},
             "mujoco_ant_step_us": None if before is None or after is None else 0.5 * (before + after),
             "machine": f"{platform.machine()}, torch {torch.__version__}",
+            "versions": versions(),
         }
         text = json.dumps(report, indent=2) + "\n"
         write_atomically(path, lambda file: file.write(text.encode()))

@@ -6,22 +6,19 @@ import dataclasses
 import hashlib
 import json
 import math
-import platform
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-import torchdojo
 from torchdojo.envs import Env
 from torchdojo.learning.layout import coordinate_names, memory_layout, observation_layout
 from torchdojo.learning.motors import actuators, efforts, places
 from torchdojo.learning.networks import Normalizer
 from torchdojo.learning.random_search import FLOOR, LinearPolicy
 from torchdojo.learning.runs import REPORT, Run
+from torchdojo.runs.versions import versions
 
 __all__ = ["VERSION", "describe", "layers_of"]
 
@@ -75,13 +72,7 @@ def describe(run: Run, network: Any) -> dict[str, Any]:
             "report": json.loads(report.read_text()) if report.exists() else None,
             "checkpoint_sha256": hashlib.sha256(run.checkpoint.read_bytes()).hexdigest(),
         },
-        "versions": {
-            "torchdojo": torchdojo.__version__,
-            "revision": _revision(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": {**versions(), "numpy": np.__version__},
     }
 
 
@@ -204,17 +195,3 @@ def _pair(joint: Any, names: tuple[str, str], place: int) -> tuple[float, float]
     """Lower and upper bound of a coordinate of a joint, infinite where it has none."""
     low, high = (_number(getattr(joint, name, None), place) for name in names)
     return (-math.inf if math.isnan(low) else low), (math.inf if math.isnan(high) else high)
-
-
-def _revision() -> str | None:
-    """Commit of the checkout that this package lies in, with "-dirty" where files differ; None outside of one."""
-    folder = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=True, timeout=20).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not the checkout of somebody's project with this package inside
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.SubprocessError):
-        return None

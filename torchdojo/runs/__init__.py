@@ -3,6 +3,7 @@
 files.py        atomic writes, checkpoints with their checksums, bounds of archives
 lock.py         one process writes to a folder
 description.py  descriptions in YAML and on the command line
+versions.py     versions and revision of the code, for reports and checkpoints
 figures.py      whether figures can be drawn (needs an extra)
 lightning.py    checkpoints of pytorch-lightning, without its remarks (needs an extra)
 """

@@ -14,6 +14,8 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
+from torchdojo.runs.versions import versions
+
 __all__ = ["check_arrays", "read_checkpoint", "remove_partial_files", "save_checkpoint", "write_atomically"]
 
 #: End of the private name of a file that is being written.
@@ -50,8 +52,8 @@ def remove_partial_files(folder: Path) -> None:
 
 
 def save_checkpoint(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a checkpoint atomically."""
-    write_atomically(path, functools.partial(torch.save, dict(values)))
+    """Write a checkpoint atomically, with the `versions` of the code that made it."""
+    write_atomically(path, functools.partial(torch.save, {**values, "versions": versions()}))
 
 
 def read_checkpoint(
