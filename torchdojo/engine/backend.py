@@ -102,7 +102,9 @@ class Stepper(abc.ABC):
     def follow(self, policy: Callable[[int, Tensor], Tensor], steps: int, given: StepInputs, keep_solutions: bool = False) -> Trajectory:
         """Periods one by one, each warm-started from the one before. policy: (number of the period, z) -> its u. given.u is not read."""
         z, _, wrench, warm = given
-        states, inputs, outputs, solutions = [z], list[Tensor](), list[StepOutput](), list[Tensor]()
+        states, inputs = [z], []
+        outputs: list[StepOutput] = []
+        solutions: list[Tensor] = []
         for t in range(steps):
             u = policy(t, z)
             out = self.step(check_given(self.structure, self.law, z, u, wrench, warm))
