@@ -131,13 +131,30 @@ class Snapshot:
         self._implementations = np.array([t._cdata for t in tensors], dtype=np.uintp)
         self._addresses = np.array([t.data_ptr() for t in tensors], dtype=np.uintp)
         self._sizes = np.array([t.numel() * t.element_size() for t in tensors], dtype=np.int64)
-        self._copy = torch.cat([t.detach().reshape(-1) for t in tensors])
         self._same, self._any = kernel_library().td_same, kernel_library().td_any
-        count, implementations = len(tensors), self._implementations.ctypes.data
-        arrays = implementations, _data_address(), self._addresses.ctypes.data, self._sizes.ctypes.data
-        self._arguments = count, *arrays, self._copy.data_ptr()
         method = _requires_grad()
-        self._question = None if method is None else (count, implementations, method)
+        self._question = None if method is None else (len(tensors), self._implementations.ctypes.data, method)
+        self._remember()
+
+    def _remember(self) -> None:
+        """Keep the numbers of now."""
+        self._copy = torch.cat([t.detach().reshape(-1) for t in self._tensors])
+        arrays = self._implementations.ctypes.data, _data_address(), self._addresses.ctypes.data, self._sizes.ctypes.data
+        self._arguments = len(self._tensors), *arrays, self._copy.data_ptr()
+
+    def renewed(self) -> Snapshot | None:
+        """A snapshot of new numbers in the same tensors, for a third of the time of `take`; None where anything else has changed."""
+        tensors, sizes = self._tensors, self._sizes.tolist()
+        if not self._unmoved() or self._differentiated():
+            return None
+        places = zip(tensors, self._addresses.tolist(), sizes, strict=True)
+        if not all([t.data_ptr() == address and 8 * t.numel() == size and t.is_contiguous() for t, address, size in places]):
+            return None
+        if any([t.dtype != torch.float64 for t in tensors]):
+            return None
+        other = copy.copy(self)
+        other._remember()
+        return other
 
     @staticmethod
     def take(modules: Iterable[PhysicalModule]) -> Snapshot | None:
@@ -160,15 +177,19 @@ class Snapshot:
         Args:
             constant: whether a parameter that requires grad is another one; None: where gradients are enabled.
         """
-        try:
-            if self._present() != self._objects:
-                return False
-        except ValueError:  # fewer than before
+        if not self._unmoved():
             return False
         if (torch.is_grad_enabled() if constant is None else constant) and self._differentiated():
             return False
         # The same objects at the same addresses keep their data alive.
         return bool(self._same(*self._arguments))
+
+    def _unmoved(self) -> bool:
+        """Whether the same objects are parameters as before."""
+        try:
+            return self._present() == self._objects
+        except ValueError:  # fewer than before
+            return False
 
     def _present(self) -> bytes:
         """The addresses of the objects that are parameters now. Comparing these takes half as long as `is` for each."""
@@ -221,7 +242,7 @@ class ParameterCache:
         last = self._last
         if last is not None and last[0].holds():
             return last[1]
-        snapshot = Snapshot.take(modules_of(program, mechanism))
+        snapshot = (None if last is None else last[0].renewed()) or Snapshot.take(modules_of(program, mechanism))
         with torch.set_grad_enabled(snapshot is None and torch.is_grad_enabled()):
             parameters = Parameters(program, stack())
         self._last = None if snapshot is None else (snapshot, parameters)
