@@ -4,6 +4,7 @@ files.py        atomic writes, checkpoints with their checksums, bounds of archi
 lock.py         one process writes to a folder
 description.py  descriptions in YAML and on the command line
 figures.py      whether figures can be drawn (needs an extra)
+memory.py       freed memory that stays with the process
 lightning.py    checkpoints of pytorch-lightning, without its remarks (needs an extra)
 """
 
