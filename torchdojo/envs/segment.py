@@ -303,9 +303,11 @@ class Record:
 
     def _rate(self) -> tuple[list[Tensor], Tensor, Tensor]:
         """Leaves with H · B rows, those by which `pull` differentiates; rewards (H, B) with a graph to them; and the rewards' parts."""
-        segment, env = self.segment, self.segment.env
-        rows: list[Any] = [None if values[0] is None else torch.cat(values) for values in zip(*self.arguments, strict=True)]
-        names = EnvState._fields
+        segment, env, names = self.segment, self.segment.env, EnvState._fields
+        idle = {*(names.index(name) for name in ("sensors", "obs", "warm", "total")), STATE + 5, DATA - 1}  # no reward reads these
+        none = self.arguments[0][0].new_empty(0)
+        columns = zip(*self.arguments, strict=True)
+        rows: list[Any] = [none.clone() if place in idle else torch.cat(values) for place, values in enumerate(columns)]
         wanted = [STATE, *(names.index(name) for name in segment.carried), STATE + 2, STATE + 3, STATE + 4]
         with torch.enable_grad():
             for place in wanted:
