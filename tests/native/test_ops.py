@@ -401,6 +401,19 @@ def test_changed_parameters_are_seen(name: str) -> None:
     assert not torch.equal(before.z, after.z) or bool(after.status.any())
 
 
+def test_an_equal_number_in_another_tensor_is_seen() -> None:
+    """A comparison of numbers alone would miss that this one requires grad."""
+    mechanism = hopper()
+    z = states(mechanism)
+    mechanism.step(z)
+    friction = mechanism.contacts["foot"].friction
+    mechanism.contacts["foot"]._parameters["friction"] = other = nn.Parameter(friction.detach().clone())
+    (grad,) = torch.autograd.grad(loss(mechanism.step(z).z), other)
+    assert bool(torch.isfinite(grad).all())
+    mechanism.contacts["foot"].friction.requires_grad_(False)
+    assert not mechanism.step(z).z.requires_grad
+
+
 def test_parameters_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism, packs = hopper(), []
     original = program.Program.pack
