@@ -3,6 +3,9 @@
 
     scripts/bench_against.py 3a5dfe0
     scripts/bench_against.py HEAD~1 --cases pendulum10 --rounds 2
+    scripts/bench_against.py HEAD~1 --cases quadruped --calls
+
+With `--calls`, single calls from Python of one settled environment: what stands around a kernel that takes microseconds.
 
 Each round starts one process for either version. Both do the same work by turns, call by call, so that other load on the machine falls on
 both alike. A time is the least processor time of all calls; a ratio is the quotient of two such times. Forward and backward are rollouts
@@ -29,6 +32,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CHOSEN = ("quadruped", "humanoid", "pendulum10", "spheres10", "quadrotor")
 KINDS = ("forward", "forward + backward", "jacobians", "jacobians, out=")
+CALLS = (
+    "step",
+    "step, warm",
+    "step, warm, 2 of a period",
+    "step, warm, of 64",
+    "step, warm + backward by z and u",
+    "to_minimal",
+    "step_minimal",
+)
+REPEATED = 60  # calls of which the least counts, with --calls
 
 
 def workloads(name: str, batch: int, steps: int) -> dict[str, Callable[[], Any]]:
@@ -66,20 +79,51 @@ def workloads(name: str, batch: int, steps: int) -> dict[str, Callable[[], Any]]
     return {**calls, KINDS[3]: lambda: jacobians(**memory)}
 
 
-def serve(batch: int, steps: int) -> None:
+def single_calls(name: str) -> dict[str, Callable[[], Any]]:
+    """Functions that a process times with `--calls`, by kind."""
+    import torch
+    from bench_cases import CASES
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    case = CASES[name]()
+    mech = case.mech
+    with torch.no_grad():
+        z = mech.rollout(case.start, steps=100).z[..., -1, :].reshape(-1).contiguous()
+    u = z.new_zeros(mech.num_inputs)
+    several, inputs = z.expand(64, -1).contiguous(), u.expand(64, -1).contiguous()
+    warm, warms = mech.step(z, u).solution, mech.step(several, inputs).solution
+    z_leaf, u_leaf = z.clone().requires_grad_(), u.clone().requires_grad_()
+    q, qd = mech.to_minimal(z)
+    functions: tuple[Callable[[], Any], ...] = (
+        lambda: mech.step(z, u),
+        lambda: mech.step(z, u, warm_start=warm),
+        lambda: mech.step(z, u, warm_start=warm, repeat=2),
+        lambda: mech.step(several, inputs, warm_start=warms),
+        lambda: torch.autograd.grad(mech.step(z_leaf, u_leaf, warm_start=warm).z.sum(), (z_leaf, u_leaf)),
+        lambda: mech.to_minimal(z),
+        lambda: mech.step_minimal(q, qd, u, warm_start=warm),
+    )
+    return dict(zip(CALLS, functions, strict=True))
+
+
+def serve(batch: int, steps: int, calls: bool) -> None:
     """Read names of cases and kinds, one pair a line, and answer with the seconds of one call."""
     ready: dict[str, dict[str, Callable[[], Any]]] = {}
     for line in sys.stdin:
         name, kind = json.loads(line)
         if name not in ready:
-            ready = {name: workloads(name, batch, steps)}  # one case at a time, to save memory
+            ready = {name: single_calls(name) if calls else workloads(name, batch, steps)}  # one case at a time, to save memory
             for run in ready[name].values():
                 run()
         gc.collect()
         gc.disable()  # a collection would be a tenth of a short call
-        start = time.process_time()
-        ready[name][kind]()
-        print(time.process_time() - start, flush=True)
+        least = math.inf
+        for _ in range(REPEATED if calls else 1):
+            start = time.process_time()
+            ready[name][kind]()
+            least = min(least, time.process_time() - start)
+        print(least, flush=True)
         gc.enable()
 
 
@@ -89,6 +133,7 @@ class Version:
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
         own = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'scripts'}", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--serve", f"--batch={options.batch}", f"--steps={options.steps}"]
+        command += ["--calls"] * options.calls
         self.process = subprocess.Popen(command, env=os.environ | own, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, name: str, kind: str) -> float:
@@ -108,7 +153,7 @@ class Version:
 
 def compare(folders: tuple[Path, Path], options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
     """Least seconds of (the other version, this version) for each case and kind."""
-    least = {(name, kind): [math.inf, math.inf] for name in options.cases for kind in KINDS}
+    least = {(name, kind): [math.inf, math.inf] for name in options.cases for kind in (CALLS if options.calls else KINDS)}
     for number in range(options.rounds):
         versions = [Version(folder, options) for folder in folders]
         for (name, kind), seconds in least.items():
@@ -131,10 +176,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50, help="of a rollout (default: 50)")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of processes (default: 5)")
     parser.add_argument("--repeats", type=int, default=5, help="calls of each process (default: 5)")
+    parser.add_argument("--calls", action="store_true", help="single calls of one environment")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        return serve(options.batch, options.steps)
+        return serve(options.batch, options.steps, options.calls)
     with tempfile.TemporaryDirectory() as temporary:
         other = Path(temporary, "other")
         subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", other, options.commit], check=True)
@@ -142,9 +188,10 @@ def main() -> None:
             least = compare((other, ROOT), options)
         finally:
             subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", other], check=True)
+    digits = 3 if options.calls else 2
     print(f"| case | kind | {options.commit} [ms] | this checkout [ms] | ratio |\n|---|---|---|---|---|")
     for (name, kind), (before, now) in least.items():
-        print(f"| {name} | {kind} | {1e3 * before:.2f} | {1e3 * now:.2f} | {now / before:.3f} |")
+        print(f"| {name} | {kind} | {1e3 * before:.{digits}f} | {1e3 * now:.{digits}f} | {now / before:.3f} |")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import torchdojo as td
 from torchdojo.engine.periods import Periods
-from torchdojo.gradients.request import Request
+from torchdojo.gradients.request import Request, StepInputs
 
 COLUMNS = (
     "model", "batch", "per environment", "with backward", "4 steps / repeat=4", "with backward", "law", "law in PyTorch", "recomputed",
@@ -122,7 +122,6 @@ def measure(name: str, batch: int, repeats: int) -> list[str]:
         first = driven.step(start, ctrl=ctrl)
         given = driven.actuators(ctrl, start)
     outside = Periods(driven.backends.select(Request(driven.options)), 4, driven.actuators)
-    wrench = z.new_zeros(6 * driven.num_bodies)
 
     def law(run: Callable[[], object]) -> Callable[[], object]:
         return torch.no_grad()(run)
@@ -131,7 +130,7 @@ def measure(name: str, batch: int, repeats: int) -> list[str]:
         [
             law(lambda: driven.step(start, given, warm_start=first.solution, repeat=4)),
             law(lambda: driven.step(start, ctrl=ctrl, warm_start=first.solution, repeat=4)),
-            law(lambda: outside.step(start, ctrl, wrench, first.solution)),
+            law(lambda: outside.step(StepInputs(start, ctrl, warm=first.solution))),
         ],
         repeats,
     )

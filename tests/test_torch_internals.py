@@ -41,6 +41,7 @@ ATTRIBUTES = {
     "_inject_new_class": "copies of parametrized modules",
     "_inject_property": "copies of parametrized modules",
     "aoti_torch_get_data_ptr": "addresses of many tensors in one call",
+    "_ZNK3c1010TensorImpl13requires_gradEv": "whether any of many tensors requires grad, in one call; each is asked where it is missing",
     "_cdata": "addresses of many tensors in one call",
 }
 NAME = re.compile(r"\btorch(?:\.\w+)*\._[a-zA-Z]\w*(?:\.\w+)*")

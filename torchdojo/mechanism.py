@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
-from torchdojo.engine import feedback, linearize, minimal, observables
+from torchdojo.engine import linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
+from torchdojo.engine.backend import check_given
 from torchdojo.engine.backends import Backends
+from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
 from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
-from torchdojo.engine.periods import check_given, check_repeat, law_of
+from torchdojo.engine.periods import check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
-from torchdojo.engine.rollout import Plan, Policy, Trajectory, rollout, segment_length
+from torchdojo.engine.rollout import FeedbackCall, Plan, Policy, Trajectory, rollout, rollout_feedback, segment_length
 from torchdojo.geometry.visuals import Visual
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
@@ -103,9 +105,9 @@ class Mechanism(Structure):
 
         There is no status, so environments with invalid input raise and failed steps warn, where `step` flags both.
         """
-        z, u, wrench = self.check_inputs(z, u, wrench)
+        given = check_given(self, None, z, u, wrench)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, raise_invalid=True)
-        out = self.backends.select(request).step(z, u, wrench, None)
+        out = self.backends.select(request).step(given._replace(z=z))
         if not (torch.compiler.is_compiling() or transforming()):
             failed = int((out.status != int(Status.SUCCESS)).sum())
             if failed:
@@ -149,9 +151,9 @@ class Mechanism(Structure):
         if warm_start is not None:
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns)
         law = law_of(self, u, ctrl)
-        z, given, wrench = check_given(self, law, z, u if law is None else ctrl, wrench)
+        given = check_given(self, law, z, u if law is None else ctrl, wrench, warm_start)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat))
-        return self.backends.stepper(request, law).step(z, given, wrench, warm_start)
+        return self.backends.stepper(request, law).step(given if z is given.z else given._replace(z=z))
 
     @in_float64
     def rollout(
@@ -249,11 +251,11 @@ class Mechanism(Structure):
             ValueError: the gradient mode "complementarity_aware", which depends on a loss; `out` of another shape, dtype or device, not
                 contiguous, or with a gradient.
         """
-        z, u, wrench = self.check_inputs(z, u, None)
+        given = check_given(self, None, z, u, None, warm_start)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa)
         refuse_jacobian(request.options)
         with torch.no_grad():
-            jacobian = self.backends.select(request).jacobian(z, u, wrench, warm_start, out)
+            jacobian = self.backends.select(request).jacobian(given._replace(z=z), out)
         size = TANGENT_SIZE * self.num_bodies
         return jacobian[..., :size], jacobian[..., size:]
 
@@ -420,9 +422,9 @@ class Mechanism(Structure):
             ValueError: shapes that do not fit, bounds that cross, a budget where the kernel cannot be used.
             RuntimeError: inside a `torch.func` transform or `torch.compile`.
         """
-        given = feedback.Given(nominal, gain, feedforward, solution, scale, bounds)
-        of_call = feedback.Call(repeat, warm_start, keep_solutions, wrench, budget)
-        return feedback.rollout_feedback(self.backends, self.options, z, u, ctrl, given, of_call)
+        given = Given(nominal, gain, feedforward, solution, scale, bounds)
+        of_call = FeedbackCall(repeat, warm_start, keep_solutions, wrench, budget)
+        return rollout_feedback(self.backends, self.options, z, u, ctrl, given, of_call)
 
     @in_float64
     def difference_minimal(self, q: Tensor, qd: Tensor, q_reference: Tensor, qd_reference: Tensor) -> Tensor:
@@ -563,7 +565,7 @@ class Mechanism(Structure):
 
     def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
         """`to_minimal` of a checked z where the kernel computes it, or None."""
-        return observables.coordinates(self.backends, self.options, z)
+        return observables.quick_coordinates(self.backends, self.options, z)
 
     @in_float64
     def to_maximal(self, q: Tensor, qd: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import torchdojo as td
 from torchdojo import models
 from torchdojo.dynamics.integrator import body_momentum, change_timestep
 from torchdojo.engine.adaptive import AdaptiveSteps
-from torchdojo.gradients.request import Request
+from torchdojo.gradients.request import Request, StepInputs
 
 # Contacts float at κ/γ, and the impulse γ of a step 32 times shorter is 32 times smaller: at the default κ that would be what is compared.
 OPTIONS = td.SolverOptions(kappa=1e-9)
@@ -103,9 +103,9 @@ def test_springs_inputs_and_wrenches_act_once_per_step() -> None:
     wrench = torch.tensor((3.0, 0.0, 0.0, 0.0, 0.0, 0.0))
     stepper = AdaptiveSteps(mech.backends, Request(mech.options), ALWAYS)
     for now in u:
-        whole = stepper.whole.step(z, now, wrench, None)
+        whole = stepper.whole.step(StepInputs(z, now, wrench))
         data, index = [t[None] for t in (z, now, wrench)], torch.arange(1)
-        stepper.step(z, now, wrench, None)
+        stepper.step(StepInputs(z, now, wrench))
         first = stepper.part(1, True, index, data, whole.solution[None])
         second = stepper.part(1, False, index, [first.z, *data[1:]], first.solution)
         assert float((second.z[0] - whole.z).abs().max()) <= 1e-10

@@ -12,7 +12,7 @@ from torch import Tensor
 import torchdojo as td
 from hopper import EXACT, loss, same
 from torchdojo.engine.periods import Periods
-from torchdojo.gradients.request import Request
+from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.native import loader
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
@@ -54,15 +54,15 @@ def both(mech: td.Mechanism, z: Tensor, ctrl: Tensor, repeat: int) -> list[tuple
     """States and impulses, and gradients, with the law in the kernel and between its steps."""
     request = Request(mech.options, None, False, repeat)
     mech.bodies["b"].mass.requires_grad_()
-    kernel = mech.backends.driven_kernel(request, mech.actuators)
-    assert kernel is not None
+    kernel = mech.backends.stepper(request, mech.actuators)
+    assert kernel.in_one_call
     outside = Periods(mech.backends.select(request.of_a_step), repeat, mech.actuators)
     results = []
     for stepper in (kernel, outside):
         out, warm = z, None
         values = []
         for t in range(ctrl.shape[-2]):
-            step = stepper.step(out, ctrl[..., t, :], z.new_zeros(6 * mech.num_bodies), warm)
+            step = stepper.step(StepInputs(out, ctrl[..., t, :], warm=warm))
             out, warm = step.z, step.solution
             values += [step.z, step.impulses]
         results.append((values, torch.autograd.grad(loss(*values), (z, ctrl, mech.bodies["b"].mass))))
@@ -100,14 +100,14 @@ def test_numbers_of_each_environment() -> None:
 def test_gradients_of_numbers_take_the_law_outside() -> None:
     mech = chain()
     request = Request(mech.options, None, False, 2)
-    assert mech.backends.driven_kernel(request, mech.actuators) is not None
+    assert mech.backends.stepper(request, mech.actuators).in_one_call
     mech.bodies["a"].mass.requires_grad_()
-    assert mech.backends.driven_kernel(request, mech.actuators) is not None
+    assert mech.backends.stepper(request, mech.actuators).in_one_call
     mech.joints["slide"].axis.requires_grad_()
-    assert mech.backends.driven_kernel(request, mech.actuators) is None
+    assert not mech.backends.stepper(request, mech.actuators).in_one_call
     mech.joints["slide"].axis.requires_grad_(False)
     mech.actuators.gain.requires_grad_()
-    assert mech.backends.driven_kernel(request, mech.actuators) is None
+    assert not mech.backends.stepper(request, mech.actuators).in_one_call
 
 
 def test_new_numbers_and_new_actuators() -> None:

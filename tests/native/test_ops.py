@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 import torchdojo as td
 from hopper import EXACT, hopper, loss, on, require_grad, same, states
+from torchdojo.engine import kernel
+from torchdojo.engine.kernel import Kernel
 from torchdojo.gradients.request import Request
-from torchdojo.native import execution, loader, program
+from torchdojo.native import loader, program
 from torchdojo.native.kernel import Keep
 from torchdojo.native.request import encode
 
@@ -171,8 +173,8 @@ class Spring(td.Revolute):
 
 def test_native_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism, calls = hopper(), []
-    original = execution.forward
-    monkeypatch.setattr(execution, "forward", lambda *args: (calls.append(1), original(*args))[1])
+    original = kernel.step
+    monkeypatch.setattr(kernel, "step", lambda *args: (calls.append(1), original(*args))[1])
     mechanism.step(states(mechanism))
     assert calls == [1]
     on(mechanism, "reference").step(states(mechanism))
@@ -204,8 +206,8 @@ def test_why_the_kernel_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def operator_arguments(batched: bool) -> tuple[Any, list[Any], list[Any]]:
     mechanism = hopper()
-    kernel = mechanism.backends.kernel(Request(mechanism.options))
-    assert kernel is not None
+    kernel = mechanism.backends.select(Request(mechanism.options))
+    assert isinstance(kernel, Kernel)
     parameters = [p.detach().clone().requires_grad_() for p in mechanism.stacked_parameters()]
     if batched:
         parameters[2] = (torch.tensor([[1.0], [1.1], [0.9]]) * parameters[2].detach()).requires_grad_()
@@ -397,6 +399,19 @@ def test_changed_parameters_are_seen(name: str) -> None:
     same(after.z, expected.z)
     assert torch.equal(after.status, expected.status)
     assert not torch.equal(before.z, after.z) or bool(after.status.any())
+
+
+def test_an_equal_number_in_another_tensor_is_seen() -> None:
+    """A comparison of numbers alone would miss that this one requires grad."""
+    mechanism = hopper()
+    z = states(mechanism)
+    mechanism.step(z)
+    friction = mechanism.contacts["foot"].friction
+    mechanism.contacts["foot"]._parameters["friction"] = other = nn.Parameter(friction.detach().clone())
+    (grad,) = torch.autograd.grad(loss(mechanism.step(z).z), other)
+    assert bool(torch.isfinite(grad).all())
+    mechanism.contacts["foot"].friction.requires_grad_(False)
+    assert not mechanism.step(z).z.requires_grad
 
 
 def test_parameters_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:

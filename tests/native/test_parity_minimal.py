@@ -13,6 +13,7 @@ from parity import SANITIZED
 from torch import Tensor
 
 import torchdojo as td
+from torchdojo.engine.kernel import Kernel
 from torchdojo.gradients.request import Request
 from torchdojo.native import kernel
 from torchdojo.state import minimal_jacobians
@@ -175,8 +176,8 @@ def test_far_from_the_origin() -> None:
 def test_states() -> None:
     mech, *_ = all_joints(False, False, True, 1)
     n = mech.num_coordinates
-    native = mech.backends.kernel(Request(mech.options))
-    assert native is not None
+    native = mech.backends.select(Request(mech.options))
+    assert isinstance(native, Kernel)
     packed = native.parameters.packed
     assert packed is not None
     for count, size in ((1, 1.0), (9, 1.0), (3, 1e-6), (3, 0.0), (3, 3.0)):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo.engine.periods import Periods
-from torchdojo.gradients.request import Request
+from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.native import loader
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
@@ -24,19 +24,19 @@ def test_rotors_in_the_kernel(repeat: int) -> None:
     z = mech.to_maximal(torch.randn(6, 6) + torch.tensor((0, 0, 5.0, 0, 0, 0)), torch.randn(6, 6))
     ctrl = torch.randn(6, 5, len(mech.actuators))  # some beyond the range
     request = Request(mech.options, repeat=repeat)
-    kernel = mech.backends.driven_kernel(request, mech.actuators)
-    assert kernel is not None
+    kernel = mech.backends.stepper(request, mech.actuators)
+    assert kernel.in_one_call
     outside = Periods(mech.backends.select(request.of_a_step), repeat, mech.actuators)
-    weights, wrench = torch.randn(6, 5, z.shape[-1]), torch.zeros(6)
+    weights = torch.randn(6, 5, z.shape[-1])
     results: list[list[Tensor]] = []
     for inside in (True, False):
         start, controls = z.clone().requires_grad_(), ctrl.clone().requires_grad_()
         if inside:
-            path = kernel.rollout(start, controls, wrench, None)[0][:, 1:]
+            path = kernel.rollout(StepInputs(start, controls)).z[:, 1:]
         else:
             now, states = start, []
             for t in range(5):
-                now = outside.step(now, controls[:, t], wrench, None).z
+                now = outside.step(StepInputs(now, controls[:, t])).z
                 states.append(now)
             path = torch.stack(states, 1)
         grads = torch.autograd.grad((path * weights).sum(), (start, controls))

@@ -11,6 +11,7 @@ from mechanisms import random_body, random_joint
 from torch import Tensor
 
 import torchdojo as td
+from torchdojo.engine.kernel import Kernel
 from torchdojo.gradients.request import Request
 from torchdojo.native import loader
 from torchdojo.native.tables import StateMap
@@ -109,8 +110,8 @@ def test_compiled_jacobians_rollouts_and_vmap() -> None:
 @pytest.mark.parametrize("which", [StateMap.TO_MINIMAL, StateMap.TO_MAXIMAL])
 def test_opcheck(which: StateMap, native: bool) -> None:
     mech = robot()
-    kernel = mech.backends.kernel(Request(mech.options))
-    assert kernel is not None
+    kernel = mech.backends.select(Request(mech.options))
+    assert isinstance(kernel, Kernel)
     q, qd = coordinates(mech, 3)
     maximal = which is StateMap.TO_MAXIMAL
     state = (torch.cat((q, qd), dim=-1) if maximal else mech.to_maximal(q, qd).detach()).requires_grad_()

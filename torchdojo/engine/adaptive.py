@@ -38,13 +38,11 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import change_timestep
 from torchdojo.dynamics.system import select_rows
-from torchdojo.engine.backends import Backends, Kernel
-from torchdojo.gradients import reference_step
+from torchdojo.engine.backend import Backend, Stepper
+from torchdojo.engine.backends import Backends
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.reference_step import StepOutput
-from torchdojo.gradients.request import Request
-from torchdojo.native import ops
-from torchdojo.native.cache import Parameters
+from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.parameters import transforming
 from torchdojo.solver.options import OnFailure, Status
 from torchdojo.state.layout import STATE_SIZE, split_state
@@ -96,7 +94,7 @@ def adaptive_options(value: object) -> AdaptiveOptions | None:
     return AdaptiveOptions() if value else None
 
 
-class AdaptiveSteps:
+class AdaptiveSteps(Stepper):
     """Steps that are split as `options` say.
 
     Values decide which environments are split, and this choice is not differentiated: gradients pass through the substeps taken. One call
@@ -111,26 +109,25 @@ class AdaptiveSteps:
             raise RuntimeError(
                 "rollout(adaptive=...) decides by values of states, which torch.func and torch.compile hide; use adaptive=False"
             )
-        self.options = options
+        self.options, self.structure = options, backends.structure
         self.whole = backends.select(request)
         # A half step is a trial. A failed trial is no failure of the step.
         self.trial = dataclasses.replace(request, options=dataclasses.replace(request.options, on_failure=OnFailure.FLAG))
         self.system = backends.system_on_device()
-        self.program = self.whole.program if isinstance(self.whole, Kernel) else None
-        self.parameters = backends.parameters(request.options)
+        self.parameters = self.whole.stacked
         named = self.system.named_parameters(range(len(self.parameters)))
         self.forces = [GRAVITY, *(places["spring"] for places in named if "spring" in places)]
         self.flat: list[Tensor] = []
         self.batch: torch.Size | None = None
         self.alike = False  # whether all environments have the same parameters
-        self.shared: dict[tuple[int, bool], Parameters] = {}  # if alike, the parameters of each kind of substep
+        self.shared: dict[tuple[int, bool], Backend] = {}  # if alike, the backend of each kind of substep
 
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        one = self.whole.step(z, u, wrench, warm_start)
+    def step(self, given: StepInputs) -> StepOutput:
+        one = self.whole.step(given)
         if not self.options.max_halvings:
             return one
         batch = one.status.shape
-        count = batch.numel()
+        count, (z, u, wrench) = batch.numel(), given.data
         if self.batch != batch:
             flat, _ = flatten_batch(self.system.step_specs(), [z.expand(*batch, z.shape[-1]), u, wrench, *self.parameters])
             self.flat, self.batch, self.shared = flat[NUM_DATA:], batch, {}
@@ -165,18 +162,15 @@ class AdaptiveSteps:
         `kick` marks the first substep of a step, which applies the forces of the step.
         """
         weight = 2.0**level if kick else 0.0
-        z, u, wrench = data[0], weight * data[1], weight * data[2]
-        shared = self.shared.get((level, kick))
-        if shared is not None and self.program is not None:
-            return ops.step(self.program, self.trial, shared, z, u, wrench, warm)
-        tensors = [weight * t if i in self.forces else t for i, t in enumerate(self.select(index))]
-        tensors[TIMESTEP] = self.timestep(level, index)
-        if self.program is None:
-            return reference_step.step(self.system, self.trial, tensors, z, u, wrench, warm)
-        parameters = Parameters(self.program, tensors)
-        if self.alike:
-            self.shared[level, kick] = parameters
-        return ops.step(self.program, self.trial, parameters, z, u, wrench, warm)
+        given = StepInputs(data[0], weight * data[1], weight * data[2], warm)
+        backend = self.shared.get((level, kick))
+        if backend is None:
+            tensors = [weight * t if i in self.forces else t for i, t in enumerate(self.select(index))]
+            tensors[TIMESTEP] = self.timestep(level, index)
+            backend = self.whole.having(tensors, self.trial)
+            if self.alike:
+                self.shared[level, kick] = backend
+        return backend.step(given)
 
     def refine(self, level: int, kick: bool, index: Tensor, data: Sequence[Tensor], one: StepOutput) -> StepOutput:
         """The substep `one` of length h / 2**level, with two halves in place of environments that need them.

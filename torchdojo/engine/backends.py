@@ -1,13 +1,8 @@
-"""The backends that take the steps of a structure: the compiled kernel, and the reference in PyTorch.
-
-`Backends.select` answers a request with an object that has a `step` and a `jacobian`. It is a `Kernel`, a `Reference`, or a `Randomized`
-(engine/smoothing.py), which samples one of the other two.
-"""
+"""Which backend takes the steps of a structure: `Backends.select` answers a request, and `Backends.stepper` one with periods."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
@@ -17,95 +12,23 @@ from torch import Tensor
 from torchdojo.dynamics.system import System
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
-from torchdojo.engine.periods import Periods, Stepper
-from torchdojo.engine.smoothing import Backend, Randomized, sampled
-from torchdojo.gradients import reference_step
+from torchdojo.engine.backend import Backend, Stepper
+from torchdojo.engine.kernel import Kernel
+from torchdojo.engine.periods import Periods
+from torchdojo.engine.reference import Reference, SinglePrecision
+from torchdojo.engine.smoothing import Randomized, sampled
 from torchdojo.gradients.hard_limit import SMALL_KAPPA
-from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import forward_mode
-from torchdojo.native import live, ops, planning
+from torchdojo.native import live, loader
 from torchdojo.native.cache import ParameterCache, Parameters, modules_of
-from torchdojo.native.feedback import Feedback
-from torchdojo.native.loader import library
 from torchdojo.native.program import Program, program, unsupported
-from torchdojo.parameters import PhysicalModule, result_tensor, transforming, warn_user
+from torchdojo.parameters import PhysicalModule, transforming, warn_user
 from torchdojo.solver import options as solver_options
 from torchdojo.solver.options import GradientMode, SolverOptions
 from torchdojo.structure import Structure
 
-__all__ = ["Backend", "Backends", "Kernel", "Reference"]
-
-
-class Reference:
-    """The reference backend: gradients/reference_step.py with these stacked parameters."""
-
-    def __init__(self, system: System, parameters: Sequence[Tensor], request: Request) -> None:
-        self.system, self.parameters, self.request = system, parameters, request
-
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        return reference_step.step(self.system, self.request, self.parameters, z, u, wrench, warm_start)
-
-    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
-        result = reference_step.jacobian(self.system, self.request, self.parameters, z, u, wrench, warm_start)
-        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
-
-
-class SinglePrecision(Reference):
-    """The reference in float32, between inputs and results in float64. Its parameters are float32."""
-
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        out = super().step(single(z), single(u), single(wrench), None if warm_start is None else single(warm_start))
-        return StepOutput(*(value.double() if value.is_floating_point() else value for value in out))
-
-    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
-        result = super().jacobian(single(z), single(u), single(wrench), None if warm_start is None else single(warm_start)).double()
-        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
-
-
-def single(tensor: Tensor) -> Tensor:
-    """Floating-point numbers as float32."""
-    return tensor.float() if tensor.is_floating_point() else tensor
-
-
-class Kernel:
-    """The backend of the compiled kernel: native/ops.py with these parameters."""
-
-    def __init__(self, program: Program, parameters: Parameters, request: Request) -> None:
-        self.program, self.parameters, self.request = program, parameters, request
-
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        return ops.step(self.program, self.request, self.parameters, z, u, wrench, warm_start)
-
-    def rollout(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, keep_solutions: bool = False) -> ops.Six:
-        """Take the T steps, or periods, of u (..., T, nu) in one call."""
-        return ops.rollout(self.program, self.request, self.parameters, z, u, wrench, warm_start, keep_solutions)
-
-    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
-        return ops.jacobian(self.program, self.request, self.parameters, z, u, wrench, warm_start, out)
-
-    def linearize(
-        self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
-    ) -> tuple[StepOutput, Tensor]:
-        """A step and its Jacobian in one call."""
-        return planning.linearize(self.program, self.request, self.parameters, z, u, wrench, warm_start, out)
-
-    def minimal_linearize(
-        self, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
-    ) -> tuple[StepOutput, Tensor]:
-        """`linearize` in minimal coordinates."""
-        return planning.minimal_linearize(self.program, self.request, self.parameters, q, qd, u, wrench, warm_start, out)
-
-    def rollout_feedback(
-        self, z: Tensor, law: Feedback, wrench: Tensor, warm_start: Tensor | None, keep_solutions: bool
-    ) -> tuple[Tensor, ops.Six]:
-        return planning.rollout_feedback(self.program, self.request, self.parameters, z, law, wrench, warm_start, keep_solutions)
-
-    def minimal_jacobian(
-        self, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
-        """Jacobian (..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` if given."""
-        return ops.minimal_jacobian(self.program, self.request, self.parameters, q, qd, u, wrench, warm_start, out)
+__all__ = ["Backends"]
 
 
 class Backends:
@@ -136,7 +59,7 @@ class Backends:
         smoothing = request.options.randomized
         if smoothing is not None:
             return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
-        return self.kernel(request) or self._reference(request)
+        return self._kernel(request) or self._reference(request)
 
     def _reference(self, request: Request) -> Backend:
         if torch.compiler.is_exporting():
@@ -144,19 +67,17 @@ class Backends:
                 "torch.export: the reference takes the steps of this mechanism, and iterates until each environment has converged, which "
                 'no exported program does; export steps of the kernel: built-in elements, float64 on the CPU, SolverOptions(backend="auto")'
             )
-        system, parameters = self.system_on_device(), self.stacked()
-        if request.options.dtype == torch.float64:
-            return Reference(system, parameters, request)
-        return SinglePrecision(system, [single(parameter) for parameter in parameters], request)
+        kind = Reference if request.options.dtype == torch.float64 else SinglePrecision
+        return kind(self.structure, self.system_on_device(), self.stacked(), request)
 
     def stepper(self, request: Request, law: Actuators | None = None) -> Stepper:
         """What takes the periods of a request. With a law, their inputs are controls."""
         if law is None and request.repeat == 1:
             return self.select(request)
-        kernel = self.kernel(request) if law is None else self.driven_kernel(request, law)
+        kernel = self._kernel(request) if law is None else self._driven(request, law)
         return kernel or Periods(self.select(request.of_a_step), request.repeat, law)
 
-    def driven_kernel(self, request: Request, law: Actuators) -> Kernel | None:
+    def _driven(self, request: Request, law: Actuators) -> Kernel | None:
         """The kernel with a law in its steps, or None where the law stays outside.
 
         The kernel differentiates by controls and states. For gradients by the numbers of the law, or by where driven joints are, for
@@ -169,12 +90,14 @@ class Backends:
         if compiling:
             lowered = self._kernel_program(options)
             present = lowered is not None and live.own_batch(lowered.number, True) is not None
-            return Kernel(lowered, Parameters(lowered, ()), replace(request, driven=True)) if lowered and present else None
-        kernel = self.kernel(request)
+            asked = replace(request, driven=True)
+            return Kernel(self.structure, lowered, Parameters(lowered, ()), asked, law) if lowered and present else None
+        kernel = self._kernel(request)
         if kernel is None or (torch.is_grad_enabled() and kernel.parameters.requires_grad and self._moves_joints(law)):
             return None
         own = self._cache.law(kernel.program, self.structure.named_joints(), law)
-        return None if own is None else Kernel(kernel.program, self._cache.driven(kernel.parameters, own), request)
+        parameters = None if own is None else self._cache.driven(kernel.parameters, own)
+        return None if parameters is None else Kernel(self.structure, kernel.program, parameters, request, law)
 
     def _moves_joints(self, law: Actuators) -> bool:
         """Whether numbers require grad that decide which coordinates the actuators measure."""
@@ -182,7 +105,7 @@ class Backends:
         geometry = [getattr(joint, name) for joint in joints for name in KINEMATIC_FIELDS]
         return any(number.requires_grad for number in (self.structure.timestep, *geometry))
 
-    def kernel(self, request: Request) -> Kernel | None:
+    def _kernel(self, request: Request) -> Kernel | None:
         """The kernel for a request, or None where another backend takes its steps.
 
         Raises:
@@ -194,12 +117,7 @@ class Backends:
         if lowered is None:
             self._warn_of_reference(request.options)
             return None
-        return Kernel(lowered, self._cached_parameters(lowered), request)
-
-    def parameters(self, options: SolverOptions) -> Sequence[Tensor]:
-        """Stacked parameters: the cached ones of the kernel where it takes the steps."""
-        lowered = self._kernel_program(options)
-        return self.stacked() if lowered is None else self._cached_parameters(lowered).tensors
+        return Kernel(self.structure, lowered, self._cached_parameters(lowered), request)
 
     def holding(self, parameters: Parameters | None) -> contextlib.AbstractContextManager[None]:
         """A block in which calls take these parameters, from `map_parameters`, without looking whether numbers have changed."""
@@ -238,7 +156,7 @@ class Backends:
         if options.backend is solver_options.Backend.REFERENCE:
             return None
         number = self.structure.gravity
-        if self.program is None or options.dtype != torch.float64 or number.device.type != "cpu" or not ops.available():
+        if self.program is None or options.dtype != torch.float64 or number.device.type != "cpu" or not loader.available():
             if options.backend is solver_options.Backend.NATIVE:
                 self._refuse_native()
             return None
@@ -261,7 +179,7 @@ class Backends:
         if reason is None and number.device.type != "cpu":
             reason = f"it runs on the CPU, the mechanism is on {number.device}; use mech.to('cpu')"
         if reason is None:
-            library()  # raises, and names the reason
+            loader.library()  # raises, and names the reason
         raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')
 
     # -- what compiled operators look up (native/live.py) --------------------------------------------------------------------------------

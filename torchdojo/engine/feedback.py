@@ -1,31 +1,22 @@
-"""Rollouts under linear feedback around a nominal trajectory: `Mechanism.rollout_feedback`.
+"""The law of linear feedback around a nominal trajectory, of `Mechanism.rollout_feedback`: as it is given, and checked.
 
-The kernel takes them in one call (native/feedback.py). Elsewhere, a policy of the same law is asked before each period.
+The kernel has it inside the rollout (native/feedback.py). Other backends ask `Law.at` before each period.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchdojo.elements.actuators import Actuators
-from torchdojo.engine.backends import Backends
-from torchdojo.engine.observables import coordinates
-from torchdojo.engine.periods import check_given, check_repeat, law_of
-from torchdojo.engine.requests import request_of
-from torchdojo.engine.rollout import StepByStep, Trajectory
-from torchdojo.gradients.request import Request
 from torchdojo.native.feedback import Feedback, rows_of
-from torchdojo.parameters import broadcast_shapes, transforming
-from torchdojo.solver.options import SolverOptions
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["Call", "Given", "Law", "law_of_feedback", "rollout_feedback"]
+__all__ = ["Given", "Law", "law_of_feedback"]
 
 
 class Given(NamedTuple):
@@ -39,22 +30,12 @@ class Given(NamedTuple):
     bounds: Sequence[Any] | None
 
 
-class Call(NamedTuple):
-    """The other keywords of `Mechanism.rollout_feedback`."""
-
-    repeat: int
-    warm_start: Tensor | None
-    keep_solutions: bool
-    wrench: Tensor | None
-    budget: int | None
-
-
 class Law(NamedTuple):
     """u = clip(ū + α k + K (x ⊖ x̄)), checked. The tensors have their own batch dimensions.
 
     minimal: whether x are minimal coordinates and rates. nominal: (..., P or P + 1, 13 nb or 2n), or None without a gain.
     inputs: (..., P, m). feedforward: (..., P, m). gain: (..., P, m, 12 nb or 2n). solution: (..., P, num_unknowns), where the
-    iterations of the steps start. scale: (...,). lower, upper: (P, m).
+    iterations of the steps start. scale: (...,). lower, upper: (P, m). error: (states, nominal ones of a period) -> x ⊖ x̄.
     """
 
     minimal: bool
@@ -66,6 +47,17 @@ class Law(NamedTuple):
     scale: Tensor
     lower: Tensor
     upper: Tensor
+    error: Callable[[Tensor, Tensor], Tensor]
+
+    def at(self, t: int, z: Tensor) -> Tensor:
+        """u of period t at the states z, (..., m)."""
+        u = self.inputs[..., t, :]
+        if self.feedforward is not None:
+            u = u + self.scale[..., None] * self.feedforward[..., t, :]
+        if self.gain is not None and self.nominal is not None:
+            u = u + (self.gain[..., t, :, :] @ self.error(z, self.nominal[..., t, :])[..., None]).squeeze(-1)
+        u = torch.maximum(torch.minimum(u, self.upper[t]), self.lower[t])
+        return u.expand(*z.shape[:-1], u.shape[-1])
 
     def batch(self) -> list[torch.Size]:
         """Batch dimensions of all tensors."""
@@ -83,8 +75,10 @@ class Law(NamedTuple):
         return Feedback(batch, self.minimal, *series, scale, self.lower, self.upper)
 
 
-def law_of_feedback(structure: Structure, inputs: Tensor, given: Given) -> Law:
+def law_of_feedback(structure: Structure, inputs: Tensor, given: Given, coordinates: Callable[[Tensor], Tensor]) -> Law:
     """The law of these tensors, of which `inputs` has the right last dimension.
+
+    coordinates: from states to coordinates and rates (..., 2n).
 
     Raises:
         ValueError: shapes that do not fit, a gain without a nominal trajectory, bounds that cross. TypeError: wrong dtypes.
@@ -127,7 +121,11 @@ def law_of_feedback(structure: Structure, inputs: Tensor, given: Given) -> Law:
                 )
         length = torch.as_tensor(scale, dtype=torch.float64)
         lower, upper = _bounds(bounds, steps, size)
-    return Law(pair, None if gain is None else x, inputs.detach(), feedforward, gain, solution, length.detach(), lower, upper)
+
+    def error(z: Tensor, reference: Tensor) -> Tensor:
+        return minimal.difference(structure.tree_order(), coordinates(z), reference) if pair else structure.difference(z, reference)
+
+    return Law(pair, None if gain is None else x, inputs.detach(), feedforward, gain, solution, length.detach(), lower, upper, error)
 
 
 def _bounds(bounds: Sequence[Any] | None, steps: int, size: int) -> tuple[Tensor, Tensor]:
@@ -153,71 +151,3 @@ def _double(value: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"rollout_feedback: got {type(value).__name__} for a tensor; convert it: torch.as_tensor(...)")
     return value.detach().double()
-
-
-def rollout_feedback(
-    backends: Backends, options: SolverOptions, z: Tensor, u: Tensor | None, ctrl: Tensor | None, given: Given, call: Call
-) -> Trajectory:
-    """`Mechanism.rollout_feedback`."""
-    structure = backends.structure
-    actuators = law_of(structure, u, ctrl)
-    name, inputs, size = ("u", u, structure.num_inputs) if actuators is None else ("ctrl", ctrl, len(actuators))
-    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or inputs.shape[-1] != size or not inputs.shape[-2]:
-        got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
-        raise ValueError(f"{name}: got {got}; allowed: (..., T, {size}) with T of 1 or more")
-    if call.warm_start is not None:
-        structure.check_tensor("warm_start", call.warm_start, structure.layout.num_unknowns)
-    structure.check_state(z)
-    with torch.no_grad():
-        law = law_of_feedback(structure, inputs, given)
-        z, request = request_of(backends.system, options, z, None, repeat=check_repeat(call.repeat), budget=call.budget)
-        return _rollout(backends, request, z, law, actuators, call)
-
-
-def _rollout(backends: Backends, request: Request, z: Tensor, law: Law, actuators: Actuators | None, call: Call) -> Trajectory:
-    """A rollout under a law, on checked inputs.
-
-    Raises:
-        ValueError: batch dimensions that do not broadcast; a budget without the kernel. RuntimeError: inside a transform.
-    """
-    structure = backends.structure
-    if torch.compiler.is_compiling() or transforming():
-        raise RuntimeError("rollout_feedback: not inside torch.func or torch.compile; give a policy to mech.rollout there")
-    kernel = backends.kernel(request) if actuators is None else backends.driven_kernel(request, actuators)
-    z, inputs, wrench = check_given(structure, actuators, z, law.inputs, call.wrench)
-    shapes = [z.shape[:-1], wrench.shape[:-1], *law.batch()]
-    if kernel is not None:
-        shapes += [kernel.parameters.batch, *([] if kernel.parameters.law is None else [kernel.parameters.law.batch])]
-    try:
-        batch = broadcast_shapes(*shapes)
-    except RuntimeError:
-        raise ValueError(f"rollout_feedback: got batch dimensions {[tuple(s) for s in shapes]}, which do not broadcast") from None
-    z = z.expand(*batch, z.shape[-1])
-    if kernel is not None:
-        applied, out = kernel.rollout_feedback(z, law.native(batch), wrench, call.warm_start, call.keep_solutions)
-        path, impulses, w, status, iterations, substeps = out
-        return Trajectory(path, applied, impulses, status, iterations, substeps, w)
-    if request.budget:
-        raise ValueError("budget: the compiled kernel has it, but another backend takes these steps")
-    run = StepByStep(structure, backends.stepper(request, actuators), wrench, actuators, call.keep_solutions)
-    period = iter(range(inputs.shape[-2]))
-    return run(z, lambda state: _input(backends, request, law, next(period), state), inputs.shape[-2], call.warm_start)
-
-
-def _input(backends: Backends, request: Request, law: Law, t: int, z: Tensor) -> Tensor:
-    """u of period t at the states z."""
-    u = law.inputs[..., t, :]
-    if law.feedforward is not None:
-        u = u + law.scale[..., None] * law.feedforward[..., t, :]
-    if law.gain is not None and law.nominal is not None:
-        reference, structure = law.nominal[..., t, :], backends.structure
-        if law.minimal:
-            now = coordinates(backends, request.options, z)
-            if now is None:
-                now = minimal.to_minimal(structure.tree_order(), structure.num_bodies, z, structure.timestep)
-            error = minimal.difference(structure.tree_order(), torch.cat(now, dim=-1), reference)
-        else:
-            error = structure.difference(z, reference)
-        u = u + (law.gain[..., t, :, :] @ error[..., None]).squeeze(-1)
-    u = torch.maximum(torch.minimum(u, law.upper[t]), law.lower[t])
-    return u.expand(*z.shape[:-1], u.shape[-1])

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from torchdojo.elements.actuators import Actuators
 from torchdojo.engine import minimal
-from torchdojo.engine.backends import Backend, Backends, Kernel
-from torchdojo.engine.periods import check_given, check_repeat, law_of
+from torchdojo.engine.backend import Backend, check_given
+from torchdojo.engine.backends import Backends
+from torchdojo.engine.periods import added, check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.gradients.reference_step import StepOutput
-from torchdojo.gradients.request import Request
-from torchdojo.parameters import PhysicalModule, broadcast_shapes, result_tensor, transforming
+from torchdojo.gradients.request import Request, StepInputs
+from torchdojo.parameters import PhysicalModule, broadcast_shapes, result_tensor
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.structure import Structure
@@ -36,7 +37,6 @@ __all__ = [
     "linearize",
     "linearize_minimal",
     "period",
-    "step_and_jacobian",
 ]
 
 
@@ -94,12 +94,12 @@ def linearize(backends: Backends, options: SolverOptions, z: Tensor, u: Tensor |
     """`Mechanism.linearize`."""
     structure = backends.structure
     law = law_of(structure, u, ctrl)
-    given = check_given(structure, law, z, u if law is None else ctrl, call.wrench)
-    z, request = request_of(backends.system, options, given[0], call.grad_kappa)
+    given = check_given(structure, law, z, u if law is None else ctrl, call.wrench, call.warm_start)
+    expanded, request = request_of(backends.system, options, given.z, call.grad_kappa)
     _check(structure, request, call)
     with torch.no_grad():
         backend = backends.select(request)
-        solved, jacobian = period(structure, backend, law, check_repeat(call.repeat), (z, *given[1:]), call.warm_start, call.out)
+        solved, jacobian = period(backend, law, check_repeat(call.repeat), given._replace(z=expanded), call.out)
 
     def rows(wrench: Tensor | None) -> Tensor:
         after = _steps(backends, request, call, law, z, u if law is None else ctrl, wrench).z
@@ -121,19 +121,19 @@ def linearize_minimal(
         minimal.check(structure, q, qd)
         expanded, request = request_of(backends.system, options, torch.broadcast_tensors(q, qd)[0], call.grad_kappa)
         start = minimal.Coordinates(backends, options, expanded, qd.expand(expanded.shape))
-        z, held, forces = check_given(structure, law, start.z, inputs, call.wrench)
+        given = check_given(structure, law, start.z, inputs, call.wrench, call.warm_start)
         _check(structure, request, call)
         single, out = check_repeat(call.repeat) == 1, call.out
         if law is None and single:
-            solved, jacobian = minimal.linearize(backends, request, start, held, forces, call.warm_start, out)
+            solved, jacobian = minimal.linearize(backends, request, start, given.u, given.wrench, given.warm, out)
         elif law is not None and law.tree_coordinates is not None and single:
-            u_now, by_ctrl, by_q, by_rate = slopes(law, held, z)
-            solved, by_input = minimal.linearize(backends, request, start, u_now, forces, call.warm_start, None)
+            u_now, by_ctrl, by_q, by_rate = slopes(law, given.u, given.z)
+            solved, by_input = minimal.linearize(backends, request, start, u_now, given.wrench, given.warm, None)
             jacobian = driven_minimal(law, (by_ctrl, by_q, by_rate), by_input, n)
             jacobian = jacobian if out is None else result_tensor(out, jacobian.shape, jacobian).copy_(jacobian)
         else:
-            maximal, whole = period(structure, backends.select(request), law, call.repeat, (z, held, forces), call.warm_start, None)
-            jacobian = minimal.in_coordinates(backends, start, maximal, whole, out)
+            maximal, whole = period(backends.select(request), law, call.repeat, given, None)
+            jacobian = minimal.of_period(structure, start, maximal, whole, out)
             solved = start.after_step(maximal)
 
     def rows(wrench: Tensor | None) -> Tensor:
@@ -156,61 +156,30 @@ def _steps(
 ) -> StepOutput:
     """The steps of a period under another wrench, with their graph."""
     stepper = backends.stepper(replace(request, repeat=call.repeat), law)
-    return stepper.step(*check_given(backends.structure, law, z, given, wrench), call.warm_start)
+    return stepper.step(check_given(backends.structure, law, z, given, wrench, call.warm_start))
 
 
-def step_and_jacobian(
-    backend: Backend, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None
-) -> tuple[StepOutput, Tensor]:
-    """A step and its Jacobian (..., 12 nb, 12 nb + nu), in one call where the backend has one."""
-    if isinstance(backend, Kernel) and not (torch.compiler.is_compiling() or transforming()):
-        return backend.linearize(z, u, wrench, warm_start, out)
-    solved = backend.step(z, u, wrench, warm_start)
-    return solved, backend.jacobian(z, u, wrench, solved.solution, out)
-
-
-def period(
-    structure: Structure,
-    backend: Backend,
-    law: Actuators | None,
-    repeat: int,
-    given: tuple[Tensor, Tensor, Tensor],
-    warm_start: Tensor | None,
-    out: Tensor | None,
-) -> tuple[StepOutput, Tensor]:
-    """`repeat` steps of a backend from `given` = z, u or ctrl, and wrench, with their Jacobian (..., 12 nb, 12 nb + m)."""
-    z, held, wrench = given
+def period(backend: Backend, law: Actuators | None, repeat: int, given: StepInputs, out: Tensor | None) -> tuple[StepOutput, Tensor]:
+    """`repeat` steps of a backend, with their Jacobian (..., 12 nb, 12 nb + m). With a law, given.u are controls."""
     if law is None and repeat == 1:
-        return step_and_jacobian(backend, z, held, wrench, warm_start, out)
+        return backend.linearize(given, out)
     total: StepOutput | None = None
     whole: Tensor | None = None
+    now = given
     for _ in range(repeat):
-        u = held if law is None else law(held, z)
-        solved, jacobian = step_and_jacobian(backend, z, u, wrench, warm_start)
+        solved, jacobian = backend.linearize(now if law is None else now._replace(u=law(given.u, now.z)))
         size = jacobian.shape[-2]
         if law is not None:
-            jacobian = _driven(structure, law, held, z, jacobian)
+            jacobian = _driven(backend.structure, law, given.u, now.z, jacobian)
         if whole is None or total is None:
             whole, total = jacobian, solved
         else:
             chained = jacobian[..., :size] @ whole
             chained[..., size:] += jacobian[..., size:]
             whole, total = chained, added(total, solved)
-        z, warm_start = solved.z, solved.solution
+        now = now._replace(z=solved.z, warm=solved.solution)
     assert whole is not None and total is not None
     return total, whole if out is None else result_tensor(out, whole.shape, whole).copy_(whole)
-
-
-def added(total: StepOutput, new: StepOutput) -> StepOutput:
-    """The results of steps of a period, and of the one after them."""
-    return StepOutput(
-        new.z,
-        total.impulses + new.impulses,
-        torch.maximum(total.status, new.status),
-        total.iterations + new.iterations,
-        new.solution,
-        total.substeps + new.substeps,
-    )
 
 
 def _driven(structure: Structure, law: Actuators, ctrl: Tensor, z: Tensor, jacobian: Tensor) -> Tensor:

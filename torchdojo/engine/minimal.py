@@ -1,7 +1,7 @@
 """Steps in minimal coordinates: from (q, q̇) to the maximal state, one step of this state, and back.
 
 Both maps are smooth functions of plain numbers (state/minimal.py), so a step in minimal coordinates is smooth, too. Autograd passes through
-the three functions in turn. Jacobians of the three are multiplied: here with state/minimal_jacobians.py, in the kernel with
+the three functions in turn. Jacobians of the three are multiplied: in composed.py with state/minimal_jacobians.py, in the kernel with
 native/minimal.py.
 """
 
@@ -14,22 +14,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.backends import Backends
-from torchdojo.engine.observables import in_kernel
+from torchdojo.engine.composed import in_coordinates
+from torchdojo.engine.observables import mapped
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import Trajectory
 from torchdojo.gradients.checks import check_solved
 from torchdojo.gradients.reference_step import StepOutput
-from torchdojo.gradients.request import Request
+from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.native.cache import Parameters
 from torchdojo.native.tables import StateMap
-from torchdojo.parameters import broadcast_shapes, result_tensor, transforming
+from torchdojo.parameters import transforming
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
-from torchdojo.state import minimal
-from torchdojo.state.layout import TANGENT_SIZE, neutral_state
-from torchdojo.state.minimal_jacobians import maximal_jacobian, minimal_products, without_rates
-from torchdojo.state.tangent import local_jacobian
+from torchdojo.state.layout import neutral_state
+from torchdojo.state.minimal_jacobians import without_rates
 from torchdojo.structure import Structure
 
 __all__ = [
@@ -38,9 +36,9 @@ __all__ = [
     "MinimalPolicy",
     "MinimalTrajectory",
     "check",
-    "in_coordinates",
     "jacobians",
     "linearize",
+    "of_period",
     "to_maximal",
     "to_minimal",
 ]
@@ -82,11 +80,7 @@ def to_minimal(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[T
 
 
 def _minimal(backends: Backends, parameters: Parameters | None, z: Tensor) -> tuple[Tensor, Tensor]:
-    value = in_kernel(backends, parameters, StateMap.TO_MINIMAL, z)
-    if value is None:
-        structure = backends.structure
-        return minimal.to_minimal(structure.tree_order(), structure.num_bodies, z, structure.timestep)
-    q, qd = value.chunk(2, dim=-1)
+    q, qd = mapped(backends, parameters, StateMap.TO_MINIMAL, z).chunk(2, dim=-1)
     return q, qd
 
 
@@ -97,11 +91,7 @@ def to_maximal(backends: Backends, options: SolverOptions, q: Tensor, qd: Tensor
 
 
 def _maximal(backends: Backends, parameters: Parameters | None, q: Tensor, qd: Tensor) -> Tensor:
-    z = in_kernel(backends, parameters, StateMap.TO_MAXIMAL, torch.cat((q, qd), dim=-1))
-    if z is None:
-        structure = backends.structure
-        z = minimal.to_maximal(structure.tree_order(), structure.num_bodies, q, qd, structure.timestep)
-    return z
+    return mapped(backends, parameters, StateMap.TO_MAXIMAL, torch.cat((q, qd), dim=-1))
 
 
 class Coordinates:
@@ -203,79 +193,38 @@ def jacobians(
     check(structure, q, qd)
     with torch.no_grad():
         q, qd = torch.broadcast_tensors(q, qd)
-        expanded, request = request_of(backends.system, options, q, grad_kappa)
-        kernel = backends.kernel(request)
+        q, request = request_of(backends.system, options, q, grad_kappa)
         refuse_jacobian(request.options)
-        u, wrench = structure.check_forces(u, None)
-        if kernel is None:
-            composed = _composed(backends, request, q, qd, u, wrench, warm_start)
-            jacobian = composed if out is None else result_tensor(out, composed.shape, composed).copy_(composed)
-        else:
-            jacobian = kernel.minimal_jacobian(expanded, qd.expand(expanded.shape), u, wrench, warm_start, out)
+        given = _given(structure, q, qd, u, None, warm_start)
+        jacobian = backends.select(request).minimal_jacobian(given, out)
         size = 2 * q.shape[-1]
         return jacobian[..., :size], jacobian[..., size:]
 
 
-def _composed(backends: Backends, request: Request, q: Tensor, qd: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> Tensor:
-    """The Jacobian of the step, multiplied with the derivatives of both maps."""
-    structure, backend = backends.structure, backends.select(request)
-    given = Coordinates(backends, request.options, q, qd)
-    z, valid = given.z, torch.isfinite(torch.cat((q, qd), dim=-1)).all(-1, keepdim=True)
-    if request.grad_kappa is not None:
-        z = z.expand(*broadcast_shapes(z.shape[:-1], request.grad_kappa.shape), z.shape[-1])
-    out = backend.step(z, u, wrench, warm_start)
-    jacobian = backend.jacobian(z, u, wrench, out.solution)
-    solved = ((out.status == int(Status.SUCCESS)) & ~without_rates(out.z, structure.timestep))[..., None]
-    jacobian = torch.where(solved[..., None], jacobian, 0.0)
-    order, nb, h = structure.tree_order(), structure.num_bodies, structure.timestep
-    after = torch.where(solved, out.z, neutral_state(z))
-    tangents = TANGENT_SIZE * nb
-    by_state, by_input = jacobian[..., :tangents], jacobian[..., tangents:]
-    q, qd, z = (torch.where(valid, value, other) for value, other in ((q, 0.0), (qd, 0.0), (z, neutral_state(z))))
-    if all(isinstance(entry.joint, StandardJoint) for entry in order):
-        by_state, by_input = minimal_products(order, nb, after, h, [by_state, by_input])
-        return torch.cat((by_state @ maximal_jacobian(order, nb, q, qd, z, h), by_input), dim=-1)
-
-    # A user declares these coordinates, so autograd differentiates both maps.
-    def lifted(y: Tensor) -> Tensor:
-        q, qd = y.chunk(2, dim=-1)
-        return structure.difference(minimal.to_maximal(order, nb, q, qd, h), z)
-
-    def projected(delta: Tensor) -> Tensor:
-        return torch.cat(minimal.to_minimal(order, nb, structure.retract(after, delta), h), dim=-1)
-
-    _, by_coordinates = local_jacobian(lifted, torch.cat((q, qd), dim=-1))
-    _, projection = local_jacobian(projected, torch.zeros_like(by_state[..., 0]))
-    return torch.cat((projection @ by_state @ by_coordinates, projection @ by_input), dim=-1)
+def _given(structure: Structure, q: Tensor, qd: Tensor, u: Tensor | None, wrench: Tensor | None, warm_start: Tensor | None) -> StepInputs:
+    """Checked inputs of a step between coordinates."""
+    u, _ = structure.check_forces(u, None)
+    return StepInputs(torch.cat((q, qd.expand(q.shape)), dim=-1), u, wrench, warm_start)
 
 
 def linearize(
-    backends: Backends, request: Request, given: Coordinates, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None
+    backends: Backends,
+    request: Request,
+    given: Coordinates,
+    u: Tensor,
+    wrench: Tensor | None,
+    warm_start: Tensor | None,
+    out: Tensor | None,
 ) -> tuple[MinimalOutput, Tensor]:
     """One step from given coordinates, and its Jacobian (..., 2n, 2n + nu)."""
-    kernel = backends.kernel(request)
-    if kernel is not None and not _hidden():
-        solved, jacobian = kernel.minimal_linearize(given.q, given.qd, u, wrench, warm_start, out)
-    else:
-        solved = backends.select(request).step(given.z, u, wrench, warm_start)
-        composed = _composed(backends, request, given.q, given.qd, u, wrench, solved.solution)
-        jacobian = composed if out is None else result_tensor(out, composed.shape, composed).copy_(composed)
+    step = _given(backends.structure, given.q, given.qd, u, wrench, warm_start)
+    solved, jacobian = backends.select(request).minimal_linearize(step, out)
     return given.after_step(solved), jacobian
 
 
-def in_coordinates(backends: Backends, given: Coordinates, solved: StepOutput, jacobian: Tensor, out: Tensor | None) -> Tensor:
+def of_period(structure: Structure, given: Coordinates, solved: StepOutput, jacobian: Tensor, out: Tensor | None) -> Tensor:
     """The Jacobian (..., 2n, 2n + m) of steps between coordinates, from that on the tangent space (..., 12 nb, 12 nb + m)."""
-    structure = backends.structure
-    order, nb, h = structure.tree_order(), structure.num_bodies, structure.timestep
-    good = ((solved.status == int(Status.SUCCESS)) & ~without_rates(solved.z, h))[..., None]
-    after, tangents = torch.where(good, solved.z, neutral_state(solved.z)), TANGENT_SIZE * nb
-    jacobian = torch.where(good[..., None], jacobian, 0.0)
-    by_state, by_input = minimal_products(order, nb, after, h, [jacobian[..., :tangents], jacobian[..., tangents:]])
-    valid = torch.isfinite(given.z).all(-1, keepdim=True)
-    q, qd = (torch.where(valid, value, 0.0) for value in (given.q, given.qd))
-    lifted = maximal_jacobian(order, nb, q, qd, torch.where(valid, given.z, neutral_state(given.z)), h)
-    result = torch.cat((by_state @ lifted, by_input), dim=-1)
-    return result if out is None else result_tensor(out, result.shape, result).copy_(result)
+    return in_coordinates(structure, torch.cat((given.q, given.qd), dim=-1), given.z, solved, jacobian, out)
 
 
 def check(structure: Structure, q: Tensor, qd: Tensor) -> None:

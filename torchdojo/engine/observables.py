@@ -20,7 +20,16 @@ from torchdojo.state import minimal
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["contact_forces", "contact_points", "coordinates", "distances", "in_kernel", "kinetic_energy", "potential_energy"]
+__all__ = [
+    "contact_forces",
+    "contact_points",
+    "coordinates",
+    "distances",
+    "kinetic_energy",
+    "mapped",
+    "potential_energy",
+    "quick_coordinates",
+]
 
 
 def _distances(structure: Structure, z: Tensor) -> Tensor:
@@ -68,11 +77,14 @@ class _Held:
         return REFERENCE[self.which](self.backends.structure, state)
 
 
-def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor | None:
-    """The value (..., size) of a function at `state` by the kernel; None where the reference must compute it.
+def mapped(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor:
+    """The value (..., size) of a function at `state`. parameters: from `Backends.map_parameters`."""
+    value = _in_kernel(backends, parameters, which, state)
+    return REFERENCE[which](backends.structure, state) if value is None else value
 
-    parameters: from `Backends.map_parameters`.
-    """
+
+def _in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor | None:
+    """The value (..., size) of a function at `state` by the kernel; None where the reference must compute it."""
     program = backends.program
     if program is None or (which in TREE and not program.tree):
         return None
@@ -96,10 +108,15 @@ def in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap
 def _observed(backends: Backends, options: SolverOptions, which: StateMap, z: Tensor) -> Tensor | None:
     if z.dtype != torch.float64 or z.shape[-1:] != (STATE_SIZE * backends.structure.num_bodies,):
         return None  # the reference says what is wrong
-    return in_kernel(backends, backends.map_parameters(options), which, z)
+    return _in_kernel(backends, backends.map_parameters(options), which, z)
 
 
-def coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[Tensor, Tensor] | None:
+def coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
+    """Coordinates and rates (..., 2n) of states (..., 13 nb)."""
+    return mapped(backends, backends.map_parameters(options), StateMap.TO_MINIMAL, z)
+
+
+def quick_coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[Tensor, Tensor] | None:
     """`Mechanism.quick_coordinates`."""
     value = _observed(backends, options, StateMap.TO_MINIMAL, z)
     return None if value is None else cast(tuple[Tensor, Tensor], value.chunk(2, dim=-1))

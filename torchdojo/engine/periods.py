@@ -6,49 +6,43 @@ report, and the next step starts from the solution of the one before.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
 import torch
-from torch import Tensor
 
 from torchdojo.elements.actuators import Actuators
+from torchdojo.engine.backend import Stepper
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.gradients.request import StepInputs
 from torchdojo.structure import Structure
 
-__all__ = ["Periods", "Stepper", "check_given", "check_repeat", "law_of"]
+__all__ = ["Periods", "added", "check_repeat", "law_of"]
 
 
-class Stepper(Protocol):
-    """An object that takes one step, or period, of a rollout: a backend, `Periods`, `AdaptiveSteps`, or a fitted model.
-
-    u and wrench are given.
-    """
-
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput: ...
-
-
-class Periods:
+class Periods(Stepper):
     """A `Stepper` that takes `repeat` steps of another one. With a law, the u of a period is its control."""
 
     def __init__(self, stepper: Stepper, repeat: int, law: Actuators | None) -> None:
-        self.stepper, self.repeat, self.law = stepper, repeat, law
+        self.structure, self.stepper, self.repeat, self.law = stepper.structure, stepper, repeat, law
 
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        total = self._single(z, u, wrench, warm_start)
+    def step(self, given: StepInputs) -> StepOutput:
+        total = self._single(given)
         for _ in range(self.repeat - 1):
-            new = self._single(total.z, u, wrench, total.solution.detach())
-            total = StepOutput(
-                new.z,
-                total.impulses + new.impulses,
-                torch.maximum(total.status, new.status),
-                total.iterations + new.iterations,
-                new.solution,
-                total.substeps + new.substeps,
-            )
+            total = added(total, self._single(given._replace(z=total.z, warm=total.solution.detach())))
         return total
 
-    def _single(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        return self.stepper.step(z, u if self.law is None else self.law(u, z), wrench, warm_start)
+    def _single(self, given: StepInputs) -> StepOutput:
+        return self.stepper.step(given if self.law is None else given._replace(u=self.law(given.u, given.z)))
+
+
+def added(total: StepOutput, new: StepOutput) -> StepOutput:
+    """The results of steps of a period, and of the one after them."""
+    return StepOutput(
+        new.z,
+        total.impulses + new.impulses,
+        torch.maximum(total.status, new.status),
+        total.iterations + new.iterations,
+        new.solution,
+        total.substeps + new.substeps,
+    )
 
 
 def check_repeat(repeat: object) -> int:
@@ -77,13 +71,3 @@ def law_of(structure: Structure, u: object, ctrl: object) -> Actuators | None:
     if structure.actuators is None:
         raise ValueError("ctrl: got one for a mechanism without actuators; add them with td.actuate(mech, {...}), or give u")
     return structure.actuators
-
-
-def check_given(structure: Structure, law: Actuators | None, z: Tensor, given: Any, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """z, the input or the control of a period, and wrench, checked, with zeros for None. Controls out of their range are counted."""
-    if law is None:
-        return structure.check_inputs(z, given, wrench)
-    law.check(given)
-    law.count(given)
-    z, _, wrench = structure.check_inputs(z, None, wrench)
-    return z, given, wrench

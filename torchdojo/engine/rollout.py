@@ -1,4 +1,4 @@
-"""Rollouts: their result, the loop that takes steps one by one, and segments whose graphs are not kept."""
+"""Rollouts: by whom, under inputs, policies and feedback laws, and in segments whose graphs are not kept."""
 
 from __future__ import annotations
 
@@ -12,39 +12,20 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from torchdojo.elements.actuators import Actuators
 from torchdojo.engine.adaptive import AdaptiveOptions, AdaptiveSteps
-from torchdojo.engine.backends import Backends, Kernel
-from torchdojo.engine.periods import Periods, Stepper, check_given
-from torchdojo.gradients.request import Request
-from torchdojo.parameters import transforming
-from torchdojo.structure import Structure
+from torchdojo.engine.backend import Policy, Stepper, Trajectory, check_given
+from torchdojo.engine.backends import Backends
+from torchdojo.engine.feedback import Given, law_of_feedback
+from torchdojo.engine.observables import coordinates
+from torchdojo.engine.periods import Periods, check_repeat, law_of
+from torchdojo.engine.requests import request_of
+from torchdojo.gradients.request import Request, StepInputs
+from torchdojo.parameters import broadcast_shapes, transforming
+from torchdojo.solver.options import SolverOptions
 
-__all__ = ["Policy", "StepByStep", "Trajectory", "rollout", "segment_length"]
-
-Policy = Callable[[Tensor], Tensor]
-
-
-class Trajectory(NamedTuple):
-    """Result of a rollout of T periods, each of `repeat` steps, which is one step if not given.
-
-    z: (..., T+1, 13 nb) states at the start and after each period.
-    u: (..., T, nu) inputs [N, N·m], or the controls (..., T, number of actuators) where `ctrl` is given.
-    impulses: (..., T, n) sums over the steps of a period [N·s, N·m·s].
-    status: (..., T) the worst of the steps of a period, which is the largest value. iterations, substeps: (..., T) their sums.
-    solution: (..., 1, num_unknowns) of the last step, or (..., T, num_unknowns) of the last step of each period with `keep_solutions`. So
-        ``solution[..., -1, :]`` is the `warm_start` that continues the rollout.
-    """
-
-    z: Tensor
-    u: Tensor
-    impulses: Tensor
-    status: Tensor
-    iterations: Tensor
-    substeps: Tensor
-    solution: Tensor
-
+__all__ = ["FeedbackCall", "Plan", "Policy", "Trajectory", "rollout", "rollout_feedback", "segment_length"]
 
 #: Maps z, u, a number of periods and a warm start to the trajectory.
-Run = Callable[[Tensor, Tensor | Policy | None, int, Tensor | None], Trajectory]
+Run = Callable[[Tensor, Tensor | Policy, int, Tensor | None], Trajectory]
 
 
 class Plan(NamedTuple):
@@ -61,76 +42,76 @@ def rollout(
     backends: Backends, request: Request, z: Tensor, u: Tensor | Policy | None, steps: int, warm_start: Tensor | None, plan: Plan
 ) -> Trajectory:
     """`Mechanism.rollout` on a checked z. With a law, u are controls."""
-    structure, law, keep = backends.structure, plan.law, plan.keep_solutions
-    kernel = None
-    if not (callable(u) or plan.adaptive):
-        kernel = backends.kernel(request) if law is None else backends.driven_kernel(request, law)
-    if request.budget and (kernel is None or plan.length < steps):
+    structure, law = backends.structure, plan.law
+    stepper: Stepper
+    if plan.adaptive:
+        stepper = Periods(AdaptiveSteps(backends, request.of_a_step, plan.adaptive), request.repeat, law)
+    else:
+        stepper = backends.stepper(request, law)
+    if request.budget and (callable(u) or not stepper.in_one_call or plan.length < steps):
         raise ValueError(
             "rollout(budget=...): only for rollouts that the compiled kernel takes in one call; give inputs as a tensor, without adaptive= "
             "and checkpoint="
         )
-    run: Run
-    if kernel is not None:
-        zero = z.new_zeros(steps, structure.num_inputs)
-        z, u, wrench = check_given(structure, law, z, zero if u is None else cast(Tensor, u), plan.wrench)
-        run = KernelRun(kernel, wrench, keep)
-    elif plan.adaptive:
-        steps_of_one = AdaptiveSteps(backends, request.of_a_step, plan.adaptive)
-        run = StepByStep(structure, Periods(steps_of_one, request.repeat, law), plan.wrench, law, keep)
+    if not callable(u):
+        zero = torch.zeros(steps, structure.num_inputs, dtype=z.dtype, device=z.device)
+        z, u, wrench, _ = check_given(structure, law, z, zero if u is None else u, plan.wrench)
     else:
-        run = StepByStep(structure, backends.stepper(request, law), plan.wrench, law, keep)
-    return in_segments(run, z, u, steps, plan.length, warm_start, keep)
+        wrench = plan.wrench
+
+    def run(z: Tensor, u: Tensor | Policy, steps: int, warm: Tensor | None) -> Trajectory:
+        if isinstance(u, Tensor):
+            return stepper.rollout(StepInputs(z, u, wrench, warm), plan.keep_solutions)
+        return stepper.follow(lambda t, z: u(z), steps, StepInputs(z, z, wrench, warm), plan.keep_solutions)
+
+    return in_segments(run, z, u, steps, plan.length, warm_start, plan.keep_solutions)
 
 
-class KernelRun:
-    """A `Run` in one call of the kernel, on checked inputs."""
-
-    def __init__(self, kernel: Kernel, wrench: Tensor, keep_solutions: bool) -> None:
-        self.kernel, self.wrench, self.keep_solutions = kernel, wrench, keep_solutions
-
-    def __call__(self, z: Tensor, u: Tensor | Policy | None, steps: int, warm: Tensor | None) -> Trajectory:
-        inputs = cast(Tensor, u)
-        path, impulses, w, status, iterations, substeps = self.kernel.rollout(z, inputs, self.wrench, warm, self.keep_solutions)
-        held = inputs.expand(*path.shape[:-2], *inputs.shape[-2:])
-        return Trajectory(path, held, impulses, status, iterations, substeps, w.detach())
+# -- feedback ----------------------------------------------------------------------------------------------------------------------------
 
 
-class StepByStep:
-    """A `Run` that takes one period of a stepper at a time, each warm-started from the one before."""
+class FeedbackCall(NamedTuple):
+    """The keywords of `Mechanism.rollout_feedback` beside its law."""
 
-    def __init__(
-        self, structure: Structure, stepper: Stepper, wrench: Tensor | None, law: Actuators | None = None, keep_solutions: bool = False
-    ) -> None:
-        self.structure, self.stepper, self.wrench, self.law, self.keep_solutions = structure, stepper, wrench, law, keep_solutions
+    repeat: int
+    warm_start: Tensor | None
+    keep_solutions: bool
+    wrench: Tensor | None
+    budget: int | None
 
-    def __call__(self, z: Tensor, u: Tensor | Policy | None, steps: int, warm: Tensor | None) -> Trajectory:
-        states, inputs, outputs = [z], [], []
-        solutions: list[Tensor] = []
-        for t in range(steps):
-            now = u[..., t, :] if isinstance(u, Tensor) else z.new_zeros(self.structure.num_inputs) if u is None else u(z)
-            out = self.stepper.step(*check_given(self.structure, self.law, z, now, self.wrench), warm)
-            z, warm = out.z, out.solution.detach()
-            states.append(z)
-            inputs.append(now)
-            if not self.keep_solutions:
-                solutions.clear()
-            solutions.append(warm)
-            outputs.append(out._replace(solution=z[..., :0].detach()))
-        batch = z.shape[:-1]
 
-        def stack(values: list[Tensor]) -> Tensor:
-            return torch.stack([v.expand(*batch, v.shape[-1]) for v in values], dim=-2)
+def rollout_feedback(
+    backends: Backends, options: SolverOptions, z: Tensor, u: Tensor | None, ctrl: Tensor | None, given: Given, call: FeedbackCall
+) -> Trajectory:
+    """`Mechanism.rollout_feedback`.
 
-        return Trajectory(
-            stack(states),
-            stack(inputs),
-            stack([o.impulses for o in outputs]),
-            torch.stack([o.status for o in outputs], -1),
-            torch.stack([o.iterations for o in outputs], -1),
-            torch.stack([o.substeps for o in outputs], -1),
-            stack(solutions),
-        )
+    Raises:
+        ValueError: batch dimensions that do not broadcast; a budget without the kernel. RuntimeError: inside a transform.
+    """
+    structure = backends.structure
+    actuators = law_of(structure, u, ctrl)
+    name, inputs, size = ("u", u, structure.num_inputs) if actuators is None else ("ctrl", ctrl, len(actuators))
+    if not isinstance(inputs, Tensor) or inputs.ndim < 2 or inputs.shape[-1] != size or not inputs.shape[-2]:
+        got = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+        raise ValueError(f"{name}: got {got}; allowed: (..., T, {size}) with T of 1 or more")
+    if call.warm_start is not None:
+        structure.check_tensor("warm_start", call.warm_start, structure.layout.num_unknowns)
+    structure.check_state(z)
+    if torch.compiler.is_compiling() or transforming():
+        raise RuntimeError("rollout_feedback: not inside torch.func or torch.compile; give a policy to mech.rollout there")
+    with torch.no_grad():
+        law = law_of_feedback(structure, inputs, given, lambda z: coordinates(backends, options, z))
+        z, request = request_of(backends.system, options, z, None, repeat=check_repeat(call.repeat), budget=call.budget)
+        stepper = backends.stepper(request, actuators)
+        z, u, wrench, warm = check_given(structure, actuators, z, law.inputs, call.wrench, call.warm_start)
+        shapes = [z.shape[:-1], *([] if wrench is None else [wrench.shape[:-1]]), *law.batch(), *stepper.batch_shapes()]
+        try:
+            batch = broadcast_shapes(*shapes)
+        except RuntimeError:
+            raise ValueError(f"rollout_feedback: got batch dimensions {[tuple(s) for s in shapes]}, which do not broadcast") from None
+        if request.budget and not stepper.in_one_call:
+            raise ValueError("budget: the compiled kernel has it, but another backend takes these steps")
+        return stepper.rollout_feedback(StepInputs(z.expand(*batch, z.shape[-1]), u, wrench, warm), law, call.keep_solutions)
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------------------------
@@ -156,9 +137,7 @@ def segment_length(checkpoint: object, steps: int) -> int:
     return math.isqrt(steps - 1) + 1 if checkpoint is True else checkpoint
 
 
-def in_segments(
-    run: Run, z: Tensor, u: Tensor | Policy | None, steps: int, length: int, warm: Tensor | None, keep_solutions: bool
-) -> Trajectory:
+def in_segments(run: Run, z: Tensor, u: Tensor | Policy, steps: int, length: int, warm: Tensor | None, keep_solutions: bool) -> Trajectory:
     """A rollout in segments of `length` periods. Autograd keeps the start of each segment, and runs the segment again in backward.
 
     With segments of √T steps, memory grows as √T for one more forward pass (Griewank and Walther 2008, "Evaluating Derivatives", section

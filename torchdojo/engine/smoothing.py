@@ -4,59 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
+from torchdojo.engine.backend import Backend
 from torchdojo.gradients.reference_step import StepOutput
-from torchdojo.gradients.request import Request
+from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.parameters import broadcast_shapes, result_tensor
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.state.layout import ORIENTATION, STATE_SIZE
 
-__all__ = ["Backend", "Randomized", "sampled"]
+__all__ = ["Randomized", "sampled"]
 
 
-class Backend(Protocol):
-    """An object that takes the steps of a request, on checked tensors.
-
-    `jacobian` is (..., 12 nb, 12 nb + nu), written into `out` if given.
-    """
-
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput: ...
-
-    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor: ...
-
-
-class Randomized:
+class Randomized(Backend):
     """A backend that keeps the values of another one, with the mean derivative of samples that have a solution.
 
     Every call draws its own samples, so the steps of a rollout have different samples.
     """
 
     def __init__(self, backend: Backend, smoothing: RandomizedSmoothing, parameters_need_grad: bool) -> None:
+        super().__init__(backend.structure, backend.stacked, backend.request)
         self.backend, self.smoothing, self.parameters_need_grad = backend, smoothing, parameters_need_grad
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        needs_grad = torch.is_grad_enabled() and (self.parameters_need_grad or any(t.requires_grad for t in (z, u, wrench)))
+    def having(self, parameters: Sequence[Tensor], request: Request) -> Randomized:
+        needs_grad = any(p.requires_grad for p in parameters)
+        return Randomized(self.backend.having(parameters, request), self.smoothing, needs_grad)
+
+    def lift(self, q: Tensor, qd: Tensor) -> Tensor:
+        return self.backend.lift(q, qd)
+
+    def step(self, given: StepInputs) -> StepOutput:
+        z, u, wrench = given.data
+        needs_grad = torch.is_grad_enabled() and (self.parameters_need_grad or any(t.requires_grad for t in given.data))
         with torch.no_grad():
-            out = self.backend.step(z, u, wrench, warm_start)
+            out = self.backend.step(given)
         if not needs_grad:
             return out
         generator = self._generators.setdefault(z.device, generator_of(self.smoothing, z.device))
         several, inputs, wrenches = random_inputs(self.smoothing, generator, z, u, wrench)
-        samples = self.backend.step(several, inputs, wrenches, out.solution)
+        samples = self.backend.step(StepInputs(several, inputs, wrenches, out.solution))
         weight = (samples.status == int(Status.SUCCESS)) & (out.status == int(Status.SUCCESS))
         weight = (weight / weight.sum(0).clamp_min(1)).to(z.dtype)[..., None]
         return out._replace(z=_mean_state(out.z, samples.z, weight), impulses=_mean_change(out.impulses, samples.impulses, weight))
 
-    def jacobian(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None, out: Tensor | None = None) -> Tensor:
+    def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
         """Mean of the Jacobians of samples, (..., 12 nb, 12 nb + nu), each on the tangent space of its own next state."""
-        z, u, wrench = random_inputs(self.smoothing, generator_of(self.smoothing, z.device), z, u, wrench)
-        result = self.backend.jacobian(z, u, wrench, warm_start).mean(0)
+        z, u, wrench = random_inputs(self.smoothing, generator_of(self.smoothing, given.z.device), *given.data)
+        result = self.backend.jacobian(StepInputs(z, u, wrench, given.warm)).mean(0)
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdojo.envs.checks import check_action, check_mask, check_memory, check_results, check_shard, counted, one_from, positive
 from torchdojo.envs.direct import light_guards
 from torchdojo.envs.disturbances import Kicks, SensorNoise, Sensors
-from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition, any_rare, finite
+from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition, any_rare, finite, part_of
 from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
@@ -309,7 +309,7 @@ class Env:
         after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses, state.memory, state.time + 1)
         if state.memory.shape[-1]:
             index = drawn if drawn.ndim == 1 else drawn[:, 0].long()
-            after = after._replace(memory=self.remember(state.motion, after, self._fresh(index).memory))
+            after = after._replace(memory=self.remember(state.motion, after, part_of(self._pool, self._sizes, "memory", index)))
         return after, good
 
     def _rate(self, before: Motion, after: Motion) -> tuple[Tensor, Tensor]:
@@ -323,7 +323,7 @@ class Env:
         """Last part of `arrive`: observation, end of episodes, state to go on from. rated: of `_rate`; None: rewards are zero."""
         index, goal, time = drawn if drawn.ndim == 1 else drawn[:, 0].long(), after.goal, after.time
         if self.resample:  # the reward is for the goal that the action was chosen for, and the next action sees the new one
-            goal = torch.where((time % self.resample == 0)[:, None], self._fresh(index).goal, goal)
+            goal = torch.where((time % self.resample == 0)[:, None], part_of(self._pool, self._sizes, "goal", index), goal)
         obs = self._observe(after._replace(goal=goal))
         reward, parts = (torch.zeros_like(state.total), state.total.new_zeros(len(time), 0)) if rated is None else rated
         flagged = ~(good & finite(reward.detach() + obs.detach().sum(-1) + after.memory.detach().sum(-1)))

@@ -166,7 +166,7 @@ class Locomotion(Env):
         points = [[_field(contacts[name], "point") for name in leg.contacts] for leg in anatomy.legs]
         self.feet = torch.stack([torch.stack(own).mean(0) for own in points])  # in the frames of their bodies
         self.radii = torch.stack([torch.stack([_field(contacts[name], "radius") for name in leg.contacts]).mean() for leg in anatomy.legs])
-        self.soles = [bodies.index(leg.body) for leg in anatomy.legs]
+        self.soles = torch.tensor([bodies.index(leg.body) for leg in anatomy.legs])
         self.hips = torch.tensor([leg.hip for leg in anatomy.legs], dtype=torch.float64)
         self.rest, self.columns = anatomy.rest, list(anatomy.columns)
         legs = {i for leg in anatomy.legs for i in leg.joints}
@@ -305,9 +305,11 @@ class Locomotion(Env):
 
     def foot_motion(self, motion: Motion) -> tuple[Tensor, Tensor]:
         """Positions of the feet's centers [m] and their velocities [m/s], world frame, (B, legs, 3)."""
-        own = motion.z.unflatten(-1, (-1, STATE_SIZE))[..., self.soles, :]
-        arm = quat.rotate(own[..., 6:10], self.feet.expand(*own.shape[:-1], 3))
-        return own[..., :3] + arm, own[..., 3:6] + quat.cross(quat.rotate(own[..., 6:10], own[..., 10:13]), arm)
+        own = motion.z.unflatten(-1, (-1, STATE_SIZE)).index_select(-2, self.soles)
+        # One split: backward of slices would fill a tensor of zeros for each.
+        x, v, turn, omega = own.split((3, 3, 4, 3), -1)
+        arm = quat.rotate(turn, self.feet.expand(*own.shape[:-1], 3))
+        return x + arm, v + quat.cross(quat.rotate(turn, omega), arm)
 
     def torques(self, motion: Motion, action: Tensor) -> Tensor:
         """What the drives did in the step that led to a motion [N·m], (B, nu)."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["EnvState", "EnvStep", "Motion", "Transition", "any_rare", "finite", "upright_and_heading"]
+__all__ = ["EnvState", "EnvStep", "Motion", "Transition", "any_rare", "finite", "part_of", "upright_and_heading"]
 
 #: 1 + (squares of a quaternion wxyz) @ TILT is (z of the body's z axis, x of its x axis)
 TILT = torch.tensor(((0.0, 0.0), (-2.0, 0.0), (-2.0, -2.0), (0.0, -2.0)), dtype=torch.float64)
@@ -122,3 +123,12 @@ def any_rare(where: Tensor) -> bool:
 def finite(value: Tensor) -> Tensor:
     """Like `torch.isfinite`, in two operations instead of four."""
     return value - value == 0.0
+
+
+def part_of(pool: Tensor, sizes: Sequence[int], name: str, index: Tensor) -> Tensor:
+    """A field of `EnvState` (len(index), size) of starts in a pool, whose columns are the fields with these sizes.
+
+    The other fields of a robot are a hundred times as many numbers.
+    """
+    place = EnvState._fields.index(name)
+    return pool.narrow(1, sum(sizes[:place]), sizes[place]).index_select(0, index)

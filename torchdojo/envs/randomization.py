@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdojo.mechanism import Mechanism
+from torchdojo.parameters import PhysicalModule
 
 __all__ = ["Randomization", "Ranges"]
 
@@ -43,6 +45,9 @@ class Randomization:
         self.matches = {name: _matching(name, list(own)) for name in ranges}
         self.nominal = {name: own[name].detach().clone() for names in self.matches.values() for name in names}
         self.factors: dict[str, Tensor] = {name: torch.ones(num_envs, dtype=torch.float64) for name in ranges}
+        self._drawn = {parameter: [name for name, names in self.matches.items() if parameter in names] for parameter in self.nominal}
+        self._stored: dict[str, nn.Parameter | None] = {}  # what this object has put into the mechanism
+        self._interval = {parameter for parameter in self.nominal if self._whole_range_is_valid(parameter)}
         self.draw(torch.ones(num_envs, dtype=torch.bool))
 
     def draw(self, where: Tensor) -> None:
@@ -56,14 +61,33 @@ class Randomization:
             self.factors[name] = torch.where(where, new, self.factors[name])
         self._apply()
 
+    def _whole_range_is_valid(self, parameter: str) -> bool:
+        """Whether the module takes both ends of the range as they are, and so what lies between: then later draws are not checked."""
+        path, _, field = parameter.rpartition(".")
+        module = self.mech.get_submodule(path)
+        if not path or not isinstance(module, PhysicalModule):  # numbers of the mechanism itself are in graphs as they are, uncopied
+            return False
+        for end in (0, 1):
+            value = self.nominal[parameter] * math.prod(self.ranges[name][end] for name in self._drawn[parameter])
+            try:
+                if not torch.equal(module.check_field(field, value), value):
+                    return False
+            except ValueError:
+                return False
+        return True
+
     def _apply(self) -> None:
         for parameter, value in self.nominal.items():
-            product = torch.ones(self.num_envs, dtype=torch.float64)
-            for name, names in self.matches.items():
-                if parameter in names:
-                    product = product * self.factors[name]
-            module, _, field = parameter.rpartition(".")
-            setattr(self.mech.get_submodule(module), field, value * product.reshape(-1, *[1] * value.ndim))
+            product = functools.reduce(torch.mul, [self.factors[name] for name in self._drawn[parameter]])
+            path, _, field = parameter.rpartition(".")
+            module, new = self.mech.get_submodule(path), value * product.reshape(-1, *[1] * value.ndim)
+            stored = self._stored.get(parameter)
+            if stored is not None and stored is module._parameters.get(field) and not stored.requires_grad:
+                with torch.no_grad():
+                    stored.copy_(new)
+                continue
+            setattr(module, field, new)
+            self._stored[parameter] = module._parameters.get(field) if parameter in self._interval else None
 
     def state_dict(self) -> dict[str, Tensor]:
         """The factors."""

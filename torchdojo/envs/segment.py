@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchdojo.engine.backends import Kernel
 from torchdojo.engine.requests import request_of
 from torchdojo.envs.chain import Bounded, Coordinates, Hop, Ratings, finish, rows
 from torchdojo.envs.checks import counted
@@ -26,7 +25,6 @@ from torchdojo.envs.env import Env
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.tape import Tape
-from torchdojo.solver.options import OnFailure
 
 __all__ = ["Segment", "SegmentOutput"]
 
@@ -141,15 +139,12 @@ class Segment:
     def _tape(self, horizon: int) -> Tape | None:
         """The kernel's part, or None where it cannot take all steps."""
         env, mech = self.env, self.env.mech
-        if not env.plain or env.autoreset != "same_step" or mech.options.on_failure is OnFailure.RAISE:
+        if not env.plain or env.autoreset != "same_step":
             return None
         _, request = request_of(mech.backends.system, mech.options, env.state.z, None, repeat=env.repeat)
-        stepper, maps = mech.backends.stepper(request, mech.actuators), mech.backends.map_parameters(mech.options)
-        if not isinstance(stepper, Kernel) or stepper.parameters.requires_grad or maps is None or not stepper.program.tree:
+        if mech.backends.map_parameters(mech.options) is None:
             return None
-        if stepper.parameters.batch not in (torch.Size(), torch.Size((1,)), torch.Size((env.num_envs,))):
-            return None
-        return Tape(stepper.program, stepper.parameters, request, horizon, env.num_envs)
+        return mech.backends.stepper(request, mech.actuators).tape(horizon, env.num_envs)
 
     @property
     def report(self) -> Tensor | None:
@@ -308,9 +303,11 @@ class Record:
 
     def _rate(self) -> tuple[list[Tensor], Tensor, Tensor]:
         """Leaves with H · B rows, those by which `pull` differentiates; rewards (H, B) with a graph to them; and the rewards' parts."""
-        segment, env = self.segment, self.segment.env
-        rows: list[Any] = [None if values[0] is None else torch.cat(values) for values in zip(*self.arguments, strict=True)]
-        names = EnvState._fields
+        segment, env, names = self.segment, self.segment.env, EnvState._fields
+        idle = {*(names.index(name) for name in ("sensors", "obs", "warm", "total")), STATE + 5, DATA - 1}  # no reward reads these
+        none = self.arguments[0][0].new_empty(0)
+        columns = zip(*self.arguments, strict=True)
+        rows: list[Any] = [none.clone() if place in idle else torch.cat(values) for place, values in enumerate(columns)]
         wanted = [STATE, *(names.index(name) for name in segment.carried), STATE + 2, STATE + 3, STATE + 4]
         with torch.enable_grad():
             for place in wanted:

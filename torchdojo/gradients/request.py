@@ -1,8 +1,9 @@
-"""The request of a call: its options beside the data of the step."""
+"""What a call asks for: the data of the step, `StepInputs`, and the options beside them, `Request`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +12,35 @@ from torchdojo.dynamics.system import System
 from torchdojo.gradients.impacts import can_bounce
 from torchdojo.solver.interior_point import Attempts
 from torchdojo.solver.options import GradientMode, OnFailure, SolverOptions
-from torchdojo.state.layout import TANGENT_SIZE
+from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE, TWIST_SIZE
 
-__all__ = ["Request"]
+__all__ = ["Request", "StepInputs"]
+
+
+class StepInputs(NamedTuple):
+    """The data of a step, a period, or a rollout, checked. Batch dimensions broadcast.
+
+    z: (..., 13 nb). u: (..., nu), of a rollout of T periods (..., T, nu); controls (..., number of actuators) where a law turns them into
+    inputs. wrench: (..., 6 nb), or None for zero. warm: (..., num_unknowns), a solution from which iterations start, or None.
+    """
+
+    z: Tensor
+    u: Tensor
+    wrench: Tensor | None = None
+    warm: Tensor | None = None
+
+    @property
+    def forces(self) -> Tensor:
+        """The wrench, with zeros for None."""
+        if self.wrench is not None:
+            return self.wrench
+        # z.new_zeros would be mapped by vmap.
+        return torch.zeros(self.z.shape[-1] // STATE_SIZE * TWIST_SIZE, dtype=self.z.dtype, device=self.z.device)
+
+    @property
+    def data(self) -> tuple[Tensor, Tensor, Tensor]:
+        """z, u and the wrench."""
+        return self.z, self.u, self.forces
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torchdojo import quaternion as quat
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contact import Contact
-from torchdojo.engine.rollout import StepByStep
+from torchdojo.engine.backend import Stepper
+from torchdojo.gradients.request import StepInputs
 from torchdojo.identification.parameters import ParametricMechanism
 from torchdojo.mechanism import StepOutput, Trajectory
 from torchdojo.state.layout import ORIENTATION, STATE_SIZE
@@ -34,14 +35,14 @@ from torchdojo.state.layout import ORIENTATION, STATE_SIZE
 __all__ = ["CorrectedMechanism", "Residual", "ResidualDistance", "ResidualWrench"]
 
 
-class _Corrected:
+class _Corrected(Stepper):
     """The steps of a `CorrectedMechanism` with the parameters `raw`, as a rollout takes them."""
 
     def __init__(self, model: CorrectedMechanism, raw: Tensor | None) -> None:
-        self.model, self.raw = model, raw
+        self.structure, self.model, self.raw = model.mechanism, model, raw
 
-    def step(self, z: Tensor, u: Tensor, wrench: Tensor, warm_start: Tensor | None) -> StepOutput:
-        return self.model.step(z, self.raw, u=u, warm_start=warm_start)
+    def step(self, given: StepInputs) -> StepOutput:
+        return self.model.step(given.z, self.raw, u=given.u, warm_start=given.warm)
 
 
 class CorrectedMechanism(ParametricMechanism):
@@ -78,7 +79,8 @@ class CorrectedMechanism(ParametricMechanism):
         return cast(StepOutput, self.call("step", z, raw=raw, added=added, **arguments, **kwargs))
 
     def rollout(self, z: Tensor, steps: int, raw: Tensor | None = None, u: Tensor | None = None) -> Trajectory:
-        return StepByStep(self.mechanism, _Corrected(self, raw), None)(z, u, steps, None)
+        u = z.new_zeros(steps, self.mechanism.num_inputs) if u is None else u
+        return _Corrected(self, raw).rollout(StepInputs(z, u))
 
     @property
     def description(self) -> Residual:

@@ -270,22 +270,23 @@ class WindowResidual:
         returns ∂f/∂raw, and the steps for which both hold.
         """
         mech = self.model.mechanism
-        kernel = mech.backends.kernel(Request(mech.options))
-        if kernel is None or type(self.model).step is not ParametricMechanism.step:
+        request = Request(mech.options)
+        program = mech.backends.select(request).program
+        if program is None or type(self.model).step is not ParametricMechanism.step:
             return None
         leaf = raw.clone().requires_grad_()
         with torch.enable_grad():
             stacked = self.model.call("stacked_parameters", raw=leaf)
             # `pack` expects a leading dimension for the batch.
-            flat = [t.reshape(1, *t.shape[t.ndim - spec.ndim :]) for t, spec in zip(stacked, kernel.program.parameter_specs, strict=True)]
-            packed = kernel.program.pack(flat)[0]
+            flat = [t.reshape(1, *t.shape[t.ndim - spec.ndim :]) for t, spec in zip(stacked, program.parameter_specs, strict=True)]
+            packed = program.pack(flat)[0]
             chain = _rows(lambda v: v, packed, leaf)  # shape (num_parameters, P)
-        parameters = Parameters(kernel.program, [t.detach() for t in stacked])
+        parameters = Parameters(program, [t.detach() for t in stacked])
         h = mech.timestep
 
         def sensitivity(z: Tensor, u: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
             self.model.call("jacobians", z, u, raw=raw, out=out)
-            after, whole, by_numbers = velocity_sensitivity(kernel.program, kernel.request, parameters, z, u, chain)
+            after, whole, by_numbers = velocity_sensitivity(program, request, parameters, z, u, chain)
             velocity = by_numbers.unflatten(1, (-1, 2, 3))
             # x⁺ = x + h v⁺, and q⁺ = q ⊗ [s, u] with u = h ω⁺/2. A change du turns q⁺ by 2 (s du + (u·du) u/s − u × du), body frame.
             u = 0.5 * h * after.unflatten(-1, (-1, STATE_SIZE))[..., ANGULAR_VELOCITY]

@@ -28,6 +28,7 @@ from torchdojo.learning.shac import Shac
 from torchdojo.learning.shac import ShacSettings as Settings
 from torchdojo.runs import read_checkpoint
 from torchdojo.runs.lightning import AtomicCheckpointIO, quiet
+from torchdojo.runs.memory import keep_freed_memory
 
 __all__ = ["Settings", "load_policy", "train"]
 
@@ -42,6 +43,7 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
     Returns:
         Numbers: samples, cpu_seconds, skipped steps, clipped adjoints, statistics of the environments.
     """
+    keep_freed_memory()
     module = Shac(_environments(run, processes), run.settings, seed=run.config.seed)
     trainer = _trainer(run, processes)
     resume = resume and run.checkpoint.exists()  # it may have been killed before the first checkpoint

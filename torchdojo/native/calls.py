@@ -127,6 +127,8 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "int64_t",
         ("int64_t", "const void *const *", "const void *", "const void *const *", "const int64_t *", "const char *"),
     ),
+    # number of tensors; their implementations; a method without arguments: whether it is true of any of them
+    "td_any": ("int64_t", ("int64_t", "const void *const *", "const void *")),
     "td_rollout": ("void", ("void *", "const TdOptions *", "const TdRollout *")),
     "td_rollout_adjoint": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdGradient *")),
     # w (N, T, n): solutions on the way to the hard limit κ → 0

@@ -35,6 +35,7 @@ __all__ = [
     "SERIES",
     "VECTOR",
     "backward",
+    "check_status",
     "checked_rollout",
     "differentiable",
     "flat_problem",
@@ -132,11 +133,11 @@ def forward(
 def checked_rollout(problem: kernel.Problem, keep: kernel.Keep, batch: torch.Size) -> Six:
     """`kernel.rollout`, which raises what the status asks for."""
     out = kernel.rollout(problem, keep, batch)
-    _check(problem, out.status)
+    check_status(problem, out.status)
     return cast(Six, tuple(out))
 
 
-def _check(problem: kernel.Problem, status: Tensor) -> None:
+def check_status(problem: kernel.Problem, status: Tensor) -> None:
     """Raise the errors of the reference for the status (..., T) of the kernel."""
     if not status.numel() or not status.max().item():
         return
@@ -359,7 +360,7 @@ def special_steps(problem: kernel.Problem, out: kernel.Outputs) -> tuple[Tensor,
     """
     status = out.status
     # A step without a solution has a Jacobian of zeros, whatever `on_failure` says.
-    _check(problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
+    check_status(problem, torch.where(status == int(Status.MAX_ITERATIONS), 0, status))
     _warn_of_lost_digits(problem, out)
     good = status == int(Status.SUCCESS)
     split = (good & (out.substeps > 1)).squeeze(-1).nonzero().squeeze(-1)

@@ -120,6 +120,10 @@ def available() -> bool:
     return True
 
 
+# This has the effect of torch.compiler.assume_constant_result, without importing the compiler.
+available._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def _switched_off() -> bool:
     return os.environ.get("TORCHDOJO_NATIVE") == "0"
 

@@ -1,7 +1,7 @@
 """The kernel as operators of PyTorch: `torch.ops.torchdojo.rollout`, its adjoint and the Jacobian of a step.
 
-`torch.compile` sees the operators. `Rollout` serves `torch.func`, whose transforms do not pass through the autograd formula of an operator.
-Eager calls use this Function too. Where nothing needs a gradient, they call the kernel at once: an operator costs 50 µs more per call.
+`torch.compile` sees the operators. `Rollout` serves `torch.func`, whose transforms do not pass through the autograd formula of an operator,
+and eager rollouts. An operator costs 50 µs more per call, so eager calls do without (engine/kernel.py).
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ import torch
 from torch import Tensor
 
 from torchdojo.gradients.batching import align, map_all
-from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
-from torchdojo.native import execution, live, loader, minimal, operators
+from torchdojo.native import execution, live, minimal, operators
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Six, rollout_specs
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE, RolloutTangent
 from torchdojo.native.kernel import Keep
 from torchdojo.native.program import Program, by_number
-from torchdojo.native.request import decode, encode
-from torchdojo.parameters import broadcast_shapes, result_tensor, transforming
+from torchdojo.native.request import decode
+from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 
-__all__ = ["Six", "available", "jacobian", "minimal_jacobian", "rollout", "step"]
+__all__ = ["Rollout", "RolloutAdjoint", "of_periods", "totals"]
 
 NO_BATCH = torch.Size()
 
@@ -346,108 +345,16 @@ for _forward in (Rollout.forward, RolloutAdjoint.forward):
     setattr(_forward, "__signature__", inspect.signature(_forward))  # noqa: B010  (functions have no such attribute, says mypy)
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------------------------
-
-
-def available() -> bool:
-    """`loader.available`, which is a constant to torch.compile."""
-    return loader.available()
-
-
-# This has the effect of torch.compiler.assume_constant_result, without importing the compiler.
-available._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def rollout(
-    program: Program,
-    request: Request,
-    parameters: Parameters,
-    z: Tensor,
-    u: Tensor,
-    wrench: Tensor,
-    warm: Tensor | None,
-    keep_solutions: bool = False,
-) -> Six:
-    """The outputs of `rollout_op` for the periods of u (..., P, nu), differentiable in z, u, wrench and parameters.
-
-    The solution is that of the last step, (..., 1, n), or those of the last steps of all periods.
-    """
-    tensors = [z, u, wrench, *parameters.tensors]
-    less = Keep.PERIODS if keep_solutions else Keep.LAST
-    if torch.compiler.is_compiling():
-        keep = Keep.STEPS if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) else less
-        warm = None if warm is None else warm.detach()
-        *out, _ = rollout_op(z, u, wrench, warm, list(parameters.tensors), program.number, encode(request), int(keep))
-        six = cast(Six, tuple(out))
-        return _of_periods(six, request.repeat, keep_solutions) if keep is Keep.STEPS else six
-    if transforming() or forward_mode():
-        return _of_periods(Rollout.apply(program, request, None, warm, *tensors), request.repeat, keep_solutions)
-    if torch.is_grad_enabled() and (parameters.requires_grad or z.requires_grad or u.requires_grad or wrench.requires_grad):
-        if not parameters.requires_grad:
-            tensors = tensors[:3]
-        return _of_periods(Rollout.apply(program, request, parameters, warm, *tensors), request.repeat, keep_solutions)
-    return execution.forward(program, request, less, warm, z, u, wrench, parameters.tensors, parameters)
-
-
-def _of_periods(out: Six, repeat: int, keep_solutions: bool) -> Six:
+def of_periods(out: Six, repeat: int, keep_solutions: bool) -> Six:
     """The outputs for periods of `repeat` steps, from those of all steps. Copies let go of the steps inside the periods."""
-    z, impulses, w, status, iterations, substeps = out
+    z, impulses, w, *counts = out
     if repeat > 1:
         z, w = z[..., ::repeat, :].contiguous(), w[..., repeat - 1 :: repeat, :]
-        status, iterations, substeps = (t.unflatten(-1, (-1, repeat)) for t in (status, iterations, substeps))
-        status, iterations, substeps = status.amax(-1), iterations.sum(-1), substeps.sum(-1)
+        counts = list(totals(*(t.unflatten(-1, (-1, repeat)) for t in counts)))
     w = w.contiguous() if keep_solutions else w[..., -1:, :].clone()
-    return z, impulses, w, status, iterations, substeps
+    return z, impulses, w, *counts  # type: ignore[return-value]
 
 
-def step(
-    program: Program, request: Request, parameters: Parameters, z: Tensor, u: Tensor, wrench: Tensor, warm: Tensor | None
-) -> StepOutput:
-    """`Mechanism.step`: a rollout of one period."""
-    states, impulses, w, status, iterations, substeps = rollout(program, request, parameters, z, u.unsqueeze(-2), wrench, warm)
-    after = states.select(-2, 1)
-    return StepOutput(
-        after.clone() if after.requires_grad else after,  # backward keeps the trajectory, and callers may write to theirs
-        impulses.select(-2, 0),
-        status.select(-1, 0),
-        iterations.select(-1, 0),
-        w.select(-2, 0).detach(),
-        substeps.select(-1, 0),
-    )
-
-
-def jacobian(
-    program: Program,
-    request: Request,
-    parameters: Parameters,
-    z: Tensor,
-    u: Tensor,
-    wrench: Tensor,
-    warm: Tensor | None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """(..., 12 nb, 12 nb + nu) of a step, written into `out` where that is given."""
-    if torch.compiler.is_compiling() or transforming():
-        given = z, u.unsqueeze(-2), wrench, warm
-        result = cast(Tensor, jacobian_op(*given, list(parameters.tensors), program.number, encode(request)))
-        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
-    return execution.linearize(program, request, z, u.unsqueeze(-2), wrench, warm, parameters.tensors, parameters, out)[0]
-
-
-def minimal_jacobian(
-    program: Program,
-    request: Request,
-    parameters: Parameters,
-    q: Tensor,
-    qd: Tensor,
-    u: Tensor,
-    wrench: Tensor,
-    warm: Tensor | None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """The Jacobian (..., 2n, 2n + nu) of a step in minimal coordinates, written into `out` if given."""
-    if torch.compiler.is_compiling() or transforming():
-        given = q, qd, u.unsqueeze(-2), wrench, warm
-        result = cast(Tensor, minimal_jacobian_op(*given, list(parameters.tensors), program.number, encode(request)))
-        return result if out is None else result_tensor(out, result.shape, result).copy_(result)
-    return minimal.linearize(program, request, q, qd, u.unsqueeze(-2), wrench, warm, parameters.tensors, parameters, out)[0]
+def totals(status: Tensor, iterations: Tensor, substeps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The worst status of the steps (..., S), and the sums of the others."""
+    return status.amax(-1), iterations.sum(-1), substeps.sum(-1)

@@ -1,6 +1,6 @@
 """Control periods one after another with what their adjoints need, for loops that differentiate by themselves (envs/segment.py).
 
-Every period is one call of the kernel, in memory that is allocated once. So a call costs 10 µs in Python, and `ops.step` 60.
+Every period is one call of the kernel, in memory that is allocated once. So a call costs 10 µs in Python.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BYTES = 8  # of a number
 class Tape:
     """H periods of N environments under controls, none of them differentiable.
 
-    parameters: with a law, from `Backends.driven_kernel`. They stay as they are at construction.
+    parameters: with a law, as of `Backends.stepper`. They stay as they are at construction.
 
     Attributes:
         z: (H, N, repeat, 13 nb) states after every step. impulses: (H, N, ni), sums of periods. w: (H, N, repeat, num_unknowns).
@@ -37,7 +37,7 @@ class Tape:
     def __init__(self, program: Program, parameters: Parameters, request: Request, horizon: int, count: int) -> None:
         state, law = STATE_SIZE * program.num_bodies, parameters.law
         if law is None:
-            raise ValueError("Tape: got parameters without the law of actuators; give those of Backends.driven_kernel")
+            raise ValueError("Tape: got parameters without the law of actuators; give those of Backends.stepper(request, law)")
         new, repeat = torch.empty, request.repeat
         self.controls, double = len(law.table), torch.float64
         self.z = new(horizon, count, repeat, state, dtype=double)

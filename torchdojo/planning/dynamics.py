@@ -292,9 +292,8 @@ class Dynamics:
 
     def _budget(self, mech: Mechanism) -> int | None:
         """Newton iterations after which a step is given up, where the kernel takes the steps of `mech`; the reference has no budget."""
-        request, backends = Request(mech.options), mech.backends
-        law = mech.actuators if self.controls else None
-        return None if (backends.kernel(request) if law is None else backends.driven_kernel(request, law)) is None else BUDGET
+        stepper = mech.backends.stepper(Request(mech.options), mech.actuators if self.controls else None)
+        return BUDGET if stepper.in_one_call else None
 
     def _each(self, kappa: Tensor, run: Callable[..., tuple[Tensor, ...]], *arguments: Tensor | None) -> tuple[Tensor, ...]:
         """One call of `run` per distinct kappa, on the problems with it. The engine has one kappa per call."""

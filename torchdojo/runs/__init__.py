@@ -5,6 +5,7 @@ lock.py         one process writes to a folder
 description.py  descriptions in YAML and on the command line
 versions.py     versions and revision of the code, for reports and checkpoints
 figures.py      whether figures can be drawn (needs an extra)
+memory.py       freed memory that stays with the process
 lightning.py    checkpoints of pytorch-lightning, without its remarks (needs an extra)
 """
 

@@ -18,7 +18,7 @@ from torchdojo.elements.element import Pose
 from torchdojo.elements.joints import Joint
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
-from torchdojo.native import ops
+from torchdojo.native import loader
 from torchdojo.parameters import PhysicalModule
 from torchdojo.quaternion import cross, rotate
 from torchdojo.solver.options import Backend, SolverOptions
@@ -250,7 +250,7 @@ class _Trial:
         return Check(report.max_relative_error, 1e-5)
 
     def kernel(self) -> Check | None:
-        if self.mech.backends.program is None or not ops.available():
+        if self.mech.backends.program is None or not loader.available():
             return None
         native = copy.deepcopy(self.mech)
         native.options = SolverOptions(backend=Backend.NATIVE)

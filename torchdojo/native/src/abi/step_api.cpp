@@ -1,4 +1,5 @@
 // The C ABI of the step. The build generates its prototypes and structures from calls.py; `program.py` and `kernel.py` call it.
+#include <algorithm>
 #include <cstring>
 
 #if defined(_OPENMP)
@@ -94,6 +95,12 @@ int64_t td_same(int64_t count, const void *const *tensors, const void *address, 
         if (bytes[i] && std::memcmp(now, copy, size_t(bytes[i]))) return 0;  // an empty array may be a null pointer
     }
     return 1;
+}
+
+// Whether a method of PyTorch's TensorImpl without arguments, given by its address, is true of any of `count` tensors.
+int64_t td_any(int64_t count, const void *const *tensors, const void *method) {
+    const auto holds = reinterpret_cast<bool (*)(const void *)>(reinterpret_cast<uintptr_t>(method));
+    return std::any_of(tensors, tensors + count, holds);
 }
 
 void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
