@@ -315,7 +315,6 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         free->extra_impulse[e] = T{};
         if constexpr (derived) store_row(held + joint.free() + e, Vec3<T>{}, Vec3<T>{}, Vec3<T>{});
     }
-    for (int k = held; derived && k < joint.size; ++k) problem.values[joint.diagonal + k * (joint.size + 1)] = broadcast<T>(1.0);
     for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
         const JointConeTable &cone = problem.mechanism.joint_cones[c];
         const T *impulse = w + cone.impulse, *slack = w + cone.slack;

@@ -15,13 +15,19 @@ struct JointEquations {
     template <bool condensed, bool derived>
     static void linearize(Problem<T> &problem, const T *w) {
         for (int j = 0; j < problem.mechanism.num_joints; ++j) {
-            linearize<derived>(problem, problem.mechanism.joints[j], problem.joints[j], w);
+            linearize<derived, derived>(problem, problem.mechanism.joints[j], problem.joints[j], w);
             if constexpr (condensed) condense_free(problem, problem.mechanism.joints[j]);
         }
     }
 
     static void condense(Problem<T> &problem) {
         for (const JointTable &joint : problem.mechanism.joints) condense_free(problem, joint);
+    }
+
+    // The residual alone, and with `store_row` derivatives of the free directions (see linearize_free).
+    template <class Store>
+    static void linearize_free_rows(Problem<T> &problem, int j, const T *w, const Store &store_row) {
+        linearize<false, true>(problem, problem.mechanism.joints[j], problem.joints[j], w, &store_row);
     }
 
 private:
@@ -119,8 +125,10 @@ private:
         if (joint.free_data >= 0) prepare_free(problem, joint, data, problem.free[joint.free_data]);
     }
 
-    template <bool derived>
-    static void linearize(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w) {
+    // `derived`: whether the blocks of the matrix are filled. `free_rows`: whether the rows of the free directions are computed, for `store_free`
+    // if the blocks are not filled.
+    template <bool derived, bool free_rows, class Store = void>
+    static void linearize(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store *store_free = nullptr) {
         if (!joint.size) return;
         const T h = problem.timestep();
         const T *p = &problem.parameters[joint.parameters];
@@ -157,7 +165,11 @@ private:
             leave_out<derived>(problem, joint, p + parameter::translations, 0, joint.held_t, w);
             leave_out<derived>(problem, joint, p + parameter::rotations, joint.held_t, joint.held_r, w);
         }
-        if (joint.has_damper || joint.free_data >= 0) linearize_free<derived>(problem, joint, data, w, store_row);
+        if (joint.has_damper || joint.free_data >= 0) {
+            if constexpr (derived || !free_rows) linearize_free<free_rows>(problem, joint, data, w, store_row);
+            else linearize_free<free_rows>(problem, joint, data, w, *store_free);
+        }
+        for (int k = held; derived && k < K; ++k) D[k * (K + 1)] = broadcast<T>(1.0);
 
         T impulse[6];
         const int plain = K - joint.extra;

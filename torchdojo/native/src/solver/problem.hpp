@@ -65,6 +65,14 @@ struct Problem {
         }
     }
 
+    // M of a body.
+    TD_INLINE void linearize_turn(BodyData<T> &body) const {
+        const T h = timestep(), &c = body.increment.w, hc = h * c, hi = h * (1.0 / c);
+        const Vec3<T> &a = body.increment.v;
+        body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z, hc + hi * a.y * a.y,
+                   hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x, hc + hi * a.z * a.z}};
+    }
+
     template <bool derived>
     void linearize_body(int i, const T *w) {
         const T h = timestep();
@@ -85,9 +93,8 @@ struct Problem {
         store3(&residual[6 * i], mass * v - body.linear);
         store3(&residual[6 * i + 3], c * spin + cross(a, spin) - body.angular);
         if constexpr (!derived) return;
-        const T inverse = 1.0 / c, hc = h * c, hi = h * inverse;
-        body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z, hc + hi * a.y * a.y,
-                   hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x, hc + hi * a.z * a.z}};
+        linearize_turn(body);
+        const T inverse = 1.0 / c;
         T *D = &values[mechanism.bodies[i].diagonal];
         for (int k = 0; k < 36; ++k) D[k] = T{};
         for (int k = 0; k < 3; ++k) D[7 * k] = mass;

@@ -22,7 +22,7 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), rounding(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns),
+        : mechanism(m), problem(m), cones(m), tree(m), rounding(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns),
           direction(m.num_unknowns), newton(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
@@ -121,6 +121,7 @@ private:
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
     Options options;
+    Tree<T> tree;
     Rounding<T> rounding;
     SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
@@ -246,7 +247,10 @@ private:
     // Sets the trials of lanes that go on along their directions and of lanes that begin, and brings trials of attempts on the path onto
     // it.
     void place() {
-        if (loaded) prepare_step(problem), rounding.prepare(problem, options.residual_tol), loaded = false;
+        if (loaded) {
+            prepare_step(problem), rounding.prepare(problem, options.residual_tol), loaded = false;
+            if (tree.usable) tree.prepare(problem);
+        }
         Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial is a point of this attempt, too
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const bool goes_on = phase[lane] == searching;
@@ -295,7 +299,8 @@ private:
         }
         if (derived) {
             cones.condense(problem, trial.data(), inside);
-            linearize_step(problem, trial.data());
+            if (tree.usable) tree.linearize(problem, trial.data());
+            else linearize_step(problem, trial.data());
             measure();
         }
 
@@ -376,7 +381,8 @@ private:
         regularize(mechanism, problem);
         bool factored = false;
         auto solve = [&](const T *residual) {
-            cones.solve(problem, here, residual, factored);
+            if (tree.usable) cones.solve(problem, tree, here, residual, factored);
+            else cones.solve(problem, here, residual, factored);
             factored = true;
         };
         Mask<T> inside{};  // lanes of the interior-point method
