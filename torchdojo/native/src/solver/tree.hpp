@@ -160,7 +160,7 @@ private:
             Node &node = of[joint.child];
             node.joint = j, node.free = joint.free(), node.rows = joint.size - joint.held();
             node.parent = joint.parent < count ? joint.parent : -1;
-            node.two_sided = joint.has_damper && joint.free() > 1 && node.parent >= 0;
+            node.two_sided = joint.has_damper && node.parent >= 0;
         }
         for (Node &node : of)
             for (int body = node.body; of[body].parent >= 0; node.root = body) body = of[body].parent, ++depth[node.body];
