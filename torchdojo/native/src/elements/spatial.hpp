@@ -86,12 +86,12 @@ TD_INLINE void axes_across(const Vec3<T> &u, Vec3<T> &first, Vec3<T> &second) {
     first = {1.0 + sign * n.x * n.x * a, sign * b, -sign * n.x}, second = {b, sign + n.y * n.y * a, -n.y};
 }
 
-// A joint at one configuration: motions that no held direction hinders, and vectors dual to the rotations that the held rows see.
+// A joint at one configuration, with the motions that no held direction hinders.
 template <class T>
 struct JointFrame {
     Mat3<T> R;  // of the joint frame
     Vec3<T> anchor;  // of the child, from the origin
-    Vec3<T> duals[3];
+    Vec3<T> held[3], duals[3];  // rotations that the held rows see, and their dual vectors
 
     // `frame`, of the parent; p: relative orientation. Writes a motion of 6 numbers for each free direction, translations first.
     TD_INLINE void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Mat3<T> &frame, const Quat<T> &p,
@@ -101,7 +101,7 @@ struct JointFrame {
         for (int i = joint.held_t; i < 3; ++i, motions += 6)
             store3(motions, R * load3(own + parameter::translations + 3 * i)), store3(motions + 3, Vec3<T>{});
         const auto turn = [&](const Vec3<T> &z) { store3(motions, cross(anchor, z)), store3(motions + 3, z), motions += 6; };
-        Vec3<T> u[3];
+        Vec3<T>(&u)[3] = held;
         for (int i = 0; i < joint.held_r; ++i) {
             const Vec3<T> c = load3(own + parameter::rotations + 3 * i);
             u[i] = R * (0.5 * (p.w * c + cross(p.v, c)));

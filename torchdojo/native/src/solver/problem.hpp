@@ -24,6 +24,7 @@ struct Problem {
     std::vector<T> values;            // the condensed matrix
     double depenetration_speed = 0.0; // as in Options
     bool overlaps = false;            // whether a law of overlap acts on some contact in this step
+    bool columns = true;              // whether the impulses of joints on their bodies are wanted as columns of the matrix
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
@@ -176,6 +177,22 @@ TD_INLINE Vec3<T> joint_direction(const Problem<T> &problem, const JointTable &j
     translation = i < split;
     const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
     return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
+}
+
+// The impulse of a unit multiplier along a direction of the joint frame, at the current configuration: a force on the child, whose opposite
+// acts on the parent, and torques in the body frames.
+template <class T>
+struct JointWrench {
+    Vec3<T> force, on_child, on_parent;
+};
+template <class T>
+TD_INLINE JointWrench<T> joint_wrench(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, bool translation,
+                                      const Vec3<T> &direction) {
+    const Vec3<T> in_parent = data.offset * direction, in_world = problem.bodies[joint.parent].pose.R * in_parent;
+    const Vec3<T> in_child = transposed_times(problem.bodies[joint.child].pose.R, in_world);
+    if (!translation) return {Vec3<T>{}, in_child, -in_parent};
+    const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+    return {in_world, cross(anchor, in_child), cross(in_parent, data.now.y_parent)};
 }
 
 // The product from which an attempt starts in a lane: `level`, or less for a tiny weight, and at least κ (solver/start_level.py).

@@ -248,7 +248,7 @@ private:
     // it.
     void place() {
         if (loaded) {
-            prepare_step(problem), rounding.prepare(problem, options.residual_tol), loaded = false;
+            prepare_step(problem, !tree.usable), rounding.prepare(problem, options.residual_tol), loaded = false;
             if (tree.usable) tree.prepare(problem);
         }
         Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial is a point of this attempt, too
@@ -292,14 +292,15 @@ private:
         // lane may depend on whether others want derivatives, so only residuals clearly below the tolerance count as converged here.
         bool derived = !all_nearly_there();
         if (!derived) {
-            linearize_step<false, false>(problem, trial.data());
+            if (tree.usable) tree.template linearize<false>(problem, trial.data());
+            else linearize_step<false, false>(problem, trial.data());
             measure();
             for (int lane = 0; lane < lanes<T>; ++lane)
                 derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
         }
         if (derived) {
             cones.condense(problem, trial.data(), inside);
-            if (tree.usable) tree.linearize(problem, trial.data());
+            if (tree.usable) tree.template linearize<true>(problem, trial.data());
             else linearize_step(problem, trial.data());
             measure();
         }

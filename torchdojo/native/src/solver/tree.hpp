@@ -31,7 +31,7 @@ public:
     }
 
     explicit Tree(const MechanismTable &m)
-        : usable(fits(m)), mechanism(m), bodies(m.num_bodies), matrices(36 * m.num_bodies), wrenches(6 * m.num_bodies), motions(wrenches),
+        : usable(fits(m)), mechanism(m), bodies(m.num_bodies), matrices(36 * m.num_bodies), wrenches(6 * m.num_bodies), motions(wrenches), reactions(wrenches),
           contacts(36 * m.num_contacts) {
         if (!usable) return;
         order();
@@ -57,19 +57,21 @@ public:
         }
     }
 
-    // Residual and matrix at w, with K of the cones as cones.hpp has set it.
+    // Residual and, if `derived`, matrix at w, with K of the cones as cones.hpp has set it.
+    template <bool derived>
     void linearize(Problem<T> &problem, const T *w) {
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             problem.template linearize_body<false>(i, w);
-            if (mechanism.num_free_data) problem.linearize_turn(problem.bodies[i]);
+            if (derived && mechanism.num_free_data) problem.linearize_turn(problem.bodies[i]);
         }
-        for (const Node &node : nodes) body_matrix(problem, node.body, origin(problem, node), bodies[node.body], w, matrix(node.body));
-        for (int j = 0; j < mechanism.num_joints; ++j)
-            if (const int n = node_of[j]; n >= 0) linearize_joint(problem, nodes[n], w);
+        if constexpr (derived)
+            for (const Node &node : nodes) body_matrix(problem, node.body, origin(problem, node), bodies[node.body], w, matrix(node.body));
+        linearize_joints<derived>(problem, w);
         Mat3<T> back;  // from the next to the current orientation
         for (int c = 0, body = -1; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             HalfSpace<T>::template linearize<false>(problem, contact, problem.contacts[c], w);
+            if constexpr (!derived) continue;
             const SpatialBody<T> &own = bodies[contact.body];
             if (body != contact.body) back = rotation_matrix(Quat<T>{problem.bodies[contact.body].increment.w, -own.a});
             body = contact.body;
@@ -125,18 +127,18 @@ private:
         bool two_sided = false;  // whether impulses depend on the parent's motion, too: the vectors d
         T *n, *N, *AN, *m, *pivot, *e, *c;  // 6 numbers for each free direction, and `free` x `free`
         T *wrench, *row, *drift, *share, *along;  // w_k, ρ_k, d_k, n·w_k (free x rows), ρ_k·N (rows x free)
-        T *axes, *duals, *anchor;  // of the multipliers, at the current pose: 3 numbers each
+        T *axes, *turns, *duals, *anchor;  // of the multipliers, at the current pose: 3 numbers each
 
         int size() const {
             if (joint < 0) return 0;
-            return 24 * free + free * free + free + 6 + 12 * rows + (two_sided ? 6 * rows : 0) + 2 * free * rows + 9 + 9 + 3;
+            return 24 * free + free * free + free + 6 + 12 * rows + (two_sided ? 6 * rows : 0) + 2 * free * rows + 9 + 9 + 9 + 3;
         }
         void bind(T *&place) {
             if (joint < 0) return;
             const auto take = [&](T *&to, int count) { to = place, place += count; };
             take(n, 6 * free), take(N, 6 * free), take(AN, 6 * free), take(m, 6 * free), take(pivot, free * free), take(e, free), take(c, 6);
             take(wrench, 6 * rows), take(row, 6 * rows), take(drift, two_sided ? 6 * rows : 0);
-            take(share, free * rows), take(along, rows * free), take(axes, 9), take(duals, 9), take(anchor, 3);
+            take(share, free * rows), take(along, rows * free), take(axes, 9), take(turns, 9), take(duals, 9), take(anchor, 3);
         }
     };
 
@@ -144,7 +146,7 @@ private:
     std::vector<Node> nodes;  // leaves first
     std::vector<int> node_of;  // per joint; −1: it holds nothing and nothing acts on it
     std::vector<SpatialBody<T>> bodies;
-    std::vector<T> matrices, wrenches, motions, contacts, numbers;
+    std::vector<T> matrices, wrenches, motions, reactions, contacts, numbers;
 
     T *matrix(int body) { return &matrices[36 * body]; }
     TD_INLINE Vec3<T> origin(const Problem<T> &problem, const Node &node) const { return problem.bodies[node.root].pose.x; }
@@ -197,7 +199,7 @@ private:
         frame.set(problem, joint, data, parent.pose.R, data.now.p, node.n);
         store3(node.anchor, frame.anchor);
         for (int i = 0; i < joint.held_t; ++i) store3(node.axes + 3 * i, frame.R * load3(p + parameter::translations + 3 * i));
-        for (int i = 0; i < joint.held_r; ++i) store3(node.duals + 3 * i, frame.duals[i]);
+        for (int i = 0; i < joint.held_r; ++i) store3(node.turns + 3 * i, frame.held[i]), store3(node.duals + 3 * i, frame.duals[i]);
         for (int k = 0; k < node.rows; ++k) {
             T *wrench = node.wrench + 6 * k;
             if (k < joint.free_t()) {
@@ -213,15 +215,49 @@ private:
         }
     }
 
+    // Rows of joints, and their reactions in the balance of the bodies.
+    template <bool derived>
+    void linearize_joints(Problem<T> &problem, const T *w) {
+        if (!mechanism.num_joints) return;
+        std::fill(reactions.begin(), reactions.end(), T{});
+        for (int j = 0; j < mechanism.num_joints; ++j)
+            if (const int n = node_of[j]; n >= 0) linearize_joint<derived>(problem, nodes[n], w), add_reaction(problem, nodes[n], w);
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const Vec3<T> force = load3(&reactions[6 * i]), torque = load3(&reactions[6 * i + 3]) - cross(bodies[i].r, force);
+            add3(&problem.residual[6 * i], -force);
+            add3(&problem.residual[6 * i + 3], -transposed_times(problem.bodies[i].pose.R, torque));
+        }
+    }
+
+    void add_reaction(const Problem<T> &problem, const Node &node, const T *w) {
+        const JointTable &joint = mechanism.joints[node.joint];
+        const T *multiplier = w + joint.row, *along = problem.joints[node.joint].impulse;
+        Vec3<T> force{}, torque{};
+        for (int i = 0; i < joint.held_t; ++i) force = force + multiplier[i] * load3(node.axes + 3 * i);
+        for (int i = 0; i < joint.held_r; ++i) torque = torque + multiplier[joint.held_t + i] * load3(node.turns + 3 * i);
+        for (int k = 0; k < node.rows; ++k) {
+            const T &impulse = k < joint.free() ? along[k] : problem.free[joint.free_data].extra_impulse[k - joint.free()];
+            if (k < joint.free_t()) force = force + impulse * load3(node.wrench + 6 * k);
+            else torque = torque + impulse * load3(node.wrench + 6 * k + 3);
+        }
+        torque = torque + cross(load3(node.anchor), force);
+        add3(&reactions[6 * node.body], force), add3(&reactions[6 * node.body + 3], torque);
+        if (node.parent < 0) return;
+        add3(&reactions[6 * node.parent], -force), add3(&reactions[6 * node.parent + 3], -torque);
+    }
+
+    template <bool derived>
     void linearize_joint(Problem<T> &problem, const Node &node, const T *w) {
         const JointTable &joint = mechanism.joints[node.joint];
         JointData<T> &data = problem.joints[node.joint];
         const T inverse_h = 1.0 / problem.timestep();
         const int held = joint.held();
         TwistRow<T> rows[9];
-        JointEquations<T>::linearize_free_rows(problem, node.joint, w, [&](int row, const Vec3<T> &linear, const Vec3<T> &at_child, const Vec3<T> &at_parent) {
-            rows[row - held] = {linear, at_child, at_parent};
-        });
+        JointEquations<T>::template linearize_rows<derived>(
+            problem, joint, data, w, [&](int row, const Vec3<T> &linear, const Vec3<T> &at_child, const Vec3<T> &at_parent) {
+                rows[row - held] = {linear, at_child, at_parent};
+            });
+        if constexpr (!derived) return;
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = mechanism.joint_cones[c];
             const TwistRow<T> own = problem.joint_cones[c].stiffness * problem.cone_row(cone);
