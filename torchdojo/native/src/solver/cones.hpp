@@ -133,6 +133,12 @@ struct Cones : ConeState<T> {
         return worst;
     }
 
+    // Largest deviation of the products from `target` e, relative to it.
+    T distance(const T *w, const T &target) const {
+        T unused{};
+        return violation(w, target, unused) / target;
+    }
+
     // Largest deviation of the scaled products from `target` e.
     T spread(const T *w, const T &target) const {
         T worst{};

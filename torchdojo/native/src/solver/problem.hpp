@@ -74,6 +74,20 @@ struct Problem {
                    hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x, hc + hi * a.z * a.z}};
     }
 
+    // The next pose of a body at w. The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the
+    // equations, too, but on another branch than the motion, so they count as not a number (StepProblem.residual).
+    TD_INLINE void place_body(int i, const T *w) {
+        const T h = timestep();
+        BodyData<T> &body = bodies[i];
+        const Vec3<T> a = (0.5 * h) * load3(w + 6 * i + 3);
+        const T square = dot(a, a);
+        body.increment.w =
+            sqrt(select(square > broadcast<T>(constant::largest_sine * constant::largest_sine), broadcast<T>(-1.0), 1.0 - square));
+        body.increment.v = a;
+        body.next.x = body.pose.x + h * load3(w + 6 * i);
+        body.next.q = body.pose.q * body.increment;
+    }
+
     template <bool derived>
     void linearize_body(int i, const T *w) {
         const T h = timestep();
@@ -81,14 +95,10 @@ struct Problem {
         BodyData<T> &body = bodies[i];
         const T mass = p[parameter::mass];
         const Mat3<T> J = load33(p + parameter::inertia);
-        const Vec3<T> v = load3(w + 6 * i), omega = load3(w + 6 * i + 3), a = (0.5 * h) * omega;
-        // The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the equations, too, but on
-        // another branch than the motion, so they count as not a number (StepProblem.residual).
-        const T square = dot(a, a);
-        const T c = sqrt(select(square > broadcast<T>(constant::largest_sine * constant::largest_sine), broadcast<T>(-1.0), 1.0 - square));
-        body.increment = {c, a};
-        body.next.x = body.pose.x + h * v;
-        body.next.q = body.pose.q * body.increment;
+        const Vec3<T> v = load3(w + 6 * i), omega = load3(w + 6 * i + 3);
+        place_body(i, w);
+        const Vec3<T> &a = body.increment.v;
+        const T &c = body.increment.w;
         body.next.R = rotation_matrix(body.next.q);
         const Vec3<T> spin = J * omega;
         store3(&residual[6 * i], mass * v - body.linear);

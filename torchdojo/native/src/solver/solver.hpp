@@ -12,6 +12,7 @@
 
 #include "solver/cones.hpp"
 #include "solver/equations.hpp"
+#include "solver/foresight.hpp"
 #include "solver/job.hpp"
 #include "solver/rounding.hpp"
 #include "solver/speed.hpp"
@@ -22,8 +23,8 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), tree(m), rounding(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns),
-          direction(m.num_unknowns), newton(m.num_unknowns) {}
+        : mechanism(m), problem(m), cones(m), tree(m), foresight(m), rounding(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns),
+          direction(m.num_unknowns), newton(m.num_unknowns), unused(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // `shared` has the parameters of all environments, or is null if each job has its own.
@@ -34,8 +35,8 @@ public:
             phase[lane] = idle;
             take(feed, lane);
         }
-        place();
-        while (any_active()) tick(feed), place();
+        place(feed);
+        while (any_active()) tick(feed), place(feed);
     }
 
     void bind(const Options &options, const double *shared) {
@@ -122,11 +123,13 @@ private:
 
     Options options;
     Tree<T> tree;
+    Foresight<T> foresight;
     Rounding<T> rounding;
     SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
     double shortest_factor = 1.0;  // of the timestep, after all halvings
-    std::vector<T> w, trial, direction, newton;  // newton: the last trials before their projection
+    std::vector<T> w, trial, direction;
+    std::vector<T> newton, unused;  // the last trials before their projection; those of starts, of which nothing is made
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
@@ -246,12 +249,9 @@ private:
 
     // Sets the trials of lanes that go on along their directions and of lanes that begin, and brings trials of attempts on the path onto
     // it.
-    void place() {
-        if (loaded) {
-            prepare_step(problem, !tree.usable), rounding.prepare(problem, options.residual_tol), loaded = false;
-            if (tree.usable) tree.prepare(problem);
-        }
-        Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial is a point of this attempt, too
+    template <class Feed>
+    void place(Feed &feed) {
+        Mask<T> onto{}, moved{}, known{};  // known: lanes whose last trial is a point of this attempt, too
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const bool goes_on = phase[lane] == searching;
             set_mask(moved, lane, goes_on);
@@ -265,11 +265,41 @@ private:
             w[k] = from;
             trial[k] = select(moved, from + step * direction[k], trial[k]);
         }
+        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
+        if (tree.usable && !rounding.some && !options.interior) finish_surely(feed);
+        if (loaded) prepare();
         if (problem.overlaps && any(from_rest)) RecoverySpeed<T>::leave(problem, trial.data(), from_rest);
         if (any(restart)) cones.start(problem, trial.data(), level, restart);
         if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast);
-        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
+        if (any(lifted)) {
+            lifted = select_mask(cones.distance(trial.data(), path_kappa) > broadcast<T>(constant::lifted), lifted, Mask<T>{});
+            if (any(lifted)) cones.project(problem, path_kappa, lifted, trial.data(), unused.data(), Mask<T>{});
+        }
         restart = lifted = forecast = from_rest = Mask<T>{};
+    }
+
+    void prepare() {
+        prepare_step(problem, !tree.usable), rounding.prepare(problem, options.residual_tol);
+        if (tree.usable) tree.prepare(problem), foresight.prepare(problem);
+        loaded = false;
+    }
+
+    // Finishes lanes whose trial surely solves the equations, and takes the next jobs.
+    template <class Feed>
+    void finish_surely(Feed &feed) {
+        Mask<T> sure{};
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            set_mask(sure, lane, phase[lane] == searching && get_mask(accepted, lane) && on_path(attempt[lane]) && get(alpha, lane) == 1.0 &&
+                                     get(path_kappa, lane) == options.kappa && iteration[lane] >= options.min_iterations &&
+                                     get(allowed, lane) < constant::sure_residual);
+        if (!any(sure)) return;
+        const T bound = foresight.bound(problem, cones, direction.data(), newton.data(), trial.data()) + constant::sure_rounding * allowed;
+        sure = select_mask(bound <= broadcast<T>(constant::sure * options.residual_tol), sure, Mask<T>{});
+        if (!any(sure)) return;
+        T poses{};
+        for (int i = 0; i < mechanism.num_bodies; ++i) problem.place_body(i, trial.data()), poses += problem.bodies[i].increment.w;
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane), take(feed, lane);
     }
 
     template <class Feed>
