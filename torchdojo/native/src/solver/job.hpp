@@ -1,10 +1,11 @@
 // One step of one environment, and the options of its solver.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
-#include "torchdojo_tables.hpp"
+#include "abi/mechanism.hpp"
 
 namespace torchdojo {
 
@@ -35,6 +36,13 @@ struct Job {
 inline int64_t iterations_left(const Options &options, const Job &job) {
     if (!options.max_total_iterations) return std::numeric_limits<int64_t>::max();
     return options.max_total_iterations - job.spent - *job.iterations;
+}
+
+// The outputs of a failed step.
+inline void keep_state(const MechanismTable &m, const Job &job) {
+    std::copy_n(job.z, state_size * m.num_bodies, job.z_next);
+    std::fill_n(job.impulses, m.num_impulses, 0.0);
+    std::fill_n(job.w, m.num_unknowns, 0.0);
 }
 
 }  // namespace torchdojo

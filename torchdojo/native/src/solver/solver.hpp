@@ -23,8 +23,8 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), tree(m), foresight(m), rounding(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns),
-          direction(m.num_unknowns), newton(m.num_unknowns), unused(m.num_unknowns) {}
+        : mechanism(m), problem(m), cones(m), tree(m), foresight(m), rounding(m), speed(m, problem), w(m.num_unknowns),
+          trial(m.num_unknowns), direction(m.num_unknowns), newton(m.num_unknowns), unused(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // `shared` has the parameters of all environments, or is null if each job has its own.
@@ -42,6 +42,7 @@ public:
     void bind(const Options &options, const double *shared) {
         this->options = options;
         problem.depenetration_speed = options.depenetration_speed;
+        on_tree = tree.usable && options.kappa >= constant::tree_kappa;
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
         if (shared)
@@ -58,19 +59,6 @@ public:
         if (!m.has_loops) return;
         const T value = constant::regularization * problem.timestep();
         for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
-    }
-
-    // Largest residual, `weighted` by rounding and `plain`, and the sum of all residuals, which is not finite if one residual is not.
-    void largest_residual(T &weighted, T &plain, T &sum) const {
-        T worst{};
-        auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
-        for (const int32_t row : mechanism.equations) add(problem.residual[row]);
-        weighted = worst;
-        for (int k = 0; k < 6 * mechanism.num_bodies; ++k) add(problem.residual[k]);
-        plain = worst;
-        if (!rounding.some) return void(weighted = worst);
-        for (int k = 0; k < 6 * mechanism.num_bodies; ++k)
-            weighted = max(weighted, abs(rounding.factor(k / 6, k % 6 / 3) * problem.residual[k]));
     }
 
     // Copies a job's data into a lane: `invalid_input`, `crooked_quaternion`, `too_fast`, or `max_iterations` where none are left to it.
@@ -108,13 +96,6 @@ public:
         return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
     }
 
-    // The outputs of a failed step.
-    static void keep_state(const MechanismTable &m, const Job &job) {
-        std::copy_n(job.z, state_size * m.num_bodies, job.z_next);
-        std::fill_n(job.impulses, m.num_impulses, 0.0);
-        std::fill_n(job.w, m.num_unknowns, 0.0);
-    }
-
 private:
     enum Phase : uint8_t { idle, finished, evaluate, searching };
     // Attempts: Newton on the path from a warm start at κ, then from a larger κ; the interior-point method from a warm or a cold start.
@@ -123,6 +104,7 @@ private:
 
     Options options;
     Tree<T> tree;
+    bool on_tree = false;  // whether the tree solves for directions
     Foresight<T> foresight;
     Rounding<T> rounding;
     SpeedLooks<T> speed;
@@ -266,7 +248,7 @@ private:
             trial[k] = select(moved, from + step * direction[k], trial[k]);
         }
         if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
-        if (tree.usable && !rounding.some && !options.interior) finish_surely(feed);
+        if (on_tree && !rounding.some && !options.interior) finish_surely(feed);
         if (loaded) prepare();
         if (problem.overlaps && any(from_rest)) RecoverySpeed<T>::leave(problem, trial.data(), from_rest);
         if (any(restart)) cones.start(problem, trial.data(), level, restart);
@@ -279,8 +261,8 @@ private:
     }
 
     void prepare() {
-        prepare_step(problem, !tree.usable), rounding.prepare(problem, options.residual_tol);
-        if (tree.usable) tree.prepare(problem), foresight.prepare(problem);
+        prepare_step(problem, !on_tree), rounding.prepare(problem, options.residual_tol);
+        if (on_tree) tree.prepare(problem), foresight.prepare(problem);
         loaded = false;
     }
 
@@ -289,13 +271,18 @@ private:
     void finish_surely(Feed &feed) {
         Mask<T> sure{};
         for (int lane = 0; lane < lanes<T>; ++lane)
-            set_mask(sure, lane, phase[lane] == searching && get_mask(accepted, lane) && on_path(attempt[lane]) && get(alpha, lane) == 1.0 &&
-                                     get(path_kappa, lane) == options.kappa && iteration[lane] >= options.min_iterations &&
-                                     get(allowed, lane) < constant::sure_residual);
+            set_mask(sure, lane,
+                     phase[lane] == searching && get_mask(accepted, lane) && on_path(attempt[lane]) && get(alpha, lane) == 1.0 &&
+                         get(path_kappa, lane) == options.kappa && iteration[lane] >= options.min_iterations &&
+                         get(allowed, lane) < constant::sure_residual);
         if (!any(sure)) return;
         const T bound = foresight.bound(problem, cones, direction.data(), newton.data(), trial.data()) + constant::sure_rounding * allowed;
         sure = select_mask(bound <= broadcast<T>(constant::sure * options.residual_tol), sure, Mask<T>{});
         if (!any(sure)) return;
+        // Lanes in step converge together with the next evaluation, which needs no derivatives: they stay in step.
+        if (all_nearly_there())
+            for (int lane = 0; lane < lanes<T>; ++lane)
+                if (phase[lane] > finished && !get_mask(sure, lane)) return;
         T poses{};
         for (int i = 0; i < mechanism.num_bodies; ++i) problem.place_body(i, trial.data()), poses += problem.bodies[i].increment.w;
         for (int lane = 0; lane < lanes<T>; ++lane)
@@ -310,7 +297,7 @@ private:
         T equality, plain, off_path, sum;
         const auto measure = [&] {
             sum = T{};
-            largest_residual(equality, plain, sum);
+            rounding.measure(problem, equality, plain, sum);
             off_path = cones.violation(trial.data(), kappa, sum);
         };
         const auto converged = [&](int lane, double tolerance) {
@@ -322,7 +309,7 @@ private:
         // lane may depend on whether others want derivatives, so only residuals clearly below the tolerance count as converged here.
         bool derived = !all_nearly_there();
         if (!derived) {
-            if (tree.usable) tree.template linearize<false>(problem, trial.data());
+            if (on_tree) tree.template linearize<false>(problem, trial.data());
             else linearize_step<false, false>(problem, trial.data());
             measure();
             for (int lane = 0; lane < lanes<T>; ++lane)
@@ -330,7 +317,7 @@ private:
         }
         if (derived) {
             cones.condense(problem, trial.data(), inside);
-            if (tree.usable) tree.template linearize<true>(problem, trial.data());
+            if (on_tree) tree.template linearize<true>(problem, trial.data());
             else linearize_step(problem, trial.data());
             measure();
         }
@@ -412,7 +399,7 @@ private:
         regularize(mechanism, problem);
         bool factored = false;
         auto solve = [&](const T *residual) {
-            if (tree.usable) cones.solve(problem, tree, here, residual, factored);
+            if (on_tree) cones.solve(problem, tree, here, residual, factored);
             else cones.solve(problem, here, residual, factored);
             factored = true;
         };
