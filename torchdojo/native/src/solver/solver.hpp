@@ -266,7 +266,7 @@ private:
         loaded = false;
     }
 
-    // Finishes lanes whose trial surely solves the equations, and takes the next jobs.
+    // Finishes lanes whose trial surely solves the equations.
     template <class Feed>
     void finish_surely(Feed &feed) {
         Mask<T> sure{};
@@ -279,14 +279,20 @@ private:
         const T bound = foresight.bound(problem, cones, direction.data(), newton.data(), trial.data()) + constant::sure_rounding * allowed;
         sure = select_mask(bound <= broadcast<T>(constant::sure * options.residual_tol), sure, Mask<T>{});
         if (!any(sure)) return;
-        // Lanes in step converge together with the next evaluation, which needs no derivatives: they stay in step.
-        if (all_nearly_there())
-            for (int lane = 0; lane < lanes<T>; ++lane)
-                if (phase[lane] > finished && !get_mask(sure, lane)) return;
         T poses{};
         for (int i = 0; i < mechanism.num_bodies; ++i) problem.place_body(i, trial.data()), poses += problem.bodies[i].increment.w;
         for (int lane = 0; lane < lanes<T>; ++lane)
-            if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane), take(feed, lane);
+            if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane);
+        take_next(feed);
+    }
+
+    // The next jobs of lanes that have finished. They wait for lanes that are about to: together they need no derivatives and are prepared
+    // at once.
+    template <class Feed>
+    void take_next(Feed &feed) {
+        if (any_active() && all_nearly_there()) return;
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (phase[lane] == finished) take(feed, lane);
     }
 
     template <class Feed>
@@ -375,10 +381,7 @@ private:
                     speed.leads_beyond(lane, trial.data(), direction.data(), iteration[lane], fastest[lane]))
                     split(feed, lane);
         }
-        // A lane that has finished waits for lanes that are about to: together they need no derivatives and are prepared at once.
-        if (any_active() && all_nearly_there()) return;
-        for (int lane = 0; lane < lanes<T>; ++lane)
-            if (phase[lane] == finished) take(feed, lane);
+        take_next(feed);
     }
 
     // Whether all unfinished lanes probably converge with the next evaluation: from a residual that Newton's step squares away, or at the
