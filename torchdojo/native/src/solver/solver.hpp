@@ -466,19 +466,7 @@ private:
         const Job &job = jobs[lane];
         *job.status = success;
         resting[lane] = iteration[lane] == 0;
-        for (int k = 0; k < mechanism.num_unknowns; ++k) job.w[k] = get(trial[k], lane);
-        for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = job.w[mechanism.impulses[k]];
-        for (int i = 0; i < mechanism.num_bodies; ++i) {
-            const BodyPose<T> &next = problem.bodies[i].next;
-            double *out = job.z_next + state_size * i;
-            for (int k = 0; k < 3; ++k) {
-                out[k] = get(next.x[k], lane);
-                out[3 + k] = get(trial[6 * i + k], lane);
-                out[7 + k] = get(next.q.v[k], lane);
-                out[10 + k] = get(trial[6 * i + 3 + k], lane);
-            }
-            out[6] = get(next.q.w, lane);
-        }
+        keep_solution(problem, trial.data(), lane, job);
         feed.finished(lane, job, true);
         phase[lane] = finished;
     }
