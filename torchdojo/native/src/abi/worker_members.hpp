@@ -194,7 +194,7 @@ private:
     // The results of a step that is not taken, because its environment has been given up.
     __attribute__((noinline)) void skip(int lane, const Job &job) {
         *job.status = given_up[lane], *job.iterations = 0, *job.substeps = 1;
-        Stepper<T>::keep_state(mechanism, job);
+        keep_state(mechanism, job);
         if (rollout.repeat > 1) gather(environment[lane], step[lane] - 1, job);
     }
 

@@ -6,6 +6,19 @@
 
 namespace torchdojo {
 
+// Derivative of l × P with respect to φ⁺: P lᵀ − (l·P) I + r (n Pᵀ − (n·P) I), all in the next body frame, or all in world axes.
+template <class T>
+TD_INLINE Mat3<T> torque_by_turn(const Vec3<T> &lever, const Vec3<T> &n, const Vec3<T> &force, const T &radius) {
+    const T trace = dot(lever, force) + radius * dot(n, force);
+    Mat3<T> S;
+    for (int r = 0; r < 3; ++r)
+        for (int c = 0; c < 3; ++c) {
+            const T value = force[r] * lever[c] + radius * n[r] * force[c];
+            S.m[3 * r + c] = r == c ? value - trace : value;
+        }
+    return S;
+}
+
 template <class T>
 struct HalfSpace {
     static void prepare_law(Problem<T> &problem, const ContactTable &contact) {
@@ -158,16 +171,8 @@ private:
                                            const T &radius) {
         return cross(sweep, t) - radius * cross(cross(t, omega), data.n);
     }
-    // Derivative of l × P with respect to φ⁺: P lᵀ − (l·P) I + r (n Pᵀ − (n·P) I), all in the next body frame.
     static TD_INLINE Mat3<T> torque_gradient(const ContactData<T> &data, const Vec3<T> &force, const T &radius) {
-        const T trace = dot(data.lever, force) + radius * dot(data.n, force);
-        Mat3<T> S;
-        for (int r = 0; r < 3; ++r)
-            for (int c = 0; c < 3; ++c) {
-                const T value = force[r] * data.lever[c] + radius * data.n[r] * force[c];
-                S.m[3 * r + c] = r == c ? value - trace : value;
-            }
-        return S;
+        return torque_by_turn(data.lever, data.n, force, radius);
     }
 };
 

@@ -51,8 +51,9 @@ struct ContactCones {
         });
     }
 
-    // Right-hand sides of the bodies, and, once x is solved, the directions of the cones.
-    static void begin(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, T *x) {
+    // Right-hand sides of the bodies, and, once they are solved, the directions of the cones (see TwistSystem in solver/cones.hpp).
+    template <class System>
+    static void begin(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, System &system) {
         const MechanismTable &m = problem.mechanism;
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
@@ -60,13 +61,13 @@ struct ContactCones {
             T beta[2];
             if (contact.friction) tangential(contact, &cones.direction[contact.friction_impulse()], beta);
             auto push = [&](int body, const T *B) {
-                T *b = x + m.bodies[body].right;
+                T *b = system.right(body);
                 for (int r = 0; r < 6; ++r) {
                     b[r] += B[3 * r] * cones.direction[contact.impulse];
                     if (contact.friction) b[r] += B[3 * r + 1] * beta[0] + B[3 * r + 2] * beta[1];
                 }
             };
-            push(contact.body, problem.contacts[c].wrench);
+            push(contact.body, system.contact_wrench(c));
             if (const int other = other_body(m, contact); other < m.num_bodies) push(other, problem.pairs[contact.pair].other_wrench);
         }
         for (int k = 0; k < m.num_couples; ++k) {
@@ -74,27 +75,28 @@ struct ContactCones {
             eliminate_couple(cones, problem, w, k, residual, still);
             T along[2];
             tangential(m.couples[k].friction, &cones.direction[m.couples[k].friction.friction_impulse()], along);
-            couple_push(problem, k, along, x);
+            couple_push(problem, k, along, system.x);
         }
     }
 
-    static void finish(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, const T *x) {
+    template <class System>
+    static void finish(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, const System &system) {
         const MechanismTable &m = problem.mechanism;
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
             Vec3<T> move{};  // change of the gap and the slip
             auto add = [&](int body, const T *C) {
-                const T *b = x + m.bodies[body].right;
+                const T *b = system.solution(body);
                 for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
                     for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * b[k];
             };
-            add(contact.body, problem.contacts[c].rows);
+            add(contact.body, system.contact_rows(c));
             if (const int other = other_body(m, contact); other < m.num_bodies) add(other, problem.pairs[contact.pair].other_rows);
             eliminate(cones, problem, w, c, residual, move);
         }
         for (int k = 0; k < m.num_couples; ++k) {
             T move[2] = {T{}, T{}};
-            couple_spin(problem, k, x, move);
+            couple_spin(problem, k, system.x, move);
             eliminate_couple(cones, problem, w, k, residual, move);
         }
     }

@@ -173,10 +173,11 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         return joint.stiffness < 0 ? p[joint.damper() + i] : p[joint.damper() + i] + h * problem.parameters[joint.stiffness + i];
     };
     for (int i = 0; i < joint.free(); ++i) {
-        auto column = [&](const T *b, int row) { return Vec3<T>{b[6 * row], b[6 * (row + 1)], b[6 * (row + 2)]}; };
-        const T *child = data.wrench_child + joint.held() + i, *parent = data.wrench_parent + joint.held() + i;
-        T total = mobility(joint.child, inverse[1], column(child, 0), column(child, 3));
-        if (!world) total += mobility(joint.parent, inverse[0], column(parent, 0), column(parent, 3));
+        bool translation;
+        const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
+        const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
+        T total = mobility(joint.child, inverse[1], wrench.force, wrench.on_child);
+        if (!world) total += mobility(joint.parent, inverse[0], wrench.force, wrench.on_parent);
         free.mass[i] = 1.0 / total + h * plain_damping(i);
         if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
     }
@@ -277,9 +278,8 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
             row = (h * damping[i]) * row;
             impulse = -damping[i] * data.moved[i];
         } else if (joint.has_damper) {
-            auto column = [&](const T *b, int k) { return Vec3<T>{b[6 * k], b[6 * (k + 1)], b[6 * (k + 2)]}; };
-            const T *on_child = data.wrench_child + held + i, *on_parent = data.wrench_parent + held + i;
-            row = {column(on_child, 0), column(on_child, 3), world ? Vec3<T>{} : column(on_parent, 3)};
+            const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
+            row = {wrench.force, wrench.on_child, world ? Vec3<T>{} : wrench.on_parent};
             data.moved[i] = h * row.times(w + 6 * joint.child, world ? nullptr : w + 6 * joint.parent);
             row = (h * damping[i]) * row;
             impulse = -damping[i] * data.moved[i];
@@ -315,7 +315,6 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         free->extra_impulse[e] = T{};
         if constexpr (derived) store_row(held + joint.free() + e, Vec3<T>{}, Vec3<T>{}, Vec3<T>{});
     }
-    for (int k = held; derived && k < joint.size; ++k) problem.values[joint.diagonal + k * (joint.size + 1)] = broadcast<T>(1.0);
     for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
         const JointConeTable &cone = problem.mechanism.joint_cones[c];
         const T *impulse = w + cone.impulse, *slack = w + cone.slack;

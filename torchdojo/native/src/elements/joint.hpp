@@ -24,6 +24,19 @@ struct JointEquations {
         for (const JointTable &joint : problem.mechanism.joints) condense_free(problem, joint);
     }
 
+    // The residuals of rows alone, without the balance of the bodies. If `derived`, `store_row` gets derivatives of the free directions (see
+    // linearize_free).
+    template <bool derived, class Store>
+    static void linearize_rows(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
+        const T *p = &problem.parameters[joint.parameters];
+        data.next = problem.relative(joint, problem.bodies[joint.parent].next, problem.bodies[joint.child].next, data.offset_quaternion);
+        const Vec3<T> d = problem.displacement(joint, data, data.next);
+        T *residual = &problem.residual[joint.row];
+        for (int i = 0; i < joint.held_t; ++i) residual[i] = dot(load3(p + parameter::translations + 3 * i), d);
+        for (int i = 0; i < joint.held_r; ++i) residual[joint.held_t + i] = dot(load3(p + parameter::rotations + 3 * i), data.next.p.v);
+        if (joint.has_damper || joint.free_data >= 0) linearize_free<derived>(problem, joint, data, w, store_row);
+    }
+
 private:
     // Adds h (I − P) λ to `count` rows from `first` on. Their directions are C' = P C with orthonormal C, so P = C' C'ᵀ.
     template <bool derived>
@@ -40,18 +53,11 @@ private:
     // Impulses on child and parent of one direction of the joint frame, at the current configuration.
     static TD_INLINE void wrench_column(const Problem<T> &problem, const JointTable &joint, JointData<T> &data, int column,
                                         bool translation, const Vec3<T> &direction) {
-        const BodyPose<T> &parent = problem.bodies[joint.parent].pose, &child = problem.bodies[joint.child].pose;
-        const T *p = &problem.parameters[joint.parameters];
         T *on_child = data.wrench_child + column, *on_parent = data.wrench_parent + column;
-        const Vec3<T> in_parent = data.offset * direction;
-        const Vec3<T> in_child = transposed_times(child.R, parent.R * in_parent);
-        const bool world = joint.parent == problem.mechanism.num_bodies;  // nothing acts on the world: its columns stay zero
-        const Vec3<T> force = translation ? parent.R * in_parent : Vec3<T>{};
-        const Vec3<T> torque = translation ? cross(load3(p + parameter::child_anchor), in_child) : in_child;
-        for (int r = 0; r < 3; ++r) on_child[r * 6] = force[r], on_child[(3 + r) * 6] = torque[r];
-        if (world) return;
-        const Vec3<T> torque_parent = translation ? cross(in_parent, data.now.y_parent) : -in_parent;
-        for (int r = 0; r < 3; ++r) on_parent[r * 6] = -force[r], on_parent[(3 + r) * 6] = torque_parent[r];
+        const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, direction);
+        for (int r = 0; r < 3; ++r) on_child[r * 6] = wrench.force[r], on_child[(3 + r) * 6] = wrench.on_child[r];
+        if (joint.parent == problem.mechanism.num_bodies) return;  // nothing acts on the world: its columns stay zero
+        for (int r = 0; r < 3; ++r) on_parent[r * 6] = -wrench.force[r], on_parent[(3 + r) * 6] = wrench.on_parent[r];
     }
 
     // Adds an impulse on child and parent to the constant part of the balance.
@@ -63,6 +69,27 @@ private:
         };
         add(problem.bodies[joint.child], data.wrench_child + column);
         if (joint.parent < problem.mechanism.num_bodies) add(problem.bodies[joint.parent], data.wrench_parent + column);
+    }
+
+    // The same for impulses along all free directions.
+    static void add_impulses(Problem<T> &problem, const JointTable &joint, const JointData<T> &data) {
+        const T *p = &problem.parameters[joint.parameters];
+        Vec3<T> force{}, torque{};
+        for (int i = 0; i < joint.free_t(); ++i)
+            force = force + data.free_force[i] * load3(p + parameter::translations + 3 * (joint.held_t + i));
+        for (int i = 0; i < joint.free_r(); ++i)
+            torque = torque + data.free_force[joint.free_t() + i] * load3(p + parameter::rotations + 3 * (joint.held_r + i));
+        BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const bool world = joint.parent == problem.mechanism.num_bodies;
+        if (joint.free_r()) {
+            const JointWrench<T> turn = joint_wrench(problem, joint, data, false, torque);
+            child.angular = child.angular + turn.on_child;
+            if (!world) parent.angular = parent.angular + turn.on_parent;
+        }
+        if (!joint.free_t()) return;
+        const JointWrench<T> push = joint_wrench(problem, joint, data, true, force);
+        child.linear = child.linear + push.force, child.angular = child.angular + push.on_child;
+        if (!world) parent.linear = parent.linear - push.force, parent.angular = parent.angular + push.on_parent;
     }
 
     // Adds the torque of springs along the rotation vector, J_l⁻ᵀ times their impulse, to the constant part of the balance.
@@ -82,16 +109,16 @@ private:
         data.now = problem.relative(joint, parent, child, data.offset_quaternion);
         const Quat<T> &rel = data.now.p;
         int column = 0;
-        for (int i = 0; i < joint.held_t; ++i)
+        for (int i = 0; problem.columns && i < joint.held_t; ++i)
             wrench_column(problem, joint, data, column++, true, load3(p + parameter::translations + 3 * i));
-        for (int i = 0; i < joint.held_r; ++i) {
+        for (int i = 0; problem.columns && i < joint.held_r; ++i) {
             const Vec3<T> c = load3(p + parameter::rotations + 3 * i);
             wrench_column(problem, joint, data, column++, false, 0.5 * (rel.w * c + cross(rel.v, c)));
         }
         if (!joint.has_spring && !joint.has_damper && joint.input < 0 && joint.free_data < 0) return;
-        for (int i = joint.held_t; i < 3; ++i)
+        for (int i = joint.held_t; problem.columns && i < 3; ++i)
             wrench_column(problem, joint, data, column++, true, load3(p + parameter::translations + 3 * i));
-        for (int i = joint.held_r; i < 3; ++i)
+        for (int i = joint.held_r; problem.columns && i < 3; ++i)
             wrench_column(problem, joint, data, column++, false, load3(p + parameter::rotations + 3 * i));
 
         const int free = joint.free();
@@ -115,7 +142,8 @@ private:
         if (joint.stiffness >= 0) prepare_stiffness(problem, joint, data, pull);
         if (joint.driven) prepare_drives(problem, joint, data);
         if (joint.has_spring && joint.has_vector()) add_pull(problem, joint, data);
-        for (int i = 0; i < free; ++i) add_impulse(problem, joint, data, joint.held() + i, data.free_force[i]);
+        if (!problem.columns) add_impulses(problem, joint, data);
+        for (int i = 0; problem.columns && i < free; ++i) add_impulse(problem, joint, data, joint.held() + i, data.free_force[i]);
         if (joint.free_data >= 0) prepare_free(problem, joint, data, problem.free[joint.free_data]);
     }
 
@@ -158,6 +186,7 @@ private:
             leave_out<derived>(problem, joint, p + parameter::rotations, joint.held_t, joint.held_r, w);
         }
         if (joint.has_damper || joint.free_data >= 0) linearize_free<derived>(problem, joint, data, w, store_row);
+        for (int k = held; derived && k < K; ++k) D[k * (K + 1)] = broadcast<T>(1.0);
 
         T impulse[6];
         const int plain = K - joint.extra;

@@ -35,16 +35,19 @@ struct JointCones {
     }
 
     // Right-hand sides of the rows, and, once x is solved, the directions of the pairs.
-    static void begin(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, T *x) {
+    template <class System>
+    static void begin(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, System &system) {
         for_each(problem, [&](const JointConeTable &cone, const JointConeData<T> &data) {
             eliminate(cones, cone, data, w, residual, T{});
             const T *impulse = &cones.direction[cone.impulse];
             const T pushed = cone.is_pair() ? 0.5 * (impulse[0] - impulse[cone.stride]) : cone.sign() * impulse[0];
-            T *to = x + problem.mechanism.joints[cone.joint].right;
+            T *to = system.x + problem.mechanism.joints[cone.joint].right;
             problem.each_row(cone, [&](int row, const T &weight) { to[row] += weight * pushed; });
         });
     }
-    static void finish(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, const T *x) {
+    template <class System>
+    static void finish(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, const System &system) {
+        const T *x = system.x;
         for_each(problem, [&](const JointConeTable &cone, const JointConeData<T> &data) {
             const JointTable &joint = problem.mechanism.joints[cone.joint];
             const bool world = joint.parent == problem.mechanism.num_bodies;

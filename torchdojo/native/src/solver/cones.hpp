@@ -5,11 +5,35 @@
 #include "elements/contact_cone.hpp"
 #include "elements/joint_cone.hpp"
 #include "elements/list.hpp"
+#include "solver/tree.hpp"
 
 namespace torchdojo {
 
 template <class T>
 using ConeElements = List<JointCones<T>, ContactCones<T>>;
+
+// What cones see of a linear system: the right-hand sides of bodies and joints, which become the solution, and the impulses and rows of
+// contacts. Bodies have twists (v, ω), or motions of a tree. x has the places of the condensed matrix; its bodies have twists in both.
+template <class T>
+struct TwistSystem {
+    const Problem<T> &problem;
+    T *x;
+
+    T *right(int body) const { return x + problem.mechanism.bodies[body].right; }
+    const T *solution(int body) const { return right(body); }
+    const T *contact_wrench(int c) const { return problem.contacts[c].wrench; }
+    const T *contact_rows(int c) const { return problem.contacts[c].rows; }
+};
+template <class T>
+struct TreeSystem {
+    Tree<T> &tree;
+    T *x;
+
+    T *right(int body) const { return tree.right(body); }
+    const T *solution(int body) const { return tree.solution(body); }
+    const T *contact_wrench(int c) const { return tree.contact_wrench(c); }
+    const T *contact_rows(int c) const { return tree.contact_rows(c); }
+};
 
 template <class T>
 struct Cones : ConeState<T> {
@@ -55,20 +79,25 @@ struct Cones : ConeState<T> {
     }
 
     // Computes Newton's `direction`, which removes `residual` (in the places of w; null leaves the equations as they are), and fills
-    // `right`. The matrix of the problem is factored first unless it is factored already.
+    // `right`. The matrix of the problem, or of the tree, is factored first unless it is factored already.
     void solve(Problem<T> &problem, const T *w, const T *residual, bool factored) {
-        for (int i = 0; i < mechanism.num_bodies; ++i)
-            for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
-        for (const JointTable &joint : mechanism.joints)
-            for (int k = joint.held(); k < joint.size; ++k) x[joint.right + k] = T{};
-        for (const MultiplierTable &row : mechanism.multipliers) x[row.right] = residual ? -residual[row.row] : T{};
-        ConeElements<T>::each([&](auto element) { element.begin(*this, problem, w, residual, x.data()); });
+        TwistSystem<T> system{problem, x.data()};
+        set_right(residual);
+        ConeElements<T>::each([&](auto element) { element.begin(*this, problem, w, residual, system); });
         if (factored) ldu_solve(mechanism.schedule, problem.values.data(), x.data());
         else ldu_factor_and_solve(mechanism.schedule, problem.values.data(), x.data());
-        ConeElements<T>::each([&](auto element) { element.finish(*this, problem, w, residual, x.data()); });
-        for (int i = 0; i < mechanism.num_bodies; ++i)
-            for (int k = 0; k < 6; ++k) direction[6 * i + k] = x[mechanism.bodies[i].right + k];
-        for (const MultiplierTable &row : mechanism.multipliers) direction[row.row] = x[row.right];
+        ConeElements<T>::each([&](auto element) { element.finish(*this, problem, w, residual, system); });
+        take_direction();
+    }
+    void solve(Problem<T> &problem, Tree<T> &tree, const T *w, const T *residual, bool factored) {
+        TreeSystem<T> system{tree, x.data()};
+        set_right(residual);
+        tree.begin(problem, x.data());
+        ConeElements<T>::each([&](auto element) { element.begin(*this, problem, w, residual, system); });
+        if (!factored) tree.factor();
+        tree.solve(problem, x.data(), residual);
+        ConeElements<T>::each([&](auto element) { element.finish(*this, problem, w, residual, system); });
+        take_direction();
     }
 
     // Largest inverse step to the boundary of the cones along `direction`.
@@ -102,6 +131,12 @@ struct Cones : ConeState<T> {
             worst = max(worst, max(abs(p.x), max(abs(p.y), abs(p.z)))), sum += p.x + p.y + p.z;
         }
         return worst;
+    }
+
+    // Largest deviation of the products from `target` e, relative to it.
+    T distance(const T *w, const T &target) const {
+        T unused{};
+        return violation(w, target, unused) / target;
     }
 
     // Largest deviation of the scaled products from `target` e.
@@ -150,6 +185,20 @@ struct Cones : ConeState<T> {
 private:
     std::vector<Mask<T>> flying;  // per body
     std::vector<T> x;  // by rows of the matrix
+
+    void set_right(const T *residual) {
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) x[mechanism.bodies[i].right + k] = residual ? -residual[6 * i + k] : T{};
+        for (const JointTable &joint : mechanism.joints)
+            for (int k = joint.held(); k < joint.size; ++k) x[joint.right + k] = T{};
+        for (const MultiplierTable &row : mechanism.multipliers) x[row.right] = residual ? -residual[row.row] : T{};
+    }
+
+    void take_direction() {
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) direction[6 * i + k] = x[mechanism.bodies[i].right + k];
+        for (const MultiplierTable &row : mechanism.multipliers) direction[row.row] = x[row.right];
+    }
 
     // (p, q₂₃) of a plainly linearized product that should change by ρ.
     static TD_INLINE Vec3<T> aim_plain(const Vec3<T> &xi, const Vec3<T> &rho) {

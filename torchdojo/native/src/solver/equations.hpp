@@ -5,9 +5,10 @@
 
 namespace torchdojo {
 
-// Computes the values that stay the same during the step.
+// Computes the values that stay the same during the step; `columns` as in Problem.
 template <class T>
-void prepare_step(Problem<T> &problem) {
+void prepare_step(Problem<T> &problem, bool columns = true) {
+    problem.columns = columns;
     problem.prepare_bodies();
     Elements<T>::each([&](auto element) { element.prepare(problem); });
 }

@@ -37,7 +37,7 @@ struct Halves {
         const Job &job = whole;
         *job.iterations += iterations[0] + iterations[1];
         *job.status = solved ? success : max_iterations;
-        if (!solved) return Stepper<double>::keep_state(m, job);
+        if (!solved) return keep_state(m, job);
         *job.substeps = substeps[0] + substeps[1];
         std::copy(z_end.begin(), z_end.end(), job.z_next);
         std::copy(second.begin(), second.end(), job.w);

@@ -1,10 +1,11 @@
 // One step of one environment, and the options of its solver.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
-#include "torchdojo_tables.hpp"
+#include "solver/problem.hpp"
 
 namespace torchdojo {
 
@@ -35,6 +36,32 @@ struct Job {
 inline int64_t iterations_left(const Options &options, const Job &job) {
     if (!options.max_total_iterations) return std::numeric_limits<int64_t>::max();
     return options.max_total_iterations - job.spent - *job.iterations;
+}
+
+// The outputs of a step with the solution w, whose next poses the problem has.
+template <class T>
+void keep_solution(const Problem<T> &problem, const T *w, int lane, const Job &job) {
+    const MechanismTable &m = problem.mechanism;
+    for (int k = 0; k < m.num_unknowns; ++k) job.w[k] = get(w[k], lane);
+    for (int k = 0; k < m.num_impulses; ++k) job.impulses[k] = job.w[m.impulses[k]];
+    for (int i = 0; i < m.num_bodies; ++i) {
+        const BodyPose<T> &next = problem.bodies[i].next;
+        double *out = job.z_next + state_size * i;
+        for (int k = 0; k < 3; ++k) {
+            out[k] = get(next.x[k], lane);
+            out[3 + k] = get(w[6 * i + k], lane);
+            out[7 + k] = get(next.q.v[k], lane);
+            out[10 + k] = get(w[6 * i + 3 + k], lane);
+        }
+        out[6] = get(next.q.w, lane);
+    }
+}
+
+// The outputs of a failed step.
+inline void keep_state(const MechanismTable &m, const Job &job) {
+    std::copy_n(job.z, state_size * m.num_bodies, job.z_next);
+    std::fill_n(job.impulses, m.num_impulses, 0.0);
+    std::fill_n(job.w, m.num_unknowns, 0.0);
 }
 
 }  // namespace torchdojo

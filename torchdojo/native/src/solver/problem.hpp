@@ -24,6 +24,7 @@ struct Problem {
     std::vector<T> values;            // the condensed matrix
     double depenetration_speed = 0.0; // as in Options
     bool overlaps = false;            // whether a law of overlap acts on some contact in this step
+    bool columns = true;              // whether the impulses of joints on their bodies are wanted as columns of the matrix
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
@@ -65,6 +66,28 @@ struct Problem {
         }
     }
 
+    // M of a body.
+    TD_INLINE void linearize_turn(BodyData<T> &body) const {
+        const T h = timestep(), &c = body.increment.w, hc = h * c, hi = h * (1.0 / c);
+        const Vec3<T> &a = body.increment.v;
+        body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z, hc + hi * a.y * a.y,
+                   hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x, hc + hi * a.z * a.z}};
+    }
+
+    // The next pose of a body at w. The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the
+    // equations, too, but on another branch than the motion, so they count as not a number (StepProblem.residual).
+    TD_INLINE void place_body(int i, const T *w) {
+        const T h = timestep();
+        BodyData<T> &body = bodies[i];
+        const Vec3<T> a = (0.5 * h) * load3(w + 6 * i + 3);
+        const T square = dot(a, a);
+        body.increment.w =
+            sqrt(select(square > broadcast<T>(constant::largest_sine * constant::largest_sine), broadcast<T>(-1.0), 1.0 - square));
+        body.increment.v = a;
+        body.next.x = body.pose.x + h * load3(w + 6 * i);
+        body.next.q = body.pose.q * body.increment;
+    }
+
     template <bool derived>
     void linearize_body(int i, const T *w) {
         const T h = timestep();
@@ -72,22 +95,17 @@ struct Problem {
         BodyData<T> &body = bodies[i];
         const T mass = p[parameter::mass];
         const Mat3<T> J = load33(p + parameter::inertia);
-        const Vec3<T> v = load3(w + 6 * i), omega = load3(w + 6 * i + 3), a = (0.5 * h) * omega;
-        // The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the equations, too, but on
-        // another branch than the motion, so they count as not a number (StepProblem.residual).
-        const T square = dot(a, a);
-        const T c = sqrt(select(square > broadcast<T>(constant::largest_sine * constant::largest_sine), broadcast<T>(-1.0), 1.0 - square));
-        body.increment = {c, a};
-        body.next.x = body.pose.x + h * v;
-        body.next.q = body.pose.q * body.increment;
+        const Vec3<T> v = load3(w + 6 * i), omega = load3(w + 6 * i + 3);
+        place_body(i, w);
+        const Vec3<T> &a = body.increment.v;
+        const T &c = body.increment.w;
         body.next.R = rotation_matrix(body.next.q);
         const Vec3<T> spin = J * omega;
         store3(&residual[6 * i], mass * v - body.linear);
         store3(&residual[6 * i + 3], c * spin + cross(a, spin) - body.angular);
         if constexpr (!derived) return;
-        const T inverse = 1.0 / c, hc = h * c, hi = h * inverse;
-        body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z, hc + hi * a.y * a.y,
-                   hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x, hc + hi * a.z * a.z}};
+        linearize_turn(body);
+        const T inverse = 1.0 / c;
         T *D = &values[mechanism.bodies[i].diagonal];
         for (int k = 0; k < 36; ++k) D[k] = T{};
         for (int k = 0; k < 3; ++k) D[7 * k] = mass;
@@ -169,6 +187,22 @@ TD_INLINE Vec3<T> joint_direction(const Problem<T> &problem, const JointTable &j
     translation = i < split;
     const int row = translation ? (is_free ? joint.held_t : 0) + i : (is_free ? joint.held_r : 0) + i - split;
     return load3(&problem.parameters[joint.parameters] + (translation ? parameter::translations : parameter::rotations) + 3 * row);
+}
+
+// The impulse of a unit multiplier along a direction of the joint frame, at the current configuration: a force on the child, whose opposite
+// acts on the parent, and torques in the body frames.
+template <class T>
+struct JointWrench {
+    Vec3<T> force, on_child, on_parent;
+};
+template <class T>
+TD_INLINE JointWrench<T> joint_wrench(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, bool translation,
+                                      const Vec3<T> &direction) {
+    const Vec3<T> in_parent = data.offset * direction, in_world = problem.bodies[joint.parent].pose.R * in_parent;
+    const Vec3<T> in_child = transposed_times(problem.bodies[joint.child].pose.R, in_world);
+    if (!translation) return {Vec3<T>{}, in_child, -in_parent};
+    const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+    return {in_world, cross(anchor, in_child), cross(in_parent, data.now.y_parent)};
 }
 
 // The product from which an attempt starts in a lane: `level`, or less for a tiny weight, and at least κ (solver/start_level.py).

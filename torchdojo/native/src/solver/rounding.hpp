@@ -52,6 +52,18 @@ public:
         for (T &s : scale) s = select(large, tolerance / max(broadcast<T>(tolerance), unit * s), broadcast<T>(1.0));
     }
 
+    // Largest residual, `weighted` by the factors and `plain`, and the sum of all residuals, which is not finite if one residual is not.
+    void measure(const Problem<T> &problem, T &weighted, T &plain, T &sum) const {
+        T worst{};
+        auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
+        for (const int32_t row : mechanism.equations) add(problem.residual[row]);
+        weighted = worst;
+        for (int k = 0; k < 6 * mechanism.num_bodies; ++k) add(problem.residual[k]);
+        plain = worst;
+        if (!some) return void(weighted = worst);
+        for (int k = 0; k < 6 * mechanism.num_bodies; ++k) weighted = max(weighted, abs(factor(k / 6, k % 6 / 3) * problem.residual[k]));
+    }
+
 private:
     const MechanismTable &mechanism;
     std::vector<T> scale;  // of each body, the world last: what is added up in its rows, then the factors

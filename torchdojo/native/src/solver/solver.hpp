@@ -12,6 +12,7 @@
 
 #include "solver/cones.hpp"
 #include "solver/equations.hpp"
+#include "solver/foresight.hpp"
 #include "solver/job.hpp"
 #include "solver/rounding.hpp"
 #include "solver/speed.hpp"
@@ -22,8 +23,8 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), rounding(m), speed(m, problem), w(m.num_unknowns), trial(m.num_unknowns),
-          direction(m.num_unknowns), newton(m.num_unknowns) {}
+        : mechanism(m), problem(m), cones(m), tree(m), foresight(m), rounding(m), speed(m, problem), w(m.num_unknowns),
+          trial(m.num_unknowns), direction(m.num_unknowns), newton(m.num_unknowns), unused(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
     // `shared` has the parameters of all environments, or is null if each job has its own.
@@ -34,13 +35,14 @@ public:
             phase[lane] = idle;
             take(feed, lane);
         }
-        place();
-        while (any_active()) tick(feed), place();
+        place(feed);
+        while (any_active()) tick(feed), place(feed);
     }
 
     void bind(const Options &options, const double *shared) {
         this->options = options;
         problem.depenetration_speed = options.depenetration_speed;
+        on_tree = tree.usable && options.kappa >= constant::tree_kappa;
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
         if (shared)
@@ -57,19 +59,6 @@ public:
         if (!m.has_loops) return;
         const T value = constant::regularization * problem.timestep();
         for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
-    }
-
-    // Largest residual, `weighted` by rounding and `plain`, and the sum of all residuals, which is not finite if one residual is not.
-    void largest_residual(T &weighted, T &plain, T &sum) const {
-        T worst{};
-        auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
-        for (const int32_t row : mechanism.equations) add(problem.residual[row]);
-        weighted = worst;
-        for (int k = 0; k < 6 * mechanism.num_bodies; ++k) add(problem.residual[k]);
-        plain = worst;
-        if (!rounding.some) return void(weighted = worst);
-        for (int k = 0; k < 6 * mechanism.num_bodies; ++k)
-            weighted = max(weighted, abs(rounding.factor(k / 6, k % 6 / 3) * problem.residual[k]));
     }
 
     // Copies a job's data into a lane: `invalid_input`, `crooked_quaternion`, `too_fast`, or `max_iterations` where none are left to it.
@@ -107,13 +96,6 @@ public:
         return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
     }
 
-    // The outputs of a failed step.
-    static void keep_state(const MechanismTable &m, const Job &job) {
-        std::copy_n(job.z, state_size * m.num_bodies, job.z_next);
-        std::fill_n(job.impulses, m.num_impulses, 0.0);
-        std::fill_n(job.w, m.num_unknowns, 0.0);
-    }
-
 private:
     enum Phase : uint8_t { idle, finished, evaluate, searching };
     // Attempts: Newton on the path from a warm start at κ, then from a larger κ; the interior-point method from a warm or a cold start.
@@ -121,11 +103,15 @@ private:
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
     Options options;
+    Tree<T> tree;
+    bool on_tree = false;  // whether the tree solves for directions
+    Foresight<T> foresight;
     Rounding<T> rounding;
     SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
     double shortest_factor = 1.0;  // of the timestep, after all halvings
-    std::vector<T> w, trial, direction, newton;  // newton: the last trials before their projection
+    std::vector<T> w, trial, direction;
+    std::vector<T> newton, unused;  // the last trials before their projection; those of starts, of which nothing is made
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
@@ -245,9 +231,9 @@ private:
 
     // Sets the trials of lanes that go on along their directions and of lanes that begin, and brings trials of attempts on the path onto
     // it.
-    void place() {
-        if (loaded) prepare_step(problem), rounding.prepare(problem, options.residual_tol), loaded = false;
-        Mask<T> onto = lifted, moved{}, known{};  // known: lanes whose last trial is a point of this attempt, too
+    template <class Feed>
+    void place(Feed &feed) {
+        Mask<T> onto{}, moved{}, known{};  // known: lanes whose last trial is a point of this attempt, too
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const bool goes_on = phase[lane] == searching;
             set_mask(moved, lane, goes_on);
@@ -261,11 +247,52 @@ private:
             w[k] = from;
             trial[k] = select(moved, from + step * direction[k], trial[k]);
         }
+        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
+        if (on_tree && !rounding.some && !options.interior) finish_surely(feed);
+        if (loaded) prepare();
         if (problem.overlaps && any(from_rest)) RecoverySpeed<T>::leave(problem, trial.data(), from_rest);
         if (any(restart)) cones.start(problem, trial.data(), level, restart);
         if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast);
-        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
+        if (any(lifted)) {
+            lifted = select_mask(cones.distance(trial.data(), path_kappa) > broadcast<T>(constant::lifted), lifted, Mask<T>{});
+            if (any(lifted)) cones.project(problem, path_kappa, lifted, trial.data(), unused.data(), Mask<T>{});
+        }
         restart = lifted = forecast = from_rest = Mask<T>{};
+    }
+
+    void prepare() {
+        prepare_step(problem, !on_tree), rounding.prepare(problem, options.residual_tol);
+        if (on_tree) tree.prepare(problem), foresight.prepare(problem);
+        loaded = false;
+    }
+
+    // Finishes lanes whose trial surely solves the equations.
+    template <class Feed>
+    void finish_surely(Feed &feed) {
+        Mask<T> sure{};
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            set_mask(sure, lane,
+                     phase[lane] == searching && get_mask(accepted, lane) && on_path(attempt[lane]) && get(alpha, lane) == 1.0 &&
+                         get(path_kappa, lane) == options.kappa && iteration[lane] >= options.min_iterations &&
+                         get(allowed, lane) < constant::sure_residual);
+        if (!any(sure)) return;
+        const T bound = foresight.bound(problem, cones, direction.data(), newton.data(), trial.data()) + constant::sure_rounding * allowed;
+        sure = select_mask(bound <= broadcast<T>(constant::sure * options.residual_tol), sure, Mask<T>{});
+        if (!any(sure)) return;
+        T poses{};
+        for (int i = 0; i < mechanism.num_bodies; ++i) problem.place_body(i, trial.data()), poses += problem.bodies[i].increment.w;
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane);
+        take_next(feed);
+    }
+
+    // The next jobs of lanes that have finished. They wait for lanes that are about to: together they need no derivatives and are prepared
+    // at once.
+    template <class Feed>
+    void take_next(Feed &feed) {
+        if (any_active() && all_nearly_there()) return;
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (phase[lane] == finished) take(feed, lane);
     }
 
     template <class Feed>
@@ -276,7 +303,7 @@ private:
         T equality, plain, off_path, sum;
         const auto measure = [&] {
             sum = T{};
-            largest_residual(equality, plain, sum);
+            rounding.measure(problem, equality, plain, sum);
             off_path = cones.violation(trial.data(), kappa, sum);
         };
         const auto converged = [&](int lane, double tolerance) {
@@ -288,14 +315,16 @@ private:
         // lane may depend on whether others want derivatives, so only residuals clearly below the tolerance count as converged here.
         bool derived = !all_nearly_there();
         if (!derived) {
-            linearize_step<false, false>(problem, trial.data());
+            if (on_tree) tree.template linearize<false>(problem, trial.data());
+            else linearize_step<false, false>(problem, trial.data());
             measure();
             for (int lane = 0; lane < lanes<T>; ++lane)
                 derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
         }
         if (derived) {
             cones.condense(problem, trial.data(), inside);
-            linearize_step(problem, trial.data());
+            if (on_tree) tree.template linearize<true>(problem, trial.data());
+            else linearize_step(problem, trial.data());
             measure();
         }
 
@@ -352,10 +381,7 @@ private:
                     speed.leads_beyond(lane, trial.data(), direction.data(), iteration[lane], fastest[lane]))
                     split(feed, lane);
         }
-        // A lane that has finished waits for lanes that are about to: together they need no derivatives and are prepared at once.
-        if (any_active() && all_nearly_there()) return;
-        for (int lane = 0; lane < lanes<T>; ++lane)
-            if (phase[lane] == finished) take(feed, lane);
+        take_next(feed);
     }
 
     // Whether all unfinished lanes probably converge with the next evaluation: from a residual that Newton's step squares away, or at the
@@ -376,7 +402,8 @@ private:
         regularize(mechanism, problem);
         bool factored = false;
         auto solve = [&](const T *residual) {
-            cones.solve(problem, here, residual, factored);
+            if (on_tree) cones.solve(problem, tree, here, residual, factored);
+            else cones.solve(problem, here, residual, factored);
             factored = true;
         };
         Mask<T> inside{};  // lanes of the interior-point method
@@ -439,19 +466,7 @@ private:
         const Job &job = jobs[lane];
         *job.status = success;
         resting[lane] = iteration[lane] == 0;
-        for (int k = 0; k < mechanism.num_unknowns; ++k) job.w[k] = get(trial[k], lane);
-        for (int k = 0; k < mechanism.num_impulses; ++k) job.impulses[k] = job.w[mechanism.impulses[k]];
-        for (int i = 0; i < mechanism.num_bodies; ++i) {
-            const BodyPose<T> &next = problem.bodies[i].next;
-            double *out = job.z_next + state_size * i;
-            for (int k = 0; k < 3; ++k) {
-                out[k] = get(next.x[k], lane);
-                out[3 + k] = get(trial[6 * i + k], lane);
-                out[7 + k] = get(next.q.v[k], lane);
-                out[10 + k] = get(trial[6 * i + 3 + k], lane);
-            }
-            out[6] = get(next.q.w, lane);
-        }
+        keep_solution(problem, trial.data(), lane, job);
         feed.finished(lane, job, true);
         phase[lane] = finished;
     }
