@@ -334,7 +334,11 @@ def test_robots_of_ones_own() -> None:
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"rewards": "shac"}, TypeError, "unexpected keyword argument 'rewards'; allowed: control, drive, dtype, .*did you mean 'reward'"),
+    (
+        {"rewards": "shac"},
+        TypeError,
+        "unexpected keyword argument 'rewards'; allowed: clock, control, .*did you mean 'reward'",
+    ),
     ({"autoreset": "disabled"}, TypeError, "give autoreset_mode of gymnasium.make_vec"),
     ({"reward": "best"}, ValueError, "reward: got 'best'; allowed: shac, gymnasium"),
     ({"dtype": "mean"}, ValueError, "dtype: got mean|dtype: got 'mean'; allowed: torch.float64"),

@@ -74,6 +74,7 @@ def test_killed_and_resumed_training_continues_identically(tmp_path: Path, monke
     a, b = (torch.load(run.checkpoint, weights_only=True) for run in (whole, killed))
     assert a.pop("cpu_seconds") > 0 and b.pop("cpu_seconds") > 0
     assert a["env"].pop("name") == b["env"].pop("name")
+    assert a.pop("versions") == b.pop("versions")
     torch.testing.assert_close(a, b, rtol=0, atol=0)
 
     obs = torch.randn(5, 5)

@@ -114,8 +114,8 @@ struct ContactCones {
         }
     }
 
-    // Contacts of bodies in `flying`, which loses the lanes where a contact is not far from touching.
-    static void forecast(const ConeState<T> &, const Problem<T> &problem, T *w, const T &kappa, std::vector<Mask<T>> &flying) {
+    // Contacts of bodies in `flying`, which loses the lanes where a contact is not far from touching. Returns the lanes that some keep.
+    static Mask<T> forecast(const ConeState<T> &, const Problem<T> &problem, T *w, const T &kappa, std::vector<Mask<T>> &flying) {
         const MechanismTable &mechanism = problem.mechanism;
         const T h = problem.timestep();
         auto fall = [&](const ContactTable &contact, T *values) {
@@ -134,11 +134,15 @@ struct ContactCones {
             const Mask<T> far = select_mask(w[contact.slack] > wide, values[half] > wide, Mask<T>{});
             flying[contact.body] = select_mask(far, flying[contact.body], Mask<T>{});
         }
+        Mask<T> some{};
         for (const ContactTable &contact : mechanism.contacts) {
-            if (!mechanism.is_free[contact.body] || !any(flying[contact.body])) continue;
+            const Mask<T> &own = flying[contact.body];
+            if (!mechanism.is_free[contact.body] || !any(own)) continue;
             fall(contact, values);
-            store(mechanism, contact, values, flying[contact.body], w);
+            store(mechanism, contact, values, own, w);
+            some = select_mask(own, own, some);
         }
+        return some;
     }
 
     static void project(const ConeState<T> &cones, const Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,

@@ -167,9 +167,10 @@ struct Cones : ConeState<T> {
     }
 
     // Sets contacts of flying bodies to the gap and slip to which gravity and the wrench alone lead (forecast_flight in path_newton.py).
-    void forecast(const Problem<T> &problem, T *w, const T &kappa, const Mask<T> &mask) {
+    // Returns the lanes in which some body flies.
+    Mask<T> forecast(const Problem<T> &problem, T *w, const T &kappa, const Mask<T> &mask) {
         std::fill(flying.begin(), flying.end(), mask);
-        ContactCones<T>::forecast(*this, problem, w, kappa, flying);
+        return ContactCones<T>::forecast(*this, problem, w, kappa, flying);
     }
 
     // Moves the cone variables of w onto the central path in the lanes of `mask`, by a smoothed projection.

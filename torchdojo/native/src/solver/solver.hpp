@@ -252,9 +252,12 @@ private:
         if (loaded) prepare();
         if (problem.overlaps && any(from_rest)) RecoverySpeed<T>::leave(problem, trial.data(), from_rest);
         if (any(restart)) cones.start(problem, trial.data(), level, restart);
-        if (any(forecast)) cones.forecast(problem, trial.data(), path_kappa, forecast);
+        Mask<T> flying{};
+        if (any(forecast)) flying = cones.forecast(problem, trial.data(), path_kappa, forecast);
         if (any(lifted)) {
-            lifted = select_mask(cones.distance(trial.data(), path_kappa) > broadcast<T>(constant::lifted), lifted, Mask<T>{});
+            // Starts from a solution are on the path already. A forecast has the products, but not the heights of discs.
+            const Mask<T> off = cones.distance(trial.data(), path_kappa) > broadcast<T>(constant::lifted);
+            lifted = select_mask(off, lifted, select_mask(flying, lifted, Mask<T>{}));
             if (any(lifted)) cones.project(problem, path_kappa, lifted, trial.data(), unused.data(), Mask<T>{});
         }
         restart = lifted = forecast = from_rest = Mask<T>{};
