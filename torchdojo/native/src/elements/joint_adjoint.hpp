@@ -255,21 +255,20 @@ private:
         // Inputs, springs and dampers: gradients of the coordinates, rates and inputs on which they depend.
         if (joint.has_spring || joint.has_damper || joint.input >= 0) {
             const bool pulls = joint.has_spring && joint.has_vector();
-            Vec3<R> about{};  // power of a torque in the joint frame
-            if (pulls) about = transposed_times(data.offset, transposed_times(parent.pose.R, child.pose.R * b_w) - a_w);
+            // Powers of a force and of a torque in the joint frame.
+            const Vec3<R> turned = child.pose.R * b_w, swing = child.pose.R * cross(b_w, load3(p + parameter::child_anchor));
+            Vec3<R> along{}, about{};
+            if (joint.free_r()) about = transposed_times(data.offset, transposed_times(parent.pose.R, turned) - a_w);
+            if (joint.free_t())
+                along = transposed_times(data.offset, transposed_times(parent.pose.R, b_v - a_v + swing) - cross(a_w, data.now.y_parent));
             const T *spring = p + joint.spring(), *damping = problem.damping(joint, data);
             for (int k = held; k < 6; ++k) {
                 const int i = k - held;
-                const T *on_child = data.wrench_child + k, *on_parent = data.wrench_parent + k;
-                R power{};
-                for (int r = 0; r < 3; ++r) {
-                    power += on_child[6 * r] * b_v[r] + on_child[6 * (3 + r)] * b_w[r];
-                    power += on_parent[6 * r] * a_v[r] + on_parent[6 * (3 + r)] * a_w[r];
-                }
+                bool translation;
+                const Vec3<T> f = joint_direction(problem, joint, k, translation);
+                R power = dot(f, translation ? along : about);
                 if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += h * power;
                 if (joint.has_spring) {
-                    bool translation;
-                    const Vec3<T> f = joint_direction(problem, joint, k, translation);
                     if (pulls && !translation) power = dot(right_jacobian_inverse(data.angle, f), about);
                     adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
                 }

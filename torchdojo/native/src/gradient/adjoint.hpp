@@ -9,6 +9,7 @@
 // Each element differentiates its own terms, which are derived by hand.
 #pragma once
 
+#include "gradient/tree_adjoint.hpp"
 #include "solver/capacitance.hpp"
 
 namespace torchdojo {
@@ -20,19 +21,26 @@ public:
     using State::mechanism, State::gradient, State::multiplier, State::give, State::touching, State::phi_next, State::x_next;
 
     explicit Adjoint(const MechanismTable &m)
-        : State(m), refinement(m), capacitance(m), misfit(m.schedule.num_rows), wanted(misfit), contact_rows(3 * m.num_contacts),
-          contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing), known_spin(m.num_bodies) {}
+        : State(m), tree_adjoint(m), refinement(m), capacitance(m), misfit(m.schedule.num_rows), wanted(misfit),
+          contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing),
+          known_spin(m.num_bodies) {}
+
+    Tree<T> *tree = nullptr;  // the prepared tree, if it is to solve instead of the sparse factors; for one right-hand side per matrix
 
     // Factors the derivative at w. `problem` must be prepared.
     void factor(Problem<T> &problem, Cones<T> &cones, const T *w) {
         cones.condense(problem, w);
-        linearize_step<false>(problem, w);
-        refinement.condense(problem, give);
-        capacitance.clear();
-        std::fill(left_out.begin(), left_out.end(), 0);
-        if constexpr (several_per_matrix) leave_out(problem);
-        refinement.factor(problem);
-        if constexpr (several_per_matrix) find_capacitance(problem);
+        if (tree) {
+            tree_adjoint.factor(*tree, problem, w);
+        } else {
+            linearize_step<false>(problem, w);
+            refinement.condense(problem, give);
+            capacitance.clear();
+            std::fill(left_out.begin(), left_out.end(), 0);
+            if constexpr (several_per_matrix) leave_out(problem);
+            refinement.factor(problem);
+            if constexpr (several_per_matrix) find_capacitance(problem);
+        }
         for (int i = 0; i <= mechanism.num_bodies; ++i) turn[i] = rotation_matrix(problem.bodies[i].increment);
         for (int i = 0; i < mechanism.num_bodies; ++i) known_spin[i] = differentiate_known_spin(problem, i);
         Elements<T>::each([&](auto element) { element.differentiate(*this, problem, w); });
@@ -40,21 +48,13 @@ public:
 
     // λ for the gradient g of w, which is zero for slacks. Without `by_impulses`, g is nonzero for velocities alone; `sparse`: for a few.
     void solve(const Problem<T> &problem, const T *w, const R *g, bool by_impulses, bool sparse = false) {
-        point = w;
+        if constexpr (std::is_same_v<T, R>)
+            if (tree) return solve_on_tree(problem, w, g, by_impulses);
+        begin(w, g);
         const MechanismTable &m = mechanism;
         const int passes = !any(refinement.needed) ? 0 : give ? constant::limit_refinements : m.has_loops ? constant::most_refinements : 1;
-        for (int i = 0; i < m.num_bodies; ++i)
-            for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
-        for (const JointTable &joint : m.joints)
-            for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
-        for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
         if (passes) wanted = right;
         if (give) std::fill(taken.begin(), taken.end(), R{});
-        for (const ContactTable &friction : m.frictions)  // sums; other rows are assigned, or stay zero
-            std::fill_n(&multiplier[friction.friction_impulse()], friction.friction_size(), R{});
-        std::fill(touching.begin(), touching.end(), Vec3<R>{});
-        std::fill(turning.begin(), turning.end(), R{});
-        std::fill(pressing.begin(), pressing.end(), R{});
         if (by_impulses) {
             add_cone_multipliers(problem, g, nullptr);
             subtract_cones(problem, right.data());
@@ -82,11 +82,7 @@ public:
             refined = refined & (now * now > constant::refined * largest_multiplier(right) * last);
             last = now;
         }
-
-        for (int i = 0; i < m.num_bodies; ++i)
-            for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[m.bodies[i].right + k];
-        for (const MultiplierTable &row : m.multipliers) multiplier[row.row] = right[row.right];
-        ConeElements<T>::each([&](auto element) { element.store_multipliers(*this, problem, w, g); });
+        store(problem, w, g);
     }
 
     // Writes −λᵀ ∂r/∂(z, u, f) into `gradient`, at the w of `factor`.
@@ -112,6 +108,7 @@ public:
 
 private:
     using State::point, State::right, State::turning, State::pressing, State::turn, State::left_out;
+    TreeAdjoint<T> tree_adjoint;
     // One step of iterative refinement restores the digits that pressed contacts lose. The multipliers ν of the cones are separate
     // unknowns, ν += K (B δα). K (B α) from the refined α would multiply its rounding error by the large number γ/s = γ²/κ.
     Refinement<T> refinement;
@@ -122,6 +119,56 @@ private:
     const std::vector<R> nothing;  // a gradient of zeros
     std::vector<R> given_way, taken;  // gradients: see find_given_way
     std::vector<Mat3<T>> known_spin;  // derivative of the constant angular momentum by ω
+
+    // Right-hand sides from the gradient g of w, and sums of multipliers, which start at zero.
+    void begin(const T *w, const R *g) {
+        point = w;
+        const MechanismTable &m = mechanism;
+        for (int i = 0; i < m.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) right[m.bodies[i].right + k] = g[6 * i + k];
+        for (const JointTable &joint : m.joints)
+            for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
+        for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
+        for (const ContactTable &friction : m.frictions)  // sums; other rows are assigned, or stay zero
+            std::fill_n(&multiplier[friction.friction_impulse()], friction.friction_size(), R{});
+        std::fill(touching.begin(), touching.end(), Vec3<R>{});
+        std::fill(turning.begin(), turning.end(), R{});
+        std::fill(pressing.begin(), pressing.end(), R{});
+    }
+
+    void store(const Problem<T> &problem, const T *w, const R *g) {
+        for (int i = 0; i < mechanism.num_bodies; ++i)
+            for (int k = 0; k < 6; ++k) multiplier[6 * i + k] = right[mechanism.bodies[i].right + k];
+        for (const MultiplierTable &row : mechanism.multipliers) multiplier[row.row] = right[row.right];
+        ConeElements<T>::each([&](auto element) { element.store_multipliers(*this, problem, w, g); });
+    }
+
+    // `solve` on the tree. Impulses of limits and frictions of joints lose no digits there, only pressed contacts do.
+    void solve_on_tree(const Problem<T> &problem, const T *w, const R *g, bool by_impulses) {
+        begin(w, g);
+        if (by_impulses) {
+            add_cone_multipliers(problem, g, nullptr);
+            JointCones<T>::subtract(*this, problem, right.data());
+        }
+        tree_adjoint.begin(problem, right.data());
+        if (any(tree_adjoint.needed[0])) tree_adjoint.keep();
+        if (by_impulses) tree_adjoint.subtract_contacts(touching);
+        tree_adjoint.solve(problem, right.data(), by_impulses, false, Mask<T>{});
+        add_cone_multipliers(problem, nothing.data(), right.data());
+        for (const Mask<T> &needed : tree_adjoint.needed) {
+            if (!any(needed)) break;
+            tree_adjoint.misfit(*this, problem, w, right.data());
+            tree_adjoint.solve(problem, misfit.data(), false, true, needed);
+            for (const MultiplierTable &row : mechanism.multipliers)  // solved for anew
+                right[row.right] = select(needed, misfit[row.right], right[row.right]), misfit[row.right] = R{};
+            for (int k = 0; k < mechanism.schedule.num_rows; ++k) {
+                misfit[k] = select(needed, misfit[k], R{});
+                right[k] += misfit[k];
+            }
+            add_cone_multipliers(problem, nothing.data(), misfit.data());
+        }
+        store(problem, w, g);
+    }
 
     // Held impulses have no compliance in hard gradients. The added compliance takes compliance times ν from their right-hand sides. The
     // change since the last refinement remains. With this change in the place of g, refinement is the proximal point method (hard_maps.py).

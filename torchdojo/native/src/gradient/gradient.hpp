@@ -43,22 +43,21 @@ public:
     // Gradients of `count` steps, at most `lanes`. Lanes behind them repeat the last job. Gradients of parameters are complete after
     // `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
-        load(jobs, count, options, shared);
-        by_impulses = std::any_of(jobs, jobs + count, [](const GradientJob &job) { return job.grad_impulses != nullptr; });
-        gather(grad_next, jobs, count, [](const GradientJob &job) { return job.grad_z_next; });
-        gather(grad_impulses, jobs, count, [](const GradientJob &job) { return job.grad_impulses; });
-        adjoint.give = options.limit ? give.data() : nullptr;
-        pull_back();
-        differentiate();
-        if (options.complementarity_aware) escape();
-        store(jobs, count);
-        if (jobs[0].grad_parameters) add_parameters(jobs, count);
+        if (!stepper.tree.usable || options.limit || options.complementarity_aware) return run(jobs, count, options, shared, false);
+        GradientJob group[lanes<T>];
+        for (const bool on_tree : {true, false}) {  // a lane does not depend on the others
+            int size = 0;
+            for (int j = 0; j < count; ++j)
+                if ((std::min(options.kappa, jobs[j].grad_kappa) >= constant::tree_kappa) == on_tree) group[size++] = jobs[j];
+            if (size) run(group, size, options, shared, on_tree);
+        }
     }
 
     void flush() { parameters.flush(); }
 
-    // The problems of the jobs, with their solutions in w and the points at which derivatives are taken in `solution`.
-    void load(const GradientJob *jobs, int count, const Options &options, const double *shared) {
+    // The problems of the jobs, with their solutions in w and the points at which derivatives are taken in `solution`. `on_tree`: the tree
+    // is prepared instead of the columns of joints.
+    void load(const GradientJob *jobs, int count, const Options &options, const double *shared, bool on_tree = false) {
         move(jobs, count, options, shared);
         stepper.bind(options, shared);
         Problem<T> &problem = stepper.problem;
@@ -78,7 +77,8 @@ public:
             const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : nullptr;
             for (int k = 0; at && k < mechanism.num_unknowns; ++k) set(solution[k], lane, at[k]);
         }
-        prepare_step(problem);
+        prepare_step(problem, !on_tree);
+        if (on_tree) stepper.tree.prepare(problem);
         if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data(), give.data());
     }
 
@@ -88,6 +88,20 @@ public:
     std::vector<T> w, solution, give; // give: from Limit::apply, for hard gradients
 
 private:
+    void run(const GradientJob *jobs, int count, const Options &options, const double *shared, bool on_tree) {
+        load(jobs, count, options, shared, on_tree);
+        adjoint.tree = on_tree ? &stepper.tree : nullptr;
+        by_impulses = std::any_of(jobs, jobs + count, [](const GradientJob &job) { return job.grad_impulses != nullptr; });
+        gather(grad_next, jobs, count, [](const GradientJob &job) { return job.grad_z_next; });
+        gather(grad_impulses, jobs, count, [](const GradientJob &job) { return job.grad_impulses; });
+        adjoint.give = options.limit ? give.data() : nullptr;
+        pull_back();
+        differentiate();
+        if (options.complementarity_aware) escape();
+        store(jobs, count);
+        if (jobs[0].grad_parameters) add_parameters(jobs, count);
+    }
+
     ParameterGradient<T> parameters;
     T by_timestep;                    // derivative of the next state at fixed velocities
     bool by_impulses;                 // whether some job has a gradient of its impulses

@@ -52,6 +52,7 @@ public:
     const MechanismTable &mechanism;
     Problem<T> problem;
     Cones<T> cones;
+    Tree<T> tree;
 
     // In kinematic loops, multipliers of held directions carry a little compliance, so that rows can be solved that depend on each other
     // (kkt.py).
@@ -103,7 +104,6 @@ private:
     static bool on_path(Attempt attempt) { return attempt <= lowered; }
 
     Options options;
-    Tree<T> tree;
     bool on_tree = false;  // whether the tree solves for directions
     Foresight<T> foresight;
     Rounding<T> rounding;

@@ -25,6 +25,9 @@ constexpr double tree_kappa = 1e-8;  // κ from which on the tree is used
 }  // namespace constant
 
 template <class T>
+class TreeAdjoint;
+
+template <class T>
 class Tree {
 public:
     // Whether a mechanism consists of trees and of contacts that each concern one body and have no law of impacts.
@@ -49,6 +52,7 @@ public:
     }
 
     const bool usable;
+    JointFrame<T> *next_frames = nullptr;  // per joint: gets the frames at the next pose from `linearize`, for derivatives
 
     // Computes what stays the same during the step.
     void prepare(const Problem<T> &problem) {
@@ -126,6 +130,7 @@ public:
     }
 
 private:
+    friend class TreeAdjoint<T>;
     // A body with the joint to its parent. All numbers of a direction stand together.
     struct Node {
         int body, root;
@@ -284,6 +289,7 @@ private:
         const T *p = &problem.parameters[joint.parameters];
         frame.anchor = bodies[node.body].r_next + child.next.R * load3(p + parameter::child_anchor);
         frame.set(problem, joint, data, parent.next.R, data.next.p, node.N);
+        if (next_frames) next_frames[node.joint] = frame;
         Vec3<T> shift{}, turn{};
         for (int i = 0; i < joint.held_t; ++i) shift = shift - problem.residual[joint.row + i] * load3(p + parameter::translations + 3 * i);
         for (int i = 0; i < joint.held_r; ++i) turn = turn - problem.residual[joint.row + joint.held_t + i] * frame.duals[i];

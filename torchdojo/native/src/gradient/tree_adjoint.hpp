@@ -1,0 +1,218 @@
+// The transposed system of a tree of bodies (solver/tree.hpp), for derivatives of a step.
+//
+// The forward system has rows at the current pose and columns at the next one. Its transpose swaps them: the solution y of a body is a
+// motion at the current pose, which the columns w of impulses do work on, and its right-hand side b is a wrench at the next pose,
+//
+//     Aᵀ y + Σ ± (Gᵀ μ + Σ ρ_k μ_k) + Σ d_k μ_k = b,    y_child − y_parent = n q + c,    μ_k = w_k·(y_child − y_parent).
+//
+// G are the held rows at the next pose, with multipliers μ. c is zero unless impulses of held rows have gradients g: then −Wᵀ c = g. With
+// N ⊥ G, and m, π and A N of the factors of the forward system, leaves first:
+//
+//     e = Nᵀ (b − Aᵀ c) − Σ (ρ_k·N)(w_k·c),   b_parent += b − Aᵀ c − Σ d_k (w_k·c) − mᵀ e,
+//
+// then, root first, q = π⁻ᵀ (e − (A N)ᵀ y_parent). The multipliers μ follow from b − Aᵀ y − Σ ρ_k μ_k.
+#pragma once
+
+#include "gradient/adjoint_state.hpp"
+#include "solver/tree.hpp"
+
+namespace torchdojo {
+
+namespace constant {
+// Gain of a pressed contact, its condensed entry over the mass of its body, from which solutions on the tree are refined; and refined
+// twice. With a gain of 1e4 the tree loses about 6e-11, with 1e8 about 6e-7 (tests/native/test_tree_adjoint.py).
+constexpr double tree_gain = 1e3, tree_gain_twice = 1e7;
+}  // namespace constant
+
+template <class T>
+class TreeAdjoint {
+public:
+    explicit TreeAdjoint(const MechanismTable &m)
+        : mechanism(m), frames(m.num_joints), y(6 * m.num_bodies), kept(y), shifts(6 * m.num_joints) {}
+
+    Mask<T> needed[2];  // lanes whose solution is refined, and refined again; a lane does not depend on the others
+
+    // Factors the derivative at w, with K of the cones as cones.hpp has set it. The tree and the problem must be prepared.
+    void factor(Tree<T> &of, Problem<T> &problem, const T *w) {
+        tree = &of;
+        tree->next_frames = frames.data();
+        tree->template linearize<true>(problem, w);
+        tree->next_frames = nullptr;
+        tree->factor();
+        find_needed(problem);
+    }
+
+    // Sets right-hand sides from gradients by twists in x, which has the places of the condensed matrix.
+    void begin(const Problem<T> &problem, const T *x) {
+        const T inverse_h = 1.0 / problem.timestep();
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const T *g = x + mechanism.bodies[i].right;
+            motion_row(problem.bodies[i], tree->bodies[i], inverse_h, load3(g), load3(g + 3), tree->right(i));
+        }
+    }
+
+    // b −= Cᵀ ν for contacts.
+    void subtract_contacts(const std::vector<Vec3<T>> &nu) {
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            const T *rows = tree->contact_rows(c);
+            T *b = tree->right(contact.body);
+            for (int k = 0; k < 6; ++k) b[k] -= rows[k] * nu[c].x;
+            if (!contact.friction) continue;
+            for (int k = 0; k < 6; ++k) b[k] = b[k] - rows[6 + k] * nu[c].y - rows[12 + k] * nu[c].z;
+        }
+    }
+
+    // Keeps the right-hand sides for `misfit`.
+    void keep() { kept = tree->wrenches; }
+
+    // Solves for multipliers of bodies and joints in x. `given`: whether x has gradients by the impulses of held rows; else they are zero.
+    // `correction`: whether the solution is added to the one before; x then has the addition for bodies and free directions.
+    void solve(const Problem<T> &problem, T *x, bool given, bool correction, const Mask<T> &mask) {
+        for (const Node &node : tree->nodes)
+            if (node.joint >= 0) Tree<T>::with_free(node, [&](auto free) { fold<decltype(free)::value>(node, x, given); });
+        for (auto node = tree->nodes.rbegin(); node != tree->nodes.rend(); ++node) {
+            T *own = &tree->motions[6 * node->body];
+            if (node->joint < 0) {
+                std::copy_n(tree->right(node->body), 6, own);
+                ldu::divide_transposed<6>(tree->matrix(node->body), own, 6);
+            } else {
+                Tree<T>::with_free(*node, [&](auto free) { expand<decltype(free)::value>(problem, *node, x, given); });
+            }
+            const BodyData<T> &body = problem.bodies[node->body];
+            const Vec3<T> linear = load3(own), angular = load3(own + 3);
+            T *to = x + mechanism.bodies[node->body].right;
+            store3(to, linear + cross(angular, tree->bodies[node->body].r)), store3(to + 3, transposed_times(body.pose.R, angular));
+        }
+        if (!correction) return y.swap(tree->motions);
+        for (size_t k = 0; k < y.size(); ++k) y[k] += select(mask, tree->motions[k], T{});
+    }
+
+    // Right-hand sides for what the solution x leaves of the kept ones, in the matrix without condensed contacts. Multipliers of held rows
+    // count as zero: they are solved for anew.
+    template <class R>
+    void misfit(const AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *w, const T *x) {
+        T A[36];
+        for (const Node &node : tree->nodes) {
+            const T *own = &y[6 * node.body];
+            T *b = tree->right(node.body);
+            body_matrix(problem, node.body, tree->origin(problem, node), tree->bodies[node.body], w, A);
+            for (int k = 0; k < 6; ++k) b[k] = kept[6 * node.body + k] - column_product(A, k, own);
+        }
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const int body = mechanism.contacts[c].body;
+            const Vec3<T> angular = load3(x + mechanism.bodies[body].right + 3);
+            add3(tree->right(body) + 3, problem.bodies[body].next.R * transposed_times(adjoint.by_turn[c].torque, angular));
+        }
+        subtract_contacts(adjoint.touching);
+        for (const Node &node : tree->nodes) {
+            if (node.joint < 0) continue;
+            const T *mu = x + mechanism.joints[node.joint].right + mechanism.joints[node.joint].held();
+            T *child = tree->right(node.body), *parent = node.parent < 0 ? nullptr : tree->right(node.parent);
+            for (int k = 0; k < node.rows; ++k)
+                for (int r = 0; r < 6; ++r) {
+                    const T pushed = node.row[6 * k + r] * mu[k];
+                    child[r] -= pushed;
+                    if (!parent) continue;
+                    parent[r] += node.two_sided ? pushed - node.drift[6 * k + r] * mu[k] : pushed;
+                }
+        }
+    }
+
+private:
+    using Node = typename Tree<T>::Node;
+    const MechanismTable &mechanism;
+    Tree<T> *tree = nullptr;
+    std::vector<JointFrame<T>> frames;  // per joint, at the next pose
+    std::vector<T> y, kept;  // solution, and right-hand sides
+    std::vector<T> shifts;  // c, per joint
+
+    static TD_INLINE T column_product(const T *A, int k, const T *x) {
+        return A[k] * x[0] + A[6 + k] * x[1] + A[12 + k] * x[2] + A[18 + k] * x[3] + A[24 + k] * x[4] + A[30 + k] * x[5];
+    }
+
+    void find_needed(const Problem<T> &problem) {
+        const T h = problem.timestep();
+        needed[0] = needed[1] = Mask<T>{};
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
+            const ContactTable &contact = mechanism.contacts[c];
+            const ContactData<T> &data = problem.contacts[c];
+            const T *p = problem.body_parameters(contact.body), *J = p + parameter::inertia;
+            T gain = h * data.stiffness;
+            if (contact.friction) gain = max(gain, max(abs(data.compliance[0]), abs(data.compliance[3])));
+            // The inverse mass of a body at the lever, at most.
+            const T turned = 3.0 * dot(data.lever, data.lever) / (J[0] + J[4] + J[8]);
+            gain = gain * (1.0 / p[parameter::mass] + turned);
+            needed[0] |= gain > broadcast<T>(constant::tree_gain), needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
+        }
+    }
+
+    // c of a joint with gradients g of the impulses of its held rows.
+    void set_shift(const Node &node, const T *g) {
+        const JointTable &joint = mechanism.joints[node.joint];
+        Vec3<T> shift{}, turn{};
+        for (int i = 0; i < joint.held_t; ++i) shift = shift - g[i] * load3(node.axes + 3 * i);
+        for (int i = 0; i < joint.held_r; ++i) turn = turn - g[joint.held_t + i] * load3(node.duals + 3 * i);
+        T *c = &shifts[6 * node.joint];
+        store3(c, shift + cross(load3(node.anchor), turn)), store3(c + 3, turn);
+    }
+
+    template <int F>
+    void fold(const Node &node, const T *x, bool given) {
+        const T *A = tree->matrix(node.body), *b = tree->right(node.body), *c = &shifts[6 * node.joint];
+        if (given) set_shift(node, x + mechanism.joints[node.joint].right);
+        T rest[6], e[F > 0 ? F : 1];
+        for (int r = 0; r < 6; ++r) rest[r] = given ? b[r] - column_product(A, r, c) : b[r];
+        for (int i = 0; i < F; ++i) e[i] = dot6(node.N + 6 * i, rest);
+        for (int k = 0; given && k < node.rows; ++k) {
+            const T pushed = dot6(node.wrench + 6 * k, c);
+            for (int i = 0; i < F; ++i) e[i] -= node.along[k * F + i] * pushed;
+            for (int r = 0; node.two_sided && r < 6; ++r) rest[r] -= node.drift[6 * k + r] * pushed;
+        }
+        for (int i = 0; i < F; ++i) node.e[i] = e[i];
+        if (node.parent < 0) return;
+        T *to = tree->right(node.parent);
+        for (int r = 0; r < 6; ++r) {
+            for (int i = 0; i < F; ++i) rest[r] -= node.m[6 * i + r] * e[i];
+            to[r] += rest[r];
+        }
+    }
+
+    template <int F>
+    void expand(const Problem<T> &problem, const Node &node, T *x, bool given) {
+        const JointTable &joint = mechanism.joints[node.joint];
+        const T *A = tree->matrix(node.body), *b = tree->right(node.body), *c = &shifts[6 * node.joint];
+        const T *above = node.parent < 0 ? nullptr : &tree->motions[6 * node.parent];
+        T *own = &tree->motions[6 * node.body], q[F > 0 ? F : 1], sum[6], wrench[6];
+        for (int k = 0; k < 6; ++k) sum[k] = above ? above[k] : T{};
+        for (int i = 0; i < F; ++i) {
+            q[i] = node.e[i];
+            for (int r = 0; above && r < 6; ++r) q[i] -= node.AN[r * F + i] * above[r];
+        }
+        if constexpr (F > 0) ldu::divide_transposed<F>(node.pivot, q, F);
+        for (int i = 0; i < F; ++i)
+            for (int k = 0; k < 6; ++k) sum[k] += q[i] * node.n[6 * i + k];
+        for (int k = 0; given && k < 6; ++k) sum[k] += c[k];
+        for (int k = 0; k < 6; ++k) own[k] = sum[k];
+        T *out = x + joint.right, *mu = out + joint.held();
+        for (int k = 0; k < node.rows; ++k) {
+            T power = given ? dot6(node.wrench + 6 * k, c) : T{};
+            for (int i = 0; i < F; ++i) power += node.share[i * node.rows + k] * q[i];
+            mu[k] = power;
+        }
+        if (!joint.held()) return;
+        for (int r = 0; r < 6; ++r) wrench[r] = b[r] - column_product(A, r, sum);
+        for (int k = 0; k < node.rows; ++k)
+            for (int r = 0; r < 6; ++r) wrench[r] -= mu[k] * node.row[6 * k + r];
+        const JointFrame<T> &frame = frames[node.joint];
+        const Vec3<T> force = load3(wrench), torque = load3(wrench + 3) - cross(frame.anchor, force);
+        const T *p = &problem.parameters[joint.parameters];
+        if (joint.held_t) {
+            const Vec3<T> in_frame = transposed_times(frame.R, force);
+            for (int i = 0; i < joint.held_t; ++i) out[i] = dot(load3(p + parameter::translations + 3 * i), in_frame);
+        }
+        for (int i = 0; i < joint.held_r; ++i) out[joint.held_t + i] = dot(frame.duals[i], torque);
+    }
+};
+
+}  // namespace torchdojo
