@@ -256,6 +256,14 @@ void Worker<T>::near_limit(const Options &options, const TdRollout &r, double *t
     workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
 }
 
+// Fetches what the gradient of step t − 1 reads.
+inline void fetch_before(const MechanismTable &m, const TdRollout &r, const TdGradient &g, int64_t n, int64_t t) {
+    Job job;
+    describe(m, r, n, t - 1, job);
+    fetch(job.w, m.num_unknowns), fetch(job.z, state_size * m.num_bodies);
+    fetch(g.grad_z + n * g.grad_z_stride + (t - 1) * state_size * m.num_bodies, state_size * m.num_bodies);
+}
+
 template <class T>
 void Worker<T>::backward(const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
                          int64_t first, int64_t last) {
@@ -285,6 +293,7 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                 double *carried = &workspace->carried[j * nz];
                 const double *upstream = g.grad_z + n * g.grad_z_stride + t * nz;
                 for (int64_t k = 0; k < nz; ++k) carried[k] += upstream[k];
+                if (t) fetch_before(m, r, g, n, t);
                 GradientJob &job = jobs[active];
                 job = GradientJob{};
                 describe(m, r, n, t, job.step);

@@ -7,6 +7,7 @@
 // tangent to the sphere. With q ⊗ [1, φ/2], the gradient of a rotation vector φ is ½ vec(q̄ ⊗ g). The way back is 2 q ⊗ (0, g).
 #pragma once
 
+#include "base/interleave.hpp"
 #include "solver/limit.hpp"
 #include "gradient/adjoint.hpp"
 #include "gradient/parameter_gradient.hpp"
@@ -114,19 +115,15 @@ private:
     template <class F>
     static void gather(std::vector<T> &to, const GradientJob *jobs, int count, F &&array) {
         const double *from[lanes<T>];
-        bool all = true;
-        for (int lane = 0; lane < lanes<T>; ++lane) all = (from[lane] = array(jobs[std::min(lane, count - 1)])) && all;
-        if (!all) {
+        int given = 0;
+        for (int lane = 0; lane < lanes<T>; ++lane) given += (from[lane] = array(jobs[std::min(lane, count - 1)])) != nullptr;
+        if (!given) return std::fill(to.begin(), to.end(), T{});
+        if (given < lanes<T>) {
             for (int lane = 0; lane < lanes<T>; ++lane)
                 for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, from[lane] ? from[lane][k] : 0.0);
             return;
         }
-        for (size_t k = 0; k < to.size(); ++k) {
-            T value{};
-#pragma GCC unroll 8
-            for (int lane = 0; lane < lanes<T>; ++lane) set(value, lane, from[lane][k]);
-            to[k] = value;
-        }
+        interleave(from, to.size(), to.data());
     }
 
     // Continues the solutions to the κ at which derivatives are taken (point_of_derivative in gradients/hard_limit.py). Jobs with the same
@@ -256,9 +253,11 @@ private:
             store3(to + 7, scale * q.v);
             store3(to + 10, g.omega[i]);
         }
+        double *to[lanes<T>];
+        for (int lane = 0; lane < count; ++lane) to[lane] = jobs[lane].grad_z;
+        separate(grad_next.data(), grad_next.size(), to, count);
         for (int lane = 0; lane < count; ++lane) {
             const GradientJob &job = jobs[lane];
-            for (int k = 0; k < state_size * mechanism.num_bodies; ++k) job.grad_z[k] = get(grad_next[k], lane);
             for (int k = 0; job.grad_u && k < mechanism.num_inputs; ++k) job.grad_u[k] = get(g.u[k], lane);
             for (int i = 0; job.grad_wrench && i < mechanism.num_bodies; ++i)
                 for (int k = 0; k < 3; ++k) {
