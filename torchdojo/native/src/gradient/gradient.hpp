@@ -44,14 +44,19 @@ public:
     // Gradients of `count` steps, at most `lanes`. Lanes behind them repeat the last job. Gradients of parameters are complete after
     // `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
-        if (!stepper.tree.usable || options.limit || options.complementarity_aware) return run(jobs, count, options, shared, false);
-        GradientJob group[lanes<T>];
-        for (const bool on_tree : {true, false}) {  // a lane does not depend on the others
-            int size = 0;
-            for (int j = 0; j < count; ++j)
-                if ((std::min(options.kappa, jobs[j].grad_kappa) >= constant::tree_kappa) == on_tree) group[size++] = jobs[j];
-            if (size) run(group, size, options, shared, on_tree);
-        }
+        // κ of derivatives is at least that of the step. The hard limit refines against other compliances.
+        const bool on_tree = stepper.tree.usable && options.kappa >= constant::tree_kappa && !options.limit;
+        load(jobs, count, options, shared, on_tree);
+        adjoint.tree = on_tree ? &stepper.tree : nullptr;
+        by_impulses = std::any_of(jobs, jobs + count, [](const GradientJob &job) { return job.grad_impulses != nullptr; });
+        gather(grad_next, jobs, count, [](const GradientJob &job) { return job.grad_z_next; });
+        gather(grad_impulses, jobs, count, [](const GradientJob &job) { return job.grad_impulses; });
+        adjoint.give = options.limit ? give.data() : nullptr;
+        pull_back();
+        differentiate();
+        if (options.complementarity_aware) escape();
+        store(jobs, count);
+        if (jobs[0].grad_parameters) add_parameters(jobs, count);
     }
 
     void flush() { parameters.flush(); }
@@ -89,20 +94,6 @@ public:
     std::vector<T> w, solution, give; // give: from Limit::apply, for hard gradients
 
 private:
-    void run(const GradientJob *jobs, int count, const Options &options, const double *shared, bool on_tree) {
-        load(jobs, count, options, shared, on_tree);
-        adjoint.tree = on_tree ? &stepper.tree : nullptr;
-        by_impulses = std::any_of(jobs, jobs + count, [](const GradientJob &job) { return job.grad_impulses != nullptr; });
-        gather(grad_next, jobs, count, [](const GradientJob &job) { return job.grad_z_next; });
-        gather(grad_impulses, jobs, count, [](const GradientJob &job) { return job.grad_impulses; });
-        adjoint.give = options.limit ? give.data() : nullptr;
-        pull_back();
-        differentiate();
-        if (options.complementarity_aware) escape();
-        store(jobs, count);
-        if (jobs[0].grad_parameters) add_parameters(jobs, count);
-    }
-
     ParameterGradient<T> parameters;
     T by_timestep;                    // derivative of the next state at fixed velocities
     bool by_impulses;                 // whether some job has a gradient of its impulses
