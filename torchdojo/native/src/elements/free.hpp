@@ -159,7 +159,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     }
     prepare_limits(problem, joint, data, free);
     // 1/(J M⁻¹ Jᵀ), damper and armature of every direction: scales of the smoothed projection (coordinate_mass in joint_cones.py).
-    if (!joint.num_cones) return;
+    if (!joint.num_cones || !problem.solves) return;
     Mat3<T> inverse[2];
     for (const int which : {0, 1})
         inverse[which] = symmetric_inverse(load33(problem.body_parameters(which ? joint.child : 0) + parameter::inertia));

@@ -153,12 +153,12 @@ private:
         tree_adjoint.begin(problem, right.data());
         if (any(tree_adjoint.needed[0])) tree_adjoint.keep();
         if (by_impulses) tree_adjoint.subtract_contacts(touching);
-        tree_adjoint.solve(problem, right.data(), by_impulses, false, Mask<T>{});
+        tree_adjoint.solve(problem, right.data(), by_impulses, any(negate(tree_adjoint.needed[0])));
         add_cone_multipliers(problem, nothing.data(), right.data());
         for (const Mask<T> &needed : tree_adjoint.needed) {
             if (!any(needed)) break;
             tree_adjoint.misfit(*this, problem, w, right.data());
-            tree_adjoint.solve(problem, misfit.data(), false, true, needed);
+            tree_adjoint.correct(problem, misfit.data(), needed);
             for (const MultiplierTable &row : mechanism.multipliers)  // solved for anew
                 right[row.right] = select(needed, misfit[row.right], right[row.right]), misfit[row.right] = R{};
             for (int k = 0; k < mechanism.schedule.num_rows; ++k) {

@@ -83,7 +83,9 @@ public:
             const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : nullptr;
             for (int k = 0; at && k < mechanism.num_unknowns; ++k) set(solution[k], lane, at[k]);
         }
+        problem.solves = !on_tree;
         prepare_step(problem, !on_tree);
+        problem.solves = true;
         if (on_tree) stepper.tree.prepare(problem);
         if (options.limit) Limit<T>::apply(stepper.problem, stepper.cones, solution.data(), give.data());
     }

@@ -67,24 +67,15 @@ public:
     void keep() { kept = tree->wrenches; }
 
     // Solves for multipliers of bodies and joints in x. `given`: whether x has gradients by the impulses of held rows; else they are zero.
-    // `correction`: whether the solution is added to the one before; x then has the addition for bodies and free directions.
-    void solve(const Problem<T> &problem, T *x, bool given, bool correction, const Mask<T> &mask) {
-        for (const Node &node : tree->nodes)
-            if (node.joint >= 0) Tree<T>::with_free(node, [&](auto free) { fold<decltype(free)::value>(node, x, given); });
-        for (auto node = tree->nodes.rbegin(); node != tree->nodes.rend(); ++node) {
-            T *own = &tree->motions[6 * node->body];
-            if (node->joint < 0) {
-                std::copy_n(tree->right(node->body), 6, own);
-                ldu::divide_transposed<6>(tree->matrix(node->body), own, 6);
-            } else {
-                Tree<T>::with_free(*node, [&](auto free) { expand<decltype(free)::value>(problem, *node, x, given); });
-            }
-            const BodyData<T> &body = problem.bodies[node->body];
-            const Vec3<T> linear = load3(own), angular = load3(own + 3);
-            T *to = x + mechanism.bodies[node->body].right;
-            store3(to, linear + cross(angular, tree->bodies[node->body].r)), store3(to + 3, transposed_times(body.pose.R, angular));
-        }
-        if (!correction) return y.swap(tree->motions);
+    // `all`: whether held rows are wanted, too.
+    void solve(const Problem<T> &problem, T *x, bool given, bool all) {
+        substitute(problem, x, given, all);
+        y.swap(tree->motions);
+    }
+
+    // Solves for what `misfit` leaves, in x, and adds it in the lanes of `mask`. Held rows get their whole multipliers.
+    void correct(const Problem<T> &problem, T *x, const Mask<T> &mask) {
+        substitute(problem, x, false, true);
         for (size_t k = 0; k < y.size(); ++k) y[k] += select(mask, tree->motions[k], T{});
     }
 
@@ -126,6 +117,24 @@ private:
     std::vector<JointFrame<T>> frames;  // per joint, at the next pose
     std::vector<T> y, kept;  // solution, and right-hand sides
     std::vector<T> shifts;  // c, per joint
+
+    void substitute(const Problem<T> &problem, T *x, bool given, bool all) {
+        for (const Node &node : tree->nodes)
+            if (node.joint >= 0) Tree<T>::with_free(node, [&](auto free) { fold<decltype(free)::value>(node, x, given); });
+        for (auto node = tree->nodes.rbegin(); node != tree->nodes.rend(); ++node) {
+            T *own = &tree->motions[6 * node->body];
+            if (node->joint < 0) {
+                std::copy_n(tree->right(node->body), 6, own);
+                ldu::divide_transposed<6>(tree->matrix(node->body), own, 6);
+            } else {
+                Tree<T>::with_free(*node, [&](auto free) { expand<decltype(free)::value>(problem, *node, x, given, all); });
+            }
+            const BodyData<T> &body = problem.bodies[node->body];
+            const Vec3<T> linear = load3(own), angular = load3(own + 3);
+            T *to = x + mechanism.bodies[node->body].right;
+            store3(to, linear + cross(angular, tree->bodies[node->body].r)), store3(to + 3, transposed_times(body.pose.R, angular));
+        }
+    }
 
     static TD_INLINE T column_product(const T *A, int k, const T *x) {
         return A[k] * x[0] + A[6 + k] * x[1] + A[12 + k] * x[2] + A[18 + k] * x[3] + A[24 + k] * x[4] + A[30 + k] * x[5];
@@ -179,7 +188,7 @@ private:
     }
 
     template <int F>
-    void expand(const Problem<T> &problem, const Node &node, T *x, bool given) {
+    void expand(const Problem<T> &problem, const Node &node, T *x, bool given, bool all) {
         const JointTable &joint = mechanism.joints[node.joint];
         const T *A = tree->matrix(node.body), *b = tree->right(node.body), *c = &shifts[6 * node.joint];
         const T *above = node.parent < 0 ? nullptr : &tree->motions[6 * node.parent];
@@ -200,7 +209,7 @@ private:
             for (int i = 0; i < F; ++i) power += node.share[i * node.rows + k] * q[i];
             mu[k] = power;
         }
-        if (!joint.held()) return;
+        if (!all || !joint.held()) return;
         for (int r = 0; r < 6; ++r) wrench[r] = b[r] - column_product(A, r, sum);
         for (int k = 0; k < node.rows; ++k)
             for (int r = 0; r < 6; ++r) wrench[r] -= mu[k] * node.row[6 * k + r];

@@ -25,6 +25,7 @@ struct Problem {
     double depenetration_speed = 0.0; // as in Options
     bool overlaps = false;            // whether a law of overlap acts on some contact in this step
     bool columns = true;              // whether the impulses of joints on their bodies are wanted as columns of the matrix
+    bool solves = true;               // whether a step is to be solved, which needs effective masses, or just differentiated
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),

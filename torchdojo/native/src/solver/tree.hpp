@@ -52,7 +52,7 @@ public:
     }
 
     const bool usable;
-    JointFrame<T> *next_frames = nullptr;  // per joint: gets the frames at the next pose from `linearize`, for derivatives
+    JointFrame<T> *next_frames = nullptr;  // per joint: gets the frames at the next pose from `linearize`, which then leaves out reactions
 
     // Computes what stays the same during the step.
     void prepare(const Problem<T> &problem) {
@@ -234,7 +234,11 @@ private:
         if (!mechanism.num_joints) return;
         std::fill(reactions.begin(), reactions.end(), T{});
         for (int j = 0; j < mechanism.num_joints; ++j)
-            if (const int n = node_of[j]; n >= 0) linearize_joint<derived>(problem, nodes[n], w), add_reaction(problem, nodes[n], w);
+            if (const int n = node_of[j]; n >= 0) {
+                linearize_joint<derived>(problem, nodes[n], w);
+                if (!next_frames) add_reaction(problem, nodes[n], w);
+            }
+        if (next_frames) return;  // derivatives need no residual
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const Vec3<T> force = load3(&reactions[6 * i]), torque = load3(&reactions[6 * i + 3]) - cross(bodies[i].r, force);
             add3(&problem.residual[6 * i], -force);
