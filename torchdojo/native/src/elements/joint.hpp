@@ -141,8 +141,8 @@ private:
         }
         if (joint.stiffness >= 0) prepare_stiffness(problem, joint, data, pull);
         if (joint.driven) prepare_drives(problem, joint, data);
-        if (joint.has_spring && joint.has_vector()) add_pull(problem, joint, data);
-        if (!problem.columns) add_impulses(problem, joint, data);
+        if (problem.solves && joint.has_spring && joint.has_vector()) add_pull(problem, joint, data);
+        if (problem.solves && !problem.columns) add_impulses(problem, joint, data);
         for (int i = 0; problem.columns && i < free; ++i) add_impulse(problem, joint, data, joint.held() + i, data.free_force[i]);
         if (joint.free_data >= 0) prepare_free(problem, joint, data, problem.free[joint.free_data]);
     }

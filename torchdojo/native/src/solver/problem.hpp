@@ -25,7 +25,7 @@ struct Problem {
     double depenetration_speed = 0.0; // as in Options
     bool overlaps = false;            // whether a law of overlap acts on some contact in this step
     bool columns = true;              // whether the impulses of joints on their bodies are wanted as columns of the matrix
-    bool solves = true;               // whether a step is to be solved, which needs effective masses, or just differentiated
+    bool solves = true;  // whether a step is solved, and not just differentiated: then momentum and effective masses are wanted
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
@@ -59,6 +59,7 @@ struct Problem {
             body.pose.x = load3(state);
             body.pose.q = {inverse * q.w, inverse * q.v};
             body.pose.R = rotation_matrix(body.pose.q);
+            if (!solves) continue;
             const Vec3<T> v = load3(state + 3), omega = load3(state + 10);
             const Vec3<T> spin = inertia * omega;
             const T scale = sqrt(1.0 - 0.25 * h * h * dot(omega, omega));

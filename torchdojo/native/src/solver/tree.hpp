@@ -52,7 +52,8 @@ public:
     }
 
     const bool usable;
-    JointFrame<T> *next_frames = nullptr;  // per joint: gets the frames at the next pose from `linearize`, which then leaves out reactions
+    JointFrame<T> *next_frames =
+        nullptr;  // per joint: gets the frames at the next pose from `linearize`, which then leaves out the balance of bodies
 
     // Computes what stays the same during the step.
     void prepare(const Problem<T> &problem) {
@@ -71,7 +72,12 @@ public:
     template <bool derived>
     void linearize(Problem<T> &problem, const T *w) {
         for (int i = 0; i < mechanism.num_bodies; ++i) {
-            problem.template linearize_body<false>(i, w);
+            if (next_frames) {
+                BodyData<T> &body = problem.bodies[i];
+                problem.place_body(i, w), body.next.R = rotation_matrix(body.next.q);
+            } else {
+                problem.template linearize_body<false>(i, w);
+            }
             if (derived && mechanism.num_free_data) problem.linearize_turn(problem.bodies[i]);
         }
         if constexpr (derived)
