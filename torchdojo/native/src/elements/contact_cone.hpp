@@ -60,15 +60,7 @@ struct ContactCones {
             eliminate(cones, problem, w, c, residual, Vec3<T>{});
             T beta[2];
             if (contact.friction) tangential(contact, &cones.direction[contact.friction_impulse()], beta);
-            auto push = [&](int body, const T *B) {
-                T *b = system.right(body);
-                for (int r = 0; r < 6; ++r) {
-                    b[r] += B[3 * r] * cones.direction[contact.impulse];
-                    if (contact.friction) b[r] += B[3 * r + 1] * beta[0] + B[3 * r + 2] * beta[1];
-                }
-            };
-            push(contact.body, system.contact_wrench(c));
-            if (const int other = other_body(m, contact); other < m.num_bodies) push(other, problem.pairs[contact.pair].other_wrench);
+            system.press(c, cones.direction[contact.impulse], beta);
         }
         for (int k = 0; k < m.num_couples; ++k) {
             const T still[2] = {T{}, T{}};

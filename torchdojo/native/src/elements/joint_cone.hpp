@@ -47,13 +47,11 @@ struct JointCones {
     }
     template <class System>
     static void finish(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, const System &system) {
-        const T *x = system.x;
         for_each(problem, [&](const JointConeTable &cone, const JointConeData<T> &data) {
             const JointTable &joint = problem.mechanism.joints[cone.joint];
             const bool world = joint.parent == problem.mechanism.num_bodies;
-            const T *child = x + problem.mechanism.bodies[joint.child].right;
-            const T *parent = world ? nullptr : x + problem.mechanism.bodies[joint.parent].right;
-            eliminate(cones, cone, data, w, residual, problem.cone_row(cone).times(child, parent));
+            const T *parent = world ? nullptr : system.solution(joint.parent);
+            eliminate(cones, cone, data, w, residual, problem.cone_row(cone).times(system.solution(joint.child), parent));
         });
     }
 
