@@ -25,6 +25,8 @@ struct BodyData {
     Vec3<T> linear, angular;          // constant part of the balance of momentum, with the impulses of springs and inputs
     Quat<T> increment;
     Mat3<T> M;
+    BodyPose<T> incoming;             // before the step that led here, where joints have armature
+    Mat3<T> inverse_inertia;          // where joints have cones
 
     // The current pose moved back by the next velocity, against which dampers measure.
     TD_INLINE BodyPose<T> one_step_back() const {

@@ -19,7 +19,7 @@ namespace torchdojo {
 
 namespace constant {
 constexpr double lifted = 1e-8;  // relative deviation from the path below which a start is on it: a projection would only round
-constexpr double sure = 0.25;  // fraction of the tolerance below which the bound must be
+constexpr double sure = 0.8;  // fraction of the tolerance below which the bound must be: the rest is for third-order terms
 constexpr double sure_residual = 1e-3;  // residual before the step from which on steps are looked at
 constexpr double sure_rounding = 1e-8;  // residual that rounding in the linear system leaves, relative to the residual before the step
 }  // namespace constant
