@@ -65,10 +65,15 @@ public:
         }
     }
 
-    // Residual and, if `derived`, matrix at w, with K of the cones as cones.hpp has set it.
+    // The next poses at w, and the balance of the bodies without joints and contacts.
+    void place(Problem<T> &problem, const T *w) {
+        for (int i = 0; i < mechanism.num_bodies; ++i) problem.template linearize_body<false>(i, w);
+        for (const int i : touched) bodies[i].omega = problem.bodies[i].next.R * load3(w + 6 * i + 3);
+    }
+
+    // Residual and, if `derived`, matrix at w, at which the bodies have been placed, with K of the cones as cones.hpp has set it.
     template <bool derived>
     void linearize(Problem<T> &problem, const T *w) {
-        for (int i = 0; i < mechanism.num_bodies; ++i) problem.template linearize_body<false>(i, w);
         if constexpr (derived)
             for (const Node &node : nodes) body_matrix(problem, node.body, origin(problem, node), bodies[node.body], w, matrix(node.body));
         std::fill(reactions.begin(), reactions.end(), T{});
@@ -76,7 +81,6 @@ public:
         for (const int i : touched) {
             const BodyData<T> &body = problem.bodies[i];
             bodies[i].back = rotation_matrix(Quat<T>{body.increment.w, -(body.pose.R * body.increment.v)});
-            bodies[i].omega = body.next.R * load3(w + 6 * i + 3);
         }
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
@@ -94,6 +98,7 @@ public:
     // The right-hand side of a body: a wrench. Its solution: a motion. The rows (3 x 6) of a contact.
     T *right(int body) { return &wrenches[6 * body]; }
     const T *solution(int body) const { return &motions[6 * body]; }
+    const SpatialBody<T> *placed() const { return bodies.data(); }
     const T *contact_rows(int c) const { return contacts[c].rows; }
     // Adds the force of a contact to the right-hand side.
     TD_INLINE void press(const ContactTable &contact, int c, const Vec3<T> &force) {
