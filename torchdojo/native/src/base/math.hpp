@@ -111,6 +111,12 @@ TD_INLINE Mat3<T> rotation_matrix(const Quat<T> &q) {
     return {{1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y), 2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z),
              2.0 * (y * z - w * x), 2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)}};
 }
+// R(q) v
+template <class T>
+TD_INLINE Vec3<T> rotate(const Quat<T> &q, const Vec3<T> &v) {
+    const Vec3<T> t = 2.0 * cross(q.v, v);
+    return v + q.w * t + cross(q.v, t);
+}
 
 // Inverse of a symmetric positive definite matrix.
 template <class T>

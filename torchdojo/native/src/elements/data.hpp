@@ -33,7 +33,6 @@ struct FreeData {
     T angle;                          // of a single limited rotation at the current configuration
     bool recovers;                    // whether a limit is violated by more than this step undoes, in some lane
     T incoming_rate[6];               // rate of the step before
-    BodyPose<T> incoming_parent, incoming_child;
     Relative<T> incoming;             // configuration before the step that led here
     RotationVector<T> incoming_turn;
     Vec3<T> limit_child[3], limit_parent[3];  // torques of limits on components of the rotation vector

@@ -141,14 +141,8 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     }
     if (joint.armature >= 0) {
         // The rate of the armature in the step that led here, from the poses before.
-        for (const int which : {0, 1}) {
-            const int body = which ? joint.child : joint.parent;
-            const BodyPose<T> &pose = problem.bodies[body].pose;
-            const T *state = problem.z.data() + state_size * body;
-            BodyPose<T> &before = which ? free.incoming_child : free.incoming_parent;
-            before = body == problem.mechanism.num_bodies ? pose : pose_before(pose, h, load3(state + 3), load3(state + 10));
-        }
-        free.incoming = problem.relative(joint, free.incoming_parent, free.incoming_child, data.offset_quaternion);
+        const BodyPose<T> &parent = problem.bodies[joint.parent].incoming, &child = problem.bodies[joint.child].incoming;
+        free.incoming = problem.relative(joint, parent, child, data.offset_quaternion);
         const Vec3<T> change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
         if (joint.free_r()) free.incoming_turn = rotation_vector(data.now.p * conjugate(free.incoming.p));
         for (int i = 0; i < joint.free(); ++i) {
@@ -160,13 +154,10 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     prepare_limits(problem, joint, data, free);
     // 1/(J M⁻¹ Jᵀ), damper and armature of every direction: scales of the smoothed projection (coordinate_mass in joint_cones.py).
     if (!joint.num_cones || !problem.solves) return;
-    Mat3<T> inverse[2];
-    for (const int which : {0, 1})
-        inverse[which] = symmetric_inverse(load33(problem.body_parameters(which ? joint.child : 0) + parameter::inertia));
     const bool world = joint.parent == problem.mechanism.num_bodies;
-    if (!world) inverse[0] = symmetric_inverse(load33(problem.body_parameters(joint.parent) + parameter::inertia));
-    auto mobility = [&](int body, const Mat3<T> &inverse, const Vec3<T> &force, const Vec3<T> &torque) {
-        return dot(force, force) / problem.body_parameters(body)[parameter::mass] + dot(torque, inverse * torque);
+    auto mobility = [&](int body, bool moves, const Vec3<T> &force, const Vec3<T> &torque) {
+        const T turned = dot(torque, problem.bodies[body].inverse_inertia * torque);
+        return moves ? dot(force, force) / problem.body_parameters(body)[parameter::mass] + turned : turned;
     };
     const int n = joint.free();
     auto plain_damping = [&](int i) {
@@ -176,8 +167,8 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         bool translation;
         const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
         const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
-        T total = mobility(joint.child, inverse[1], wrench.force, wrench.on_child);
-        if (!world) total += mobility(joint.parent, inverse[0], wrench.force, wrench.on_parent);
+        T total = mobility(joint.child, translation, wrench.force, wrench.on_child);
+        if (!world) total += mobility(joint.parent, translation, wrench.force, wrench.on_parent);
         free.mass[i] = 1.0 / total + h * plain_damping(i);
         if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
     }
@@ -193,8 +184,8 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         mass += added;
     }
     for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
-        T total = mobility(joint.child, inverse[1], Vec3<T>{}, free.limit_child[j]);
-        if (!world) total += mobility(joint.parent, inverse[0], Vec3<T>{}, free.limit_parent[j]);
+        T total = mobility(joint.child, false, Vec3<T>{}, free.limit_child[j]);
+        if (!world) total += mobility(joint.parent, false, Vec3<T>{}, free.limit_parent[j]);
         free.limit_mass[j] = 1.0 / total + h * plain_damping(joint.free_t() + j) + drives[joint.free_t() + j];
         if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
     }

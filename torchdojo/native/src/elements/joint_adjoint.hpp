@@ -92,7 +92,7 @@ private:
                 out.rate_now[i] = {-now.x_child, -now.phi_child, -now.phi_parent};
                 if (joint.armature < 0) continue;
                 out.incoming_now[i] = now;
-                const auto g = translation_gradient(from.incoming_parent, from.incoming_child, data.offset, from.incoming, anchor, f);
+                const auto g = translation_gradient(parent.incoming, child.incoming, data.offset, from.incoming, anchor, f);
                 before = {-g.x_child, -g.phi_child, -g.phi_parent};
             } else {
                 out.rate_next[i] = turn_gradient(data.offset, data.now.p, from.turn, f);

@@ -47,13 +47,11 @@ struct JointCones {
     }
     template <class System>
     static void finish(ConeState<T> &cones, Problem<T> &problem, const T *w, const T *residual, const System &system) {
-        const T *x = system.x;
         for_each(problem, [&](const JointConeTable &cone, const JointConeData<T> &data) {
             const JointTable &joint = problem.mechanism.joints[cone.joint];
             const bool world = joint.parent == problem.mechanism.num_bodies;
-            const T *child = x + problem.mechanism.bodies[joint.child].right;
-            const T *parent = world ? nullptr : x + problem.mechanism.bodies[joint.parent].right;
-            eliminate(cones, cone, data, w, residual, problem.cone_row(cone).times(child, parent));
+            const T *parent = world ? nullptr : system.solution(joint.parent);
+            eliminate(cones, cone, data, w, residual, problem.cone_row(cone).times(system.solution(joint.child), parent));
         });
     }
 
@@ -96,13 +94,27 @@ struct JointCones {
 
     // Moves the pairs of w onto the path, in the lanes of `mask` (JointLimits.on_path, JointFriction.on_path).
     static void project(const ConeState<T> &, Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
-                        const Mask<T> &known) {
+                        const Mask<T> &known, bool) {
         const T h = problem.timestep(), worth = 1.0 / (1.0 / constant::impulse_weight * h);
+        constexpr int width = 4;
+        const JointConeTable *waiting[width];
+        T height[width], tau[width], epsilon[width], gap[width];
+        Mask<T> forward[width];
+        int count = 0;
+        const auto put = [&](const JointConeTable &cone, int k, const T &impulse, const T &slack) {
+            T &x = w[cone.impulse + k], &s = w[cone.slack + k];
+            x = select(mask, impulse, x), s = select(mask, slack, s);
+        };
+        const auto finish = [&] {
+            for (int i = count; i < width; ++i) tau[i] = tau[0], epsilon[i] = epsilon[0];
+            disc_gaps<width>(tau, epsilon, gap);
+            for (int i = 0; i < count; ++i)
+                put_pair(height[i], gap[i], forward[i], kappa, waiting[i]->stride,
+                         [&](int k, const T &impulse, const T &slack) { put(*waiting[i], k, impulse, slack); });
+            count = 0;
+        };
         for_each(problem, [&](const JointConeTable &cone, const JointConeData<T> &) {
-            T *x = w + cone.impulse, *s = w + cone.slack;
-            auto put = [&](int k, const T &impulse, const T &slack) {
-                x[k] = select(mask, impulse, x[k]), s[k] = select(mask, slack, s[k]);
-            };
+            const T *x = w + cone.impulse, *s = w + cone.slack;
             T *x_before = before + cone.impulse, *s_before = before + cone.slack;
             PathWeight<T> weight;
             if (cone.is_pair()) {
@@ -113,14 +125,17 @@ struct JointCones {
                 const T mass = weight(problem.cone_mass(cone), known);
                 const T b = max(h * problem.parameters[cone.parameter], broadcast<T>(constant::least_height)), inverse = 1.0 / b;
                 const T t = 0.5 * (x[0] - x[q]) - mass * (s[0] - s[q]);
-                put_pair(b, disc_gap(abs(t) * inverse, 2.0 * kappa * inverse * (mass * inverse)), t >= T{}, kappa, q, put);
+                waiting[count] = &cone, height[count] = b, forward[count] = t >= T{};
+                tau[count] = abs(t) * inverse, epsilon[count] = 2.0 * kappa * inverse * (mass * inverse);
+                if (++count == width) finish();
             } else {
                 weight.add(change(x_before[0], x[0]), change(s_before[0], s[0]));
                 const T a = weight(cone.on_rate() ? problem.cone_mass(cone) : worth * problem.cone_mass(cone), known);
                 const T gamma = orthant_on_path(x[0] - a * s[0], a, kappa);
-                put(0, gamma, kappa / gamma);
+                put(cone, 0, gamma, kappa / gamma);
             }
         });
+        if (count) finish();
     }
 
     // The transposed system, as in ContactCones.

@@ -156,7 +156,7 @@ private:
         g.add_displacement(parent.pose, child.pose, -(next + before), d);
         if (joint.free_r()) g.add_turn(cross(rate_turn, from.turn.theta));
         if (!armature) return;
-        const BodyPose<T> &a = from.incoming_parent, &b = from.incoming_child;
+        const BodyPose<T> &a = problem.bodies[joint.parent].incoming, &b = problem.bodies[joint.child].incoming;
         g.add_displacement(a, b, before, d_before);
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
         auto by_before = translation_gradient(a, b, data.offset, from.incoming, anchor, before);

@@ -25,6 +25,8 @@ struct BodyData {
     Vec3<T> linear, angular;          // constant part of the balance of momentum, with the impulses of springs and inputs
     Quat<T> increment;
     Mat3<T> M;
+    BodyPose<T> incoming;             // before the step that led here, where joints have armature
+    Mat3<T> inverse_inertia;          // where joints have cones
 
     // The current pose moved back by the next velocity, against which dampers measure.
     TD_INLINE BodyPose<T> one_step_back() const {
@@ -140,14 +142,22 @@ TD_INLINE T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
     return angle + select(away > full_turn, two, select(away < -full_turn, -two, T{}));
 }
 
+// Derivative of a rotational coordinate by a turn of the child about an axis of the joint frame.
+template <class T>
+TD_INLINE Vec3<T> angle_by_turn(const JointTable &joint, const Quat<T> &p, const RotationVector<T> &angle, const Vec3<T> &f) {
+    if (joint.free_r() > 1) return right_jacobian_inverse(angle, f);
+    const T s = dot(f, p.v), inverse = 1.0 / (p.w * p.w + s * s);
+    return inverse * (p.w * (p.w * f - cross(f, p.v)) + s * p.v);
+}
+
 // Gradient of a rotational coordinate: the angle 2 atan2(f·v, w) for one free rotation, f·(rotation vector) for several.
 template <class T>
 TD_INLINE RowGradient<T, T> angle_gradient(const JointTable &joint, const Mat3<T> &offset, const Quat<T> &p, const RotationVector<T> &angle,
                                            const Vec3<T> &f) {
-    if (joint.free_r() > 1) return {Vec3<T>{}, left_jacobian_inverse(angle, f), -(offset * right_jacobian_inverse(angle, f))};
+    const Vec3<T> by_parent = -(offset * angle_by_turn(joint, p, angle, f));
+    if (joint.free_r() > 1) return {Vec3<T>{}, left_jacobian_inverse(angle, f), by_parent};
     const T s = dot(f, p.v), inverse = 1.0 / (p.w * p.w + s * s);
-    const Vec3<T> straight = p.w * f, turned = cross(f, p.v);
-    return {Vec3<T>{}, inverse * (p.w * (straight + turned) + s * p.v), -(offset * (inverse * (p.w * (straight - turned) + s * p.v)))};
+    return {Vec3<T>{}, inverse * (p.w * (p.w * f + cross(f, p.v)) + s * p.v), by_parent};
 }
 
 }  // namespace torchdojo

@@ -31,12 +31,6 @@ TD_INLINE void disc_gaps(const T *tau, const T *epsilon, T *gap) {
     }
     for (int i = 0; i < W; ++i) gap[i] = g[i];
 }
-template <class T>
-TD_INLINE T disc_gap(const T &tau, const T &epsilon) {
-    T gap;
-    disc_gaps<1>(&tau, &epsilon, &gap);
-    return gap;
-}
 
 // Impulse per slack of a smoothed projection: a secant of Newton's points (weight_of in path_maps.py), in the lanes of `known`.
 template <class T>

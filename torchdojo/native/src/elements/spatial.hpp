@@ -21,6 +21,15 @@ struct SpatialBody {
     Vec3<T> r, r_next;  // center of mass from the origin, at the current and at the next pose
     Vec3<T> a;  // R a
     Mat3<T> inertia;  // in world axes
+    Mat3<T> back;  // of bodies with contacts: from the next to the current orientation
+    Vec3<T> omega;  // and R⁺ ω
+};
+
+// A contact with a half-space, by motions of its body.
+template <class T>
+struct SpatialContact {
+    Vec3<T> lever;  // from the center of mass, at the next pose
+    T rows[18];  // of the gap and the slip, 3 x 6
 };
 
 template <class T>
@@ -60,14 +69,6 @@ TD_INLINE void body_matrix(const Problem<T> &problem, int i, const Vec3<T> &orig
         const Vec3<T> g = G.row(k), row = inverse_h * (c * g - cross(g, a)) - first[k] * r;
         for (int j = 0; j < 3; ++j) A[18 + 6 * k + 3 + j] = j == k ? row[j] + trace : row[j];
     }
-}
-
-// The row by a body's motion of a quantity with derivatives by its velocity v and by its angular velocity ω in the body frame.
-template <class T>
-TD_INLINE void motion_row(const BodyData<T> &body, const SpatialBody<T> &own, const T &inverse_h, const Vec3<T> &linear,
-                          const Vec3<T> &angular, T *row) {
-    const Vec3<T> turn = body.next.R * (body.increment.w * angular - cross(body.increment.v, angular));
-    store3(row, inverse_h * linear), store3(row + 3, inverse_h * (cross(own.r_next, linear) + turn));
 }
 
 // Velocities (v, ω) of a motion.
@@ -127,51 +128,126 @@ struct JointFrame {
     }
 };
 
-// A contact with a half-space: adds to the body's matrix; B (6 x 3) and C (3 x 6) as in ContactData, by wrenches and motions. The contact
-// has been linearized without derivatives.
+// Rows of the free directions of a joint by motions of its bodies, in place of those by twists that linearize_free stores, with the condensed
+// pairs. `frame` is at the next configuration. Rates and coordinates are functions of the relative pose, so only the difference of the
+// motions counts, and Q J_r⁻¹(θ) f is the whole row of a component of a rotation vector θ. Dampers compare with the poses one step back: an
+// orientation there turns by −R δφ in the body frame of now, whatever the turn.
 template <class T>
-TD_INLINE void contact_matrix(const Problem<T> &problem, const ContactTable &contact, const SpatialBody<T> &own, const Mat3<T> &back,
-                              const T *w, T *B, T *C, T *A) {
-    const ContactData<T> &data = problem.contacts[&contact - problem.mechanism.contacts.data()];
+void motion_rows(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const SpatialBody<T> *bodies, const JointFrame<T> &frame,
+                 TwistRow<T> *rows) {
+    const T inverse_h = 1.0 / problem.timestep();
+    const T *damping = problem.damping(joint, data);
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+    const bool world = joint.parent == problem.mechanism.num_bodies;
+    const Vec3<T> child_next = bodies[joint.child].r_next, parent_next = world ? Vec3<T>{} : bodies[joint.parent].r_next;
+    FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
+    const auto relative_row = [](const Vec3<T> &linear, const Vec3<T> &angular) { return TwistRow<T>{linear, angular, -angular}; };
+    const bool mean_rate = joint.has_damper && !joint.has_vector();
+    BodyPose<T> parent_back, child_back;
+    if (mean_rate && joint.free_t()) {
+        parent_back = parent.one_step_back(), child_back = child.one_step_back();
+        data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
+    } else if (mean_rate) {
+        data.before.p = conjugate(parent.orientation_back() * data.offset_quaternion) * child.orientation_back();
+    }
+    for (int i = 0; i < joint.free(); ++i) {
+        bool translation;
+        const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
+        TwistRow<T> &row = rows[i];
+        row = TwistRow<T>{};
+        if (mean_rate && translation) {
+            const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+            const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
+            row = damping[i] * TwistRow<T>{g.x_child, child.pose.R * g.phi_child + cross(child_next, g.x_child),
+                                           parent.pose.R * g.phi_parent - cross(parent_next, g.x_child)};
+        } else if (mean_rate) {
+            const Vec3<T> g = damping[i] * right_jacobian_inverse(data.turn, f);
+            row.child = child.pose.R * g;
+            if (!world) row.parent = -(parent.pose.R * (data.offset * rotate(data.before.p, g)));
+        } else if (joint.has_damper) {
+            const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
+            const auto turn = [](const BodyData<T> &body, const Vec3<T> &torque) {
+                return body.next.R * (body.increment.w * torque - cross(body.increment.v, torque));
+            };
+            row = damping[i] * TwistRow<T>{wrench.force, turn(child, wrench.on_child) + cross(child_next, wrench.force),
+                                           world ? Vec3<T>{} : turn(parent, wrench.on_parent) - cross(parent_next, wrench.force)};
+        }
+        if (!free) continue;
+        if (translation) {
+            const Vec3<T> along = frame.R * f;
+            free->coordinate_row[i] = relative_row(along, cross(frame.anchor, along));
+            free->rate_row[i] = inverse_h * free->coordinate_row[i];
+        } else {
+            free->rate_row[i] = relative_row(Vec3<T>{}, frame.R * (inverse_h * right_jacobian_inverse(free->turn, f)));
+            if (joint.limited_r)
+                free->coordinate_row[i] = relative_row(Vec3<T>{}, frame.R * angle_by_turn(joint, data.next.p, free->next, f));
+        }
+        if (joint.armature >= 0) row = row + problem.parameters[joint.armature + i] * free->rate_row[i];
+    }
+    for (int e = 0; e < joint.extra; ++e) rows[joint.free() + e] = TwistRow<T>{};
+    if (!free) return;
+    if (joint.has_rate_cones && joint.free_r() == 3)
+        for (int i = 0; i < 3; ++i) {
+            const Vec3<T> &axis = free->own_axis[i];
+            const TwistRow<T> *rates = free->rate_row + joint.free_t();
+            free->own_row[i] = axis.x * rates[0] + axis.y * rates[1] + axis.z * rates[2];
+        }
+    for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        const TwistRow<T> own = problem.joint_cones[c].stiffness * problem.cone_row(cone);
+        problem.each_row(cone, [&](int at, const T &weight) { rows[at - joint.held()] = rows[at - joint.held()] + weight * own; });
+    }
+}
+
+// A contact with a half-space (HalfSpace): its residuals, its force and moment about the center of mass, which it adds to `pressed`, and,
+// if `derived`, its rows and its part of the body's matrix.
+template <bool derived, class T>
+TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const SpatialBody<T> &own, const T *w, SpatialContact<T> &at,
+                     T *pressed, T *A) {
+    ContactData<T> &data = problem.contacts[&contact - problem.mechanism.contacts.data()];
     const BodyData<T> &body = problem.bodies[contact.body];
-    const T *p = &problem.parameters[contact.parameters], inverse_h = 1.0 / problem.timestep(), &c = body.increment.w;
-    const Vec3<T> n = load3(p + parameter::normal), lever = body.next.R * data.lever;
-    const auto store_column = [&](int column, const Vec3<T> &direction, const Vec3<T> &moment) {
-        const Vec3<T> torque = back * moment + cross(own.r, direction);
-        for (int k = 0; k < 3; ++k) B[3 * k + column] = direction[k], B[3 * (3 + k) + column] = torque[k];
-    };
-    const Vec3<T> moment = cross(lever, n);
-    store_column(0, n, moment);
-    store3(C, n), store3(C + 3, moment + cross(own.r_next, n));
-    Vec3<T> force = w[contact.impulse] * n;
+    const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse, *slack = w + contact.slack;
+    const T &radius = p[parameter::radius], inverse_h = 1.0 / problem.timestep(), &c = body.increment.w;
+    const Vec3<T> n = load3(p + parameter::normal), arm = body.next.R * load3(p + parameter::point), lever = arm - radius * n;
+    at.lever = lever;
+    T *row = &problem.residual[contact.impulse], *C = at.rows;
+    T gap = dot(n, body.next.x + arm) - p[parameter::offset] - radius;
+    if (problem.overlaps && problem.laws[contact.law].overlaps) gap += GapLaw<T>::shift(problem, contact, impulse[0]);
+    row[0] = gap - slack[0];
+    Vec3<T> force = impulse[0] * n, tangent[2];
+    if constexpr (derived) store3(C, n), store3(C + 3, cross(lever + own.r_next, n));
     if (contact.friction) {
-        const Vec3<T> omega = body.next.R * load3(w + 6 * contact.body + 3), sweep = cross(omega, lever);
+        const Vec3<T> v = load3(w + 6 * contact.body), sweep = cross(own.omega, lever), velocity = v + sweep;
+        tangential(contact, impulse + 1, data.beta);
         for (int i = 0; i < 2; ++i) {
-            const Vec3<T> t = load3(p + parameter::tangents + 3 * i), m = cross(lever, t);
-            store_column(1 + i, t, m);
-            const Vec3<T> turn = cross(sweep, t) - p[parameter::radius] * cross(cross(t, omega), n);
+            const Vec3<T> t = tangent[i] = load3(p + parameter::tangents + 3 * i);
+            force = force + data.beta[i] * t;
+            if constexpr (!derived) continue;
+            const Vec3<T> m = cross(lever, t), turn = cross(sweep, t) - radius * cross(cross(t, own.omega), n);
             store3(C + 6 * (1 + i), inverse_h * t);
             store3(C + 6 * (1 + i) + 3, turn + inverse_h * (cross(own.r_next, t) + c * m - cross(own.a, m)));
-            force = force + data.beta[i] * t;
         }
+        friction_rows(contact, p[parameter::friction] * impulse[0], impulse + 1, slack + 1, dot(tangent[0], velocity),
+                      dot(tangent[1], velocity), row + 1);
     }
-    T KC[18];
+    add3(pressed, force), add3(pressed + 3, cross(lever, force));
+    if constexpr (!derived) return;
+    T KC[18], F[18];  // condensed force by motion
     stiffen(contact, data, C, KC);
-    for (int r = 0; r < 6; ++r) {
-        const T normal = B[3 * r], first = B[3 * r + 1], second = B[3 * r + 2];
-        if (!contact.friction) {
-            for (int k = 0; k < 6; ++k) A[6 * r + k] += normal * KC[k];
-            continue;
-        }
-#pragma GCC unroll 6
+    for (int r = 0; r < 3; ++r)
         for (int k = 0; k < 6; ++k) {
-            T sum = normal * KC[k];
-            sum += first * KC[6 + k] + second * KC[12 + k];
-            A[6 * r + k] += sum;
+            T sum = n[r] * KC[k];
+            if (contact.friction) sum += tangent[0][r] * KC[6 + k] + tangent[1][r] * KC[12 + k];
+            F[6 * r + k] = sum, A[6 * r + k] += sum;
         }
+    const Vec3<T> &o = own.r;
+    const Vec3<T> about[3] = {{T{}, -o.z, o.y}, {o.z, T{}, -o.x}, {-o.y, o.x, T{}}};
+    for (int r = 0; r < 3; ++r) {
+        const Vec3<T> moment = cross(own.back.row(r), lever) + about[r];
+        for (int k = 0; k < 6; ++k) A[18 + 6 * r + k] += moment.x * F[k] + moment.y * F[6 + k] + moment.z * F[12 + k];
     }
     // The torque l × P turns with the body: its derivative is S.
-    const Mat3<T> S = back * torque_by_turn(lever, n, force, p[parameter::radius]);
+    const Mat3<T> S = own.back * torque_by_turn(lever, n, force, radius);
     for (int r = 0; r < 3; ++r)
         for (int k = 0; k < 3; ++k) A[21 + 6 * r + k] -= S.m[3 * r + k];
 }

@@ -146,11 +146,11 @@ private:
     // `solve` on the tree. Impulses of limits and frictions of joints lose no digits there, only pressed contacts do.
     void solve_on_tree(const Problem<T> &problem, const T *w, const R *g, bool by_impulses) {
         begin(w, g);
+        tree_adjoint.begin(problem, right.data());
         if (by_impulses) {
             add_cone_multipliers(problem, g, nullptr);
-            JointCones<T>::subtract(*this, problem, right.data());
+            tree_adjoint.subtract_joint_cones(problem, pressing);
         }
-        tree_adjoint.begin(problem, right.data());
         if (any(tree_adjoint.needed[0])) tree_adjoint.keep();
         if (by_impulses) tree_adjoint.subtract_contacts(touching);
         tree_adjoint.solve(problem, right.data(), by_impulses, any(negate(tree_adjoint.needed[0])));

@@ -37,7 +37,10 @@ public:
     void factor(Tree<T> &of, Problem<T> &problem, const T *w) {
         tree = &of;
         tree->next_frames = frames.data();
+        tree->place(problem, w);
         tree->template linearize<true>(problem, w);
+        for (const ContactTable &contact : mechanism.contacts)  // numbers of elements, in the frames of bodies
+            HalfSpace<T>::template linearize<false>(problem, contact, problem.contacts[&contact - mechanism.contacts.data()], w);
         tree->next_frames = nullptr;
         tree->factor();
         find_needed(problem);
@@ -48,7 +51,11 @@ public:
         const T inverse_h = 1.0 / problem.timestep();
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const T *g = x + mechanism.bodies[i].right;
-            motion_row(problem.bodies[i], tree->bodies[i], inverse_h, load3(g), load3(g + 3), tree->right(i));
+            const BodyData<T> &body = problem.bodies[i];
+            const Vec3<T> linear = load3(g), angular = load3(g + 3);
+            const Vec3<T> turn = body.next.R * (body.increment.w * angular - cross(body.increment.v, angular));
+            T *b = tree->right(i);
+            store3(b, inverse_h * linear), store3(b + 3, inverse_h * (cross(tree->bodies[i].r_next, linear) + turn));
         }
     }
 
@@ -61,6 +68,20 @@ public:
             for (int k = 0; k < 6; ++k) b[k] -= rows[k] * nu[c].x;
             if (!contact.friction) continue;
             for (int k = 0; k < 6; ++k) b[k] = b[k] - rows[6 + k] * nu[c].y - rows[12 + k] * nu[c].z;
+        }
+    }
+
+    // The same for limits, frictions and drives of joints, whose rows are by motions.
+    void subtract_joint_cones(const Problem<T> &problem, const std::vector<T> &pressing) {
+        for (int c = 0; c < mechanism.num_joint_cones; ++c) {
+            const JointConeTable &cone = mechanism.joint_cones[c];
+            const JointTable &joint = mechanism.joints[cone.joint];
+            const TwistRow<T> row = (cone.sign() * pressing[c]) * problem.cone_row(cone);
+            T *child = tree->right(joint.child);
+            for (int k = 0; k < 3; ++k) child[k] -= row.linear[k], child[3 + k] -= row.child[k];
+            if (joint.parent == mechanism.num_bodies) continue;
+            T *parent = tree->right(joint.parent);
+            for (int k = 0; k < 3; ++k) parent[k] += row.linear[k], parent[3 + k] -= row.parent[k];
         }
     }
 

@@ -12,26 +12,43 @@ namespace torchdojo {
 template <class T>
 using ConeElements = List<JointCones<T>, ContactCones<T>>;
 
-// What cones see of a linear system: the right-hand sides of bodies and joints, which become the solution, and the impulses and rows of
-// contacts. Bodies have twists (v, ω), or motions of a tree. x has the places of the condensed matrix; its bodies have twists in both.
+// What cones see of a linear system: right-hand sides, to which contacts add their impulses, the solution, and the rows of contacts. Bodies
+// have twists (v, ω), or motions of a tree. x has the places of the condensed matrix; its bodies have twists in both.
 template <class T>
 struct TwistSystem {
     const Problem<T> &problem;
     T *x;
 
-    T *right(int body) const { return x + problem.mechanism.bodies[body].right; }
-    const T *solution(int body) const { return right(body); }
-    const T *contact_wrench(int c) const { return problem.contacts[c].wrench; }
+    const T *solution(int body) const { return x + problem.mechanism.bodies[body].right; }
+    void press(int c, const T &gamma, const T *beta) const {
+        const MechanismTable &m = problem.mechanism;
+        const ContactTable &contact = m.contacts[c];
+        const auto push = [&](int body, const T *B) {
+            T *b = x + m.bodies[body].right;
+            for (int r = 0; r < 6; ++r) {
+                b[r] += B[3 * r] * gamma;
+                if (contact.friction) b[r] += B[3 * r + 1] * beta[0] + B[3 * r + 2] * beta[1];
+            }
+        };
+        push(contact.body, problem.contacts[c].wrench);
+        if (const int other = other_body(m, contact); other < m.num_bodies) push(other, problem.pairs[contact.pair].other_wrench);
+    }
     const T *contact_rows(int c) const { return problem.contacts[c].rows; }
 };
 template <class T>
 struct TreeSystem {
+    const Problem<T> &problem;
     Tree<T> &tree;
     T *x;
 
-    T *right(int body) const { return tree.right(body); }
     const T *solution(int body) const { return tree.solution(body); }
-    const T *contact_wrench(int c) const { return tree.contact_wrench(c); }
+    void press(int c, const T &gamma, const T *beta) const {
+        const ContactTable &contact = problem.mechanism.contacts[c];
+        const T *p = &problem.parameters[contact.parameters];
+        Vec3<T> force = gamma * load3(p + parameter::normal);
+        if (contact.friction) force = force + beta[0] * load3(p + parameter::tangents) + beta[1] * load3(p + parameter::tangents + 3);
+        tree.press(contact, c, force);
+    }
     const T *contact_rows(int c) const { return tree.contact_rows(c); }
 };
 
@@ -90,7 +107,7 @@ struct Cones : ConeState<T> {
         take_direction();
     }
     void solve(Problem<T> &problem, Tree<T> &tree, const T *w, const T *residual, bool factored) {
-        TreeSystem<T> system{tree, x.data()};
+        TreeSystem<T> system{problem, tree, x.data()};
         set_right(residual);
         tree.begin(problem, x.data());
         ConeElements<T>::each([&](auto element) { element.begin(*this, problem, w, residual, system); });
@@ -179,8 +196,9 @@ struct Cones : ConeState<T> {
     // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips. They are at least a = m/3h and b = m
     // of the body, and more where other bodies hold it and the last two Newton points say so (weight_of in path_maps.py). `before` has the
     // Newton points of the last call, in the places of w, which are valid in the lanes of `known`. It becomes w as given.
-    void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known) const {
-        ConeElements<T>::each([&](auto element) { element.project(*this, problem, kappa, mask, w, before, known); });
+    // Contacts stay as they are where they are `far`, unless w is a start.
+    void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known, bool starts) const {
+        ConeElements<T>::each([&](auto element) { element.project(*this, problem, kappa, mask, w, before, known, starts); });
     }
 
 private:

@@ -24,6 +24,7 @@ struct Problem {
     std::vector<T> values;            // the condensed matrix
     double depenetration_speed = 0.0; // as in Options
     bool overlaps = false;            // whether a law of overlap acts on some contact in this step
+    bool has_armature = false;
     bool columns = true;              // whether the impulses of joints on their bodies are wanted as columns of the matrix
     bool solves = true;  // whether a step is solved, and not just differentiated: then momentum and effective masses are wanted
 
@@ -37,8 +38,9 @@ struct Problem {
         origin.R = rotation_matrix(origin.q);
         BodyData<T> &world = bodies[m.num_bodies];
         world = BodyData<T>{};
-        world.pose = world.next = origin;
+        world.pose = world.next = world.incoming = origin;
         world.increment.w = broadcast<T>(1.0);
+        has_armature = std::any_of(m.joints.begin(), m.joints.end(), [](const JointTable &joint) { return joint.armature >= 0; });
     }
 
     TD_INLINE T timestep() const { return parameters[parameter::timestep]; }
@@ -59,12 +61,14 @@ struct Problem {
             body.pose.x = load3(state);
             body.pose.q = {inverse * q.w, inverse * q.v};
             body.pose.R = rotation_matrix(body.pose.q);
-            if (!solves) continue;
             const Vec3<T> v = load3(state + 3), omega = load3(state + 10);
+            if (has_armature) body.incoming = pose_before(body.pose, h, v, omega);
+            if (!solves) continue;
             const Vec3<T> spin = inertia * omega;
             const T scale = sqrt(1.0 - 0.25 * h * h * dot(omega, omega));
             body.linear = mass * v + h * (mass * gravity + load3(force));
             body.angular = scale * spin - (0.5 * h) * cross(omega, spin) + h * load3(force + 3);
+            if (mechanism.num_joint_cones) body.inverse_inertia = symmetric_inverse(inertia);
         }
     }
 

@@ -41,8 +41,10 @@ public:
 
     explicit Tree(const MechanismTable &m)
         : usable(fits(m)), mechanism(m), bodies(m.num_bodies), matrices(36 * m.num_bodies), wrenches(6 * m.num_bodies), motions(wrenches),
-          reactions(wrenches), contacts(36 * m.num_contacts) {
+          reactions(wrenches), pressed(wrenches), contacts(m.num_contacts) {
         if (!usable) return;
+        for (const ContactTable &contact : m.contacts)
+            if (std::find(touched.begin(), touched.end(), contact.body) == touched.end()) touched.push_back(contact.body);
         order();
         int size = 0;
         for (const Node &node : nodes) size += node.size();
@@ -68,9 +70,8 @@ public:
         }
     }
 
-    // Residual and, if `derived`, matrix at w, with K of the cones as cones.hpp has set it.
-    template <bool derived>
-    void linearize(Problem<T> &problem, const T *w) {
+    // The next poses at w, and the balance of the bodies without joints and contacts.
+    void place(Problem<T> &problem, const T *w) {
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             if (next_frames) {
                 BodyData<T> &body = problem.bodies[i];
@@ -78,28 +79,44 @@ public:
             } else {
                 problem.template linearize_body<false>(i, w);
             }
-            if (derived && mechanism.num_free_data) problem.linearize_turn(problem.bodies[i]);
         }
+        for (const int i : touched) bodies[i].omega = problem.bodies[i].next.R * load3(w + 6 * i + 3);
+    }
+
+    // Residual and, if `derived`, matrix at w, at which the bodies have been placed, with K of the cones as cones.hpp has set it.
+    template <bool derived>
+    void linearize(Problem<T> &problem, const T *w) {
         if constexpr (derived)
             for (const Node &node : nodes) body_matrix(problem, node.body, origin(problem, node), bodies[node.body], w, matrix(node.body));
-        linearize_joints<derived>(problem, w);
-        Mat3<T> back;  // from the next to the current orientation
-        for (int c = 0, body = -1; c < mechanism.num_contacts; ++c) {
+        std::fill(reactions.begin(), reactions.end(), T{});
+        std::fill(pressed.begin(), pressed.end(), T{});
+        for (const int i : touched) {
+            const BodyData<T> &body = problem.bodies[i];
+            bodies[i].back = rotation_matrix(Quat<T>{body.increment.w, -(body.pose.R * body.increment.v)});
+        }
+        for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
-            HalfSpace<T>::template linearize<false>(problem, contact, problem.contacts[c], w);
-            if constexpr (!derived) continue;
-            const SpatialBody<T> &own = bodies[contact.body];
-            if (body != contact.body) back = rotation_matrix(Quat<T>{problem.bodies[contact.body].increment.w, -own.a});
-            body = contact.body;
-            contact_matrix(problem, contact, own, back, w, &contacts[36 * c], &contacts[36 * c + 18], matrix(contact.body));
+            touch<derived>(problem, contact, bodies[contact.body], w, contacts[c], &pressed[6 * contact.body], matrix(contact.body));
+        }
+        add_pressed(reactions.data());
+        linearize_joints<derived>(problem, w);
+        if (next_frames) return;  // derivatives need no residual
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            const Vec3<T> force = load3(&reactions[6 * i]), torque = load3(&reactions[6 * i + 3]) - cross(bodies[i].r, force);
+            add3(&problem.residual[6 * i], -force);
+            add3(&problem.residual[6 * i + 3], -transposed_times(problem.bodies[i].pose.R, torque));
         }
     }
 
-    // The right-hand side of a body: a wrench. Its solution: a motion. The wrenches (6 x 3) and rows (3 x 6) of a contact.
+    // The right-hand side of a body: a wrench. Its solution: a motion. The rows (3 x 6) of a contact.
     T *right(int body) { return &wrenches[6 * body]; }
     const T *solution(int body) const { return &motions[6 * body]; }
-    const T *contact_wrench(int c) const { return &contacts[36 * c]; }
-    const T *contact_rows(int c) const { return &contacts[36 * c + 18]; }
+    const SpatialBody<T> *placed() const { return bodies.data(); }
+    const T *contact_rows(int c) const { return contacts[c].rows; }
+    // Adds the force of a contact to the right-hand side.
+    TD_INLINE void press(const ContactTable &contact, int c, const Vec3<T> &force) {
+        add3(&pressed[6 * contact.body], force), add3(&pressed[6 * contact.body + 3], cross(contacts[c].lever, force));
+    }
 
     // Sets right-hand sides of the bodies from those in x, which has the places of the condensed matrix.
     void begin(const Problem<T> &problem, const T *x) {
@@ -110,6 +127,7 @@ public:
             store3(a, force);
             store3(a + 3, problem.bodies[node.body].pose.R * load3(own + 3) + cross(bodies[node.body].r, force));
         }
+        std::fill(pressed.begin(), pressed.end(), T{});
     }
 
     void factor() {
@@ -122,6 +140,7 @@ public:
     // Solves for the motions, and for velocities and multipliers in x, which has the right-hand sides g of joints. `violated`: whether the
     // rows of joints count with their residuals, or as satisfied.
     void solve(const Problem<T> &problem, T *x, bool violated) {
+        add_pressed(wrenches.data());
         for (const Node &node : nodes) {
             if (node.joint < 0) ldu::divide<6, 1>(matrix(node.body), right(node.body), 6, 1);
             else with_free(node, [&](auto free) { reduce<decltype(free)::value>(node, x, violated); });
@@ -165,10 +184,23 @@ private:
     std::vector<Node> nodes;  // leaves first
     std::vector<int> node_of;  // per joint; −1: it holds nothing and nothing acts on it
     std::vector<SpatialBody<T>> bodies;
-    std::vector<T> matrices, wrenches, motions, reactions, contacts, numbers;
+    std::vector<int> touched;  // bodies with contacts
+    std::vector<T> matrices, wrenches, motions, reactions;
+    std::vector<T> pressed;  // forces of contacts, and their moments about the center of mass at the next pose
+    std::vector<SpatialContact<T>> contacts;
+    std::vector<T> numbers;
 
     T *matrix(int body) { return &matrices[36 * body]; }
     TD_INLINE Vec3<T> origin(const Problem<T> &problem, const Node &node) const { return problem.bodies[node.root].pose.x; }
+
+    // Adds what contacts press as wrenches: their moments turn with the body.
+    void add_pressed(T *to) {
+        for (const int i : touched) {
+            const Vec3<T> force = load3(&pressed[6 * i]);
+            add3(to + 6 * i, force);
+            add3(to + 6 * i + 3, bodies[i].back * load3(&pressed[6 * i + 3]) + cross(bodies[i].r, force));
+        }
+    }
 
     void order() {
         const int count = mechanism.num_bodies;
@@ -237,19 +269,11 @@ private:
     // Rows of joints, and their reactions in the balance of the bodies.
     template <bool derived>
     void linearize_joints(Problem<T> &problem, const T *w) {
-        if (!mechanism.num_joints) return;
-        std::fill(reactions.begin(), reactions.end(), T{});
         for (int j = 0; j < mechanism.num_joints; ++j)
             if (const int n = node_of[j]; n >= 0) {
                 linearize_joint<derived>(problem, nodes[n], w);
                 if (!next_frames) add_reaction(problem, nodes[n], w);
             }
-        if (next_frames) return;  // derivatives need no residual
-        for (int i = 0; i < mechanism.num_bodies; ++i) {
-            const Vec3<T> force = load3(&reactions[6 * i]), torque = load3(&reactions[6 * i + 3]) - cross(bodies[i].r, force);
-            add3(&problem.residual[6 * i], -force);
-            add3(&problem.residual[6 * i + 3], -transposed_times(problem.bodies[i].pose.R, torque));
-        }
     }
 
     void add_reaction(const Problem<T> &problem, const Node &node, const T *w) {
@@ -273,33 +297,19 @@ private:
     void linearize_joint(Problem<T> &problem, const Node &node, const T *w) {
         const JointTable &joint = mechanism.joints[node.joint];
         JointData<T> &data = problem.joints[node.joint];
-        const T inverse_h = 1.0 / problem.timestep();
-        const int held = joint.held();
-        TwistRow<T> rows[9];
-        JointEquations<T>::template linearize_rows<derived>(
-            problem, joint, data, w, [&](int row, const Vec3<T> &linear, const Vec3<T> &at_child, const Vec3<T> &at_parent) {
-                rows[row - held] = {linear, at_child, at_parent};
-            });
+        JointEquations<T>::template linearize_rows<false>(problem, joint, data, w, nullptr);
         if constexpr (!derived) return;
-        for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
-            const JointConeTable &cone = mechanism.joint_cones[c];
-            const TwistRow<T> own = problem.joint_cones[c].stiffness * problem.cone_row(cone);
-            problem.each_row(cone, [&](int at, const T &weight) { rows[at - held] = rows[at - held] + weight * own; });
-        }
-        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
-        for (int k = 0; k < node.rows; ++k) {
-            T *row = node.row + 6 * k;
-            motion_row(child, bodies[node.body], inverse_h, rows[k].linear, rows[k].child, row);
-            if (!node.two_sided) continue;
-            T *drift = node.drift + 6 * k;
-            motion_row(parent, bodies[node.parent], inverse_h, -rows[k].linear, rows[k].parent, drift);
-            for (int i = 0; i < 6; ++i) drift[i] += row[i];
-        }
         JointFrame<T> frame;
         const T *p = &problem.parameters[joint.parameters];
-        frame.anchor = bodies[node.body].r_next + child.next.R * load3(p + parameter::child_anchor);
-        frame.set(problem, joint, data, parent.next.R, data.next.p, node.N);
+        frame.anchor = bodies[node.body].r_next + problem.bodies[joint.child].next.R * load3(p + parameter::child_anchor);
+        frame.set(problem, joint, data, problem.bodies[joint.parent].next.R, data.next.p, node.N);
         if (next_frames) next_frames[node.joint] = frame;
+        TwistRow<T> rows[9];
+        motion_rows(problem, joint, data, bodies.data(), frame, rows);
+        for (int k = 0; k < node.rows; ++k) {
+            store3(node.row + 6 * k, rows[k].linear), store3(node.row + 6 * k + 3, rows[k].child);
+            if (node.two_sided) store3(node.drift + 6 * k, Vec3<T>{}), store3(node.drift + 6 * k + 3, rows[k].child + rows[k].parent);
+        }
         Vec3<T> shift{}, turn{};
         for (int i = 0; i < joint.held_t; ++i) shift = shift - problem.residual[joint.row + i] * load3(p + parameter::translations + 3 * i);
         for (int i = 0; i < joint.held_r; ++i) turn = turn - problem.residual[joint.row + joint.held_t + i] * frame.duals[i];
