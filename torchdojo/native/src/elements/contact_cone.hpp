@@ -57,9 +57,7 @@ struct ContactCones {
         const MechanismTable &m = problem.mechanism;
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
-            if (!cones.far[c].all) eliminate(cones, problem, w, c, residual, Vec3<T>{});
-            spare(cones, c);
-            if (cones.far[c].all) continue;
+            eliminate(cones, problem, w, c, residual, Vec3<T>{});
             T beta[2];
             if (contact.friction) tangential(contact, &cones.direction[contact.friction_impulse()], beta);
             system.press(c, cones.direction[contact.impulse], beta);
@@ -78,7 +76,6 @@ struct ContactCones {
         const MechanismTable &m = problem.mechanism;
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
-            if (cones.far[c].all) continue;
             Vec3<T> move{};  // change of the gap and the slip
             auto add = [&](int body, const T *C) {
                 const T *b = system.solution(body);
@@ -88,7 +85,6 @@ struct ContactCones {
             add(contact.body, system.contact_rows(c));
             if (const int other = other_body(m, contact); other < m.num_bodies) add(other, problem.pairs[contact.pair].other_rows);
             eliminate(cones, problem, w, c, residual, move);
-            spare(cones, c);
         }
         for (int k = 0; k < m.num_couples; ++k) {
             T move[2] = {T{}, T{}};
@@ -142,39 +138,27 @@ struct ContactCones {
     }
 
     static void project(const ConeState<T> &cones, const Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
-                        const Mask<T> &known, bool starts) {
+                        const Mask<T> &known) {
         const MechanismTable &mechanism = problem.mechanism;
         const T worth = 1.0 / (1.0 / constant::impulse_weight * problem.timestep());
-        auto put = [&](const Mask<T> &lanes, int k, const T &value) { w[k] = select(lanes, value, w[k]); };
-        auto moving = [&](int c) {
-            return starts || c >= mechanism.num_contacts ? mask : select_mask(cones.far[c].lanes, Mask<T>{}, mask);
-        };
-        auto stays = [&](int c, int impulse, int slack, int count) {  // what no lane projects stays its own last point
-            if (starts || c >= mechanism.num_contacts || !cones.far[c].all) return false;
-            for (int k = 0; k < count; ++k) before[impulse + k] = w[impulse + k], before[slack + k] = w[slack + k];
-            return true;
-        };
+        auto put = [&](int k, const T &value) { w[k] = select(mask, value, w[k]); };
         auto heavier = [&](const ContactTable &contact) { return mechanism.is_free[contact.body] ? Mask<T>{} : known; };
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
-            if (stays(c, contact.impulse, contact.slack, 1)) continue;
             const T gamma = w[contact.impulse], gap = w[contact.slack];
             PathWeight<T> weight;
             weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
             const T a = weight(worth * mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
-            const Mask<T> lanes = moving(c);
-            put(lanes, contact.impulse, on_path), put(lanes, contact.slack, kappa / on_path);
+            put(contact.impulse, on_path), put(contact.slack, kappa / on_path);
         }
         constexpr int width = 4;
         typename Disc<T>::Point points[width];
         const ContactTable *discs[width];
-        Mask<T> moved[width];
         int waiting = 0;
         auto finish = [&] {
             Disc<T>::Point::template project<width>(points, kappa, [&](int i, const Vec3<T> &xi, const Vec3<T> &eta) {
                 if (i >= waiting) return;
-                for (int k = 0; k < 3; ++k)
-                    put(moved[i], discs[i]->friction_impulse() + k, xi[k]), put(moved[i], discs[i]->friction_slack() + k, eta[k]);
+                for (int k = 0; k < 3; ++k) put(discs[i]->friction_impulse() + k, xi[k]), put(discs[i]->friction_slack() + k, eta[k]);
             });
             waiting = 0;
         };
@@ -182,7 +166,6 @@ struct ContactCones {
             const ContactTable &contact = mechanism.contacts[contact_of(mechanism, c)];
             const T height = coefficient(problem, c) * w[contact.impulse];
             const int impulse = friction.friction_impulse(), slack = friction.friction_slack();
-            if (stays(c, impulse, slack, friction.friction_size())) return;
             // Slips of a pyramid are η − ψ.
             const T psi = friction.is_pyramid() ? change(before[impulse], w[impulse]) : T{};
             PathWeight<T> weight;
@@ -196,14 +179,13 @@ struct ContactCones {
                     values[0][k] = w[impulse + k], values[1][k] = w[slack + k];
                 }
                 Pyramid<T>{friction}.project(height, kappa, stiff, values[0], values[1]);
-                for (int k = 0; k < friction.friction_size(); ++k) put(mask, impulse + k, values[0][k]), put(mask, slack + k, values[1][k]);
+                for (int k = 0; k < friction.friction_size(); ++k) put(impulse + k, values[0][k]), put(slack + k, values[1][k]);
             } else {
                 const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
                 // From outside the disc, the slip grows to no more than about twice that of Newton's point (disc_on_path in path_maps.py).
                 const T excess = sqrt(xi[1] * xi[1] + xi[2] * xi[2]) - radius, slip = sqrt(eta[1] * eta[1] + eta[2] * eta[2]);
                 const T m = max(min(constant::return_weight * nominal, excess / slip), stiff);
                 points[waiting] = {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};
-                moved[waiting] = moving(c);
                 discs[waiting++] = &friction;
                 if (waiting == width) finish();
             }
@@ -306,16 +288,6 @@ struct ContactCones {
 
 private:
     static constexpr int half = 2 + most_facets;  // places for the impulses of one contact, and for its slacks
-
-    // Variables of far contacts have no direction.
-    static TD_INLINE void spare(ConeState<T> &cones, int c) {
-        const ContactTable &contact = cones.mechanism.contacts[c];
-        const Mask<T> &far = cones.far[c].lanes;
-        if (!any(far)) return;
-        for (int k = 0; k < contact.size(); ++k)
-            for (T *place : {&cones.direction[contact.impulse + k], &cones.direction[contact.slack + k]})
-                *place = cones.far[c].all ? T{} : select(far, T{}, *place);
-    }
 
     // Condensed form and coefficient μ of a friction.
     static TD_INLINE FrictionData<T> &friction_data(Problem<T> &problem, int c) {

@@ -94,7 +94,7 @@ struct JointCones {
 
     // Moves the pairs of w onto the path, in the lanes of `mask` (JointLimits.on_path, JointFriction.on_path).
     static void project(const ConeState<T> &, Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
-                        const Mask<T> &known, bool) {
+                        const Mask<T> &known) {
         const T h = problem.timestep(), worth = 1.0 / (1.0 / constant::impulse_weight * h);
         constexpr int width = 4;
         const JointConeTable *waiting[width];

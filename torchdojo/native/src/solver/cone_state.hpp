@@ -21,15 +21,9 @@ struct ConeState {
     Mask<T> scaled{};                     // lanes whose products are linearized in scaled variables, the others plainly
     std::vector<T> right;                 // in the places of slacks: ρ of pairs, (p, q₂₃) of discs (see contact_cone.hpp)
     std::vector<T> direction;             // in the places of w
-    struct Far {
-        Mask<T> lanes{};  // in which far.hpp sets the variables of a contact, which have no direction
-        bool all = false;  // whether all lanes that work are such
-    };
-    std::vector<Far> far;                 // per contact
 
     explicit ConeState(const MechanismTable &m)
-        : mechanism(m), scaling(m.frictions.size()), right(m.num_unknowns), direction(m.num_unknowns), far(m.num_contacts),
-          blank(m.num_unknowns) {
+        : mechanism(m), scaling(m.frictions.size()), right(m.num_unknowns), direction(m.num_unknowns), blank(m.num_unknowns) {
         for (const JointConeTable &cone : m.joint_cones)
             for (int k = 0; k < cone.pairs(); ++k) pairs.push_back({cone.impulse + k * cone.stride, cone.slack + k * cone.stride});
         for (const ContactTable &contact : m.contacts) pairs.push_back({contact.impulse, contact.slack});

@@ -196,9 +196,8 @@ struct Cones : ConeState<T> {
     // a and b only decide how far an impulse jumps where a contact opens or closes, sticks or slips. They are at least a = m/3h and b = m
     // of the body, and more where other bodies hold it and the last two Newton points say so (weight_of in path_maps.py). `before` has the
     // Newton points of the last call, in the places of w, which are valid in the lanes of `known`. It becomes w as given.
-    // Contacts stay as they are where they are `far`, unless w is a start.
-    void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known, bool starts) const {
-        ConeElements<T>::each([&](auto element) { element.project(*this, problem, kappa, mask, w, before, known, starts); });
+    void project(Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before, const Mask<T> &known) const {
+        ConeElements<T>::each([&](auto element) { element.project(*this, problem, kappa, mask, w, before, known); });
     }
 
 private:

@@ -8,14 +8,12 @@
 //     slips and rates                      u/h + 2 |ω| ℓ θ²
 //     momentum, dampers, armature          2 (J/h) θ² + (d + m/h) u
 //     torques of contacts                  2 ℓ θ (P θ + |δP|), P the sum of their impulses
-//     far contacts                         (1 + ℓ) Σ (κ/φ³) (U² + μ³ U²/h²), U = X + ℓ θ + θ
 //     projection                           (1 + ℓ) Σ |what it moved|
 //
 // Multipliers enter with directions that stay the same during the step. Third-order terms are below these where θ is small.
 #pragma once
 
 #include "solver/cones.hpp"
-#include "solver/far.hpp"
 
 namespace torchdojo {
 
@@ -60,8 +58,7 @@ public:
     }
 
     // The bound, for the step `direction` to w, whose cone variables Newton's method had at `newton`.
-    T bound(const Problem<T> &problem, const Cones<T> &cones, const FarContacts<T> &far, const T *direction, const T *newton,
-            const T *w) const {
+    T bound(const Problem<T> &problem, const Cones<T> &cones, const T *direction, const T *newton, const T *w) const {
         const T h = problem.timestep(), inverse_h = 1.0 / h;
         T turn{}, way{}, speed{}, moved{}, pressed{}, pressing{};
         for (int i = 0; i < mechanism.num_bodies; ++i) {
@@ -80,8 +77,6 @@ public:
         const T displaced = 4.0 * turn * (way + (1.0 + reach) * turn);
         T sum = displaced * (1.0 + damping + inverse_h * armature) + (2.0 * inverse_h * inertia) * (turn * turn);
         if (has_rates) sum += inverse_h * displaced + (2.0 * reach) * sqrt(speed) * (turn * turn);
-        const T moves = way + (1.0 + reach) * turn, slips = inverse_h * moves;
-        sum += (1.0 + reach) * (far.curvature * (moves * moves) + far.slip_curvature * (slips * slips));
         return sum + (2.0 * reach) * turn * (pressed * turn + pressing) + (1.0 + reach) * moved;
     }
 

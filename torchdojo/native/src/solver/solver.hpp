@@ -23,7 +23,7 @@ template <class T>
 class Stepper {
 public:
     explicit Stepper(const MechanismTable &m)
-        : mechanism(m), problem(m), cones(m), tree(m), far(m), foresight(m), rounding(m), speed(m, problem), w(m.num_unknowns),
+        : mechanism(m), problem(m), cones(m), tree(m), foresight(m), rounding(m), speed(m, problem), w(m.num_unknowns),
           trial(m.num_unknowns), direction(m.num_unknowns), newton(m.num_unknowns), unused(m.num_unknowns) {}
 
     // Runs jobs until the feed has no more. feed.next(lane, job) -> bool; feed.finished(lane, job, solved).
@@ -43,7 +43,6 @@ public:
         this->options = options;
         problem.depenetration_speed = options.depenetration_speed;
         on_tree = tree.usable && options.kappa >= constant::tree_kappa;
-        far.reset(cones), nearer = Mask<T>{};
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
         if (shared)
@@ -106,7 +105,6 @@ private:
 
     Options options;
     bool on_tree = false;  // whether the tree solves for directions
-    FarContacts<T> far;
     Foresight<T> foresight;
     Rounding<T> rounding;
     SpeedLooks<T> speed;
@@ -127,7 +125,6 @@ private:
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
     Mask<T> accepted{};  // lanes whose trial becomes the next point w
     Mask<T> restart{}, lifted{}, forecast{}, from_rest{};  // from_rest: lanes that begin a cold start
-    Mask<T> nearer{};  // lanes in which a contact is not far any more: it has no last point
 
     bool any_active() const {
         for (int lane = 0; lane < lanes<T>; ++lane)
@@ -241,7 +238,7 @@ private:
             const bool goes_on = phase[lane] == searching;
             set_mask(moved, lane, goes_on);
             if (goes_on && on_path(attempt[lane]) && mechanism.num_cones) set_mask(onto, lane, true);
-            set_mask(known, lane, goes_on && iteration[lane] > 1 && !halvings[lane] && !get_mask(nearer, lane));
+            set_mask(known, lane, goes_on && iteration[lane] > 1 && !halvings[lane]);
         }
         const T step = alpha;  // members would be read anew after every store
         const Mask<T> kept = accepted;
@@ -250,7 +247,7 @@ private:
             w[k] = from;
             trial[k] = select(moved, from + step * direction[k], trial[k]);
         }
-        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known, false);
+        if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
         if (on_tree && !rounding.some && !options.interior) finish_surely(feed);
         if (loaded) prepare();
         if (problem.overlaps && any(from_rest)) RecoverySpeed<T>::leave(problem, trial.data(), from_rest);
@@ -261,7 +258,7 @@ private:
             // Starts from a solution are on the path already. A forecast has the products, but not the heights of discs.
             const Mask<T> off = cones.distance(trial.data(), path_kappa) > broadcast<T>(constant::lifted);
             lifted = select_mask(off, lifted, select_mask(flying, lifted, Mask<T>{}));
-            if (any(lifted)) cones.project(problem, path_kappa, lifted, trial.data(), unused.data(), Mask<T>{}, true);
+            if (any(lifted)) cones.project(problem, path_kappa, lifted, trial.data(), unused.data(), Mask<T>{});
         }
         restart = lifted = forecast = from_rest = Mask<T>{};
     }
@@ -282,14 +279,11 @@ private:
                          get(path_kappa, lane) == options.kappa && iteration[lane] >= options.min_iterations &&
                          get(allowed, lane) < constant::sure_residual);
         if (!any(sure)) return;
-        const T bound =
-            foresight.bound(problem, cones, far, direction.data(), newton.data(), trial.data()) + constant::sure_rounding * allowed;
+        const T bound = foresight.bound(problem, cones, direction.data(), newton.data(), trial.data()) + constant::sure_rounding * allowed;
         sure = select_mask(bound <= broadcast<T>(constant::sure * options.residual_tol), sure, Mask<T>{});
         if (!any(sure)) return;
         T poses{};
-        tree.place(problem, trial.data());
-        for (int i = 0; i < mechanism.num_bodies; ++i) poses += problem.bodies[i].increment.w;
-        far.settle(cones, problem, tree.placed(), trial.data(), broadcast<T>(options.kappa), sure);
+        for (int i = 0; i < mechanism.num_bodies; ++i) problem.place_body(i, trial.data()), poses += problem.bodies[i].increment.w;
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane);
         take_next(feed);
@@ -323,18 +317,16 @@ private:
         // Derivatives at points that turn out to be solutions would be useless. Without derivatives, residuals may round differently. No
         // lane may depend on whether others want derivatives, so only residuals clearly below the tolerance count as converged here.
         bool derived = !all_nearly_there();
-        if (on_tree) place_bodies(kappa);
         if (!derived) {
-            if (on_tree) tree.template linearize<false>(problem, trial.data());
+            if (on_tree) tree.place(problem, trial.data()), tree.template linearize<false>(problem, trial.data());
             else linearize_step<false, false>(problem, trial.data());
             measure();
             for (int lane = 0; lane < lanes<T>; ++lane)
                 derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
-            if (derived && on_tree) tree.place(problem, trial.data());
         }
         if (derived) {
             cones.condense(problem, trial.data(), inside);
-            if (on_tree) tree.template linearize<true>(problem, trial.data());
+            if (on_tree) tree.place(problem, trial.data()), tree.template linearize<true>(problem, trial.data());
             else linearize_step(problem, trial.data());
             measure();
         }
@@ -393,18 +385,6 @@ private:
                     split(feed, lane);
         }
         take_next(feed);
-    }
-
-    // The bodies at the trial, and the contacts that are far from touching there.
-    void place_bodies(const T &kappa) {
-        Mask<T> fresh{}, kept{}, active{};
-        for (int lane = 0; lane < lanes<T>; ++lane) {
-            const bool own = attempt[lane] == warm && !options.interior;
-            set_mask(active, lane, phase[lane] > finished);
-            set_mask(fresh, lane, own && phase[lane] == evaluate), set_mask(kept, lane, own && phase[lane] == searching);
-        }
-        tree.place(problem, trial.data());
-        nearer = far.update(cones, problem, tree.placed(), trial.data(), kappa, fresh, kept, active);
     }
 
     // Whether all unfinished lanes probably converge with the next evaluation: from a residual that Newton's step squares away, or at the

@@ -111,7 +111,6 @@ public:
     // The right-hand side of a body: a wrench. Its solution: a motion. The rows (3 x 6) of a contact.
     T *right(int body) { return &wrenches[6 * body]; }
     const T *solution(int body) const { return &motions[6 * body]; }
-    const SpatialBody<T> *placed() const { return bodies.data(); }
     const T *contact_rows(int c) const { return contacts[c].rows; }
     // Adds the force of a contact to the right-hand side.
     TD_INLINE void press(const ContactTable &contact, int c, const Vec3<T> &force) {
