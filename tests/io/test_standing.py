@@ -61,8 +61,6 @@ def test_robots_stand_or_lie(name: str) -> None:
         with pytest.raises(ValueError, match=STAYS[name]):
             mech.initial_state(pose=pose, on="ground")
         return
-    if name == "atlas/atlas.urdf":  # chance decides whether one step as it falls takes 90 iterations or 202: test_meshes.py
-        mech.options = td.SolverOptions(max_total_iterations=400)
     z = mech.initial_state(pose=pose, on="ground")
     assert abs(float(mech.distances(z).min())) <= 1e-12
     with torch.no_grad():

@@ -184,7 +184,7 @@ class SolverOptions:
     max_iterations: int = 50
     min_iterations: int = 0
     max_halvings: int = 5
-    max_total_iterations: int = 200
+    max_total_iterations: int = 400
     depenetration_speed: float | None = 1.0
     on_failure: OnFailure | str = OnFailure.FLAG
     backend: Backend | str = Backend.AUTO
