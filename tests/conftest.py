@@ -9,7 +9,7 @@ import pytest
 import torch
 
 # Helpers of tests whose assertions show their values, as those of the tests do.
-pytest.register_assert_rewrite("golden", "hopper", "machinery", "parity")
+pytest.register_assert_rewrite("golden", "hopper", "late_copies", "machinery", "parity")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("TORCHDOJO_SHARED") or REPOSITORY.parent / "shared").resolve()

@@ -102,9 +102,9 @@ def require(condition: Tensor, name: str, value: Tensor, allowed: str) -> None:
         raise ValueError(f"{name}: got {value.detach().tolist()}; allowed: {allowed}")
 
 
-def check_tensor(name: str, value: Any, size: int, number: Tensor, num_bodies: int) -> None:
-    """Raise unless `value` is a float64 tensor (..., size) on the device of `number`, a parameter of the mechanism."""
-    device = number.device
+def check_tensor(name: str, value: Any, size: int, number: Tensor, num_bodies: int, like: Tensor | None = None) -> None:
+    """Raise unless `value` is a float64 tensor (..., size) on the device of `number`, a number of the mechanism, or on that of `like`."""
+    device = number.device if like is None else like.device
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: got {type(value).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
     if torch.is_autocast_enabled(device.type):
@@ -117,7 +117,8 @@ def check_tensor(name: str, value: Any, size: int, number: Tensor, num_bodies: i
     if value.dtype != torch.float64:  # `precision.in_float64` has converted float32
         raise TypeError(f"{name}: got {value.dtype}; allowed: torch.float64 or torch.float32; convert it: {name}.double()")
     if value.device != device:
-        raise TypeError(f"{name}: on {value.device}, the mechanism on {device}; move one, for example mech.to({str(value.device)!r})")
+        other, remedy = ("mechanism", f"mech.to({str(value.device)!r})") if like is None else ("state", f"{name}.to({str(device)!r})")
+        raise TypeError(f"{name}: on {value.device}, the {other} on {device}; move one, for example {remedy}")
 
 
 def result_tensor(out: Tensor | None, shape: Sequence[int], like: Tensor) -> Tensor:

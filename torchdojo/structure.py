@@ -337,13 +337,17 @@ class Structure(PhysicalModule):
 
     # -- checks --------------------------------------------------------------------------------------------------------------------------
 
-    def check_tensor(self, name: str, value: Any, size: int) -> None:
-        """Raise unless `value` is a float64 tensor (..., size) on the mechanism's device."""
+    def check_tensor(self, name: str, value: Any, size: int, like: Tensor | None = None) -> None:
+        """Raise unless `value` is a float64 tensor (..., size) on the mechanism's device, or on that of `like`."""
         use_own_threads()
-        check_tensor(name, value, size, self.gravity, self.num_bodies)
+        check_tensor(name, value, size, self.gravity, self.num_bodies, like)
 
-    def check_state(self, z: Any, name: str = "z") -> None:
-        self.check_tensor(name, z, STATE_SIZE * self.num_bodies)
+    def check_state(self, z: Any, name: str = "z", like: Tensor | None = None) -> None:
+        self.check_tensor(name, z, STATE_SIZE * self.num_bodies, like)
+
+    def visiting(self, z: Any) -> Tensor | None:
+        """z, if it is on a GPU and the mechanism on the CPU, where steps take such data; else None."""
+        return z if isinstance(z, Tensor) and z.is_cuda and self.gravity.device.type == "cpu" else None
 
     def check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """z, u and wrench, checked, with zeros for None."""

@@ -10,11 +10,14 @@ from torch import Tensor
 
 import torchdojo as td
 from hopper import EXACT, hopper, states
+from late_copies import LateCopies
+from torchdojo.engine import staging
 from torchdojo.engine.backend import Backend
 from torchdojo.engine.feedback import Given, law_of_feedback
 from torchdojo.engine.kernel import Kernel
 from torchdojo.engine.reference import Reference, SinglePrecision
 from torchdojo.engine.smoothing import Randomized
+from torchdojo.engine.staging import Staging
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.native import loader
 from torchdojo.solver.options import RandomizedSmoothing
@@ -27,13 +30,17 @@ class Contract:
     options: td.SolverOptions
     tolerance = 1e-9  # of states and Jacobians that two calls reach on different ways: what the solver leaves
     draws = False  # whether every call has samples of its own
+    in_one_call = False
 
     @pytest.fixture
     def backend(self) -> Backend:
         self.mech = hopper(self.options)
-        backend = self.mech.backends.select(Request(self.options))
+        backend = self.select(Request(self.options))
         assert type(backend) is self.kind
         return backend
+
+    def select(self, request: Request) -> Backend:
+        return self.mech.backends.select(request)
 
     def given(self, *batch: int) -> StepInputs:
         torch.manual_seed(0)
@@ -56,7 +63,7 @@ class Contract:
     def test_no_wrench_is_a_wrench_of_zero(self, backend: Backend) -> None:
         given = self.given(3)
         bare, zero = given._replace(wrench=None), given._replace(wrench=torch.zeros(12))
-        for take in (backend.step, backend.rollout) if self.kind is Kernel else (backend.step,):
+        for take in (backend.step, backend.rollout) if self.in_one_call else (backend.step,):
             inputs = (bare, zero) if take == backend.step else tuple(each._replace(u=each.u[:, None]) for each in (bare, zero))
             assert torch.equal(take(inputs[0]).z, take(inputs[1]).z)
         assert torch.equal(backend.jacobian(bare), backend.jacobian(zero))
@@ -140,10 +147,10 @@ class Contract:
 
     def test_capabilities(self, backend: Backend) -> None:
         """Whoever offers one call takes a budget in it, and whoever has a program is the kernel."""
-        assert backend.in_one_call == (backend.program is not None) == (self.kind is Kernel)
+        assert backend.in_one_call == self.in_one_call and (backend.program is not None) == (self.kind is Kernel)
         assert backend.tape(2, 3) is None  # a tape needs actuators
         if backend.in_one_call:
-            hurried = self.mech.backends.select(dataclasses.replace(backend.request, budget=1))
+            hurried = self.select(dataclasses.replace(backend.request, budget=1))
             assert bool(hurried.rollout(self.given(3)._replace(u=torch.zeros(3, 2, 1))).status.any())
 
 
@@ -159,7 +166,31 @@ class TestSinglePrecision(Contract):
 
 @pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 class TestKernel(Contract):
-    kind, options = Kernel, EXACT
+    kind, options, in_one_call = Kernel, EXACT, True
+
+
+@pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
+class TestStaging(Contract):
+    """Of the kernel, with copies that arrive late, and with the batch cut into chunks of an environment each."""
+
+    kind, options, in_one_call = Staging, EXACT, True
+
+    @pytest.fixture(autouse=True)
+    def small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("CHUNK", "ALIGNED"):
+            monkeypatch.setattr(staging, name, 1)
+
+    def select(self, request: Request) -> Backend:
+        return Staging(super().select(request), LateCopies())
+
+
+class TestStagingOfReference(Contract):
+    """Where nothing runs beside the copies."""
+
+    kind, options = Staging, dataclasses.replace(EXACT, backend="reference")
+
+    def select(self, request: Request) -> Backend:
+        return Staging(super().select(request), LateCopies())
 
 
 class TestRandomized(Contract):

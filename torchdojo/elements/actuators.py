@@ -434,9 +434,9 @@ class Actuators(PhysicalModule):
                 [self.coordinates[i] for i in driven],
             )
 
-    def check(self, ctrl: Any) -> None:
-        """Raise unless ctrl is a tensor (..., n) with the mechanism's dtype and device."""
-        size, number = len(self.names), self._mechanism.gravity
+    def check(self, ctrl: Any, like: Tensor | None = None) -> None:
+        """Raise unless ctrl is a tensor (..., n) with the mechanism's dtype and device, or the device of `like`."""
+        size, number = len(self.names), self._mechanism.gravity if like is None else like
         if not isinstance(ctrl, Tensor):
             raise TypeError(f"ctrl: got {type(ctrl).__name__}; allowed: a tensor of shape (..., {size}); torch.as_tensor(...)")
         if ctrl.ndim < 1 or ctrl.shape[-1] != size:

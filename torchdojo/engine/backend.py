@@ -1,8 +1,9 @@
 """The contract of backends: what takes steps, and what follows from steps.
 
 A `Stepper` takes periods of rollouts: its `step` is all that it must have. A `Backend` takes the steps that a `Request` asks for, and has
-their Jacobians. There are three: `Reference`, the compiled `Kernel`, and `Randomized`, which samples another one. Everything else has a
-default here that is made of steps and Jacobians. A backend overrides what it does better, and no caller asks which backend it has.
+their Jacobians. There are four: `Reference`, the compiled `Kernel`, `Randomized`, which samples another one, and `Staging`, which brings
+another one the data of a GPU. Everything else has a default here that is made of steps and Jacobians. A backend overrides what it does
+better, and no caller asks which backend it has.
 
 Another device is one more subclass, and a line in `Backends.select`. `tests/engine/test_backend_contract.py` has the tests that every
 backend inherits.
@@ -57,17 +58,18 @@ def check_given(
     structure: Structure, law: Actuators | None, z: Tensor, given: Any, wrench: Tensor | None, warm: Tensor | None = None
 ) -> StepInputs:
     """The inputs of a period, or with a law its controls, checked, with zeros for None. Controls out of their range are counted."""
-    structure.check_state(z)
+    like = structure.visiting(z)
+    structure.check_state(z, like=like)
     if law is None:
         if given is None:
             given = torch.zeros(structure.num_inputs, dtype=z.dtype, device=z.device)  # z.new_zeros would be mapped by vmap
         else:
-            structure.check_tensor("u", given, structure.num_inputs)
+            structure.check_tensor("u", given, structure.num_inputs, like)
     else:
-        law.check(given)
-        law.count(given)
+        law.check(given, like)
+        law.count(given if like is None else given.detach().to(structure.gravity.device))
     if wrench is not None:
-        structure.check_tensor("wrench", wrench, TWIST_SIZE * structure.num_bodies)
+        structure.check_tensor("wrench", wrench, TWIST_SIZE * structure.num_bodies, like)
     return StepInputs(z, given, wrench, warm)
 
 

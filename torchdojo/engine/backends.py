@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
@@ -13,15 +14,18 @@ from torchdojo.dynamics.system import System
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.engine.backend import Backend, Stepper
+from torchdojo.engine.copies import HOST, Copies, copies_for
 from torchdojo.engine.kernel import Kernel
 from torchdojo.engine.periods import Periods
 from torchdojo.engine.reference import Reference, SinglePrecision
 from torchdojo.engine.smoothing import Randomized, sampled
+from torchdojo.engine.staging import Staged, Staging
 from torchdojo.gradients.hard_limit import SMALL_KAPPA
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import forward_mode
 from torchdojo.native import live, loader
 from torchdojo.native.cache import ParameterCache, Parameters, modules_of
+from torchdojo.native.mirror import Mirror
 from torchdojo.native.program import Program, program, unsupported
 from torchdojo.parameters import PhysicalModule, transforming, warn_user
 from torchdojo.solver import options as solver_options
@@ -29,6 +33,8 @@ from torchdojo.solver.options import GradientMode, SolverOptions
 from torchdojo.structure import Structure
 
 __all__ = ["Backends"]
+
+PLACES = ("cpu", "cuda")  # where the numbers of a mechanism may be whose steps the kernel takes
 
 
 class Backends:
@@ -38,7 +44,7 @@ class Backends:
         self.structure = structure
         self.system = System(structure.named_bodies(), structure.elements(), structure.layout)
         self.program = program(self.system) if unsupported(self.system) is None else None
-        self._cache = ParameterCache()
+        self._cache, self._mirror = ParameterCache(), Mirror()
         self._warned = False  # whether the user knows that the reference takes the steps
         self._provide()
 
@@ -56,6 +62,9 @@ class Backends:
         Raises:
             RuntimeError: `backend="native"` where the kernel cannot be used.
         """
+        copies = self._copies(request)
+        if copies is not None:
+            return Staging(self.select(request.at(HOST)), copies)
         smoothing = request.options.randomized
         if smoothing is not None:
             return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
@@ -72,19 +81,36 @@ class Backends:
 
     def stepper(self, request: Request, law: Actuators | None = None) -> Stepper:
         """What takes the periods of a request. With a law, their inputs are controls."""
+        return self.visited(request, lambda asked: self._stepper(asked, law))
+
+    def _stepper(self, request: Request, law: Actuators | None) -> Stepper:
         if law is None and request.repeat == 1:
             return self.select(request)
         kernel = self._kernel(request) if law is None else self._driven(request, law)
         return kernel or Periods(self.select(request.of_a_step), request.repeat, law)
 
-    def _driven(self, request: Request, law: Actuators) -> Kernel | None:
+    def visited(self, request: Request, build: Callable[[Request], Stepper]) -> Stepper:
+        """The stepper that `build` makes for data on the mechanism's device, for data on the device of the request."""
+        copies = self._copies(request)
+        return build(request) if copies is None else Staged(build(request.at(HOST)), copies)
+
+    def _copies(self, request: Request) -> Copies | None:
+        """Copies between the host and data of a GPU, if the mechanism is on the host; else None."""
+        here = self.structure.gravity.device
+        return None if request.device is None or request.device == here else copies_for(request.device)
+
+    @property
+    def _on_host(self) -> bool:
+        return self.structure.gravity.device.type == "cpu"
+
+    def _driven(self, request: Request, law: Actuators) -> Backend | None:
         """The kernel with a law in its steps, or None where the law stays outside.
 
         The kernel differentiates by controls and states. For gradients by the numbers of the law, or by where driven joints are, for
         transforms, for the hard limit, and for subclasses with a law of their own, PyTorch takes the law between the steps.
         """
         options, compiling = request.options, torch.compiler.is_compiling()
-        hidden = not law.in_kernel or (not compiling and (transforming() or forward_mode()))
+        hidden = not self._on_host or not law.in_kernel or (not compiling and (transforming() or forward_mode()))
         if hidden or request.mode is not GradientMode.CENTRAL_PATH or (options.grad_kappa or options.kappa) <= SMALL_KAPPA:
             return None
         if compiling:
@@ -92,12 +118,14 @@ class Backends:
             present = lowered is not None and live.own_batch(lowered.number, True) is not None
             asked = replace(request, driven=True)
             return Kernel(self.structure, lowered, Parameters(lowered, ()), asked, law) if lowered and present else None
-        kernel = self._kernel(request)
-        if kernel is None or (torch.is_grad_enabled() and kernel.parameters.requires_grad and self._moves_joints(law)):
+        lowered = self._asked_program(request)
+        if lowered is None:
             return None
-        own = self._cache.law(kernel.program, self.structure.named_joints(), law)
-        parameters = None if own is None else self._cache.driven(kernel.parameters, own)
-        return None if parameters is None else Kernel(self.structure, kernel.program, parameters, request, law)
+        parameters = self._cached_parameters(lowered)
+        if torch.is_grad_enabled() and parameters.requires_grad and self._moves_joints(law):
+            return None
+        own = self._cache.law(lowered, self.structure.named_joints(), law)
+        return None if own is None else Kernel(self.structure, lowered, self._cache.driven(parameters, own), request, law)
 
     def _moves_joints(self, law: Actuators) -> bool:
         """Whether numbers require grad that decide which coordinates the actuators measure."""
@@ -105,19 +133,28 @@ class Backends:
         geometry = [getattr(joint, name) for joint in joints for name in KINEMATIC_FIELDS]
         return any(number.requires_grad for number in (self.structure.timestep, *geometry))
 
-    def _kernel(self, request: Request) -> Kernel | None:
-        """The kernel for a request, or None where another backend takes its steps.
+    def _kernel(self, request: Request) -> Backend | None:
+        """The kernel for a request, staged for a mechanism on a GPU, or None where another backend takes its steps.
 
         Raises:
             RuntimeError: `backend="native"` where the kernel cannot be used.
         """
+        lowered = self._asked_program(request)
+        if lowered is None:
+            return None
+        if self._on_host:
+            return Kernel(self.structure, lowered, self._cached_parameters(lowered), request)
+        parameters, stacked = self._mirror.get(lowered, self.structure, self.stacked)
+        return Staging(Kernel(self.structure, lowered, parameters, request.at(HOST)), copies_for(self.structure.gravity.device), stacked)
+
+    def _asked_program(self, request: Request) -> Program | None:
+        """The program of the kernel for a request; None where another backend takes its steps, of which the user is told."""
         if request.options.randomized is not None:
             return None
         lowered = self._kernel_program(request.options)
         if lowered is None:
             self._warn_of_reference(request.options)
-            return None
-        return Kernel(self.structure, lowered, self._cached_parameters(lowered), request)
+        return lowered
 
     def holding(self, parameters: Parameters | None) -> contextlib.AbstractContextManager[None]:
         """A block in which calls take these parameters, from `map_parameters`, without looking whether numbers have changed."""
@@ -130,7 +167,7 @@ class Backends:
         The kernel holds parameters. So the reference takes over where one of them is differentiated, except while `torch.compile` traces.
         """
         lowered = self._kernel_program(options)
-        if lowered is None:
+        if lowered is None or not self._on_host:
             return None
         if torch.compiler.is_compiling():
             return self._cached_parameters(lowered)
@@ -156,7 +193,7 @@ class Backends:
         if options.backend is solver_options.Backend.REFERENCE:
             return None
         number = self.structure.gravity
-        if self.program is None or options.dtype != torch.float64 or number.device.type != "cpu" or not loader.available():
+        if self.program is None or options.dtype != torch.float64 or number.device.type not in PLACES or not loader.available():
             if options.backend is solver_options.Backend.NATIVE:
                 self._refuse_native()
             return None
@@ -176,8 +213,8 @@ class Backends:
 
     def _refuse_native(self) -> NoReturn:
         number, reason = self.structure.gravity, unsupported(self.system)
-        if reason is None and number.device.type != "cpu":
-            reason = f"it runs on the CPU, the mechanism is on {number.device}; use mech.to('cpu')"
+        if reason is None and number.device.type not in PLACES:
+            reason = f"it takes mechanisms on the CPU or a CUDA device, this one is on {number.device}; use mech.to('cpu')"
         if reason is None:
             loader.library()  # raises, and names the reason
         raise RuntimeError(f'SolverOptions(backend="native"): the kernel cannot be used: {reason}; or use backend="auto"')

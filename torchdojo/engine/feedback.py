@@ -125,7 +125,9 @@ def law_of_feedback(structure: Structure, inputs: Tensor, given: Given, coordina
     def error(z: Tensor, reference: Tensor) -> Tensor:
         return minimal.difference(structure.tree_order(), coordinates(z), reference) if pair else structure.difference(z, reference)
 
-    return Law(pair, None if gain is None else x, inputs.detach(), feedforward, gain, solution, length.detach(), lower, upper, error)
+    device = inputs.device
+    length, lower, upper = (t.detach().to(device) for t in (length, lower, upper))
+    return Law(pair, None if gain is None else x, inputs.detach(), feedforward, gain, solution, length, lower, upper, error)
 
 
 def _bounds(bounds: Sequence[Any] | None, steps: int, size: int) -> tuple[Tensor, Tensor]:

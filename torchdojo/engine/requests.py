@@ -35,18 +35,18 @@ def request_of(
     """
     if options.gradient_mode is not GradientMode.CENTRAL_PATH:
         _check_mode(system, options)
-    most = check_budget(budget)
+    most, device = check_budget(budget), z.device if z.is_cuda else None
     if grad_kappa is None:
-        return z, Request(options, None, raise_invalid, repeat, budget=most)
+        return z, Request(options, None, raise_invalid, repeat, budget=most, device=device)
     _check_has_kappa(options)
     if not isinstance(grad_kappa, Tensor):
         if isinstance(grad_kappa, bool) or not isinstance(grad_kappa, (int, float)):
             raise TypeError(f"grad_kappa: got {type(grad_kappa).__name__}; allowed: a number, or a tensor (...,) with one per environment")
-        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid, repeat, budget=most)
+        return z, Request(_with_grad_kappa(options, float(grad_kappa)), None, raise_invalid, repeat, budget=most, device=device)
     if torch.compiler.is_compiling() or transforming():
         raise RuntimeError("grad_kappa: got a tensor inside torch.func or torch.compile, which hide its values; give a number there")
     kappas = _each_environment(options, z, grad_kappa)
-    request = Request(options, kappas, raise_invalid, repeat, budget=most)
+    request = Request(options, kappas, raise_invalid, repeat, budget=most, device=device)
     return z.expand(*broadcast_shapes(z.shape[:-1], kappas.shape), z.shape[-1]), request
 
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from torchdojo.elements.actuators import Actuators
 from torchdojo.engine.adaptive import AdaptiveOptions, AdaptiveSteps
-from torchdojo.engine.backend import Policy, Stepper, Trajectory, check_given
+from torchdojo.engine.backend import Policy, Trajectory, check_given
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.feedback import Given, law_of_feedback
 from torchdojo.engine.observables import coordinates
@@ -43,9 +43,9 @@ def rollout(
 ) -> Trajectory:
     """`Mechanism.rollout` on a checked z. With a law, u are controls."""
     structure, law = backends.structure, plan.law
-    stepper: Stepper
-    if plan.adaptive:
-        stepper = Periods(AdaptiveSteps(backends, request.of_a_step, plan.adaptive), request.repeat, law)
+    careful = plan.adaptive
+    if careful:
+        stepper = backends.visited(request, lambda asked: Periods(AdaptiveSteps(backends, asked.of_a_step, careful), asked.repeat, law))
     else:
         stepper = backends.stepper(request, law)
     if request.budget and (callable(u) or not stepper.in_one_call or plan.length < steps):

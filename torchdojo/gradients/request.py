@@ -58,6 +58,7 @@ class Request:
         budget: Newton iterations of a step, after which a rollout gives its environment up (kernel); 0: no bound.
         driven: whether operators take controls for inputs, with the law of the mechanism's actuators.
         left: (...,) Newton iterations that remain to each environment (reference, substeps); None: `max_total_iterations`.
+        device: of the data, where results arrive, too; None: that of the mechanism.
     """
 
     options: SolverOptions
@@ -69,6 +70,7 @@ class Request:
     driven: bool = False
     budget: int = 0
     left: Tensor | None = field(default=None, compare=False)
+    device: torch.device | None = field(default=None, compare=False)
 
     @property
     def mode(self) -> GradientMode:
@@ -91,6 +93,11 @@ class Request:
         """Newton iterations that remain to each environment of the flattened batch, (N,)."""
         left = torch.tensor(self.options.max_total_iterations, device=device) if self.left is None else self.left
         return left.expand(batch).reshape(-1)
+
+    def at(self, device: torch.device) -> Request:
+        """The request for data on another device, which is that of the mechanism."""
+        kappas, left = (None if t is None else t.to(device) for t in (self.grad_kappa, self.left))
+        return replace(self, grad_kappa=kappas, left=left, device=None)
 
     @property
     def of_a_step(self) -> Request:

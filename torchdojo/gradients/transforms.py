@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["LastDerivative", "apart_from_hooks", "forward_mode", "save"]
+__all__ = ["LastDerivative", "apart_from_hooks", "forward_mode", "hooked", "save"]
 
 Result = TypeVar("Result")
 
@@ -18,6 +18,11 @@ Result = TypeVar("Result")
 def forward_mode() -> bool:
     """Whether tensors may carry tangents: inside `torch.autograd.forward_ad.dual_level()`, which `torch.func.jvp` enters, too."""
     return forward_ad._current_level >= 0
+
+
+def hooked() -> bool:
+    """Whether tensors that autograd saves go through hooks: inside of checkpoints, and where they are offloaded."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def save(ctx: Any, *tensors: Tensor) -> None:

@@ -158,12 +158,12 @@ class Snapshot:
 
     @staticmethod
     def take(modules: Iterable[PhysicalModule]) -> Snapshot | None:
-        """A snapshot; None where parameters are differentiated, computed (parametrized), or not plain arrays of float64."""
+        """A snapshot; None where parameters are differentiated, computed (parametrized), or not plain arrays of float64 on the host."""
         present = [module for module in modules if module.fields]
         for module in present:
             for name in module.fields:
                 tensor = module._parameters.get(name)
-                if tensor is None or tensor.dtype != torch.float64 or not tensor.is_contiguous():
+                if tensor is None or tensor.dtype != torch.float64 or not tensor.is_contiguous() or tensor.device.type != "cpu":
                     return None
                 if differentiated(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                     return None

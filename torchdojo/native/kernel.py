@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.gradients.request import Request
-from torchdojo.native import calls
+from torchdojo.native import calls, memory
 from torchdojo.native.actuation import Law
 from torchdojo.native.feedback import Feedback
 from torchdojo.native.program import Packed, Program, kernel_library
@@ -130,7 +130,7 @@ def _outputs(problem: Problem, keep: Keep, batch: Sequence[int] | None = None) -
     steps = problem.steps if keep is Keep.STEPS else periods
     shape = (count,) if batch is None else batch
     program = problem.program
-    new = problem.z.new_empty
+    new = memory.allocator(problem.z)
     out = Outputs(
         new(*shape, steps + 1, STATE_SIZE * program.num_bodies),
         new(*shape, periods, program.num_impulses),
@@ -168,7 +168,7 @@ def adjoint(
     """
     grad_z = grad_z.contiguous()
     impulses = None if grad_impulses is None else grad_impulses.contiguous()
-    new = problem.z.new_empty
+    new = memory.allocator(problem.z)
     with Call(problem, out) as call:
         by_parameters = parameters.zero_() if isinstance(parameters, Tensor) else torch.zeros_like(call.parameters) if parameters else None
         gradients = Gradients(

@@ -16,7 +16,7 @@ from torchdojo.gradients.hard_limit import SMALL_KAPPA
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.gradients.transforms import forward_mode
-from torchdojo.native import calls
+from torchdojo.native import calls, memory
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import check_status, flat_problem
 from torchdojo.native.ops import RolloutAdjoint, totals
@@ -79,7 +79,7 @@ class Held:
 
 def step(program: Program, request: Request, parameters: Parameters, given: StepInputs) -> StepOutput:
     """A step, or a period, without a graph. The packed parameters are finite (`Parameters.finite`)."""
-    held, new = Held(program, request, parameters, given), given.z.new_empty
+    held, new = Held(program, request, parameters, given), memory.allocator(given.z)
     batch = held.batch
     z, impulses, w = new((*batch, given.z.shape[-1])), new((*batch, program.num_impulses)), new((*batch, program.num_unknowns))
     counts = [new(batch, dtype=torch.int64) for _ in range(3)]
@@ -114,7 +114,7 @@ class Step(torch.autograd.Function):
         wrench: Tensor | None,
     ) -> tuple[Tensor, ...]:
         given = StepInputs(z, u, wrench, warm)
-        held, new, steps = Held(program, request, parameters, given), z.new_empty, request.repeat
+        held, new, steps = Held(program, request, parameters, given), memory.allocator(z), request.repeat
         batch, lead = held.batch, (*held.batch, steps)
         states, impulses, w = new((*lead, z.shape[-1])), new((*batch, program.num_impulses)), new((*lead, program.num_unknowns))
         counts = [new(lead, dtype=torch.int64) for _ in range(3)]
@@ -125,8 +125,9 @@ class Step(torch.autograd.Function):
         ctx.held = program, request, parameters
         ctx.save_for_backward(z, u, wrench, states, w, counts[0], counts[2])
         ctx.set_materialize_grads(False)
-        # Backward keeps the states of all steps, and callers may write to theirs.
-        after, solution = states[..., -1, :].clone(), w[..., -1, :].clone()
+        after, solution = states[..., -1, :], w[..., -1, :]
+        if not memory.chosen():  # backward keeps the states of all steps, and callers may write to theirs
+            after, solution = after.clone(), solution.clone()
         ctx.mark_non_differentiable(status, iterations, solution, substeps)
         return after, impulses, status, iterations, solution, substeps
 
@@ -150,12 +151,12 @@ class Step(torch.autograd.Function):
             grad_z = torch.zeros_like(states)
         grad_z = grad_z.contiguous()
         grad_impulses = None if grad_impulses is None else grad_impulses.contiguous()
-        batch, law = held.batch, held.law is not None
-        by_z, by_u, by_wrench = z.new_empty((*batch, z.shape[-1])), None, None
+        batch, law, new = held.batch, held.law is not None, memory.allocator(z)
+        by_z, by_u, by_wrench = new((*batch, z.shape[-1])), None, None
         if needs[1]:
-            by_u = z.new_zeros((*batch, u.shape[-1])) if law else z.new_empty((*batch, request.repeat, u.shape[-1]))
+            by_u = z.new_zeros((*batch, u.shape[-1])) if law else new((*batch, request.repeat, u.shape[-1]))
         if needs[2]:
-            by_wrench = z.new_empty((*batch, wrench.shape[-1]))
+            by_wrench = new((*batch, wrench.shape[-1]))
         gradient = calls.Gradient(
             grad_z=grad_z.data_ptr(),
             grad_z_stride=held.arguments.z_stride,

@@ -1,0 +1,313 @@
+"""Steps of the host for data on another device: the kernel steps on the CPU while states, inputs, policies and gradients live on a GPU.
+
+A call has three parts: inputs travel to pinned memory of the host, the host steps, and results travel back. A large batch is cut into
+chunks, so that copies of one chunk run while the host steps another:
+
+    copies    in 0 | in 1 | in 2 |            out 0 |            out 1 |            out 2
+    host             wait | step 0           | step 1           | step 2
+
+All copies are on the current stream of the caller. They begin after the work that makes the inputs, and work that comes later finds the
+results. The host waits for the inputs of a chunk before it steps. It waits for nothing else: results arrive while the caller goes on.
+
+The graph of a step stays on the host, a graph of its own for each chunk. Backward sends gradients there and back in the same chunks. Where
+PyTorch has to see a single graph, tensors travel by `Tensor.to`, and the host waits for each: in transforms, forward mode, compiled code,
+under hooks of saved tensors (`checkpoint=`), and for steps of the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from torchdojo.engine.backend import Backend, Stepper, Trajectory
+from torchdojo.engine.copies import HOST, Copies, Event
+from torchdojo.engine.feedback import Law
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.gradients.request import Request, StepInputs
+from torchdojo.gradients.transforms import forward_mode, hooked
+from torchdojo.native import memory
+from torchdojo.parameters import broadcast_shapes, result_tensor, transforming
+from torchdojo.state.layout import TANGENT_SIZE
+
+__all__ = ["Staged", "Staging"]
+
+CHUNK = 1024  #: environments of a chunk, at least
+MOST_CHUNKS = 4  # of a call, unless results are large
+LARGE = 64 * 2**20  # [bytes] of the largest result of a chunk
+ALIGNED = 64  # sizes of chunks are multiples of this, so that lanes of the kernel are full
+
+_T = TypeVar("_T")
+Rows = slice | None  # the environments of a chunk; None: all, whatever their batch dimensions
+Take = Callable[[Any, StepInputs], Sequence[Tensor]]  # a stepper of the host and its inputs -> results, first the differentiable two
+
+
+class Chunk(NamedTuple):
+    """Tensors of the host, which may be read after `ready`. A tensor that all chunks share is one tensor."""
+
+    rows: Rows
+    values: list[Tensor | None]
+    ready: Event
+
+
+class Results:
+    """Tensors of the device that arrive chunk by chunk, for `total` environments."""
+
+    def __init__(self, copies: Copies, total: int, *targets: Tensor | None) -> None:
+        self.copies, self.total = copies, total
+        self.tensors: list[Tensor | None] = list(targets)
+
+    def put(self, place: int, value: Tensor, rows: Rows) -> None:
+        """Begin to copy a result of a chunk."""
+        self.tensors += [None] * (place + 1 - len(self.tensors))
+        whole = self.tensors[place]
+        if whole is None:
+            shape = value.shape if rows is None else (self.total, *value.shape[1:])
+            whole = self.tensors[place] = self.copies.empty(shape, value.dtype)
+        if not value.is_contiguous():
+            value = self.copies.host(value.shape, dtype=value.dtype).copy_(value)
+        self.copies.to_device(value, whole if rows is None else whole[rows])
+
+    def put_all(self, values: Sequence[Tensor], rows: Rows) -> None:
+        for place, value in enumerate(values):
+            self.put(place, value.detach(), rows)
+
+
+class Call(NamedTuple):
+    """A call of the host: by whom, with which chunks. split: which of z, u, wrench and warm start have rows of their own in each chunk."""
+
+    host: Stepper
+    copies: Copies
+    take: Take
+    rows: list[Rows]
+    split: list[bool]
+    total: int
+
+    def send(self, tensors: Sequence[Tensor | None], split: Sequence[bool]) -> list[Chunk]:
+        """Begin to copy tensors to the host, first those of the first chunk."""
+        chunks: list[Chunk] = []
+        shared: dict[int, Tensor] = {}
+        for rows in self.rows:
+            values: list[Tensor | None] = []
+            for place, (tensor, own) in enumerate(zip(tensors, split, strict=True)):
+                value = shared.get(place)
+                if tensor is not None and value is None:
+                    source = tensor.detach()[rows] if own and rows is not None else tensor.detach()
+                    value = self.copies.host(source.shape, dtype=source.dtype)
+                    self.copies.to_host(source, value)
+                    if not own:
+                        shared[place] = value
+                values.append(value)
+            chunks.append(Chunk(rows, values, self.copies.event()))
+        return chunks
+
+
+class StagedCall(torch.autograd.Function):
+    """(call, warm start, z, u, wrench or None, *stacked parameters that may require grad) -> the results of the call on the device."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, warm: Tensor | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        needs = ctx.needs_input_grad[2:]
+        z, u, wrench, *numbers = tensors
+        host: Any = call.host
+        chunks = call.send((z, u, wrench, warm), call.split)
+        own = [cast(Tensor, t).detach().to(HOST).requires_grad_(need) for t, need in zip(numbers, needs[3:], strict=True)]
+        if own:
+            host = host.having(own, host.request)
+        results, ctx.parts = Results(call.copies, call.total), []
+        for rows, values, ready in chunks:
+            ready.synchronize()
+            data, start = values[:3], values[3]
+            leaves = [t if t is None or not need else t.detach().requires_grad_() for t, need in zip(data, needs[:3], strict=True)]
+            with torch.enable_grad(), memory.results_in(call.copies.host):
+                given = StepInputs(cast(Tensor, leaves[0]), cast(Tensor, leaves[1]), leaves[2], start)
+                out = call.take(host, given)
+            results.put_all(out, rows)
+            ctx.parts.append((leaves, out[:2]))
+        ctx.call, ctx.own = call, own
+        ctx.places = [None if t is None else t.device for t in tensors]
+        ctx.set_materialize_grads(False)
+        whole = cast(list[Tensor], results.tensors)
+        ctx.mark_non_differentiable(*whole[2:])
+        return tuple(whole)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        call, needs, given = ctx.call, ctx.needs_input_grad[2:], grads[:2]
+        if transforming():
+            raise RuntimeError("is_grads_batched: not through steps for a GPU; take one gradient after the other, or mech.jacobians")
+        if all(grad is None for grad in given) or not any(needs):
+            return (None,) * (2 + len(needs))
+        results = Results(call.copies, call.total, *[None] * len(needs))
+        sums: dict[int, Tensor] = {}
+        for (leaves, out), chunk in zip(ctx.parts, call.send(given, [True, True]), strict=True):
+            sources = [*leaves, *ctx.own]
+            wanted = [place for place, need in enumerate(needs) if need]
+            pairs = [(value, grad) for value, grad in zip(out, chunk.values, strict=True) if grad is not None and value.requires_grad]
+            chunk.ready.synchronize()
+            with memory.results_in(call.copies.host):
+                outputs, upstream = [list(side) for side in zip(*pairs, strict=True)]
+                found = torch.autograd.grad(outputs, [sources[i] for i in wanted], upstream, retain_graph=True, allow_unused=True)
+            for place, grad in zip(wanted, found, strict=True):
+                grad = torch.zeros_like(sources[place]) if grad is None else grad
+                if place < 3 and call.split[place]:
+                    results.put(place, grad, chunk.rows)
+                else:
+                    sums[place] = sums[place] + grad if place in sums else grad
+        for place, total in sums.items():
+            if ctx.places[place] == HOST:
+                results.tensors[place] = total
+            else:
+                results.put(place, total, None)
+        return None, None, *results.tensors
+
+
+class Staged(Stepper):
+    """A stepper of the host, for data on the device of `copies`, where results arrive, too."""
+
+    def __init__(self, host: Stepper, copies: Copies) -> None:
+        self.host, self.copies = host, copies
+        self.structure, self.law, self.in_one_call = host.structure, host.law, host.in_one_call
+
+    def batch_shapes(self) -> list[torch.Size]:
+        return self.host.batch_shapes()
+
+    def step(self, given: StepInputs) -> StepOutput:
+        return StepOutput(*self._results(given, 1, lambda host, given: host.step(given)))
+
+    def rollout(self, given: StepInputs, keep_solutions: bool = False) -> Trajectory:
+        def take(host: Stepper, given: StepInputs) -> Sequence[Tensor]:
+            path = host.rollout(given, keep_solutions)
+            return path.z, path.impulses, path.status, path.iterations, path.substeps, path.solution
+
+        length = given.u.shape[-2] + 1
+        z, impulses, *rest = self._results(given, 2, take, length * given.z.shape[-1])
+        return Trajectory(z, given.u.expand(*z.shape[:-2], *given.u.shape[-2:]), impulses, *rest)
+
+    def rollout_feedback(self, given: StepInputs, law: Law, keep_solutions: bool = False) -> Trajectory:
+        return _moved(self.host.rollout_feedback(_moved(given, HOST), _moved(law, HOST), keep_solutions), self.copies.device)
+
+    def _numbers(self) -> Sequence[Tensor]:
+        """The stacked parameters, where they are, if one requires grad."""
+        numbers = self.host.stacked if isinstance(self.host, Backend) else ()
+        return numbers if torch.is_grad_enabled() and any(t.requires_grad for t in numbers) else ()
+
+    def _results(self, given: StepInputs, ndim: int, take: Take, size: int = 0) -> Sequence[Tensor]:
+        """The results of the host on the device. ndim: dimensions of an input u. size: numbers of an environment in the largest result."""
+        numbers = self._numbers()
+        if not self._in_chunks() or (numbers and self.law is not None):
+            return cast(Sequence[Tensor], _moved(tuple(take(self.host, _moved(given, HOST))), self.copies.device))
+        call = self._call(given, ndim, take, size)
+        z, u, wrench, warm = given
+        if torch.is_grad_enabled() and (numbers or any(t is not None and t.requires_grad for t in (z, u, wrench))):
+            return cast(Sequence[Tensor], StagedCall.apply(call, warm, z, u, wrench, *numbers))
+        return cast(list[Tensor], _taken(call, given, Results(self.copies, call.total)).tensors)
+
+    def _in_chunks(self) -> bool:
+        """Whether copies run beside the kernel; elsewhere PyTorch moves tensors, and follows them."""
+        kernel = isinstance(self.host, Backend) and self.host.program is not None
+        return kernel and not (torch.compiler.is_compiling() or transforming() or forward_mode() or hooked())
+
+    def _call(self, given: StepInputs, ndim: int, take: Take, size: int = 0) -> Call:
+        """A call in chunks, or in one, where environments are not the rows of all tensors, or where errors name environments by number."""
+        lead = given.z.shape[:-1]
+        total, request = (lead[0] if lead else 1), cast(Backend, self.host).request
+        batches = [None if t is None else t.shape[:-n] for t, n in zip(given, (1, ndim, 1, 1), strict=True)]
+        split = [batch is not None and len(batch) == len(lead) > 0 and batch[0] == total for batch in batches]
+        whole = request.grad_kappa is not None or request.raises_invalid or any(s.numel() > 1 for s in self.host.batch_shapes())
+        whole = whole or any(batch is not None and (len(batch) > len(lead) or batch[:1] not in ((), (1,), lead[:1])) for batch in batches)
+        if whole or total < 2 * CHUNK:
+            return Call(self.host, self.copies, take, [None], [True] * 4, total)
+        length = -(-total // min(MOST_CHUNKS, total // CHUNK))
+        if size:
+            length = min(length, max(1, LARGE // (8 * size * lead[1:].numel())))
+        length = -(-length // ALIGNED) * ALIGNED
+        return Call(self.host, self.copies, take, [slice(i, min(i + length, total)) for i in range(0, total, length)], split, total)
+
+
+def _taken(call: Call, given: StepInputs, results: Results) -> Results:
+    """The results of a call without a graph, on their way into `results`."""
+    for rows, values, ready in call.send(given, call.split):
+        ready.synchronize()
+        with torch.no_grad(), memory.results_in(call.copies.host):
+            out = call.take(call.host, StepInputs(*cast(Any, values)))
+        results.put_all(out, rows)
+    return results
+
+
+class Staging(Staged, Backend):
+    """A backend of the host, for data on another device. Its numbers may be there, too.
+
+    Args:
+        stacked: the stacked parameters where they are; None: those of the host.
+    """
+
+    def __init__(self, host: Backend, copies: Copies, stacked: Sequence[Tensor] | None = None) -> None:
+        Staged.__init__(self, host, copies)
+        Backend.__init__(self, host.structure, host.stacked if stacked is None else stacked, host.request)
+        self.host: Backend = host
+
+    def having(self, parameters: Sequence[Tensor], request: Request) -> Staging:
+        there = request.at(HOST)
+        return Staging(self.host.having([t.to(HOST) for t in parameters], there), self.copies, parameters)
+
+    def _numbers(self) -> Sequence[Tensor]:
+        return self.stacked if torch.is_grad_enabled() and any(t.requires_grad for t in self.stacked) else ()
+
+    def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
+        size = TANGENT_SIZE * self.structure.num_bodies
+        return self._matrices(given, size, out, lambda host, given, out: (host.jacobian(given, out),))[0]
+
+    def minimal_jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
+        return self._matrices(given, given.z.shape[-1], out, lambda host, given, out: (host.minimal_jacobian(given, out),))[0]
+
+    def linearize(self, given: StepInputs, out: Tensor | None = None) -> tuple[StepOutput, Tensor]:
+        size = TANGENT_SIZE * self.structure.num_bodies
+        jacobian, *solved = self._matrices(given, size, out, lambda host, given, out: _jacobian_first(*host.linearize(given, out)))
+        return StepOutput(*solved), jacobian
+
+    def minimal_linearize(self, given: StepInputs, out: Tensor | None = None) -> tuple[StepOutput, Tensor]:
+        size = given.z.shape[-1]
+        jacobian, *solved = self._matrices(given, size, out, lambda host, given, out: _jacobian_first(*host.minimal_linearize(given, out)))
+        return StepOutput(*solved), jacobian
+
+    def lift(self, q: Tensor, qd: Tensor) -> Tensor:
+        if self.structure.gravity.device.type != "cpu":
+            return super().lift(q, qd)
+        return self.host.lift(q.to(HOST), qd.to(HOST)).to(self.copies.device)
+
+    def _matrices(
+        self, given: StepInputs, size: int, out: Tensor | None, take: Callable[[Any, StepInputs, Tensor | None], Sequence[Tensor]]
+    ) -> Sequence[Tensor]:
+        """Jacobians (..., size, size + nu) by `take`, and its other results. They are not differentiable."""
+        device, columns = self.copies.device, size + self.structure.num_inputs
+        if not self._in_chunks():
+            jacobian, *rest = _moved(tuple(take(self.host, _moved(given, HOST), None)), device)
+            return [jacobian if out is None else result_tensor(out, jacobian.shape, jacobian).copy_(jacobian), *rest]
+
+        def batch(given: StepInputs) -> torch.Size:
+            return broadcast_shapes(*(t.shape[:-1] for t in given[:3] if t is not None), *self.host.batch_shapes())
+
+        def into(host: Backend, given: StepInputs) -> Sequence[Tensor]:
+            return take(host, given, self.copies.host((*batch(given), size, columns)))
+
+        call = self._call(given, 1, into, size * columns)
+        target = None if out is None else result_tensor(out, (*batch(given), size, columns), given.z)
+        return cast(list[Tensor], _taken(call, given, Results(self.copies, call.total, target)).tensors)
+
+
+def _jacobian_first(solved: StepOutput, jacobian: Tensor) -> Sequence[Tensor]:
+    return jacobian, *solved
+
+
+def _moved(value: _T, device: torch.device) -> _T:
+    """Tensors, and those of tuples, on a device; anything else as it is."""
+    if isinstance(value, Tensor):
+        return cast(_T, value.to(device))
+    if not isinstance(value, tuple):
+        return value
+    parts = (_moved(part, device) for part in value)
+    return cast(_T, type(value)(*parts) if hasattr(value, "_fields") else tuple(parts))
