@@ -137,8 +137,6 @@ class StagedCall(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         call, needs, given = ctx.call, ctx.needs_input_grad[2:], grads[:2]
-        if transforming():
-            raise RuntimeError("is_grads_batched: not through steps for a GPU; take one gradient after the other, or mech.jacobians")
         if all(grad is None for grad in given) or not any(needs):
             return (None,) * (2 + len(needs))
         results = Results(call.copies, call.total, *[None] * len(needs))
