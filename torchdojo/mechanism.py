@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdojo.dynamics import energy
 from torchdojo.engine import linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
-from torchdojo.engine.backend import check_given
+from torchdojo.engine.backend import check_given, visiting
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
@@ -149,7 +149,7 @@ class Mechanism(Structure):
             ValueError: wrong shapes, or quaternions without unit norm. TypeError: wrong dtype or device.
         """
         if warm_start is not None:
-            self.check_tensor("warm_start", warm_start, self.layout.num_unknowns, self.visiting(z))
+            self.check_tensor("warm_start", warm_start, self.layout.num_unknowns, visiting(self, z))
         law = law_of(self, u, ctrl)
         given = check_given(self, law, z, u if law is None else ctrl, wrench, warm_start)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat))
@@ -207,9 +207,9 @@ class Mechanism(Structure):
         if not isinstance(steps, Integral) or steps < 1:
             raise ValueError(f"steps: got {steps!r}; give a whole number of steps of 1 or more, or {name} of shape (..., T, {size})")
         if warm_start is not None:
-            self.check_tensor("warm_start", warm_start, self.layout.num_unknowns, self.visiting(z))
+            self.check_tensor("warm_start", warm_start, self.layout.num_unknowns, visiting(self, z))
         careful = adaptive_options(adaptive)
-        self.check_state(z, like=self.visiting(z))
+        self.check_state(z, like=visiting(self, z))
         length = segment_length(checkpoint, steps)
         self._warn_of_penetration(z)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat), budget=budget)
@@ -220,7 +220,7 @@ class Mechanism(Structure):
 
     def _warn_of_penetration(self, z: Tensor) -> None:
         """Warn, the first time, of contacts inside a surface in the states z, and of signs of quaternions that belong to other angles."""
-        if self.visiting(z) is not None:
+        if visiting(self, z) is not None:
             z = z.detach().to(self.gravity.device)
         if not (self.checked_signs or torch.compiler.is_compiling() or transforming()):
             self.checked_signs = True

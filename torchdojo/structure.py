@@ -345,10 +345,6 @@ class Structure(PhysicalModule):
     def check_state(self, z: Any, name: str = "z", like: Tensor | None = None) -> None:
         self.check_tensor(name, z, STATE_SIZE * self.num_bodies, like)
 
-    def visiting(self, z: Any) -> Tensor | None:
-        """z, if it is on a GPU and the mechanism on the CPU, where steps take such data; else None."""
-        return z if isinstance(z, Tensor) and z.is_cuda and self.gravity.device.type == "cpu" else None
-
     def check_inputs(self, z: Tensor, u: Tensor | None, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """z, u and wrench, checked, with zeros for None."""
         self.check_state(z)

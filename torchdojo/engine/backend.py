@@ -29,7 +29,7 @@ from torchdojo.state import minimal
 from torchdojo.state.layout import TWIST_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["Backend", "Policy", "Stepper", "Trajectory", "check_given"]
+__all__ = ["Backend", "Policy", "Stepper", "Trajectory", "check_given", "visiting"]
 
 Policy = Callable[[Tensor], Tensor]
 
@@ -58,7 +58,7 @@ def check_given(
     structure: Structure, law: Actuators | None, z: Tensor, given: Any, wrench: Tensor | None, warm: Tensor | None = None
 ) -> StepInputs:
     """The inputs of a period, or with a law its controls, checked, with zeros for None. Controls out of their range are counted."""
-    like = structure.visiting(z)
+    like = visiting(structure, z)
     structure.check_state(z, like=like)
     if law is None:
         if given is None:
@@ -71,6 +71,11 @@ def check_given(
     if wrench is not None:
         structure.check_tensor("wrench", wrench, TWIST_SIZE * structure.num_bodies, like)
     return StepInputs(z, given, wrench, warm)
+
+
+def visiting(structure: Structure, z: Any) -> Tensor | None:
+    """z, if it is on a GPU and the mechanism on the CPU: steps take such data, all of one device. Else None."""
+    return z if isinstance(z, Tensor) and z.is_cuda and structure.gravity.device.type == "cpu" else None
 
 
 class Stepper(abc.ABC):

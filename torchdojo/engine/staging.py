@@ -27,8 +27,9 @@ from torchdojo.engine.copies import HOST, Copies, Event
 from torchdojo.engine.feedback import Law
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
-from torchdojo.gradients.transforms import forward_mode, hooked
+from torchdojo.gradients.transforms import LastDerivative, forward_mode, hooked
 from torchdojo.native import memory
+from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
 from torchdojo.parameters import broadcast_shapes, result_tensor, transforming
 from torchdojo.state.layout import TANGENT_SIZE
 
@@ -128,14 +129,27 @@ class StagedCall(torch.autograd.Function):
             ctx.parts.append((leaves, out[:2]))
         ctx.call, ctx.own = call, own
         ctx.places = [None if t is None else t.device for t in tensors]
+        ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         whole = cast(list[Tensor], results.tensors)
         ctx.mark_non_differentiable(*whole[2:])
         return tuple(whole)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            found = StagedCall.gradients(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return found
+        # With `create_graph=True`, a second derivative has to raise. Without this node, it would miss terms.
+        wanted = [place for place, grad in enumerate(found) if grad is not None]
+        rest = [t for t in (*grads, *ctx.saved_tensors) if t is not None]
+        nodes = iter(LastGradients.apply(len(wanted), *(found[place] for place in wanted), *rest))
+        return tuple(None if grad is None else next(nodes) for grad in found)
+
+    @staticmethod
+    def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of all tensors. Those that all chunks share are summed on the host."""
         call, needs, given = ctx.call, ctx.needs_input_grad[2:], grads[:2]
         if all(grad is None for grad in given) or not any(needs):
             return (None,) * (2 + len(needs))
@@ -161,6 +175,16 @@ class StagedCall(torch.autograd.Function):
             else:
                 results.put(place, total, None)
         return None, None, *results.tensors
+
+
+class LastGradients(LastDerivative):
+    """(n, n gradients, tensors on which they depend) -> the gradients, which are not differentiated further."""
+
+    refusal = NO_SECOND_DERIVATIVE
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t.view_as(t) for t in tensors[:count])
 
 
 class Staged(Stepper):

@@ -1,0 +1,174 @@
+#!/usr/bin/env python
+"""Time steps whose states live on a GPU, while the kernel steps on the host, beside the same steps on the host alone.
+
+    scripts/bench_staging.py --threads 16 --batch 4096
+
+Needs a CUDA device. The mechanism is the built-in quadruped, settled under random torques. All variants run by turns. Times are medians,
+from a GPU at rest to a GPU at rest.
+
+| variant | data | numbers of the mechanism |
+|---|---|---|
+| host | on the host | on the host |
+| by hand | on the GPU; `.cpu()`, the step, `.cuda()` | on the host |
+| staged, n | on the GPU, in n chunks | on the host |
+| staged, numbers there | on the GPU, in as many chunks as by default | on the GPU |
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import torchdojo as td
+from torchdojo.engine import staging
+from torchdojo.engine.copies import CudaCopies
+
+DEFAULT = staging.CHUNK, staging.MOST_CHUNKS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--segment", type=int, default=16, help="control steps of a segment of policy learning")
+    parser.add_argument("--reference", action="store_true", help="also a step of the reference on the GPU")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    name = torch.cuda.get_device_name()
+    print(
+        f"{name}, {platform.processor() or platform.machine()}, {given.threads} threads, torch {torch.__version__}, batch {given.batch}\n"
+    )
+    mech, there = td.models.quadruped(), td.models.quadruped().to("cuda")
+    torch.manual_seed(0)
+    u = 2 * torch.randn(given.batch, mech.num_inputs, dtype=torch.float64)
+    start = td.models.initial_state("quadruped", mech).expand(given.batch, -1)
+    path = mech.rollout(start, u[:, None].expand(-1, 60, -1))
+    z, warm = path.z[:, -1].contiguous(), path.solution[:, -1].contiguous()
+    data = z, u, warm
+    visitors = tuple(t.cuda() for t in data)
+    print(
+        f"status {int((path.status != 0).sum())} flagged, {float(path.iterations[:, -1].double().mean()):.2f} iterations in the last step\n"
+    )
+
+    copies(data)
+    for title, call in (("step", forward), ("step and backward", both)):
+        variants: dict[str, Callable[[], object]] = {
+            "host": lambda call=call: call(mech, *data),
+            "by hand": lambda call=call: by_hand(call, mech, visitors),
+        }
+        for count in (1, 2, 4, 8, 16):
+            variants[f"staged, {count}"] = lambda call=call, count=count: chunked(count, given.batch, lambda: call(mech, *visitors))
+        variants["staged, numbers there"] = lambda call=call: call(there, *visitors)
+        table(title, variants, given.repeats)
+    one = tuple(t[:1] for t in data), tuple(t[:1] for t in visitors)
+    table("step of one", {"host": lambda: forward(mech, *one[0]), "staged, 1": lambda: forward(mech, *one[1])}, 10 * given.repeats)
+    segments = {where: Segment(mech, z.to(where), given.segment) for where in ("cpu", "cuda")}
+    runs: dict[str, Callable[[], object]] = {"host": segments["cpu"], "staged, 4": segments["cuda"]}
+    runs["staged, 1"] = lambda: chunked(1, given.batch, segments["cuda"])
+    table(f"segment of {given.segment} control steps: policy, step, reward, backward", runs, max(3, given.repeats // 4))
+    if given.reference:
+        there.options = td.SolverOptions(backend="reference")
+        began = time.perf_counter()
+        forward(there, *visitors)
+        torch.cuda.synchronize()
+        print(f"reference on the GPU, one step: {1e3 * (time.perf_counter() - began):.0f} ms")
+
+
+def copies(data: tuple[Tensor, ...]) -> None:
+    """The copies alone: all tensors of a step to the host, and its results back."""
+    way = CudaCopies(torch.device("cuda:0"))
+    sizes = sum(t.numel() * t.element_size() for t in data)
+    pinned, device = [way.host(t.shape) for t in data], [t.cuda() for t in data]
+
+    def each(back: bool) -> None:
+        for t, p in zip(device, pinned, strict=True):
+            (way.to_device(p, t) if back else way.to_host(t, p))
+
+    for back in (False, True):
+        spent = median(lambda back=back: each(back), 21)
+        print(
+            f"copies of state, input and warm start {'to the GPU' if back else 'to the host'}: {sizes / 1e6:.1f} MB, {1e3 * spent:.2f} ms"
+        )
+    print()
+
+
+def forward(mech: td.Mechanism, z: Tensor, u: Tensor, warm: Tensor) -> tuple[Tensor, ...]:
+    return mech.step(z, u, warm_start=warm)
+
+
+def both(mech: td.Mechanism, z: Tensor, u: Tensor, warm: Tensor) -> tuple[Tensor, ...]:
+    z, u = z.detach().requires_grad_(), u.detach().requires_grad_()
+    out = mech.step(z, u, warm_start=warm)
+    return (*torch.autograd.grad(out.z, (z, u), torch.ones_like(out.z)), out.z, out.solution)
+
+
+def by_hand(call: Callable[..., tuple[Tensor, ...]], mech: td.Mechanism, data: tuple[Tensor, ...]) -> object:
+    return [t.detach().cuda() for t in call(mech, *(t.cpu() for t in data))]
+
+
+def chunked(count: int, batch: int, call: Callable[[], object]) -> object:
+    staging.CHUNK, staging.MOST_CHUNKS = (batch if count == 1 else batch // count), count
+    try:
+        return call()
+    finally:
+        staging.CHUNK, staging.MOST_CHUNKS = DEFAULT
+
+
+class Segment:
+    """Policy, step and reward over control steps, and the gradient by the policy's weights, as SHAC takes it. The policy lives with z."""
+
+    def __init__(self, mech: td.Mechanism, z: Tensor, steps: int) -> None:
+        torch.manual_seed(0)
+        self.mech, self.z, self.steps = mech, z, steps
+        layers = nn.Linear(z.shape[-1], 256), nn.ELU(), nn.Linear(256, 128), nn.ELU(), nn.Linear(128, mech.num_inputs), nn.Tanh()
+        self.policy = nn.Sequential(*layers).to(z.device, torch.float32)
+
+    def __call__(self) -> None:
+        z, warm, reward = self.z, None, torch.zeros((), dtype=torch.float64, device=self.z.device)
+        for _ in range(self.steps):
+            out = self.mech.step(z, 5 * self.policy(z.float()).double(), warm_start=warm, repeat=2)
+            z, warm = out.z, out.solution
+            reward = reward + z[:, 0].mean() - 0.1 * z[:, 2].square().mean()
+        self.policy.zero_grad()
+        reward.backward()
+
+
+def median(call: Callable[[], object], repeats: int) -> float:
+    spent = []
+    for i in range(repeats + 3):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        if i >= 3:
+            spent.append(time.perf_counter() - began)
+    return statistics.median(spent)
+
+
+def table(title: str, variants: dict[str, Callable[[], object]], repeats: int) -> None:
+    spent: dict[str, list[float]] = {name: [] for name in variants}
+    for i in range(repeats + 3):
+        for name, call in variants.items():
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            if i >= 3:
+                spent[name].append(time.perf_counter() - began)
+    least = statistics.median(spent["host"])
+    print(f"| {title} | ms, median | quartiles | over host |\n|---|---|---|---|")
+    for name, values in spent.items():
+        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 3 else (min(values), statistics.median(values), max(values))
+        print(f"| {name} | {1e3 * middle:.2f} | {1e3 * low:.2f} to {1e3 * high:.2f} | {middle / least:.2f} |")
+    print(flush=True)
+
+
+if __name__ == "__main__":
+    main()
