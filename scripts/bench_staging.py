@@ -3,12 +3,13 @@
 
     scripts/bench_staging.py --threads 16 --batch 4096
 
-Needs a CUDA device. The mechanism is the built-in quadruped, settled under random torques. All variants run by turns. Times are medians,
-from a GPU at rest to a GPU at rest.
+Needs a CUDA device. The mechanism is the quadruped of bench_cases.py, settled under its random torques. All variants run by turns. Times
+are medians, from a GPU at rest to a GPU at rest.
 
 | variant | data | numbers of the mechanism |
 |---|---|---|
 | host | on the host | on the host |
+| host, 4 calls | on the host, a quarter in each call | on the host |
 | by hand | on the GPU; `.cpu()`, the step, `.cuda()` | on the host |
 | staged, n | on the GPU, in n chunks | on the host |
 | staged, numbers there | on the GPU, in as many chunks as by default | on the GPU |
@@ -23,13 +24,14 @@ import time
 from collections.abc import Callable
 
 import torch
+from bench_cases import CASES
 from torch import Tensor, nn
 
 import torchdojo as td
 from torchdojo.engine import staging
 from torchdojo.engine.copies import CudaCopies
 
-DEFAULT = staging.CHUNK, staging.MOST_CHUNKS
+DEFAULT = staging.CHUNK, staging.MOST_CHUNKS, staging.LARGE
 
 
 def main() -> None:
@@ -45,13 +47,12 @@ def main() -> None:
     print(
         f"{name}, {platform.processor() or platform.machine()}, {given.threads} threads, torch {torch.__version__}, batch {given.batch}\n"
     )
-    mech, there = td.models.quadruped(), td.models.quadruped().to("cuda")
+    case = CASES["quadruped"]()
+    mech, there = case.mech, CASES["quadruped"]().mech.to("cuda")
     torch.manual_seed(0)
-    u = 2 * torch.randn(given.batch, mech.num_inputs, dtype=torch.float64)
-    start = td.models.initial_state("quadruped", mech).expand(given.batch, -1)
-    path = mech.rollout(start, u[:, None].expand(-1, 60, -1))
+    path = mech.rollout(case.start.expand(given.batch, -1), case.inputs(given.batch, case.settle))
     z, warm = path.z[:, -1].contiguous(), path.solution[:, -1].contiguous()
-    data = z, u, warm
+    data = z, case.inputs(given.batch), warm
     visitors = tuple(t.cuda() for t in data)
     print(
         f"status {int((path.status != 0).sum())} flagged, {float(path.iterations[:, -1].double().mean()):.2f} iterations in the last step\n"
@@ -61,14 +62,19 @@ def main() -> None:
     for title, call in (("step", forward), ("step and backward", both)):
         variants: dict[str, Callable[[], object]] = {
             "host": lambda call=call: call(mech, *data),
+            "host, 4 calls": lambda call=call: [call(mech, *(t[i::4] for t in data)) for i in range(4)],
             "by hand": lambda call=call: by_hand(call, mech, visitors),
         }
-        for count in (1, 2, 4, 8, 16):
+        for count in (1, 2, 4, 8):
             variants[f"staged, {count}"] = lambda call=call, count=count: chunked(count, given.batch, lambda: call(mech, *visitors))
         variants["staged, numbers there"] = lambda call=call: call(there, *visitors)
         table(title, variants, given.repeats)
+    long(mech, z, case.inputs(given.batch, 16), given)
+    matrices(mech, data, visitors, given)
     one = tuple(t[:1] for t in data), tuple(t[:1] for t in visitors)
     table("step of one", {"host": lambda: forward(mech, *one[0]), "staged, 1": lambda: forward(mech, *one[1])}, 10 * given.repeats)
+    few = tuple(t[:64] for t in data), tuple(t[:64] for t in visitors)
+    table("step of 64", {"host": lambda: forward(mech, *few[0]), "staged, 1": lambda: forward(mech, *few[1])}, 10 * given.repeats)
     segments = {where: Segment(mech, z.to(where), given.segment) for where in ("cpu", "cuda")}
     runs: dict[str, Callable[[], object]] = {"host": segments["cpu"], "staged, 4": segments["cuda"]}
     runs["staged, 1"] = lambda: chunked(1, given.batch, segments["cuda"])
@@ -114,11 +120,43 @@ def by_hand(call: Callable[..., tuple[Tensor, ...]], mech: td.Mechanism, data: t
 
 
 def chunked(count: int, batch: int, call: Callable[[], object]) -> object:
-    staging.CHUNK, staging.MOST_CHUNKS = (batch if count == 1 else batch // count), count
+    staging.CHUNK, staging.MOST_CHUNKS, staging.LARGE = batch // count, count, 2**40
     try:
         return call()
     finally:
-        staging.CHUNK, staging.MOST_CHUNKS = DEFAULT
+        staging.CHUNK, staging.MOST_CHUNKS, staging.LARGE = DEFAULT
+
+
+def long(mech: td.Mechanism, z: Tensor, u: Tensor, given: argparse.Namespace) -> None:
+    """Rollouts of 16 steps."""
+    there = z.cuda(), u.cuda()
+    variants: dict[str, Callable[[], object]] = {"host": lambda: mech.rollout(z, u)}
+    for count in (1, 2, 4, 8):
+        variants[f"staged, {count}"] = lambda count=count: chunked(count, given.batch, lambda: mech.rollout(*there))
+    table("rollout of 16 steps", variants, given.repeats // 2)
+
+
+def matrices(mech: td.Mechanism, data: tuple[Tensor, ...], visitors: tuple[Tensor, ...], given: argparse.Namespace) -> None:
+    """Jacobians of a quarter of the batch, into memory that is there."""
+    count, rows = given.batch // 4, 12 * mech.num_bodies
+    own, there = [t[:count] for t in data], [t[:count] for t in visitors]
+    out = torch.empty(count, rows, rows + mech.num_inputs, dtype=torch.float64)
+    target = out.cuda()
+    variants: dict[str, Callable[[], object]] = {
+        "host": lambda: mech.jacobians(*own[:2], warm_start=own[2], out=out),
+        "by hand": lambda: target.copy_(out) if mech.jacobians(*(t.cpu() for t in there[:2]), out=out) else None,
+    }
+    for bound in (1024, 256, 128, 64, 32):
+
+        def call(bound: int = bound) -> object:
+            staging.LARGE, before = bound * 2**20, staging.LARGE
+            try:
+                return mech.jacobians(*there[:2], warm_start=there[2], out=target)
+            finally:
+                staging.LARGE = before
+
+        variants[f"staged, chunks of {bound} MB"] = call
+    table(f"jacobians of {count}, {out.numel() * 8 / 1e6:.0f} MB", variants, given.repeats // 2)
 
 
 class Segment:
@@ -133,7 +171,7 @@ class Segment:
     def __call__(self) -> None:
         z, warm, reward = self.z, None, torch.zeros((), dtype=torch.float64, device=self.z.device)
         for _ in range(self.steps):
-            out = self.mech.step(z, 5 * self.policy(z.float()).double(), warm_start=warm, repeat=2)
+            out = self.mech.step(z, 3 * self.policy(z.float()).double(), warm_start=warm, repeat=2)
             z, warm = out.z, out.solution
             reward = reward + z[:, 0].mean() - 0.1 * z[:, 2].square().mean()
         self.policy.zero_grad()

@@ -86,7 +86,7 @@ def mapped(backends: Backends, parameters: Parameters | None, which: StateMap, s
 def _in_kernel(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor | None:
     """The value (..., size) of a function at `state` by the kernel; None where the reference must compute it."""
     program = backends.program
-    if program is None or (which in TREE and not program.tree):
+    if program is None or state.device.type != "cpu" or (which in TREE and not program.tree):
         return None
     if not torch.compiler.is_compiling():
         if parameters is None or not covers(parameters, state):

@@ -241,12 +241,12 @@ class Staged(Stepper):
         split = [batch is not None and len(batch) == len(lead) > 0 and batch[0] == total for batch in batches]
         whole = request.grad_kappa is not None or request.raises_invalid or any(s.numel() > 1 for s in self.host.batch_shapes())
         whole = whole or any(batch is not None and (len(batch) > len(lead) or batch[:1] not in ((), (1,), lead[:1])) for batch in batches)
-        if whole or total < 2 * CHUNK:
-            return Call(self.host, self.copies, take, [None], [True] * 4, total)
-        length = -(-total // min(MOST_CHUNKS, total // CHUNK))
+        length = -(-total // max(1, min(MOST_CHUNKS, total // CHUNK)))
         if size:
             length = min(length, max(1, LARGE // (8 * size * lead[1:].numel())))
         length = -(-length // ALIGNED) * ALIGNED
+        if whole or length >= total:
+            return Call(self.host, self.copies, take, [None], [True] * 4, total)
         return Call(self.host, self.copies, take, [slice(i, min(i + length, total)) for i in range(0, total, length)], split, total)
 
 
